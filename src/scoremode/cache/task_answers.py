@@ -1,11 +1,11 @@
-"""A model's answers to documents of tasks: one record per document, found again by the ids that were asked.
+"""Stores a model's answers to documents of tasks: one record per document, which is found by its token ids.
 
 DIR/answers.records   a header that names the model, then one record per document (disk/records.py)
-DIR/.lock             while a process writes here
+DIR/.lock             the lock, held while a process writes into DIR
 
-Records also hold the engine's facts, so that answers found later can say which engine gave them. A document's digest is
-made of its ids alone, so it does not matter which task it came from, or how many others were asked with it. A later
-record overrides an earlier one: ``--fresh`` appends.
+The records also hold the engine's facts, so that stored answers can name the engine that gave them. A document's digest
+is computed from its ids alone: its task and the other documents of the request do not matter. A later record replaces
+an earlier one of the same document, so ``--fresh`` only appends.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ WAITING = "another process is asking the same model; waiting for it (Ctrl-C to s
 DISCARD = "delete it, or give another --out"
 
 Answer = tuple[float, bool | None]
-"""log-probability of a continuation in nats, and whether it is greedy; None: not measured."""
+"""The log-probability of a continuation in nats, and whether the continuation is greedy (None: not measured)."""
 
 
 def digest_of(asked: Sequence[tuple[Ids, int]]) -> str:
-    """The digest of a document: the ids of each of its continuations, and where each begins.
+    """Returns the digest of a document, computed from the ids of each continuation and the index where it begins.
 
     >>> import numpy as np
     >>> digest_of([(np.array([1, 2, 3], np.int32), 2)])[:12]
@@ -50,19 +50,19 @@ def digest_of(asked: Sequence[tuple[Ids, int]]) -> str:
 
 
 def answers_folder(identity: dict[str, Any]) -> Path:
-    """The folder in the cache for the answers of one model under one engine and its settings."""
+    """Returns the cache folder for the answers of one model under one engine and its settings."""
     return entry_folder("tasks", identity)
 
 
 class AnswerFile:
-    """The answers of one model. The caller holds the lock of its folder."""
+    """The stored answers of one model. The caller must hold the lock of their folder."""
 
     def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
         self.path = folder / ANSWERS
         self._records = RecordFile(self.path, {"for": KIND, "format": FORMAT, "identity": identity})
         self._found: dict[str, list[Answer]] = {}
         self._count = 0
-        self.engine: dict[str, Any] | None = None  # what the engine said of itself
+        self.engine: dict[str, Any] | None = None  # the facts that the engine reported about itself
         try:
             for number, _, body in self._records.replay():
                 self._read(number, body)
@@ -71,7 +71,7 @@ class AnswerFile:
             raise
 
     def get(self, digest: str, count: int) -> list[Answer] | None:
-        """The answers to a document with that many continuations, or None."""
+        """Returns the stored answers to a document with ``count`` continuations; None if none are stored."""
         found = self._found.get(digest)
         if found is not None and len(found) != count:
             raise RunError(
@@ -80,13 +80,13 @@ class AnswerFile:
         return found
 
     def add(self, digest: str, answers: Sequence[Answer]) -> None:
-        """Store the answers to a document. After this call, a kill does not lose them."""
+        """Stores the answers to a document. If the process is killed after this call, they are not lost."""
         stored = [[None if math.isinf(log_prob) else log_prob, greedy] for log_prob, greedy in answers]
         self._append({"document": digest, "answers": stored})
         self._found[digest] = list(answers)
 
     def set_engine(self, facts: dict[str, Any]) -> None:
-        """Store the facts of the engine, if they differ from the stored ones."""
+        """Stores the facts of the engine, if they differ from the stored ones."""
         facts = parse(json.dumps(facts, allow_nan=False))
         if facts != self.engine:
             self._append({"engine": facts})
@@ -100,7 +100,7 @@ class AnswerFile:
         self._records.close()
 
     def _read(self, number: int, body: bytes) -> None:
-        """Read a record and check its values: a right checksum does not show that a number is possible."""
+        """Reads a record and checks its values, because a correct checksum does not show that a number is possible."""
         try:
             value = parse(body)
             if number != self._count or not isinstance(value, dict):
@@ -126,10 +126,10 @@ def _answer(log_prob: Any, greedy: Any) -> Answer:
 
 @contextmanager
 def opened_answers(folder: Path, identity: dict[str, Any]) -> Iterator[AnswerFile]:
-    """The answers in a folder, locked inside the block.
+    """Opens the answers in a folder, and holds the folder's lock inside the block.
 
-    In the cache, a process waits while another one writes. A folder that a user named is refused while another process
-    writes there, or if it contains anything else.
+    If the folder is in the cache, this process waits while another process writes into it. A folder that the user named
+    is refused while another process writes into it, or if it contains other files.
     """
     cached = is_cached(folder)
     if not cached:

@@ -1,4 +1,4 @@
-"""Sizes and ages as people write them: ``10GB``, ``30d``."""
+"""Parses and formats sizes and ages as people write them: ``10GB``, ``30d``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ DECIMAL = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 BINARY = {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 SECONDS = {"h": 3600, "d": 86_400, "w": 7 * 86_400}
 NUMBER_AND_UNIT = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?) ?([A-Za-z]*)", re.ASCII)
-LONGEST = 40  # most characters of a bad value that are quoted
+LONGEST = 40  # most characters of a bad value that an error quotes
 
 
 def parse_size(text: str) -> int:
-    """Parse a size into bytes; ValueError with the reason if the text is not a size.
+    """Parses a size into bytes; raises ValueError with the reason if the text is not a size.
 
     >>> parse_size("10GB"), parse_size("1.5 MiB"), parse_size("0")
     (10000000000, 1572864, 0)
@@ -29,7 +29,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_age(text: str) -> float:
-    """Parse an age into seconds; ValueError with the reason if the text is not an age.
+    """Parses an age into seconds; raises ValueError with the reason if the text is not an age.
 
     >>> parse_age("12h"), parse_age("30d")
     (43200.0, 2592000.0)
@@ -45,7 +45,7 @@ def _cut(text: str) -> str:
 
 
 def size_words(size: float) -> str:
-    """A size in decimal units, with at least two digits.
+    """Formats a size in decimal units, rounded to at least two digits.
 
     >>> size_words(999), size_words(4_230_000_000), size_words(50 * 10**9), size_words(999_999)
     ('999 B', '4.2 GB', '50 GB', '1 MB')
@@ -60,7 +60,7 @@ def size_words(size: float) -> str:
 
 
 def age_words(seconds: float) -> str:
-    """An age in words, in the largest unit that fits.
+    """Formats an age in the largest unit that fits.
 
     >>> age_words(5), age_words(600), age_words(7300), age_words(5 * 86_400)
     ('5 s', '10 min', '2 h', '5 d')
@@ -72,7 +72,7 @@ def age_words(seconds: float) -> str:
 
 
 def moment(seconds: float) -> datetime:
-    """A file's time, which may be out of range, as a printable time in UTC.
+    """Converts a file's time, which may be out of range, to a printable time in UTC.
 
     >>> moment(1e30).year > 2020, moment(-1e30).year
     (True, 1970)
@@ -81,7 +81,7 @@ def moment(seconds: float) -> datetime:
 
 
 def counts_in_words(counts: dict[str, int]) -> str:
-    """Counts of things, given by their plural names, as text.
+    """Formats counts of things, given by their plural names, as text.
 
     >>> counts_in_words({"references": 1, "runs": 12}), counts_in_words({})
     ('1 reference and 12 runs', 'nothing')

@@ -11,12 +11,12 @@ from scoremode.errors import LOGGER, one_line
 
 
 class LineHandler(logging.Handler):
-    """Writes a record as one line, harmless to a terminal, and at once, because other threads write too."""
+    """Writes a record as one line, safe for a terminal and in one flushed write, because other threads write too."""
 
     def emit(self, record: logging.LogRecord) -> None:
         line = getattr(record, "line", f"scoremode: {record.getMessage()}")  # see errors.print_line
         if sys.stderr is not None:
-            with contextlib.suppress(OSError, ValueError):  # it may be closed or full
+            with contextlib.suppress(OSError, ValueError):  # standard error may be closed or full
                 print(f"{one_line(line)}\n", end="", file=sys.stderr, flush=True)
 
 
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def install(*, verbose: bool = False, quiet: bool = False) -> None:
-    """Sends the log to standard error, and nowhere else; may be called again to change how much is shown."""
+    """Sends the log to standard error only; may be called again to change how much is shown."""
     LOGGER.setLevel(logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO)
     LOGGER.propagate = False
     if not any(isinstance(handler, LineHandler) for handler in LOGGER.handlers):

@@ -1,8 +1,8 @@
-"""Ctrl-C, SIGTERM and SIGHUP: one line, the right exit code, nothing left running.
+"""Handles Ctrl-C, SIGTERM and SIGHUP: prints one line, exits with the right code and leaves nothing running.
 
 The first signal raises ``Stopped`` in the main thread, so that files are closed and engines stopped on the way out.
-A second one, or a clean-up that takes longer than ``GRACE`` seconds, ends the process at once: whatever was scored is
-on the disk already, because a run survives even SIGKILL.
+A second signal, or a clean-up that takes longer than ``GRACE`` seconds, ends the process at once. All scores so far are
+already on disk, because a run survives even SIGKILL.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import signal
 import sys
 import threading
 
-TYPE_CHECKING = False  # typing itself takes longer to import than all that is imported here
+TYPE_CHECKING = False  # importing typing takes longer than all other imports of this file
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 GRACE = 10.0  # seconds
 RESUME = "what was scored is kept: run the same command again to resume"
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "the terminal was closed"}
-SHOW_CURSOR = b"\x1b[?25h"  # a progress bar hides it
+SHOW_CURSOR = b"\x1b[?25h"  # a progress bar hides the cursor
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asked this process to end. It is a KeyboardInterrupt because libraries clean up after those."""
+    """A signal told this process to end. The class is a KeyboardInterrupt because libraries clean up after one."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -33,7 +33,7 @@ class Stopped(KeyboardInterrupt):
 
 
 def explain(error: KeyboardInterrupt) -> tuple[str, int]:
-    """The line to print and the exit code for an interruption."""
+    """Returns the line to print and the exit code for an interruption."""
     number = error.number if isinstance(error, Stopped) else signal.SIGINT
     return f"{WORDS[signal.Signals(number)]}; {RESUME}", 128 + number
 
@@ -42,11 +42,11 @@ def _copy_of_standard_error() -> int:
     try:
         return fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, 3)
     except OSError:
-        return -1  # closed
+        return -1  # standard error is closed
 
 
 class Signals:
-    """The signal handlers of this process; they are active once ``install`` was called."""
+    """The signal handlers of this process, active after ``install`` was called."""
 
     def __init__(self) -> None:
         self.received: Stopped | None = None
@@ -54,10 +54,10 @@ class Signals:
         self._told = False
         self._ending = threading.Lock()
         self._before: dict[int, Any] = {}
-        self._terminal = -1  # standard error; an engine that starts redirects descriptor 2
+        self._terminal = -1  # a copy of standard error, because an engine that starts redirects descriptor 2
 
     def install(self, instead_of: Any = None) -> None:
-        """Handle all signals but those that are already ignored, by ``nohup`` or a shell's ``&``.
+        """Handles all signals except those that ``nohup`` or a shell's ``&`` already made this process ignore.
 
         ``instead_of`` is the temporary handler that has replaced Python's own since the process began.
         """
@@ -77,7 +77,7 @@ class Signals:
         sys.unraisablehook = self._unraisable
 
     def tell(self, error: KeyboardInterrupt) -> int:
-        """Prints the line, only once and not through Python's streams, which may be broken; returns the exit code."""
+        """Prints the line only once, and not through Python's streams, which may be broken; returns the exit code."""
         line, code = explain(error)
         words = (SHOW_CURSOR if os.isatty(self._terminal) else b"") + f"scoremode: {line}\n".encode()
         try:
@@ -89,7 +89,7 @@ class Signals:
         return code
 
     def finish(self, code: int) -> None:
-        """Records that all work is done, with its exit code: from now on a signal only makes the process end sooner."""
+        """Records the exit code when all work is done; from then on, a signal only makes the process end sooner."""
         self._finished = code
 
     def _handle(self, number: int, _: object) -> None:
@@ -105,14 +105,14 @@ class Signals:
             ready, _, _ = select.select([reader], [], [], GRACE if numbers else None)
             byte = os.read(reader, 1) if ready else b""
             if ready and byte and byte[0] not in self._before:
-                continue  # somebody else's signal
+                continue  # a signal that we do not handle
             numbers.append(byte[0] if byte else numbers[0])
         self._end(numbers[0])
 
     def _end(self, number: int) -> NoReturn:
         """Ends the process at once: kills the processes that we started, and prints the line."""
         if not self._ending.acquire(blocking=False):
-            threading.Event().wait()  # another thread is at it
+            threading.Event().wait()  # another thread is already ending the process
         if self._finished is not None:
             os._exit(self._finished)
         process_guard = sys.modules.get("scoremode.engines.process_guard")
@@ -121,9 +121,9 @@ class Signals:
         os._exit(self.tell(self.received or Stopped(number)))
 
     def _unraisable(self, unraisable: Any) -> None:
-        """Ends the process if an interruption was raised in a destructor or callback: the main thread never sees it.
+        """Ends the process after an interruption in a destructor or callback, where the main thread never sees it.
 
-        Other errors in destructors come from libraries and are hidden: our own line says what went wrong.
+        Other errors in destructors come from libraries and are hidden, because our own line says what went wrong.
         """
         if self.received is not None and not isinstance(unraisable.exc_value, Exception):
             self._end(self.received.number)
@@ -131,7 +131,7 @@ class Signals:
             sys.__unraisablehook__(unraisable)
 
     def _forget(self) -> None:
-        """Restores the earlier handlers in a forked process, whose signals are not ours to explain."""
+        """Restores the earlier handlers in a forked process, because we do not explain its signals."""
         signal.set_wakeup_fd(-1)
         for number, before in self._before.items():
             signal.signal(number, before)
@@ -142,9 +142,9 @@ _installed: list[Signals] = []
 
 
 def tell_if_stopped() -> int | None:
-    """If a signal is ending this process, prints the line that says so and returns the exit code; else None.
+    """If a signal is ending this process, prints the line that says so and returns the exit code; else returns None.
 
-    It asks which signal came, because libraries may have turned the exception into another one.
+    The signal itself is looked up, because libraries may have turned its exception into another one.
     """
     watch = _installed[-1] if _installed else None
     return watch.tell(watch.received) if watch is not None and watch.received is not None else None

@@ -1,4 +1,4 @@
-"""One model as several replicas on a Ray cluster, behind the face of one engine.
+"""Runs one model as several replicas on a Ray cluster, behind the interface of one engine.
 
 plan ──batches──▶ ledger ──assignments──▶ replica 1 … N (Ray actors with an engine) ──blocks──▶ answers, in any order
 

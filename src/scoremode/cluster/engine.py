@@ -1,4 +1,4 @@
-"""Several replicas as one engine: every verb works with it as with any other."""
+"""An engine that consists of several replicas. Every verb uses it like any other engine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from scoremode.values import Bools, Ints
 
 
 def check_spread(chosen: Chosen, spread: Spread) -> Chosen:
-    """Checks, before a text is read, that an engine can run as replicas; returns it with one replica's options."""
+    """Checks, before a text is read, that an engine can run as replicas; returns it with the options of one replica."""
     if not chosen.plugin.able().replicas:
         raise OptionError(f"the {chosen.plugin.name} engine cannot run as replicas", fix="leave --replicas out")
     require_ray()
@@ -37,7 +37,7 @@ def check_spread(chosen: Chosen, spread: Spread) -> Chosen:
 
 
 def require_alone(spread: Spread | None) -> None:
-    """Refuses replicas where two models must run in one process, window by window."""
+    """Refuses replicas if two models must run in one process, window by window."""
     if spread is not None:
         raise EngineError(
             "replicas cannot run beside another open model",
@@ -46,7 +46,7 @@ def require_alone(spread: Spread | None) -> None:
 
 
 def _environment(spread: Spread) -> dict[str, str]:
-    """Gives replicas as many threads as this process has: the bits of a CPU's sums depend on their number."""
+    """Returns the variable for as many threads per replica as here: the bits of a CPU's sums depend on the number."""
     threads = os.environ.get("OMP_NUM_THREADS")
     if not threads and spread.cpus_per_replica is not None and spread.cpus_per_replica >= 1:
         threads = str(int(spread.cpus_per_replica))
@@ -56,7 +56,7 @@ def _environment(spread: Spread) -> dict[str, str]:
 
 
 class ReplicatedEngine(Engine):
-    """A model on several replicas. It is open as soon as one replica is; the others join later."""
+    """A model on several replicas. The engine is open as soon as one replica is; the other replicas join later."""
 
     def __init__(
         self,
@@ -68,8 +68,8 @@ class ReplicatedEngine(Engine):
         tell: Callable[[str], None] | None = None,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        """``tell`` gets the rates of the replicas, four times a second; ``say`` gets lines that a user should see."""
-        self._batches: tuple[Any, Batches] | None = None  # of the last source
+        """``tell`` receives the replicas' rates, four times a second; ``say`` receives lines that a user should see."""
+        self._batches: tuple[Any, Batches] | None = None  # the last source and its batches
         self._probe: WindowSubset | None = None
         self._is_accounted = False
         self._pool: ReplicaPool | None = None
@@ -95,7 +95,7 @@ class ReplicatedEngine(Engine):
         return self._pool
 
     def wait_for_all(self, seconds: float = 300.0) -> int:
-        """Waits until every replica is ready or left out; returns how many are ready. Scoring needs no such wait."""
+        """Waits until every replica is ready or left out; returns how many are ready. Scoring need not wait."""
         return self.pool.wait_for_all(seconds)
 
     def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
@@ -105,13 +105,13 @@ class ReplicatedEngine(Engine):
             self._log.new_question()
             self._is_accounted = False
         ledger = Ledger(self._batches_of(source), done)
-        if self._probe is None:  # every replica scores it when it starts: the first of the longest windows
+        if self._probe is None:  # every replica scores this probe when it starts: the first of the longest windows
             window = int(np.argmax(source.lengths))
             self._probe = subset_of(source, [np.array([window], np.int64)])
             self._log.probe = Probe(window)
         question = Dispatcher(self.pool, source, ledger, want=want, probe=self._probe, schema=self.facts.schema)
         yield from question.answers()
-        if want.against is not None:  # its kernel is chosen when the first divergence is requested
+        if want.against is not None:  # the first divergence chooses the kernel that the facts name
             self.facts = self.pool.ask("facts")
 
     def _batches_of(self, source: WindowSource) -> Batches:
@@ -120,12 +120,12 @@ class ReplicatedEngine(Engine):
         found = Batches.of(source, self.batches(source))
         try:
             self._batches = weakref.ref(source), found
-        except TypeError:  # a value without a place for weak references
+        except TypeError:  # the source does not support weak references
             self._batches = None
         return found
 
     def batches(self, source: WindowSource) -> list[Ints] | None:
-        """The windows of each batch. A replica finds them, because the engine's rule depends on the model."""
+        """Returns the windows of each batch. A replica finds them, because the engine's rule depends on the model."""
         prescribed = prescribed_batches(source)
         if prescribed is not None:
             return prescribed
@@ -160,7 +160,7 @@ class ReplicatedEngine(Engine):
         return {"replicas": self._log.as_json(), "notes": self._log.notes()}
 
     def close(self) -> None:
-        """Ends the replicas, and Ray if it was started here."""
+        """Ends the replicas, and Ray if this engine started it."""
         pool, self._pool = self._pool, None
         try:
             if pool is not None:

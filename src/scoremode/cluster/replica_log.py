@@ -1,4 +1,4 @@
-"""What happened to the replicas of a model: logged when it happens, and stored in the manifest."""
+"""The events and the work of a model's replicas: logged when they happen, and stored in the manifest."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from scoremode.values import Floats
 
 logger = logging.getLogger(__name__)
 
-MOST_EVENTS = 100  # that are stored word by word
+MOST_EVENTS = 100  # events that are stored as text; later events are only counted
 FAR = 1e-3  # nats per token, on average over the probe window
-"""Above this a replica is named. Rounding in float32 moves the mean by about 1e-6; a perplexity would move by a
-thousandth, which is a tenth of what a good quantization does. Another kind of GPU in 16 bits may be above it."""
+"""Replicas further away are named in the notes. Rounding in float32 moves the mean by about 1e-6. At this distance a
+perplexity moves by a thousandth, a tenth of what a good quantization does. Other GPUs in 16 bits may be further off."""
 
 
 @dataclass(slots=True)
@@ -25,8 +25,8 @@ class Probe:
     """The scores of one window, which every replica computes when it starts."""
 
     window: int
-    scores: list[Floats] = field(default_factory=list)  # of each replica
-    in_run: Floats | None = None  # of the same window in a batch with others, as the result has it
+    scores: list[Floats] = field(default_factory=list)  # one array per replica
+    in_run: Floats | None = None  # scores of the same window in a batch with others, as stored in the run
 
     def add(self, logprob: Floats) -> float:
         """Adds the scores of one replica; returns their mean distance from the first replica's, in nats per token."""
@@ -45,7 +45,7 @@ class Probe:
 
     @property
     def spread(self) -> float | None:
-        """The largest difference between the scores of two replicas, in nats; None: fewer than two answered."""
+        """The largest difference between the scores of two replicas, in nats; None if fewer than two answered."""
         if len(self.scores) < 2:
             return None
         return float(_distance(np.max(self.scores, axis=0), np.min(self.scores, axis=0)).max(initial=0.0))
@@ -60,7 +60,7 @@ class Probe:
         }
 
     def agreement(self) -> str:
-        """How far the replicas agree on the window, as the end of a sentence."""
+        """Describes how far the replicas agree on the window, as the end of a sentence."""
         words = ""
         if self.spread is not None:
             agree = "give the same bits" if self.spread == 0 else f"agree to {self.spread:.2g} nats"
@@ -80,7 +80,7 @@ def _distance(one: Floats, other: Floats) -> Floats:
 
 @dataclass(slots=True)
 class ReplicaStats:
-    """What one replica did; the fields and their order are those of the manifest."""
+    """The work of one replica. The fields and their order are those of the manifest."""
 
     name: str
     host: str = ""
@@ -89,7 +89,7 @@ class ReplicaStats:
     seconds_to_start: float = 0.0
     windows: int = 0
     tokens: int = 0
-    seconds: float = 0.0  # spent on assignments
+    seconds: float = 0.0  # time spent on assignments
     probe_distance: float | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class ReplicaStats:
 
 @dataclass(slots=True)
 class ReplicaLog:
-    """Everything that a reader of the numbers should know about the replicas."""
+    """All facts about the replicas that a reader of the numbers should know."""
 
     wanted: int
     address: str | None
@@ -122,7 +122,7 @@ class ReplicaLog:
         (logger.debug if is_detail else self.say)(line)
 
     def new_question(self) -> None:
-        """Forgets the events and the work of the last question; hosts, starts and the probe stay."""
+        """Clears the events and the work of the last question, but not the hosts, the starts and the probe."""
         self.events, self.more_events = [], 0
         self.counts.clear()
         for stats in self.replicas:
@@ -134,7 +134,7 @@ class ReplicaLog:
         return [stats for stats in self.replicas if stats.starts]
 
     def as_json(self) -> dict[str, Any]:
-        """The log as the manifest has it."""
+        """Returns the log in the form that the manifest stores."""
         return {
             "wanted": self.wanted,
             "started": len(self.started),
@@ -151,7 +151,7 @@ class ReplicaLog:
         }
 
     def notes(self) -> list[str]:
-        """The log in a few lines, for tables and reports."""
+        """Summarizes the log in a few lines, for tables and reports."""
         agreement = "" if self.probe is None else self.probe.agreement()
         hosts = {stats.host for stats in self.started}
         found = [f"scored by {_many(len(self.started), 'replica')} on {_many(len(hosts), 'node')}{agreement}"]

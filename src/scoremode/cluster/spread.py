@@ -1,4 +1,4 @@
-"""The arguments of replicas: how many, on which cluster, with how many GPUs and CPUs each. Imports nothing heavy."""
+"""The arguments about replicas: how many, on which cluster, with how many GPUs and CPUs each. No heavy imports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scoremode.engines.options import Options
 from scoremode.engines.plugin import EnginePlugin
 from scoremode.errors import OptionError
 
-MOST = 100_000  # replicas; more is a slip of the hand
+MOST = 100_000  # replicas; a larger number is taken for a typing error
 
 
 class SpreadArguments(TypedDict, total=False):
@@ -20,7 +20,7 @@ class SpreadArguments(TypedDict, total=False):
 
     replicas: int | None  # engines that share the work; default: one, in this process
     ray: str | None  # auto, or the address of a Ray cluster; default: Ray is started on this machine
-    gpus_per_replica: float | None  # default: what the engine needs
+    gpus_per_replica: float | None  # default: as many as the engine needs
     cpus_per_replica: float | None  # default: 1 for each process of the engine
 
 
@@ -29,7 +29,7 @@ SPREAD = tuple(SpreadArguments.__annotations__)
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How the work is spread over replicas."""
+    """The number of replicas, their cluster, and the resources of each."""
 
     replicas: int
     ray: str | None = None
@@ -37,7 +37,7 @@ class Spread:
     cpus_per_replica: float | None = None
 
     def given(self) -> dict[str, Any]:
-        """The arguments that were given, by name."""
+        """Returns the arguments that were given, by name."""
         return {name: value for name in SPREAD if (value := getattr(self, name)) is not None}
 
 
@@ -50,9 +50,9 @@ class Room:
     """
 
     ranks: int  # processes of its engine
-    gpus: float  # for each of them
+    gpus: float  # per process
     cpus: float
-    over_nodes: bool  # may its processes lie on several nodes?
+    over_nodes: bool  # may its processes run on several nodes?
 
     @property
     def all_gpus(self) -> float:
@@ -109,7 +109,7 @@ def _amount(flag: str, value: Any, least: float) -> float | None:
 
 
 def room_for(spread: Spread, plugin: EnginePlugin, options: Options) -> Room:
-    """The resources of one replica; impossible ones are refused before Ray is started."""
+    """Returns the resources of one replica; refuses impossible ones before Ray is started."""
     ranks = plugin.ranks(options)
     own = (1.0 if plugin.on_gpus(options) else 0.0) * ranks
     gpus = own if spread.gpus_per_replica is None else spread.gpus_per_replica

@@ -1,4 +1,4 @@
-"""Write files atomically or at an offset, and hash them."""
+"""Writes files atomically or at an offset, and hashes them."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from scoremode.disk.folders import HASHES, TEMPORARY, cache_folder
 from scoremode.strict_json import read_object
 
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-LONGEST_WRITE = 1 << 30  # bytes of one call
+LONGEST_WRITE = 1 << 30  # bytes per call
 ALWAYS_READ = 4 << 20  # bytes; smaller files are hashed every time
 BEGINNING = 1 << 20  # first bytes of a larger file that are hashed every time
 SETTLED = 2.0  # seconds; longer than the time resolution of any file system in use
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write the whole file or nothing, even if the machine stops in between."""
+    """Writes the whole file or nothing, even if the machine stops in between."""
     with written_atomically(path) as file:
         file.write(data)
 
 
 @contextmanager
 def written_atomically(path: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary file that is renamed to ``path`` at the end of the block, or deleted if the block raises.
+    """Opens a temporary file that is renamed to ``path`` at the end of the block, or deleted if the block raises.
 
     A new file gets its mode from the umask; a file that is replaced keeps its mode.
     """
-    temporary = path.with_name(TEMPORARY.replace("*", secrets.token_hex(8)))  # short, however long the name is
+    temporary = path.with_name(TEMPORARY.replace("*", secrets.token_hex(8)))  # short, even if the name is long
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     handle = os.open(temporary, flags, 0o666)  # mkstemp is not used, because its mode 0600 ignores the umask
     try:
@@ -44,7 +44,7 @@ def written_atomically(path: Path) -> Iterator[IO[bytes]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        with suppress(OSError):  # no file is replaced, or the file system has no modes
+        with suppress(OSError):  # there may be no file to replace, or the file system has no modes
             found = path.stat()
             if S_ISREG(found.st_mode):
                 temporary.chmod(S_IMODE(found.st_mode) & 0o777)
@@ -55,7 +55,7 @@ def written_atomically(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_at(file: int, data: bytes | memoryview, offset: int) -> None:
-    """Write all of ``data`` at an offset. The file is not mapped, because a full disk would then kill the process."""
+    """Writes all of ``data`` at an offset. The file is not mapped, because a full disk would then kill the process."""
     rest = memoryview(data).cast("B")
     while rest:
         written = os.pwrite(file, rest[:LONGEST_WRITE], offset)
@@ -68,9 +68,9 @@ def file_sha256(path: Path) -> str:
 
 
 def remembered_sha256(path: Path) -> str:
-    """The file's sha256, remembered in the cache for large files, because checkpoints are large.
+    """Returns the file's sha256. The hashes of large files are cached, because checkpoints are large.
 
-    A file of up to ALWAYS_READ bytes is always read. Of a larger one only the first MiB, which contains a safetensors
+    A file of up to ALWAYS_READ bytes is always read. Of a larger file, only the first MiB, which contains a safetensors
     header, is always read; the whole file is read again only if its path, size, device, inode, mtime or ctime changed.
     A copy that keeps size and modification time (``cp -p``, ``rsync -t``) has a different inode or ctime.
     """
@@ -92,7 +92,7 @@ def remembered_sha256(path: Path) -> str:
 
 
 def _stamp(path: Path) -> str:
-    """Everything about a file's content that is cheap to read."""
+    """Returns facts that show whether a file's content changed, as far as they are cheap to read."""
     with path.open("rb") as file:
         beginning = hashlib.sha256(file.read(BEGINNING)).hexdigest()
         stat = os.fstat(file.fileno())

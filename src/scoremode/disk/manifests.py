@@ -1,7 +1,7 @@
 """Manifests: JSON with a seal that shows changes, fields of known types, and no secrets.
 
 The seal is a hash of all fields and detects accidents: an edited number, a flipped bit. It is not a signature, because
-anyone can compute it again; so every field that is used later is also checked against a form.
+anyone can compute it again. Every field that is used later is therefore also checked against a form.
 
 >>> kept = sealed({"targets": 5})
 >>> is_sealed(kept), is_sealed({**kept, "targets": 6})
@@ -25,12 +25,12 @@ from msgspec import Meta
 from scoremode.errors import harmless
 
 SEAL = "seal"
-DEEPEST = 16  # levels of nesting; scoremode's own manifests stay far below
+DEEPEST = 16  # levels of nesting; scoremode's own manifests have far fewer
 HIDDEN = "(not kept)"
 SECRET_NAME = re.compile(r"(token|key|secret|password|passwd|passphrase|credentials?)$", re.IGNORECASE)
 SECRET_IN_JSON = re.compile(r'("[^"]*(?:token|key|secret|password)"\s*:\s*)"[^"]*"', re.IGNORECASE)
 
-FIELD_AT, MISSING_FIELD = re.compile(r"at `\$\.(\w+)"), re.compile(r"field `(\w+)`")  # in messages of msgspec
+FIELD_AT, MISSING_FIELD = re.compile(r"at `\$\.(\w+)"), re.compile(r"field `(\w+)`")  # find names in msgspec's messages
 
 Whole = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]
@@ -41,7 +41,7 @@ Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
 def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest with its seal."""
+    """Returns the manifest with its seal."""
     return {**manifest, SEAL: _digest(manifest)}
 
 
@@ -56,14 +56,14 @@ def _digest(manifest: Mapping[str, Any]) -> str:
 
 
 def differing_fields(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """The names of the fields in which two manifests or identities differ, for a message; empty if they are equal."""
+    """Returns the names of the fields in which two manifests or identities differ, as text; empty if they are equal."""
     return harmless(", ".join(sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))))
 
 
 def unusable_field(manifest: Mapping[str, Any], form: type[msgspec.Struct]) -> str | None:
-    """The name of a field that is missing or not as ``form`` has it; None if all fields are usable.
+    """Returns the name of a field that is missing or does not fit ``form``; None if all fields are usable.
 
-    Fields that the form does not know must also be printable JSON, because they are printed with the others.
+    Fields that are not in the form must be printable JSON too, because they are printed with the others.
     """
     for name in sorted(manifest):
         if not is_printable(manifest[name]):
@@ -90,7 +90,7 @@ def is_line(value: Any) -> bool:
 
 
 def is_printable(value: Any, depth: int = 0) -> bool:
-    """Can this be printed, and written as JSON again?"""
+    """Can this value be printed, and written as JSON again?"""
     if depth > DEEPEST:
         return False
     if isinstance(value, dict):
@@ -113,7 +113,7 @@ def is_secret(name: str) -> bool:
 
 
 def without_secrets(value: Any) -> Any:
-    """The same settings with every secret value replaced, at any depth; pairs (name, value) count as settings too.
+    """Returns the settings with every secret value replaced, at any depth. A pair (name, value) is a setting too.
 
     >>> without_secrets({"engine_args": (("hf_token", "hf_x"), ("seed", 1))})
     {'engine_args': [['hf_token', '(not kept)'], ['seed', 1]]}
@@ -128,7 +128,7 @@ def without_secrets(value: Any) -> Any:
 
 
 def command_without_secrets(words: Sequence[str]) -> list[str]:
-    """The words of a command line, with the values of secret flags and of secret ``--engine-arg NAME=VALUE`` hidden.
+    """Hides the values of secret flags and of secret ``--engine-arg NAME=VALUE`` in the words of a command line.
 
     >>> command_without_secrets(["--engine-arg", "hf_token=hf_x", "--engine-arg=seed=1", "--token", "hf_y"])
     ['--engine-arg', 'hf_token=(not kept)', '--engine-arg=seed=1', '--token', '(not kept)']
@@ -141,7 +141,7 @@ def command_without_secrets(words: Sequence[str]) -> list[str]:
 
 
 def _hidden_word(word: str) -> str:
-    """One word, ``--flag=value``, ``name=value`` or ``--flag=name=value``, with its secret hidden."""
+    """Hides the secret in one word, ``--flag=value``, ``name=value`` or ``--flag=name=value``."""
     flag, equals, rest = word.partition("=") if word.startswith("--") else ("", "", word)
     if equals and is_secret(flag):
         return f"{flag}={HIDDEN}"

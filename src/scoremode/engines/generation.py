@@ -1,4 +1,4 @@
-"""The interface of models that write text, for tasks whose answers are generated. Nothing here is a score."""
+"""The interface of models that generate text, for tasks with generated answers. It computes no scores."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from scoremode.values import Ids
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a model chooses the tokens that it writes, and when it stops."""
+    """The rules by which a model chooses the tokens that it generates, and when it stops."""
 
     max_tokens: int
-    stop: tuple[str, ...] = ()  # the text may end where one of these stands; what follows it is cut by the caller
-    temperature: float = 0.0  # 0: the first choice at every step
-    more: Mapping[str, Any] = field(default_factory=dict)  # as the engine's own library names them: top_p, top_k, …
+    stop: tuple[str, ...] = ()  # the text may end at one of these; the caller cuts off the text after it
+    temperature: float = 0.0  # 0: the model's first choice at every step
+    more: Mapping[str, Any] = field(default_factory=dict)  # others, named as in the engine's library: top_p, top_k, …
 
 
 class Generator(ABC):
-    """A model that was opened to write text, and for nothing else."""
+    """A model that was opened only to generate text."""
 
     @abstractmethod
     def generate(self, prompts: Sequence[Ids], sampling: Sampling) -> Iterator[tuple[int, Ids]]:
-        """For each prompt, exactly once and in any order: its index, and the ids that the model writes after it."""
+        """Yields the index of each prompt and the ids generated after it, exactly once per prompt, in any order."""
 
-    def close(self) -> None:  # noqa: B027 - some have nothing to give back
-        """Release the memory and processes that the generator holds."""
+    def close(self) -> None:  # noqa: B027 - some generators have nothing to release
+        """Releases the memory and processes that the generator holds."""

@@ -1,7 +1,7 @@
-"""Lets no process of an engine outlive this process: by a guard, and by hooks for an early end.
+"""Ends all processes of an engine when this process ends: by a guard process, and by hooks for an early end.
 
 Ray's own processes notice that their parent is gone, most within seconds, some within a minute. The guard is this file,
-run as its own process: it sees the driver end when its standard input ends. So it imports nothing of scoremode.
+run as a process of its own, so it imports nothing of scoremode. When its standard input ends, the driver has ended.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 kill_hooks: list[Callable[[], None]] = []
-"""Called, perhaps by a signal handler, when this process must end at once: each kills what its engine started."""
+"""Called, perhaps by a signal handler, when this process must end at once; each hook kills its engine's processes."""
 
 hanging: list[str] = []
-"""Engines whose libraries may wait forever at exit after a failure: after an error the process ends at once."""
+"""Engines whose libraries may wait forever at exit after a failure. After an error, the process then ends at once."""
 
-SECONDS = 3.0  # that guarded processes have to end by themselves
+SECONDS = 3.0  # time for guarded processes to end by themselves
 PROC = Path("/proc")
 
 
 def identity(pid: int) -> str | None:
-    """Id and start time of a process: an id alone may be reused later. None if the process has ended.
+    """Returns the id and the start time of a process, because ids are reused; None if the process has ended.
 
     The start time is the kernel's own tick count; a date would change when the clock is set.
     """
@@ -41,7 +41,7 @@ def identity(pid: int) -> str | None:
 
 
 def _identity_without_proc(pid: int) -> str | None:
-    import psutil  # a dependency of the engines that ask for this
+    import psutil  # a dependency of the engines that call this function
 
     try:
         process = psutil.Process(pid)
@@ -51,19 +51,19 @@ def _identity_without_proc(pid: int) -> str | None:
 
 
 def descendants(pid: int) -> list[str]:
-    """The identities of all children of a process, their children, and so on."""
+    """Returns the identities of all children of a process, their children, and so on."""
     parents: dict[int, int] = {}
     for found in PROC.glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             parents[int(found.name)] = int((found / "stat").read_bytes().rpartition(b")")[2].split()[1])
     family = [pid]
-    for parent in family:  # it grows meanwhile
+    for parent in family:  # the list grows during the loop
         family += [child for child, its in parents.items() if its == parent]
     return [known for child in family[1:] if (known := identity(child)) is not None]
 
 
 def start(folder: str, before: set[str]) -> subprocess.Popen[bytes] | None:
-    """Starts a guard of all descendants that are not in ``before``; None if there are none or they cannot be listed."""
+    """Starts a guard of the descendants not in ``before``; returns None if there are none or they cannot be listed."""
     guarded = [one for one in descendants(os.getpid()) if one not in before]
     if not guarded:
         return None

@@ -1,7 +1,7 @@
-"""Tasks: lm-evaluation-harness on any engine of scoremode.
+"""Runs tasks of lm-evaluation-harness on any engine of scoremode.
 
-``from scoremode.harness import ScoremodeLM`` is a model for ``lm_eval.simple_evaluate``. It is loaded on first use,
-because it imports lm-eval.
+``from scoremode.harness import ScoremodeLM`` is a model for ``lm_eval.simple_evaluate``. The class is loaded on first
+use, because it imports lm-eval.
 """
 
 from __future__ import annotations

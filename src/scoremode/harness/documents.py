@@ -1,7 +1,7 @@
-"""A task ─▶ documents: what is asked of a model, and what its answers are worth, both by the task's own code.
+"""Turns a task into documents, and a model's answers into metrics, both with the task's own code.
 
-Requests are made by lm-eval (``build_all_requests``), with the few-shot examples and delimiters of the task. Answers go
-back to it (filters, then ``process_results``), so that its metrics are exactly lm-eval's.
+lm-eval makes the requests (``build_all_requests``), with the few-shot examples and delimiters of the task. Answers go
+back to lm-eval (filters, then ``process_results``), so that the metrics are exactly lm-eval's.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from scoremode.harness.loading import LoadedTasks, quiet_harness, reason_of, see
 from scoremode.values import Floats
 
 Render = Callable[..., str]
-"""A chat template: a list of messages, and ``add_generation_prompt``, to text."""
+"""Renders a chat template: a list of messages, and ``add_generation_prompt`` -> text."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaskDocument:
     """One question of a task."""
 
-    number: int  # in its split
-    pairs: tuple[tuple[str, str], ...]  # (context, continuation), as they are asked
+    number: int  # index in its split
+    pairs: tuple[tuple[str, str], ...]  # (context, continuation), as they are sent to a model
     choices: tuple[str, ...]  # as the task lists them; empty if there is only one continuation
-    gold: tuple[int, ...] | None  # right choices; None if it names none of them
+    gold: tuple[int, ...] | None  # right choices; None if the document names none of its choices
     instances: tuple[Any, ...]  # lm-eval's own objects
 
     @property
@@ -40,11 +40,11 @@ class TaskDocument:
 
 
 def build_documents(loaded: LoadedTasks, name: str, render: Render | None = None) -> list[TaskDocument]:
-    """The documents of a task, in the order of its split."""
+    """Returns the documents of a task, in the order of its split."""
     task = loaded.tasks[name]
     task.set_fewshot_seed(seed=1234)  # each call draws the same examples
     try:
-        # tqdm draws a bar on standard error, and has no other switch here
+        # hides tqdm's bar on standard error, because lm-eval has no other switch for it here
         with quiet_harness(), seeded(), contextlib.redirect_stderr(io.StringIO()):
             task.build_all_requests(
                 limit=loaded.wanted.limit, apply_chat_template=render is not None, chat_template=render
@@ -64,12 +64,12 @@ def build_documents(loaded: LoadedTasks, name: str, render: Render | None = None
 
 
 def judges_itself(task: Any) -> bool:
-    """Does the task bring its own rule for right and wrong, instead of lm-eval's?"""
+    """Does the task have its own rule for right and wrong, instead of lm-eval's?"""
     return callable(getattr(getattr(task, "config", None), "process_results", None))
 
 
 def _require_right_choices(task: Any, name: str, documents: Sequence[TaskDocument]) -> None:
-    """Refuse a split whose labels are hidden: every model would score 0 % on it."""
+    """Refuses a split whose labels are hidden, because every model would score 0 % on it."""
     if documents and all(one.gold is None for one in documents) and not judges_itself(task):
         raise InputError(
             f"no document of the task {name} names one of its choices as right", fix="use a split that has labels"
@@ -93,9 +93,9 @@ def _document(task: Any, number: int, instances: list[Any]) -> TaskDocument:
 
 
 def _gold(task: Any, doc: Any, choices: Sequence[str]) -> tuple[int, ...] | None:
-    """The right choices by number, as ``process_results`` finds them; None if the document names none of its choices.
+    """Returns the numbers of the right choices, as ``process_results`` finds them; None if the document names none.
 
-    lm-eval counts such a document as wrong, whatever a model answers.
+    lm-eval counts a document without a right choice as wrong, whatever a model answers.
     """
     if not choices:
         return (0,)
@@ -113,7 +113,7 @@ def _gold(task: Any, doc: Any, choices: Sequence[str]) -> tuple[int, ...] | None
 class TaskMetrics:
     """The metrics that lm-eval computes from one model's answers to a task."""
 
-    per_document: Mapping[str, Floats]  # means over documents, larger is better: (n,) by name
+    per_document: Mapping[str, Floats]  # by name: (n,), for metrics that are means over documents, larger is better
     aggregates: Mapping[str, float]  # every metric that is one number, as lm-eval prints it
 
 

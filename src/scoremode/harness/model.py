@@ -1,4 +1,4 @@
-"""A model of lm-evaluation-harness on any engine of scoremode.
+"""A model for lm-evaluation-harness that runs on any engine of scoremode.
 
 requests ─▶ chunks of whole documents ─▶ encoding.py ─▶ likelihoods ─▶ (log-likelihood, greedy?) for the harness
                                                              └──────▶ token_scores.py: the score of every token
@@ -32,10 +32,10 @@ from scoremode.verbs.question import identify, library_versions
 from scoremode.verbs.run_contents import Words
 from scoremode.verbs.scoring import Continuation, Likelihood, likelihoods
 
-CHUNK = 2048  # requests that are encoded and scored at a time, and the rest of the last one's document
+CHUNK = 2048  # requests that are encoded and scored at a time, extended to the end of the last document
 CACHE_KIND = "scoremode answers for lm-eval"
 OPEN: WeakSet[ScoremodeLM] = WeakSet()
-"""Models that were made, so that a command line can close them."""
+"""All models that were created, so that a command line can close them."""
 
 
 class ScoremodeLM(GeneratingModel):
@@ -55,7 +55,7 @@ class ScoremodeLM(GeneratingModel):
         device: str | None = None,
         **given: Any,
     ) -> None:
-        """``given``: the fields of ``model_arguments.AdapterSettings``, and every option of the engine by its name."""
+        """``given`` are the fields of ``model_arguments.AdapterSettings``, and the engine's options by their names."""
         super().__init__()
         del max_batch_size
         if batch_size is not None and str(batch_size) not in ("1", "auto"):
@@ -73,7 +73,7 @@ class ScoremodeLM(GeneratingModel):
         self.tokenizer = hugging_face_tokenizer(self.subject.tokenizer)
         self.folder = TokenScoreFolder(Path(self.settings.out)) if self.settings.out is not None else None
         self.tally = Tally()
-        self._facts: Any = None  # of the engine, once it was open
+        self._facts: Any = None  # facts of the engine, after it was opened
         OPEN.add(self)
 
     def _choose_max_length(self) -> int | None:
@@ -83,9 +83,9 @@ class ScoremodeLM(GeneratingModel):
             raise OptionError(f"max_length {chosen} is more than the {most} tokens of this model", fix=f"give {most}")
         return chosen if chosen is not None else most
 
-    # ── what the harness asks for ────────────────────────────────────────────────────────────────────────────────────
+    # ── methods that the harness calls ───────────────────────────────────────────────────────────────────────────────
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """(log-likelihood, is every token the model's first choice?) of each continuation."""
+        """Returns (log-likelihood, is every token the model's first choice?) for each continuation."""
         self._refuse_thinking(requests)
         _refuse_empty(requests)
         answers: list[tuple[float, bool]] = []
@@ -103,7 +103,7 @@ class ScoremodeLM(GeneratingModel):
         return answers
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """The log-likelihood of each text, in windows as long as the model's context."""
+        """Returns the log-likelihood of each text, scored in windows as long as the model's context."""
         answers: list[float] = []
         with self._call() as keep, request_bar(len(requests), "loglikelihood_rolling", disable_tqdm) as bar:
             for part in self._texts(requests):
@@ -120,26 +120,26 @@ class ScoremodeLM(GeneratingModel):
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **_: Any
     ) -> list[tuple[float, bool]]:
-        """Answers requests whose ids are given, for code of the harness that encodes by itself."""
+        """Answers requests that are given as ids, for code of the harness that encodes by itself."""
         encoded = [self.encoder.ids(np.array(context), np.array(target)) for _, context, target in requests]
         with request_bar(len(requests), "loglikelihood", disable_tqdm) as bar:
             found = self._score([one.asked for one in encoded], np.arange(len(encoded)), bar)
         return [(likelihood.log_prob, self._greedy(likelihood)) for likelihood in found]
 
     def log_likelihood(self, context: str, continuation: str) -> tuple[float, bool]:
-        """(log-likelihood, is it greedy?) of one pair, by the rules of the harness."""
+        """Returns (log-likelihood, is the continuation greedy?) for one pair, by the rules of the harness."""
         (found,) = self._score([self.encoder.pair(context, continuation).asked], np.arange(1))
         return found.log_prob, self._greedy(found)
 
     # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def engine(self, longest: int) -> Engine:
-        """The open engine; opened here if it is closed, or was opened for shorter windows."""
+        """Returns the open engine; opens it if it is closed or was opened for shorter windows."""
         engine = self.held.engine(Work(longest, shares_prompts=True))
         self._facts = engine.facts
         return engine
 
     def _score(self, asked: list[Continuation], groups: Ints, bar: Any = None) -> list[Likelihood]:
-        """The likelihoods, in the order given. With a bar, each is one request, and must tell whether it is greedy."""
+        """Returns likelihoods in the given order. With a bar, each is one request and must know if it is greedy."""
         if not asked:
             return []
         engine = self.engine(max(one.fed for one in asked))
@@ -147,9 +147,9 @@ class ScoremodeLM(GeneratingModel):
         for index, likelihood in likelihoods(engine, asked, groups):
             found[index] = likelihood
             if bar is not None:
-                self._greedy(likelihood)  # what cannot be known is refused at the first answer, not at the last
+                self._greedy(likelihood)  # an unknown rank is refused at the first answer, not at the last
                 bar.update(1)
-        self._facts = engine.facts  # an engine may know more of itself after its first question
+        self._facts = engine.facts  # an engine may report more facts after its first question
         return [likelihood for likelihood in found if likelihood is not None]
 
     def _greedy(self, likelihood: Likelihood) -> bool:
@@ -174,10 +174,10 @@ class ScoremodeLM(GeneratingModel):
         if part:
             yield part
 
-    # ── what is kept ─────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── stored results ───────────────────────────────────────────────────────────────────────────────────────────────
     @contextmanager
     def _call(self) -> Iterator[Callable[[Sequence[ScoredRequest]], None]]:
-        """A context for one call of the harness: yields a function that keeps the scores of requests.
+        """Opens a context for one call of the harness; yields a function that stores the scores of requests.
 
         A model whose weights may change between calls is closed afterwards, and the next call opens it again.
         """
@@ -192,20 +192,20 @@ class ScoremodeLM(GeneratingModel):
                 self.held.close()
 
     def identity(self) -> dict[str, Any]:
-        """The facts that must be equal for kept answers to be this model's; known before anything is loaded."""
+        """Returns the facts that stored answers must share with this model; known before anything is loaded."""
         names = ("add_bos_token", "prefix_token_id", "greedy")
         ours = {"max_length": self.max_length, **{name: getattr(self.settings, name) for name in names}}
         return identify(self.subject, self.held.engine_name, self.held.settings(), harness=ours)
 
     def set_cache_hook(self, cache_hook: Any) -> None:
-        """Takes the harness's cache (``--use_cache``); refuses it if its answers are not this model's."""
+        """Takes the harness's cache (``--use_cache``); refuses a cache whose answers are not this model's."""
         database = getattr(cache_hook, "dbdict", None)
         if database is not None:
             claim_cache(Path(database.filename), len(database), self.identity())
         super().set_cache_hook(cache_hook)
 
     def get_model_info(self) -> dict[str, Any]:
-        """The facts for the harness's results: model, engine, settings, and what happened to requests."""
+        """Returns the facts for the harness's results: model, engine, settings, and counts of requests."""
         facts, subject = self._facts, self.subject
         opened: dict[str, Any] = {}
         if facts is not None:
@@ -247,7 +247,7 @@ class ScoremodeLM(GeneratingModel):
 
     # ── refusals ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def check_tasks(self, output_types: Mapping[str, str]) -> None:
-        """Refuse tasks that this engine cannot answer, before anything is loaded. ``output_types``: by task name."""
+        """Refuses tasks, given by name with their output types, that this engine cannot answer; loads nothing."""
         writing = [name for name, kind in output_types.items() if kind == "generate_until"]
         if writing:
             try:
@@ -264,12 +264,12 @@ class ScoremodeLM(GeneratingModel):
             )
 
     def close(self) -> None:
-        """Stop the engine. The next request opens it again."""
+        """Stops the engine. The next request opens it again."""
         self.held.close()
 
 
 def chunks_of_documents(requests: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """About CHUNK requests at a time, never a part of a document: its choices share their context."""
+    """Yields about CHUNK requests at a time and never splits a document, because its choices share their context."""
     begin = 0
     while begin < len(requests):
         end = min(begin + CHUNK, len(requests))
@@ -281,14 +281,14 @@ def chunks_of_documents(requests: Sequence[Any]) -> Iterator[Sequence[Any]]:
 
 def _document(request: Any) -> tuple[Any, ...]:
     if request.doc_id is None:
-        return (None, request.args[0])  # requests that no task made: a context is a document
+        return (None, request.args[0])  # a request that no task made: its context stands for the document
     return (request.task_name, request.doc_id)
 
 
 def _groups(requests: Sequence[Any], encoded: Sequence[Encoded]) -> Ints:
-    """Group numbers of requests: equal for requests of one document that begin with the same tokens.
+    """Returns a group number per request, equal for requests of one document that begin with the same tokens.
 
-    Requests without context, or with another number of tokens cut from their left, begin with other tokens.
+    Requests without context, or with another number of tokens cut from their left, begin with different tokens.
     """
     keys = [
         (*_document(request), request.args[0] == "", own.truncated)
@@ -299,7 +299,7 @@ def _groups(requests: Sequence[Any], encoded: Sequence[Encoded]) -> Ints:
 
 
 def _refuse_empty(requests: Sequence[Any]) -> None:
-    """Refuse an empty continuation, before anything is loaded."""
+    """Refuses an empty continuation, before anything is loaded."""
     for request in requests:
         context, continuation = request.args
         if not continuation and context == context.rstrip():
@@ -308,7 +308,7 @@ def _refuse_empty(requests: Sequence[Any]) -> None:
 
 
 def _usual_device() -> Any:
-    """The device that the harness passes if the user names none. It is ignored: engines choose better themselves."""
+    """Returns the device that the harness passes by default, which is ignored: engines choose better themselves."""
     from lm_eval.config.evaluate_config import EvaluatorConfig
 
     return next((field.default for field in fields(EvaluatorConfig) if field.name == "device"), None)
@@ -316,15 +316,15 @@ def _usual_device() -> Any:
 
 # ── the cache of answers ─────────────────────────────────────────────────────────────────────────────────────────────
 def owner_file(database: Path) -> Path:
-    """The file that says which model's answers a database holds."""
+    """Returns the file that names the model whose answers a database holds."""
     return database.with_name(database.name + ".scoremode.json")
 
 
 def claim_cache(database: Path, answers: int, wanted: Mapping[str, Any]) -> None:
-    """Claims the harness's cache of answers for this model if it is empty; refuses those of another or unknown model.
+    """Claims the harness's cache for this model if it is empty; refuses one with answers of another or unknown model.
 
-    Its keys are the texts of a request, not the model: one file used for two models gives the first one's answers for
-    both. So a file beside it says whose answers they are.
+    The keys of the cache are the texts of a request, without the model: one file used for two models gives the first
+    model's answers for both. So a file beside the cache names the model.
     """
     owner = owner_file(database)
     if not owner.exists():

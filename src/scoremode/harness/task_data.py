@@ -1,11 +1,11 @@
-"""Data of tasks in local files: ``--task-data DIR``.
+"""Loads the data of tasks from local files: ``--task-data DIR``.
 
-DIR/NAME_SPLIT.jsonl, DIR/NAME_SPLIT_ANYTHING.jsonl    one split; NAME is the task's, or its dataset's configuration
+DIR/NAME_SPLIT.jsonl, DIR/NAME_SPLIT_ANYTHING.jsonl    one split; NAME is the task, or its dataset's configuration
 DIR/NAME.jsonl                                         the split that the task is evaluated on
 
-A task says which splits it has: ``test`` is evaluated, else ``validation``. A task whose test split is not in the
-folder is evaluated on validation, and a note says so. No other split is ever taken, and few-shot examples come from
-the split that the task names, or the task is refused. Files are data: no code is loaded with them.
+A task names its splits: ``test`` is evaluated, else ``validation``. If the folder lacks the test split, the task is
+evaluated on validation, and a note says so. No other split is ever evaluated. Few-shot examples come from the split
+that the task names; without that split, the task is refused. Files are data: no code is loaded with them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TaskData:
         return datasets.DatasetDict({split: self._rows(path) for split, path in there.items()})
 
     def _evaluated(self, task: Any) -> dict[str, Path]:
-        """The split that is evaluated, and its file."""
+        """Returns the split that is evaluated, and its file."""
         config = task.config
         wanted = config.test_split or config.validation_split
         if wanted is None:
@@ -97,11 +97,11 @@ class TaskData:
         ]
 
     def _rows(self, path: Path) -> Any:
-        """The rows of a file as a dataset; errors name the line of each defect."""
+        """Reads the rows of a file as a dataset; errors name the line of each defect."""
         import datasets
 
         rows: list[dict[str, Any]] = []
-        if not path.is_file():  # a pipe would wait for ever
+        if not path.is_file():  # reading a pipe would wait forever
             raise InputError(f"{path} is not a file", fix="put a file with one JSON object per line there")
         try:
             with path.open("rb") as file:
@@ -116,7 +116,7 @@ class TaskData:
             raise InputError(f"{path} is empty", fix="give one JSON object per line")
         try:
             return datasets.Dataset.from_list(rows)
-        except Exception as error:  # pyarrow has many kinds of them
+        except Exception as error:  # pyarrow raises many kinds of errors
             reason = str(error).strip().split("\n")[0][:160]
             raise InputError(f"the rows of {path} do not fit together ({reason})", fix="correct the rows") from None
 
@@ -132,7 +132,7 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
 
 
 def _require_same_fields(first: dict[str, Any], row: dict[str, Any], where: str) -> None:
-    """Refuse a row with other fields than the first: a dataset would drop new ones and fill missing ones with None."""
+    """Refuses a row with other fields than the first: datasets would drop new ones and fill missing ones with None."""
     name = next((name for name in (*first, *row) if name not in first or name not in row), None)
     if name is None:
         return

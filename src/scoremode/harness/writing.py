@@ -1,6 +1,6 @@
-"""``generate_until``: contexts ─▶ texts, by the rules of the harness's own Transformers back end.
+"""Generates texts after contexts (``generate_until``), by the rules of the harness's own Transformers back end.
 
-A context is cut from the left so that the longest allowed answer fits. An answer ends before the first of its stops.
+A context is cut from the left so that the longest allowed answer fits. An answer ends before the first stop in it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CHUNK = 1024  # requests whose prompts are held as ids at a time
 
 
 def request_bar(total: int, what: str, disabled: bool) -> Any:
-    """The harness's own progress bar for requests of one kind."""
+    """Returns the harness's own progress bar for requests of one kind."""
     return tqdm(total=total, desc=f"Running {what} requests", disable=disabled or not total)
 
 
@@ -38,19 +38,19 @@ class GeneratingModel(TemplateLM):  # type: ignore[misc]
     settings: AdapterSettings
     encoder: HarnessEncoder
     max_length: int | None
-    tokenizer: Any  # of Transformers; None if there is none
+    tokenizer: Any  # a tokenizer of Transformers; None if there is none
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Generates a text after each context, up to one of its stops. Requests with equal settings go together."""
+        """Generates a text after each context, up to a stop. Requests with equal settings are generated together."""
         self.require_generation()
         if not requests:
             return []
-        self.held.close()  # one of the two at a time: both would not fit into a device's memory
+        self.held.close()  # closes the scoring engine, because both models would not fit into a device's memory
         texts: list[str | None] = [None] * len(requests)
         alike: dict[str, list[int]] = {}
         for number, request in enumerate(requests):
             alike.setdefault(json.dumps(request.args[1], sort_keys=True, default=str), []).append(number)
-        how = [self._sampling(requests[numbers[0]].args[1]) for numbers in alike.values()]  # refused before loading
+        how = [self._sampling(requests[numbers[0]].args[1]) for numbers in alike.values()]  # errors come before loading
         groups = list(zip(how, alike.values(), strict=True))
         longest = max(s.max_tokens + len(self._prompt(requests[i].args[0], s)[0]) for s, own in groups for i in own)
         opened = self.held.plugin.open_generator(self.held.subject, self.held.chosen.options, Work(longest))
@@ -65,13 +65,13 @@ class GeneratingModel(TemplateLM):  # type: ignore[misc]
         return [text for text in texts if text is not None]
 
     def require_generation(self) -> None:
-        """Refuse at once if this engine cannot generate."""
+        """Raises an error if this engine cannot generate."""
         require(self.held.plugin, "generates", "generate text, which generate_until tasks need")
         if self.tokenizer is None:
             raise ModelError("generate_until needs a Hugging Face tokenizer", fix="give tokenizer=FOLDER")
 
     def _sampling(self, given: Any) -> Sampling:
-        """The sampling settings of a request, from its keyword arguments."""
+        """Returns the sampling settings of a request, from its keyword arguments."""
         if not isinstance(given, dict):
             raise InputError(f"generation_kwargs are {type(given).__name__}, not a mapping", fix="correct the task")
         known = normalize_gen_kwargs(given, self.max_gen_toks)
@@ -85,7 +85,7 @@ class GeneratingModel(TemplateLM):  # type: ignore[misc]
             )
         samples, temperature = bool(known.pop("do_sample", False)), float(known.pop("temperature", 0.0) or 0.0)
         if samples and not temperature:
-            temperature = 1.0  # Transformers' own
+            temperature = 1.0  # the default of Transformers
         return Sampling(most, tuple(stop for stop in until if stop), temperature if samples else 0.0, known)
 
     def _write(self, generator: Generator, contexts: list[str], sampling: Sampling, bar: Any) -> list[str]:
@@ -107,7 +107,7 @@ class GeneratingModel(TemplateLM):  # type: ignore[misc]
         return [text for text in found if text is not None]
 
     def _prompt(self, context: str, sampling: Sampling) -> tuple[Ids, int]:
-        """A context as ids, and how many ids were cut from its left."""
+        """Encodes a context; returns its ids and how many ids were cut from its left."""
         ids = self.encoder.text(context)
         if not len(ids):
             ids = self.encoder.text("", special=True)

@@ -1,4 +1,4 @@
-"""Scores from hidden states on a CPU: the product is made in blocks, each reduced while it is still in the cache.
+"""Scores hidden states on a CPU: the product is computed in blocks, and each is reduced while it is still in the cache.
 
               columns of the product, one block at a time
             ┌─────────┬──────────┬──────────┬─────┬──────────┐
@@ -28,7 +28,7 @@ from scoremode.head.matrix import Head
 from scoremode.head.partials import FAR_BELOW, LOWEST, Partials, empty_partials
 
 BLOCK_ROWS = 1024  # matrix kernels are fastest from about 512 rows on, and the weights are read less often
-MOST_COLUMNS = 4096  # of a block; more would not make the product faster
+MOST_COLUMNS = 4096  # columns of a block; more would not make the product faster
 FEW_ROWS = 128  # up to this number, blocks of columns cost more than they save
 TIED_ROWS = 128  # rows whose logits are copied together to look for ties: half a MiB per 1,024 columns
 CHUNK = 256  # the largest logit is found per chunk first, so that its position is searched in one chunk only
@@ -37,7 +37,7 @@ COPIED_WEIGHTS = 3 << 19  # most weights copied per block: 6 MiB
 
 
 def reduce_blocked(hidden: Tensor, head: Head, targets: Tensor, share: Share = keep_own) -> tuple[Partials, Tensor]:
-    """Partials of a head's slice, and the targets' logits, on a CPU. See ``kernels.Reduce``."""
+    """Returns the partials of a head's slice, and the targets' logits, on a CPU. See ``kernels.Reduce``."""
     if len(targets) <= FEW_ROWS:
         return reduce_in_chunks(hidden, head, targets, share)
 
@@ -53,7 +53,7 @@ def reduce_blocked(hidden: Tensor, head: Head, targets: Tensor, share: Share = k
 def diverge_blocked(
     hidden_p: Tensor, head_p: Head, hidden_q: Tensor, head_q: Head, targets: Tensor, share: Share = keep_own
 ) -> tuple[DivergencePartials, Tensor]:
-    """Partials of a slice of two heads, and the targets' logits of q, on a CPU. See ``kernels.Diverge``.
+    """Returns the partials of a slice of two heads, and the targets' logits of q, on a CPU. See ``kernels.Diverge``.
 
     Uses the blocks that ``reduce_blocked`` makes for q, so q's scores have the same bits.
     """
@@ -71,10 +71,10 @@ def diverge_blocked(
 
 
 def _row_blocks(targets: Tensor, most: int) -> Iterator[slice]:
-    """Blocks of rows that are scored together, of about equal size; at least one block, which may be empty.
+    """Yields blocks of rows that are scored together, of about equal size; at least one block, which may be empty.
 
-    They depend only on the shape of the targets: tensor-parallel ranks with different slices must call ``share``
-    equally often.
+    The blocks depend only on the shape of the targets, because tensor-parallel ranks with different slices must call
+    ``share`` equally often.
     """
     n, k = targets.shape
     together = max(1, min(most, 4 * most // max(1, k)))
@@ -104,7 +104,7 @@ _SPACE, _SPACE_OF_P = _Space(), _Space()
 
 @dataclass(frozen=True, slots=True)
 class _ColumnBlock:
-    """Columns ``begin .. end`` of the product: first the targets' (one per row and target), then one per id."""
+    """Columns ``begin .. end`` of the product: first the targets' columns (one per row and target), then one per id."""
 
     begin: int
     end: int
@@ -113,7 +113,7 @@ class _ColumnBlock:
 
 @dataclass(frozen=True, slots=True)
 class _ColumnBlocks:
-    """Blocks of one shape. The last one may overlap the one before it; the repeated columns are ignored."""
+    """Blocks of one shape. The last block may overlap the one before it; the repeated columns are ignored."""
 
     lead: int  # columns of targets
     columns: int  # per block
@@ -137,7 +137,7 @@ def _plan(targets: Tensor, head: Head, depth: int, area: int, copied: int) -> _C
         return _ColumnBlocks(lead, 0, [])
     whole = lead + width
     most = max(CHUNK, min(MOST_COLUMNS, area // len(targets), copied // max(1, depth)) // CHUNK * CHUNK)
-    # of the sizes near the largest, the one that repeats the fewest columns
+    # choose, of the sizes near the largest, the one that repeats the fewest columns
     columns = whole if whole <= most else min(range(most, most * 3 // 4 - 1, -CHUNK), key=lambda size: -whole % size)
     blocks = []
     for begin in range(0, whole, columns):
@@ -159,7 +159,7 @@ class _BlockedProduct:
         self.held = -1  # the block whose product is in the buffer
 
     def product(self, index: int) -> Tensor:
-        """All columns of one block, (n, columns)."""
+        """Computes all columns of one block, (n, columns)."""
         x = self.space("product", self.n, self.plan.columns)
         if self.held != index:
             weight, bias = self._weights(self.plan.blocks[index])
@@ -180,7 +180,7 @@ class _BlockedProduct:
         return weight, None if bias is None else torch.cat([bias[chosen], bias[ids]])
 
     def target_logits(self) -> Tensor:
-        """The targets' logits (n, k); -inf for a target outside the slice."""
+        """Returns the targets' logits (n, k); -inf for a target outside the slice."""
         flat = torch.empty(self.plan.lead)
         for index, block in enumerate(self.plan.blocks):
             if block.begin < self.plan.lead:
@@ -189,10 +189,10 @@ class _BlockedProduct:
         return flat.view(self.n, self.k).masked_fill_(~self.inside, float("-inf"))
 
     def rank_against(self, at_target: Tensor) -> None:
-        """Prepare to count the ids that rank before these logits."""
+        """Prepares to count the ids that rank before these logits."""
         self.at_target = at_target
         self.above = torch.nextafter(at_target, torch.tensor(float("inf")))  # x > t is x >= the next float after t
-        self.before = torch.zeros(self.n, self.k)  # exact in float32 below 2**24 ids, and fastest
+        self.before = torch.zeros(self.n, self.k)  # counts in float32 are exact below 2**24 ids, and fastest
         self.ties_at_home = torch.zeros(self.plan.lead, dtype=torch.int64)
         self.largest = torch.full((self.n,), float("-inf"))
         if not self.plan.blocks:
@@ -226,7 +226,7 @@ class _BlockedProduct:
         return x
 
     def _choose(self, begin: int, chunks: Tensor) -> None:
-        """Keep the chunk with the largest logit so far; the first one on ties. ``chunks`` is (n, chunks, logits)."""
+        """Stores the chunk with the largest logit so far, the first one on ties. ``chunks`` is (n, chunks, logits)."""
         here, chunk = torch.amax(chunks, 2).max(1)
         better = (here > self.largest).nonzero()[:, 0]
         if len(better):
@@ -236,7 +236,7 @@ class _BlockedProduct:
         torch.maximum(self.largest, here, out=self.largest)
 
     def partials(self, sums: _Sums) -> Partials:
-        """The partials of the slice, after all its blocks are counted."""
+        """Returns the partials of the slice, after all its blocks are counted."""
         if not self.plan.blocks:
             return empty_partials(self.hidden, self.targets)
         drop = sums.drop(self.largest)
@@ -250,11 +250,11 @@ class _BlockedProduct:
         )
 
     def _count_ties(self, block: _ColumnBlock, whole: Tensor, at: Tensor) -> None:
-        """Count equal logits of lower ids in the block that contains these targets; ``ids`` counts all other blocks."""
+        """Counts equal logits of lower ids in the block with these targets; ``ids`` counts all other blocks."""
         x, place = whole[at // self.k], (self.targets.reshape(-1)[at] + self.plan.lead - block.begin)[:, None]
         wanted = self.at_target.reshape(-1)[at, None]
         itself = x.gather(1, place)
-        # the target ranks before itself only if the matrix kernel gave it different bits in the two places
+        # a target's logit exceeds itself only if the matrix kernel gave it different bits in the two places
         self.ties_at_home[at] -= (itself > wanted)[:, 0].long()
         equal = (x == wanted).sum(1, keepdim=True)
         tied = (equal > (itself == wanted)).nonzero()[:, 0]
@@ -277,7 +277,7 @@ class _Sums:
         return _Sums(*torch.zeros(3, blocks, n))
 
     def drop(self, largest: Tensor) -> Tensor:
-        """How far each block's reference is below the largest logit overall, (blocks, n) in float64."""
+        """Returns how far each block's reference is below the largest logit overall, (blocks, n) in float64."""
         return _drop(self.reference, largest)
 
 
@@ -306,7 +306,7 @@ def _add_up(side: _BlockedProduct, x: Tensor, sums: _Sums, line: int) -> None:
 
 
 def _diverge(p: _BlockedProduct, q: _BlockedProduct) -> DivergencePartials:
-    """The partials of q and the sums of the divergence, which are in float64 as in divergence.py."""
+    """Returns the partials of q and the sums of the divergence, which are in float64 as in divergence.py."""
     with_ids = p.plan.with_ids
     if not with_ids:
         return DivergencePartials(q.partials(_sums(q)), *empty_sums(q.hidden, torch.float64))
@@ -334,13 +334,13 @@ def _diverge(p: _BlockedProduct, q: _BlockedProduct) -> DivergencePartials:
 
 
 def _weigh(side: _BlockedProduct, x: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
-    """``x - most`` and its exponential, in float64, for some rows of a block."""
+    """Computes ``x - most`` and its exponential, in float64, for some rows of a block."""
     below = side.space("below", *x.shape, dtype=torch.float64).copy_(x).sub_(most.double()[:, None])
     return below, torch.exp(below, out=side.space("weight", *x.shape, dtype=torch.float64))
 
 
 def _cross(below_p: Tensor, weight_p: Tensor, below_q: Tensor, out: Tensor) -> None:
-    """Writes Σ p · (x_p - x_q) to ``out``. An id that p forbids adds 0; one that only q forbids makes it infinite."""
+    """Writes Σ p · (x_p - x_q) to ``out``. Ids that p forbids add 0; an id that only q forbids makes Σ infinite."""
     torch.sum(below_p.sub_(below_q).mul_(weight_p), 1, out=out)
-    if math.isnan(float(out.sum())):  # 0 · -inf, or -inf - -inf
+    if math.isnan(float(out.sum())):  # from 0 · -inf, or -inf - -inf
         torch.sum(below_p.masked_fill_(weight_p == 0, 0.0), 1, out=out)

@@ -1,6 +1,6 @@
-"""Scores from hidden states on any device, a few rows at a time: [tokens, vocabulary] is never in memory at once.
+"""Scores hidden states on any device, a few rows at a time: [tokens, vocabulary] is never in memory at once.
 
-The logits of a chunk of rows are made in float32 within a byte budget, then reduced to a few numbers per row
+The logits of a chunk of rows are computed in float32 within a byte budget, then reduced to a few numbers per row
 (partials.py).
 """
 
@@ -24,24 +24,24 @@ LogitsOf = Callable[[Tensor], Tensor]
 Block = TypeVar("Block", bound=RowBlock)
 
 Share = Callable[[Tensor], Tensor]
-"""The targets' logits (n, k) in one slice -> in the whole vocabulary. Tensor-parallel ranks exchange them here."""
+"""Turns a slice's target logits (n, k) into those of the whole vocabulary. Tensor-parallel ranks exchange them here."""
 
 
 def keep_own(at_target: Tensor) -> Tensor:
-    """The ``Share`` of a head that is not sliced: there is nothing to exchange."""
+    """Returns the logits unchanged: the ``Share`` of a head that is not sliced, where nothing is exchanged."""
     return at_target
 
 
 def in_blocks(reduce: Callable[[slice], tuple[Block, Tensor]], blocks: Iterable[slice]) -> tuple[Block, Tensor]:
-    """The partials and the targets' logits of all rows, from one block of rows after the other."""
+    """Reduces one block of rows after the other; returns the partials and the targets' logits of all rows."""
     parts, logits = zip(*map(reduce, blocks), strict=True)
     return type(parts[0]).cat(parts), logits[0] if len(logits) == 1 else torch.cat(logits)
 
 
 def score_rows(hidden: Tensor, logits_of: LogitsOf, targets: Tensor, vocabulary: int, budget: int = 0) -> Columns:
-    """Columns for every row of ``hidden`` (n, d) and its ``targets`` (n, k), with at most ``budget`` bytes of logits.
+    """Scores every row of ``hidden`` (n, d) for its ``targets`` (n, k), with at most ``budget`` bytes of logits.
 
-    For a head that is known only as a function. A head that is known as a matrix is scored faster (kernels.py).
+    This is for a head that is known only as a function. A head that is known as a matrix is scored faster (kernels.py).
     """
     rows = rows_within(budget, vocabulary, hidden.device.type)
     parts = [reduce_logits(logits_of(hidden[i : i + rows]), targets[i : i + rows]) for i in range(0, len(hidden), rows)]
@@ -57,7 +57,7 @@ def empty_columns(device: torch.device, k: int) -> Columns:
 
 
 def reduce_logits(logits: Tensor, targets: Tensor) -> Columns:
-    """Columns from a block of logits (n, vocabulary), in float32. May overwrite the block."""
+    """Reduces a block of logits (n, vocabulary) to columns, in float32. May overwrite the block."""
     at_target = target_logits(logits, targets)
     return finish(partials(logits, targets, at_target), at_target)
 
@@ -65,10 +65,10 @@ def reduce_logits(logits: Tensor, targets: Tensor) -> Columns:
 def reduce_in_chunks(
     hidden: Tensor, head: Head, targets: Tensor, share: Share = keep_own, budget: int = 0, one_pass: bool = True
 ) -> tuple[Partials, Tensor]:
-    """Partials of a head's slice, and the targets' logits, on any device. See ``kernels.Reduce``."""
+    """Returns the partials of a head's slice, and the targets' logits, on any device. See ``kernels.Reduce``."""
 
     def reduce(rows: slice) -> tuple[Partials, Tensor]:
-        x = head.logits(hidden[rows])  # only in memory during this call
+        x = head.logits(hidden[rows])  # these logits are in memory only during this call
         at_target = share(target_logits(x, targets[rows], head.first_id))
         return partials(x, targets[rows], at_target, head.first_id, one_pass), at_target
 
@@ -85,7 +85,7 @@ def diverge_in_chunks(
     budget: int = 0,
     one_pass: bool = True,
 ) -> tuple[DivergencePartials, Tensor]:
-    """Partial sums over one slice of the vocabulary, for two heads p and q, and q's logits of the targets.
+    """Returns partial sums over one slice of the vocabulary, for two heads p and q, and q's logits of the targets.
 
     See ``kernels.Diverge``."""
 
@@ -94,15 +94,15 @@ def diverge_in_chunks(
         at_q = share(target_logits(x_q, targets[rows], head_q.first_id))
         return divergence_partials(x_p, x_q, targets[rows], at_q, head_q.first_id, one_pass), at_q
 
-    # Chunks follow q: it is padded equally on all ranks, a stored p is not. The products of q then have the same shape
-    # as in ``reduce_in_chunks``: a matrix kernel may add in a different order for a different shape.
+    # Chunks are sized by q: it is padded equally on all ranks, and a stored p is not. The products of q then have the
+    # same shape as in ``reduce_in_chunks``; a matrix kernel may add in a different order for a different shape.
     return in_blocks(diverge, _chunks(hidden_q, head_q, budget))
 
 
 def diverge_from_logits(
     hidden_p: Tensor, head_p: Head, hidden_q: Tensor, logits_of_q: LogitsOf, targets: Tensor, budget: int = 0
 ) -> Divergence:
-    """KL(p‖q) if q's head is known only as a function, which is called with the same rows as by ``score_rows``."""
+    """Computes KL(p‖q) if q's head is known only as a function, which gets the same rows as in ``score_rows``."""
     step = rows_within(budget, head_p.vocabulary, hidden_q.device.type)
     parts = []
     for rows in (slice(i, i + step) for i in range(0, max(1, len(hidden_q)), step)):
@@ -113,12 +113,12 @@ def diverge_from_logits(
 
 
 def diverge_logits(hidden_p: Tensor, head_p: Head, logits_q: Tensor, targets: Tensor, budget: int = 0) -> Divergence:
-    """KL(p‖q) from q's logits (n, vocabulary), which may be overwritten."""
+    """Computes KL(p‖q) from q's logits (n, vocabulary), which may be overwritten."""
     return diverge_from_logits(hidden_p, head_p, logits_q, lambda logits: logits, targets, budget)
 
 
 def _chunks(hidden: Tensor, head: Head, budget: int) -> Iterator[slice]:
-    """Chunks of rows; at least one, which may be empty, so that all ranks call ``share`` equally often."""
+    """Yields chunks of rows; at least one, which may be empty, so that all ranks call ``share`` equally often."""
     step = rows_within(budget, max(1, head.weight.shape[0]), hidden.device.type)
     for begin in range(0, max(1, len(hidden)), step):
         yield slice(begin, begin + step)

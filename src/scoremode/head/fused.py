@@ -1,4 +1,4 @@
-"""Scores from hidden states in one pass over the head's weights, in Triton; logits are never stored.
+"""Scores hidden states in one pass over the head's weights, in Triton; logits are never stored.
 
 A program multiplies a block of rows with one tile of the vocabulary after the other, and reduces each tile while it is
 still in registers. It stores five numbers per row for a span of tiles; a second kernel joins the spans. A divergence
@@ -10,8 +10,8 @@ multiplies both models' rows in the same program, and stores three more numbers.
 
 Three things make the result the same bits on every run, however the rows are batched: spans depend only on the
 vocabulary, every sum has one fixed order, and a row's products never depend on its neighbours. A divergence needs
-smaller tiles than scores do. So both add up the same units of a tile in the same order, and divide the vocabulary into
-the same spans: a model has the same scores, to the bit, whether it is scored alone or compared.
+smaller tiles than scores do. So both kernels add up the same units of a tile in the same order, and divide the
+vocabulary into the same spans: a model has the same scores, to the bit, whether it is scored alone or compared.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WORKSPACE = 48 << 20  # most bytes of partials per launch
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """How a kernel divides its work. The bits of results depend on this, so only device, dtype and depth decide it."""
+    """The division of a kernel's work. The bits of results depend on it, so only device, dtype and depth decide it."""
 
     rows: int
     columns: int
@@ -45,9 +45,9 @@ class Tiles:
     span: int  # tiles that share one set of partials
     descriptors: bool  # the device has a copy engine for tiles (from Hopper on)
     unit: int  # columns that are added up together: a whole tile, or half of one
-    short: int = 1  # tiles of the short spans at the end
+    short: int = 1  # tiles per short span; the short spans are at the end
     group: int = 16  # row blocks that go through the vocabulary together, so that its tiles stay in the L2 cache
-    shorts: int = 12  # the last 1/shorts of the vocabulary has short spans: programs end at about the same time
+    shorts: int = 12  # the last 1/shorts of the vocabulary has short spans, so that programs end at about the same time
 
     def fits(self, *tensors: Tensor) -> bool:
         """Can the copy engine read these matrices? Their rows must start at multiples of 16 bytes."""
@@ -57,8 +57,8 @@ class Tiles:
 
 
 def tiles_for(weight: Tensor, two_products: bool = False) -> Tiles:
-    """The tiles for one product, or for the two products of a divergence; units and spans are the same for both."""
-    if weight.device.type != "cuda":  # Triton's interpreter
+    """Returns the tiles for one product, or for the two products of a divergence, with the same units and spans."""
+    if weight.device.type != "cuda":  # in Triton's interpreter
         one = Tiles(16, 32, 16, 4, 1, span=4, descriptors=True, unit=16)
         return _halved(one) if two_products else one
     modern = torch.cuda.get_device_capability(weight.device) >= (9, 0)
@@ -75,13 +75,13 @@ def tiles_for(weight: Tensor, two_products: bool = False) -> Tiles:
 
 
 def _halved(tiles: Tiles) -> Tiles:
-    """Tiles with half as many columns, and spans of the same columns as before."""
+    """Returns tiles with half as many columns, and spans of the same columns as before."""
     return replace(tiles, columns=tiles.columns // 2, span=2 * tiles.span, short=2 * tiles.short)
 
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """How a vocabulary is divided: ``long`` long spans, then short ones. Only the number of ids decides it."""
+    """The division of a vocabulary: ``long`` long spans, then short ones. Only the number of ids decides it."""
 
     tiles: int
     long: int
@@ -89,7 +89,7 @@ class Spans:
 
     @staticmethod
     def of(columns: int, tiles: Tiles) -> Spans:
-        shorts = -(-columns // (tiles.columns * tiles.short))  # as if all spans were short
+        shorts = -(-columns // (tiles.columns * tiles.short))  # the number of spans if all were short
         each = tiles.span // tiles.short
         long = (shorts - shorts // tiles.shorts) // each
         return Spans(-(-columns // tiles.columns), long, long + shorts - long * each)
@@ -129,7 +129,7 @@ class KernelOperands:
         return self.hidden.stride(0), self.head.weight.stride(0)
 
     def bias(self) -> Tensor:
-        return self.head.weight if self.head.bias is None else self.head.bias  # without a bias, any pointer: never read
+        return self.head.weight if self.head.bias is None else self.head.bias  # without a bias, it is never read
 
     def shape_options(self) -> dict[str, Any]:
         head = self.head
@@ -147,7 +147,7 @@ def _widened(matrix: Tensor) -> Tensor:
 
 
 def find_target_logits(side: KernelOperands, targets: Tensor, touched: Tensor, spans: Spans) -> Tensor:
-    """The targets' logits (n, k), -inf for a target outside the slice; marks in ``touched`` the tiles with a target."""
+    """Returns the targets' logits (n, k), -inf outside the slice; marks in ``touched`` the tiles with a target."""
     n, k = targets.shape
     head = side.head
     at_target = torch.empty(n, k, dtype=torch.float32, device=targets.device)
@@ -169,7 +169,7 @@ class Launch:
     spans: Spans
     at_target: Tensor  # (n, k) the targets' logits in the whole vocabulary
     tensors: tuple[Tensor, ...]
-    options: dict[str, Any]  # what the kernel is compiled for
+    options: dict[str, Any]  # constants that the kernel is compiled for
 
     @staticmethod
     def of(side: KernelOperands, targets: Tensor, share: Share, floats: int) -> Launch:
@@ -210,7 +210,7 @@ def _reduce(side: KernelOperands, targets: Tensor, share: Share) -> tuple[Partia
 
 
 def _joined(floats: Tensor, ints: Tensor, first_id: int) -> Partials:
-    """Partials from the numbers of all spans: floats (3, spans, n) and ints (1 + k, spans, n)."""
+    """Joins the numbers of all spans, floats (3, spans, n) and ints (1 + k, spans, n), into partials."""
     _, spans, n = floats.shape
     k, device = len(ints) - 1, floats.device
     largest, total, weighted = (torch.empty(n, dtype=torch.float32, device=device) for _ in range(3))
@@ -222,12 +222,12 @@ def _joined(floats: Tensor, ints: Tensor, first_id: int) -> Partials:
 
 
 def reduce_fused(hidden: Tensor, head: Head, targets: Tensor, share: Share = keep_own) -> tuple[Partials, Tensor]:
-    """Partials of the head's slice for rows (n, d) with targets (n, k), and the targets' logits. See kernels.Reduce."""
+    """Returns the partials of a head's slice for rows (n, d), and their targets' logits (n, k). See kernels.Reduce."""
     if hidden.dtype != head.weight.dtype:  # matrix units need equal dtypes, and a conversion would round
         return reduce_in_chunks(hidden, head, targets, share)
     tiles = tiles_for(head.weight)
     targets = targets.contiguous()
-    # by the padded width, which is equal on all ranks: they must divide their rows in the same way
+    # the padded width is equal on all ranks, which must divide their rows in the same way
     words = Spans.of(head.weight.shape[0], tiles).count * (4 + targets.shape[1])
 
     def reduce(rows: slice) -> tuple[Partials, Tensor]:
@@ -239,14 +239,14 @@ def reduce_fused(hidden: Tensor, head: Head, targets: Tensor, share: Share = kee
 
 
 def launches(n: int, words: int, tiles: Tiles) -> list[slice]:
-    """The rows of each launch, in whole groups: each row needs ``words`` 32-bit words of the workspace."""
+    """Returns the rows of each launch, in whole groups; each row needs ``words`` 32-bit words of the workspace."""
     together = tiles.rows * tiles.group
     step = max(1, WORKSPACE // (4 * words) // together) * together
     return [slice(begin, begin + step) for begin in range(0, max(1, n), step)]
 
 
 def _absent(targets: Tensor) -> Tensor:
-    """The targets' logits in a slice that contains none of them."""
+    """Returns the targets' logits in a slice that contains no target."""
     return torch.full(targets.shape, float("-inf"), device=targets.device)
 
 
@@ -270,14 +270,14 @@ def _diverge(p: KernelOperands, q: KernelOperands, targets: Tensor, share: Share
 def diverge_fused(
     hidden_p: Tensor, head_p: Head, hidden_q: Tensor, head_q: Head, targets: Tensor, share: Share = keep_own
 ) -> tuple[DivergencePartials, Tensor]:
-    """Partials of the same slice of two heads, and the targets' logits of q. See kernels.Diverge."""
-    if not _fit_together((hidden_p, head_p), (hidden_q, head_q)):  # three products
+    """Returns the partials of the same slice of two heads, and the targets' logits of q. See kernels.Diverge."""
+    if not _fit_together((hidden_p, head_p), (hidden_q, head_q)):  # then three products are computed
         own_q, at_q = reduce_fused(hidden_q, head_q, targets, share)
         made, _ = diverge_in_chunks(hidden_p, head_p, hidden_q, head_q, targets)
         return replace(made, q=own_q), at_q
     tiles = tiles_for(head_q.weight, two_products=True)
     targets = targets.contiguous()
-    words = Spans.of(head_q.weight.shape[0], tiles).count * (7 + targets.shape[1])  # padded: equal on all ranks
+    words = Spans.of(head_q.weight.shape[0], tiles).count * (7 + targets.shape[1])  # padded size: equal on all ranks
 
     def diverge(rows: slice) -> tuple[DivergencePartials, Tensor]:
         if head_q.vocabulary == 0 or len(targets) == 0:

@@ -1,4 +1,4 @@
-"""Choose the kernel that turns hidden states into scores, by device, dtype and shape; each is tested before use.
+"""Chooses the kernel that turns hidden states into scores, by device, dtype and shape, and tests it before use.
 
 A kernel is used only after it agrees with the float64 definition on a probe, on this device, in this process. A kernel
 that does not agree is skipped for a simpler one, and the result says so (``Choice.note``).
@@ -26,10 +26,10 @@ from scoremode.head.precision import full_float32
 
 class Reduce(Protocol):
     def __call__(self, hidden: Tensor, head: Head, targets: Tensor, share: Share = keep_own) -> tuple[Partials, Tensor]:
-        """Partials of the head's slice for rows (n, d) with targets (n, k), and the targets' logits (n, k).
+        """Returns the partials of the head's slice for rows (n, d) with targets (n, k), and the targets' logits (n, k).
 
         ``share`` is called with the targets' logits of this slice (-inf for a target outside it) and returns those of
-        the whole vocabulary. Ranks that score together call it equally often, with equally many rows.
+        the whole vocabulary. Ranks that score together call ``share`` equally often, with equally many rows.
         """
 
 
@@ -37,22 +37,22 @@ class Diverge(Protocol):
     def __call__(
         self, hidden_p: Tensor, head_p: Head, hidden_q: Tensor, head_q: Head, targets: Tensor, share: Share = keep_own
     ) -> tuple[DivergencePartials, Tensor]:
-        """Partials of the same slice of two heads, and the targets' logits of q.
+        """Returns the partials of the same slice of two heads, and the targets' logits of q.
 
-        Those of q have the same bits as from ``Reduce`` for the same rows.
+        The partials and logits of q have the same bits as from ``Reduce`` for the same rows.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One way to compute scores. All give the same answers, up to the last digits of float32."""
+    """One way to compute scores. All kernels give the same answers, up to the last digits of float32."""
 
     name: str
     reduce: Reduce
     diverge: Diverge
 
     def score(self, hidden: Tensor, head: Head, targets: Tensor) -> Columns:
-        """Columns for rows (n, d) and a head that is not sliced.
+        """Computes the columns of rows (n, d) for a head that is not sliced.
 
         >>> head = Head(torch.eye(3), vocabulary=3)
         >>> choose(head).kernel.score(torch.tensor([[0.0, 2.0, 0.0]]), head, torch.tensor([[1]])).rank.tolist()
@@ -61,30 +61,30 @@ class Kernel:
         return finish(*self.reduce(hidden, head, targets))
 
     def divergence(self, hidden_p: Tensor, head_p: Head, hidden_q: Tensor, head_q: Head, targets: Tensor) -> Divergence:
-        """KL(p‖q) and q's columns, for two heads that are not sliced. The columns have the same bits as ``score``'s."""
+        """Computes KL(p‖q), and q's columns with the same bits as ``score``, for two heads that are not sliced."""
         return finish_divergence(*self.diverge(hidden_p, head_p, hidden_q, head_q, targets))
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The kernel for a head, and a note that says why a faster one was skipped; empty if none was."""
+    """The kernel for a head, and a note that says why a faster kernel was skipped; empty if none was skipped."""
 
     kernel: Kernel
     note: str = ""
 
 
 def describe_kernel(choice: Choice | None) -> dict[str, str]:
-    """The entries of a run's settings: the kernel's name, and its note if there is one."""
+    """Returns the entries for a run's settings: the kernel's name, and its note if it has one."""
     if choice is None:
         return {"head_kernel": "logits"}  # the model itself computes logits, a few rows at a time
     return {"head_kernel": choice.kernel.name} | ({"head_kernel_note": choice.note} if choice.note else {})
 
 
 def choose(head: Head, forced: str | None = None, *, divergence: bool = True) -> Choice:
-    """The fastest kernel for this head's device, dtype and shape that agrees with the definition.
+    """Returns the fastest kernel for this head's device, dtype and shape that agrees with the definition.
 
-    Without ``divergence`` only its scores are compared with the definition: half as much must be compiled. ``forced``
-    names one of ``KERNELS``; it is an error if that kernel does not run on this device or does not agree.
+    Without ``divergence`` only the kernel's scores are compared with the definition: half as much must be compiled.
+    ``forced`` names one of ``KERNELS``; it is an error if that kernel does not run on this device or does not agree.
     """
     skipped: list[str] = []
     for name in _candidates(head, forced):
@@ -104,7 +104,7 @@ SMALL_VOCABULARY = 2048  # below this size, a fused kernel has too few tiles to 
 
 
 def _candidates(head: Head, forced: str | None) -> tuple[str, ...]:
-    """Names of kernels in order of preference."""
+    """Returns the names of kernels in order of preference."""
     check_kernel_name(forced)
     device, dtype = head.weight.device.type, head.weight.dtype
     half = dtype in (torch.bfloat16, torch.float16)
@@ -114,7 +114,7 @@ def _candidates(head: Head, forced: str | None) -> tuple[str, ...]:
         possible = preferred = ("blocked", "plain")
     elif device == "cuda" and (half or dtype == torch.float32):
         possible = ("fused", "rows", "plain")
-        # float32 products do not use the matrix units: PyTorch's are much faster than Triton's
+        # float32 products do not use the matrix units, and PyTorch computes them much faster than Triton
         suits = half and head.weight.shape[0] >= SMALL_VOCABULARY and head.weight.stride(-1) == 1
         preferred = possible if suits else ("rows", "plain")
     if forced is None:
@@ -183,7 +183,7 @@ PROBE_NATS = 1e-4
 @lru_cache
 @torch.inference_mode()
 def _problem(name: str, kind: HeadKind, divergence: bool) -> str | None:
-    """What is wrong with a kernel on this kind of head, in a few words; None if it agrees with the definition."""
+    """Says what is wrong with a kernel on this kind of head, in a few words; None if it agrees with the definition."""
     try:
         found = (problem for fine in (False, True) for problem in _problems(_kernel(name), kind, divergence, fine))
         return next(found, None)
@@ -193,8 +193,8 @@ def _problem(name: str, kind: HeadKind, divergence: bool) -> str | None:
 
 
 def _problems(kernel: Kernel, kind: HeadKind, divergence: bool, fine: bool) -> Iterator[str]:
-    """The ways in which a kernel differs from the definition on one probe, in words."""
-    exact = not fine and kind.softcap is None  # are the logits exact in float32, so that equal ones are equal?
+    """Yields the ways in which a kernel differs from the definition on one probe, in words."""
+    exact = not fine and kind.softcap is None  # are the logits exact in float32, so that equal logits have equal bits?
     hidden, head, targets = probe(kind, 1, fine=fine)
     yield from _differences(kernel.score(hidden, head, targets), define_columns(_defined(hidden, head), targets), exact)
     if not divergence:
@@ -210,7 +210,7 @@ def _problems(kernel: Kernel, kind: HeadKind, divergence: bool, fine: bool) -> I
 
 def _differences(found: Columns, true: Columns, exact: bool, gap: float = 0.0) -> Iterator[str]:
     gaps = [gap, *(float((getattr(found, n) - getattr(true, n)).abs().max()) for n in ("logprob", "entropy"))]
-    if not all(one < PROBE_NATS for one in gaps):  # NaN too
+    if not all(one < PROBE_NATS for one in gaps):  # NaN is caught too
         yield f"off by {max(gaps, key=lambda one: (one != one, one)):.2g} nats on the probe"  # noqa: PLR0124
     if exact and not (torch.equal(found.rank, true.rank) and torch.equal(found.top, true.top)):
         yield "wrong ranks on the probe"
@@ -222,9 +222,9 @@ def _defined(hidden: Tensor, head: Head) -> Tensor:
 
 
 def probe(kind: HeadKind, seed: int, *, fine: bool = False) -> tuple[Tensor, Head, Tensor]:
-    """Hidden states, a head and targets, made of small whole numbers: products are exact and many logits are equal.
+    """Makes hidden states, a head and targets of small whole numbers: products are exact and many logits are equal.
 
-    ``fine`` numbers use every bit of their dtype instead: they detect TF32 or bfloat16 in place of float32.
+    With ``fine``, numbers use every bit of their dtype instead: they detect TF32 or bfloat16 in place of float32.
     """
     random = torch.Generator().manual_seed(seed)
 

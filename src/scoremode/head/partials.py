@@ -1,4 +1,4 @@
-"""Scores from slices of the vocabulary: each slice is reduced to a few numbers per row, which are then combined.
+"""Computes scores from slices of the vocabulary: each is reduced to a few numbers per row, which are then combined.
 
 logits (n, slice) ──partials──▶ Partials ──combine──▶ Partials of the whole vocabulary ──finish──▶ Columns
 
@@ -27,7 +27,7 @@ LOWEST = torch.finfo(torch.float32).min  # replaces a largest logit of -inf, bec
 
 @dataclass(frozen=True, slots=True)
 class Partials(RowBlock):
-    """What one slice of the vocabulary contributes to each row."""
+    """The numbers that one slice of the vocabulary contributes to each row."""
 
     largest: Tensor  # (n,) float32, -inf if the slice is empty
     where: Tensor  # (n,) int64, lowest id with that logit
@@ -37,7 +37,7 @@ class Partials(RowBlock):
 
 
 def target_logits(x: Tensor, targets: Tensor, first_id: int = 0) -> Tensor:
-    """The targets' logits (n, k) in float32; -inf for a target outside ``first_id .. first_id + width``."""
+    """Returns the targets' logits (n, k) in float32; -inf for a target outside ``first_id .. first_id + width``."""
     width = x.shape[1]
     if width == 0:
         return torch.full(targets.shape, float("-inf"), device=x.device)
@@ -47,7 +47,7 @@ def target_logits(x: Tensor, targets: Tensor, first_id: int = 0) -> Tensor:
 
 
 def partials(x: Tensor, targets: Tensor, at_target: Tensor, first_id: int = 0, one_pass: bool = True) -> Partials:
-    """Reduce a block of logits (n, width), whose columns are the ids from ``first_id`` on. May overwrite ``x``.
+    """Reduces a block of logits (n, width), whose columns are the ids from ``first_id`` on. May overwrite ``x``.
 
     ``one_pass`` allows the Triton kernel, if it is available.
     """
@@ -57,7 +57,7 @@ def partials(x: Tensor, targets: Tensor, at_target: Tensor, first_id: int = 0, o
     few = targets.shape[1] <= MANY_TARGETS
     if not on_cpu and one_pass and few and (reduce_rows := _row_kernel(x.device.type)) is not None:
         return Partials(*reduce_rows(x, targets, at_target, first_id))
-    # on a GPU: a float32 copy, exponentials, and a few bytes of results
+    # a GPU needs memory for a float32 copy, exponentials, and a few bytes of results
     step = max(1, CACHE_SLICE // (4 * x.shape[1])) if on_cpu else rows_of_workspace(x.shape[1], 16, x.device.type)
     reduce = _on_cpu if on_cpu else _on_device
     blocks = (slice(i, i + step) for i in range(0, len(x), step))
@@ -66,7 +66,7 @@ def partials(x: Tensor, targets: Tensor, at_target: Tensor, first_id: int = 0, o
 
 @lru_cache
 def _row_kernel(kind: str) -> Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, ...]] | None:
-    """The one-pass kernel, if Triton is available and gives the right answer on a probe; else None."""
+    """Returns the one-pass kernel if Triton is available and the kernel is right on a probe; else None."""
     if kind != "cuda":
         return None
     try:
@@ -84,13 +84,13 @@ def _row_kernel(kind: str) -> Callable[[Tensor, Tensor, Tensor, int], tuple[Tens
 
 
 def combine(parts: list[Partials]) -> Partials:
-    """The partials of the union of neighbouring slices, given in the order of their ids. Always adds in that order."""
+    """Combines the partials of neighbouring slices, given in the order of their ids, and always adds in that order."""
     if len(parts) == 1:
         return parts[0]
     each = torch.stack([p.largest for p in parts])  # (slices, n)
-    largest, winner = each.max(dim=0)  # the first of equals: the slice with the lower ids
+    largest, winner = each.max(dim=0)  # of equal maxima the first, in the slice with the lower ids
     totals = torch.stack([p.total for p in parts])
-    # clamp_min keeps NaN, and an empty slice then adds 0; a divergence has its totals in float64
+    # clamp_min keeps NaN, and an empty slice then adds 0. A divergence has its totals in float64
     drop = (each.to(totals.dtype) - largest.to(totals.dtype)).clamp_min(FAR_BELOW)
     share = drop.exp()
     weighted = torch.stack([p.weighted for p in parts])
@@ -104,7 +104,7 @@ def combine(parts: list[Partials]) -> Partials:
 
 
 def finish(whole: Partials, at_target: Tensor) -> Columns:
-    """Columns, from the partials of the whole vocabulary and the targets' logits."""
+    """Computes columns from the partials of the whole vocabulary and the targets' logits."""
     log_total = whole.total.log()
     return Columns(
         logprob=at_target - whole.largest[:, None] - log_total[:, None],
@@ -116,7 +116,7 @@ def finish(whole: Partials, at_target: Tensor) -> Columns:
 
 
 def empty_partials(x: Tensor, targets: Tensor) -> Partials:
-    """The partials of an empty slice of the vocabulary, for the rows of ``x``."""
+    """Returns the partials of an empty slice of the vocabulary, for the rows of ``x``."""
     n = len(x)
     zeros = torch.zeros(n, device=x.device)
     return Partials(
@@ -129,7 +129,7 @@ def empty_partials(x: Tensor, targets: Tensor) -> Partials:
 
 
 def _on_device(x: Tensor, targets: Tensor, at_target: Tensor, first_id: int) -> Partials:
-    """Reduce with whole-block operations that never make the host wait for the device; overwrites ``x``."""
+    """Reduces with whole-block operations that never make the host wait for the device; overwrites ``x``."""
     before = torch.stack(
         [_before_without_waiting(x, at_target[:, j], targets[:, j] - first_id) for j in range(targets.shape[1])], dim=1
     )
@@ -159,9 +159,9 @@ def _on_cpu(x: Tensor, targets: Tensor, at_target: Tensor, first_id: int) -> Par
 
 
 def _first_choice(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The lowest id among the largest logits, and its logit.
+    """Returns the lowest id among the largest logits, and its logit.
 
-    Finds the maximum over blocks, then its place inside one block: a third of the time of ``torch.max`` on a CPU.
+    Finds the block with the maximum, then its place in that block, in a third of the time of ``torch.max`` on a CPU.
     """
     width = 256
     whole = x.shape[1] // width * width
@@ -182,7 +182,7 @@ def _first_choice(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _before(x: Tensor, at_target: Tensor, target: Tensor) -> Tensor:
-    """How many logits are above the target's, or equal to it with a lower id, (n, k)."""
+    """Counts the logits that are above the target's, or equal to it with a lower id, (n, k)."""
     if target.shape[1] <= FEW_TARGETS:
         counted = [_count(x, at_target[:, j : j + 1]) for j in range(target.shape[1])]
         above, at_least = (torch.stack(counts, dim=1) for counts in zip(*counted, strict=True))
@@ -200,7 +200,7 @@ def _before(x: Tensor, at_target: Tensor, target: Tensor) -> Tensor:
 
 
 def _count(x: Tensor, at_target: Tensor) -> tuple[Tensor, Tensor]:
-    """How many logits are above the target's, and how many at least equal.
+    """Counts the logits that are above the target's, and those that are at least equal to it.
 
     Counting in float32 is fastest, and exact below 2**24 ids.
     """

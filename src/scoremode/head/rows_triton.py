@@ -1,8 +1,8 @@
-"""Partials of rows of logits in one pass over them, on a GPU with Triton.
+"""Reduces rows of logits to partials in one pass over them, on a GPU with Triton.
 
-Each logit is read once for everything: largest, where, Σexp, Σexp·x, and how many ids rank before each target. Every
-lane of a program keeps its own numbers, and the lanes are joined once at the end in a fixed order. So the result has
-the same bits on every run and does not depend on which rows share a launch.
+Each logit is read once for all results: the largest logit, its id, Σexp, Σexp·x, and how many ids rank before each
+target. Every lane of a program has its own numbers, and the lanes are joined once at the end in a fixed order. So the
+result has the same bits on every run and does not depend on which rows share a launch.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _reduce_row(  # type: ignore[no-untyped-def]  # a kernel takes pointers one 
 
 
 def reduce_rows(x: Tensor, targets: Tensor, at_target: Tensor, first_id: int) -> tuple[Tensor, ...]:
-    """(largest, where, total, weighted, before) of logits (n, width) whose columns are the ids from ``first_id`` on."""
+    """Reduces logits (n, width) of the ids from ``first_id`` on to (largest, where, total, weighted, before)."""
     n, k = targets.shape
     floats = torch.empty(3, n, dtype=torch.float32, device=x.device)
     where = torch.empty(n, dtype=torch.int32, device=x.device)

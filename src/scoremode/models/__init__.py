@@ -1,1 +1,1 @@
-"""A model's name ─▶ what is known about it before any weight is loaded."""
+"""Finds the facts about a named model that are known before any weight is loaded."""

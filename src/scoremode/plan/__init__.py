@@ -1,1 +1,1 @@
-"""Tokens ─▶ Plan: which windows are fed, which tokens are scored, how the scores are averaged."""
+"""Makes a plan from tokens: the windows to feed, the tokens to score, and the rule that averages the scores."""

@@ -1,4 +1,4 @@
-"""Decide whether two models can be compared target by target, and say what differs if they cannot."""
+"""Decides whether two models can be compared target by target, and says what differs if they cannot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scoremode.text.documents import RereadDocuments
 from scoremode.text.tokens import Tokens
 from scoremode.values import Ids, Ints
 
-NEAR = 24  # characters that are shown where two tokenizers part
+NEAR = 24  # characters that are shown where two tokenizers begin to differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,27 +25,27 @@ class ComparableFacts:
     vocabulary: int | None
     plan_digest: str
     method: str
-    settings: Mapping[str, Any] | None = None  # of the method, if they are known
-    corpus_sha256: str | None = None  # if it is known
+    settings: Mapping[str, Any] | None = None  # settings of the method, if they are known
+    corpus_sha256: str | None = None  # hash of the text, if it is known
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Why two models cannot be compared."""
+    """The reason why two models cannot be compared."""
 
     kind: Literal["tokenizer", "vocabulary", "text", "plan"]
     reason: str
 
 
 Where = Callable[[], str | None]
-"""Where two tokenizers first give different ids, in words; None if they give the same ids."""
+"""Says where two tokenizers first give different ids; None if they give the same ids."""
 
 
 def difference(baseline: ComparableFacts, candidate: ComparableFacts, where: Where | None = None) -> Difference | None:
-    """The first thing that makes two models incomparable; None if they can be compared.
+    """Returns the first difference that makes two models incomparable; None if they can be compared.
 
-    A plan contains the ids of the text. So two tokenizers may have different names and files: what counts is that they
-    cut this text into the same ids.
+    A plan contains the ids of the text. So two tokenizers may have different names and files, as long as they cut this
+    text into the same ids.
     """
     same_plan = baseline.plan_digest == candidate.plan_digest
     if not same_plan and baseline.tokenizer != candidate.tokenizer and not _other_text(baseline, candidate):
@@ -68,10 +68,10 @@ def _other_text(baseline: ComparableFacts, candidate: ComparableFacts) -> bool:
 
 
 def first_difference(known: Ints, ids: Ids, count: int, tokens: Tokens, documents: RereadDocuments) -> str | None:
-    """Where the candidate's ids differ from the baseline's, in words; None if they do not.
+    """Says where the candidate's ids differ from the baseline's; None if they do not.
 
-    ``known`` are indices in the stream at which the baseline's ``ids`` are known, ``count`` is the length of its whole
-    stream. ``tokens`` and ``documents`` are the candidate's.
+    ``known`` has the indices in the baseline's stream whose ``ids`` are known; ``count`` is the length of that stream.
+    ``tokens`` and ``documents`` are the candidate's.
     """
     inside = known < len(tokens)
     differs = np.flatnonzero(tokens.ids[known[inside]] != ids[inside])
@@ -93,7 +93,7 @@ def first_difference(known: Ints, ids: Ids, count: int, tokens: Tokens, document
 
 
 def _plan_difference(baseline: ComparableFacts, candidate: ComparableFacts) -> str:
-    """How two plans differ, as far as it is known."""
+    """Says how two plans differ, as far as the difference is known."""
     if baseline.method != candidate.method:
         return f"method {harmless(str(baseline.method))} vs {harmless(str(candidate.method))}"
     theirs = baseline.settings or {}
@@ -108,7 +108,7 @@ def _plan_difference(baseline: ComparableFacts, candidate: ComparableFacts) -> s
 
 # ── against a reference ──────────────────────────────────────────────────────────────────────────────────────────────
 def require_comparable(reference: Mapping[str, Any], candidate: ComparableFacts, where: Where | None = None) -> None:
-    """Raise InputError if a candidate cannot be compared with a reference, whose manifest is given.
+    """Raises InputError if a candidate cannot be compared with a reference, whose manifest is given.
 
     The reason names settings and texts that differ, if they are known; ``where`` says where the ids of two tokenizers
     differ.

@@ -1,4 +1,4 @@
-"""The input and output of an engine under the name that engines of other packages import them by."""
+"""The types of an engine's input and output, under the module name that engines of other packages import."""
 
 from scoremode.scores.answers import Answers, Window, WindowList, WindowSource, measured, prescribed_batches
 

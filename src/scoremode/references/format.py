@@ -33,7 +33,7 @@ RAW_DTYPES: dict[str, np.dtype[Any]] = {
 }
 SAFETENSORS_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 DATA_START = 512
-"""Every file's header is padded to this offset: rows are aligned, and a header can be written after its rows."""
+"""Every file's header is padded to this offset, so that rows are aligned and a header can be written after its rows."""
 MOST_ROWS, WIDEST = 1 << 48, 1 << 24
 
 
@@ -46,7 +46,7 @@ class TensorFile(NamedTuple):
 
     @staticmethod
     def of(*tensors: tuple[str, str, tuple[int, ...]]) -> TensorFile:
-        """The file of consecutive tensors (name, dtype, shape); its header is padded with spaces."""
+        """Describes the file of consecutive tensors (name, dtype, shape); its header is padded with spaces."""
         described, at = {}, 0
         for name, dtype, shape in tensors:
             end = at + math.prod(shape) * RAW_DTYPES[dtype].itemsize
@@ -57,7 +57,7 @@ class TensorFile(NamedTuple):
         return TensorFile(DATA_START + at, struct.pack("<Q", DATA_START - 8) + written.ljust(DATA_START - 8))
 
     def problem(self, path: Path) -> str | None:
-        """Why the file at this path is not this one, in words; None if its size and header are right."""
+        """Says how a file differs from this description; None if its size and header are right."""
         try:
             found = path.stat()
             if not stat.S_ISREG(found.st_mode):
@@ -74,7 +74,7 @@ class TensorFile(NamedTuple):
 
 
 class ShardLayout(msgspec.Struct, frozen=True):
-    """Which row is stored in which file, and where."""
+    """The file and the position of every row."""
 
     targets: int
     width: int
@@ -90,7 +90,7 @@ class ShardLayout(msgspec.Struct, frozen=True):
         return -(-self.targets // self.rows_per_shard)
 
     def shard_range(self, shard: int) -> tuple[int, int]:
-        """The first row of a shard, and the number of its rows."""
+        """Returns the first row of a shard, and the number of its rows."""
         first = shard * self.rows_per_shard
         return first, min(self.rows_per_shard, self.targets - first)
 
@@ -98,7 +98,7 @@ class ShardLayout(msgspec.Struct, frozen=True):
         return TensorFile.of(("states", self.dtype, (self.shard_range(shard)[1], self.width)))
 
     def pieces(self, first: int, count: int) -> Iterator[tuple[int, int, int, int]]:
-        """The parts of a range of rows: (shard, byte offset in its file, rows before this part, rows of this part)."""
+        """Yields the parts of a range of rows: (shard, byte offset in its file, rows before the part, its rows)."""
         before = 0
         while before < count:
             shard, row = divmod(first + before, self.rows_per_shard)
@@ -113,7 +113,7 @@ def head_file(head: Mapping[str, Any], width: int) -> TensorFile:
 
 
 def estimate_bytes(targets: int, width: int, dtype: str, vocabulary: int) -> dict[str, int]:
-    """The size of a reference on disk, and the size of float16 logits for comparison.
+    """Returns the size of a reference on disk, and the size of float16 logits for comparison.
 
     >>> estimate_bytes(1000, 4096, "bfloat16", 128256)["states"]
     8192000
@@ -125,7 +125,7 @@ def estimate_bytes(targets: int, width: int, dtype: str, vocabulary: int) -> dic
 
 # ── manifests ────────────────────────────────────────────────────────────────────────────────────────────────────────
 Dtype = Literal["bfloat16", "float16", "float32"]
-Factor = Annotated[float, Meta(ge=1e-300, le=1e30)]  # a value outside means a damaged file
+Factor = Annotated[float, Meta(ge=1e-300, le=1e30)]  # a value outside these bounds means a damaged file
 Rows = Annotated[int, Meta(ge=1, le=MOST_ROWS)]
 Ids = Annotated[int, Meta(ge=1, le=1 << 32)]
 
@@ -158,7 +158,7 @@ class ShardManifest(msgspec.Struct):
 
 
 class ReferenceManifest(msgspec.Struct):
-    """The fields of a finished reference's manifest; those with a default are in some manifests only."""
+    """The fields of a finished reference's manifest; fields with a default are in some manifests only."""
 
     format: Literal[2]
     targets: Annotated[int, Meta(ge=0, le=MOST_ROWS)]
@@ -189,7 +189,7 @@ class PartialManifest(msgspec.Struct):
 
 
 def remake_fix(folder: Path) -> str:
-    """How to fix a damaged reference, for an error message."""
+    """Returns advice for the error message about a damaged reference."""
     return f"copy the folder again, or remove it and make it again: {_command(folder)}"
 
 
@@ -198,7 +198,7 @@ def _command(folder: Path) -> str:
 
 
 def read_reference_manifest(folder: Path) -> dict[str, Any]:
-    """The checked manifest of a finished reference; RunError if it is missing, changed or invalid."""
+    """Returns the checked manifest of a finished reference; raises RunError if it is missing, changed or invalid."""
     path, remake = folder / REFERENCE, remake_fix(folder)
     if not path.exists():
         if (folder / PARTIAL).exists():
@@ -224,7 +224,7 @@ def read_reference_manifest(folder: Path) -> dict[str, Any]:
 
 
 def manifest_problem(manifest: Mapping[str, Any]) -> str | None:
-    """What is wrong with a reference's manifest, in words; None if every field has the right type and range."""
+    """Says what is wrong with a reference's manifest; None if every field has the right type and range."""
     unfit = unusable_field(manifest, ReferenceManifest)
     if unfit is not None:
         return f"no usable {unfit}"
@@ -242,7 +242,7 @@ def manifest_problem(manifest: Mapping[str, Any]) -> str | None:
 
 
 def head_problem(head: Any) -> str | None:
-    """What is wrong with a head's description, in words; None if it is consistent."""
+    """Says what is wrong with a head's description; None if it is consistent."""
     if not isinstance(head, dict) or unusable_field(head, HeadManifest):
         return "no usable head"
     if head["vocabulary"] > head["rows"]:
@@ -255,7 +255,7 @@ def head_problem(head: Any) -> str | None:
 def write_partial(
     folder: Path, identity: Mapping[str, Any], layout: ShardLayout | None = None, *, ready: bool = False
 ) -> None:
-    """Write partial.reference.json. ``ready`` means that rows may be written: their space is allocated."""
+    """Writes partial.reference.json. ``ready`` means that rows may be written, because their space is allocated."""
     known = {
         "format": FORMAT,
         "ready": ready,
@@ -266,7 +266,7 @@ def write_partial(
 
 
 def read_partial(folder: Path) -> dict[str, Any] | None:
-    """The contents of partial.reference.json; None if there is no unfinished reference."""
+    """Returns the contents of partial.reference.json; None if there is no unfinished reference."""
     path = folder / PARTIAL
     if not path.exists():
         return None
@@ -283,7 +283,7 @@ def read_partial(folder: Path) -> dict[str, Any] | None:
 
 # ── the folder ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def identity_in(folder: Path) -> dict[str, Any] | None:
-    """The identity of the reference in a folder, even if it is unfinished or damaged; None if it cannot be read."""
+    """Returns the identity of the reference in a folder, even if unfinished or damaged; None if it cannot be read."""
     for name in (REFERENCE, PARTIAL):
         with suppress(ValueError, OSError):
             identity = read_object(folder / name).get("identity")
@@ -298,10 +298,10 @@ def is_reference(folder: Path) -> bool:
 
 
 def discard(folder: Path) -> None:
-    """Remove a reference's own files, finished or not; does nothing if there is none. The caller holds the lock.
+    """Removes a reference's own files, finished or not; does nothing if there is none. The caller holds the lock.
 
-    First, partial.reference.json is replaced by one that says that no rows are written; it is removed last. So after a
-    kill the remaining files are still known to be ours, and the next writer starts from the beginning.
+    First, partial.reference.json is replaced by one that says that no rows are written. That file is removed last. So
+    after a kill the remaining files are still known to be ours, and the next writer starts from the beginning.
     """
     if not any((folder / name).exists() for name in (REFERENCE, PARTIAL, ROWS)):
         return
@@ -315,6 +315,6 @@ def discard(folder: Path) -> None:
 
 
 def discard_others(folder: Path, identity: Mapping[str, Any]) -> None:
-    """Remove the reference of another run, which a killed process left while it replaced that run."""
+    """Removes the reference of another run, which a killed process left while it replaced that run."""
     if identity_in(folder) != identity:
         discard(folder)

@@ -1,8 +1,8 @@
-"""Write a reference: a baseline's final hidden states for every target, bit for bit, and its head once.
+"""Writes a reference: a baseline's final hidden states for every target, bit for bit, and its head once.
 
 DIR/states-00000.safetensors, …   tensor "states" (rows, width) of consecutive targets, in plan order
 DIR/head.safetensors              tensor "weight" (padded vocabulary, width), and "bias" if the model has one
-DIR/reference.json                the manifest with the sha256 of every file; written last, so it means complete
+DIR/reference.json                the manifest with the sha256 of every file; written last, when all is complete
 DIR/partial.reference.json        while unfinished: the identity of the run, and the layout of the shards
 DIR/partial.rows                  while unfinished: which rows are written, and their checksums
 
@@ -69,7 +69,7 @@ class StatesWriter:
         shard_bytes: int = SHARD_BYTES,
         remote: RemoteWriter | None = None,
     ) -> None:
-        """Complete shards are moved to ``remote``. Without it, disk space for all shards is allocated at once."""
+        """Complete shards are moved to ``remote``; without ``remote``, space for all shards is allocated at once."""
         if dtype not in RAW_DTYPES:
             raise InputError(f"a reference cannot keep {dtype} states", fix=f"give --dtype {' or '.join(RAW_DTYPES)}")
         assert 0 <= targets <= MOST_ROWS, "targets out of range"
@@ -82,7 +82,7 @@ class StatesWriter:
         self._head: dict[str, Any] | None = None  # the description of the head, if it was written
         self._pending: list[bytes] = []  # records of rows that were written since the last flush
         self._remote, self._written = remote, set[int]()  # shards that were written since the last flush
-        self._shard: tuple[int, BinaryIO] | None = None  # the last shard stays open: most often the next write is there
+        self._shard: tuple[int, BinaryIO] | None = None  # the last shard stays open for the next write
         with disk_errors(self.folder):
             is_finished = self._is_finished()
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ class StatesWriter:
             elif known is not None and known["ready"]:
                 self._resume(known)
             else:
-                self._begin()  # at most, space was allocated
+                self._begin()  # there are no rows yet, at most their space
             if remote is not None:
                 self._count_sent(remote)
         except BaseException:
@@ -103,7 +103,7 @@ class StatesWriter:
 
     # ── begin or resume ──────────────────────────────────────────────────────────────────────────────────────────────
     def _is_finished(self) -> bool:
-        """Does the folder contain this reference, finished? RunError if it contains another one."""
+        """Does the folder contain this reference, finished? Raises RunError if it contains another one."""
         if not (self.folder / REFERENCE).exists():
             return False
         if self._remote is not None and (self.folder / ROWS).exists():
@@ -118,10 +118,10 @@ class StatesWriter:
         return True
 
     def _reopen(self) -> None:
-        """Turn a finished reference into an unfinished one that has all its rows.
+        """Turns a finished reference into an unfinished one that has all its rows.
 
-        Its run may be unfinished, if the process was killed after reference.json but before the run's own manifest.
-        The states must not be lost then.
+        The reference's run may be unfinished, if the process was killed after reference.json but before the run's own
+        manifest was written. The states must not be lost then.
         """
         self._rows.truncate(0)
         for shard in range(self.layout.shards):
@@ -133,7 +133,7 @@ class StatesWriter:
             (self.folder / REFERENCE).unlink()
 
     def _resume(self, known: Mapping[str, Any]) -> None:
-        """Find out which rows are written: those whose bytes still match their checksum."""
+        """Finds the rows that are written: those whose bytes still match their checksum."""
         theirs = {**known["identity"], **known["layout"]}
         differing = differing_fields({**self.identity, **msgspec.to_builtins(self.layout)}, theirs)
         if differing:
@@ -157,7 +157,7 @@ class StatesWriter:
                 self.present[first : first + count] = is_whole
 
     def _count_sent(self, remote: RemoteWriter) -> None:
-        """Mark all rows of each shard that was sent as written, if the shard still has its size."""
+        """Marks all rows of each shard that was sent as written, if the shard still has its size."""
         sizes = {found.name: found.size for found in remote.objects.listed()} if remote.sent else {}
         sound = list[str]()
         for shard in range(self.layout.shards):
@@ -168,7 +168,7 @@ class StatesWriter:
         remote.keep_sent(sound)
 
     def _begin(self) -> None:
-        """Allocate space for every row now, so that a full disk is detected before an hour of scoring."""
+        """Allocates space for every row now, so that a full disk is detected before an hour of scoring."""
         for path in self.folder.iterdir():
             if SHARD_NAME.fullmatch(path.name):
                 path.unlink()
@@ -185,7 +185,7 @@ class StatesWriter:
             raise
 
     def _allocate(self, shard: int) -> None:
-        """Create a shard with all its space allocated, so that a later write cannot find the disk full."""
+        """Creates a shard with all its space allocated, so that a later write cannot find the disk full."""
         size, header = self.layout.shard_file(shard)
         with (self.folder / shard_name(shard)).open("wb", buffering=0) as file:
             write_at(file.fileno(), header, 0)
@@ -203,13 +203,13 @@ class StatesWriter:
         return bool(self.present[first : first + count].all())
 
     def complete_windows(self, target_offsets: Ints) -> Bools:
-        """For each window of a plan's ``target_offsets``: are all its rows written?"""
+        """Returns, for each window of a plan's ``target_offsets``, whether all its rows are written."""
         holes = np.concatenate([[0], np.cumsum(~self.present, dtype=np.int64)])
         whole: Bools = holes[target_offsets[1:]] == holes[target_offsets[:-1]]
         return whole
 
     def write(self, first_target: int, rows: Raw) -> None:
-        """Write the states of consecutive targets, bit for bit."""
+        """Writes the states of consecutive targets, bit for bit."""
         raw, layout = RAW_DTYPES[self.layout.dtype], self.layout
         if rows.ndim != 2 or rows.shape[1] != layout.width or rows.dtype != raw:
             raise EngineError(
@@ -245,7 +245,7 @@ class StatesWriter:
         return self._shard[1].fileno()
 
     def flush(self) -> None:
-        """Record which rows were written. The operating system already has them: a kill after this loses none."""
+        """Records which rows were written. The operating system already has the rows, so a later kill loses none."""
         records = b"".join(self._pending)
         with disk_errors(self.folder):
             end = self._rows.seek(0, os.SEEK_END)
@@ -259,14 +259,14 @@ class StatesWriter:
         for shard in sorted(written):
             if self.has(*self.layout.shard_range(shard)):
                 if self._shard is not None and self._shard[0] == shard:
-                    self._close_shard()  # a later write asks for it again
+                    self._close_shard()  # a later write opens it again
                 self._remote.send_shard(shard_name(shard))
 
     # ── head ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     def write_head(
         self, weight: Raw, bias: Raw | None, *, scale: float, softcap: float | None, vocabulary: int
     ) -> None:
-        """Write the head: its matrix (padded vocabulary, width) and its bias (padded vocabulary,)."""
+        """Writes the head: its matrix (padded vocabulary, width) and its bias (padded vocabulary,)."""
         assert weight.ndim == 2, "a head is a matrix"
         assert weight.shape[1] == self.layout.width, "a head must be as wide as the states"
         assert bias is None or bias.shape == weight.shape[:1], "a bias must have one number per row"
@@ -289,7 +289,7 @@ class StatesWriter:
 
     # ── finish ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def finish(self, manifest: Mapping[str, Any]) -> Reference:
-        """Hash every file, write reference.json, and open the complete reference.
+        """Hashes every file, writes reference.json, and opens the complete reference.
 
         ``manifest`` has at least plan_digest, method, model_fingerprint, tokenizer (its fingerprint) and engine (a
         dict of facts); method_settings, corpus and corpus_sha256 make later error messages more precise.
@@ -319,7 +319,7 @@ class StatesWriter:
                 "head": {**self._head, "sha256": self._sha256(HEAD)},
                 "identity": self.identity,
             }
-            complete = sealed(json.loads(json.dumps(found, allow_nan=False)))  # as it will be read: tuples are lists
+            complete = sealed(json.loads(json.dumps(found, allow_nan=False)))  # as it is read again: tuples are lists
             assert manifest_problem(complete) is None, f"an invalid manifest: {manifest_problem(complete)}"
             write_atomically(self.folder / REFERENCE, json.dumps(complete, indent=1, allow_nan=False).encode())
             self.close()
@@ -330,7 +330,7 @@ class StatesWriter:
         return Reference.open(self.folder, verify=False)
 
     def _sha256(self, name: str) -> str:
-        """The hash of a file, which is flushed to disk first if it was not sent away."""
+        """Returns the hash of a file, which is flushed to disk first if it was not sent away."""
         if self._remote is not None and name in self._remote.sent:
             return self._remote.sent[name]
         with (self.folder / name).open("rb", buffering=0) as file:
@@ -343,7 +343,7 @@ class StatesWriter:
             self._shard = None
 
     def close(self) -> None:
-        """Close the files; what was flushed stays on disk."""
+        """Closes the files; flushed rows stay on disk."""
         self._close_shard()
         self._rows.close()
 
@@ -363,7 +363,7 @@ def _dtype_of(rows: Raw) -> str:
 
 @contextmanager
 def disk_errors(folder: Path, needed: int | None = None) -> Iterator[None]:
-    """Turn OSError into RunError with a message of one line; ``needed`` bytes are mentioned if the disk is full."""
+    """Turns OSError into RunError with a message of one line; ``needed`` bytes are mentioned if the disk is full."""
     try:
         yield
     except OSError as error:

@@ -1,9 +1,9 @@
-"""Copies in the cache of files behind URIs. One process of a machine fetches a copy, the others wait and share it.
+"""Caches copies of files behind URIs. One process of a machine fetches a copy; the other processes wait and share it.
 
-CACHE/files/DIGEST/NAME         a text or a file of base logits; DIGEST is made of the URI and the file's version
-CACHE/files/DIGEST/.file.json   where it came from, and its sha256; written last
+CACHE/files/DIGEST/NAME         a text or a file of base logits; DIGEST is a hash of the URI and the file's version
+CACHE/files/DIGEST/.file.json   the origin of the copy, and its sha256; written last
 
-A file that was changed has another version by its server, and so another copy.
+A file that was changed gets another version from its server, and so another copy.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ AGAIN = "run the same command again; if it stays, make it again with --fresh"
 
 # ── fetch ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def fetch_once(folder: Path, mark: str, place: Place, fetch: Callable[[], None]) -> None:
-    """If the file ``mark`` is missing, call ``fetch``, which writes it last; wait if another process is fetching."""
+    """Calls ``fetch``, which writes the file ``mark`` last, if ``mark`` is missing; waits if another process does."""
     waiting = f"another process is fetching {place}; waiting for it (Ctrl-C to stop)"
     try:
         if not (folder / mark).exists():
@@ -53,9 +53,9 @@ def fetch_verified(
     sha256: str,
     wrong: str = "is not the file that its manifest describes",
 ) -> None:
-    """Fetch a file, or the rest of it if a part is here. It gets its name here after its hash was checked."""
+    """Fetches a file, or the rest of it if a part is here. The file gets its final name after its hash was checked."""
     part = to.with_name(PART)
-    for _ in range(0 if to.exists() else 2):  # the part may be of another file: then all of it is fetched again
+    for _ in range(0 if to.exists() else 2):  # the part may be of another file: then the whole file is fetched again
         objects.fetch(name, part, size=size)
         if file_sha256(part) == sha256:
             os.replace(part, to)
@@ -66,7 +66,7 @@ def fetch_verified(
 
 
 def copy_of_file(place: Place) -> Path:
-    """The path of a copy of this file as it is now; StorageError if there is no such file."""
+    """Returns the path of a copy of this file as it is now; raises StorageError if there is no such file."""
     objects, name = (Objects(place.parent), place.name) if "/" in place.path else (Objects(place), "")
     version = objects.version(name)
     if version is None:
@@ -87,7 +87,7 @@ def copy_of_file(place: Place) -> Path:
 
     fetch_once(folder, FILE_MARK, place, fetch)
     with suppress(OSError):
-        os.utime(folder / FILE_MARK)  # its last use
+        os.utime(folder / FILE_MARK)  # records the last use
     share_until_exit(folder / FILE_MARK)  # the copy is not removed while this process lives
     alias_path(str(copy), str(place))
     return copy
@@ -95,7 +95,7 @@ def copy_of_file(place: Place) -> Path:
 
 # ── texts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def local_files(uri: str, endings: tuple[str, ...]) -> list[str]:
-    """The texts that a URI names (a file, a folder, a pattern), as paths of copies, sorted by their names elsewhere."""
+    """Returns paths of copies of the texts that a URI names (file, folder or pattern), sorted by their names there."""
     try:
         where = located(uri)
         if isinstance(where, Path):
@@ -113,7 +113,7 @@ def local_files(uri: str, endings: tuple[str, ...]) -> list[str]:
 
 
 def _texts_at(place: Place, endings: tuple[str, ...]) -> list[Place]:
-    """The files that match a pattern, or those of a folder with one of these endings; else the file itself."""
+    """Returns the files that match a pattern, or those of a folder with one of the endings; else the file itself."""
     parts = place.path.split("/")
     first = next((i for i, part in enumerate(parts) if i and any(sign in part for sign in SIGNS)), len(parts))
     folder, pattern = Place(place.scheme, "/".join(parts[:first]), place.settings), parts[first:]
@@ -131,7 +131,7 @@ def _texts_at(place: Place, endings: tuple[str, ...]) -> list[Place]:
 
 
 def _matches(names: list[str], patterns: list[str]) -> bool:
-    """Does a path match a pattern of ``glob``? ``*`` stays in one folder, ``**`` does not; none matches a first dot."""
+    """Does a path match a ``glob`` pattern? ``*`` stays in one folder, ``**`` does not; neither matches a first dot."""
     if not patterns:
         return not names
     if patterns[0] == "**":

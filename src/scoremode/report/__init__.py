@@ -1,1 +1,1 @@
-"""Runs and comparisons for people: terminal, HTML page, notebook, model card."""
+"""Presents runs and comparisons to people: terminal, HTML page, notebook, model card."""

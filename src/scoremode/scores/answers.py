@@ -22,9 +22,9 @@ class Window:
     Row r sees ``ids[:r + 1]`` and predicts the next token; position 0 is never a target because no row precedes it.
     """
 
-    ids: Ids  # (t,) fed
+    ids: Ids  # (t,) tokens that are fed
     rows: Ids  # (m,) ascending, each < t
-    targets: Ids  # (m, k) token ids whose score is wanted at that row
+    targets: Ids  # (m, k) token ids to score at each row
 
 
 class WindowSource(Protocol):
@@ -45,7 +45,7 @@ class WindowSource(Protocol):
 
 
 def prescribed_batches(source: WindowSource) -> list[Ints] | None:
-    """The batches of a source that was cut out of a larger one; None: engines choose batches by their own rule."""
+    """Returns the batches of a source that was cut out of a larger one; None if engines choose batches themselves."""
     found: list[Ints] | None = getattr(source, "batches", None)
     return found
 
@@ -73,7 +73,7 @@ class WindowList:
 class Answers(ScoreColumns):
     """An engine's answer to one window: one line per requested row, one column per target of that row.
 
-    Only ``logprob`` is required. None means "not measured": it is shown as such everywhere, and nothing is filled in.
+    Only ``logprob`` is required. A column that is None was not measured: it is shown so everywhere, never filled in.
     ``top`` and ``top_logprob`` are given together or not at all. All answers of one engine have the same columns.
     Columns that the engine itself declared are given by name in ``more``, and are attributes too.
     """
@@ -85,7 +85,7 @@ class Answers(ScoreColumns):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """A column that the engine declared itself; Python calls this only for names that are no fields."""
+            """Returns a column that the engine declared; Python calls this only for names that are not fields."""
             if name != "more" and name in self.more:
                 return self.more[name]
             raise AttributeError(f"there is no column '{name}'")
@@ -102,20 +102,20 @@ class Answers(ScoreColumns):
         return (*own, *self.more) if self.more else own
 
     def arrays(self) -> Iterator[tuple[str, Array]]:
-        """Every array that was given, by name: the columns, and the arrays that were requested in addition."""
+        """Yields every array that was given, by name: the columns, and the arrays that were requested in addition."""
         for name in (*self.columns, *REQUESTED):
             if (column := getattr(self, name)) is not None:
                 yield name, column
 
     @staticmethod
     def of(arrays: dict[str, Any]) -> Answers:
-        """Answers from arrays by name, as ``arrays`` gives them."""
+        """Makes answers from arrays by name, as ``arrays`` yields them."""
         known = {name: array for name, array in arrays.items() if name in _NAMES or name in REQUESTED}
         return Answers(**known, more={name: array for name, array in arrays.items() if name not in known})
 
 
 REQUESTED = ("states", "kl", "records")
-"""What answers have only if it was requested. One line per row."""
+"""Arrays that answers have only if they were requested, with one line per row."""
 
 _NAMES = BUILT_IN.names
 
@@ -123,7 +123,7 @@ T = TypeVar("T")
 
 
 def measured(column: T | None) -> T:
-    """The column itself, for code that knows it was measured (not None).
+    """Returns the column itself, for code that knows it was measured (not None).
 
     >>> measured([1, 2])
     [1, 2]
@@ -134,9 +134,9 @@ def measured(column: T | None) -> T:
 
 # ── checks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def check_answers(schema: Schema, source: WindowSource, found: Sequence[tuple[int, Answers]]) -> None:
-    """Require one number for each target of each window, none of them NaN; minus infinity is a probability of zero.
+    """Requires one number for each target of each window, none of them NaN; minus infinity is a probability of zero.
 
-    Every given column must have the right shape. Code that collects answers checks that all have the same columns.
+    Every given column must have the right shape. The caller checks that all answers have the same columns.
     """
     if len(found) > 1 and _all_sound(schema, source, found):
         return
@@ -145,7 +145,7 @@ def check_answers(schema: Schema, source: WindowSource, found: Sequence[tuple[in
 
 
 def check_shapes(schema: Schema, shape: tuple[int, ...], index: int, answers: Answers) -> None:
-    """Require columns that the schema allows, each in the shape that follows from the shape of a window's targets."""
+    """Requires columns that the schema allows, each in the shape that follows from the shape of a window's targets."""
     wrong = schema.set_problem(answers.columns)
     if wrong is not None:
         raise EngineError(f"window {index} got wrong columns: {wrong}", fix=FAULT)
@@ -171,12 +171,12 @@ def _check_window(schema: Schema, source: WindowSource, index: int, answers: Ans
 
 
 def _is_sound(column: Column, values: Array) -> bool:
-    """Is no value NaN or plus infinity? The maximum shows both: it is NaN if one of the values is."""
+    """Are all values less than plus infinity, and none NaN? The maximum shows both: it is NaN if any value is."""
     return column.dtype != "float64" or not values.size or bool(np.maximum.reduce(values, axis=None) < np.inf)
 
 
 def _all_sound(schema: Schema, source: WindowSource, found: Sequence[tuple[int, Answers]]) -> bool:
-    """Does ``_check_window`` accept all of these answers? The columns of all windows are checked together."""
+    """Does ``_check_window`` accept all these answers? The columns of all windows are checked together."""
     names = found[0][1].columns
     if schema.set_problem(names) is not None or any(answers.columns != names for _, answers in found):
         return False
@@ -191,6 +191,6 @@ def _all_sound(schema: Schema, source: WindowSource, found: Sequence[tuple[int, 
 
 
 def targets_shape(source: WindowSource, index: int) -> tuple[int, ...]:
-    """How many rows a window has, and how many targets each row has. A plan knows both without making the window."""
+    """Returns how many rows a window has, and how many targets per row. A plan knows both without making the window."""
     counts: Ints | None = getattr(source, "target_counts", None)
     return source.window(index).targets.shape if counts is None else (int(counts[index]), 1)

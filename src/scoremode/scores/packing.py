@@ -1,10 +1,10 @@
-"""The one way in which windows and answers travel between processes and machines: as a few flat arrays.
+"""Packs windows and answers as a few flat arrays, the only form in which they go to other processes and machines.
 
 ``PackedWindows``   many windows: to replicas inside a WindowSubset, to a service inside a message
 ``PackedAnswers``   answers to many windows, column by column: back from replicas and services
-``to_message``      typed values with arrays in them as bytes, for what crosses a network
-``lines``           answers as rows of int32 words, which is all that some engines' workers can give back
-``flat_columns``    the columns of one window, as a journal's record has them
+``to_message``      typed values that contain arrays, as bytes for a network
+``lines``           answers as rows of int32 words, because some engines' workers can return nothing else
+``flat_columns``    the columns of one window, as a journal stores them in a record
 
 The columns, their types and their order follow from the schema everywhere.
 """
@@ -37,7 +37,7 @@ def _between(ends: Ints, index: int) -> slice:
 
 
 def _joined(arrays: Sequence[Array], dtype: np.dtype[Any]) -> Raw:
-    """All numbers of some arrays, one after the other."""
+    """Joins all numbers of some arrays, one after the other."""
     flat = [np.ascontiguousarray(array, dtype).reshape(-1) for array in arrays]
     return flat[0] if len(flat) == 1 else np.concatenate(flat) if flat else np.empty(0, dtype)
 
@@ -53,7 +53,7 @@ class PackedWindows:
     row_ends: Ints  # (windows,)
     targets: Ids
     target_ends: Ints  # (windows,)
-    widths: Ints  # (windows,) targets of each of its rows
+    widths: Ints  # (windows,) targets per row
 
     @staticmethod
     def of(windows: Sequence[Window]) -> PackedWindows:
@@ -81,7 +81,7 @@ class PackedWindows:
         return Window(self.ids[_between(self.id_ends, index)], rows, targets)
 
     def check(self) -> None:
-        """Refuse arrays that do not fit each other: anybody may have sent them. Ids and rows are not checked here."""
+        """Refuses arrays that do not fit each other: anybody may have sent them. Ids and rows are not checked here."""
         sizes = ((self.ids, self.id_ends), (self.rows, self.row_ends), (self.targets, self.target_ends))
         for flat, ends in sizes:
             if flat.ndim != 1 or ends.shape != self.widths.shape or ends.ndim != 1:
@@ -96,17 +96,17 @@ class PackedWindows:
 
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def flat_columns(answers: Sequence[Answers], columns: Iterable[Column]) -> dict[str, Array]:
-    """Columns of some windows, joined: one value per target or row, in the type of the schema."""
+    """Joins the columns of some windows: one value per target or row, in the type of the schema."""
     return {c.name: _joined([getattr(own, c.name) for own in answers], c.numpy_type) for c in columns}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedAnswers:
-    """Answers to some windows, column by column. All of them have the same columns."""
+    """Answers to some windows, column by column. All answers have the same columns."""
 
-    windows: Ints  # (windows,) which they are
-    rows: Ints  # (windows,) rows of each
-    widths: Ints  # (windows,) targets of each of its rows
+    windows: Ints  # (windows,) index of each window
+    rows: Ints  # (windows,) rows of each window
+    widths: Ints  # (windows,) targets per row
     columns: dict[str, Raw]
 
     @staticmethod
@@ -121,7 +121,7 @@ class PackedAnswers:
         return PackedAnswers(np.array([i for i, _ in found], np.int64), shapes[:, 0], shapes[:, 1], columns)
 
     def answers(self, schema: Schema) -> Iterator[tuple[int, Answers]]:
-        """Each window's number and a copy of its answers, so that Ray can free the block when all of them are read."""
+        """Yields each window's number and a copy of its answers, so that Ray can free the block when all are read."""
         cells, rows = _ends(self.rows * self.widths), _ends(self.rows)
         of_targets = {column.name for column in schema.scores if column.per == "target"}
         for i, window in enumerate(self.windows.tolist()):
@@ -132,7 +132,7 @@ class PackedAnswers:
             yield window, Answers.of(found)
 
     def check(self, windows: Sequence[Window], schema: Schema, *, with_kl: bool) -> None:
-        """Refuse a server's answers if they are about other windows, or if a column has a wrong type or length."""
+        """Refuses a server's answers if they are about other windows, or if a column has a wrong type or length."""
         shapes = np.array([w.targets.shape for w in windows], np.int64).reshape(-1, 2)
         given = (*schema.chosen(self.columns), *((KL,) if with_kl else ()))
         names = [column.name for column in given]
@@ -150,7 +150,7 @@ class PackedAnswers:
 
     @staticmethod
     def most_bytes(windows: Sequence[Window], schema: Schema) -> int:
-        """The most bytes that the arrays of a right answer to these windows may have."""
+        """Returns the largest size in bytes that the arrays of a correct answer to these windows may have."""
         sizes = {per: sum(8 for c in (*schema.scores, KL) if c.per == per) for per in ("target", "row")}
         room = sum(sizes["target"] * w.targets.size + sizes["row"] * len(w.rows) for w in windows)
         return room + 24 * len(windows)
@@ -168,7 +168,7 @@ class AnswerPacker:
         self.size += sum(column.nbytes for _, column in answers.arrays())
 
     def fits(self, answers: Answers) -> bool:
-        """Has this answer the same columns as the answers before it?"""
+        """Does this answer have the same columns as the answers before it?"""
         return not self.found or [n for n, _ in answers.arrays()] == [n for n, _ in self.found[0][1].arrays()]
 
     def take(self) -> PackedAnswers:
@@ -178,19 +178,19 @@ class AnswerPacker:
 
 # ── lines of words ───────────────────────────────────────────────────────────────────────────────────────────────────
 Words = npt.NDArray[np.int32]
-"""Answers of workers: a line of int32 words per row. Floats are kept by the bits of their float32; after the
-columns comes what was asked for in addition, as a divergence in float64."""
+"""Answers of workers: a line of int32 words per row. A float is stored as the bits of its float32. After the columns
+come the results that were requested in addition, such as a divergence in float64."""
 
 KL_WORDS = 2  # a divergence is one float64
 
 
 def line_words(k: int) -> int:
-    """The number of words in each line of an answer with k targets per row."""
+    """Returns the number of words in each line of an answer with k targets per row."""
     return sum(k if column.per == "target" else 1 for column in BUILT_IN.scores)
 
 
 def read_lines(words: Words, k: int) -> Answers:
-    """Answers from lines of words; words after the columns are not read."""
+    """Reads answers from lines of words; words after the columns are not read."""
     words, found, at = np.ascontiguousarray(words), {}, 0
     for column in BUILT_IN.scores:
         count = k if column.per == "target" else 1
@@ -202,7 +202,7 @@ def read_lines(words: Words, k: int) -> Answers:
 
 
 def read_divergences(words: Words) -> Floats:
-    """KL (m,) from the words (m, KL_WORDS) that follow the columns."""
+    """Reads KL (m,) from the words (m, KL_WORDS) that follow the columns."""
     return np.ascontiguousarray(words).view(np.float64)[:, 0].copy()
 
 
@@ -211,19 +211,19 @@ MAGIC = b"SCOREMOD"
 VERSION = 2
 CONTENT_TYPE = "application/x-scoremode"
 START = struct.Struct("<8sI")  # magic, version
-TYPES = frozenset({"<i4", "<i8", "<f8", "<f4", "<f2", "<u2"})  # of arrays; <u2 are the bits of bfloat16
+TYPES = frozenset({"<i4", "<i8", "<f8", "<f4", "<f2", "<u2"})  # types of arrays; <u2 are the bits of bfloat16
 AGAIN = "see docs/service.md for the form of a message"
 
 T = TypeVar("T")
 
 
 def to_message(value: Any) -> bytes:
-    """Encode a value as a message: magic and version, then MessagePack. An array is [type, shape, its bytes]."""
+    """Encodes a value as a message: magic and version, then MessagePack. An array is [type, shape, its bytes]."""
     return START.pack(MAGIC, VERSION) + msgspec.msgpack.encode(value, enc_hook=_array_out)
 
 
 def from_message(data: bytes | memoryview, kind: type[T]) -> T:
-    """Decode a message that anybody may have written. Nothing in it is executed; its arrays are read-only."""
+    """Decodes a message that anybody may have written. Nothing in it is executed; its arrays are read-only."""
     require_version(data)
     try:
         return msgspec.msgpack.decode(memoryview(data)[START.size :], type=kind, dec_hook=_array_in)
@@ -232,7 +232,7 @@ def from_message(data: bytes | memoryview, kind: type[T]) -> T:
 
 
 def require_version(start: bytes | memoryview) -> None:
-    """Refuse bytes that do not begin as a message of this version does."""
+    """Refuses bytes that do not begin like a message of this version."""
     if len(start) < START.size or bytes(start[:8]) != MAGIC:
         raise InputError("this is not a message of scoremode", fix="begin it with SCOREMOD, or send JSON")
     _, version = START.unpack(start[: START.size])
@@ -251,7 +251,7 @@ def _array_out(value: Any) -> Any:
 
 
 def _array_in(kind: Any, value: Any) -> Array:
-    """Decode an array and check that it has its field's type; msgspec adds the field's name to a ValueError."""
+    """Decodes an array and checks that it has its field's type; msgspec adds the field's name to a ValueError."""
     dtype, shape, data = value
     if not (isinstance(dtype, str) and dtype in TYPES and isinstance(data, bytes)):
         raise ValueError("not an array")

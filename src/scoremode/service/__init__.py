@@ -3,5 +3,5 @@
 client ──POST /v1/scoremode/score──▶ endpoint.py ──▶ scorer.py ──PoolingParams──▶ vLLM ──lines──▶ client
          ids, rows, targets           requests.py     many windows at once          pooler.py       every column
 
-``starting.py`` is the command line that starts it. The other files are loaded only inside vLLM's front end.
+``starting.py`` is the command line that starts the service. The other files are loaded only inside vLLM's front end.
 """

@@ -1,6 +1,6 @@
-"""The routes under /v1/scoremode, and how vLLM finds them: an endpoint plugin from 0.26 on, a middleware before.
+"""The routes under /v1/scoremode. vLLM finds them by an endpoint plugin from version 0.26 on, by a middleware before.
 
-Both are vLLM's own ways. This file is loaded only inside vLLM's front end.
+Both are extension points of vLLM. This file is loaded only inside vLLM's front end.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from scoremode.service.scorer import PROB_EXAMPLE, ProbForm, ProbScorer, Scorer
 
 ROOT = "/v1/scoremode"
 INSTANCE = "SCOREMODE_SERVICE_INSTANCE"  # the same for all front ends of one server
-GONE = 499  # the client closed its connection; nobody reads this
+GONE = 499  # the client closed its connection, so nobody reads this status
 STATUSES: dict[type[BaseException], int] = {
     TooLargeError: 413,
     TooManyError: 413,
@@ -52,23 +52,23 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class ScoreService:
-    """Everything behind the routes. Until ``start`` has finished, the routes answer 503."""
+    """The service behind the routes. Until ``start`` has finished, the routes answer 503."""
 
     def __init__(self) -> None:
         self.instance = os.environ.setdefault(INSTANCE, uuid.uuid4().hex)
         self._scorer: Scorer | None = None
 
     async def start(self, client: Any, names: list[str]) -> None:
-        """Make the service ready to answer; EngineError if its self-test fails."""
+        """Makes the service ready to answer; raises EngineError if its self-test fails."""
         scorer = Scorer(client)
         parallel = client.vllm_config.parallel_config
         one_machine = getattr(parallel, "nnodes", 1) == 1 and parallel.distributed_executor_backend != "ray"
-        self.diverges = one_machine  # workers elsewhere do not see the folder with the heads
+        self.diverges = one_machine  # workers on other machines do not see the folder with the heads
         self.heads = Heads(scorer.limits.heads_bytes)
         self.bodies = Bodies(scorer.limits.body_bytes, scorer.limits.held_bytes)
         try:
             await scorer.start()
-        except EngineError as error:  # its remedy is another engine, and a server has only this one
+        except EngineError as error:  # the error advises another engine, and a server has only this one
             raise EngineError(
                 error.message, fix="try --head as-served, and please report the model and the version"
             ) from None
@@ -83,7 +83,7 @@ class ScoreService:
         return self._scorer
 
     def attach(self, app: Any) -> None:
-        """Add the routes to vLLM's application."""
+        """Adds the routes to vLLM's application."""
         app.add_route(ROOT, self._answering(self.about), methods=["GET"])
         app.add_route(f"{ROOT}/score", self._answering(self.score), methods=["POST"])
         app.add_route(f"{ROOT}/tokens", self._answering(self.tokens), methods=["GET"])
@@ -92,11 +92,11 @@ class ScoreService:
         app.add_route(f"{ROOT}/heads/{{digest}}", self._answering(self.put_head), methods=["PUT"])
 
     def _answering(self, route: Handler) -> Handler:
-        """Wrap a route so that its errors become answers of one line, with a status that says whose fault it is."""
+        """Wraps a route so that its errors become answers of one line, with a status that says whose fault it is."""
 
         async def handler(request: Request) -> Response:
             try:
-                _ = self.scorer  # every route waits for the self-test
+                _ = self.scorer  # every route is refused until the self-test has passed
                 return await route(request)
             except Exception as raised:
                 error: BaseException = raised
@@ -114,7 +114,7 @@ class ScoreService:
 
     # ── routes ───────────────────────────────────────────────────────────────────────────────────────────────────────
     async def about(self, request: Request) -> Response:
-        """Answer with what a client must know before it asks for scores."""
+        """Answers with the facts that a client must know before it requests scores."""
         scorer = self.scorer
         facts, config = scorer.facts, scorer.client.vllm_config
         settings = {**facts.settings, **support.kernel_switches()}
@@ -174,7 +174,7 @@ class ScoreService:
             )
 
     async def tokens(self, request: Request) -> Response:
-        """Answer with the text of every token, for clients that have no tokenizer."""
+        """Answers with the text of every token, for clients that have no tokenizer."""
         return JSONResponse({"texts": await asyncio.to_thread(lambda: self.prober.token_texts)})
 
     async def has_head(self, request: Request) -> Response:
@@ -193,7 +193,7 @@ class ScoreService:
         return JSONResponse({"head": digest})
 
 
-# ── how vLLM finds them ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── how vLLM finds the routes ────────────────────────────────────────────────────────────────────────────────────────
 class ScoreEndpoint:
     """The object behind the entry point ``vllm.endpoint_plugins``."""
 
@@ -207,7 +207,7 @@ class ScoreEndpoint:
         self.service.attach(app)
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
-        """Start the service. vLLM calls this before it listens, and ends if the self-test fails."""
+        """Starts the service. vLLM calls this before it listens, and ends if the self-test fails."""
         await self.service.start(engine_client, names_of(args))
 
 
@@ -237,7 +237,7 @@ class ScoreMiddleware:
 
 
 def names_of(args: Any) -> list[str]:
-    """The names that the model is served under."""
+    """Returns the names that the model is served under."""
     return list(getattr(args, "served_model_name", None) or [args.model])
 
 
@@ -252,7 +252,7 @@ def _content_type(request: Request) -> str:
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
-    """Wait for the work's result; if the client vanishes first, cancel the work, and vLLM forgets its requests."""
+    """Waits for the work's result; if the client vanishes first, cancels the work, so that vLLM drops its requests."""
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(_until_gone(request))
     try:
@@ -267,6 +267,6 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, Any]) -> A
 
 
 async def _until_gone(request: Request) -> None:
-    """Wait until the client is gone. The request's body has been read, so the next message says that."""
+    """Waits until the client is gone. The request's body was read, so the next message is the disconnection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

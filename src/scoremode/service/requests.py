@@ -1,6 +1,6 @@
-"""What one request may be and ask for, and its form in JSON, which is for people and for small tools.
+"""Checks a request against all limits, and reads its form in JSON, which is for people and for small tools.
 
-Everything is checked here, because a worker that fails ends the server.
+Every request is checked here, because a worker that fails ends the server.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from scoremode.errors import InputError
 from scoremode.plan.windows import Answers, Window
 from scoremode.strict_json import parse_received
 
-KEY = "scoremode_service"  # in vLLM's ``additional_config``
+KEY = "scoremode_service"  # the key in vLLM's ``additional_config``
 MIB = 1 << 20
 MOST_JSON = 4 * MIB
 SCORE_EXAMPLE = 'send {"windows": [{"ids": [1, 2, 3]}]}'
@@ -35,22 +35,22 @@ class BusyError(InputError):
 
 
 class AbsentError(InputError):
-    """The service does not have what a request names."""
+    """The service does not have the object that a request names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The limits that the service states and enforces."""
 
-    body_bytes: int = 256 * MIB  # of one request
-    held_bytes: int = 1024 * MIB  # of all requests that are being answered
-    windows: int = 1024  # in one request
+    body_bytes: int = 256 * MIB  # of the body of one request
+    held_bytes: int = 1024 * MIB  # of the bodies of all requests that are being answered
+    windows: int = 1024  # windows in one request
     targets: int = 1 << 18  # rows × targets per row of one window
-    heads_bytes: int = 8192 * MIB  # of all heads that clients sent
+    heads_bytes: int = 8192 * MIB  # of all heads that clients sent, together
 
     @staticmethod
     def read(config: Any) -> Limits:
-        """The limits in a ``VllmConfig``."""
+        """Reads the limits in a ``VllmConfig``."""
         given: Mapping[str, Any] = (getattr(config, "additional_config", None) or {}).get(KEY) or {}
         return Limits(**{f.name: int(given[f.name]) for f in fields(Limits) if f.name in given})
 
@@ -65,7 +65,7 @@ class ModelLimits:
 
 
 def check(asked: Asked, limits: Limits, room: ModelLimits) -> None:
-    """Refuse a request that is wrong, too large, or would end a worker."""
+    """Refuses a request that is wrong, too large, or would end a worker."""
     if not asked.windows:
         raise InputError("there is no window in this request", fix="send at least one")
     if len(asked.windows) > limits.windows:
@@ -111,7 +111,7 @@ def _check_window(window: Window, index: int, limits: Limits, room: ModelLimits)
 
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def declared_length(request: Any) -> int | None:
-    """The value of ``Content-Length``; None if the client does not send it."""
+    """Returns the value of ``Content-Length``; None if the client does not send it."""
     said = request.headers.get("content-length")
     if said is None:
         return None
@@ -121,14 +121,14 @@ def declared_length(request: Any) -> int | None:
 
 
 class Bodies:
-    """Reads the bodies of requests, and limits the bytes of each one and of all that are being answered."""
+    """Reads the bodies of requests; limits the bytes of each body and of all bodies that are being answered."""
 
     def __init__(self, most_each: int, most_together: int) -> None:
         self.most_each, self.most_together, self.held = most_each, most_together, 0
 
     @asynccontextmanager
     async def of(self, request: Any) -> AsyncIterator[bytes]:
-        """The whole body of a request; its bytes count towards the limit until the request is answered."""
+        """Yields the whole body of a request; its bytes count towards the limit until the request is answered."""
         body = bytearray()
         try:
             declared = declared_length(request)
@@ -137,7 +137,7 @@ class Bodies:
             async for chunk in request.stream():
                 self._require_room(len(chunk), len(body) + len(chunk))
                 body += chunk
-                self.held += len(chunk)  # what came, not what was declared: who sends nothing takes nobody's room
+                self.held += len(chunk)  # received bytes, not declared ones: a client that sends nothing takes no room
             yield bytes(body)
         finally:
             self.held -= len(body)
@@ -154,7 +154,7 @@ Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
 class WindowForm(msgspec.Struct, forbid_unknown_fields=True):
-    """A window in JSON: without targets, the next tokens are scored; without rows, all rows are."""
+    """A window in JSON. Without targets, the next tokens are scored; without rows, all rows are scored."""
 
     ids: list[Id] = []
     rows: list[Id] | None = None
@@ -169,7 +169,7 @@ class ScoreForm(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_form(data: bytes, form: type[F], example: str) -> F:
-    """Read a body in JSON, of a known form. It must be small, because other requests wait meanwhile."""
+    """Reads a body in JSON, of a known form. The body must be small, because other requests wait meanwhile."""
     if len(data) > MOST_JSON:
         raise TooLargeError(
             f"{len(data)} bytes of JSON are more than {MOST_JSON}", fix="use the binary form, or several requests"
@@ -183,7 +183,7 @@ def read_form(data: bytes, form: type[F], example: str) -> F:
 
 
 def asked_in_json(data: bytes) -> Asked:
-    """Read ``{"windows": [{"ids": […], "rows": […], "targets": [[…]]}], "vocabulary": n}``; only ids are required."""
+    """Reads ``{"windows": [{"ids": […], "rows": […], "targets": [[…]]}], "vocabulary": n}``; only ids are required."""
     form = read_form(data, ScoreForm, SCORE_EXAMPLE)
     return Asked(tuple(_window(index, given) for index, given in enumerate(form.windows)), form.vocabulary)
 
@@ -209,7 +209,7 @@ def _window(index: int, given: WindowForm) -> Window:
 
 
 def answers_in_json(found: Sequence[Answers]) -> dict[str, Any]:
-    """Every column of every window. Where a probability is zero, its logarithm is null: JSON has no infinity."""
+    """Returns every column of every window. The logarithm of probability zero is null, because JSON has no infinity."""
     return {"windows": [{name: _finite(getattr(own, name).tolist()) for name in own.columns} for own in found]}
 
 

@@ -1,1 +1,1 @@
-"""Scores ─▶ numbers with errors."""
+"""Computes numbers with errors from scores."""

@@ -1,10 +1,10 @@
 """Rules that fail a comparison: ``--fail-if "kl_mean > 0.02"``.
 
 rule   = [task "."] name operator number ["surely"]
-task   = a task or a group, in a comparison on tasks; without one, the rule is about all of them
+task   = a task or a group, in a comparison on tasks; without it, the rule is about all tasks
 name   = any number of ``comparison_statistics``, or of ``row_statistics`` on tasks
 surely = fail only if the 95 % bound is beyond the number: the lower bound for > and >=, the upper one for < and <=.
-         Without it the value itself is compared.
+         Without ``surely`` the value itself is compared.
 
 A statistic that was not measured fails every rule.
 """
@@ -57,7 +57,7 @@ class Rule:
 
 
 def parse(rule: str) -> Rule:
-    """Parse a rule as the user typed it.
+    """Parses a rule as the user typed it.
 
     >>> parse("same_top < 0.95")
     Rule(name='same_top', operator='<', limit=0.95, surely=False, task=None)
@@ -66,7 +66,7 @@ def parse(rule: str) -> Rule:
 
 
 def parse_for_tasks(rule: str) -> Rule:
-    """Parse a rule about tasks.
+    """Parses a rule about tasks.
 
     >>> str(parse_for_tasks("arc_easy.recovery<0.99 surely"))
     'arc_easy.recovery < 0.99 surely'
@@ -114,7 +114,7 @@ def _quoted(text: str) -> str:
 
 
 def check(rule: Rule, statistics: Mapping[str, Any]) -> str | None:
-    """Why the gate fails for this candidate, in one line; None if it passes.
+    """Says in one line why the gate fails for this candidate; None if it passes.
 
     >>> check(parse("kl_mean > 0.02"), {"name": "q4", "kl_mean": 0.0312, "kl_mean_stderr": 0.001})
     'q4: kl_mean is 0.0312, above 0.02'
@@ -138,13 +138,13 @@ def check(rule: Rule, statistics: Mapping[str, Any]) -> str | None:
 
 
 def _shown(value: float, limit: float) -> str:
-    """Four digits; all digits for a count, or if four would make the value look equal to the limit."""
+    """Formats four digits; all digits for a count, or if four would make the value look equal to the limit."""
     short = f"{value:.4g}"
     return repr(value) if isinstance(value, int) or (short == f"{limit:.4g}" and value != limit) else short
 
 
 def too_few(groups: int | None, kind: str = "groups") -> str:
-    """Why a number has no error.
+    """Says why a number has no error.
 
     >>> too_few(3, "documents")
     'too few groups for an error (3 documents, 5 are needed)'
@@ -153,7 +153,7 @@ def too_few(groups: int | None, kind: str = "groups") -> str:
 
 
 def _why_unknown(name: str, statistics: Mapping[str, Any]) -> str:
-    """Why a statistic is None: the first reason that applies."""
+    """Says why a statistic is None, by the first reason that applies."""
     if "documents" in statistics:
         return _why_unknown_of_tasks(name, statistics)
     needs, infinite = BY_FIELD[name].needs, statistics.get("kl_infinite")

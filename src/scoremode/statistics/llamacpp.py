@@ -19,7 +19,7 @@ DELTA_P_PERCENTILES = (99.9, 99.0, 95.0, 90.0, 75.0, 50.0, 25.0, 10.0, 5.0, 1.0,
 
 
 def llamacpp_statistics(c: Comparison) -> dict[str, float | None]:
-    """What llama.cpp's ``--kl-divergence`` prints, by its formulas: every target is independent and counts once.
+    """Computes what llama.cpp's ``--kl-divergence`` prints, by its formulas: targets are independent and count once.
 
     ``…_error`` is the number after ±. KL and ``same_top`` are left out if they were not measured. Percentiles are
     computed in float32, as in llama.cpp, which prints none of this below 100 targets. Names: ``kld_99.9%``,
@@ -58,7 +58,7 @@ def llamacpp_statistics(c: Comparison) -> dict[str, float | None]:
 
 
 def _perplexity(candidate: LlamacppMean, baseline: LlamacppMean, products: StreamedSum) -> dict[str, float]:
-    """Perplexities, their ratio and difference, with the errors of two correlated means."""
+    """Computes perplexities, their ratio and difference, with the errors of two correlated means."""
     mean, error, mean_base, error_base = candidate.mean, candidate.error, baseline.mean, baseline.error
     n = products.n
     covariance = (products.mean - mean * mean_base) / (n - 1) if n >= 10 else 0.0
@@ -83,7 +83,7 @@ def _perplexity(candidate: LlamacppMean, baseline: LlamacppMean, products: Strea
 
 
 def _extremes(name: str, values: Floats, percentiles: tuple[float, ...]) -> dict[str, float]:
-    """The largest value, the percentiles and the smallest value."""
+    """Returns the largest value, the percentiles and the smallest value."""
     n = len(values)
     if not n:
         return {}
@@ -95,7 +95,7 @@ def _extremes(name: str, values: Floats, percentiles: tuple[float, ...]) -> dict
 
 
 def _places(percent: float, n: int) -> tuple[int, int]:
-    """The two places among n sorted values between which a percentile lies."""
+    """Returns the two places among n sorted values between which a percentile lies."""
     if percent == 50:
         return (n // 2, n // 2) if n % 2 else (n // 2 - 1, n // 2)
     below = min(int(np.float32(percent / 100) * np.float32(n - 1)), n - 1)
@@ -103,7 +103,7 @@ def _places(percent: float, n: int) -> tuple[int, int]:
 
 
 def _llamacpp_percentile(ordered: Mapping[int, np.float32], n: int, percent: float) -> float:
-    """A percentile by linear interpolation, in float32 as in llama.cpp: even the position is rounded if n is large."""
+    """Interpolates a percentile linearly, in float32 as in llama.cpp: even the position is rounded if n is large."""
     below, above = _places(percent, n)
     if percent == 50:  # llama.cpp computes the median separately: the middle value, or the mean of the middle two
         middle = ordered[below] if n % 2 else np.float32(0.5) * (ordered[above] + ordered[below])
@@ -113,7 +113,7 @@ def _llamacpp_percentile(ordered: Mapping[int, np.float32], n: int, percent: flo
 
 
 def llamacpp_text(statistics: Mapping[str, float | None]) -> str:
-    """The statistics with the layout and the digits of llama.cpp's own output."""
+    """Formats the statistics with the layout and the digits of llama.cpp's own output."""
 
     def number(name: str, factor: float = 1.0) -> float:
         value = statistics.get(name)

@@ -1,13 +1,13 @@
-"""Rank candidates, say which of them cannot be told apart, and which are worth their size.
+"""Ranks candidates, and finds which of them cannot be distinguished, and which are worth their size.
 
-Two candidates can be told apart if their difference is significant at 5 % over all pairs together, by Holm's method:
-among equal candidates, however many, any claim of a difference is made in at most 5 % of texts. For one pair, that is
-what the 95 % bounds of the difference say. Holm's method needs nothing but valid tests of the pairs. (The studentized
-range needs equal variances and correlations, which paired differences do not have.)
+Two candidates are distinguished if their difference is significant at 5 % over all pairs together, by Holm's method:
+among equal candidates, however many, any claim of a difference is made in at most 5 % of texts. For one pair, the 95 %
+bounds of the difference say the same. Holm's method needs only valid tests of the pairs. (The studentized range needs
+equal variances and correlations, which paired differences do not have.)
 
-Given comparisons, the difference is taken target by target and its error from the groups of the text, so that what
-both candidates share cancels. Given only statistics, the two errors are combined as if they were independent, which is
-never too small for candidates that are positively correlated.
+From comparisons, the difference is computed target by target and its error from the groups of the text, so that the
+effects that both candidates share cancel. From statistics alone, the two errors are combined as if they were
+independent, which is never too small for candidates that are positively correlated.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """One candidate's place. Candidates that cannot be told apart from the best one of a place share that place."""
+    """One candidate's place. Candidates that cannot be distinguished from the best one of a place share that place."""
 
     place: int | None  # 1 is the best; None if the value is not known
     name: str
     value: float | None
     stderr: float | None
-    tied_with: tuple[str, ...]  # every candidate that it cannot be told apart from, also across places
+    tied_with: tuple[str, ...]  # every candidate that cannot be distinguished from this one, also across places
 
 
 def rank(candidates: Sequence[Comparison] | Sequence[Mapping[str, Any]], by: str = "kl_mean") -> list[Ranked]:
     """Ranks candidates (all comparisons, or all statistics) from best to worst; those without a value have no place.
 
-    A place ends at the first candidate that can be told apart from the best one of that place. (Ties between
+    A place ends at the first candidate that can be distinguished from the best one of that place. (Ties between
     neighbours alone would chain: a like b, b like c, …, until the best shares a place with the worst.)
 
     >>> error = {"kl_mean_stderr": 0.001, "freedom": 9.0}
@@ -83,10 +83,10 @@ def rank(candidates: Sequence[Comparison] | Sequence[Mapping[str, Any]], by: str
 
 
 def closest(comparisons: Sequence[Comparison]) -> list[int]:
-    """Index of the candidate closest to the baseline, then of those that cannot be told apart from it.
+    """Returns the index of the candidate closest to the baseline, then of those that cannot be distinguished from it.
 
-    By mean KL if all have it, else by how far the perplexity ratio is from 1 in either direction. Empty if no candidate
-    has a value.
+    Candidates are compared by mean KL if all have it, else by how far the perplexity ratio is from 1 in either
+    direction. The list is empty if no candidate has a value.
     """
     _require_one_question(comparisons)
     if all(c.kl is not None for c in comparisons):
@@ -98,7 +98,7 @@ def closest(comparisons: Sequence[Comparison]) -> list[int]:
     known = sorted((i for i, x in enumerate(distances) if math.isfinite(x)), key=lambda i: abs(distances[i]))
 
     pairs, differences = list(combinations(known, 2)), []
-    for i, j in pairs:  # the targets, and so the weights, are the same
+    for i, j in pairs:  # both have the same targets, and so the same weights
         gap = GroupSums(len(sums[i].indices))
         ours, theirs = (math.copysign(1, distances[k]) * sums[k].numerator for k in (i, j))
         gap.add(gap.indices, ours - theirs, sums[i].denominator)
@@ -108,7 +108,7 @@ def closest(comparisons: Sequence[Comparison]) -> list[int]:
 
 
 def _distance(means: PairedMeans) -> GroupSums:
-    """The signed distance between both perplexities; its value is 0 if they are equal."""
+    """Returns the signed distance between both perplexities; its value is 0 if they are equal."""
     if (documents := means.documents) is not None:
         return documents.with_numerator(documents.numerator - documents.denominator)
     return means.sums(measured(BY_NAME["ppl_ratio"].mean))
@@ -132,14 +132,14 @@ def _require_one_question(comparisons: Sequence[PairedRuns]) -> None:
 
 
 def _ties(pairs: Sequence[Pair], differences: Sequence[Estimate]) -> set[Pair]:
-    """Every pair of candidates that cannot be told apart, in both orders."""
+    """Returns every pair of candidates that cannot be distinguished, in both orders."""
     apart = told_apart([p_value(difference) for difference in differences])
     tied = [pair for pair, is_apart in zip(pairs, apart, strict=True) if not is_apart]
     return {order for i, j in tied for order in ((i, j), (j, i))}
 
 
 def p_value(difference: Estimate) -> float:
-    """Two-sided p by Student's t: how probable is so large a difference if there is none? 1 if its error is unknown.
+    """Returns two-sided p by Student's t, the chance of so large a difference between equals; 1 without an error.
 
     >>> round(p_value(Estimate(2.0, 1.0, 100, 10, freedom=9.0)), 4)
     0.0766
@@ -154,7 +154,7 @@ def p_value(difference: Estimate) -> float:
 
 
 def told_apart(p_values: Sequence[float]) -> list[bool]:
-    """Holm's method: the smallest p is compared with 5 % / pairs, the next with 5 % / (pairs - 1), … until one fails.
+    """Tests p values by Holm's method: the smallest at 5 % / pairs, the next at 5 % / (pairs - 1), … until one fails.
 
     >>> told_apart([0.04, 0.01, 0.02]), told_apart([0.04]), told_apart([0.03, 0.02])
     ([True, True, True], [True], [True, True])
@@ -170,7 +170,7 @@ def told_apart(p_values: Sequence[float]) -> list[bool]:
 
 
 def pairs_tested(candidates: int) -> str:
-    """How differences were tested, for a footnote; '' for a single pair, which needs no correction.
+    """Says how differences were tested, for a footnote; '' for a single pair, which needs no correction.
 
     >>> pairs_tested(2), pairs_tested(4)
     ('', 'differences: 6 pairs tested together (Holm), at most 5 % false claims in all')
@@ -181,7 +181,7 @@ def pairs_tested(candidates: int) -> str:
 
 
 def _paired_differences(means: Sequence[PairedMeans], statistic: Statistic, pairs: Sequence[Pair]) -> list[Estimate]:
-    """The differences of candidates, paired by target, or by document if the method averages documents."""
+    """Returns the differences of candidates, paired by target, or by document if the method averages documents."""
     if not statistic.by_document or not means[0].runs.averages_documents:
         return mean_differences([one.runs for one in means], pairs, measured(statistic.mean))
     sums = [measured(one.documents) for one in means]
@@ -189,7 +189,7 @@ def _paired_differences(means: Sequence[PairedMeans], statistic: Statistic, pair
 
 
 def _independent_difference(a: Mapping[str, Any], b: Mapping[str, Any], by: str) -> Estimate:
-    """The difference of two numbers, as if their errors were independent."""
+    """Returns the difference of two numbers, as if their errors were independent."""
     errors, freedoms = [[row.get(name) for row in (a, b)] for name in (f"{by}_stderr", "freedom")]
     known = None not in errors and None not in freedoms
     stderr = math.hypot(*cast("list[float]", errors)) if known else None
@@ -198,7 +198,7 @@ def _independent_difference(a: Mapping[str, Any], b: Mapping[str, Any], by: str)
 
 # ── quality against size ─────────────────────────────────────────────────────────────────────────────────────────────
 def pareto_front(sizes: Sequence[float | None], costs: Sequence[float | None]) -> list[int]:
-    """Indices of the candidates that no other one beats, from the smallest to the largest.
+    """Returns the indices of the candidates that no other candidate beats, from the smallest to the largest.
 
     One candidate beats another if it is at most as large and costs at most as much, and is better in one of the two.
     Candidates that are equal in both do not beat each other. A candidate whose size or cost is missing or not finite

@@ -1,7 +1,7 @@
-"""Sums and order statistics of columns that are read block by block: the very numbers that the whole column gives.
+"""Computes sums and order statistics of columns that are read block by block, exactly as from the whole column.
 
-A sum has the bits of ``numpy.sum``, which adds in a tree whose shape follows from the length alone: the tree is walked
-here, and NumPy adds its lower branches. A long column is sorted in a temporary file, so that it takes no memory.
+A sum has the bits of ``numpy.sum``, which adds in a tree whose shape follows from the length alone. This file walks the
+tree, and NumPy adds its lower branches. A long column is sorted in a temporary file, so that it takes no memory.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ import numpy.typing as npt
 from scoremode.values import BLOCK, Floats, release_read_blocks
 
 Blocks = Callable[[], Iterable[Floats]]
-"""A column: every call reads it from the beginning, block by block."""
+"""Reads a column block by block; every call starts from the beginning."""
 
 LEAF = 1 << 16  # values that NumPy adds in one call; any number from 128 on gives the same sum
-MOST = 1 << 20  # values that are kept and sorted in memory
+MOST = 1 << 20  # values that are stored and sorted in memory
 
 
 # ── columns ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def array_blocks(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
-    """An array in blocks. The memory pages of a mapped array are released while it is read."""
+    """Yields an array in blocks. The memory pages of a mapped array are released while it is read."""
     for number, begin in enumerate(range(0, len(array), BLOCK)):
         yield array[begin : begin + BLOCK]
         release_read_blocks((array,), number)
 
 
 def empty_column(n: int) -> Floats:
-    """Space for n numbers: in a temporary file if there are many, so that they do not have to stay in memory."""
+    """Returns space for n numbers; if there are many, in a temporary file, so that they need not stay in memory."""
     if n > MOST and hasattr(os, "posix_fallocate"):
-        with contextlib.suppress(OSError), tempfile.TemporaryFile(prefix="scoremode-") as file:  # or the disk is full
+        with contextlib.suppress(OSError), tempfile.TemporaryFile(prefix="scoremode-") as file:  # the disk may be full
             os.posix_fallocate(file.fileno(), 0, n * np.dtype(np.float64).itemsize)
             return np.memmap(file, np.float64, "r+").view(np.ndarray)
     return np.empty(n)
@@ -104,23 +104,23 @@ class LlamacppMean:
 
 
 def _sum_branches(n: int) -> Generator[int, Floats, Any]:
-    """A coroutine that yields how many values it needs next, is sent these, and returns the sum of all n values."""
+    """Yields how many values it needs next, is sent these values, and returns the sum of all n values."""
     if n <= LEAF:
         return np.add.reduce((yield n))
-    left = n // 2 - n // 2 % 8  # as numpy splits a long sum
+    left = n // 2 - n // 2 % 8  # numpy splits a long sum at the same place
     return (yield from _sum_branches(left)) + (yield from _sum_branches(n - left))
 
 
 # ── order statistics ─────────────────────────────────────────────────────────────────────────────────────────────────
 def order_statistics(blocks: Iterable[Floats], n: int, places: Collection[int]) -> dict[int, float]:
-    """The values at these places (0 … n-1) when all n values are sorted. NaN is not allowed.
+    """Returns the values at these places (0 … n-1) when all n values are sorted. NaN is not allowed.
 
     >>> order_statistics([np.array([3.0, 1.0]), np.array([2.0])], 3, [0, 2])
     {0: 1.0, 2: 3.0}
     """
     values, begin, wanted = empty_column(n), 0, sorted(set(places))
     for number, block in enumerate(blocks):
-        values[begin : begin + len(block)] = block + 0.0 if n > MOST else block  # no zeros of two signs in a file
+        values[begin : begin + len(block)] = block + 0.0 if n > MOST else block  # in a file, -0.0 becomes 0.0
         begin += len(block)
         release_read_blocks((values,), number)
     values.partition(wanted)
@@ -128,7 +128,7 @@ def order_statistics(blocks: Iterable[Floats], n: int, places: Collection[int]) 
 
 
 def quantiles(values: Floats, fractions: Mapping[str, float]) -> dict[str, float]:
-    """Quantiles by name, interpolated between two values; infinite only if one of both is, NaN if there are no values.
+    """Interpolates named quantiles between two values; infinite only if one of the two is, NaN if there are no values.
 
     >>> quantiles(np.array([0.0, 1.0, np.inf]), {"low": 0.25, "median": 0.5})
     {'low': 0.5, 'median': 1.0}
@@ -150,7 +150,7 @@ def quantiles(values: Floats, fractions: Mapping[str, float]) -> dict[str, float
 
 
 def streamed_quantile(blocks: Iterable[Floats], n: int, fraction: float) -> float:
-    """A quantile of n values (n ≥ 1), with the same bits as ``numpy.quantile`` of the whole column.
+    """Returns a quantile of n values (n ≥ 1), with the same bits as ``numpy.quantile`` of the whole column.
 
     >>> streamed_quantile([np.array([3.0, 1.0]), np.array([2.0, 4.0])], 4, 0.5)
     2.5
@@ -159,4 +159,4 @@ def streamed_quantile(blocks: Iterable[Floats], n: int, fraction: float) -> floa
     below = int(at)
     above = min(below + 1, n - 1)
     found = order_statistics(blocks, n, {below, above})
-    return float(np.quantile(np.array([found[below], found[above]]), at - below))  # as NumPy goes between two values
+    return float(np.quantile(np.array([found[below], found[above]]), at - below))  # interpolates as NumPy does

@@ -1,1 +1,1 @@
-"""text ─▶ Tokens: corpora, documents, tokenizers."""
+"""Turns text into tokens: corpora, documents, tokenizers."""

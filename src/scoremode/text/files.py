@@ -1,4 +1,4 @@
-"""Untrusted files ─▶ text and rows, or an error of one line that says what is wrong and where.
+"""Reads text and rows from untrusted files, or raises an error of one line that says what is wrong and where.
 
 No file stays open longer than one pass over it. A file that changes between two passes is refused, because its sha256
 and its tokens would belong to different texts.
@@ -23,7 +23,7 @@ Row = str | list[Message]
 RowsOf = Callable[[], Iterator[Row]]
 RowKind = Literal["documents", "chat"]
 
-PIECE = 1 << 20  # bytes of a text that are read together
+PIECE = 1 << 20  # bytes of a text that are read at a time
 NAMED = ("wikitext2", "python-docs")
 ROWS_LIKE = 'use rows like {"text": "…"}'
 MESSAGES_LIKE = 'use messages like {"role": "user", "content": "…"}'
@@ -40,7 +40,7 @@ PACKED = {
 
 # ── any file ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def check_readable(path: Path) -> None:
-    """Raise CorpusError unless this is a readable, non-empty file. Pipes are not opened: that could block forever."""
+    """Raises CorpusError unless this is a readable, non-empty file. Pipes are not opened: that could block forever."""
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -79,7 +79,7 @@ def _missing(path: Path) -> CorpusError:
 
 
 def unchanged(path: Path, rows: RowsOf) -> RowsOf:
-    """The same rows; a pass raises CorpusError if the file has changed since this call."""
+    """Wraps rows so that a pass over them raises CorpusError if the file has changed since this call."""
 
     def stamp() -> tuple[int, ...]:
         now = path.stat()
@@ -105,7 +105,7 @@ ReadBlock = Callable[[int, int], bytes]
 
 
 class PlainText:
-    """One text that is read in pieces, any number of times; as rows, it is one row with the whole text."""
+    """One text that is read in pieces, any number of times. As rows, it is one row with the whole text."""
 
     def __init__(self, pieces: Callable[[], Iterator[str]]) -> None:
         self.pieces = pieces
@@ -114,12 +114,12 @@ class PlainText:
         yield "".join(self.pieces())
 
     def first_lines(self, count: int) -> PlainText:
-        """The first ``count`` lines of the text."""
+        """Returns the first ``count`` lines of the text."""
         return PlainText(lambda: _first_lines(self.pieces(), count))
 
 
 def text_in_file(path: Path) -> PlainText:
-    """The file's text, verbatim. A pass raises CorpusError if the file has changed since this call."""
+    """Returns the file's text, verbatim. A pass over it raises CorpusError if the file has changed since this call."""
 
     def pieces() -> Iterator[str]:
         with path.open("rb") as file:
@@ -129,7 +129,7 @@ def text_in_file(path: Path) -> PlainText:
 
 
 def decoded(read: ReadBlock, name: str) -> Iterator[str]:
-    """Decodes UTF-8 without NUL, in pieces; a CorpusError names the position of the first bad byte."""
+    """Decodes UTF-8 without NUL, in pieces; raises a CorpusError that names the position of the first bad byte."""
     decoder, offset, lines = codecs.getincrementaldecoder("utf-8")(), 0, 0
     nul: CorpusError | None = None
     while True:
@@ -149,11 +149,11 @@ def decoded(read: ReadBlock, name: str) -> Iterator[str]:
             break
         offset, lines = offset + len(block), lines + block.count(b"\n")
     if nul is not None:
-        raise nul  # only now: a file that is not UTF-8 at all says so
+        raise nul  # raised last, so that a file that is not UTF-8 gets that error instead
 
 
 def _nul_in(text: str, name: str, offset: int, lines: int) -> CorpusError | None:
-    """The error for a text with NUL bytes. English in UTF-16 without a byte order mark is valid UTF-8 but for these."""
+    """Returns the error for a text with NUL bytes, the only sign of English in UTF-16 without a byte order mark."""
     at = text.find("\0")
     if at < 0:
         return None
@@ -165,7 +165,7 @@ def _nul_in(text: str, name: str, offset: int, lines: int) -> CorpusError | None
 
 
 def lines_of(pieces: Iterable[str]) -> Iterator[str]:
-    """The lines of a text with their newlines; only "\\n" ends a line."""
+    """Yields the lines of a text with their newlines; only "\\n" ends a line."""
     held: list[str] = []
     for piece in pieces:
         start = 0
@@ -199,7 +199,7 @@ def is_text(value: str) -> bool:
 
 # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def rows_of_file(path: Path, field: str | None) -> tuple[RowKind, RowsOf]:
-    """The rows of a .jsonl, .ndjson or .parquet file, and whether they are texts or conversations."""
+    """Returns the rows of a .jsonl, .ndjson or .parquet file, and whether they are texts or conversations."""
     if path.suffix.lower() == ".parquet":
         column = parquet_column(path, field)
         return kind_of_rows(unchanged(path, lambda: parquet_rows(path, column)), str(path))
@@ -207,7 +207,7 @@ def rows_of_file(path: Path, field: str | None) -> tuple[RowKind, RowsOf]:
 
 
 def kind_of_rows(rows: RowsOf, name: str) -> tuple[RowKind, RowsOf]:
-    """The kind of the first row, and all rows; a later row of another kind raises CorpusError."""
+    """Returns the kind of the first row, and all rows; a later row of another kind raises CorpusError."""
     first = next(rows(), None)
     if first is None:
         raise CorpusError(f"{name} contains no rows", fix="give a file with at least one row")
@@ -240,7 +240,7 @@ def _jsonl_rows(path: Path, field: str | None) -> Iterator[Row]:
 
 
 def text_field(row: dict[str, Any], where: str) -> str:
-    """The field of a row that contains its text or conversation, for a user who did not choose one."""
+    """Returns the field of a row that contains its text or conversation, for a user who chose no field."""
     for name in ("messages", "text", "content", "page"):
         if name in row:
             return name
@@ -248,7 +248,7 @@ def text_field(row: dict[str, Any], where: str) -> str:
 
 
 def checked_row(row: dict[str, Any], field: str, where: str) -> Row:
-    """The text or conversation in a field of a row; CorpusError if there is neither."""
+    """Returns the text or conversation in a field of a row; raises CorpusError if there is neither."""
     if field not in row:
         raise CorpusError(f"{where} has no field '{field}'", fix=_choose(row))
     value = row[field]
@@ -281,7 +281,7 @@ def _kind(value: Any) -> str:
 
 # ── conversations ────────────────────────────────────────────────────────────────────────────────────────────────────
 def _check_messages(messages: list[Any], where: str) -> None:
-    """Refuse a conversation that a chat template would print wrongly: most templates print null as "None"."""
+    """Refuses a conversation that a chat template would print wrongly: most templates print null as "None"."""
     if not messages:
         raise CorpusError(f"{where} is an empty list of messages", fix="fix or remove the row")
     for number, message in enumerate(messages, 1):
@@ -299,7 +299,7 @@ def _check_messages(messages: list[Any], where: str) -> None:
 
 
 def _problem_of(message: Message) -> str | None:
-    """What is wrong with the role or the content of a message: the first problem that applies."""
+    """Says what is wrong with the role or the content of a message, by the first problem that applies."""
     role, content = message.get("role"), message.get("content")
     parts = content if isinstance(content, list) else []
     good = all(isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str) for p in parts)
@@ -317,7 +317,7 @@ def _problem_of(message: Message) -> str | None:
 
 # ── Parquet ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def parquet_column(path: Path, field: str | None) -> str:
-    """The column that contains the text."""
+    """Returns the column that contains the text."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -335,7 +335,7 @@ def parquet_column(path: Path, field: str | None) -> str:
 
 
 def parquet_rows(path: Path, column: str) -> Iterator[Row]:
-    """The rows of one column."""
+    """Yields the rows of one column."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

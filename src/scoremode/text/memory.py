@@ -1,4 +1,4 @@
-"""How much memory this process may still use: the minimum of what the machine, the container and ``ulimit`` allow."""
+"""Finds how much memory this process may still use: the minimum of what machine, container and ``ulimit`` allow."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ NO_LIMIT = 1 << 60  # cgroups version 1 use a number near 2**63 for "no limit"
 
 
 def available() -> int | None:
-    """The bytes that this process may still use; None if the system does not report them."""
+    """Returns the bytes that this process may still use; None if the system does not report them."""
     limits = (_kibibytes(PROC / "meminfo", "MemAvailable:"), _address_space(), *_containers())
     known = [limit for limit in limits if limit is not None]
     return max(0, min(known)) if known else None
 
 
 def _address_space() -> int | None:
-    """The bytes that ``ulimit -v`` leaves. It counts reserved addresses, whether they are used or not."""
+    """Returns the bytes that ``ulimit -v`` leaves. The limit counts reserved addresses, even if they are not used."""
     if sys.platform == "win32":
         return None
     import resource
@@ -30,7 +30,7 @@ def _address_space() -> int | None:
 
 
 def _containers() -> list[int]:
-    """The bytes that each cgroup of this process leaves, from its own up to the root, in both versions of cgroups."""
+    """Returns the bytes that each cgroup of this process leaves, from its own up to the root, for cgroups v1 and v2."""
     found: list[int] = []
     for line in _read(PROC / "self" / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -44,7 +44,7 @@ def _containers() -> list[int]:
             limit, taken = (_read(place / name).strip() for name in names)
             if limit.isdigit() and taken.isdigit() and int(limit) < NO_LIMIT:
                 cached = re.search(r"^(?:total_)?inactive_file (\d+)$", _read(place / "memory.stat"), re.MULTILINE)
-                dropped = int(cached[1]) if cached else 0  # pages of files: used, but free when memory is needed
+                dropped = int(cached[1]) if cached else 0  # cached pages of files: freed when memory is needed
                 found.append(int(limit) - int(taken) + dropped)
             if place == root:
                 break

@@ -1,1 +1,1 @@
-"""What a user asks for, one file per verb."""
+"""The verbs that a user runs, one file per verb."""

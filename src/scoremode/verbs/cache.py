@@ -1,4 +1,4 @@
-"""``scoremode cache``: list the entries of the cache folder, and remove old ones or as many as exceed a size."""
+"""``scoremode cache``: lists the entries of the cache folder, and removes old entries or as many as exceed a size."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from scoremode.strict_json import read_object
 
 
 def list_cache(kinds: Collection[str] = ()) -> dict[str, Any]:
-    """Everything that ``scoremode cache`` prints, newest use first. Nothing is hashed and no columns are opened.
+    """Returns all that ``scoremode cache`` prints, newest use first. Nothing is hashed and no columns are opened.
 
     >>> sorted(list_cache())
     ['entries', 'folder', 'limit', 'size', 'totals']
@@ -59,9 +59,9 @@ def prune_cache(
     kinds: Collection[str] = (),
     dry_run: bool = False,
 ) -> dict[str, Any]:
-    """Remove entries not used for ``older_than`` seconds, then the least recently used beyond ``larger_than`` bytes.
+    """Removes entries unused for ``older_than`` seconds, then the least recently used beyond ``larger_than`` bytes.
 
-    With ``kinds``, only entries of those kinds are counted and removed. Those that another process holds are skipped.
+    With ``kinds``, only entries of those kinds are counted and removed. Entries that another process uses are skipped.
     """
     if older_than is None and larger_than is None:
         raise OptionError("prune was not told what to remove", fix="give --older-than 30d, --larger-than 10GB or both")
@@ -80,7 +80,7 @@ def prune_cache(
 
 # ── describe ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def described(entry: Entry) -> Entry:
-    """The entry with the facts in its manifest or journal. Nothing is hashed, so an edited file is not noticed."""
+    """Returns the entry with the facts in its manifest or journal. Nothing is hashed, so an edit is not noticed."""
     mark, is_run = mark_of(entry.path), entry.kind in ("runs", "references")
     try:
         if is_run and entry.state == UNFINISHED:
@@ -94,7 +94,7 @@ def described(entry: Entry) -> Entry:
 
 
 def _facts(entry: Entry, mark: Path) -> dict[str, Any]:
-    """The facts of a finished entry that is not a run."""
+    """Returns the facts of a finished entry that is not a run."""
     if entry.kind == "tasks":
         return {"what": "answers", **_texts((read_record_header(mark) or {}).get("identity"), "model", "engine")}
     if entry.kind == "texts":
@@ -119,7 +119,7 @@ def _described_run(entry: Entry, manifest: dict[str, Any]) -> Entry:
 
 
 def _described_by_journal(entry: Entry) -> Entry:
-    """The entry with its run's identity, which has fingerprints but no names."""
+    """Returns the entry with its run's identity, which has fingerprints but no names."""
     path = entry.path / JOURNAL
     if not path.exists():
         return replace(entry, note="nothing was scored yet")
@@ -130,7 +130,7 @@ def _described_by_journal(entry: Entry) -> Entry:
 
 
 def _texts(found: Any, *names: str) -> dict[str, str | None]:
-    """The named fields of an object; those that are not printable text are None, because the files are not trusted."""
+    """Returns the named fields of an object; fields without printable text are None, because files are not trusted."""
     known = found if isinstance(found, Mapping) else {}
     return {name: known[name] if is_line(known.get(name)) else None for name in names}
 
@@ -149,5 +149,5 @@ def _as_json(entry: Entry, root: Path, now: float) -> dict[str, Any]:
 
 
 def _printable(path: Path) -> str:
-    """A path as text that can be printed anywhere: names on disk need not be UTF-8."""
+    """Converts a path to text that can be printed anywhere, because names on disk need not be UTF-8."""
     return os.fsencode(path).decode("utf-8", "replace")

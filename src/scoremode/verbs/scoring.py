@@ -1,11 +1,11 @@
-"""The one loop that feeds windows to an engine, and runs that are scored with it.
+"""The only loop that feeds windows to an engine, and the runs that are scored with it.
 
 with UnfinishedRun(asked, engine, claim, progress) as run:    the folder is taken over, the journal is opened
     run.score(want)                                           every window that the journal lacks
     manifest = run.manifest()                                 the numbers, and where they come from
     return run.save(manifest)                                 columns, manifest; then the journal is removed
 
-``prob``, tasks and harnesses ask for continuations: ids that are split already, by a rule of the caller's own.
+``prob``, tasks and harnesses request continuations: ids that the caller has already split, by its own rule.
 ``verbs/prob/`` splits by characters, ``harness/encoding.py`` as lm-evaluation-harness does.
 """
 
@@ -36,7 +36,7 @@ from scoremode.verbs.run_contents import add_account, make_manifest, rows_to_kee
 
 
 def check_fits(plan: Plan, vocabulary: int | None, context: int | None) -> None:
-    """Refuse a plan that a model cannot score: ids outside its vocabulary, windows longer than its context."""
+    """Refuses a plan that a model cannot score: ids outside its vocabulary, windows longer than its context."""
     largest = plan.largest_id
     if vocabulary is not None and largest >= vocabulary:
         raise ModelError(
@@ -64,9 +64,9 @@ def answered(
 ) -> Iterator[tuple[int, Answers]]:
     """Yields the answers to windows not ``done``, as they come: each once, without NaN, all with the same columns.
 
-    ``together`` of them are checked, and then given, at a time: for many short windows that is much faster.
-    ``progress`` is told of a window when the caller comes back for the next one. ``least_kl`` is the least number that
-    may be a divergence: below 0 if the baseline's is not exact.
+    ``together`` answers are checked, and then yielded, at a time: for many short windows that is much faster.
+    ``progress`` is called for a window when the caller requests the next one. ``least_kl`` is the smallest possible
+    divergence: below 0 if the baseline is not exact.
     """
     waiting = np.ones(len(source), dtype=np.bool_) if done is None else ~done
     lengths, schema = source.lengths, engine.facts.schema
@@ -92,7 +92,7 @@ def answered(
 
 
 def _next_answers(coming: Iterator[tuple[int, Answers]], waiting: Bools, count: int) -> list[tuple[int, Answers]]:
-    """The next ``count`` answers, fewer at the end; marks their windows as no longer waiting."""
+    """Returns the next ``count`` answers, fewer at the end; marks their windows as no longer waiting."""
     found: list[tuple[int, Answers]] = []
     while len(found) < count and (item := next(coming, None)) is not None:
         index = item[0]
@@ -106,13 +106,13 @@ def _next_answers(coming: Iterator[tuple[int, Answers]], waiting: Bools, count: 
 
 
 def check_divergence(index: int, kl: Floats | None, least: float = 0.0) -> None:
-    """Refuse a divergence that is NaN or below ``least``, which is under 0 if the baseline is not exact."""
+    """Refuses a divergence that is NaN or below ``least``, which is under 0 if the baseline is not exact."""
     if kl is not None and not (kl >= least).all():
         raise EngineError(f"the divergence in window {index} is not a number", fix=FAULT)
 
 
 def score_plan(plan: Plan, engine: Engine, journal: Journal, progress: Progress | None = None) -> None:
-    """Scores every target of a plan that fits the model, into the journal; windows that it has are not scored again."""
+    """Scores every target of a plan that fits the model into the journal, except windows that the journal has."""
     if progress:
         progress(int(plan.lengths[journal.done].sum()), plan.forward_tokens)
     before = time.perf_counter()
@@ -125,14 +125,14 @@ def score_plan(plan: Plan, engine: Engine, journal: Journal, progress: Progress 
 # ── continuations ────────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True, eq=False)
 class Continuation:
-    """A context and its continuation as ids. Those from ``first`` on are scored; ``first`` is 1 or more."""
+    """A context and its continuation as ids. The ids from ``first`` on are scored; ``first`` is 1 or more."""
 
     ids: Ids
     first: int
 
     @property
     def fed(self) -> int:
-        """How many tokens the model is given: the last one is only scored."""
+        """The number of tokens that the model is given; the last token is only scored."""
         return len(self.ids) - 1
 
 
@@ -155,7 +155,7 @@ class Likelihood:
 
     @property
     def is_greedy(self) -> bool | None:
-        """Is every token the model's first choice? Ties go to the lower id. None: ranks were not measured."""
+        """Is every token the model's first choice? Ties go to the lower id. None if ranks were not measured."""
         return None if self.answers.rank is None else bool((self.answers.rank[:, 0] == 1).all())
 
 
@@ -170,7 +170,7 @@ def likelihoods(
 ) -> Iterator[tuple[int, Likelihood]]:
     """Yields (index, likelihood) of every continuation that is not ``done``, as they come, each exactly once.
 
-    Continuations with equal numbers in ``groups`` share a context, and the engine computes it once. Give each
+    Continuations with equal numbers in ``groups`` share a context, which the engine computes once. Give each
     question its own number to keep its choices together. For ``together``, see ``answered``.
     """
     if not len(asked):
@@ -182,7 +182,7 @@ def likelihoods(
 
 
 def no_more_than_certain(log_prob: float) -> float:
-    """A log-probability of at most 0: rounding may carry a sum above it. NaN is refused, as ``min`` would make it 0."""
+    """Limits a log-probability to 0, which rounding may exceed. NaN is refused, because ``min`` would make it 0."""
     if math.isnan(log_prob):
         raise EngineError("the model gives NaN", fix="try --dtype float32; if it stays, the weights are damaged")
     return min(0.0, log_prob)
@@ -202,7 +202,7 @@ class UnfinishedRun:
         with_kl: bool = False,
         least_kl: float = 0.0,
     ) -> None:
-        """``with_kl``: every answer must have a divergence, and ``least_kl`` is the least that is possible."""
+        """With ``with_kl``, every answer must have a divergence; ``least_kl`` is the smallest possible divergence."""
         check_fits(asked.plan, engine.facts.vocabulary, engine.facts.context_length)
         claim.begin()
         self.asked, self.engine, self.claim, self.least_kl = asked, engine, claim, least_kl
@@ -225,7 +225,7 @@ class UnfinishedRun:
         self.journal.close()
 
     def forget_except(self, complete: Bools) -> None:
-        """Forgets the scores of windows of which something else, such as hidden states, is not ``complete`` (windows,).
+        """Forgets the scores of windows whose other data, such as hidden states, is not ``complete`` (windows,).
 
         After a kill, the journal may contain the scores of such windows. They are scored again.
         """
@@ -233,7 +233,7 @@ class UnfinishedRun:
             self.journal.forget(window)
 
     def answers(self, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
-        """Yields the answers to windows that the journal lacks. The caller gives each to ``keep``."""
+        """Yields the answers to windows that the journal lacks. The caller passes each answer to ``keep``."""
         announce(self.progress, "scoring")
         plan, done = self.asked.plan, self.journal.done.copy()
         if self.progress:
@@ -242,18 +242,18 @@ class UnfinishedRun:
         yield from answered(self.engine, plan, done, want, progress=self.progress, least_kl=self.least_kl)
 
     def keep(self, index: int, answers: Answers, seconds: float | None = None) -> None:
-        """Write a window's scores into the journal; without ``seconds``, it took the time since the last one."""
+        """Writes a window's scores into the journal. Without ``seconds``, the time since the last window counts."""
         now = time.perf_counter()
         self.journal.add(index, answers, now - self._last if seconds is None else seconds)
         self._last = now
 
     def score(self, want: Want = SCORES) -> None:
-        """Score every window that the journal lacks."""
+        """Scores every window that the journal lacks."""
         for index, answers in self.answers(want):
             self.keep(index, answers)
 
     def manifest(self) -> dict[str, Any]:
-        """The manifest: the numbers, and where they come from."""
+        """Returns the manifest: the numbers, and where they come from."""
         announce(self.progress, "computing statistics and saving")
         journal = self.journal
         found = make_manifest(self.asked, self.engine.facts, journal, journal.seconds, self.claim.identity)

@@ -1,4 +1,4 @@
-"""A GGUF file before llama.cpp scores it: its header, and its own tokenizer, as llama.cpp applies it."""
+"""Describes a GGUF file by its header, and tokenizes with the file's own tokenizer, as llama.cpp applies it."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from scoremode.text.tokenizer import (
 )
 from scoremode.values import Ids, Ints
 
-UNUSED, CONTROL = 1 << 1, 1 << 3  # what llama.cpp knows of a token
-NO_VOCABULARY, SENTENCEPIECE = 0, 1  # llama.cpp's types of vocabularies: the first has a size and no tokens
+UNUSED, CONTROL = 1 << 1, 1 << 3  # attributes of a token in llama.cpp
+NO_VOCABULARY, SENTENCEPIECE = 0, 1  # llama.cpp's types of vocabularies; NO_VOCABULARY has a size but no tokens
 LONGEST_INPUT = 2**31 - 2  # llama.cpp counts bytes in 32 bits
 
 
 def gguf_subject(model: str, tokenizer: str | None) -> Subject:
-    """The model in a GGUF file, as far as its header describes it."""
+    """Returns the model in a GGUF file, as far as its header describes it."""
     facts = read_gguf(model)
     _require_sound(facts)
     files = {path.name: remembered_sha256(path) for path in facts.files}
@@ -65,7 +65,7 @@ def gguf_subject(model: str, tokenizer: str | None) -> Subject:
 
 
 def _require_sound(facts: GgufFacts) -> None:
-    """Refuse numbers in a header with which llama.cpp would end the process."""
+    """Refuses values in a header that would make llama.cpp end the process."""
     layers = facts.values.get(f"{facts.architecture}.block_count")
     if isinstance(layers, int) and not 0 < layers <= len(facts.tensors):
         raise ModelError(
@@ -97,7 +97,7 @@ class LlamaTokenizer:
         count = call.llama_vocab_n_tokens(vocab)
         if count < 1 or call.llama_vocab_type(vocab) == NO_VOCABULARY:
             raise ModelError(f"{self.name} has no tokenizer", fix="name one with --tokenizer")
-        # converters fill the vocabulary up to the size of the head: such ids have no token
+        # converters fill the vocabulary up to the size of the head with ids that have no token
         while count > 1 and call.llama_vocab_get_attr(vocab, count - 1) & UNUSED:
             count -= 1
         names = [(call.llama_vocab_get_text(vocab, i) or b"").decode("utf-8", "replace") for i in range(count)]
@@ -114,7 +114,7 @@ class LlamaTokenizer:
         )
 
     def _require_bytes(self, names: set[str]) -> None:
-        """Refuse a vocabulary that lacks the token of a byte: llama.cpp would end the process where it needs it."""
+        """Refuses a vocabulary that lacks a byte's token: llama.cpp would end the process when it needs that token."""
         missing = [b for b in range(256) if f"<0x{b:02X}>" not in names and (b > 127 or chr(b) not in names)]
         if missing:
             raise ModelError(
@@ -127,7 +127,7 @@ class LlamaTokenizer:
         if len(raw) > LONGEST_INPUT:
             raise CorpusError("llama.cpp cannot tokenize a text of 2 GB", fix="give the text as several files")
         ids, found = self._tokenized(raw, len(raw) + 16, special=special)
-        if LONGEST_INPUT >= -found > len(ids):  # spaces that it puts after special tokens: it says how many it needs
+        if LONGEST_INPUT >= -found > len(ids):  # llama.cpp put spaces after special tokens: it needs -found ids
             ids, found = self._tokenized(raw, -found, special=special)
         if found < 0:
             raise CorpusError("llama.cpp cannot tokenize this text", fix="name a tokenizer with --tokenizer")
@@ -146,13 +146,13 @@ class LlamaTokenizer:
         return owned_characters(ids, starts, ends, len(text))
 
     def _characters(self, text: str, ids: Ids, *, special: bool) -> tuple[Ints, Ints]:
-        """Where each token begins and ends in the text, in characters; an error if the tokens do not spell the text."""
+        """Finds where tokens begin and end, in characters; raises an error if the tokens do not spell the text."""
         raw = text.encode()
         begin, end = self._bytes_covered(raw, ids, special=special)
         if text.isascii():
             return begin, end
         first = np.frombuffer(raw, np.uint8) & 0xC0 != 0x80  # where a character begins
-        number = np.concatenate([np.cumsum(first, dtype=np.int64) - 1, [len(text)]])  # of each byte's character
+        number = np.concatenate([np.cumsum(first, dtype=np.int64) - 1, [len(text)]])  # index of each byte's character
         empty = end <= begin
         starts: Ints = number[begin]
         ends: Ints = np.where(empty, starts, number[np.maximum(end, 1) - 1] + 1)
@@ -170,7 +170,7 @@ class LlamaTokenizer:
         return np.concatenate([begins, np.full(tail, len(raw), np.int64)]), ends
 
     def _added(self, ids: Ids, *, special: bool) -> tuple[int, int]:
-        """How many tokens llama.cpp put before and after the text."""
+        """Returns how many tokens llama.cpp put before and after the text."""
         if not special:
             return 0, 0
         call, vocab = self._llama.call, self._vocab
@@ -179,7 +179,7 @@ class LlamaTokenizer:
         return lead, tail
 
     def _matched(self, raw: bytes, ids: Ids) -> Ints:
-        """How many bytes of the text each token covers, where llama.cpp put spaces before the text or parts of it."""
+        """Counts the bytes of the text that each token covers, if llama.cpp put spaces before the text or its parts."""
         lengths, at = np.zeros(len(ids), np.int64), 0
         for i, token in enumerate(ids.tolist()):
             piece = self._shown[token]
@@ -199,7 +199,7 @@ class LlamaTokenizer:
 
     @cached_property
     def _shown(self) -> list[bytes]:
-        """The bytes that each id stands for; for a special token, those of its name."""
+        """The bytes that each id stands for; a special token stands for the bytes of its name."""
         return [self._piece(i, special=True) for i in range(self._llama.call.llama_vocab_n_tokens(self._vocab))]
 
     @cached_property

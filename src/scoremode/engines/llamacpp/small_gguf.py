@@ -64,7 +64,7 @@ def add_llama_keys(writer: Any, config: dict[str, Any], **changes: int) -> None:
 
 
 def llama_tensors(folder: Path, config: dict[str, Any]) -> list[tuple[str, Matrix]]:
-    """The tensors with llama.cpp's names for them; the rows of queries and keys are in the order of its rotation."""
+    """Returns the tensors by llama.cpp's names, with the rows of queries and keys in the order of its rotation."""
     from safetensors.numpy import load_file
 
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}

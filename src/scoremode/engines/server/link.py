@@ -1,10 +1,10 @@
-"""HTTP to one server: answers are bounded in size and time, and a request is tried again after a failure that may pass.
+"""Sends HTTP requests to one server, limits the size and time of answers, and retries after failures that may pass.
 
-An answer is not trusted: it is cut off where it is too long, must be strict JSON, and is shown only in harmless
-characters and without the key. Redirects are not followed, so the key goes to no other host.
+Answers are not trusted: reading stops at a size limit, an answer must be strict JSON, and its text is shown only in
+harmless characters and without the key. Redirects are not followed, so the key is sent to no other host.
 
 httpx limits the time of each read and write. A server that sends one byte a second, or ``100 Continue`` without end,
-never exceeds that limit. So every read and write also gets no more than what is left of the request's own time.
+never exceeds that limit. So every read and write is also limited to the time that is left of the whole request.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from scoremode.scores.packing import CONTENT_TYPE
 from scoremode.strict_json import parse_received
 
 PASSING = {408: "it waited too long", 425: "it was too early", 429: "it is busy"}
-"""Status codes after which the same request may succeed later; all from 500 on may, too."""
+"""Status codes after which the same request may succeed later; so may all codes from 500 on."""
 
 FIRST_DELAY, LONGEST_DELAY = 0.5, 15.0  # seconds between two tries
-SMALL = 1 << 20  # bytes of an answer that is not about tokens
+SMALL = 1 << 20  # bytes; the size limit of answers without data about tokens
 UNREADABLE_TRIES = 3
 NOT_JSON = "not JSON"
 EXCERPT = 240  # characters of an answer that are shown
-TELLS_AFTER = 3  # tries, then a user is told
-ANYTHING = frozenset(range(200, 600))  # every status is an answer: for what a server need not have
-PIECE = 1 << 20  # bytes of a body that are handed over at a time
-WRITTEN = 1 << 16  # bytes that are written before the clock is looked at
-UPLOAD = 1 << 20  # bytes that may take a second more
-CONNECT = 30.0  # seconds
+TELLS_AFTER = 3  # failed tries before the user is told
+ANYTHING = frozenset(range(200, 600))  # accepts every status as an answer, for routes that a server need not have
+PIECE = 1 << 20  # bytes of a body that are passed to httpx at a time
+WRITTEN = 1 << 16  # bytes that are written between two checks of the clock
+UPLOAD = 1 << 20  # bytes of a body that extend the time limit by a second
+CONNECT = 30.0  # most seconds to connect
 TOO_SLOW = "no answer in time; --timeout SECONDS waits longer"
 LOG = logging.getLogger("scoremode")
 
@@ -65,7 +65,7 @@ class FailedError(Exception):
 
 
 class UnreadableError(FailedError):
-    """The answer cannot be read as what was asked for, such as JSON."""
+    """The answer does not have the requested format, such as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +73,10 @@ class Reply:
     """An answer that will not change if the request is sent again."""
 
     status: int
-    value: Any  # parsed; None if it is not JSON
-    words: str  # what an error says, harmless and without the key
-    data: bytes = b""  # as it came, where bytes were asked for
-    wrong: str = ""  # why it could not be parsed
+    value: Any  # the parsed JSON; None if the answer is not JSON
+    words: str  # the server's error message, harmless and without the key
+    data: bytes = b""  # the body as received, if bytes were requested
+    wrong: str = ""  # why the answer could not be parsed
 
     @property
     def good(self) -> bool:
@@ -93,23 +93,23 @@ class Link:
 
     def __init__(self, root: str, key: str | None, *, timeout: float, patience: float, connections: int = 1) -> None:
         self.root, self.timeout, self.patience, self._key = root, timeout, patience, key
-        self.made = 0  # connections that were ever made
+        self.made = 0  # connections made so far
         headers = {"Accept-Encoding": "identity", "User-Agent": "scoremode"}
         self._client = _client(
             headers=headers if key is None else {**headers, "Authorization": f"Bearer {key}"},
             timeout=httpx.Timeout(timeout, connect=min(timeout, CONNECT)),
-            # a connection that is never given up shows that the server behind it is still the same process
+            # connections stay open: an open one shows that the server behind it is still the same process
             limits=httpx.Limits(
                 max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=None
             ),
         )
-        self._clock = threading.local()  # when the request of this thread must be over
+        self._clock = threading.local()  # the deadline of the request of each thread
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
         proxy = _proxy_for(root)
         self._through = f" through the proxy {proxy}" if proxy else ""
-        self._told = False  # was it said that the server does not answer?
+        self._told = False  # was the user told that the server does not answer?
 
     def __repr__(self) -> str:
         return f"Link({self.root})"
@@ -131,11 +131,11 @@ class Link:
         final: frozenset[int] = frozenset(),
         binary: bool = False,
     ) -> Reply:
-        """The answer to a request, which is tried again until ``patience`` seconds have passed.
+        """Sends a request until it succeeds or ``patience`` seconds have passed; returns the answer.
 
-        A mapping is sent as JSON, parts as a message of scoremode. ``first_contact``: a server that cannot be reached
-        is an error at once. ``final``: statuses that are returned at once, even those of errors. ``binary``: a good
-        answer is bytes instead of JSON.
+        A mapping is sent as JSON, a list of parts as a message of scoremode. With ``first_contact``, a server that
+        cannot be reached is an error at once. Answers with a status in ``final`` are returned at once, even errors.
+        With ``binary``, a good answer is bytes instead of JSON.
         """
         kind, parts = (CONTENT_TYPE, body) if isinstance(body, list) else ("application/json", [])
         if isinstance(body, Mapping):
@@ -167,10 +167,10 @@ class Link:
                 self._wait(failure.wait, reason, tries, began)
 
     def _wait(self, wait: float | None, reason: str, tries: int, began: float) -> None:
-        """Sleep until the next try, or give up."""
+        """Sleeps until the next try; raises an error if ``patience`` would be exceeded."""
         if wait is None:
             delay = min(LONGEST_DELAY, FIRST_DELAY * 2 ** min(tries - 1, 10)) * random.uniform(0.75, 1.0)
-        else:  # as the server asks, but not all clients at once, and never next to nothing
+        else:  # the time that the server names, plus a random part to spread the clients, and at least FIRST_DELAY
             delay = max(FIRST_DELAY, wait) * random.uniform(1.0, 1.25)
         left = self.patience - (time.monotonic() - began)
         if delay > left:
@@ -190,7 +190,7 @@ class Link:
     def _read_json(
         self, status: int, headers: Mapping[str, str], data: bytes, path: str, final: frozenset[int]
     ) -> Reply:
-        """Reads a JSON answer; FailedError if another try may get a better one."""
+        """Reads a JSON answer; raises FailedError if another try may get a better answer."""
         value, words, wrong = None, "", ""
         try:
             value = parse_received(data)
@@ -233,7 +233,7 @@ class Link:
     ) -> tuple[int, Mapping[str, str], bytes]:
         """Sends a request once; returns the status, the headers and the whole body of the answer.
 
-        FailedError if the same request may work later, EngineError if the body has more than ``largest`` bytes.
+        Raises FailedError if the same request may work later, EngineError if the body has more than ``largest`` bytes.
         """
         if self._stop.is_set():
             raise StoppedError
@@ -250,7 +250,7 @@ class Link:
             raise FailedError("no connection in time", connects=False) from None
         except httpx.TimeoutException:
             raise FailedError(TOO_SLOW) from None
-        except (httpx.HTTPError, httpx.InvalidURL) as error:  # a redirect to a place that cannot be is the latter
+        except (httpx.HTTPError, httpx.InvalidURL) as error:  # InvalidURL: a redirect to an impossible address
             if self._stop.is_set():
                 raise StoppedError from None
             connects = not isinstance(error, httpx.ConnectError | httpx.ProxyError | httpx.UnsupportedProtocol)
@@ -261,7 +261,7 @@ class Link:
             raise
 
     def _trace(self, event: str, info: Mapping[str, Any]) -> None:
-        """Called by the library at every step of a request. Counts new connections and limits their time."""
+        """Counts new connections and limits their time. httpx calls it at every step of a request."""
         if not event.endswith(("connect_tcp.complete", "start_tls.complete")):
             return
         stream = info["return_value"]
@@ -292,18 +292,18 @@ class Link:
         return left if timeout is None else min(left, timeout)
 
     def close(self) -> None:
-        """Stop all requests: those that wait for an answer end at once."""
+        """Stops all requests; those that wait for an answer end at once."""
         self._stop.set()
         with self._lock:
             for connection in self._sockets:
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
-        with contextlib.suppress(Exception):  # other threads may be using it
+        with contextlib.suppress(Exception):  # other threads may be using the client
             self._client.close()
 
 
 def _message(value: Any) -> str:
-    """The error message in a server's answer, if it is in one of the usual places; else an empty text."""
+    """Returns the error message in a server's answer if it is in one of the usual places, else an empty string."""
     if isinstance(value, dict):
         inner = value.get("error", value)
         for place in (inner, value):
@@ -314,7 +314,7 @@ def _message(value: Any) -> str:
 
 
 def _retry_after(text: str | None) -> float | None:
-    """Seconds that a server asks us to wait, given as a number or as a date; None if it does not ask for a wait."""
+    """Returns the seconds that a server asks us to wait, as a number or as a date; None if the text names no wait."""
     if text is None:
         return None
     if text.strip().isdecimal() and len(text.strip()) < 10:
@@ -335,7 +335,7 @@ def _pieces(parts: Parts) -> Iterator[bytes]:
 
 
 def _read(response: httpx.Response, url: str, largest: int) -> bytes:
-    """The body of an answer. A compressed one is refused: a few bytes may unpack to more than all memory."""
+    """Reads the body of an answer. A compressed body is refused: a few bytes may unpack to more than all memory."""
     packed = response.headers.get("content-encoding", "identity").strip().lower()
     if packed != "identity":
         raise UnreadableError(f"compressed ({packed[:20]}), which was not asked for")
@@ -351,7 +351,7 @@ def _read(response: httpx.Response, url: str, largest: int) -> bytes:
 
 
 def _client(**settings: Any) -> httpx.Client:
-    """An HTTP client without cookies: a server could set one that cannot be sent."""
+    """Returns an HTTP client that stores no cookies, because a server could set a cookie that cannot be sent."""
     trusted = _trusted()
     try:
         client = httpx.Client(follow_redirects=False, verify=trusted, **settings)
@@ -365,7 +365,7 @@ def _client(**settings: Any) -> httpx.Client:
 
 
 def _proxy_for(url: str) -> str | None:
-    """The proxy that the environment names for an address, without a user name or password; None if there is none."""
+    """Returns the environment's proxy for an address, without a user name or password; None if there is none."""
     asked, known = urlsplit(url), getproxies()
     proxy = known.get(asked.scheme) or known.get("all")
     if not proxy or proxy_bypass(asked.hostname or ""):
@@ -375,7 +375,7 @@ def _proxy_for(url: str) -> str | None:
 
 @cache
 def _trusted() -> ssl.SSLContext:
-    """The certificates to trust. They are read once, because it takes a tenth of a second."""
+    """Returns the certificates to trust. They are read only once, because reading takes a tenth of a second."""
     try:
         return httpx.create_ssl_context()
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Writes text with ``model.generate`` of Transformers, for prompts of similar length together."""
+"""Generates text with ``model.generate`` of Transformers, in batches of prompts of similar length."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from scoremode.engines.transformers.choices import choose_batch_tokens
 from scoremode.errors import EngineError, OptionError
 from scoremode.values import Ids
 
-LOOKS_BACK = 4  # tokens more than a stop has itself: it may begin and end inside of tokens
+LOOKS_BACK = 4  # tokens that are searched beyond the length of a stop, because it may begin and end inside of tokens
 
 
 class TransformersGenerator(Generator):
-    """Writes text with a loaded causal LM."""
+    """Generates text with a loaded causal LM."""
 
     def __init__(self, model: Any, tokenizer: Any, batch_tokens: int | None = None) -> None:
         self.model, self.tokenizer = model.eval(), tokenizer
@@ -68,7 +68,7 @@ class TransformersGenerator(Generator):
         return [self._without_padding(row) for row in written[:, longest:].cpu().numpy().astype(np.int32)]
 
     def _without_padding(self, row: Ids) -> Ids:
-        """The tokens up to the first end of text: after it, a batch fills up a text until its longest one has ended."""
+        """Returns the tokens up to the first end of text; later tokens are padding to the batch's longest text."""
         ends = self.model.generation_config.eos_token_id
         at = np.flatnonzero(np.isin(row, [] if ends is None else ends))
         return row[: at[0] + 1] if len(at) else row
@@ -80,7 +80,7 @@ class TransformersGenerator(Generator):
 
 
 class Stops:
-    """Tells Transformers which texts to end: those whose last tokens, as text, contain a stop."""
+    """Tells Transformers to end the texts whose last tokens, decoded, contain a stop."""
 
     def __init__(self, tokenizer: Any, stops: Sequence[str], prompt: int) -> None:
         self.tokenizer, self.stops, self.prompt = tokenizer, tuple(stops), prompt

@@ -1,4 +1,4 @@
-"""The interface of ``vllm.LLM``, for scores: change the import and add ``score_mode=True``.
+"""Scores with the interface of ``vllm.LLM``: change the import and add ``score_mode=True``.
 
 >>> from scoremode.vllm import LLM, SamplingParams, TokensPrompt                                  # doctest: +SKIP
 >>> llm = LLM(model="…-W4A16", quantization="compressed-tensors")                                  # doctest: +SKIP
@@ -48,7 +48,7 @@ class _Tokens(TypedDict):
 
 
 class TokensPrompt(_Tokens, total=False):
-    """A prompt as ids, and the tokens to score at positions 1, 2, …: one fewer than the prompt has."""
+    """A prompt as ids, and the tokens to score at positions 1, 2, …, which are one fewer than the prompt's tokens."""
 
     target_token_ids: Sequence[int]  # default: the prompt's own tokens
     prompt: str  # as in vLLM: the text of the ids; only the ids are scored
@@ -91,7 +91,7 @@ class SamplingParams:
         if not score_mode:
             raise OptionError("this LLM only scores", fix="SamplingParams(score_mode=True), or vllm.LLM to generate")
         for name, value in sampling.items():
-            only_targets = name == "prompt_logprobs" and value in (None, 0)  # that is what score mode returns
+            only_targets = name == "prompt_logprobs" and value in (None, 0)  # score mode returns exactly the targets
             if name not in STEERS_SAMPLING and not only_targets:
                 raise OptionError(f"score mode does not honour {name}", fix=f"leave {name} out")
         self.score_mode = score_mode
@@ -167,7 +167,7 @@ class LLM:
         use_tqdm: object = True,
         **others: Any,
     ) -> list[ScoreOutput]:
-        """Score every prompt; outputs in the order of the prompts. ``use_tqdm`` is accepted and shows nothing."""
+        """Scores every prompt; returns outputs in the prompts' order. ``use_tqdm`` is accepted and has no effect."""
         refuse_arguments(others)
         listed = [prompts] if isinstance(prompts, str | dict) else list(prompts)
         check_params(sampling_params, len(listed))
@@ -205,7 +205,7 @@ class LLM:
 
 
 def refuse_arguments(given: dict[str, Any]) -> None:
-    """Raise an error for every argument of ``generate`` that would be ignored."""
+    """Raises an error for an argument of ``generate`` that would be ignored."""
     for name, value in given.items():
         if name not in NOT_HONOURED:
             raise OptionError(f"generate has no argument {name}", fix=f"leave {name} out")
@@ -214,7 +214,7 @@ def refuse_arguments(given: dict[str, Any]) -> None:
 
 
 def check_params(params: SamplingParams | Sequence[SamplingParams] | None, prompts: int) -> None:
-    """Require one SamplingParams for all prompts or one per prompt, all of them in score mode."""
+    """Requires one SamplingParams for all prompts or one per prompt, all of them in score mode."""
     listed = list(params) if isinstance(params, Sequence) else [params]
     if isinstance(params, Sequence) and len(listed) != prompts:
         raise InputError(f"{prompts} prompts and {len(listed)} sampling_params", fix="give one, or one per prompt")
@@ -223,7 +223,7 @@ def check_params(params: SamplingParams | Sequence[SamplingParams] | None, promp
 
 
 def read_prompt(prompt: Any, index: int) -> dict[str, Any]:
-    """Reads a prompt as a dictionary; an error if it contains anything that score mode would ignore.
+    """Reads a prompt as a dictionary; raises an error if it contains anything that score mode would ignore.
 
     >>> read_prompt("some text", 0)
     {'prompt': 'some text'}
@@ -242,7 +242,7 @@ def read_prompt(prompt: Any, index: int) -> dict[str, Any]:
 
 
 def token_ids(given: Any, index: int) -> Ids:
-    """Converts token ids to an array; an error if they are not integers: NumPy would convert almost anything."""
+    """Converts token ids to an array; raises an error if they are not integers: NumPy would convert almost anything."""
     ids = np.asarray(given)
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         raise InputError(f"prompt {index} has ids that are not integers", fix="give a list of token ids")

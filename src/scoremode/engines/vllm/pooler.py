@@ -1,7 +1,7 @@
 """The pooler that vLLM's workers call after each forward pass: hidden states in, a few numbers per row out.
 
-Loaded only inside vLLM's processes. Rows of several requests are scored together. If a prompt is fed in chunks, the
-lines of its finished chunks (never hidden states) are kept until the last chunk.
+This file is loaded only inside vLLM's processes. Rows of several requests are scored together. If a prompt is fed in
+chunks, the lines of its finished chunks (never hidden states) are stored until the last chunk.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from scoremode.head.precision import product_precision
 from scoremode.scores.packing import KL_WORDS, line_words
 from scoremode.scores.schema import BUILT_IN
 
-logger = logging.getLogger("vllm.scoremode")  # a child of vLLM's own logger, which is the one that its workers print
+logger = logging.getLogger("vllm.scoremode")  # a child of vLLM's own logger, because vLLM's workers print that logger
 TASK = "token_classify"  # the pooling task of vLLM that gives one answer per token
 
 
@@ -69,12 +69,12 @@ class Kind(NamedTuple):
     self_test: bool
     extra: str
     reference: str
-    states_dtype: str  # of states that were sent; empty: they lie in a folder
+    states_dtype: str  # dtype of states that were sent; empty: the states are in a folder
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The rows of one request that are in this forward pass, and what is requested for them."""
+    """The rows of one request that are in this forward pass, and the targets to score in them."""
 
     request: Request
     first: int  # index, in the request, of the first of these rows
@@ -97,14 +97,14 @@ class Part:
 
 
 class IdsWhenNeeded(PoolingParamsUpdate):  # type: ignore[misc]  # vLLM is untyped here
-    """Makes vLLM copy the ids of prompts at every step only where they are needed: without a ``Request``."""
+    """Makes vLLM copy a prompt's ids at every step only if they are needed: if the prompt carries no ``Request``."""
 
     def apply(self, params: Any) -> None:
         params.requires_token_ids = not (params.extra_kwargs or {}).get(KEY)
 
 
 class ScorePooler(Pooler):  # type: ignore[misc]
-    """Answers the ``Request`` that a prompt carries; if it carries none, scores its own tokens."""
+    """Answers the ``Request`` that a prompt carries; scores the prompt's own tokens if it carries none."""
 
     def __init__(self, model: Any, settings: Settings) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         self._rows = 0  # rows per step, reduced after running out of memory; 0: as in the settings
         self._choice: Choice | None = None
         self._asks_for_logits = not settings.exact
-        self._baseline: WorkerBaseline | None = None  # what KL is measured against
+        self._baseline: WorkerBaseline | None = None  # the baseline that KL is measured against
 
     def get_supported_tasks(self) -> Set[Any]:
         return {TASK}
@@ -165,7 +165,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
                 torch.accelerator.empty_cache()
 
     def _words(self, kind: Kind, hidden_states: Tensor) -> int:
-        """The number of words per line of this kind; needed even if a step has no requested rows."""
+        """Returns the number of words per line of this kind, which is needed even if a step has no requested rows."""
         if kind.self_test:
             return 2 * line_words(kind.k) + 3 + KERNEL_WORDS
         if kind.extra == "states":
@@ -192,7 +192,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         return self._shard
 
     def _kernel_of(self, like: Tensor) -> Choice | None:
-        """The kernel for this head; None if the head is not a plain matrix and the model computes the logits."""
+        """Returns the kernel for this head; None if it is not a plain matrix, so that the model computes the logits."""
         if self._choice is None and not self._asks_for_logits:
             random = torch.Generator().manual_seed(0)  # a few rows of random numbers, the same on every rank
             probe = torch.randn(4, like.shape[1], generator=random).to(like.device, like.dtype)
@@ -212,7 +212,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         return x.shape == ours.shape and bool(((ours - x).abs() <= 1e-3 * (1 + x.abs())).all())
 
     def _same_everywhere(self, head: Head) -> Choice:
-        """Choose the same kernel on every rank, because the exchanges between ranks must match."""
+        """Chooses the same kernel on every rank, because the exchanges between ranks must match."""
         choice = choose(head, self._settings.head_kernel)
         if every_rank(choice.kernel.name == "fused") or not any_rank(choice.kernel.name == "fused"):
             return choice
@@ -232,7 +232,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         return finish(whole, at_target)
 
     def _projected(self, hidden: Tensor, gather: bool, vocabulary: int) -> tuple[Tensor, Head | None, Shard, Share]:
-        """The rows and the head that a kernel multiplies them with; or, if head is None, the model's own logits.
+        """Returns the rows and the head to multiply them with in a kernel; if the head is None, the model's own logits.
 
         ``vocabulary`` is the size of the tokenizer's vocabulary, if the ids after it are padding. The ``Share`` gives
         the targets' logits to all ranks.
@@ -246,7 +246,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         return x, head, shard, largest_of_ranks if shard.ranks > 1 else keep_own
 
     def _head_facts(self, hidden: Tensor) -> dict[str, str]:
-        """Facts needed to store the head: dtype, rows, width, scale, cap, bias; empty if it is not a plain matrix."""
+        """Returns dtype, rows, width, scale, cap and bias of a head to be stored; empty if it is not a plain matrix."""
         found = self._tap.matrix(hidden[:1])
         if found is None:
             return {}
@@ -256,7 +256,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         return {"stored_head": " ".join(map(str, facts))}
 
     def _answer_with_kl(self, hidden: Tensor, targets: Tensor, kind: Kind, stored: Any) -> Tensor:
-        """One line of scores per row, each followed by KL(baseline‖this model) in float64."""
+        """Returns one line of scores per row, each followed by KL(baseline‖this model) in float64."""
         baseline = self._baseline_of(kind)
         x, head, shard, share = self._projected(hidden, kind.gather, kind.vocabulary)
         head_p = baseline.head(hidden.device, shard.first_id, x.shape[1] if head is None else head.vocabulary)
@@ -277,14 +277,14 @@ class ScorePooler(Pooler):  # type: ignore[misc]
     def _baseline_of(self, kind: Kind) -> WorkerBaseline:
         wanted = f"{kind.reference} {kind.states_dtype}" if kind.states_dtype else kind.reference
         if self._baseline is None or self._baseline.name != wanted:
-            self._baseline = None  # its head goes before another one is loaded
+            self._baseline = None  # the old head is freed before another one is loaded
             self._baseline = (
                 SentStates(kind.reference, kind.states_dtype) if kind.states_dtype else StoredStates(kind.reference)
             )
         return self._baseline
 
     def _head_rows(self, hidden: Tensor, request: Request) -> Tensor:
-        """Rows of the whole head's matrix as words, each followed by its bias in float32."""
+        """Returns rows of the whole head's matrix as words, each followed by its bias in float32."""
         _, head, shard = self._matrix_of(hidden)
         ids = torch.arange(request.first, request.first + request.count, device=hidden.device) - head.first_id
         own = (ids >= 0) & (ids < head.weight.shape[0] if shard.ranks == 1 else ids < head.vocabulary)
@@ -301,7 +301,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         return whole
 
     def _self_test(self, hidden: Tensor, targets: Tensor, gather: bool, vocabulary: int) -> Tensor:
-        """Per row: our line; the line of ``compute_logits`` in float64; largest |logit|; exact?; vocabulary; kernel."""
+        """Returns per row: our line, ``compute_logits``' line in float64, max |logit|, exact?, vocabulary, kernel."""
         ours = self._answer(hidden, targets, gather, vocabulary)
         served = self._tap.served_logits(hidden)
         if served is None:  # only one rank gets the gathered logits, and only its answer is read
@@ -310,7 +310,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         theirs = to_words(define_columns(served, targets))
         size = served.float().nan_to_num(neginf=0.0).abs().amax(1, keepdim=True)
         shard = self._shard_of(hidden)
-        products = {"float32_products": product_precision(hidden.device.type)}  # in the layers
+        products = {"float32_products": product_precision(hidden.device.type)}  # precision of products in the layers
         used = describe_kernel(None if gather else self._kernel_of(hidden))
         kernel = pack_words(used | products | self._head_facts(hidden))
         facts = torch.tensor([[shard.exact, shard.vocabulary, *kernel]], dtype=torch.int32, device=hidden.device)
@@ -318,7 +318,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
 
 
 def read_parts(metadata: Any) -> Iterator[Part]:
-    """The rows of each request that are in this batch, in the order of the hidden states."""
+    """Yields the rows of each request that are in this batch, in the order of the hidden states."""
     cursor = metadata.get_pooling_cursor()
     counts, ends = cursor.num_scheduled_tokens_cpu.tolist(), cursor.seq_lens_cpu.tolist()
     lengths = cursor.prompt_lens_cpu.tolist()
@@ -335,11 +335,11 @@ def read_parts(metadata: Any) -> Iterator[Part]:
 
 
 def keep(kept: list[Any], part: Part, lines: Tensor) -> Tensor | None:
-    """Add a chunk's lines to those kept for its request; return all of them when the whole prompt has been fed.
+    """Stores a chunk's lines with those of its request; returns all of them when the whole prompt has been fed.
 
-    A preempted request is fed again from an earlier token, perhaps in different chunks: repeated lines replace the kept
-    ones. If it restarts after the end of the kept lines (its prefix was found in the cache meanwhile), there is a gap:
-    only the lines after the gap are returned, and the engine requests the rest again.
+    A preempted request is fed again from an earlier token, perhaps in different chunks: repeated lines replace the
+    stored ones. If the request restarts after the end of the stored lines (its prefix was found in the cache), there is
+    a gap. Only the lines after the gap are returned, and the engine requests the missing rows again.
     """
     pieces: list[tuple[int, Tensor]] = [(a, old[: part.first - a]) for a, old in kept if a < part.first]
     pieces.append((part.first, lines))
@@ -381,7 +381,7 @@ def with_divergence(lines: Tensor, kl: Tensor) -> Tensor:
 
 
 def as_words(x: Tensor) -> Tensor:
-    """Rows of floats as int32 words, bit for bit; an odd number of half-precision floats is padded."""
+    """Converts rows of floats to int32 words, bit for bit; an odd number of half-precision floats is padded."""
     x = x.contiguous()
     if x.shape[1] * x.element_size() % 4:
         x = torch.nn.functional.pad(x, (0, 1))
@@ -389,7 +389,7 @@ def as_words(x: Tensor) -> Tensor:
 
 
 def as_score_model(model_class: type) -> type:
-    """A subclass of a model's class with a pooler that scores. It keeps the head, which vLLM's own adapter removes."""
+    """Returns a subclass of a model's class with a scoring pooler and with the head, which vLLM's adapter removes."""
     if getattr(model_class, "scores_tokens", False):
         return model_class
     if getattr(model_class, "is_pooling_model", False):

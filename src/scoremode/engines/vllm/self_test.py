@@ -1,4 +1,4 @@
-"""The self-test at the start: our scores against those of the model's own ``compute_logits``. And vLLM's own facts."""
+"""Checks our scores against those of the model's own ``compute_logits`` at the start, and describes the engine."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Verdict:
     """The result of the self-test."""
 
     error: float  # largest difference in nats between our scores and those from the model's own logits
-    allowed: float  # what rounding explains
-    exact: bool  # are logits kept in float32?
+    allowed: float  # the largest difference that rounding explains
+    exact: bool  # do logits stay in float32?
     vocabulary: int
-    kernel: dict[str, str]  # for the run's settings
-    head: HeadFacts | None = None  # None: it is not a plain matrix of floats
+    kernel: dict[str, str]  # facts about the kernel, for the run's settings
+    head: HeadFacts | None = None  # None: the head is not a plain matrix of floats
     uniform: bool = False  # does every token get the same probability?
 
     @property
@@ -71,15 +71,15 @@ class Verdict:
 
 
 def request_for_test(vocabulary: int, longest: int, *, gather: bool) -> tuple[Ids, Request]:
-    """A short prompt, and the request to score it in both ways."""
+    """Returns a short prompt, and the request to score it with our head and with ``compute_logits``."""
     ids = np.linspace(1, vocabulary - 1, min(TEST_TOKENS, longest)).astype(np.int32)
-    rows = np.arange(len(ids), dtype=np.int32)  # the last row too
+    rows = np.arange(len(ids), dtype=np.int32)  # the last row is scored too
     targets = np.stack([np.roll(ids, -1), ids, np.roll(ids, 3)], axis=1)
     return ids, Request(rows, targets, gather=gather, self_test=True)
 
 
 def require_agreement(tried: list[Verdict], version: str) -> Verdict:
-    """The last verdict if it says that our scores agree with ``compute_logits``; else an error with all differences."""
+    """Returns the last verdict if scores agree with ``compute_logits``; else raises an error with all differences."""
     if tried[-1].agrees:
         return tried[-1]
     gaps = ", ".join(f"{verdict.error:.3g} nats (allowed: {verdict.allowed:.3g})" for verdict in tried)
@@ -90,7 +90,7 @@ def require_agreement(tried: list[Verdict], version: str) -> Verdict:
 
 
 def judge_answers(words: Words, dtype: str) -> Verdict:
-    """The verdict on the answer to a self-test request, which has our scores and the model's own in each line."""
+    """Judges the answer to a self-test request. Each line has our scores and those from the model's own logits."""
     line = line_words(TEST_TARGETS)
     if words.dtype != np.int32 or words.ndim != 2 or words.shape[1] != 2 * line + 3 + KERNEL_WORDS:
         raise EngineError(
@@ -107,7 +107,7 @@ def judge_answers(words: Words, dtype: str) -> Verdict:
     step = {"bfloat16": 2**-8, "bf16": 2**-8, "float16": 2**-11, "tf32": 2**-11}.get(served or "", 2**-24)
     error = float(np.max(gaps))
     allowed = 2e-3 + 4 * step * size
-    # a NaN gap must fail, but NaN compares false: it becomes infinity below
+    # a NaN gap must fail, but NaN compares false, so it becomes infinity below
     exact, vocabulary = words[0, 2 * line + 1 : 2 * line + 3].tolist()
     uniform = bool((theirs.logprob == measured(theirs.top_logprob)[:, None]).all()) and vocabulary > 1
     return Verdict(
@@ -121,14 +121,14 @@ def judge_answers(words: Words, dtype: str) -> Verdict:
     )
 
 
-# ── what is stored with every number ─────────────────────────────────────────────────────────────────────────────────
+# ── facts that are stored with every number ──────────────────────────────────────────────────────────────────────────
 def dtype_of(config: Any) -> str:
-    """The dtype of a ``VllmConfig``, by its plain name."""
+    """Returns the dtype of a ``VllmConfig``, by its plain name."""
     return str(config.model_config.dtype).removeprefix("torch.")
 
 
 def unread_cache_note(config: Any) -> list[str]:
-    """A note if prefill does not read the K/V cache that it fills: scores then hardly show the cache's rounding.
+    """Returns a note if prefill does not read the K/V cache that it fills: scores hardly show the cache's rounding.
 
     In vLLM up to 0.32, TurboQuant, UltraQuant and dense MLA attend to the first chunk's keys and values as they were
     computed. Only later chunks and generated tokens read the cache.
@@ -146,7 +146,7 @@ def unread_cache_note(config: Any) -> list[str]:
 
 
 def engine_facts(config: Any, version: str, head: Verdict, *, gathered: bool) -> EngineFacts:
-    """The facts of an engine that was started with this ``VllmConfig`` and passed its self-test."""
+    """Returns the facts of an engine that was started with this ``VllmConfig`` and passed its self-test."""
     import torch
     import transformers
     from vllm.platforms import current_platform
@@ -180,6 +180,6 @@ def engine_facts(config: Any, version: str, head: Verdict, *, gathered: bool) ->
 
 
 def activation_notes(config: Any, on_cpu: bool) -> list[str]:
-    """A note if the kernel for int8 activations does not round them as the checkpoint asks."""
+    """Returns a note if the kernel for int8 activations does not round them as the checkpoint requires."""
     asked = on_cpu and support.is_w8a8(getattr(config, "quantization_config", None))
     return [CUTS_OFF] if asked and not support.rounds_int8_activations() else []

@@ -1,4 +1,4 @@
-"""A baseline as vLLM's workers see it: hidden states of rows, and the slice of its head that a worker needs."""
+"""A baseline in vLLM's workers: hidden states of rows, and the slice of its head that a worker needs."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ logger = logging.getLogger("vllm.scoremode")
 class PinnedBuffers:
     """Two pinned buffers, used in turn, from which states are copied to a device while it still computes the layers.
 
-    A copy from other memory would wait for the layers, and pinning new memory for each batch would take as long.
+    A copy from other memory would wait for the layers, and pinning new memory for each batch would be as slow.
     """
 
     def __init__(self) -> None:
         self._buffers: list[Tensor] = [torch.empty(0, dtype=torch.uint8)] * 2
-        self._sent: list[Any] = [None] * 2  # when the copy from each buffer is done
+        self._sent: list[Any] = [None] * 2  # for each buffer, the event after the last copy from it
         self._turn = 0
 
     def rows(self, count: int, width: int, dtype: str, device: torch.device) -> Raw:
-        """An array (count, width) for raw states, to be filled and then given to ``send``."""
+        """Returns an array (count, width) for raw states, to be filled and then given to ``send``."""
         raw = RAW_DTYPES[dtype]
         if device.type != "cuda":
             return np.empty((count, width), raw)
@@ -49,7 +49,7 @@ class PinnedBuffers:
         return room
 
     def send(self, rows: Raw, dtype: str, device: torch.device) -> Tensor:
-        """Copies the filled rows to the device."""
+        """Copies the filled rows to the device and returns them."""
         found = from_raw(rows, dtype).to(device, non_blocking=True)
         if device.type == "cuda":
             self._sent[self._turn] = torch.cuda.current_stream(device).record_event()
@@ -65,14 +65,14 @@ class WorkerBaseline(ABC):
 
     @abstractmethod
     def rows(self, which: Any, device: torch.device) -> Tensor:
-        """The states (n, d) of these rows."""
+        """Returns the states (n, d) of the rows."""
 
     @abstractmethod
     def _head_rows(self, first_id: int, width: int) -> StoredHead:
-        """The stored head for ``width`` ids from ``first_id`` on."""
+        """Returns the stored head for ``width`` ids from ``first_id`` on."""
 
     def head(self, device: torch.device, first_id: int, width: int) -> Head | None:
-        """The head for ``width`` ids from ``first_id`` on, cached for the same ids; None if it cannot be loaded."""
+        """Returns the head for ``width`` ids from ``first_id`` on, cached per slice; None if it cannot be loaded."""
         if self._head is None or (self._head.first_id, self._head.vocabulary) != (first_id, width):
             self._head = None
             stored = self._head_rows(first_id, width)
@@ -95,7 +95,7 @@ class StoredStates(WorkerBaseline):
         self._stored = Reference.open(folder, verify=False)  # already verified before its path is sent to a worker
 
     def rows(self, which: Ints, device: torch.device) -> Tensor:
-        """States of these rows of the reference (n, d): consecutive rows are read together."""
+        """Reads the states (n, d) of these rows of the reference. Consecutive rows are read together."""
         stored = self._stored
         rows = self._buffers.rows(len(which), stored.width, stored.dtype, device)
         cuts = [0, *(np.flatnonzero(np.diff(which) != 1) + 1).tolist(), len(which)]
@@ -109,7 +109,7 @@ class StoredStates(WorkerBaseline):
 
 
 class SentStates(WorkerBaseline):
-    """States that come with each request, and a head that was sent before and lies in the service's own folder."""
+    """States that come with each request, and a head that was sent earlier and is stored in the service's folder."""
 
     def __init__(self, digest: str, dtype: str) -> None:
         super().__init__(f"{digest} {dtype}")
@@ -121,7 +121,7 @@ class SentStates(WorkerBaseline):
         return self._buffers.send(rows, self._dtype, device)
 
     def head(self, device: torch.device, first_id: int, width: int) -> Head | None:
-        """The head; None if it cannot be read or does not fit into memory: a client's head must not end the server."""
+        """Returns the head; None if it cannot be read or does not fit into memory: a client must not end the server."""
         try:
             return super().head(device, first_id, width)
         except (OSError, ValueError, MemoryError, RuntimeError) as error:

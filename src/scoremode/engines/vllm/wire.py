@@ -1,7 +1,7 @@
-"""How requests and answers cross vLLM's process boundary: raw int32, no object per token.
+"""Packs requests and answers to cross vLLM's process boundary: raw int32, no object per token.
 
 A request travels in ``PoolingParams.extra_kwargs`` as bytes (vLLM would not decode an array on the other side). An
-answer is one int32 tensor with one line per row: see scores/packing.py. A ``Job`` is a window between the two.
+answer is one int32 tensor with one line per row: see scores/packing.py. A ``Job`` is a window that waits for answers.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Request:
     gather: bool = False  # reduce the gathered logits instead of each shard's own
     self_test: bool = False  # also answer through the model's own compute_logits
     extra: Literal["", "states", "kl", "head"] = ""  # hidden states or KL after each line, or rows of the head instead
-    reference: str = ""  # what KL is measured against: folder of a reference, or digest of a head that was sent
-    states: Raw | None = None  # (m, d) the baseline's states for these rows, where they were sent and lie in no folder
+    reference: str = ""  # baseline of KL: folder of a reference, or digest of a head that was sent
+    states: Raw | None = None  # (m, d) the baseline's states for these rows, if they were sent and are in no folder
     states_dtype: str = ""
     first: int = 0  # where to start: in the reference's rows, or in the head's rows
     count: int = 0  # how many rows of the head
@@ -60,19 +60,19 @@ class Request:
 
     @staticmethod
     def from_kwargs(kwargs: dict[str, Any] | None) -> Request | None:
-        """The request that a prompt carries; None if it carries none and its own tokens are to be scored."""
+        """Returns the request that a prompt carries; None if it carries none: then its own tokens are scored."""
         packed = (kwargs or {}).get(KEY)
         return from_message(packed, Request) if packed else None
 
     @staticmethod
     def own_tokens(ids: npt.NDArray[Any]) -> Request:
-        """The default request of a prompt: to score every token but the first, each from the row before it."""
+        """Returns the default request of a prompt: score every token but the first, each from the row before it."""
         targets = np.asarray(ids[1:], np.int32)
         return Request(rows=np.arange(len(targets), dtype=np.int32), targets=targets[:, None])
 
 
 def states_words(d: int, itemsize: int) -> int:
-    """The int32 words per hidden state; a state that does not fill its last word is padded."""
+    """Returns the number of int32 words per hidden state; a state that does not fill its last word is padded."""
     return -(-d * itemsize // 4)
 
 
@@ -81,27 +81,27 @@ class Extra:
     """Results that are requested in addition to the scores."""
 
     kind: Literal["", "states", "kl"] = ""
-    words: int = 0  # after each line
+    words: int = 0  # int32 words after each line
     reference: str = ""
     offsets: Ints | None = None  # (windows + 1,) row of the reference at which each window begins
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A window in flight: the rows that are requested now, and the answers so far, always those of its last rows."""
+    """A window in flight: the rows that are requested now, and the answers so far, which belong to its last rows."""
 
     index: int
-    window: Window  # what is requested now: the whole window, or only the first rows, which the prefix cache skipped
+    window: Window  # the requested part: the whole window, or only the first rows, which the prefix cache skipped
     read_cache: bool
     vocabulary: int  # ids from this one upwards get no probability; 0: all ids count
     extra: Extra
     lines: Words | None = None
 
     def take(self, words: Words, block: int) -> Job | None:
-        """Add an answer; return the job that requests the missing rows, or None if none are missing.
+        """Adds an answer; returns the job that requests the missing rows, or None if no rows are missing.
 
         Rows inside a cached prefix are not computed, so they have no answer. They are requested again with a prompt
-        that ends with the last of them: vLLM always computes the last token and the block that contains it.
+        that ends with the last missing row: vLLM always computes the last token and the block that contains it.
         """
         words = words.reshape(-1, line_words(self.targets) + self.extra.words)
         missing = len(self.window.rows) - len(words)
@@ -117,7 +117,7 @@ class Job:
         return Job(self.index, front, cached, self.vocabulary, self.extra, self.lines)
 
     def request(self, gather: bool) -> Request:
-        """The request to send to vLLM. The window's index in the plan tells where its rows begin in a reference."""
+        """Returns the request for vLLM. The window's index in the plan tells where its rows begin in a reference."""
         return Request(
             self.window.rows,
             self.window.targets,
@@ -134,7 +134,7 @@ class Job:
         return int(self.window.targets.shape[1])
 
     def answers(self) -> tuple[Answers, Words]:
-        """The answers of all rows, and the extra words after their lines."""
+        """Returns the answers of all rows, and the extra words after their lines."""
         assert self.lines is not None, "a job without an answer"
         extras = np.ascontiguousarray(self.lines[:, line_words(self.targets) :])
         return read_lines(self.lines, self.targets), extras

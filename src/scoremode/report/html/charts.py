@@ -1,4 +1,4 @@
-"""The charts section of the page: distributions over the targets, means along the window, and what they leave out."""
+"""The charts section of the page: distributions over targets, means along the window, and notes on omitted tokens."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from scoremode.statistics.streams import array_blocks
 from scoremode.store.run import Run
 from scoremode.values import Floats
 
-BINS = 72  # of a distribution
-STRETCHES = 24  # of the window
-SUMS = 1 << 20  # sums that are held at a time: with very many groups, a curve is drawn in several passes
+BINS = 72  # bins of a distribution
+STRETCHES = 24  # stretches that the window is divided into
+SUMS = 1 << 20  # sums in memory at a time: with very many groups, a curve is drawn in several passes
 
 
 def charts_section(comparisons: Sequence[Comparison], statistics: Sequence[Statistics], alone: Sequence[Run]) -> Markup:
@@ -92,14 +92,14 @@ def _notes_on_runs(alone: Sequence[Run]) -> Iterator[str]:
 
 
 def _unbounded(blocks: Iterable[Floats]) -> str:
-    """How many tokens are not drawn, in words; '' if all are drawn."""
+    """Says how many tokens are not drawn; '' if all are drawn."""
     count = sum(int((~np.isfinite(block)).sum()) for block in blocks)
     return f"{counted(count, 'tokens')} left out of the charts: probability zero" if count else ""
 
 
 # ── distributions over the targets ───────────────────────────────────────────────────────────────────────────────────
 def kl_distribution(series: Sequence[Series], noise: StreamedColumn | None, floor: float | None) -> Chart | None:
-    """A chart of the share of targets by KL: the baseline's noise is behind the curves, its 99 % ``floor`` a line."""
+    """Draws the share of targets by KL, the baseline's noise behind the curves, and its 99 % ``floor`` as a line."""
     behind = None if noise is None else noise.where(np.isfinite)
     drawn = [s.finite for s in series] + ([behind] if behind else [])
     positive = StreamedColumn.joined(*drawn).where(lambda values: values > 0)
@@ -119,7 +119,7 @@ def kl_distribution(series: Sequence[Series], noise: StreamedColumn | None, floo
 
 
 def delta_distribution(series: Sequence[Series]) -> Chart | None:
-    """A chart of the share of targets by Δ logprob; its axis is linear near zero and logarithmic in the tails."""
+    """Draws the share of targets by Δ logprob; the axis is linear near zero and logarithmic in the tails."""
     sizes = StreamedColumn.joined(*(s.finite for s in series)).absolute()
     if not sizes.largest > 0:
         return None
@@ -130,7 +130,7 @@ def delta_distribution(series: Sequence[Series]) -> Chart | None:
 
 
 def surprise_distribution(series: Sequence[Series]) -> Chart | None:
-    """A chart of the share of targets by −logprob, for runs that are not compared with anything."""
+    """Draws the share of targets by −logprob, for runs that are not compared with anything."""
     top = max((drawn.quantile(0.9995) for s in series if (drawn := s.finite).count), default=0.0)
     if not top > 0:
         return None
@@ -148,9 +148,9 @@ def _histogram(
     line: tuple[str, float | None] = ("", None),
     least: float | None = None,
 ) -> Chart:
-    """A histogram. ``line``: name and value of a vertical line. Values below ``least`` are counted in the first bin."""
+    """Draws a histogram with a vertical ``line`` (name, value). Values below ``least`` count in the first bin."""
     shares = [_shares(s.finite, axis, least) for s in series]
-    # a floor with many exact zeros must not flatten the curves of the candidates, so it may exceed the top
+    # noise with many exact zeros must not flatten the curves of the candidates, so it may exceed the top
     top = max((float(s.max()) for s in shares if len(s)), default=0.0) or 1.0
     up = linear(0, top * 1.06, "share of tokens", count=4, write=lambda v: f"{plain(100 * v)}%")
 
@@ -172,7 +172,7 @@ def _histogram(
 
 
 def _shares(column: StreamedColumn, axis: Axis, least: float | None) -> Floats:
-    """Share of the values in each bin; values beyond an end count in the outermost bin."""
+    """Returns the share of the values in each bin; values beyond an end count in the outermost bin."""
     counts = np.zeros(BINS, np.int64)
     for values in column.blocks():
         within = values if least is None else np.maximum(values, least)
@@ -184,7 +184,7 @@ def _shares(column: StreamedColumn, axis: Axis, least: float | None) -> Floats:
 
 # ── means along the window ───────────────────────────────────────────────────────────────────────────────────────────
 def along_the_window(title: str, text: str, series: Sequence[Series], label: str) -> Chart | None:
-    """A chart of the mean in each stretch of the window, with its standard error over groups as a band."""
+    """Draws the mean in each stretch of the window, with its standard error over groups as a band."""
     last = max((int(position.max()) for s in series for position, _ in s.places() if len(position)), default=0)
     if last < 2:
         return None
@@ -215,7 +215,7 @@ def along_the_window(title: str, text: str, series: Sequence[Series], label: str
 
 
 def _means_by_stretch(series: Series, edges: Floats) -> tuple[Floats, Floats]:
-    """Mean and standard error of each stretch: the mean of an empty stretch is NaN, the error of too few groups 0."""
+    """Returns mean and standard error of each stretch; the mean is NaN without values, the error 0 for few groups."""
     count = len(edges) - 1
     means, errors = np.full(count, np.nan), np.zeros(count)
     groups = distinct(group for _, group in series.places())
@@ -229,7 +229,7 @@ def _means_by_stretch(series: Series, edges: Floats) -> tuple[Floats, Floats]:
             cell = (index[here] - wanted.start) * len(groups) + np.searchsorted(groups, group[here])
             sums.add(cell, values[here], np.ones(len(cell)))
         for stretch, cells in zip(wanted, np.split(sums.indices, len(wanted)), strict=True):
-            mean = sums.some(cells[sums.denominator[cells] > 0]).estimate()  # of the groups that have a value here
+            mean = sums.some(cells[sums.denominator[cells] > 0]).estimate()  # only groups that have a value here
             if mean.n:
                 means[stretch], errors[stretch] = mean.value, mean.stderr or 0.0
     return means, errors

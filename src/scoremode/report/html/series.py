@@ -1,4 +1,4 @@
-"""Columns for charts: they are read block by block, as often as needed, and are never in memory as a whole."""
+"""Reads columns for charts block by block, as often as needed; a column is never in memory as a whole."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from scoremode.store.run import Run
 from scoremode.values import Bools, Floats, Ints
 
 Places = Callable[[], Iterator[tuple[Ints, Ints]]]
-"""The position in its window and the group of each target: every call reads them from the beginning."""
+"""Yields the position in its window and the group of each target; every call reads from the beginning."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """One candidate: its value per target, and which targets are not independent of each other."""
+    """One candidate: its value per target, and the groups of targets that are not independent of each other."""
 
     name: str
     values: Blocks
@@ -49,11 +49,11 @@ class StreamedColumn:
 
     @staticmethod
     def joined(*columns: StreamedColumn) -> StreamedColumn:
-        """All values of several columns."""
+        """Joins all values of several columns."""
         return StreamedColumn(lambda: (block for column in columns for block in column.blocks()))
 
     def where(self, wanted: Callable[[Floats], Bools]) -> StreamedColumn:
-        """Only the values for which ``wanted`` is true."""
+        """Returns only the values for which ``wanted`` is true."""
         return StreamedColumn(lambda: (block[wanted(block)] for block in self.blocks()))
 
     def absolute(self) -> StreamedColumn:
@@ -76,12 +76,12 @@ class StreamedColumn:
         return self._count_and_largest[1]
 
     def quantile(self, fraction: float) -> float:
-        """A quantile, with the same bits as from ``numpy.quantile``; there must be at least one value."""
+        """Returns a quantile, with the same bits as from ``numpy.quantile``; there must be at least one value."""
         return streamed_quantile(self.blocks(), self.count, fraction)
 
 
 def delta_logprob(c: Comparison) -> Iterator[Floats]:
-    """Nats by which the text's own token became likelier; NaN if both models give it probability zero."""
+    """Yields the nats by which each token became likelier; NaN if both models give it probability zero."""
     sides = (run.scores.blocks("logprob") for run in (c.candidate, c.baseline))
     for (candidate,), (baseline,) in zip(*sides, strict=True):
         with np.errstate(invalid="ignore"):
@@ -89,13 +89,13 @@ def delta_logprob(c: Comparison) -> Iterator[Floats]:
 
 
 def surprise(run: Run) -> Iterator[Floats]:
-    """The surprise of each target (−logprob), in nats."""
+    """Yields the surprise of each target (−logprob), in nats."""
     for (logprob,) in run.scores.blocks("logprob"):
         yield -logprob
 
 
 def places_of(run: Run, groups: Ints | None = None) -> Places:
-    """Each target's distance from the first scored token of its window, and its group: from ``groups`` or the run."""
+    """Finds each target's distance from its window's first scored token, and its group, from ``groups`` or the run."""
 
     @cache
     def first_tokens() -> tuple[Ints, Ints]:

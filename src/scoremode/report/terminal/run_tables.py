@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from scoremode.verbs.noise import Noise
     from scoremode.verbs.prob.sequence import SequenceScore, TokenScore
 
-WIDEST = 28  # characters of the longest number that the other numbers are aligned with
+WIDEST = 28  # characters; longer numbers do not widen the column
 
 
 def _table(words: Sequence[str], numbers: Sequence[str]) -> Table:
-    """An empty table with columns of words, then columns of numbers."""
+    """Returns an empty table with columns of words, then columns of numbers."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in words:
         table.add_column(Text(name), overflow="fold")
@@ -34,7 +34,7 @@ def _table(words: Sequence[str], numbers: Sequence[str]) -> Table:
 
 
 def run_table(run: Run, worst: int = 8) -> list[Any]:
-    """What ``scoremode ppl`` and ``scoremode show`` print."""
+    """Makes the tables that ``scoremode ppl`` and ``scoremode show`` print."""
     m = run.manifest
     of_columns = [metric for _, metric in run.schema.metrics]
     measures = [*RUN_MEASURES, *_own_measures(of_columns)]
@@ -74,14 +74,14 @@ def run_table(run: Run, worst: int = 8) -> list[Any]:
 
 
 def _own_measures(of_columns: Sequence[Metric]) -> list[RunMeasure]:
-    """The means over columns that only an engine declares, as measures for tables."""
+    """Returns the means over columns that only an engine declares, as measures for tables."""
     known = {measure.name for measure in RUN_MEASURES}
     own = [metric for metric in of_columns if metric.name not in known]
     return [RunMeasure(m.name, m.label, shown(m.label), percent=m.share_of is not None) for m in own]
 
 
 def questions_table(found: Sequence[Run]) -> list[Any]:
-    """A table with one row per question (a text and a method) to one model."""
+    """Makes a table with one row per question (a text and a method) to one model."""
     first = found[0].manifest
     table = _table(["text", "method"], ["perplexity", "bits per byte", "targets"])
     for run in found:
@@ -97,7 +97,7 @@ def questions_table(found: Sequence[Run]) -> list[Any]:
 
 
 def _shared_notes(found: Sequence[Run]) -> list[str]:
-    """Each note once; with the questions that it is about, unless it is about all of them."""
+    """Returns each note once, with the questions that it is about unless it is about all questions."""
     about: dict[str, list[str]] = {}
     for run in found:
         for note in dict.fromkeys(run.manifest["notes"]):
@@ -130,7 +130,7 @@ def worst_table(run: Run, count: int) -> Table:
 
 
 def _expected(run: Run, index: int) -> str:
-    """The model's first choice and its probability."""
+    """Returns the model's first choice and its probability."""
     if not (run.facts.has("top_text") and run.scores.has("top_logprob")):
         return NOT_MEASURED
     word, logprob = run.facts.value("top_text", index), run.scores.value("top_logprob", index)
@@ -156,7 +156,7 @@ def plan_table(plan: dict[str, Any]) -> list[Any]:
         f"{name.replace('_', ' ')} {in_bytes(memory[name])}" for name in ("weights", "activations", "logits")
     )
     whole = in_bytes(memory["logits_if_whole"])
-    if any(memory[name] for name in ("weights", "activations", "logits")):  # else the model is elsewhere, or a table
+    if any(memory[name] for name in ("weights", "activations", "logits")):  # else the model is on a server, or a table
         table.line("memory, about", f"{line} (all logits at once would take {whole})")
     if kept := plan["reference"]:
         logits = in_bytes(kept["logits_fp16"])
@@ -205,7 +205,7 @@ def _boundary_notes(results: Iterable[SequenceScore]) -> list[Text]:
 
 
 def noise_table(noise: Noise) -> list[Any]:
-    """What ``scoremode noise`` prints: drift per target, then perplexity, whole sequences and repeats."""
+    """Makes the tables of ``scoremode noise``: drift per target, then perplexity, whole sequences and repeats."""
     names = list(noise.settings[0].settings)
     header = ", ".join(name.replace("_", "-") for name in names) or "setting"
     first = _table([header, "head"], ["mean", "mean |d|", "rms", "99.9%", "max"])

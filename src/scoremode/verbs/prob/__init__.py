@@ -1,1 +1,1 @@
-"""P(target | prompt): pairs of texts ─▶ tokens, cut at the boundary ─▶ scores, in memory or in a file."""
+"""Computes P(target | prompt): pairs of texts are encoded, cut at the boundary and scored, in memory or in a file."""

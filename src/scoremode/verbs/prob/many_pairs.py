@@ -1,15 +1,15 @@
-"""Many pairs: read from a file as they are needed, scored chunk by chunk, their results in a file or a stream.
+"""Scores many pairs chunk by chunk: reads them from a file as they are needed, and writes results to a file or stream.
 
-A file of any length takes the memory of a few hundred pairs. Results are one line of JSON for each pair, resumed after
-a kill, never mixed with others:
+A file of any length takes the memory of a few hundred pairs. Results are one line of JSON for each pair. Scoring
+resumes after a kill, and results of different questions are never mixed:
 
-FILE                  the results, when all are there
-FILE.manifest.json    which question FILE answers, and its sha256
-FILE.partial          while scoring: what is done so far, one record for each chunk of pairs (records.py)
+FILE                  the results, when all pairs are scored
+FILE.manifest.json    the question that FILE answers, and the sha256 of FILE
+FILE.partial          while scoring: the results so far, one record for each chunk of pairs (records.py)
 .FILE.lock            while a process works on FILE
 
-The manifest takes its name before FILE does and goes after it: wherever a kill falls, a FILE without a manifest was
-written by somebody else, and stays as it is.
+The manifest gets its name before FILE does, and is removed after FILE. So, whenever a kill comes, a FILE without a
+manifest was written by somebody else, and is left as it is.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from scoremode.verbs.progress import Progress
 
 Pair = tuple[str, str]
 
-STEP = 256  # pairs between two places in the copy of a file that are remembered
-KEPT = 1 << 14  # pairs that stay in memory as tokens; the others are encoded again when their turn comes
+STEP = 256  # pairs between two stored offsets into the copy of a file
+KEPT = 1 << 14  # pairs that stay in memory as tokens; other pairs are encoded again when they are scored
 EXAMPLE = 'use rows like {"prompt": "…", "target": "…"}'
 CHUNK = 256  # pairs scored between two writes
-KIND, FORMAT = "scoremode prob", 2  # 2: small groups share a batch, which may change last digits
-BEGINNING = json.dumps({"for": KIND}).encode()[:-1]  # of every .partial
+KIND, FORMAT = "scoremode prob", 2  # format 2: small groups share a batch, which may change last digits
+BEGINNING = json.dumps({"for": KIND}).encode()[:-1]  # the first bytes of every .partial
 ROUNDING = 1e-6  # nats that a stored sum may differ from the sum of its stored parts
 DISCARD = "give another --out, or --fresh"
 FIELDS, TOKEN_FIELDS = {field.name for field in fields(SequenceScore)}, set(TokenScore._fields)
@@ -62,7 +62,7 @@ class PairFile:
             raise InputError(f"there is no file '{path}'", fix="check the path given to --file")
         self.path = path
         self._copy = tempfile.TemporaryFile(prefix="scoremode-")  # noqa: SIM115 - closed and removed with this object
-        self._places = array("Q")  # of every STEP pairs: where the first one begins in the copy
+        self._places = array("Q")  # the offset in the copy of every STEP-th pair
         self._count = 0
         digest = hashlib.sha256()
         for pair in self._rows():
@@ -109,19 +109,19 @@ _quoted: Callable[[str], str] = json.encoder.encode_basestring_ascii
 
 
 def as_line(pair: Pair) -> bytes:
-    """A pair as the bytes that are hashed: as ``json.dumps`` writes it, with a line break."""
+    """Encodes a pair as the bytes that are hashed: as ``json.dumps`` writes it, with a line break."""
     return f"[{_quoted(pair[0])}, {_quoted(pair[1])}]\n".encode()
 
 
 def digest_of(pairs: Pairs) -> str:
-    """sha256 of all pairs in order."""
+    """Returns the sha256 of all pairs in order."""
     if isinstance(pairs, PairFile):
         return pairs.digest
     return hashlib.sha256(b"".join(map(as_line, pairs[:]))).hexdigest()
 
 
 class EncodedChunks:
-    """Pairs as tokens, a chunk at a time. All are checked and measured first, but only about KEPT stay in memory."""
+    """Pairs as tokens, by chunks. All pairs are checked and measured first, but only about KEPT stay in memory."""
 
     def __init__(self, lm: SequenceProbability, pairs: Pairs, size: int) -> None:
         self.lm, self.pairs, self.size = lm, pairs, size
@@ -149,10 +149,10 @@ class EncodedChunks:
 # ── results ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True)
 class Written:
-    """How many results a file has now, and whether they were there before."""
+    """The number of results in a file, and whether they existed before."""
 
     count: int
-    reused: bool  # they were there already: nothing was scored
+    reused: bool  # the results existed already: nothing was scored
 
 
 def score_to_file(
@@ -163,7 +163,7 @@ def score_to_file(
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> Written:
-    """Scores pairs into a file, unless their results are there already. The same call resumes after an interruption.
+    """Scores pairs into a file, unless it already has their results. The same call resumes after an interruption.
 
     Results of another question, and files that are not ours, are refused before the engine is started. ``fresh``
     discards results that are ours.
@@ -177,14 +177,14 @@ def score_to_file(
             return Written(count, reused=True)
         encoded = EncodedChunks(lm, pairs, CHUNK)
         if fresh:
-            lm.open(encoded.longest)  # nothing is lost if that fails
+            lm.open(encoded.longest)  # first: nothing is lost if the engine cannot be opened
             files.discard()
         _finish_chunks(encoded, files, identity, progress)
     return Written(len(pairs), reused=False)
 
 
 def score_to_stream(lm: SequenceProbability, pairs: Pairs, output: Output, progress: Progress | None = None) -> Written:
-    """Score pairs into a device or a FIFO, line by line. Nothing can be resumed."""
+    """Scores pairs into a device or a FIFO, line by line. Nothing can be resumed."""
     encoded = EncodedChunks(lm, pairs, CHUNK)
     with output.stream() as write:
         lm.open(encoded.longest)
@@ -196,14 +196,14 @@ def score_to_stream(lm: SequenceProbability, pairs: Pairs, output: Output, progr
 
 
 def read_results(path: Path) -> Iterator[dict[str, Any]]:
-    """The results in a finished file, one at a time."""
+    """Yields the results in a finished file, one at a time."""
     with path.open("rb") as file:
         for line in file:
             yield parse(line)
 
 
 def question(lm: SequenceProbability, pairs: Pairs) -> dict[str, Any]:
-    """The facts that must be equal for stored results to answer these pairs."""
+    """Returns the facts that must be equal for stored results to answer these pairs."""
     return {**lm.identity(), "pairs": digest_of(pairs), "chunk": CHUNK, "format": FORMAT}
 
 
@@ -217,7 +217,7 @@ class ResultFiles:
         self.lock = path.with_name(f".{path.name}.lock")
 
     def check(self, identity: dict[str, Any], *, fresh: bool) -> int | None:
-        """Refuse files that are not ours and, unless ``fresh``, those that answer another question.
+        """Refuses files that are not ours and, unless ``fresh``, files that answer another question.
 
         Returns how many results there are; None if they are not complete.
         """
@@ -237,7 +237,7 @@ class ResultFiles:
         if not finished or manifest is None:
             return None
         if not fresh:
-            self.partial.unlink(missing_ok=True)  # of the same question: a kill came just before this was done
+            self.partial.unlink(missing_ok=True)  # of the same question: a process was killed just before removing this
         return int(manifest["results"])
 
     def discard(self) -> None:
@@ -263,7 +263,7 @@ class ResultFiles:
         self.partial.unlink()
 
     def _read_manifest(self) -> dict[str, Any] | None:
-        """The manifest; None if there is none; RunError if it is not ours or was changed."""
+        """Returns the manifest, or None if there is none; raises RunError if it is not ours or was changed."""
         try:
             found = read_object(self.manifest)
         except ValueError:
@@ -279,7 +279,7 @@ class ResultFiles:
         return found
 
     def _read_partial(self) -> dict[str, Any] | None:
-        """Which question a .partial answers; None if there is none, or if a kill left not even its first line."""
+        """Returns the identity in a .partial; None if there is no .partial, or if its first line is incomplete."""
         if not has_content(self.partial):
             return None
         with self.partial.open("rb") as file:
@@ -303,7 +303,7 @@ def _finish_chunks(
         places = _scored_chunks(records, encoded) if records is not None else {}
         missing = [number for number in range(encoded.count) if number not in places]
         if missing:
-            lm.open(encoded.longest)  # the same room for all, whatever was done before
+            lm.open(encoded.longest)  # with room for the longest pair of all chunks, even if its chunk is done
         for number in missing:
             lines = _lines(lm.score(encoded[number]))
             records = records or RecordFile(files.partial, header)
@@ -318,7 +318,7 @@ def _finish_chunks(
 
 
 def _scored_chunks(records: RecordFile, encoded: EncodedChunks) -> dict[int, int]:
-    """The scored chunks, and where their records lie. Results are checked too, beyond what a checksum can tell."""
+    """Returns the offset of each scored chunk's record. Results are checked too, beyond what a checksum can show."""
     places: dict[int, int] = {}
     for number, place, body in records.replay():
         if number >= encoded.count or number in places:
