@@ -93,7 +93,7 @@ def test_a_notebook_shows_comparisons_as_one_table(comparisons: sm.Comparisons) 
 def test_text_and_top_text_compare_in_pandas(run: Run, comparisons: sm.Comparisons) -> None:
     pytest.importorskip("pandas")
     frame = run.to_pandas()
-    assert (frame.text == frame.top_text).tolist() == (run.scores.rank == 1).tolist()
+    assert (frame.text == frame.top_text).tolist() == (np.asarray(run.scores.rank) == 1).tolist()
     both = comparisons[0].to_pandas()
     assert (both.text == both.top_text_candidate).tolist() == (frame.text == frame.top_text).tolist()
     assert (both.top_text_baseline == both.top_text_candidate).sum() < len(both)
@@ -129,7 +129,9 @@ def test_anything_that_reads_arrow_reads_values(run: Run, comparisons: sm.Compar
 def test_polars_reads_values(run: Run, comparisons: sm.Comparisons) -> None:
     polars = pytest.importorskip("polars", reason="polars is not installed")
     frame = run.to_polars()
-    assert frame.filter(polars.col("text") == polars.col("top_text")).height == int((run.scores.rank == 1).sum())
+    assert frame.filter(polars.col("text") == polars.col("top_text")).height == int(
+        (np.asarray(run.scores.rank) == 1).sum()
+    )
     assert polars.DataFrame(run).shape == frame.shape
     assert comparisons.to_polars()["name"].to_list() == ["table:successor", "table:uniform"]
 

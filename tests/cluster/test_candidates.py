@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ def reference(folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def one_by_one(reference: str, candidates: list[str], folder: Path) -> list[sm.Comparison]:
+def one_by_one(reference: str, candidates: list[str], folder: Path) -> Sequence[sm.Comparison]:
     return sm.compare(reference, *candidates, out=folder / "alone", batch_tokens=BATCH)
 
 
@@ -63,7 +63,7 @@ def broken_copy(model: str, folder: Path) -> str:
     return str(folder)
 
 
-def require_same_bits(found: list[sm.Run], alone: list[sm.Comparison]) -> None:
+def require_same_bits(found: list[sm.Run], alone: Sequence[sm.Comparison]) -> None:
     for one, other in zip(found, alone, strict=True):
         for name in COLUMNS:
             ours, theirs = getattr(one.scores, name), getattr(other.candidate.scores, name)
@@ -72,7 +72,7 @@ def require_same_bits(found: list[sm.Run], alone: list[sm.Comparison]) -> None:
 
 
 def test_a_broken_candidate_is_named_and_the_others_have_the_bits_of_one_after_the_other(
-    plugged: None, reference: str, candidates: list[str], one_by_one: list[sm.Comparison], tmp_path: Path
+    plugged: None, reference: str, candidates: list[str], one_by_one: Sequence[sm.Comparison], tmp_path: Path
 ) -> None:
     broken = broken_copy(candidates[0], tmp_path / "models" / "broken")
     order = [candidates[0], broken, candidates[1]]  # one waits for a slot
@@ -86,7 +86,7 @@ def test_a_broken_candidate_is_named_and_the_others_have_the_bits_of_one_after_t
 
 
 def test_a_killed_driver_resumes(
-    plugged: None, reference: str, candidates: list[str], one_by_one: list[sm.Comparison], tmp_path: Path
+    plugged: None, reference: str, candidates: list[str], one_by_one: Sequence[sm.Comparison], tmp_path: Path
 ) -> None:
     """kill -9 while two candidates are scored, with Ray of its own; without replicas it is the same comparison."""
     environment = {**os.environ, "SCOREMODE_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}

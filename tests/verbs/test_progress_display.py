@@ -124,8 +124,8 @@ class Shell:
 @pytest.fixture
 def notebook(monkeypatch: pytest.MonkeyPatch) -> Shell:
     shell = Shell()
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))  # type: ignore[arg-type]
-    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=shell.display))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=shell.display))
     return shell
 
 
