@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 pytest.importorskip("lm_eval", reason="lm-eval is not installed")
 

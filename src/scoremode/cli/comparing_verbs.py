@@ -6,14 +6,17 @@ import argparse
 import logging
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scoremode.cli import flags
 from scoremode.cli.output import print_json, progress_bar, show
 from scoremode.cli.parser import Verb
 from scoremode.errors import CandidatesError, ScoremodeError
+
+if TYPE_CHECKING:
+    from scoremode.statistics.comparison import Comparison
 
 logger = logging.getLogger(__name__)
 
