@@ -7,6 +7,8 @@ import importlib.util
 import json
 import shutil
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -158,3 +160,31 @@ def test_unquantized_weights_give_what_transformers_gives(tmp_path: Path) -> Non
         gap = np.abs(found["exllamav3"][index].logprob - found["transformers"][index].logprob)
         assert gap.mean() < 0.01
         assert gap.max() < 0.1
+
+
+def test_a_baseline_with_logits_alone_has_the_divergence_of_its_own_logits(tmp_path: Path) -> None:
+    """Unquantized weights against 3 bits, both by ExLlamaV3, judged by its own logits in float64."""
+    require_gpu()
+    import scoremode as sm
+
+    baseline = make_small_llama(tmp_path / "baseline")
+    make_tokenizer(baseline, adds_bos=False)
+    candidate, rows = tmp_path / "candidate", ["-b", "3", "-cr", "4", "-cc", "256"]
+    words = ["-i", str(baseline), "-o", str(candidate), "-w", str(tmp_path / "work"), *rows]
+    subprocess.run([sys.executable, "-m", "exllamav3.conversion.convert_model", *words], check=True)
+    text = "the quick brown fox jumps over the lazy dog " * 12
+    models = str(baseline), str(candidate), str(baseline)
+    found, itself = sm.compare(*models, engine="exllamav3", text=text, context_length=512)
+    assert found.kl is not None
+    assert itself.kl is not None
+    assert itself.kl.max() == 0
+    logs = []
+    for folder in (baseline, candidate):
+        chosen = choose(str(folder), "exllamav3")
+        ids = torch.from_numpy(chosen.subject.tokenizer.encode(text, special=False).ids.astype(np.int64))[None]
+        engine: Any = open_engine(chosen, Work(longest=512))
+        logits = engine.model.forward(ids, {"attn_mode": "flash_attn_nc"})[0, :-1, :1003]
+        logs.append(torch.log_softmax(logits.double().cpu(), -1))
+        engine.close()
+    judged = (logs[0].exp() * (logs[0] - logs[1])).sum(-1).numpy()
+    assert np.abs(found.kl - judged).max() < 1e-6
