@@ -46,7 +46,7 @@ def test_one_json_per_candidate(command: Command, kept: Path, tmp_path: Path) ->
     (file,) = (tmp_path / "published").iterdir()
     assert outcome.out == f"written to {file}\n"
     found = json.loads(file.read_text())
-    assert (found["verdict"], found["for_people"]["ppl_candidate"]) == ("within the noise floor", "256.0")
+    assert (found["verdict"], found["for_people"]["ppl_candidate"]) == ("within the noise", "256.0")
     assert str(tmp_path) not in file.read_text()
     assert json.loads(command("card", kept, "--json").out) == [found]
 
@@ -56,7 +56,7 @@ def test_mistakes_are_one_line(refused: Refused, kept: Path, tmp_path: Path) -> 
     plain.write_text("# Title\n")
     assert MARKERS[0] in refused("card", kept, "--write", plain)
     assert plain.read_text() == "# Title\n"
-    assert "there is no dialect 'exl'; did you mean exl3" in refused("card", kept, "--dialect", "exl")
+    assert "there is no dialect 'exl'; did you mean 'exl3'" in refused("card", kept, "--dialect", "exl")
     assert "give --out DIR" in refused("card", kept, "--dialect", "json", "--write", plain)
     assert "--benchmark org/dataset" in refused("card", kept, "--dialect", "eval-results")
     assert "is not a folder of compare --out" in refused("card", tmp_path / "nowhere")

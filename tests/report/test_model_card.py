@@ -12,6 +12,7 @@ import pytest
 from scoremode.errors import RunError
 from scoremode.report.model_card import code, escaped_markdown, markdown, model_index
 from scoremode.report.numbers import statistics_for_people
+from scoremode.report.public_text import public_command
 from scoremode.statistics.comparison import Comparison, comparison_statistics
 from tests.statistics.test_comparison import compared, random_comparison
 
@@ -89,7 +90,8 @@ def test_a_hostile_name_stays_in_its_cell() -> None:
     for part in (table[3][0], table[2][0], line.split("Command:")[0].replace("docs\\_", "")):
         assert not re.search(r"[<>`*\[\]~$@\x1b]|https:|www\.", part)
         assert not re.search(r"&(?!#\d+;)", part)
-    assert line.endswith("``` x ``y` <b>�z` ```")
+    assert line.endswith(code(public_command("x ``y` <b>\nz`")))
+    assert line.endswith("```"), "its fence is longer than its backticks"
 
 
 @pytest.mark.parametrize("text", ["`", "a`b", "``a", "a```", "plain", "a|b\\"])
