@@ -56,7 +56,7 @@ class Nodes:
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
 
-        ray_workers.fork_workers()
+        ray_workers.address()
         self.cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "num_gpus": 0})
 
     @property
@@ -64,7 +64,9 @@ class Nodes:
         return str(self.cluster.address)
 
     def add(self, gpus: int = 1, cpus: int = 2, environment: dict[str, str] | None = None) -> Any:
-        return self.cluster.add_node(num_cpus=cpus, num_gpus=gpus, env_vars=environment)
+        node = self.cluster.add_node(num_cpus=cpus, num_gpus=gpus, env_vars=environment)
+        ray_workers.start_template()  # not earlier: a node that needs 30 s to start is given up
+        return node
 
     def remove(self, node: Any) -> None:
         """Kill all of a node's processes. The cluster notices a little later."""
