@@ -27,18 +27,21 @@ RAY_IMPORTS = ("yaml", "jsonschema", "msgpack", "google.protobuf.json_format", "
 
 
 @functools.cache
-def address() -> socket.socket:
-    """Let the clusters that this process starts send their workers to the template; returns the socket it listens at."""
-    from ray._private import ray_constants
-
+def _listener() -> socket.socket:
     folder = tempfile.mkdtemp(prefix="scoremode-ray-")
     atexit.register(shutil.rmtree, folder)
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(f"{folder}/template")
-    listener.listen(64)
+    made = socket.socket(socket.AF_UNIX)
+    made.bind(f"{folder}/template")
+    made.listen(64)
+    return made
+
+
+def fork_workers() -> None:
+    """Let the clusters that this process starts send their workers to the template."""
+    from ray._private import ray_constants
+
     ray_constants.SETUP_WORKER_FILENAME = __file__
-    os.environ[TEMPLATE] = f"{folder}/template"
-    return listener
+    os.environ[TEMPLATE] = _listener().getsockname()
 
 
 @functools.cache
@@ -46,7 +49,7 @@ def start_template() -> None:
     """Start the template, which ends with this process. Workers that were sent before wait for it."""
     import subprocess
 
-    number, no = address().fileno(), subprocess.DEVNULL
+    number, no = _listener().fileno(), subprocess.DEVNULL
     command = [sys.executable, "-P", __file__, "serve", str(number)]
     template = subprocess.Popen(command, stdin=no, stdout=no, pass_fds=[number])
     atexit.register(template.kill)
