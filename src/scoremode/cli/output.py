@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from scoremode.cli.logs import is_quiet
+from scoremode.errors import one_line
+from scoremode.verbs.progress_display import TickingDisplay
 
 if TYPE_CHECKING:
     from scoremode.verbs.progress import Progress
@@ -70,7 +72,16 @@ def progress_bar(label: str, unit: str = "tokens") -> Iterator[Progress | None]:
         with TerminalLine(label, unit) as line:
             yield line
     else:
-        from scoremode.verbs.progress_display import ProgressLines
-
         with ProgressLines(label, unit) as lines:
             yield lines
+
+
+class ProgressLines(TickingDisplay):
+    """Prints a line on standard error every 30 seconds, for logs of CI, containers and nohup."""
+
+    def __init__(self, label: str = "scoring", unit: str = "tokens", every: float = 30.0) -> None:
+        super().__init__(label, unit, every)
+
+    def tick(self) -> None:
+        if sys.stderr is not None:
+            print(f"scoremode: {one_line(self.line())}\n", end="", file=sys.stderr, flush=True)

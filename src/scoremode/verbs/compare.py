@@ -24,7 +24,7 @@ from scoremode.errors import CandidatesError, InputError, RunError, ScoremodeErr
 from scoremode.plan.comparable import ComparableFacts, difference, first_difference, require_comparable
 from scoremode.references.kld import is_kld
 from scoremode.references.reader import Reference
-from scoremode.remote.uri import located
+from scoremode.remote.uri import is_uri, located
 from scoremode.scores.answers import check_answers
 from scoremode.statistics.comparison import Comparison, Comparisons
 from scoremode.store import runs
@@ -115,7 +115,8 @@ def compare(
     elif baseline_model is None:
         return Comparisons(of_runs(baseline, candidates))
     else:
-        check_question(question, needs_text=True)
+        if not is_uri(baseline):  # no model is read from a URI
+            check_question(question, needs_text=True)
         if is_by_logits(baseline_model.plugin):
             with closing(baseline_model.prepare()) as model:
                 return _against_logits(model, candidates, models, question, folders)
