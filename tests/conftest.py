@@ -16,6 +16,7 @@ from tests.makers import make_small_llama, make_successor_model, make_tiny_model
 from tests.s3 import bucket, elsewhere, s3_server  # noqa: F401  # fixtures
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+os.environ["SCOREMODE_PROGRESS_SECONDS"] = "3600"  # a slow machine must not change what a test sees
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB, all of which an engine fills with zeros when it starts
 # what takes longest, in this order: it is started first, so that no process is busy alone at the end
 LONGEST = (
