@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from scoremode.plan.path import DecodePath, path_of
 from scoremode.plan.windows import Window
 from scoremode.values import BLOCK, Bools, Floats, Ids, Ints, in_parts, release_pages
 
@@ -114,6 +115,11 @@ class Plan:
         if self.joined_at is not None:
             hasher.update(b"|joined_at:" + np.ascontiguousarray(self.joined_at).data)
         return hasher.hexdigest()
+
+    @property
+    def path(self) -> DecodePath | None:
+        """How the tokens of a window are fed: token by token, or by prefill if it is None."""
+        return path_of(dict(self.settings))
 
     def begins(self, other: Plan) -> bool:
         """Are the windows of this plan the first windows of the other, with the same tokens and targets?"""
