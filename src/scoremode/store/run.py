@@ -26,7 +26,7 @@ FORMAT = 2  # of manifests and columns
 NEEDS = {metric.name: column.name for column, metric in BUILT_IN.metrics}
 """Metrics that need a column which not every engine gives, and that column."""
 
-SIZES = ("context_length", "stride")  # settings of a method that repr() shows
+SIZES = ("context_length", "stride", "path", "sequences")  # settings of a method that repr() shows
 
 IN_REPR = ("perplexity", "bits_per_byte", "top1_accuracy")  # metrics
 
