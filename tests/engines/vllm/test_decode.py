@@ -11,11 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scoremode.engines.base import Want
+from scoremode.engines.baseline import StoredBaseline
 from scoremode.engines.vllm.decode import VllmDecodeEngine
 from scoremode.engines.vllm.support import LaunchArguments
+from scoremode.engines.vllm.wire import Request
 from scoremode.errors import InputError
 from scoremode.plan.path import DecodePath
-from scoremode.plan.windows import Answers, Window
+from scoremode.plan.windows import Window, WindowList
+from scoremode.references.reader import Reference
+from scoremode.verbs.arguments import split_arguments
+from scoremode.verbs.model import LazyModel
+from scoremode.verbs.reference import reference
 from tests.engines.vllm.conftest import Judge, assert_same, engine_of, own, score
 
 NATS = 2e-5
@@ -66,6 +73,13 @@ def test_every_token_has_the_score_of_transformers_and_of_prefill(
         assert_same(found, score(prefill, windows), NATS)
 
 
+def test_rows_before_the_end_of_the_prompt_are_prefilled(engine: VllmDecodeEngine, llama_judge: Judge) -> None:
+    engine.options = replace(engine.options, path=DecodePath(SEQUENCES, 6))
+    windows = [own(text(20)), own(text(4, 1)), later(text(30, 2), 4), later(text(30, 3), 9)]
+    for window, answers in zip(windows, score(engine, windows), strict=True):
+        llama_judge.check(window, answers, NATS)
+
+
 def test_chunks_of_a_prompt_and_cached_prefixes_change_nothing(engine: VllmDecodeEngine, llama_judge: Judge) -> None:
     engine.options = replace(engine.options, path=DecodePath(SEQUENCES, 200))
     shared = text(200)  # a prompt of 13 chunks, of which 128 tokens can be cached
@@ -76,9 +90,7 @@ def test_chunks_of_a_prompt_and_cached_prefixes_change_nothing(engine: VllmDecod
     assert engine.cached_tokens > before
 
 
-def test_preempted_sequences_keep_their_scores_and_a_note_says_so(
-    engine: VllmDecodeEngine, llama_judge: Judge
-) -> None:
+def test_preempted_sequences_keep_their_scores_and_a_note_says_so(engine: VllmDecodeEngine, llama_judge: Judge) -> None:
     engine.account()
     windows = [own(text(n, seed=n)) for n in (300, 310, 290, 305)]
     for window, answers in zip(windows, score(engine, windows), strict=True):
@@ -130,8 +142,9 @@ def test_divergence_and_states_are_those_of_the_step(
     """A model is compared with its own reference, which Transformers keeps by prefill: no divergence but rounding."""
     asked: dict[str, Any] = {"text": "Nobody minds the lazy dog at all. " * 9, "context_length": 65, "stride": 24}
     reference(str(small_llama), tmp_path / "reference", dtype="float32", **asked)
-    stored = StoredReference(Reference.open(tmp_path / "reference"))
-    plan = plan_of(tmp_path / "reference")
+    question, _ = split_arguments(asked, needs_text=True)
+    plan = LazyModel.named(str(small_llama), "transformers", {}, None).ask(question).plan
+    stored = StoredBaseline(Reference.open(tmp_path / "reference"), plan)
     done = np.zeros(len(plan), np.bool_)
     found = dict(engine.score(plan, done, Want(against=stored)))
     kl = np.concatenate([answers.kl for _, answers in sorted(found.items()) if answers.kl is not None])
@@ -146,23 +159,9 @@ def test_divergence_and_states_are_those_of_the_step(
     assert np.array_equal(ours.weight[: ours.vocabulary], kept.weight[: kept.vocabulary])
 
 
-@pytest.mark.parametrize(
-    ("window", "path", "words"),
-    [
-        (own(range(2, 40)), DecodePath(SEQUENCES, 9), "give --prefill-tokens 1, or leave it out"),
-        (
-            Window(np.ones(512, np.int32), np.array([511], np.int32), np.ones((1, 1), np.int32)),
-            DecodePath(SEQUENCES),
-            "give --context-length 511",
-        ),
-    ],
-    ids=["targets in the prompt", "no room for the last step"],
-)
-def test_windows_that_cannot_be_decoded_are_refused(
-    engine: VllmDecodeEngine, window: Window, path: DecodePath, words: str
-) -> None:
-    engine.options = replace(engine.options, path=path)
-    with pytest.raises(InputError, match=words):
+def test_a_window_without_room_for_its_last_step_is_refused(engine: VllmDecodeEngine) -> None:
+    window = Window(np.ones(512, np.int32), np.array([511], np.int32), np.ones((1, 1), np.int32))
+    with pytest.raises(InputError, match="give --context-length 511"):
         score(engine, [window])
 
 

@@ -3,7 +3,9 @@
 engine.py ──PoolingParams──▶ vLLM's scheduler, kernels, tensor parallelism ──hidden states──▶ pooler.py ──▶ engine.py
             (wire.Request)                                                    tap.py + head/partials.py   (wire.Job)
 
-Only pooler.py and tap.py, which only vLLM's own processes load, import vLLM and torch at module level.
+On the decode path, decode.py and replay.py take the places of engine.py and of vLLM's call of the pooler.
+
+Only pooler.py, replay.py and tap.py, which only vLLM's own processes load, import vLLM and torch at module level.
 """
 
 from __future__ import annotations

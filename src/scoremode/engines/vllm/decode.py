@@ -1,11 +1,13 @@
 """The engine of the decode path: sends texts to vLLM's generate runner, which is told every token that it samples.
 
 engine ──SamplingParams──▶ vLLM's scheduler, decode kernels, K/V cache, sampler ──token ids──▶ engine (checked)
-         (wire.Replay)        └─ replay.py: each step's rows are scored, the next token is forced ─▶ lines, fetched by a call
+         (wire.Replay)        └─ replay.py: a step's rows are scored, the next token is forced ─▶ lines, fetched later
 
 The smallest design that needs no fork:
 
 - A window is one request. Its prompt is the first ``prefill_tokens`` tokens, its "answer" the rest, forced.
+- A prompt gives logits after its last token alone. Earlier rows are requested like rows of a cached prefix: each with a
+  prompt that ends there, so each of them costs a prefill of its own (``Job.take``).
 - Requests, jobs, divergences, hidden states and the self-test are those of the prefill path (engine.py). Only what is
   sent and how lines come back differs. So both paths share one head, one set of columns, one judge.
 - A finished request brings the token ids that vLLM sampled. They must be the window's own: if vLLM did not do as it
@@ -16,6 +18,7 @@ The smallest design that needs no fork:
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -58,18 +61,10 @@ class VllmDecodeEngine(VllmEngine):
 
     def _check(self, window: Window, index: int) -> None:
         super()._check(window, index)
-        if len(window.rows) == 0:
-            return
-        first, last = int(window.rows[0]), int(window.rows[-1])
-        if first < self.path.prefill_tokens - 1:
+        needed = int(window.rows[-1]) + 2 if len(window.rows) else 0  # vLLM also samples a token after the last row
+        if needed > self._longest:
             raise InputError(
-                f"--prefill-tokens {self.path.prefill_tokens}: window {index} has a target after token {first + 1}, and "
-                "vLLM gives no scores inside of a prompt that it decodes from",
-                fix=f"give --prefill-tokens {first + 1}, or leave it out",
-            )
-        if last + 2 > self._longest:  # vLLM also samples a token after the last row
-            raise InputError(
-                f"window {index} needs {last + 2} tokens to be decoded, and vLLM was started for {self._longest}",
+                f"window {index} needs {needed} tokens to be decoded, and vLLM was started for {self._longest}",
                 fix=f"give --context-length {self._longest - 1}",
             )
 
@@ -79,10 +74,13 @@ class VllmDecodeEngine(VllmEngine):
 
         self._asked += 1
         name = f"scoremode-{self._asked}"
-        prompt = min(self.path.prefill_tokens, len(ids))
-        if len(request.rows):  # a request of our own, such as the self-test, may ask for earlier rows
-            prompt = min(prompt, int(request.rows[0]) + 1)
-        replay = Replay(name, prompt, np.asarray(ids[prompt:], np.int32), request)
+        is_our_own = request.self_test or request.extra == "head"  # not a window
+        prompt = 1 if is_our_own else min(self.path.prefill_tokens, len(ids))
+        earlier = int(np.searchsorted(request.rows, prompt - 1))
+        answered = replace(
+            request, rows=request.rows[earlier:], targets=request.targets[earlier:], first=request.first + earlier
+        )
+        replay = Replay(name, prompt, np.asarray(ids[prompt:], np.int32), answered)
         params = SamplingParams(
             temperature=0.0,
             max_tokens=len(replay.forced) + 1,
@@ -94,9 +92,7 @@ class VllmDecodeEngine(VllmEngine):
         )
         self._forced[name] = replay.forced
         with self._explaining():
-            self.llm.llm_engine.add_request(
-                name, {"type": "token", "prompt_token_ids": ids[:prompt].tolist()}, params
-            )
+            self.llm.llm_engine.add_request(name, {"type": "token", "prompt_token_ids": ids[:prompt].tolist()}, params)
         return name
 
     def _step(self) -> list[Finished]:

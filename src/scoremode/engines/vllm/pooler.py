@@ -145,7 +145,9 @@ class ScorePooler(Pooler):  # type: ignore[misc]
     def _score(self, hidden_states: Tensor, parts: list[Part]) -> Tensor:
         """Scores parts of one kind: returns the lines of their rows, concatenated, int32 (rows, words)."""
         rows, asked = np.concatenate([p.index for p in parts]), np.concatenate([p.targets for p in parts])
-        return self.score_rows(hidden_states, parts[0].kind, rows, asked, np.concatenate([p.baseline_rows for p in parts]))
+        return self.score_rows(
+            hidden_states, parts[0].kind, rows, asked, np.concatenate([p.baseline_rows for p in parts])
+        )
 
     def score_rows(self, hidden_states: Tensor, kind: Kind, rows: Any, asked: Any, stored: Any) -> Tensor:
         """Returns the lines of some rows of the hidden states, int32 (rows, words).

@@ -212,7 +212,9 @@ def check_decode(arguments: Mapping[str, Any]) -> None:
     """Refuse arguments with which tokens cannot be forced, or rows cannot be found, on the decode path."""
     for name in ("tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size"):
         if int(arguments.get(name) or 1) > 1:
-            raise OptionError(f"--path decode runs on one GPU, and {name} is {arguments[name]}", fix="use --path prefill")
+            raise OptionError(
+                f"--path decode runs vLLM on one device, and {name} is {arguments[name]}", fix="use --path prefill"
+            )
     if arguments.get("max_num_seqs"):
         raise OptionError("max_num_seqs is the number of sequences side by side", fix="use --sequences")
     why = {
