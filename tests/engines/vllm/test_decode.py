@@ -120,7 +120,7 @@ def generated(engine: VllmDecodeEngine, beside: int) -> list[tuple[int, float]]:
     while len(done) < 1 + beside:
         done |= {output.request_id: output.outputs[0] for output in core.step() if output.finished}
     for name in names:
-        assert done[name].token_ids[:-1] == engine._forced.pop(name).tolist()
+        assert list(done[name].token_ids[:-1]) == engine._forced.pop(name).tolist()
     engine._call_workers("scoremode_take", names)
     written = done["user"]
     return [(token, places[token].logprob) for token, places in zip(written.token_ids, written.logprobs, strict=True)]

@@ -56,6 +56,10 @@ class VllmDecodeEngine(VllmEngine):
         why = "vLLM then computed the keys and values of its tokens again by prefill"
         return {"notes": [f"{what} preempted for lack of K/V cache: {why}"]}
 
+    def _begin_smaller(self) -> bool:
+        # a step must have room for a token of each sequence
+        return self._batch_tokens // 2 >= self.path.sequences and super()._begin_smaller()
+
     def _has_room(self, flying: dict[str, Job]) -> bool:
         return len(flying) < self._most_requests
 
@@ -78,7 +82,10 @@ class VllmDecodeEngine(VllmEngine):
         prompt = 1 if is_our_own else min(self.path.prefill_tokens, len(ids))
         earlier = int(np.searchsorted(request.rows, prompt - 1))
         answered = replace(
-            request, rows=request.rows[earlier:], targets=request.targets[earlier:], first=request.first + earlier
+            request,
+            rows=np.asarray(request.rows[earlier:], np.int32),
+            targets=np.asarray(request.targets[earlier:], np.int32),
+            first=request.first + earlier,
         )
         replay = Replay(name, prompt, np.asarray(ids[prompt:], np.int32), answered)
         params = SamplingParams(
