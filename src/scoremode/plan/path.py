@@ -37,9 +37,7 @@ class DecodePath:
         return {"path": DECODE, **asdict(self)}
 
 
-def read_path(
-    path: str | None = None, *, sequences: int | None = None, prefill_tokens: int | None = None
-) -> DecodePath | None:
+def read_path(path: Any = None, *, sequences: Any = None, prefill_tokens: Any = None) -> DecodePath | None:
     """Reads a path and its settings as a user gave them; None means the prefill path, which is the default."""
     if path is not None:
         require_text("path", path)

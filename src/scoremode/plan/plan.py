@@ -150,9 +150,9 @@ class Plan:
     @cached_property
     def target_counts(self) -> Ints:
         """How many targets each window has, (windows,)."""
-        return self._allowed(self.first, self.last)
+        return self.allowed(self.first, self.last)
 
-    def _allowed(self, begin: Ints, end: Ints) -> Ints:
+    def allowed(self, begin: Ints, end: Ints) -> Ints:
         """How many tokens may be targets between each ``begin`` and ``end`` of the stream."""
         return end - begin if self.mask is None else counts_between(self.mask, begin, end)
 
@@ -213,7 +213,7 @@ class Plan:
         first, last = self.first[order], self.last[order]
         reached = np.concatenate([[0], np.maximum.accumulate(last)[:-1]])
         begin = np.minimum(np.maximum(first, reached), last)
-        return int(self._allowed(begin, last).sum())
+        return int(self.allowed(begin, last).sum())
 
     @property
     def coverage(self) -> float:
