@@ -175,13 +175,16 @@ def louder(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("sequences", [1, 3])
 def test_two_files_are_compared_step_by_step(tiny_gguf: Path, louder: Path, sequences: int) -> None:
     found = sm.compare(str(tiny_gguf), str(louder), sequences=sequences, **QUESTION)[0]
+    columns = [
+        [np.array(run.scores.logprob), np.array(run.scores.entropy)] for run in (found.baseline, found.candidate)
+    ]
     alone = [sm.ppl(str(file), sequences=sequences, fresh=True, **QUESTION) for file in (tiny_gguf, louder)]
-    for run, own in zip((found.baseline, found.candidate), alone, strict=True):
-        assert np.array_equal(run.scores.logprob, own.scores.logprob)
-        assert np.array_equal(run.scores.entropy, own.scores.entropy)
+    for (logprob, entropy), own in zip(columns, alone, strict=True):
+        assert np.array_equal(logprob, own.scores.logprob)
+        assert np.array_equal(entropy, own.scores.entropy)
     expected = list(divergences(tiny_gguf, sequences))
     assert np.abs(measured(found.kl) - np.concatenate(expected)).max() < 1e-5
-    assert measured(found.kl).min() > 1e-5
+    assert measured(found.kl).mean() > 1e-4
 
 
 def divergences(file: Path, sequences: int) -> Iterator[Any]:
@@ -204,7 +207,7 @@ def test_a_checkpoint_is_the_baseline_of_a_decoded_file(tiny: Path, louder: Path
     options: dict[str, Any] = {"cache_type_k": "f32", "cache_type_v": "f32", "baseline_options": {"dtype": "float32"}}
     decode = sm.compare(str(tiny), str(louder), sequences=3, **QUESTION, **options)[0]
     prefill = sm.compare(str(tiny), str(louder), **{**QUESTION, "path": None}, **options)[0]
-    assert measured(decode.kl).min() > 1e-5
+    assert measured(decode.kl).mean() > 1e-4
     assert np.abs(measured(decode.kl) - measured(prefill.kl)).max() < 2e-5
 
 
@@ -218,7 +221,7 @@ def test_a_file_is_the_baseline_of_a_checkpoint_only_one_sequence_at_a_time(tiny
 def test_a_coarser_cache_does_more_damage_on_both_paths(wider: Path, tmp_path: Path) -> None:
     file = gguf_of(wider, tmp_path / "wider.gguf")
     for path in (None, DecodePath(3)):
-        truth = scored(engine_of(file, path, "f32", flash_attn="on"), SOURCE)
+        truth = scored(engine_of(file, path, "f32"), SOURCE)
         moved = []
         for cache in ("f16", "q8_0", "q4_0"):
             found = scored(engine_of(file, path, cache, flash_attn="on"), SOURCE)
