@@ -102,7 +102,8 @@ def _linked(annotation: str) -> str:
     from scoremode.verbs import arguments
 
     names = getattr(arguments, re.findall(r"\w+", annotation)[-1]).__annotations__
-    return "More arguments: " + ", ".join(f"[`{name}`](#argument-{name})" for name in names) + "."
+    # HTML, because mkdocstrings puts the function's name in front of the anchors of Markdown links
+    return "More arguments: " + ", ".join(f'<a href="#argument-{n}"><code>{n}</code></a>' for n in names) + "."
 
 
 def _fenced(found: re.Match[str]) -> str:

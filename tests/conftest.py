@@ -16,6 +16,8 @@ from tests.makers import make_small_llama, make_successor_model, make_tiny_model
 from tests.s3 import bucket, elsewhere, s3_server  # noqa: F401  # fixtures
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+os.environ["SCOREMODE_PROGRESS_SECONDS"] = "3600"  # a slow machine must not change what a test sees
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB, all of which an engine fills with zeros when it starts
 # what takes longest, in this order: it is started first, so that no process is busy alone at the end
 LONGEST = (
     *("engines/vllm/test_quantized", "engines/vllm/test_parallel", "engines/vllm/test_cli", "service/test_service"),
@@ -25,7 +27,7 @@ LONGEST = (
 )
 # files that start vLLM, in two groups, one process for each: importing vLLM takes long, and engines are shared
 VLLM_FIRST = ("engines/vllm/test_quantized", "engines/vllm/test_parallel", "engines/vllm/test_compare", "benchmarks/")
-VLLM = ("engines/vllm/", "engines/server/test_real_server", "service/")
+VLLM = ("engines/vllm/", "engines/server/test_real_server", "service/", "verbs/test_noise")
 
 
 def pytest_configure() -> None:

@@ -40,6 +40,7 @@ def test_a_pattern_names_models(quants: Path, caplog: pytest.LogCaptureFixture) 
     assert "mmproj-a.gguf is left out: it is a projector of images" in caplog.text
     by_shell = [str(path) for path in sorted(quants.glob("*.gguf"))]
     assert names(expand_candidates(by_shell)) == expected
+    assert names(expand_candidates([str(quants / "*.gguf"), by_shell[0]])) == expected
     assert names(expand_candidates([str(quants / "*")])) == [*expected, "hf"]
     assert "2 of the files that match" in caplog.text
 
@@ -54,7 +55,8 @@ def test_a_folder_of_models_names_them(quants: Path) -> None:
 
 def test_other_names_are_left_alone(tmp_path: Path) -> None:
     given = ["org/model", "table:uniform", "s3://bucket/run", "hf://datasets/me/run", "http://host/v1"]
-    assert expand_candidates([*given, given[0]]) == given
+    assert expand_candidates(given) == given
+    assert expand_candidates([*given, given[0]]) == [*given, given[0]]  # typed twice: refused later, not dropped
     with pytest.raises(InputError, match=r"no file matches the pattern .*\*\.gguf"):
         expand_candidates([str(tmp_path / "*.gguf")])
     (tmp_path / "notes.txt").write_text("")

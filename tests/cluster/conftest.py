@@ -64,7 +64,9 @@ class Nodes:
         return str(self.cluster.address)
 
     def add(self, gpus: int = 1, cpus: int = 2, environment: dict[str, str] | None = None) -> Any:
-        return self.cluster.add_node(num_cpus=cpus, num_gpus=gpus, env_vars=environment)
+        node = self.cluster.add_node(num_cpus=cpus, num_gpus=gpus, env_vars=environment)
+        ray_workers.start_template()  # not earlier: a node that needs 30 s to start is given up
+        return node
 
     def remove(self, node: Any) -> None:
         """Kill all of a node's processes. The cluster notices a little later."""

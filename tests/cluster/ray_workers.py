@@ -1,7 +1,7 @@
 """Ray's workers, forked from a process that has imported torch: see ``tests/forked.py``.
 
 Ray runs this script in place of its own ``setup_worker.py``. It sends its words, variables and streams to the template
-that ``fork_workers`` started and ends; Ray knows its workers by a number among the words. What the template cannot
+that ``start_template`` started and ends; Ray knows its workers by a number among the words. What the template cannot
 give, such as another number of threads, is started by Ray's own script.
 """
 
@@ -27,23 +27,32 @@ RAY_IMPORTS = ("yaml", "jsonschema", "msgpack", "google.protobuf.json_format", "
 
 
 @functools.cache
-def fork_workers() -> None:
-    """Let the clusters that this process starts fork their workers from a template, which ends with this process."""
-    import subprocess
+def _listener() -> socket.socket:
+    folder = tempfile.mkdtemp(prefix="scoremode-ray-")
+    atexit.register(shutil.rmtree, folder)
+    made = socket.socket(socket.AF_UNIX)
+    made.bind(f"{folder}/template")
+    made.listen(64)
+    return made
 
+
+def fork_workers() -> None:
+    """Let the clusters that this process starts send their workers to the template."""
     from ray._private import ray_constants
 
-    address = Path(tempfile.mkdtemp(prefix="scoremode-ray-")) / "template"
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(address))
-    listener.listen(64)
-    command, no = [sys.executable, "-P", __file__, "serve", str(listener.fileno())], subprocess.DEVNULL
-    template = subprocess.Popen(command, stdin=no, stdout=no, pass_fds=[listener.fileno()])
-    listener.close()
-    atexit.register(shutil.rmtree, address.parent)
-    atexit.register(template.kill)
     ray_constants.SETUP_WORKER_FILENAME = __file__
-    os.environ[TEMPLATE] = str(address)
+    os.environ[TEMPLATE] = _listener().getsockname()
+
+
+@functools.cache
+def start_template() -> None:
+    """Start the template, which ends with this process. Workers that were sent before wait for it."""
+    import subprocess
+
+    number, no = _listener().fileno(), subprocess.DEVNULL
+    command = [sys.executable, "-P", __file__, "serve", str(number)]
+    template = subprocess.Popen(command, stdin=no, stdout=no, pass_fds=[number])
+    atexit.register(template.kill)
 
 
 def ask(words: list[str]) -> bool:

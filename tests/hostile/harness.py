@@ -24,6 +24,7 @@ PROGRAM = [sys.executable, "-c", "from scoremode.cli.main import entry; entry()"
 NAMED = re.compile(r"\{([^}]+)\}")
 VALUE = re.compile(r"<([a-z-]+)>")
 SECONDS = 120
+PROGRESS = re.compile(r", for \d+ s$|tokens/s")  # lines of a command that takes longer than 30 s
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ def _wrong_answer(case: Case, found: Outcome, stock: Stock, made: dict[str, Path
         yield from (f"does not say '{words}'" for words in case.says if not _says(said, words, made))
     if found.code in (0, 70) or "stderr" in case.streams or case.streams == "all closed":
         return
-    lines = found.err.splitlines()
+    lines = [line for line in found.err.splitlines() if not PROGRESS.search(line)]
     if len(lines) != 1:
         yield f"{len(lines)} lines on standard error"
     line = lines[-1] if lines else ""

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 
 import scoremode as sm
-from scoremode.engines.registry import find_engine, require_path
+from scoremode.engines.registry import choose, find_engine, require_path
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, OptionError, UnknownArgumentError
 from scoremode.plan.path import DecodePath, path_of, read_path
-from tests.makers import ask
+from scoremode.verbs.question import prepare_question
 
 TEXT = "the text that is scored, and some more of it"
 
 
 def plan_of(**question: Any) -> Any:
-    return ask("table:uniform", text=TEXT, context_length=16, **question).plan
+    return prepare_question(choose("table:uniform").subject, text=TEXT, context_length=16, **question).plan
 
 
 def test_prefill_is_the_default_and_changes_no_plan() -> None:
@@ -112,6 +112,6 @@ def test_a_reference_brings_its_path(tmp_path: Any) -> None:
     with pytest.raises(sm.ScoremodeError, match="path prefill vs decode"):
         sm.compare(other.path, "table:uniform", path="decode")
     with pytest.raises(sm.ScoremodeError, match=r"sequences 3 vs 5; .* --path decode .* --sequences 3"):
-        sm.compare(kept.path, "table:uniform", sequences=5)
+        sm.compare(kept.path, "table:uniform", path="decode", sequences=5)
     with pytest.raises(OptionError, match="cannot say that its distributions were decoded"):
         sm.reference("table:uniform", kld=tmp_path / "a.kld", path="decode", **question)

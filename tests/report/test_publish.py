@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import yaml  # type: ignore[import-untyped]  # its stubs are no dependency of ours
+import yaml
 
 from scoremode.errors import InputError, RunError
 from scoremode.report.public_text import public_command, public_name, public_words

@@ -69,7 +69,7 @@ def test_every_bit_of_an_answer_comes_back() -> None:
     for a, b in zip(sent, found, strict=True):
         for name, column in a.arrays():
             np.testing.assert_array_equal(column, getattr(b, name))
-    with pytest.raises(InputError, match="has the columns"):
+    with pytest.raises(InputError, match="the wrong columns"):
         read_answers(data, Asked(asked.windows), BUILT_IN)
     with pytest.raises(InputError, match="other windows"):
         read_answers(data, Asked(asked.windows[:1], against=asked.against), BUILT_IN)

@@ -118,7 +118,7 @@ def test_bad_heads_leave_nothing_behind(heads: Heads) -> None:
         (made(1, rows=5), None, None, "5 ids"),
         (data, None, 10, "more bytes came"),
         (b"SCOREMOD", None, None, "not a message"),
-        (data[:-8], None, None, "came with"),
+        (data[:-8], None, None, "arrived"),
         (data, "../" + "0" * 61, None, "not a digest"),
         (data, "0" * 63 + "\n", None, "not a digest"),
     ]

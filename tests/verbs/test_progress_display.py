@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 import scoremode as sm
-from scoremode.cli.output import progress_bar
+from scoremode.cli.output import ProgressLines, progress_bar
 from scoremode.verbs.progress import ProgressState
-from scoremode.verbs.progress_display import ProgressLines
 
 
 def wait_until(condition: Any) -> None:

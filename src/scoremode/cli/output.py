@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from scoremode.arguments import seconds_in
 from scoremode.cli.logs import is_quiet
+from scoremode.errors import one_line
+from scoremode.verbs.progress_display import TickingDisplay
 
 if TYPE_CHECKING:
     from scoremode.verbs.progress import Progress
@@ -58,7 +61,7 @@ def print_parts(parts: Iterable[Any]) -> None:
 
 @contextmanager
 def progress_bar(label: str, unit: str = "tokens") -> Iterator[Progress | None]:
-    """Yields a callback that shows progress: in a line of a terminal, else by a line of the log every 30 seconds.
+    """Yields a callback that shows progress: in a line of a terminal, else by a line every 30 seconds.
 
     With --quiet, or if standard error is closed, it yields None.
     """
@@ -70,7 +73,17 @@ def progress_bar(label: str, unit: str = "tokens") -> Iterator[Progress | None]:
         with TerminalLine(label, unit) as line:
             yield line
     else:
-        from scoremode.verbs.progress_display import ProgressLines
-
-        with ProgressLines(label, unit) as lines:
+        every = seconds_in("SCOREMODE_PROGRESS_SECONDS", 30.0, 1.0, "1 or more, as in 30")
+        with ProgressLines(label, unit, every) as lines:
             yield lines
+
+
+class ProgressLines(TickingDisplay):
+    """Prints a line on standard error now and then, for logs of CI, containers and nohup."""
+
+    def __init__(self, label: str = "scoring", unit: str = "tokens", every: float = 30.0) -> None:
+        super().__init__(label, unit, every)
+
+    def tick(self) -> None:
+        if sys.stderr is not None:
+            print(f"scoremode: {one_line(self.line())}\n", end="", file=sys.stderr, flush=True)

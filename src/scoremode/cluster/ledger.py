@@ -35,7 +35,7 @@ class Batches:
 
     @staticmethod
     def of(source: WindowSource, found: Sequence[Ints] | None) -> Batches:
-        """Returns the batches ``found``. If that is None, a batch is one window, or all windows that share a prompt."""
+        """Returns ``found`` as batches. If it is None, windows that share a prompt are a batch, and others one each."""
         if found is not None:
             order = np.concatenate(found).astype(np.int64) if len(found) else np.zeros(0, np.int64)
             ends = np.cumsum(np.array([len(batch) for batch in found], dtype=np.int64))

@@ -218,7 +218,7 @@ class HeadFile:
         offset = START.size + LENGTH.size + length
         size = offset + header.matrix_bytes + header.bias_bytes
         if path.stat().st_size != size:
-            raise InputError(f"a head of {size} bytes came with {path.stat().st_size}", fix="send it again")
+            raise InputError(f"a head should have {size} bytes, and {path.stat().st_size} arrived", fix="send it again")
         return HeadFile(path, header, offset)
 
     def rows(self, first: int, count: int) -> StoredHead:

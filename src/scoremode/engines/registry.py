@@ -102,7 +102,7 @@ def engine_for(wanted: str | None, model: str) -> EnginePlugin:
 
 
 def share_options(plugin: EnginePlugin, all_used: Sequence[EnginePlugin], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The given options that one of several engines has, and those that none has, so that they are refused later."""
+    """Returns the options that ``plugin`` has, and those that no engine in ``all_used`` has: it refuses them later."""
     used = {name for name in given if any(name in other.options.known() for other in all_used)}
     return {name: value for name, value in given.items() if name in plugin.options.known() or name not in used}
 

@@ -19,7 +19,7 @@ from scoremode.head.partials import FAR_BELOW, LOWEST, Partials, combine, finish
 
 @dataclass(frozen=True, slots=True)
 class Divergence(RowBlock):
-    """One line per row: the divergence and the candidate's columns."""
+    """For each row of hidden states: the divergence, and the candidate's columns."""
 
     kl: Tensor  # (n,) nats, Σ p · (log p - log q)
     q: Columns

@@ -124,8 +124,8 @@ def inspect(name: str, *, revision: str | None = None, token: str | None = None)
 def _weight_files(path: Path) -> tuple[list[Path], list[Path]]:
     """The files that contain a checkpoint's weights, and the other safetensors files in the folder.
 
-    If there is an index, these are the files it names, because loaders read those. Mistral's repositories contain the
-    same weights again as consolidated*.safetensors, which must not be counted twice.
+    If there is an index, the weights are in the files that it names, because loaders read those. Mistral's repositories
+    contain the same weights again as consolidated*.safetensors, which must not be counted twice.
     """
     present = sorted(path.glob("*.safetensors"))
     if not present:

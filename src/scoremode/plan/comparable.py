@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from scoremode.errors import InputError, harmless
-from scoremode.plan.path import DECODE, PREFILL, path_of
+from scoremode.plan.path import DECODE, PREFILL
 from scoremode.text.documents import RereadDocuments
 from scoremode.text.tokens import Tokens
 from scoremode.values import Ids, Ints
@@ -130,7 +130,7 @@ def require_comparable(reference: Mapping[str, Any], candidate: ComparableFacts,
         return
     corpus = shlex.quote(harmless(reference["corpus"])) if reference.get("corpus") else "…"
     again = f"scoremode ppl CANDIDATE --corpus {corpus} --method {harmless(str(baseline.method))}"
-    decoded = path_of(baseline.settings or {}) is not None
+    decoded = (baseline.settings or {}).get("path") == DECODE
     if decoded:
         again += f" --path {DECODE}"
     for name in ("context_length", "stride", "max_windows", *(("sequences", "prefill_tokens") if decoded else ())):

@@ -220,11 +220,6 @@ class Plan:
         """Share of the stream's tokens that are scored at least once; a first token without context is never scored."""
         return self.covered / max(1, len(self.ids))
 
-    @property
-    def scores_once(self) -> bool:
-        """Is no token scored twice?"""
-        return self.covered == self.targets
-
     @cached_property
     def largest_id(self) -> int:
         """The largest id that is fed; -1 if there is none."""

@@ -60,12 +60,17 @@ class Reference:
 
     @staticmethod
     def open(
-        folder: str | Path, *, verify: bool = True, place: Place | None = None, fetch: FetchFile | None = None
+        folder: str | Path,
+        *,
+        verify: bool = True,
+        partial: bool = False,
+        place: Place | None = None,
+        fetch: FetchFile | None = None,
     ) -> Reference:
         """The reference in this folder, which may be a copy of the one at ``place``.
 
-        Sizes and headers are always checked; hashes only if a file has changed, and not without ``verify``. Without it,
-        or with ``fetch``, files may be missing; ``fetch`` brings each when its rows are first read.
+        Sizes and headers are always checked; hashes only if a file has changed, and not without ``verify``. Files
+        may be missing from a ``partial`` copy, and with ``fetch``, which brings each when its rows are first read.
         """
         folder = Path(folder)
         manifest = read_reference_manifest(folder)
@@ -73,7 +78,7 @@ class Reference:
         layout, head = msgspec.convert(manifest, ShardLayout), manifest["head"]
         files = [(entry, layout.shard_file(shard)) for shard, entry in enumerate(manifest["shards"])]
         files.append((head, head_file(head, layout.width)))
-        if fetch is not None or not verify:  # the rows that are needed are here, or are fetched
+        if fetch is not None or partial:  # the rows that are needed are here, or are fetched
             files = [(entry, expected) for entry, expected in files if (folder / entry["file"]).exists()]
         for entry, expected in files:
             _require_sound(folder, entry["file"], expected.problem(folder / entry["file"]))

@@ -26,8 +26,9 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from scoremode.arguments import seconds_in
 from scoremode.errors import RunError, StorageError, harmless, print_line
-from scoremode.remote.objects import Found, Objects, seconds_in
+from scoremode.remote.objects import Found, Objects
 
 FLAG = re.compile(r"(writer|wants)-(\d{6})-([0-9a-f]{16})\.json")
 SHORTEST, USUAL, LONGEST = 2.0, 120.0, 86_400.0  # seconds for which a flag counts after it was last renewed

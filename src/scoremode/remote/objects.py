@@ -18,7 +18,8 @@ from io import RawIOBase
 from pathlib import Path
 from typing import Any, TypeVar
 
-from scoremode.errors import OptionError, StorageError, one_line
+from scoremode.arguments import seconds_in
+from scoremode.errors import StorageError, one_line
 from scoremode.remote.file_systems import ADDRESS, UNREACHABLE, file_system, reason_of, refusal
 from scoremode.remote.hub import forget_listings, is_missing_file
 from scoremode.remote.uri import SERVERS, Place
@@ -36,18 +37,6 @@ UNFINISHED = ".scoremode-unfinished-"
 ATOMIC = ("s3", "gs", "abfs", "abfss", "hf")  # an object appears when it is complete, never before
 NO_FOLDERS = ("s3", "gs", "hf")  # they are parts of names, or come with the first file
 HUB_SECONDS = 5.0  # for which a request to the hub is tried again, beyond what its own client does
-
-
-def seconds_in(variable: str, default: float, least: float, example: str) -> float:
-    """The seconds in an environment variable; OptionError if its value is not a number, or less than ``least``."""
-    given = os.environ.get(variable, "").strip()
-    try:
-        seconds = float(given) if given else default
-    except ValueError:
-        seconds = -1.0
-    if not least <= seconds <= 86_400:
-        raise OptionError(f"{variable} is not a number of seconds", fix=f"give {example}")
-    return seconds
 
 
 def patience() -> float:

@@ -137,7 +137,8 @@ class PackedAnswers:
         given = (*schema.chosen(self.columns), *((KL,) if with_kl else ()))
         names = [column.name for column in given]
         if set(names) != self.columns.keys() or schema.set_problem(names[:-1] if with_kl else names):
-            raise InputError(f"it has the columns {harmless(', '.join(self.columns))[:200]}", fix="send it again")
+            have = harmless(", ".join(self.columns))[:200]
+            raise InputError(f"the answers have the wrong columns, {have}", fix="send it again")
         expected = (np.arange(len(windows)), shapes[:, 0], shapes[:, 1])
         if not all(map(np.array_equal, (self.windows, self.rows, self.widths), expected)):
             raise InputError("it is about other windows", fix="send it again")

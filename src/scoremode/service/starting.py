@@ -169,7 +169,7 @@ def _refuse(given: dict[str, str | None]) -> None:
             raise OptionError(f"--{name.replace('_', '-')} cannot be given: {why}", fix="leave it out")
     if "model" in given or "config" in given:
         name = "model" if "model" in given else "config"
-        raise OptionError(f"--{name} is not passed on", fix="name the model first, and give flags as flags")
+        raise OptionError(f"--{name} is not passed on to vLLM", fix="name the model first, and give flags one by one")
     named: dict[str, Any] = {name: True if value is None else value for name, value in given.items()}
     for name in ("prefill_context", "pipeline", "tensor", "data"):
         size = str(named.get(f"{name}_parallel_size", 1))

@@ -139,7 +139,7 @@ def _ties(pairs: Sequence[Pair], differences: Sequence[Estimate]) -> set[Pair]:
 
 
 def p_value(difference: Estimate) -> float:
-    """Returns two-sided p by Student's t, the chance of so large a difference between equals; 1 without an error.
+    """Returns the two-sided p-value by Student's t; it is 1 if the difference has no standard error.
 
     >>> round(p_value(Estimate(2.0, 1.0, 100, 10, freedom=9.0)), 4)
     0.0766

@@ -178,6 +178,9 @@ class StoredQuestion(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=T
     context_length: Whole = 0
     stride: Whole = 0
     max_windows: Whole = 0
+    path: Literal["prefill", "decode"] = "prefill"
+    sequences: Whole = 0
+    prefill_tokens: Whole = 0
     num_samples: Whole = 0
     document_tokens: Whole = 0
     field: str = ""

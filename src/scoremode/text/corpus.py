@@ -151,18 +151,11 @@ def load(
     >>> load(text="The quick brown fox").sha256[:12]
     '5cac4f980fed'
     """
+    named: dict[str, Any] = {"text": text, "field": field, "num_samples": num_samples, "dataset": dataset}
+    named |= {"dataset_config": dataset_config, "split": split}
     if isinstance(spec, Corpus):
-        strings = {"text": text, "field": field, "dataset": dataset, "dataset_config": dataset_config, "split": split}
-        return _already_loaded(spec, num_samples=num_samples, **strings)
-    check_names(
-        spec,
-        text=text,
-        field=field,
-        num_samples=num_samples,
-        dataset=dataset,
-        dataset_config=dataset_config,
-        split=split,
-    )
+        return _already_loaded(spec, **named)
+    check_names(spec, **named)
     specs, files = specs_of(spec), list[str]()
     sources: list[Source]
     if dataset:

@@ -101,7 +101,7 @@ class RereadDocuments:
         return (chat_document(row, self.tokenizer, assistant_only=self.assistant_only) for row in conversations)
 
     def excerpt(self, number: int, start: int, end: int) -> str:
-        """Returns characters ``start`` to ``end`` of one document. Holds only one more piece in memory at a time."""
+        """Returns characters ``start`` to ``end`` of a document. Besides them, one piece at a time is in memory."""
         found, at = "", 0
         for piece in next(islice(self, number, None), ()):
             found += piece[max(0, start - at) : max(0, end - at)]

@@ -225,7 +225,7 @@ def _leading(same: Bools) -> int:
 
 
 def _is_inside(window: EncodedWindow, j: int, run: tuple[int, int], encoder: WindowEncoder, margin: int) -> bool:
-    """Are enough tokens equal on both sides? ``run``: how many are equal before token ``j``, and from ``j`` on."""
+    """Do both encodings agree on enough tokens around ``j``? ``run`` counts those before it, and those from it on."""
     ends, (before, after) = window.ends, run
     began = int(ends[j - before - 1]) if before < j else 0
     at, ended = int(ends[j - 1]), int(ends[j + after - 1])

@@ -127,7 +127,10 @@ def _agree(found: TokenizerFile, loaded: Any) -> bool:
     """Do two tokenizers give the same ids and positions, with and without special tokens, and the same text back?"""
     for special in (False, True):
         asked = {"add_special_tokens": special, "return_offsets_mapping": True}
-        ours, theirs = found(ODD_TEXTS, **asked), loaded(list(ODD_TEXTS), **asked, return_attention_mask=False)
+        try:
+            ours, theirs = found(ODD_TEXTS, **asked), loaded(list(ODD_TEXTS), **asked, return_attention_mask=False)
+        except Exception:  # a setting of the checkpoint is wrong; the error appears again when a text is encoded
+            return False
         if any(ours[name] != theirs[name] for name in ours):
             return False
         for ids in ours["input_ids"]:

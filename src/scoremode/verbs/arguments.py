@@ -43,6 +43,7 @@ class QuestionArguments(TypedDict, total=False):
 
 
 QUESTION = tuple(QuestionArguments.__annotations__)
+PATH = ("path", "sequences", "prefill_tokens")  # arguments of plan.path.read_path
 TEXT = ("corpus", "text", "field", "num_samples", "dataset", "dataset_config", "split")  # arguments of corpus.load
 
 
@@ -115,7 +116,7 @@ def spelled_out(*groups: type) -> Callable[[F], F]:
 
 def asked_path(given: Mapping[str, Any]) -> DecodePath | None:
     """Returns the path in the arguments of a question; None means the prefill path."""
-    return read_path(**{name: given.get(name) for name in ("path", "sequences", "prefill_tokens")})
+    return read_path(**{name: given.get(name) for name in PATH})
 
 
 def check_question(given: Mapping[str, Any], *, needs_text: bool = False) -> dict[str, Any]:

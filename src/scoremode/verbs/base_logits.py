@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,7 @@ def _notes_on_start(file: KldFile, subject: Subject) -> list[str]:
     return []
 
 
-def require_models(name: str, candidates: tuple[str, ...]) -> None:
+def require_models(name: str, candidates: Sequence[str]) -> None:
     """Refuses finished runs as candidates against a file, because a run does not store its distributions."""
     for candidate in candidates:
         if runs.is_run(candidate):

@@ -32,11 +32,12 @@ def expand_candidates(given: Sequence[str | os.PathLike[str]]) -> list[str]:
     >>> expand_candidates(["table:uniform", "org/model"])
     ['table:uniform', 'org/model']
     """
-    names = [name for one in given for name in _expanded(path_text("a candidate", one))]
+    typed = [path_text("a candidate", one) for one in given]
+    names = [name for one in typed for name in _expanded(one)]
     projectors = [name for name in names if Path(name).name.startswith(PROJECTOR) and name.endswith(SUFFIX)]
     for name in projectors:
         logger.warning("%s is left out: it is a projector of images, not a model", name)
-    return list(_first_parts(name for name in names if name not in projectors))
+    return list(_first_parts((name for name in names if name not in projectors), typed))
 
 
 def _expanded(name: str) -> list[str]:
@@ -78,13 +79,16 @@ def _folders_in(folder: Path) -> list[Path]:
     return [one for one in folder.iterdir() if one.is_dir() and not one.name.startswith(".")]
 
 
-def _first_parts(names: Iterable[str]) -> Iterator[str]:
-    """The names without the other parts of a split model, and without repetitions."""
+def _first_parts(names: Iterable[str], typed: Sequence[str]) -> Iterator[str]:
+    """Yields the names without the other parts of a split model and without those that two patterns share.
+
+    A name that the user typed twice stays, so that it is refused.
+    """
     seen: set[str] = set()
     for name in names:
         split = SPLIT.match(name)
         model = name if split is None else f"{split[1]}-of-{split[3]}"
-        if model not in seen:
+        if model not in seen or (split is None and typed.count(name) > 1):
             seen.add(model)
             yield name
 

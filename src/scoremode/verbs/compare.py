@@ -24,7 +24,7 @@ from scoremode.errors import CandidatesError, InputError, RunError, ScoremodeErr
 from scoremode.plan.comparable import ComparableFacts, difference, first_difference, require_comparable
 from scoremode.references.kld import is_kld
 from scoremode.references.reader import Reference
-from scoremode.remote.uri import located
+from scoremode.remote.uri import is_uri, located
 from scoremode.scores.answers import check_answers
 from scoremode.statistics.comparison import Comparison, Comparisons
 from scoremode.store import runs
@@ -106,40 +106,71 @@ def compare(
     for side in (*((baseline_model,) if baseline_model else ()), *models.values()):
         require_path(side.plugin, question.get("path"))
     if is_kld(baseline):
-        own = {"engine": baseline_engine, **(baseline_options or {})}
-        given = {f"baseline_{name}": value for name, value in own.items()}
-        known = {name: value for name, value in given.items() if value is not None}
-        require_no_question(baseline, {**question, **known})
-        require_models(baseline, candidates)
+        _require_no_settings(baseline, candidates, question, baseline_engine, baseline_options)
         scored, failed = _score_each(models, folders, lambda model, where: against_file(baseline, model, {}, where))
         return _in_order(candidates, scored, failed)
     if is_there(baseline, REFERENCE):
-        kept = baseline
-    elif baseline_model is None:
+        return _against_stored(baseline, candidates, models, question, folders)
+    if baseline_model is None:
         return Comparisons(of_runs(baseline, candidates))
-    else:
+    if not is_uri(baseline):  # no model is read from a URI
         check_question(question, needs_text=True)
-        if is_by_logits(baseline_model.plugin):
-            with closing(baseline_model.prepare()) as model:
-                return _against_logits(model, candidates, models, question, folders)
-        if len(candidates) == 1 and models and _side_by_side(baseline_model, models[candidates[0]]):
-            with closing(baseline_model.prepare()) as first, closing(models[candidates[0]].prepare()) as second:
-                return Comparisons([lockstep(first, second, question, folders)])
-        with closing(baseline_model.prepare()) as model:
-            folder = folders.folder("baseline")
-            run = reference_of(model, question, folder, tokenizer=tokenizer, fresh=fresh, progress=progress)
-        kept = str(run.path)
+    return _against_model(baseline_model, candidates, models, question, folders)
+
+
+def _require_no_settings(
+    baseline: str,
+    candidates: Sequence[str],
+    question: Mapping[str, Any],
+    engine: str | None,
+    options: EngineOptionArguments | None,
+) -> None:
+    """Refuses what a ``.kld`` file as the baseline does not take: a question, an engine, options, finished runs."""
+    given = {f"baseline_{name}": value for name, value in {"engine": engine, **(options or {})}.items()}
+    known = {name: value for name, value in given.items() if value is not None}
+    require_no_question(baseline, {**question, **known})
+    require_models(baseline, candidates)
+
+
+def _against_model(
+    baseline: ModelSettings,
+    candidates: Sequence[str],
+    models: Mapping[str, ModelSettings],
+    question: dict[str, Any],
+    folders: Folders,
+) -> Comparisons:
+    """Compares candidates with a model: side by side where both engines can, else through a reference of it."""
+    if is_by_logits(baseline.plugin):
+        with closing(baseline.prepare()) as model:
+            return _against_logits(model, candidates, models, question, folders)
+    if len(candidates) == 1 and models and _side_by_side(baseline, models[candidates[0]]):
+        with closing(baseline.prepare()) as first, closing(models[candidates[0]].prepare()) as second:
+            return Comparisons([lockstep(first, second, question, folders)])
+    with closing(baseline.prepare()) as model:
+        folder, own, progress = folders.folder("baseline"), baseline.tokenizer, folders.progress
+        run = reference_of(model, question, folder, tokenizer=own, fresh=folders.fresh, progress=progress)
+    return _against_stored(str(run.path), candidates, models, question, folders)
+
+
+def _against_stored(
+    folder: str,
+    candidates: Sequence[str],
+    models: Mapping[str, ModelSettings],
+    question: Mapping[str, Any],
+    folders: Folders,
+) -> Comparisons:
+    """Compares candidates, of which ``models`` are yet to be scored, with a reference."""
     found, failed = dict[str, Comparison](), dict[str, ScoremodeError]()
     run_p: Run | None = None
     if models:
-        stored = StoredReference.open(kept)
+        stored = StoredReference.open(folder)
         run_p, cut_by = stored.run, stored.question(question).get("tokenizer")
         models = {name: replace(one, tokenizer=one.tokenizer or cut_by) for name, one in models.items()}
         found, failed = _score_each(
             models, folders, lambda model, where: against_reference(stored, model, question, where)
         )
     finished = [name for name in candidates if name not in found and name not in failed]
-    found |= zip(finished, of_runs(kept, finished, run_p), strict=True)
+    found |= zip(finished, of_runs(folder, finished, run_p), strict=True)
     return _in_order(candidates, found, failed)
 
 

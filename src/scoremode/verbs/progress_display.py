@@ -1,4 +1,4 @@
-"""Progress for people without a terminal: lines now and then on standard error, and a bar in a notebook."""
+"""Progress that a thread of its own renews now and then, such as a bar in a notebook."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import Any, ParamSpec, Self, TypeVar
 from scoremode.errors import LOGGER, one_line
 from scoremode.verbs.progress import ProgressState
 
-EVERY = 30.0  # seconds between two lines; a command that is shorter prints none
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -22,7 +21,7 @@ T = TypeVar("T")
 class TickingDisplay(ProgressState):
     """A display that a thread of its own renews every few seconds, also while a library is imported."""
 
-    def __init__(self, label: str = "scoring", unit: str = "tokens", every: float = EVERY) -> None:
+    def __init__(self, label: str, unit: str, every: float) -> None:
         super().__init__(label, unit)
         self._every, self._ended = every, threading.Event()
         self._thread = threading.Thread(target=self._run, name="scoremode-progress", daemon=True)
@@ -43,14 +42,6 @@ class TickingDisplay(ProgressState):
     def tick(self) -> None:
         """Shows the present state."""
         raise NotImplementedError
-
-
-class ProgressLines(TickingDisplay):
-    """Prints a line on standard error every 30 seconds, for logs of CI, containers and nohup."""
-
-    def tick(self) -> None:
-        if sys.stderr is not None:
-            print(f"scoremode: {one_line(self.line())}\n", end="", file=sys.stderr, flush=True)
 
 
 class NotebookBar(TickingDisplay):

@@ -118,7 +118,7 @@ def own_row(expected: Logits, batch: Any, windows: Sequence[Window], row: tuple[
     return expected[int(batch[row[0]]), int(windows[row[0]].rows[row[1]])]
 
 
-def test_decode_is_near_prefill_and_not_the_same(tiny_gguf: Path) -> None:
+def test_decode_is_near_prefill(tiny_gguf: Path) -> None:
     prefill = scored(engine_of(tiny_gguf, None, "f32"), SOURCE)
     decode = scored(engine_of(tiny_gguf, DecodePath(3), "f32"), SOURCE)
     for index, answers in decode.items():
@@ -146,6 +146,8 @@ def test_rows_that_are_not_asked_for_are_fed_and_not_given(tiny_gguf: Path) -> N
 
 
 def test_a_step_must_fit_into_a_decode(tiny_gguf: Path) -> None:
+    with pytest.raises(EngineError, match=r"n_seq_max must be <= 256; .* or fewer --sequences"):
+        engine_of(tiny_gguf, DecodePath(300))
     with pytest.raises(OptionError, match=r"--n-batch 8 has no room for a step of 16 sequences; give --n-batch 16"):
         engine_of(tiny_gguf, DecodePath(), n_batch=8)
     split = engine_of(tiny_gguf, DecodePath(4), "f32", n_batch=8, n_ubatch=2)  # a step is computed in two parts
@@ -173,13 +175,16 @@ def louder(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("sequences", [1, 3])
 def test_two_files_are_compared_step_by_step(tiny_gguf: Path, louder: Path, sequences: int) -> None:
     found = sm.compare(str(tiny_gguf), str(louder), sequences=sequences, **QUESTION)[0]
+    columns = [
+        [np.array(run.scores.logprob), np.array(run.scores.entropy)] for run in (found.baseline, found.candidate)
+    ]
     alone = [sm.ppl(str(file), sequences=sequences, fresh=True, **QUESTION) for file in (tiny_gguf, louder)]
-    for run, own in zip((found.baseline, found.candidate), alone, strict=True):
-        assert np.array_equal(run.scores.logprob, own.scores.logprob)
-        assert np.array_equal(run.scores.entropy, own.scores.entropy)
+    for (logprob, entropy), own in zip(columns, alone, strict=True):
+        assert np.array_equal(logprob, own.scores.logprob)
+        assert np.array_equal(entropy, own.scores.entropy)
     expected = list(divergences(tiny_gguf, sequences))
     assert np.abs(measured(found.kl) - np.concatenate(expected)).max() < 1e-5
-    assert measured(found.kl).min() > 1e-5
+    assert measured(found.kl).mean() > 1e-4
 
 
 def divergences(file: Path, sequences: int) -> Iterator[Any]:
@@ -202,7 +207,7 @@ def test_a_checkpoint_is_the_baseline_of_a_decoded_file(tiny: Path, louder: Path
     options: dict[str, Any] = {"cache_type_k": "f32", "cache_type_v": "f32", "baseline_options": {"dtype": "float32"}}
     decode = sm.compare(str(tiny), str(louder), sequences=3, **QUESTION, **options)[0]
     prefill = sm.compare(str(tiny), str(louder), **{**QUESTION, "path": None}, **options)[0]
-    assert measured(decode.kl).min() > 1e-5
+    assert measured(decode.kl).mean() > 1e-4
     assert np.abs(measured(decode.kl) - measured(prefill.kl)).max() < 2e-5
 
 
@@ -216,7 +221,7 @@ def test_a_file_is_the_baseline_of_a_checkpoint_only_one_sequence_at_a_time(tiny
 def test_a_coarser_cache_does_more_damage_on_both_paths(wider: Path, tmp_path: Path) -> None:
     file = gguf_of(wider, tmp_path / "wider.gguf")
     for path in (None, DecodePath(3)):
-        truth = scored(engine_of(file, path, "f32", flash_attn="on"), SOURCE)
+        truth = scored(engine_of(file, path, "f32"), SOURCE)
         moved = []
         for cache in ("f16", "q8_0", "q4_0"):
             found = scored(engine_of(file, path, cache, flash_attn="on"), SOURCE)

@@ -158,7 +158,7 @@ def test_an_own_build_is_preferred_and_gives_the_same_numbers(tiny_gguf: Path, t
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"cache_type_k": "q3"}, "--cache-type-k q3 is not known; give f32"),
+        ({"cache_type_k": "q3"}, "--cache-type-k q3 is not known; give one of f32"),
         ({"cache_type_v": "q8_0"}, "only with flash attention; add --flash-attn on"),
         ({"cache_type_v": "q8_0", "flash_attn": "off"}, "only with flash attention; add --flash-attn on"),
         ({"n_batch": 64, "n_ubatch": 65}, "--n-ubatch 65 is larger than --n-batch 64"),

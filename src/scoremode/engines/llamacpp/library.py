@@ -244,7 +244,7 @@ def _prebuilt() -> tuple[Any, type, type]:
     folders = spec.submodule_search_locations if spec else None
     file = next((f for folder in folders or () for f in Path(folder).glob("xllamacpp*.so")), None)
     if file is None:
-        raise OSError("the package has no library")
+        raise OSError("the package contains no library of llama.cpp")
     return ctypes.CDLL(str(file)), ModelParameters, ContextParameters
 
 

@@ -46,7 +46,7 @@ class ServerPlugin(EnginePlugin):
         return None if find_spec("httpx") else f"httpx is not installed: {pip_install('server')}"
 
     def able(self) -> Capabilities:
-        """The abilities of the server. One that does not say what it is without a key may be a scoring service."""
+        """Returns the abilities of the server. A server that answers nothing without a key may be a scoring service."""
         if self.address is None or self.problem():
             return self.capabilities
         from scoremode.engines.server.served import is_service

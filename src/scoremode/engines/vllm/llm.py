@@ -48,7 +48,7 @@ class _Tokens(TypedDict):
 
 
 class TokensPrompt(_Tokens, total=False):
-    """A prompt as ids, and the tokens to score at positions 1, 2, …, which are one fewer than the prompt's tokens."""
+    """A prompt as ids, and one token to score at each of its positions but the first, which has no score."""
 
     target_token_ids: Sequence[int]  # default: the prompt's own tokens
     prompt: str  # as in vLLM: the text of the ids; only the ids are scored

@@ -92,7 +92,8 @@ class StoredStates(WorkerBaseline):
 
     def __init__(self, folder: str) -> None:
         super().__init__(folder)
-        self._stored = Reference.open(folder, verify=False)  # already verified before its path is sent to a worker
+        # verified before its path is sent to a worker; of a copy, only the rows of this comparison were fetched
+        self._stored = Reference.open(folder, verify=False, partial=True)
 
     def rows(self, which: Ints, device: torch.device) -> Tensor:
         """Reads the states (n, d) of these rows of the reference. Consecutive rows are read together."""

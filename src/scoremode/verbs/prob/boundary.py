@@ -1,13 +1,13 @@
 """A prompt and its target ─▶ tokens: the joined text is encoded, and the tokens after the prompt's end are scored.
 
 The boundary is the hard part, because "…is" + "Paris" is not the token sequence of "…is Paris". If a token spans the
-cut, all tokens from that one on are scored, on the condition that this token begins with the prompt's part of it:
+cut, that token and all after it are scored, given that the token at the cut begins with the prompt's last characters:
 
 prompt  "The capital of Fran"       target  "ce is Paris"
 tokens  The| capital| of| France| is| Paris
                        ^ spans: P( France| is| Paris) / P(a token that begins with " Fran")
 
-The condition is about the next token alone, so it excludes tokens that cover less than the prompt's part.
+The condition is about this one token: shorter tokens that spell " Fran" together are not in the denominator.
 """
 
 from __future__ import annotations
