@@ -197,9 +197,11 @@ class LlamaCppEngine(Engine):
             fed = [place for place, window in enumerate(windows) if at < len(window.ids)]
             row = [int(np.searchsorted(windows[place].rows, at)) for place in fed]
             asked = [i for i, place in enumerate(fed) if at in windows[place].rows[row[i] : row[i] + 1]]
-            logits = self._feed([windows[place].ids[at] for place in fed], np.full(len(fed), at), fed, asked)
+            # logits of every sequence, as a server computes them: with fewer rows, the last layer has other kernels
+            every = np.arange(len(fed))
+            logits = self._feed([windows[place].ids[at] for place in fed], np.full(len(fed), at), fed, every)
             if asked:
-                yield [(fed[i], row[i]) for i in asked], logits
+                yield [(fed[i], row[i]) for i in asked], logits if len(asked) == len(fed) else logits[asked]
 
     # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
