@@ -53,17 +53,20 @@ def single_token_loop(
             [(place, at) for place, own in enumerate(ids) if at < len(own)]
             for at in range(together, max(map(len, ids)))
         ]
-        for fed in calls:
+        for number, fed in enumerate(calls):
             each = [(ctypes.c_int32 * 1)(place) for place, _ in fed]
             n = len(fed)
             token = (ctypes.c_int32 * n)(*(int(ids[place][at]) for place, at in fed))
             position = (ctypes.c_int32 * n)(*(at for _, at in fed))
             counts = (ctypes.c_int32 * n)(*[1] * n)
             pointers = (ctypes.c_void_p * n)(*(ctypes.addressof(one) for one in each))
-            wanted = (ctypes.c_int8 * n)(*[1] * n)
+            # a step gives the logits of every sequence, a prefill those of the rows that are asked for
+            is_step = number >= len(calls) - (max(map(len, ids)) - together)
+            asked = [is_step or at in SOURCE.window(batch[place]).rows for place, at in fed]
+            wanted = (ctypes.c_int8 * n)(*asked)
             arrays = [ctypes.addressof(x) for x in (token, position, counts, pointers, wanted)]
             assert llama.llama_decode(context, Batch(n, arrays[0], None, *arrays[1:])) == 0
-            for i, (place, at) in enumerate(fed):
+            for i, (place, at) in ((i, one) for i, one in enumerate(fed) if asked[i]):
                 row = np.ctypeslib.as_array(llama.llama_get_logits_ith(context, i), (VOCABULARY,))
                 found[batch[place], at] = row.copy()
         llama.llama_free(context)
