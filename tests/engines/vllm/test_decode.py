@@ -94,7 +94,7 @@ def test_preempted_sequences_keep_their_scores_and_a_note_says_so(engine: VllmDe
     engine.account()
     windows = [own(text(n, seed=n)) for n in (300, 310, 290, 305)]
     for window, answers in zip(windows, score(engine, windows), strict=True):
-        llama_judge.check(window, answers, NATS)
+        llama_judge.check(window, answers, 2 * NATS)  # windows of 300 tokens, and log-probabilities of -20
     (note,) = engine.account()["notes"]
     assert "preempted" in note
     assert engine.account() == {}
@@ -187,5 +187,5 @@ def test_as_served_is_what_the_sampler_sees(
         found = score(served, windows)
     for (_, places), window, answers in zip(sorted(seen.items()), windows, found, strict=True):
         theirs = [place[token].logprob for place, token in zip(places[:-1], window.ids[1:-1].tolist(), strict=True)]
-        assert np.abs(answers.logprob[:-1, 0] - np.array(theirs)).max() < 1e-6
+        assert np.abs(answers.logprob[:-1, 0] - np.array(theirs)).max() < 4e-6  # vLLM's softmax is in float32
     assert_same(found, score(engine, windows), NATS)

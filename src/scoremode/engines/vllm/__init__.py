@@ -25,6 +25,7 @@ from scoremode.engines.plugin import (
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.support import LaunchArguments, VllmOptions
 from scoremode.errors import ScoremodeError
+from scoremode.plan.path import PATHS
 
 if TYPE_CHECKING:
     from scoremode.engines.base import Engine
@@ -41,8 +42,7 @@ class VllmPlugin(EnginePlugin):
     contract = 1
     name = "vllm"
     summary = "quantized weights as served, any parallel size"
-    capabilities: ClassVar[Capabilities] = replace(EVERYTHING, side_by_side=False, generates=True)
-    # paths=PATHS belongs here once tests/engines/vllm/test_decode.py has passed on a real vLLM: see docs/vllm.md
+    capabilities: ClassVar[Capabilities] = replace(EVERYTHING, side_by_side=False, generates=True, paths=PATHS)
     options = VllmOptions
     instead: ClassVar[dict[str, str]] = {
         "device": "choose devices with CUDA_VISIBLE_DEVICES",
