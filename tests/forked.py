@@ -323,7 +323,9 @@ if __name__ == "__main__":
     with contextlib.suppress(ImportError):  # it finds the place of a process's name only while the environment is new
         importlib.import_module("setproctitle").getproctitle()
     if memory := sys.modules.get("vllm.distributed.device_communicators.shm_broadcast"):
-        memory.SpinCondition.__init__.__defaults__ = (0.0,)  # who waits sleeps: a loop of a second costs the others
+        # Who waits sleeps: a loop of a second costs the others. Not at once, because of two messages within a
+        # millisecond ZeroMQ drops the second one's wake-up, and vLLM would sleep for a minute.
+        memory.SpinCondition.__init__.__defaults__ = (0.05,)
     gc.collect()
     gc.freeze()
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # Arrow's allocator
