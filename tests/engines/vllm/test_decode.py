@@ -44,9 +44,9 @@ def engine(small_llama: Path) -> Iterator[VllmDecodeEngine]:
 
 @pytest.fixture(autouse=True)
 def unchanged(engine: VllmDecodeEngine) -> Iterator[None]:
-    before = engine.options
+    before = engine.path
     yield
-    engine.options = before
+    engine.path = before
 
 
 def text(tokens: int, seed: int = 0) -> Any:
@@ -74,14 +74,14 @@ def test_every_token_has_the_score_of_transformers_and_of_prefill(
 
 
 def test_rows_before_the_end_of_the_prompt_are_prefilled(engine: VllmDecodeEngine, llama_judge: Judge) -> None:
-    engine.options = replace(engine.options, path=DecodePath(SEQUENCES, 6))
+    engine.path = DecodePath(SEQUENCES, 6)
     windows = [own(text(20)), own(text(4, 1)), later(text(30, 2), 4), later(text(30, 3), 9)]
     for window, answers in zip(windows, score(engine, windows), strict=True):
         llama_judge.check(window, answers, NATS)
 
 
 def test_chunks_of_a_prompt_and_cached_prefixes_change_nothing(engine: VllmDecodeEngine, llama_judge: Judge) -> None:
-    engine.options = replace(engine.options, path=DecodePath(SEQUENCES, 200))
+    engine.path = DecodePath(SEQUENCES, 200)
     shared = text(200)  # a prompt of 13 chunks, of which 128 tokens can be cached
     windows = [later(np.concatenate([shared, text(20, seed)]), 199) for seed in range(1, 5)]
     before = engine.cached_tokens

@@ -35,15 +35,14 @@ from scoremode.values import Bools, Ids
 class VllmDecodeEngine(VllmEngine):
     """Scores every token of a window from the decode step that would have generated it."""
 
+    path: DecodePath
+
     def _attach(self) -> None:
+        assert self.options.path is not None, "an engine of the decode path is started with one"
+        self.path = self.options.path
         self._forced: dict[str, Ids] = {}  # by request
         self._returns = 0
         self._call_workers("scoremode_attach")
-
-    @property
-    def path(self) -> DecodePath:
-        assert self.options.path is not None, "an engine of the decode path is started with one"
-        return self.options.path
 
     def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
         return NoiseFloor(None, "the decode path of vLLM is computed in one way: compare two values of --sequences")

@@ -179,6 +179,10 @@ class ScorePooler(Pooler):  # type: ignore[misc]
                 logger.warning("scoremode: out of memory; the head now takes %d rows at a time", step)
                 torch.accelerator.empty_cache()
 
+    def can_wait(self, kind: Kind, hidden_states: Tensor) -> bool:
+        """Are these rows scored from their hidden states alone, so that this can be done after the step as well?"""
+        return not (kind.gather or kind.self_test) and self._kernel_of(hidden_states) is not None
+
     def _words(self, kind: Kind, hidden_states: Tensor) -> int:
         """Returns the number of words per line of this kind, which is needed even if a step has no requested rows."""
         if kind.self_test:

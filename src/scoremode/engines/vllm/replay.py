@@ -5,8 +5,9 @@ K/V cache, its CUDA graphs. Between the step's logits and the sampler it calls t
 plug-in interface. Ours does this there, for all rows of the batch together:
 
 1. It scores the rows of replayed texts, by the code of the prefill path (``ScorePooler.score_rows``). With the exact
-   head it uses the hidden states that ``compute_logits`` received in this step, with ``as-served`` the logits that the
-   sampler is about to see.
+   head it keeps the hidden states that ``compute_logits`` received in this step, and scores those of several steps
+   together: the head's matrix is read once for all of them. With ``as-served`` it scores, in each step, the logits
+   that the sampler is about to see.
 2. It starts a copy of the lines (a few words per row) to the host, and does not wait for it.
 3. It raises the logit of each text's next token so far that greedy sampling must choose this token.
 
@@ -22,8 +23,8 @@ request is preempted, vLLM computes the K/V of all its tokens again, and continu
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ from scoremode.engines.vllm.pooler import Kind, ScorePooler, Settings, to_device
 from scoremode.engines.vllm.tap import Shard, Tap
 from scoremode.engines.vllm.wire import Replay
 from scoremode.scores.packing import Words
-from scoremode.values import Ints
+from scoremode.values import Bools, Ints
 
 try:
     from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as V2Processor
@@ -47,6 +48,7 @@ except ImportError:  # before 0.32, custom processors run on the V1 runner only
 
 
 FORCED = 1e30  # above every logit, and finite, so that a softmax over the row has no NaN
+HELD_BYTES, HELD_ROWS = 16 << 20, 4096  # of hidden states that wait to be scored together
 _processors: weakref.WeakSet[ReplayProcessor] = weakref.WeakSet()
 
 
@@ -99,7 +101,7 @@ class HostCopy:
 
     def __init__(self, lines: Tensor) -> None:
         self._event: Any = None
-        self._lines = lines
+        self._lines, self.width = lines, lines.shape[1]
         if lines.device.type != "cpu":
             self._lines = torch.empty(lines.shape, dtype=lines.dtype, pin_memory=True)
             self._lines.copy_(lines, non_blocking=True)
@@ -119,31 +121,116 @@ class Sequence:
 
     replay: Replay
     kind: Kind
-    row_of_step: list[int]
-    forced: list[int]
-    lines: list[tuple[HostCopy, int] | None]  # for each requested row, a step's lines and the number of its own line
+    slot: int  # its place in the tables of ``Texts``
     sampled: list[int] = field(default_factory=list)  # V1 runner: vLLM's own list of the tokens sampled so far
     returns: int = -1  # how often the request came back into the batch after it had left
     head: HostCopy | None = None  # rows of the head's matrix, if these were requested
-
-    @staticmethod
-    def of(replay: Replay) -> Sequence:
-        rows = len(replay.request.rows)
-        return Sequence(
-            replay, Kind.of(replay.request), replay.row_of_step().tolist(), replay.forced.tolist(), [None] * rows
-        )
+    lines: list[tuple[HostCopy, Ints, Ints]] = field(
+        default_factory=list
+    )  # a copy, its lines, and their requested rows
 
     def words(self) -> Words:
         """Returns the lines of all requested rows; waits for the copies of the last steps."""
         if self.head is not None:
             return self.head.read()
-        missing = sum(line is None for line in self.lines)
-        if missing:
-            raise RuntimeError(f"scoremode: {missing} of {len(self.lines)} rows of a replayed text were not computed")
-        return np.stack([line[0].read()[line[1]] for line in self.lines if line is not None])
+        count = len(self.replay.request.rows)
+        missing = np.ones(count, np.bool_)
+        found: Words = np.empty((count, self.lines[0][0].width if self.lines else 0), np.int32)
+        for copy, lines, rows in self.lines:  # in the order of the steps: a row that was computed again counts
+            found[rows], missing[rows] = copy.read()[lines], False
+        if missing.any():
+            raise RuntimeError(f"scoremode: {missing.sum()} of {count} rows of a replayed text were not computed")
+        return found
 
 
-Place = tuple[int, Sequence, int]  # a row of the batch, its text, and the text's step
+class Texts:
+    """The texts that are being replayed, as tables with a line per text, so that a step looks all its rows up at once.
+
+    A text's line is used again when the text was fetched.
+    """
+
+    def __init__(self) -> None:
+        self.sequences: list[Sequence | None] = []
+        self.forced = np.zeros((0, 0), np.int32)  # by step: the token to sample, or -1 after the text's last token
+        self.row_of_step = np.zeros((0, 0), np.int32)  # number of the requested row, or -1
+        self.targets = np.zeros((0, 0, 1), np.int32)  # by requested row
+        self.steps, self.prompt, self.first, self.reached = (np.zeros(0, np.int64) for _ in range(4))
+
+    def add(self, replay: Replay) -> Sequence:
+        slot = self.sequences.index(None) if None in self.sequences else len(self.sequences)
+        found = Sequence(replay, Kind.of(replay.request), slot)
+        self.sequences[slot : slot + 1] = [found]
+        rows, steps = replay.request.rows, len(replay.forced) + 1
+        self._make_room(slot + 1, max(steps, len(rows)), found.kind.k)
+        self.forced[slot, : steps - 1], self.forced[slot, steps - 1 :] = replay.forced, -1
+        self.row_of_step[slot, :steps] = replay.row_of_step()
+        self.targets[slot, : len(rows), : found.kind.k] = replay.request.targets
+        self.steps[slot], self.prompt[slot], self.reached[slot] = steps, replay.prompt, 0
+        self.first[slot] = replay.request.first
+        return found
+
+    def _make_room(self, slots: int, width: int, k: int) -> None:
+        have = (*self.forced.shape, self.targets.shape[2])
+        if slots <= have[0] and width <= have[1] and k <= have[2]:
+            return
+        slots, width, k = (2 * n if n > old else old for n, old in zip((slots, width, k), have, strict=True))
+        for name in ("forced", "row_of_step", "targets", "steps", "prompt", "first", "reached"):
+            old = getattr(self, name)
+            new = np.zeros((slots, width, k)[: old.ndim], old.dtype)
+            new[tuple(map(slice, old.shape))] = old
+            setattr(self, name, new)
+
+    def remove(self, sequence: Sequence) -> None:
+        self.sequences[sequence.slot] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The replayed texts of a batch; computed again only when the batch changes."""
+
+    rows: Ints  # of the batch (V1), or slots of vLLM's (V2)
+    slots: Ints
+    sampled: list[list[int]]
+    kinds: list[tuple[Kind, Bools]]  # which members are of a kind
+
+    @staticmethod
+    def of(batch: dict[int, Sequence]) -> Members:
+        sequences = list(batch.values())
+        kinds = [sequence.kind for sequence in sequences]
+        return Members(
+            np.array(list(batch), np.int64),
+            np.array([sequence.slot for sequence in sequences], np.int64),
+            [sequence.sampled for sequence in sequences],
+            [(kind, np.array([kind == one for one in kinds])) for kind in dict.fromkeys(kinds)],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The rows of one step that are scored together: rows of a tensor, the slots of their texts, requested rows."""
+
+    rows: Ints
+    slots: Ints
+    asked: Ints
+
+
+class Held:
+    """Hidden states of several steps that wait to be scored together, all of one kind."""
+
+    def __init__(self, like: Tensor, kind: Kind, least: int) -> None:
+        room = min(HELD_ROWS, HELD_BYTES // (like.shape[1] * like.element_size()))
+        self.states = like.new_empty(max(least, room), like.shape[1])
+        self.kind, self.used = kind, 0
+        self.steps: list[Step] = []
+
+    def has_room_for(self, kind: Kind, rows: int) -> bool:
+        return kind == self.kind and self.used + rows <= len(self.states)
+
+    def keep(self, hidden: Tensor, index: Tensor, step: Step) -> None:
+        end = self.used + len(step.rows)
+        torch.index_select(hidden, 0, index, out=self.states[self.used : end])
+        self.steps.append(replace(step, rows=np.arange(self.used, end)))
+        self.used = end
 
 
 class ReplayProcessor(V1Processor, V2Processor):  # type: ignore[misc]
@@ -151,8 +238,13 @@ class ReplayProcessor(V1Processor, V2Processor):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, *_place: Any) -> None:
         self.config = vllm_config
-        self._batch: dict[int, Sequence] = {}  # by row (V1) or by slot (V2)
+        self._batch: dict[int, Sequence] = {}  # by row (V1) or by slot of vLLM's (V2)
+        self._members: Members | None = None
         self._sequences: dict[str, Sequence] = {}  # all that were not fetched yet
+        self._texts = Texts()
+        self._held: Held | None = None
+        self._index: tuple[Ints, Tensor] | None = None  # rows of the last step, here and on the device
+        self._high: Tensor | None = None
         self._pooler: ScorePooler | None = None
         self._tap: StepTap | None = None
         _processors.add(self)
@@ -170,7 +262,7 @@ class ReplayProcessor(V1Processor, V2Processor):  # type: ignore[misc]
             return None
         found = self._sequences.get(replay.name)
         if found is None:
-            found = self._sequences[replay.name] = Sequence.of(replay)
+            found = self._sequences[replay.name] = self._texts.add(replay)
         found.returns += 1
         return found
 
@@ -179,6 +271,10 @@ class ReplayProcessor(V1Processor, V2Processor):  # type: ignore[misc]
         return False
 
     def update_state(self, batch_update: Any) -> None:
+        if batch_update is None:
+            return
+        self._members = None
+
         def enter(params: Any, _prompt: list[int] | None, sampled: list[int]) -> Sequence | None:
             found = self._sequence(params)
             if found is not None:
@@ -187,84 +283,127 @@ class ReplayProcessor(V1Processor, V2Processor):  # type: ignore[misc]
 
         process_dict_updates(self._batch, batch_update, enter)
 
-    def _places_v1(self) -> Iterator[Place]:
-        for row, sequence in self._batch.items():
-            step = len(sequence.sampled)
-            if step < len(sequence.row_of_step):
-                yield row, sequence, step
+    def _steps_v1(self, members: Members) -> tuple[Ints, Ints, Bools]:
+        """Returns the rows of the members in the batch, their steps, and which of them are to be scored."""
+        steps = np.fromiter(map(len, members.sampled), np.int64, len(members.sampled))
+        return members.rows, steps, steps < self._texts.steps[members.slots]
 
     # ── V2 runner ────────────────────────────────────────────────────────────────────────────────────────────────────
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
         found = self._sequence(sampling_params)
-        if found is None:
-            self._batch.pop(req_idx, None)
-            return False
-        self._batch[req_idx] = found
-        return True
+        self._batch.pop(req_idx, None)
+        self._members = None
+        if found is not None:
+            self._batch[req_idx] = found
+        return found is not None
 
-    def _places_v2(self, context: Any) -> Iterator[Place]:
-        lengths = context.seq_lens_upper_bound_np.tolist()
-        for row, slot in enumerate(context.idx_mapping_np.tolist()):
-            sequence = self._batch.get(slot)
-            if sequence is None:
-                continue
-            step = lengths[row] - sequence.replay.prompt
-            if 0 <= step < len(sequence.row_of_step) and not _is_scored(sequence, step):
-                yield row, sequence, step
+    def _steps_v2(self, members: Members, context: Any) -> tuple[Ints, Ints, Bools]:
+        """Like ``_steps_v1``. A step below the last one scored belongs to a preempted request that is prefilled again.
+
+        vLLM orders the rows anew in each step, and keeps slots of requests that have left.
+        """
+        order = np.asarray(context.idx_mapping_np)
+        row_of = np.full(max(order.max(initial=-1), members.rows.max(initial=-1)) + 1, -1)
+        row_of[order] = np.arange(len(order))
+        rows, slots = row_of[members.rows], members.slots
+        steps = np.asarray(context.seq_lens_upper_bound_np)[rows] - self._texts.prompt[slots]
+        scored = (rows >= 0) & (steps >= self._texts.reached[slots]) & (steps < self._texts.steps[slots])
+        self._texts.reached[slots[scored]] = steps[scored] + 1
+        return rows, steps, scored
 
     # ── a step ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def apply(self, logits: Tensor, context: Any = None) -> Tensor:
-        places = list(self._places_v1() if context is None else self._places_v2(context))
-        if places:
-            self._score(logits, places)
-            self._force(logits, places)
+        if not self._batch:
+            return logits
+        members = self._members = self._members or Members.of(self._batch)
+        if context is None:
+            rows, steps, scored = self._steps_v1(members)
+        else:
+            rows, steps, scored = self._steps_v2(members, context)
+        if scored.any():
+            steps = np.where(scored, steps, 0)
+            asked = np.where(scored, self._texts.row_of_step[members.slots, steps], -1)
+            self._score(logits, members, rows, asked)
+            self._force(logits, rows, np.where(scored, self._texts.forced[members.slots, steps], -1))
         return logits
 
-    def _score(self, logits: Tensor, places: list[Place]) -> None:
+    def _score(self, logits: Tensor, members: Members, rows: Ints, asked: Ints) -> None:
         assert self._tap is not None and self._pooler is not None, "attached before the first request"  # noqa: PT018
-        wanted: dict[Kind, list[Place]] = {}
-        for row, sequence, step in places:
-            if sequence.row_of_step[step] >= 0:
-                wanted.setdefault(sequence.kind, []).append((row, sequence, sequence.row_of_step[step]))
         hidden = self._tap.begin_step(logits)
-        for kind, members in wanted.items():
-            if kind.extra == "head":
-                for _, sequence, _ in members:
-                    sequence.head = HostCopy(self._pooler.head_rows(hidden[:1], sequence.replay.request))
+        for kind, own in members.kinds:
+            which = own & (asked >= 0)
+            if not which.any():
                 continue
-            requests = [sequence.replay.request for _, sequence, _ in members]
-            rows = np.array([row for row, _, _ in members], np.int64)
-            index = [i for _, _, i in members]
-            targets = np.stack([request.targets[i] for request, i in zip(requests, index, strict=True)])
-            stored: Ints = np.array([q.first + i for q, i in zip(requests, index, strict=True)], np.int64)
-            copy = HostCopy(self._pooler.score_rows(hidden, kind, rows, targets, stored))
-            for line, (_, sequence, i) in enumerate(members):
-                sequence.lines[i] = (copy, line)
+            step = Step(rows[which], members.slots[which], asked[which])
+            if kind.extra == "head":
+                for sequence in map(self._texts.sequences.__getitem__, step.slots):
+                    assert sequence is not None, "a text of the batch was not fetched yet"
+                    sequence.head = HostCopy(self._pooler.head_rows(hidden[:1], sequence.replay.request))
+            elif self._pooler.can_wait(kind, hidden):
+                self._hold(hidden, kind, step)
+            else:
+                self._reduce(hidden, kind, [step])
         self._tap.end_step()
 
-    def _force(self, logits: Tensor, places: list[Place]) -> None:
+    def _hold(self, hidden: Tensor, kind: Kind, step: Step) -> None:
+        """Keeps the hidden states of a step, to be scored with those of other steps."""
+        if self._held is None or not self._held.has_room_for(kind, len(step.rows)):
+            self.flush()
+        if self._held is None or not self._held.has_room_for(kind, len(step.rows)):
+            self._held = None  # the old memory is freed first
+            self._held = Held(hidden, kind, len(step.rows))
+        if self._index is None or not np.array_equal(self._index[0], step.rows):
+            self._index = step.rows, to_device(step.rows, hidden.device)
+        self._held.keep(hidden, self._index[1], step)
+
+    def flush(self) -> None:
+        """Scores the hidden states that wait."""
+        if self._held is not None and self._held.steps:
+            self._reduce(self._held.states, self._held.kind, self._held.steps)
+            self._held.steps, self._held.used = [], 0
+
+    def _reduce(self, hidden: Tensor, kind: Kind, steps: list[Step]) -> None:
+        """Scores rows of the hidden states, and gives each text its lines.
+
+        The rows of a text are put together, because a reference has them together.
+        """
+        assert self._pooler is not None
+        slots = np.concatenate([step.slots for step in steps])
+        order = np.argsort(slots, kind="stable")
+        slots, rows = slots[order], np.concatenate([step.rows for step in steps])[order]
+        asked = np.concatenate([step.asked for step in steps])[order]
+        targets, stored = self._texts.targets[slots, asked, : kind.k], self._texts.first[slots] + asked
+        copy = HostCopy(self._pooler.score_rows(hidden, kind, rows, targets, stored))
+        cuts = [0, *(np.flatnonzero(np.diff(slots)) + 1).tolist(), len(slots)]
+        for begin, end in pairwise(cuts):
+            sequence = self._texts.sequences[slots[begin]]
+            assert sequence is not None, "a text with rows that wait was not fetched yet"
+            sequence.lines.append((copy, np.arange(begin, end), asked[begin:end]))
+
+    def _force(self, logits: Tensor, rows: Ints, forced: Ints) -> None:
         """Makes greedy sampling choose the next token of each text. After a text's last token there is none."""
-        chosen = [(row, sequence.forced[step]) for row, sequence, step in places if step < len(sequence.forced)]
-        if chosen:
-            at = to_device(np.array(chosen, np.int64), logits.device)
-            logits[at[:, 0], at[:, 1]] = FORCED
+        which = forced >= 0
+        if which.any():
+            if self._high is None:
+                self._high = logits.new_tensor(FORCED)
+            at = to_device(np.stack([rows[which], forced[which].astype(np.int64)]), logits.device)
+            logits.index_put_((at[0], at[1]), self._high)
 
     # ── between steps ────────────────────────────────────────────────────────────────────────────────────────────────
     def take(self, names: list[str]) -> list[tuple[bytes, int, int]]:
         """Returns of each finished request its lines, the words per line, and how often it came back."""
+        self.flush()
         found = [self._sequences.pop(name) for name in names]
+        for sequence in found:
+            self._texts.remove(sequence)
         words = [sequence.words() for sequence in found]
         return [(w.tobytes(), w.shape[1], s.returns) for w, s in zip(words, found, strict=True)]
 
     def forget(self) -> None:
         """Forgets the texts of requests that were aborted."""
         self._sequences.clear()
-
-
-def _is_scored(sequence: Sequence, step: int) -> bool:
-    """Has this step of a text a result already? If so, a preempted request is being prefilled again past the step."""
-    row = sequence.row_of_step[step]
-    return row >= 0 and sequence.lines[row] is not None
+        self._batch.clear()
+        self._texts, self._held, self._members = Texts(), None, None
 
 
 class ReplayWorker:
