@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from scoremode.values import Estimate
     from scoremode.verbs.compare import compare
     from scoremode.verbs.noise import Noise, noise
+    from scoremode.verbs.paths import paths
     from scoremode.verbs.plan import plan
     from scoremode.verbs.ppl import ppl
     from scoremode.verbs.prob.sequence import SequenceProbability, SequenceScore, prob
@@ -45,6 +46,7 @@ _HOME = {
     "Model": "verbs.session",
     "ppl": "verbs.ppl",
     "compare": "verbs.compare",
+    "paths": "verbs.paths",
     "reference": "verbs.reference",
     "report": "report.html.page",
     "Comparison": "statistics.comparison",
@@ -75,6 +77,7 @@ _SHOWS_RUNS = {
     "compare",
     "load",
     "open",
+    "paths",
     "ppl",
     "reference",
     "tasks",
@@ -101,6 +104,7 @@ __all__ = [
     "load",
     "noise",
     "open",
+    "paths",
     "plan",
     "ppl",
     "prob",

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from scoremode import __version__
 from scoremode.cli import logs, signals, streams
-from scoremode.cli.comparing_verbs import CardVerb, CompareVerb, ReportVerb, TasksVerb
+from scoremode.cli.comparing_verbs import CardVerb, CompareVerb, PathsVerb, ReportVerb, TasksVerb
 from scoremode.cli.completion import CompletionVerb
 from scoremode.cli.forwarding_verbs import LmEvalVerb, ServeVerb, run_lm_eval
 from scoremode.cli.help import add_help_flags, overview
@@ -21,7 +21,12 @@ from scoremode.errors import ScoremodeError, did_you_mean, harmless
 
 GROUPS: dict[str, dict[str, Verb]] = {
     "score one model": {"ppl": PplVerb(), "prob": ProbVerb(), "plan": PlanVerb(), "noise": NoiseVerb()},
-    "compare models": {"compare": CompareVerb(), "tasks": TasksVerb(), "reference": ReferenceVerb()},
+    "compare models": {
+        "compare": CompareVerb(),
+        "paths": PathsVerb(),
+        "tasks": TasksVerb(),
+        "reference": ReferenceVerb(),
+    },
     "results": {"show": ShowVerb(), "report": ReportVerb(), "card": CardVerb(), "cache": CacheVerb()},
     "with other programs": {"serve": ServeVerb(), "lm-eval": LmEvalVerb()},
     "this installation": {

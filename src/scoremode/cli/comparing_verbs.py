@@ -1,4 +1,4 @@
-"""The verbs that compare and publish: compare, tasks, report and card. Their flags, and what they print."""
+"""The verbs that compare and publish: compare, paths, tasks, report and card. Their flags, and what they print."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from scoremode.cli import flags
@@ -112,6 +112,60 @@ class CompareVerb(Verb):
         return _tell_failed(failed) if failed else verdict
 
 
+class PathsVerb(Verb):
+    summary = "one model's decode path against its prefill path, on the same tokens"
+    examples = (
+        "scoremode paths smollm2-135m --corpus python-docs --num-samples 2",
+        "scoremode paths model-Q4_K_M.gguf --corpus wikitext2 --sequences 4",
+    )
+    everyday = (
+        *flags.EVERYDAY_TEXT,
+        "--method",
+        "--context-length",
+        "--sequences",
+        "--prefill-tokens",
+        *flags.EVERYDAY_ENGINE,
+        "--out",
+        "--report",
+        "--json",
+    )
+    epilog = "The baseline is the prefill path. An engine without hidden states gives everything but KL."
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        flags.add_model(parser)
+        kept = {
+            "--out DIR": "keep both runs there; an interrupted one resumes",
+            "--fresh": "score again even if runs are there, and replace them",
+            **flags.REPORT,
+        }
+        flags.add(parser.add_argument_group("comparison"), kept)
+        flags.add(parser, flags.JSON)
+
+    def run(self, parsed: argparse.Namespace) -> None:
+        from scoremode.verbs.paths import paths
+
+        output = _checked_report(parsed)
+        with progress_bar("scoring") as progress:
+            made = paths(
+                parsed.model,
+                out=parsed.out,
+                fresh=parsed.fresh,
+                progress=progress,
+                **flags.question(parsed),
+                **flags.model_arguments(parsed),
+            )
+        from scoremode.report.terminal.comparison_tables import comparison_json, paths_table
+
+        found = replace(made, manifest={**made.manifest, "command": _command_line()})
+        statistics = found.statistics()
+        facts = {**comparison_json([found], [statistics]), "drift": asdict(found.drift())} if parsed.json else {}
+        show(parsed, lambda: facts, lambda: paths_table(found, statistics))
+        if output:
+            from scoremode.report.html.page import render
+
+            _write_report(parsed, output, render([found], [statistics]))
+
+
 class TasksVerb(Verb):
     summary = "candidates against a baseline on tasks of lm-eval: recovery and flips, with errors"
     examples = (
@@ -212,7 +266,7 @@ def _write_report(parsed: argparse.Namespace, output: Any, page: str) -> None:
     from scoremode.report.html.page import write
 
     write(parsed.report, page, "--report")
-    for_machines = bool(parsed.json or parsed.markdown or parsed.model_index)
+    for_machines = any(getattr(parsed, flag, False) for flag in ("json", "markdown", "model_index"))
     output.announce(f"\nreport written to {output}", quiet=for_machines)
 
 

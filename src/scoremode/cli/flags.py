@@ -102,6 +102,9 @@ METHOD: Flags = {
     "--context-length N": "tokens per window (default: the method's)",
     "--stride N": "tokens between windows (default: the method's)",
     "--max-windows N": "0 for all (default: the method's own limit)",
+    "--path PATH": "prefill (default), or decode: one token per step, as text is generated",
+    "--sequences N": "windows that are decoded side by side (default: 16)",
+    "--prefill-tokens N": "tokens of each window that are fed at once before decoding starts (default: 1)",
 }
 AGAIN = {"--corpus TEXT …": "; may be given again", "--method METHOD …": "; may be given again"}
 QUESTION = tuple(flag.split()[0].removeprefix("--").replace("-", "_") for flag in (*TEXT, *METHOD))

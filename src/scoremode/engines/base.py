@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from scoremode.errors import EngineError, ModelError
+from scoremode.plan.path import DecodePath
 from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.scores.schema import BUILT_IN, Column, Schema
 from scoremode.values import Bools, Floats, Ints, Raw
@@ -137,6 +138,7 @@ class Engine(ABC):
     """Turns windows into answers."""
 
     facts: EngineFacts
+    path: DecodePath | None = None  # how it feeds windows, as it was opened; None: by prefill
     longest: int | None = None  # tokens of the longest window that it takes as it was opened; None: the model's context
 
     @abstractmethod
@@ -159,6 +161,15 @@ class Engine(ABC):
         asked for. Only engines with the capability ``logits`` have this: they can be baselines without hidden states.
         """
         raise EngineError(f"the {self.facts.engine} engine cannot give its logits", fix="use another")
+
+    def steps(self, windows: Sequence[Window]) -> Iterator[tuple[list[tuple[int, int]], Tensor]]:
+        """Decodes windows side by side, and yields the logits (n, vocabulary) of each step that has requested rows.
+
+        Each line is described by the place of its window among ``windows`` and by the number of its row among the rows
+        that the window asks for. Places grow within a step. A block is valid until the next one is asked for. Only
+        engines with the capability ``logits`` and a decode path have this.
+        """
+        raise EngineError(f"the {self.facts.engine} engine cannot give the logits of its steps", fix="use another")
 
     def batches(self, source: WindowSource) -> list[Ints] | None:
         """Batches of windows that must be computed together to get the same bits.

@@ -2,7 +2,7 @@
 
 model ──score──▶ hidden states of every target, and the head ──▶ reference folder ──▶ StoredBaseline
                                                    └────────────── as they come ──▶ LiveBaseline
-model without such a head ──▶ its logits, as they come: LiveLogits, in logits.py
+model without such a head ──▶ its logits, as they come: LiveLogits, in logits.py; LiveSteps, in steps.py
 llama.cpp's file of base logits ──▶ its distributions: FileBaseline; its scores: BaseLogitsEngine
 """
 
@@ -35,6 +35,7 @@ from scoremode.values import Bools, Ints, Raw
 
 if TYPE_CHECKING:
     from scoremode.engines.logits import LiveLogits
+    from scoremode.engines.steps import LiveSteps
 
 NOISE_WINDOWS, NOISE_TARGETS = 8, 4096  # what the noise floor is measured on, at most
 
@@ -100,13 +101,16 @@ class LiveBaseline:
         raise AssertionError("the baseline left a window without states")
 
 
-def live_baseline(engine: Engine, plan: Plan, *, by_logits: bool, keeps_answers: bool) -> LiveBaseline | LiveLogits:
+def live_baseline(
+    engine: Engine, plan: Plan, *, by_logits: bool, keeps_answers: bool
+) -> LiveBaseline | LiveLogits | LiveSteps:
     """Makes a live baseline of an open engine: by its logits, or by its hidden states and its head."""
     if not by_logits:
         return LiveBaseline(engine, plan, keeps_answers=keeps_answers)
     from scoremode.engines.logits import LiveLogits
+    from scoremode.engines.steps import LiveSteps
 
-    return LiveLogits(engine, plan, keeps_answers=keeps_answers)
+    return (LiveLogits if engine.path is None else LiveSteps)(engine, plan, keeps_answers=keeps_answers)
 
 
 class StoredBaseline:

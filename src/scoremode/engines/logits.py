@@ -47,7 +47,7 @@ class LogitsReducer:
         found = []
         for block in self.blocks(len(logits)):
             kept = None if self._rows_of is None else self._rows_of(moved(block, rows.start))
-            found.append(self._block(logits[block].float(), targets[block], kept))
+            found.append(self.reduce_block(logits[block].float(), targets[block], kept))
         return found
 
     def blocks(self, rows: int) -> list[slice]:
@@ -55,7 +55,7 @@ class LogitsReducer:
         step = rows_within(0, self.vocabulary, self.device.type)
         return [slice(i, min(i + step, rows)) for i in range(0, rows, step)]
 
-    def _block(self, logits: Tensor, targets: Tensor, kept: Tensor | None) -> Reduced:
+    def reduce_block(self, logits: Tensor, targets: Tensor, kept: Tensor | None) -> Reduced:
         """Reduce a block of rows; ``kept`` are the baseline's hidden states, records or logits for them."""
         records = records_of_logits(logits) if self.want.records else None
         if self.against is None or kept is None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from scoremode.engines.options import Options
 from scoremode.errors import EngineError
+from scoremode.plan.path import PREFILL, DecodePath
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,6 +52,7 @@ class Capabilities:
     logits: bool = False  # has ``Engine.logits``: baselines without hidden states; not in EVERYTHING, as the next
     generates: bool = False  # has ``open_generator``; not in EVERYTHING, which plug-ins used before this was asked for
     columns: tuple[Column, ...] = ()  # that it measures beside the built-in ones; its answers have them in ``more``
+    paths: tuple[str, ...] = (PREFILL,)  # how it can feed a window: see plan/path.py
 
 
 EVERYTHING = Capabilities(
@@ -72,6 +74,7 @@ class Work:
 
     longest: int | None = None  # tokens of the longest window
     shares_prompts: bool = False  # do many windows begin alike?
+    path: DecodePath | None = None  # how windows are fed; None: by prefill
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from scoremode.arguments import whole_number
 from scoremode.errors import CorpusError, InputError, MethodError, ModelError
+from scoremode.plan.path import DecodePath
 from scoremode.plan.plan import Plan, counts_between
 from scoremode.plan.recipes import Method, WindowSizes, WindowSpans
 from scoremode.text.tokens import Tokens
@@ -55,24 +58,30 @@ def make_plan(
     stride: int | None = None,
     max_windows: int | None = None,
     model_context: int | None = None,
+    path: DecodePath | None = None,
 ) -> Plan:
     """Makes a method's plan over tokens. ``max_windows`` 0 means all windows, None means the recipe's own limit."""
     max_windows = whole_number("max_windows", max_windows)
     if max_windows is not None and max_windows < 0:
         raise MethodError(f"--max-windows {max_windows} is negative", fix="give 0 for all windows")
     sizes = choose_sizes(method, context_length, stride, model_context)
-    made = method.windows(tokens, sizes)
-    spans = made if isinstance(made, WindowSpans) else WindowSpans.of(made)
+    cut = method.windows(tokens, sizes)
+    spans = cut if isinstance(cut, WindowSpans) else WindowSpans.of(cut)
     limit = method.max_windows if max_windows is None else max_windows
     kept = spans.taken(slice(limit)) if limit else spans
     if tokens.target_mask is not None:
         kept = kept.taken(counts_between(tokens.target_mask, kept.first, kept.last) > 0)
     if not (kept.last > kept.first).any():
         raise _nothing_to_score(method, tokens, sizes, len(kept))
-    settings = {"context_length": sizes.context, "special_tokens": method.special, "max_windows": limit}
+    settings: dict[str, Any] = {
+        "context_length": sizes.context,
+        "special_tokens": method.special,
+        "max_windows": limit,
+        **(path.settings() if path else {}),  # nothing for prefill: plans from before there were paths stay the same
+    }
     if method.stride is not None:
         settings["stride"] = sizes.stride
-    return Plan(
+    made = Plan(
         method=method.name,
         settings=tuple(sorted(settings.items())),
         ids=tokens.ids,
@@ -89,6 +98,7 @@ def make_plan(
         vocabulary=tokens.tokenizer.size if method.real_vocabulary else None,
         notes=tuple(_notes(method, tokens, sizes, len(spans), len(kept))),
     )
+    return made if path is None else replace(made, notes=(*made.notes, *_path_notes(made, path)))
 
 
 def _weights(spans: WindowSpans) -> Floats:
@@ -113,6 +123,16 @@ def _nothing_to_score(method: Method, tokens: Tokens, sizes: WindowSizes, window
         f"{method.name} needs full windows of {sizes.context} tokens and the text has {count}",
         fix=f"give a longer text, --context-length {max(2, count // 2)}, or --method sliding-once",
     )
+
+
+def _path_notes(plan: Plan, path: DecodePath) -> Iterator[str]:
+    """Yields what a reader of decoded scores must know: targets that no step predicts, and steps with few windows."""
+    first_decoded = plan.start - (plan.lead >= 0) + path.prefill_tokens + 1  # the first target that a step predicts
+    early = int(plan.allowed(plan.first, np.clip(first_decoded, plan.first, plan.last)).sum())
+    if path.prefill_tokens > 1 and early:
+        yield f"{early:,} of {plan.targets:,} targets are predicted by prefill, the others by decode"
+    if len(plan) < path.sequences:
+        yield f"{len(plan)} of {path.sequences} sequences in use: there are no more windows"
 
 
 def _notes(method: Method, tokens: Tokens, sizes: WindowSizes, total: int, kept: int) -> Iterator[str]:

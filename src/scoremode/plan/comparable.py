@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from scoremode.errors import InputError, harmless
+from scoremode.plan.path import DECODE, PREFILL
 from scoremode.text.documents import RereadDocuments
 from scoremode.text.tokens import Tokens
 from scoremode.values import Ids, Ints
@@ -97,6 +98,9 @@ def _plan_difference(baseline: ComparableFacts, candidate: ComparableFacts) -> s
     if baseline.method != candidate.method:
         return f"method {harmless(str(baseline.method))} vs {harmless(str(candidate.method))}"
     theirs = baseline.settings or {}
+    paths = [settings.get("path", PREFILL) for settings in (theirs, candidate.settings or theirs)]
+    if paths[0] != paths[1]:
+        return f"path {harmless(str(paths[0]))} vs {paths[1]}"
     mine = theirs if candidate.settings is None else candidate.settings
     differing = [
         f"{harmless(str(name)).replace('_', ' ')} {harmless(str(theirs.get(name)))} vs {mine.get(name)}"
@@ -126,7 +130,10 @@ def require_comparable(reference: Mapping[str, Any], candidate: ComparableFacts,
         return
     corpus = shlex.quote(harmless(reference["corpus"])) if reference.get("corpus") else "…"
     again = f"scoremode ppl CANDIDATE --corpus {corpus} --method {harmless(str(baseline.method))}"
-    for name in ("context_length", "stride", "max_windows"):
+    decoded = (baseline.settings or {}).get("path") == DECODE
+    if decoded:
+        again += f" --path {DECODE}"
+    for name in ("context_length", "stride", "max_windows", *(("sequences", "prefill_tokens") if decoded else ())):
         value = (baseline.settings or {}).get(name)
         if type(value) is int:
             again += f" --{name.replace('_', '-')} {value}"

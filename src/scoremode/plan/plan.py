@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from scoremode.plan.path import DecodePath, path_of
 from scoremode.plan.windows import Window
 from scoremode.values import BLOCK, Bools, Floats, Ids, Ints, in_parts, release_pages
 
@@ -115,6 +116,11 @@ class Plan:
             hasher.update(b"|joined_at:" + np.ascontiguousarray(self.joined_at).data)
         return hasher.hexdigest()
 
+    @property
+    def path(self) -> DecodePath | None:
+        """How the tokens of a window are fed: token by token, or by prefill if it is None."""
+        return path_of(dict(self.settings))
+
     def begins(self, other: Plan) -> bool:
         """Are the windows of this plan the first windows of the other, with the same tokens and targets?"""
         n, mine, its = len(self), dict(self.settings), dict(other.settings)
@@ -144,9 +150,9 @@ class Plan:
     @cached_property
     def target_counts(self) -> Ints:
         """How many targets each window has, (windows,)."""
-        return self._allowed(self.first, self.last)
+        return self.allowed(self.first, self.last)
 
-    def _allowed(self, begin: Ints, end: Ints) -> Ints:
+    def allowed(self, begin: Ints, end: Ints) -> Ints:
         """How many tokens may be targets between each ``begin`` and ``end`` of the stream."""
         return end - begin if self.mask is None else counts_between(self.mask, begin, end)
 
@@ -207,7 +213,7 @@ class Plan:
         first, last = self.first[order], self.last[order]
         reached = np.concatenate([[0], np.maximum.accumulate(last)[:-1]])
         begin = np.minimum(np.maximum(first, reached), last)
-        return int(self._allowed(begin, last).sum())
+        return int(self.allowed(begin, last).sum())
 
     @property
     def coverage(self) -> float:

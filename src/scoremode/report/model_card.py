@@ -33,7 +33,8 @@ NOTHING = "–"
 # an entity never opens or closes anything in Markdown, but its character may; `_` stays legible in names like Q4_K_M
 ENTITIES = str.maketrans({c: f"&#{ord(c)};" for c in "\\`|<>&*[]~$@"} | {"_": "\\_"})
 LINK_STARTS = re.compile(r"(?i):(?=//)|(?<=www)\.|(?<=mailto):|(?<=xmpp):")  # GFM turns bare addresses into links
-SETTINGS = {"context_length": "context", "stride": "stride"}  # of a method, the first ones, and what they are called
+# settings of a method: those that are shown first, and what they are called
+SETTINGS = {"context_length": "context", "stride": "stride", "path": "path"}
 
 
 @cache

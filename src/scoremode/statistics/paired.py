@@ -39,6 +39,15 @@ class PairedBlock:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class TargetDrift:
+    """How far single targets moved: statistics of ln q - ln p over all targets, in nats."""
+
+    rms: float
+    largest: float  # of its absolute value
+    flips: int | None  # targets whose first choice changed; None: first choices were not measured
+
+
 Values = Callable[[PairedBlock], Floats | Bools]
 """A number per target of a block."""
 
@@ -88,6 +97,18 @@ class PairedRuns:
             yield PairedBlock(base, cand, base_top, cand_top, kl, weight, self.groups[here])
             begin = here.stop
             release_read_blocks((self.kl, self.weight, self.groups), number)
+
+    def drift(self) -> TargetDrift:
+        """Returns how far single targets moved. A target of probability zero under both models has not moved."""
+        squares, largest, flips = 0.0, 0.0, 0
+        for block in self.blocks():
+            with np.errstate(invalid="ignore"):
+                moved = np.where(block.cand == block.base, 0.0, block.cand - block.base)
+            squares += float(np.square(moved).sum())
+            largest = max(largest, float(np.abs(moved).max(initial=0.0)))
+            if block.base_top is not None and block.cand_top is not None:
+                flips += int((block.base_top != block.cand_top).sum())
+        return TargetDrift((squares / len(self.groups)) ** 0.5, largest, flips if self.has_top else None)
 
     def _require_numbers(self, name: str, values: Floats | None) -> None:
         if values is not None and np.isnan(values).any():

@@ -26,7 +26,7 @@ FORMAT = 2  # of manifests and columns
 NEEDS = {metric.name: column.name for column, metric in BUILT_IN.metrics}
 """Metrics that need a column which not every engine gives, and that column."""
 
-SIZES = ("context_length", "stride")  # settings of a method that repr() shows
+SIZES = ("context_length", "stride", "path", "sequences")  # settings of a method that repr() shows
 
 IN_REPR = ("perplexity", "bits_per_byte", "top1_accuracy")  # metrics
 
@@ -178,6 +178,9 @@ class StoredQuestion(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=T
     context_length: Whole = 0
     stride: Whole = 0
     max_windows: Whole = 0
+    path: Literal["prefill", "decode"] = "prefill"
+    sequences: Whole = 0
+    prefill_tokens: Whole = 0
     num_samples: Whole = 0
     document_tokens: Whole = 0
     field: str = ""

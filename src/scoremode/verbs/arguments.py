@@ -13,6 +13,7 @@ from scoremode.cluster.spread import SPREAD, SpreadArguments
 from scoremode.engines.options import Pairs
 from scoremode.engines.registry import all_options
 from scoremode.errors import UnknownArgumentError, did_you_mean
+from scoremode.plan.path import DecodePath, read_path
 from scoremode.plan.recipes import find_method
 from scoremode.text.corpus import Corpus, Spec, check_names
 
@@ -29,6 +30,9 @@ class QuestionArguments(TypedDict, total=False):
     context_length: int | None  # tokens per window; default: the method's
     stride: int | None  # tokens between windows; default: the method's
     max_windows: int | None  # 0 for all; default: the method's own limit
+    path: str | None  # how tokens are fed: "prefill" or "decode"; default: prefill
+    sequences: int | None  # of the decode path: windows side by side
+    prefill_tokens: int | None  # of the decode path: tokens of each window that are fed at once, before the steps
     num_samples: int | None  # only the first rows of the corpus
     document_tokens: int | None  # only the first tokens of each document
     field: str | None  # of .jsonl or .parquet rows
@@ -39,6 +43,7 @@ class QuestionArguments(TypedDict, total=False):
 
 
 QUESTION = tuple(QuestionArguments.__annotations__)
+PATH = ("path", "sequences", "prefill_tokens")  # arguments of plan.path.read_path
 TEXT = ("corpus", "text", "field", "num_samples", "dataset", "dataset_config", "split")  # arguments of corpus.load
 
 
@@ -109,8 +114,13 @@ def spelled_out(*groups: type) -> Callable[[F], F]:
     return decorate
 
 
+def asked_path(given: Mapping[str, Any]) -> DecodePath | None:
+    """Returns the path in the arguments of a question; None means the prefill path."""
+    return read_path(**{name: given.get(name) for name in PATH})
+
+
 def check_question(given: Mapping[str, Any], *, needs_text: bool = False) -> dict[str, Any]:
-    """Checks the arguments of a question before anything heavy is imported: their names, the method, the text's names.
+    """Checks the arguments of a question before anything heavy is imported: the names, the method, the path, the text.
 
     An unknown name is refused, and the error suggests the nearest one. ``needs_text``: a question without a text is
     refused too. Where a reference or a run may bring the text, that is not known yet.
@@ -120,6 +130,7 @@ def check_question(given: Mapping[str, Any], *, needs_text: bool = False) -> dic
             raise UnknownArgumentError(f"there is no argument {name}", fix=did_you_mean(name, QUESTION))
     if given.get("method") is not None:
         find_method(given["method"])
+    asked_path(given)
     text = {name: given.get(name) for name in TEXT}
     corpus = text.pop("corpus")
     has_text = any(value is not None for value in (corpus, text["text"], text["dataset"]))

@@ -19,7 +19,7 @@ from scoremode.cluster.ray_cluster import Cluster
 from scoremode.disk.folders import REFERENCE
 from scoremode.engines.base import Want, only_one_way
 from scoremode.engines.baseline import LiveBaseline, live_baseline, noise_facts, noise_floor
-from scoremode.engines.registry import require
+from scoremode.engines.registry import require, require_path
 from scoremode.errors import CandidatesError, InputError, RunError, ScoremodeError, harmless
 from scoremode.plan.comparable import ComparableFacts, difference, first_difference, require_comparable
 from scoremode.references.kld import is_kld
@@ -57,6 +57,7 @@ from scoremode.verbs.sides import (
 
 if TYPE_CHECKING:
     from scoremode.engines.logits import LiveLogits
+    from scoremode.engines.steps import LiveSteps
 
 LESS = {"max_windows", "num_samples"}  # arguments with which a question may ask for a part of a reference
 
@@ -102,6 +103,8 @@ def compare(
     folders.require_candidates(candidates)
     request = CompareRequest(engine, options, baseline_engine, baseline_options, tokenizer)
     baseline_model, models = assign_engines(baseline, candidates, request)
+    for side in (*((baseline_model,) if baseline_model else ()), *models.values()):
+        require_path(side.plugin, question.get("path"))
     if is_kld(baseline):
         _require_no_settings(baseline, candidates, question, baseline_engine, baseline_options)
         scored, failed = _score_each(models, folders, lambda model, where: against_file(baseline, model, {}, where))
@@ -372,7 +375,7 @@ def lockstep(
     ``run_p`` is the baseline's run if it is finished already.
     """
     if is_by_logits(baseline.plugin):
-        require_by_logits(baseline, candidate)
+        require_by_logits(baseline, candidate, question)
     else:
         require(baseline.plugin, "hidden_states", "be the baseline of a comparison")
         require(candidate.plugin, "divergence", "be compared")
@@ -408,7 +411,7 @@ def _score_both(p: _Side, q: _Side, progress: Progress | None) -> tuple[Run, Run
     """Scores both models in one pass over the plan. The baseline's answers also go into its own journal."""
     plan, run_p, by_logits = q.asked.plan, p.run, is_by_logits(p.model.plugin)
     if by_logits:
-        require_both_fit(p.model, q.model, int(plan.lengths.max()))
+        require_both_fit(p.model, q.model, int(plan.lengths.max()) * (plan.path.sequences if plan.path else 1))
     engine_p = p.model.engine_for(p.asked, progress)
     check_fits(plan, engine_p.facts.vocabulary, engine_p.facts.context_length)
     live = live_baseline(engine_p, plan, by_logits=by_logits, keeps_answers=run_p is None)
@@ -436,7 +439,7 @@ def _score_both(p: _Side, q: _Side, progress: Progress | None) -> tuple[Run, Run
         return run_p, candidate.save(manifest | compared_with(run_p, noise))
 
 
-def _keep_answers(run: UnfinishedRun, live: LiveBaseline | LiveLogits) -> None:
+def _keep_answers(run: UnfinishedRun, live: LiveBaseline | LiveLogits | LiveSteps) -> None:
     """Write the answers that a live baseline has given since the last time into the journal of its own run."""
     for index, answers, seconds in live.take_answers():
         if not run.journal.done[index]:

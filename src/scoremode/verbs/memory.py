@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from scoremode.cache.units import size_words
 from scoremode.engines.plugin import EnginePlugin
 from scoremode.engines.registry import require
 from scoremode.errors import EngineError, print_line
 from scoremode.text.memory import available
+from scoremode.verbs.arguments import asked_path
 from scoremode.verbs.model import LazyModel
 from scoremode.verbs.sides import short
 
@@ -24,13 +27,20 @@ def is_by_logits(baseline: EnginePlugin) -> bool:
     return able.logits and not able.hidden_states
 
 
-def require_by_logits(baseline: LazyModel, candidate: LazyModel) -> None:
+def require_by_logits(baseline: LazyModel, candidate: LazyModel, question: Mapping[str, Any]) -> None:
     """Refuses a candidate that cannot run beside a baseline which has logits and no hidden states."""
     require(candidate.plugin, "divergence", "be compared")
     if not candidate.plugin.able().distributions:
         raise EngineError(
             f"the {candidate.engine_name} engine is compared by hidden states, and {baseline.engine_name} gives none",
             fix="use an unquantized checkpoint as the baseline",
+        )
+    path = asked_path(question)
+    if path is not None and path.sequences > 1 and not candidate.plugin.able().logits:
+        raise EngineError(
+            f"a baseline of the {baseline.engine_name} engine takes every step beside its candidate, and the "
+            f"{candidate.engine_name} engine decodes a whole batch before its scores are computed",
+            fix="give --sequences 1, or use the checkpoint as the baseline",
         )
     if baseline.spread is not None or candidate.spread is not None:
         raise EngineError(

@@ -24,6 +24,7 @@ from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, Mem
 from scoremode.engines.registry import Chosen
 from scoremode.errors import ModelError, OptionError, print_line
 from scoremode.models.subject import Subject
+from scoremode.plan.path import DECODE, PREFILL, DecodePath
 from scoremode.remote.uri import Place, located, may_be_stored, shown
 from scoremode.store import runs
 from scoremode.store.hub_runs import claim_at
@@ -88,6 +89,7 @@ class LazyModel:
         self._tokenizer = tokenizer
         self.many_questions = many_questions  # else the engine is opened for exactly one
         self._engine: Engine | None = None
+        self._path: DecodePath | None = None  # of the open engine
         self._tokenized = LastTokens()  # another method on the same text need not cut it again
 
     @classmethod
@@ -184,6 +186,7 @@ class LazyModel:
 
     def ask(self, question: Mapping[str, Any], progress: Progress | None = None) -> Question:
         """Read the text of a question and plan its windows for this model."""
+        registry.require_path(self.plugin, question.get("path"))
         announce(progress, "reading and tokenizing the text")
         given = {name: value for name, value in question.items() if value is not None}
         with ONE_AT_A_TIME:
@@ -191,7 +194,10 @@ class LazyModel:
 
     # ── the engine ───────────────────────────────────────────────────────────────────────────────────────────────────
     def engine(self, work: Work, progress: Progress | None = None) -> Engine:
-        """The open engine, ready for windows of ``work.longest`` tokens."""
+        """The open engine, ready for windows of ``work.longest`` tokens that are fed by ``work.path``."""
+        if self._engine is not None and work.path != self._path:
+            print_line(f"scoremode: {self.engine_name} starts again, for the {DECODE if work.path else PREFILL} path")
+            self.close()
         longest, open_for = work.longest, self._engine.longest if self._engine is not None else None
         if longest is not None and open_for is not None and longest > open_for and self.limit() is None:
             context = self.subject.context_length
@@ -200,8 +206,9 @@ class LazyModel:
             print_line(f"scoremode: {self.engine_name} starts again, for windows of up to {work.longest} tokens")
             self.close()
         if self._engine is None:
-            if self.many_questions:  # more may come, and of other kinds
-                work = Work(max(work.longest or 0, self.usual_length), shares_prompts=True)
+            self._path = work.path
+            if self.many_questions and work.path is None:  # more may come, and of other kinds
+                work = replace(work, longest=max(work.longest or 0, self.usual_length), shares_prompts=True)
             name, is_remote = self.subject.name, self.plugin.address is not None
             said = f"connecting to the server of {name}" if is_remote else f"loading {name} with {self.engine_name}"
             announce(progress, said)
@@ -216,7 +223,7 @@ class LazyModel:
 
     def engine_for(self, asked: Question, progress: Progress | None = None) -> Engine:
         """The open engine, ready for all windows of a question."""
-        return self.engine(Work(longest=int(asked.plan.lengths.max())), progress)
+        return self.engine(Work(longest=int(asked.plan.lengths.max()), path=asked.plan.path), progress)
 
     def memory(self, longest: int) -> MemoryNeed:
         """The memory that the open engine takes for windows of at most ``longest`` tokens, about."""

@@ -21,7 +21,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from scoremode.engines.base import EngineFacts
-from scoremode.engines.registry import all_options
+from scoremode.engines.registry import all_options, require_path
 from scoremode.errors import OptionError, did_you_mean
 from scoremode.plan.plan import Plan
 from scoremode.scores.columns import Scores
@@ -149,6 +149,8 @@ def noise(
     """
     question, options = split_arguments(arguments, needs_text=True)
     models = prepare_settings(model, vary or {}, repeat, engine=engine, options=options, tokenizer=tokenizer)
+    for _, one in models:
+        require_path(one.plugin, question.get("path"))
     asked = models[0][1].ask(question, progress)
     check_fits(asked.plan, asked.subject.vocabulary, asked.subject.context_length)
     return noise_of(asked, models, repeat, progress)

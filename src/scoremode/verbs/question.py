@@ -24,7 +24,7 @@ from scoremode.text.documents import RereadDocuments, notes_on
 from scoremode.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer
 from scoremode.text.tokens import Tokens, TokenStream, first_tokens
 from scoremode.values import NUMERICS
-from scoremode.verbs.arguments import QuestionArguments, check_question
+from scoremode.verbs.arguments import QuestionArguments, asked_path, check_question
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,7 @@ def prepare_question(
         stride=given.get("stride"),
         max_windows=given.get("max_windows"),
         model_context=subject.context_length,
+        path=asked_path(given),
     )
     plan = replace(plan, notes=(*notes, *plan.notes))
     return Question(subject, corpus, rule, documents, tokens, plan)

@@ -19,6 +19,7 @@ from scoremode.engines.base import Engine, Want
 from scoremode.engines.baseline import StoredBaseline, noise_facts, noise_floor, states_dtype, states_in
 from scoremode.engines.registry import require
 from scoremode.errors import EngineError, InputError, MethodError, OptionError, RunError
+from scoremode.plan.path import DECODE
 from scoremode.plan.plan import Plan
 from scoremode.references.kld import MAGIC, KldLayout, KldWriter
 from scoremode.references.writer import StatesWriter
@@ -169,6 +170,9 @@ def _kld_question(question: dict[str, Any]) -> dict[str, Any]:
         raise MethodError(
             f"--kld writes the chunks of llama.cpp, not those of {method}", fix=f"give --method {KLD_METHOD}"
         )
+    if question.get("path") == DECODE:
+        fix = "leave --path out, or keep a reference with --out, which knows its path"
+        raise OptionError("a .kld file cannot say that its distributions were decoded", fix=fix)
     if question.get("assistant_only"):
         raise OptionError("--kld keeps every row of a chunk", fix="leave --assistant-only out")
     return {**question, "method": KLD_METHOD}

@@ -152,7 +152,23 @@ def score_against(
     noise: Mapping[str, Any],
 ) -> Comparison:
     """Compares a candidate with a baseline whose run is finished and whose distributions are stored."""
-    out = folders.folder(model.subject.name)
+    run_q = run_against(model, asked, run_p, stored, folders, out=folders.folder(model.subject.name), noise=noise)
+    if run_q.plan_digest != run_p.plan_digest:
+        run_p = first_targets(run_p, run_q, asked)
+    return as_comparison(short(model.subject.name), run_p, run_q, run_q.kl)
+
+
+def run_against(
+    model: LazyModel,
+    asked: Question,
+    run_p: Run,
+    stored: Reference | KldFile,
+    folders: Folders,
+    *,
+    out: Path | Place | None,
+    noise: Mapping[str, Any],
+) -> Run:
+    """Returns the run of a candidate with its KL from a stored baseline: read from ``out`` if it is there."""
     with model.claimed(asked, out, fresh=folders.fresh, against=run_p.manifest["identity"]) as claim:
         run_q = claim.finished
         if run_q is None:
@@ -165,9 +181,7 @@ def score_against(
                 run.score(Want(against=baseline))
                 run_q = run.save(run.manifest() | compared_with(run_p, noise))
             run_q = model.outliving(run_q, out)
-    if run_q.plan_digest != run_p.plan_digest:
-        run_p = first_targets(run_p, run_q, asked)
-    return as_comparison(short(model.subject.name), run_p, run_q, run_q.kl)
+    return run_q
 
 
 def first_targets(run_p: Run, run_q: Run, asked: Question) -> Run:

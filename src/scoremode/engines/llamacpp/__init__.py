@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from scoremode.engines.llamacpp.llamacpp_options import Choices, LlamaCppOptions
 from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, MemoryNeed, Work
 from scoremode.installation import pip_install
+from scoremode.plan.path import PATHS
 
 if TYPE_CHECKING:
     from scoremode.engines.base import Engine
@@ -23,7 +24,7 @@ class LlamaCppPlugin(EnginePlugin):
     contract = 1
     name = "llamacpp"
     summary = "GGUF files as llama.cpp serves them"
-    capabilities: ClassVar[Capabilities] = replace(EVERYTHING, hidden_states=False, logits=True)
+    capabilities: ClassVar[Capabilities] = replace(EVERYTHING, hidden_states=False, logits=True, paths=PATHS)
     options = LlamaCppOptions
     instead: ClassVar[dict[str, str]] = {
         "dtype": "the file decides how weights are stored; --cache-type-k and --cache-type-v set the K/V cache",
@@ -64,7 +65,7 @@ class LlamaCppPlugin(EnginePlugin):
         from scoremode.models.gguf import read_gguf
 
         longest = work.longest or min(subject.context_length or USUAL_CONTEXT, USUAL_CONTEXT)
-        return LlamaCppEngine(read_gguf(subject.name), subject.vocabulary or 0, options, longest)
+        return LlamaCppEngine(read_gguf(subject.name), subject.vocabulary or 0, options, longest, work.path)
 
     def memory(self, subject: Subject, options: LlamaCppOptions, longest: int) -> MemoryNeed:
         from scoremode.engines.llamacpp.library import library

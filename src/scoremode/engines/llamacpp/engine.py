@@ -7,9 +7,8 @@ them, so there is never more than one batch of logits in memory.
 
 from __future__ import annotations
 
-import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,15 +16,17 @@ import torch
 from torch import Tensor
 
 from scoremode.engines.base import SCORES, Engine, EngineFacts, Want
-from scoremode.engines.batching import common_prefix, prompt_groups
+from scoremode.engines.batching import batches_side_by_side, common_prefix, in_touched_batches, prompt_groups
 from scoremode.engines.distributions import IndexedWindow
 from scoremode.engines.llamacpp.library import Batch, Library, freed_with, library
 from scoremode.engines.llamacpp.llamacpp_options import FLASH_ATTENTION, MOST_THREADS, Choices, LlamaCppOptions
 from scoremode.engines.logits import LogitsReducer, judge_probe
+from scoremode.engines.steps import StepReducer
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.models.gguf import GgufFacts
-from scoremode.plan.windows import Answers, Window, WindowSource
-from scoremode.values import Bools, Ids
+from scoremode.plan.path import DecodePath
+from scoremode.plan.windows import Answers, Window, WindowSource, prescribed_batches
+from scoremode.values import Bools, Ids, Ints
 
 PROBE_TOKENS = 12
 SLACK = 0.01  # of the largest logit: rows of equal batches are equal on a CPU, and nearly so elsewhere
@@ -35,12 +36,22 @@ MODE_ERRORS = {1: "its cache is too small for the window", 2: "it was interrupte
 class LlamaCppEngine(Engine):
     """Scores windows with llama.cpp."""
 
-    def __init__(self, facts: GgufFacts, vocabulary: int, options: LlamaCppOptions, longest: int) -> None:
+    def __init__(
+        self,
+        facts: GgufFacts,
+        vocabulary: int,
+        options: LlamaCppOptions,
+        longest: int,
+        path: DecodePath | None = None,
+    ) -> None:
         self._llama: Library = library()
         self._held = freed_with(self)
         self._model = self._context = None
         self.choices, self.vocabulary = Choices.of(options), vocabulary
-        self.threads = options.threads or min(cores(), MOST_THREADS)
+        self.path, self.threads = path, options.threads or min(cores(), MOST_THREADS)
+        if path is not None and path.sequences > self.choices.n_batch:
+            few = f"--n-batch {self.choices.n_batch} has no room for a step of {path.sequences} sequences"
+            raise OptionError(few, fix=f"give --n-batch {path.sequences}, or fewer --sequences")
         _require_whole_blocks(facts, self.choices)
         self._load(facts)
         self.longest = max(longest, PROBE_TOKENS)
@@ -86,7 +97,9 @@ class LlamaCppEngine(Engine):
 
         call, choices = self._llama.call, self.choices
         parameters = call.llama_context_default_params()
-        parameters.n_ctx, parameters.n_batch, parameters.n_ubatch = longest, choices.n_batch, choices.n_ubatch
+        parameters.n_seq_max = sequences = 1 if self.path is None else self.path.sequences
+        parameters.n_ctx = longest * sequences  # each sequence has its own part of the cache
+        parameters.n_batch, parameters.n_ubatch = choices.n_batch, choices.n_ubatch
         parameters.n_threads = parameters.n_threads_batch = self.threads
         parameters.flash_attn_type = FLASH_ATTENTION[choices.flash_attn]
         parameters.type_k = int(GGMLQuantizationType[choices.cache_type_k.upper()])
@@ -96,8 +109,10 @@ class LlamaCppEngine(Engine):
         context = call.llama_init_from_model(self._model, parameters)
         if not context:
             raise EngineError(
-                f"llama.cpp cannot open a context of {longest} tokens: {self._llama.complaint() or 'no reason given'}",
-                fix="give a smaller --context-length or --n-batch, or another --cache-type-k and --cache-type-v",
+                f"llama.cpp cannot open a context of {longest * sequences} tokens: "
+                f"{self._llama.complaint() or 'no reason given'}",
+                fix="give a smaller --context-length or --n-batch, or another --cache-type-k and --cache-type-v"
+                + (", or fewer --sequences" if sequences > 1 else ""),
             )
         self._held.callback(call.llama_free, context)
         return context
@@ -120,20 +135,27 @@ class LlamaCppEngine(Engine):
     # ── decoding ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def _decode(self, ids: Ids, at: int, rows: Ids) -> Tensor:
         """Feed tokens from position ``at`` on; return logits (rows, vocabulary), valid until the next decode."""
+        if at == 0:
+            self._clear()
+        return self._feed(ids, np.arange(at, at + len(ids)), np.zeros(len(ids)), rows)
+
+    def _clear(self) -> None:
+        """Removes all tokens of all sequences from the cache."""
+        if not self._context:
+            raise EngineError("this engine is closed", fix="open it again")
+        self._llama.call.llama_memory_clear(self._llama.call.llama_get_memory(self._context), False)
+
+    def _feed(self, ids: Any, positions: Any, sequences: Any, rows: Any) -> Tensor:
+        """Feed tokens in one decode, each at its position of its sequence; return logits as ``_decode`` does."""
         call, count = self._llama.call, len(ids)
         if not self._context:
             raise EngineError("this engine is closed", fix="open it again")
-        memory = call.llama_get_memory(self._context)
-        if at == 0:
-            call.llama_memory_clear(memory, False)
-        token = np.ascontiguousarray(ids, np.int32)
-        position = np.arange(at, at + count, dtype=np.int32)
-        sequences = np.ones(count, np.int32)
-        zero = ctypes.c_int32(0)
-        pointers = np.full(count, ctypes.addressof(zero), np.uint64)
+        token, position, sequence = (np.ascontiguousarray(x, np.int32) for x in (ids, positions, sequences))
+        per_token = np.ones(count, np.int32)  # every token belongs to one sequence
+        pointers = sequence.ctypes.data + sequence.itemsize * np.arange(count, dtype=np.uint64)
         output = np.zeros(count, np.int8)
         output[rows] = 1
-        arrays = (token, None, position, sequences, pointers, output)
+        arrays = (token, None, position, per_token, pointers, output)
         batch = Batch(count, *(None if x is None else int(x.ctypes.data) for x in arrays))
         self._llama.complaints.clear()
         failed = call.llama_decode(self._context, batch)
@@ -159,6 +181,28 @@ class LlamaCppEngine(Engine):
             if inside.start < inside.stop:
                 yield inside, logits
 
+    def steps(self, windows: Sequence[Window]) -> Iterator[tuple[list[tuple[int, int]], Tensor]]:
+        assert self.path is not None, "an engine that was opened for the decode path"
+        prefilled = self.path.prefill_tokens if self.path.prefill_tokens > 1 else 0  # one token is a step, too
+        self._clear()
+        for place, window in enumerate(windows):
+            for begin in range(0, min(prefilled, len(window.ids)), self._at_once):
+                part = window.ids[begin : min(begin + self._at_once, prefilled)]
+                first, end = np.searchsorted(window.rows, [begin, begin + len(part)]).tolist()
+                positions = np.arange(begin, begin + len(part))
+                logits = self._feed(part, positions, np.full(len(part), place), window.rows[first:end] - begin)
+                if first < end:
+                    yield [(place, row) for row in range(first, end)], logits
+        for at in range(prefilled, max(len(window.ids) for window in windows)):
+            fed = [place for place, window in enumerate(windows) if at < len(window.ids)]
+            row = [int(np.searchsorted(windows[place].rows, at)) for place in fed]
+            asked = [i for i, place in enumerate(fed) if at in windows[place].rows[row[i] : row[i] + 1]]
+            # logits of every sequence, as a server computes them: with fewer rows, the last layer has other kernels
+            every = np.arange(len(fed))
+            logits = self._feed([windows[place].ids[at] for place in fed], np.full(len(fed), at), fed, every)
+            if asked:
+                yield [(fed[i], row[i]) for i in asked], logits if len(asked) == len(fed) else logits[asked]
+
     # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
         if want.states:
@@ -167,6 +211,9 @@ class LlamaCppEngine(Engine):
                 fix="use an unquantized Hugging Face checkpoint for a reference",
             )
         reducer = LogitsReducer(source, want, torch.device("cpu"), self.vocabulary)
+        if self.path is not None:
+            yield from self._score_side_by_side(source, done, reducer)
+            return
         for group in prompt_groups(source):
             if done[group].all():
                 continue
@@ -175,6 +222,27 @@ class LlamaCppEngine(Engine):
             for index, window in windows:
                 if not done[index]:
                     yield index, self._answers((index, window), shared, reducer)
+
+    def _score_side_by_side(
+        self, source: WindowSource, done: Bools, reducer: LogitsReducer
+    ) -> Iterator[tuple[int, Answers]]:
+        for batch in self.batches(source) or ():
+            if done[batch].all():
+                continue
+            windows = [(int(i), source.window(int(i))) for i in batch]
+            together = StepReducer(reducer, windows)
+            for rows, logits in self.steps([window for _, window in windows]):
+                together.reduce(rows, logits)
+            yield from ((index, answers) for index, answers in together.answers() if not done[index])
+
+    def batches(self, source: WindowSource) -> list[Ints] | None:
+        if self.path is None:
+            return None
+        return prescribed_batches(source) or batches_side_by_side(source, self.path.sequences)
+
+    def computes(self, source: WindowSource, done: Bools) -> Bools:
+        batches = self.batches(source)
+        return ~done if batches is None else in_touched_batches(batches, done)
 
     def _feed_shared(self, windows: list[IndexedWindow]) -> int:
         """Feed once the tokens that all windows begin with, up to the first requested row; return how many were fed."""

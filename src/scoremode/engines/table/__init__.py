@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from scoremode.engines.options import Options
 from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, Work
 from scoremode.errors import OptionError
+from scoremode.plan.path import PATHS
 
 if TYPE_CHECKING:
     from scoremode.engines.base import Engine
@@ -21,7 +23,7 @@ class TablePlugin(EnginePlugin):
     contract = 1
     name = "table"
     summary = "answers known in closed form: table:uniform and table:successor, over bytes"
-    capabilities: ClassVar[Capabilities] = EVERYTHING
+    capabilities: ClassVar[Capabilities] = replace(EVERYTHING, paths=PATHS)
 
     def claims(self, model: str) -> bool:
         return model.startswith(PREFIX)

@@ -21,6 +21,7 @@ from scoremode.engines.transformers.choices import (
     require_quantization_library,
 )
 from scoremode.errors import EngineError
+from scoremode.plan.path import PATHS
 
 if TYPE_CHECKING:
     from scoremode.engines.base import Engine
@@ -34,7 +35,7 @@ class TransformersPlugin(EnginePlugin):
     contract = 1
     name = "transformers"
     summary = "any causal LM that Transformers loads, in this process (the default)"
-    capabilities: ClassVar[Capabilities] = replace(EVERYTHING, generates=True)
+    capabilities: ClassVar[Capabilities] = replace(EVERYTHING, generates=True, paths=PATHS)
     options = TransformersOptions
     instead: ClassVar[dict[str, str]] = {
         "tensor_parallel_size": "use --device auto for several GPUs",
@@ -75,7 +76,7 @@ class TransformersPlugin(EnginePlugin):
         from scoremode.engines.transformers.engine import TransformersEngine
 
         assert subject.checkpoint is not None
-        return TransformersEngine.load(subject.checkpoint, options)
+        return TransformersEngine.load(subject.checkpoint, options, work.path)
 
     def open_generator(self, subject: Subject, options: TransformersOptions, work: Work) -> Generator:
         from scoremode.engines.transformers.generator import TransformersGenerator

@@ -28,7 +28,7 @@ from scoremode.engines.base import (
     Want,
     WholeDistributions,
 )
-from scoremode.engines.batching import batches_by_length, common_prefix
+from scoremode.engines.batching import batches_by_length, batches_side_by_side, common_prefix, in_touched_batches
 from scoremode.engines.distributions import (
     IndexedWindow,
     LogitsOfStates,
@@ -38,17 +38,18 @@ from scoremode.engines.distributions import (
     to_raw,
     with_distributions,
 )
-from scoremode.engines.options import DTYPES
 from scoremode.engines.transformers import batches
 from scoremode.engines.transformers.batches import PADDING, OtherBatches, fed, other_threads, rows_needed
 from scoremode.engines.transformers.choices import TransformersOptions, choose_batch_tokens
 from scoremode.engines.transformers.loading import load_model
+from scoremode.engines.transformers.own_head import agree, find_head
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.head.chunked import diverge_from_logits, score_rows
 from scoremode.head.kernels import Choice, choose, describe_kernel
 from scoremode.head.matrix import Head
 from scoremode.head.precision import EXACT, full_float32, require_float32
 from scoremode.models.facts import ModelFacts
+from scoremode.plan.path import DecodePath
 from scoremode.plan.windows import Answers, WindowSource, prescribed_batches
 from scoremode.values import Bools, Ids, Ints
 
@@ -64,11 +65,17 @@ PROBE_TOKENS = 12
 class TransformersEngine(Engine):
     """Scores windows with a model loaded by Transformers."""
 
-    def __init__(self, model: Any, facts: ModelFacts | None = None, options: TransformersOptions | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        facts: ModelFacts | None = None,
+        options: TransformersOptions | None = None,
+        path: DecodePath | None = None,
+    ) -> None:
         """Wrap a loaded causal LM. ``TransformersEngine.load`` is the usual way to make an engine."""
         import transformers
 
-        options = options or TransformersOptions()
+        options, self.path = options or TransformersOptions(), path
         self.model, device = model.eval(), model.device
         self.body: Any = getattr(model, model.base_model_prefix, None)
         if self.body is None or self.body is model:
@@ -86,6 +93,8 @@ class TransformersEngine(Engine):
         self.choice: Choice | None = None  # the kernel that scores; None if the model computes its own logits
         self._forced_kernel, self._divergence_is_checked = options.head_kernel, False
         self.head, self.vocabulary = self._choose_head(options.head or "exact", options.head_kernel)
+        if path is not None:
+            self._require_steps()
         self.shares_prefixes = not getattr(model, "_is_stateful", False)
         config = model.config.get_text_config()
         self.facts = EngineFacts(
@@ -107,10 +116,12 @@ class TransformersEngine(Engine):
         )
 
     @staticmethod
-    def load(facts: ModelFacts, options: TransformersOptions | None = None) -> TransformersEngine:
+    def load(
+        facts: ModelFacts, options: TransformersOptions | None = None, path: DecodePath | None = None
+    ) -> TransformersEngine:
         options = options or TransformersOptions()
         model, notes = load_model(facts, options)
-        return TransformersEngine(model, replace(facts, notes=(*facts.notes, *notes)), options)
+        return TransformersEngine(model, replace(facts, notes=(*facts.notes, *notes)), options, path)
 
     # ── the head ─────────────────────────────────────────────────────────────────────────────────────────────────────
     @full_float32()
@@ -131,10 +142,10 @@ class TransformersEngine(Engine):
         self._notes = (UNIFORM,) if bool((expected == expected[:, :1]).all()) else ()
         self._require_causal(ids, hidden)
         head = find_head(self.model)
-        if wanted == "exact" and head is not None and _agree(head.logits(hidden), expected, self.model.dtype):
+        if wanted == "exact" and head is not None and agree(head.logits(hidden), expected, self.model.dtype):
             self.choice = choose(head, kernel, divergence=False)
             return head, head.vocabulary
-        if not _agree(served(hidden).float(), expected, self.model.dtype):
+        if not agree(served(hidden).float(), expected, self.model.dtype):
             raise EngineError(
                 f"{type(self.model).__name__} gives different logits when called row by row", fix="report this model"
             )
@@ -146,7 +157,7 @@ class TransformersEngine(Engine):
         """Refuse a model whose earlier rows change with the last token: it would see its targets."""
         other = ids.clone()
         other[0, -1] = (other[0, -1] + 1) % self._embedding_rows()
-        if not _agree(self._hidden(other)[0, :-1].float(), hidden[:-1].float(), self.model.dtype):
+        if not agree(self._hidden(other)[0, :-1].float(), hidden[:-1].float(), self.model.dtype):
             raise ModelError(
                 f"{type(self.model).__name__} looks at tokens to the right", fix="choose a causal language model"
             )
@@ -173,6 +184,32 @@ class TransformersEngine(Engine):
         hidden: Tensor = output.last_hidden_state
         return hidden
 
+    def _hidden_of(self, ids: Tensor) -> Tensor:
+        """Final hidden states (batch, tokens, d) of whole windows, computed by the path of this engine.
+
+        On the decode path all windows of a batch begin at position 0 and advance together, so no mask is needed there
+        either: what is fed after the end of a shorter window is seen by none of its rows.
+        """
+        if self.path is None:
+            return self._hidden(ids)
+        from transformers import DynamicCache
+
+        cache, first = DynamicCache(config=self.model.config), self.path.prefill_tokens
+        states = [self._hidden(ids[:, :first], cache)]
+        states += [self._hidden(ids[:, at : at + 1], cache) for at in range(first, ids.shape[1])]
+        return torch.cat(states, 1)
+
+    @full_float32()
+    @torch.inference_mode()
+    def _require_steps(self) -> None:
+        """Refuse a model that computes something else if it is fed token by token."""
+        ids = torch.arange(PROBE_TOKENS, device=self.model.device)[None] % self._embedding_rows()
+        name = type(self.model).__name__
+        if getattr(self.model, "_is_stateful", False):
+            raise ModelError(f"{name} has no cache of keys and values", fix="leave --path out")
+        if not agree(self._hidden_of(ids).float(), self._hidden(ids).float(), self.model.dtype):
+            raise ModelError(f"{name} gives other states if it is fed token by token", fix="leave --path out")
+
     def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
         needs_distributions = want.records or isinstance(want.against, WholeDistributions)
         against: StatesOnDevice | None = None
@@ -198,16 +235,14 @@ class TransformersEngine(Engine):
             self.facts = replace(self.facts, settings={**self.facts.settings, **describe_kernel(choice)})
 
     def computes(self, source: WindowSource, done: Bools) -> Bools:
-        found = np.zeros(len(source), np.bool_)
-        for batch in self._batches(source):
-            found[batch] = not done[batch].all()
-        return found
+        return in_touched_batches(self._batches(source), done)
 
     def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
         """Score windows alone, or together with a copy of themselves if they usually have their own batch."""
         longest, context = int(source.lengths[~done].max()), self.facts.context_length
         room = context is None or longest + PADDING <= context
-        self._other_batches = OtherBatches.of(self._batches(source), PADDING if room else 0)
+        padding = PADDING if room and self.path is None else 0  # tokens that are decoded later change nothing
+        self._other_batches = OtherBatches.of(self._batches(source), padding)
         try:
             with other_threads(self.model.device) as threads:
                 found = self.score(source, done, Want(against=baseline))
@@ -222,6 +257,8 @@ class TransformersEngine(Engine):
         prescribed = prescribed_batches(source)
         if prescribed is not None:
             return prescribed
+        if self.path is not None:
+            return batches_side_by_side(source, self.path.sequences)
         grouped = source.prefix_group is not None
         usual = batches_by_length(source, self.small_batch if grouped else self.batch_tokens)
         if grouped and self.shares_prefixes:
@@ -266,7 +303,7 @@ class TransformersEngine(Engine):
 
     def _rows_of(self, source: WindowSource, batch: Ints) -> RowsOf:
         """Chooses the method that computes the rows of a batch, by what its windows share."""
-        if source.prefix_group is None or len(batch) == 1:
+        if source.prefix_group is None or len(batch) == 1 or self.path is not None:
             return self._rows_together
         if not batches.is_group(source.prefix_group[batch]):
             return self._rows_perhaps_alike if self.shares_prefixes else self._rows_together
@@ -290,6 +327,11 @@ class TransformersEngine(Engine):
                 f"a window of {len(windows[0][1].ids)} tokens does not fit in this device's memory",
                 fix="give a smaller --context-length, another --dtype, or --device cpu",
             )
+        if self.path is not None:
+            raise EngineError(
+                f"{len(windows)} windows side by side do not fit in this device's memory",
+                fix=f"give --sequences {len(windows) // 2}, or a smaller --context-length",
+            )
         half = len(windows) // 2
         halves = (windows[:half], windows[half:])
         return [found for part in halves for found in self._within_memory(rows_of, part, finish)]
@@ -299,7 +341,7 @@ class TransformersEngine(Engine):
         tokens = [fed(w) for _, w in windows]
         if self._other_batches is not None:
             tokens = self._other_batches.batch(windows, tokens)
-        hidden = self._hidden(self._padded(tokens))
+        hidden = self._hidden_of(self._padded(tokens))
         yield windows, torch.cat([hidden[i, _index(w.rows, hidden)] for i, (_, w) in enumerate(windows)])
 
     def _rows_in_parts(self, windows: list[IndexedWindow]) -> Iterator[tuple[list[IndexedWindow], Tensor]]:
@@ -378,41 +420,6 @@ class TransformersEngine(Engine):
         ends = _ends(windows)
         kl = np.split(found.kl.double().cpu().numpy(), ends[:-1])
         return [replace(a, kl=own) for a, own in zip(split_columns(found.q, ends), kl, strict=True)]
-
-
-def find_head(model: Any) -> Head | None:
-    """The last matrix of a model with its scale and cap, or None if it is not a plain matrix."""
-    layer = model.get_output_embeddings()
-    if not isinstance(layer, torch.nn.Linear):
-        return None
-    weight, bias = layer.weight.detach(), layer.bias
-    if str(weight.dtype).removeprefix("torch.") not in DTYPES or weight.device.type == "meta":
-        return None
-    config = model.config.get_text_config()
-    scale = 1.0
-    if (divisor := getattr(config, "logits_scaling", None)) is not None:  # Granite divides
-        scale /= float(divisor)
-    if (factor := getattr(config, "logit_scale", None)) is not None:  # Cohere multiplies
-        scale *= float(factor)
-    if weight.device.type == "cpu" and weight.dtype in (torch.float16, torch.bfloat16):
-        weight = weight.float()  # exact, and only once: on a CPU, half-precision products are slow and rounded
-    cap = getattr(config, "final_logit_softcapping", None)
-    return Head(
-        weight=weight,
-        vocabulary=weight.shape[0],
-        bias=None if bias is None else bias.detach(),
-        scale=scale,
-        softcap=None if cap is None else float(cap),
-    )
-
-
-def _agree(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> bool:
-    """Are two tensors equal, up to the rounding of the model's own dtype?"""
-    if ours.shape != theirs.shape:
-        return False
-    size = theirs.abs().max().clamp_min(1.0)
-    tolerance = {torch.float32: 1e-4, torch.float64: 1e-6, torch.float16: 5e-3}.get(dtype, 2e-2)
-    return bool(((ours - theirs).abs().max() / size) < tolerance)
 
 
 def _targets(windows: list[IndexedWindow], like: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from scoremode.engines.base import Engine
@@ -11,6 +12,7 @@ from scoremode.engines.transformers.choices import TransformersOptions
 from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.errors import ModelError
 from scoremode.models.subject import Subject
+from scoremode.plan.path import PATHS, DecodePath
 from scoremode.text.tokenizer import HuggingFaceTokenizer
 
 
@@ -20,7 +22,7 @@ class WrappedModel(EnginePlugin):
     contract = 1
     name = "transformers"
     summary = "a model that is already loaded"
-    capabilities: ClassVar[Capabilities] = EVERYTHING
+    capabilities: ClassVar[Capabilities] = replace(EVERYTHING, paths=PATHS)
     options = TransformersOptions
     keeps_runs = False
     opens_for_each_question = True
@@ -45,7 +47,7 @@ class WrappedModel(EnginePlugin):
 
     def open(self, subject: Subject, options: TransformersOptions, work: Work) -> Engine:
         self._questions += 1
-        return WrappedEngine(self.model, options)
+        return WrappedEngine(self.model, options, work.path)
 
 
 def plain_model(model: Any) -> Any:
@@ -70,10 +72,10 @@ def plain_model(model: Any) -> Any:
 class WrappedEngine(TransformersEngine):
     """The Transformers engine on a model whose training mode is restored when the engine is closed."""
 
-    def __init__(self, model: Any, options: TransformersOptions) -> None:
+    def __init__(self, model: Any, options: TransformersOptions, path: DecodePath | None = None) -> None:
         self._in_training = [module for module in model.modules() if module.training]
         try:
-            super().__init__(model, None, options)
+            super().__init__(model, None, options, path)
         except BaseException:
             self.close()
             raise

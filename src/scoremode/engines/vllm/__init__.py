@@ -3,7 +3,9 @@
 engine.py ──PoolingParams──▶ vLLM's scheduler, kernels, tensor parallelism ──hidden states──▶ pooler.py ──▶ engine.py
             (wire.Request)                                                    tap.py + head/partials.py   (wire.Job)
 
-Only pooler.py and tap.py, which only vLLM's own processes load, import vLLM and torch at module level.
+On the decode path, decode.py and replay.py take the places of engine.py and of vLLM's call of the pooler.
+
+Only pooler.py, replay.py and tap.py, which only vLLM's own processes load, import vLLM and torch at module level.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from scoremode.engines.plugin import (
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.support import LaunchArguments, VllmOptions
 from scoremode.errors import ScoremodeError
+from scoremode.plan.path import PATHS
 
 if TYPE_CHECKING:
     from scoremode.engines.base import Engine
@@ -39,7 +42,7 @@ class VllmPlugin(EnginePlugin):
     contract = 1
     name = "vllm"
     summary = "quantized weights as served, any parallel size"
-    capabilities: ClassVar[Capabilities] = replace(EVERYTHING, side_by_side=False, generates=True)
+    capabilities: ClassVar[Capabilities] = replace(EVERYTHING, side_by_side=False, generates=True, paths=PATHS)
     options = VllmOptions
     instead: ClassVar[dict[str, str]] = {
         "device": "choose devices with CUDA_VISIBLE_DEVICES",
@@ -67,12 +70,14 @@ class VllmPlugin(EnginePlugin):
         return {**options.identity(), **support.kernel_switches(), "vllm": support.installed_version()}
 
     def open(self, subject: Subject, options: VllmOptions, work: Work) -> Engine:
+        from scoremode.engines.vllm.decode import VllmDecodeEngine
         from scoremode.engines.vllm.engine import VllmEngine
 
         assert subject.checkpoint is not None
         facts = subject.checkpoint
-        taken = LaunchArguments.of(options, work)
-        return VllmEngine(str(facts.path), taken, context=facts.context_length, notes=facts.notes)
+        taken = LaunchArguments.of(options, work, facts.context_length)
+        kind = VllmEngine if work.path is None else VllmDecodeEngine
+        return kind(str(facts.path), taken, context=facts.context_length, notes=facts.notes)
 
     def open_generator(self, subject: Subject, options: VllmOptions, work: Work) -> Generator:
         from scoremode.engines.vllm.start import VllmGenerator

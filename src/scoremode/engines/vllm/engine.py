@@ -50,6 +50,15 @@ GRAPHS = 256  # tokens: vLLM pads steps up to this size to multiples of 8, and s
 HEAD_BYTES = 16 << 20  # bytes of the head's matrix per answer
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Finished:
+    """The answer to a request."""
+
+    name: str
+    words: Words
+    cached_tokens: int  # tokens of the prompt that were in the prefix cache
+
+
 class VllmEngine(Engine):
     """Scores with the kernels that vLLM uses for serving.
 
@@ -94,10 +103,11 @@ class VllmEngine(Engine):
             self._vocabulary = int(config.model_config.get_vocab_size())
             self._asked = 0
             self._gather = False
+            self._attach()
             verdict = self._self_test(version)
             self._has_answered = True
             self._head = verdict.head
-            facts = engine_facts(config, version, verdict, gathered=self._gather)
+            facts = engine_facts(config, version, verdict, gathered=self._gather, path=self.options.path)
             self.facts = replace(facts, context_length=self._context, notes=(*self._notes, *facts.notes))
             wanted = self.options.head_kernel
             if wanted not in (None, facts.settings["head_kernel"]):
@@ -106,6 +116,9 @@ class VllmEngine(Engine):
         except BaseException:
             self.close()
             raise
+
+    def _attach(self) -> None:
+        """Prepares vLLM's workers for requests, if they need it. Called after each start."""
 
     def __enter__(self) -> VllmEngine:
         return self
@@ -196,10 +209,10 @@ class VllmEngine(Engine):
     def _one(self, ids: Ids, request: Request) -> Words:
         """Send one request and wait for its answer; no other request may be in flight."""
         name = self._submit(ids, request)
-        outputs: list[Any] = []
-        while not outputs:
-            outputs = [o for o in self._step() if o.request_id == name]
-        return np.asarray(outputs[0].outputs.data)
+        found: list[Finished] = []
+        while not found:
+            found = [answer for answer in self._step() if answer.name == name]
+        return found[0].words
 
     def _score(self, source: WindowSource, done: Bools, extra: Extra) -> Iterator[tuple[int, Answers, Words]]:
         answered = done.copy()
@@ -241,10 +254,10 @@ class VllmEngine(Engine):
                         yield job.index, *job.answers()
                         continue
                     flying[self._submit(job.window.ids, job.request(self._gather), job.read_cache)] = job
-                for output in self._step() if flying else ():
-                    job = flying.pop(output.request_id)
-                    self.cached_tokens += int(getattr(output, "num_cached_tokens", 0) or 0)
-                    rest = job.take(np.asarray(output.outputs.data), self._block)
+                for answer in self._step() if flying else ():
+                    job = flying.pop(answer.name)
+                    self.cached_tokens += answer.cached_tokens
+                    rest = job.take(answer.words, self._block)
                     if rest is not None:
                         jobs.append(rest)
                     else:
@@ -254,8 +267,11 @@ class VllmEngine(Engine):
             raise
         finally:
             if flying:  # nobody reads the remaining answers
-                with contextlib.suppress(Exception):  # a dead engine has forgotten them
-                    self.llm.llm_engine.abort_request(list(flying))
+                self._abort(list(flying))
+
+    def _abort(self, names: list[str]) -> None:
+        with contextlib.suppress(Exception):  # a dead engine has forgotten them
+            self.llm.llm_engine.abort_request(names)
 
     def _jobs(self, source: WindowSource, done: Bools, extra: Extra) -> Iterator[Job]:
         """A job for each window that is not done, in plan order; windows with a common prefix follow each other."""
@@ -301,9 +317,14 @@ class VllmEngine(Engine):
             self.llm.llm_engine.add_request(name, {"type": "token", "prompt_token_ids": ids.tolist()}, params)
         return name
 
-    def _step(self) -> list[Any]:
+    def _step(self) -> list[Finished]:
+        """Lets vLLM compute one step, and returns the answers of the requests that it finished."""
         with self._explaining():
-            return [output for output in self.llm.llm_engine.step() if output.finished]
+            finished = [output for output in self.llm.llm_engine.step() if output.finished]
+        return [
+            Finished(o.request_id, np.asarray(o.outputs.data), int(getattr(o, "num_cached_tokens", 0) or 0))
+            for o in finished
+        ]
 
     def _explaining(self) -> contextlib.AbstractContextManager[None]:
         """Explains exceptions of vLLM: a dead engine may show up on a request or on a step."""

@@ -149,7 +149,7 @@ class LLM:
     """A ``vllm.LLM`` that scores: it takes the same arguments, and ``generate`` returns prompt log-probabilities."""
 
     def __init__(self, model: str, **arguments: Any) -> None:
-        known = {f.name for f in fields(LaunchArguments)} - {"extra"}
+        known = {f.name for f in fields(LaunchArguments)} - {"extra", "path"}
         named = {name: value for name, value in arguments.items() if name in known}
         extra = {name: value for name, value in arguments.items() if name not in known}
         if extra.pop("enable_prefix_caching", False):

@@ -71,6 +71,10 @@ class Kind(NamedTuple):
     reference: str
     states_dtype: str  # dtype of states that were sent; empty: the states are in a folder
 
+    @staticmethod
+    def of(q: Request) -> Kind:
+        return Kind(q.targets.shape[1], q.vocabulary, q.gather, q.self_test, q.extra, q.reference, q.states_dtype)
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -85,8 +89,7 @@ class Part:
     @property
     def kind(self) -> Kind:
         """The kind of this part; parts of one kind are scored together."""
-        q = self.request
-        return Kind(self.targets.shape[1], q.vocabulary, q.gather, q.self_test, q.extra, q.reference, q.states_dtype)
+        return Kind.of(self.request)
 
     @property
     def baseline_rows(self) -> np.ndarray[Any, Any]:
@@ -106,9 +109,10 @@ class IdsWhenNeeded(PoolingParamsUpdate):  # type: ignore[misc]  # vLLM is untyp
 class ScorePooler(Pooler):  # type: ignore[misc]
     """Answers the ``Request`` that a prompt carries; scores the prompt's own tokens if it carries none."""
 
-    def __init__(self, model: Any, settings: Settings) -> None:
+    def __init__(self, model: Any, settings: Settings, tap: Tap | None = None) -> None:
         super().__init__()
-        self._tap = Tap(model, settings.exact)  # not a Module, so that the model does not become its own submodule
+        # a tap is not a Module, so that the model does not become its own submodule
+        self._tap = tap or Tap(model, settings.exact)
         self._settings = settings
         self._shard: Shard | None = None
         self._rows = 0  # rows per step, reduced after running out of memory; 0: as in the settings
@@ -129,7 +133,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
             members = [i for i, p in enumerate(parts) if p.kind == kind]
             if kind.extra == "head":
                 for i in members:
-                    lines[i] = self._head_rows(hidden_states[:1], parts[i].request)
+                    lines[i] = self.head_rows(hidden_states[:1], parts[i].request)
                 continue
             together = self._score(hidden_states, [parts[i] for i in members])
             sizes = [len(parts[i].index) for i in members]
@@ -140,11 +144,19 @@ class ScorePooler(Pooler):  # type: ignore[misc]
 
     def _score(self, hidden_states: Tensor, parts: list[Part]) -> Tensor:
         """Scores parts of one kind: returns the lines of their rows, concatenated, int32 (rows, words)."""
-        kind = parts[0].kind
-        rows = np.concatenate([p.index for p in parts])
+        rows, asked = np.concatenate([p.index for p in parts]), np.concatenate([p.targets for p in parts])
+        return self.score_rows(
+            hidden_states, parts[0].kind, rows, asked, np.concatenate([p.baseline_rows for p in parts])
+        )
+
+    def score_rows(self, hidden_states: Tensor, kind: Kind, rows: Any, asked: Any, stored: Any) -> Tensor:
+        """Returns the lines of some rows of the hidden states, int32 (rows, words).
+
+        ``asked`` are the targets of each row. ``stored`` are the baseline's states, or their row numbers in the
+        reference.
+        """
         index = to_device(rows, hidden_states.device)
-        targets = to_device(np.concatenate([p.targets for p in parts]).astype(np.int64), hidden_states.device)
-        stored = np.concatenate([p.baseline_rows for p in parts])
+        targets = to_device(asked.astype(np.int64), hidden_states.device)
         if len(rows) == 0:
             return torch.empty(0, self._words(kind, hidden_states), dtype=torch.int32, device=hidden_states.device)
         if self._kernel_of(hidden_states) is not None and not kind.gather:
@@ -155,7 +167,10 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         while True:
             try:
                 blocks = [slice(i, i + step) for i in range(0, len(rows), step)]
-                return torch.cat([self._lines(hidden_states[index[b]], targets[b], kind, stored[b]) for b in blocks])
+                rows_of = self._tap.rows
+                return torch.cat(
+                    [self._lines(rows_of(hidden_states, index[b]), targets[b], kind, stored[b]) for b in blocks]
+                )
             except torch.OutOfMemoryError:
                 # ranks that disagree on the blocks would wait for each other forever: only a single rank may retry
                 if step == 1 or self._shard_of(hidden_states).ranks > 1:
@@ -163,6 +178,10 @@ class ScorePooler(Pooler):  # type: ignore[misc]
                 step = self._rows = (min(step, len(rows)) + 1) // 2
                 logger.warning("scoremode: out of memory; the head now takes %d rows at a time", step)
                 torch.accelerator.empty_cache()
+
+    def can_wait(self, kind: Kind, hidden_states: Tensor) -> bool:
+        """Are these rows scored from their hidden states alone, so that this can be done after the step as well?"""
+        return not (kind.gather or kind.self_test) and self._kernel_of(hidden_states) is not None
 
     def _words(self, kind: Kind, hidden_states: Tensor) -> int:
         """Returns the number of words per line of this kind, which is needed even if a step has no requested rows."""
@@ -283,7 +302,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
             )
         return self._baseline
 
-    def _head_rows(self, hidden: Tensor, request: Request) -> Tensor:
+    def head_rows(self, hidden: Tensor, request: Request) -> Tensor:
         """Returns rows of the whole head's matrix as words, each followed by its bias in float32."""
         _, head, shard = self._matrix_of(hidden)
         ids = torch.arange(request.first, request.first + request.count, device=hidden.device) - head.first_id

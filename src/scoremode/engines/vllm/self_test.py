@@ -11,6 +11,7 @@ from scoremode.engines.base import UNIFORM, EngineFacts
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.wire import KERNEL_WORDS, Request, unpack_words
 from scoremode.errors import EngineError
+from scoremode.plan.path import DecodePath
 from scoremode.plan.windows import measured
 from scoremode.references.format import RAW_DTYPES as RAW
 from scoremode.scores.packing import Words, line_words, read_lines
@@ -145,7 +146,9 @@ def unread_cache_note(config: Any) -> list[str]:
     ]
 
 
-def engine_facts(config: Any, version: str, head: Verdict, *, gathered: bool) -> EngineFacts:
+def engine_facts(
+    config: Any, version: str, head: Verdict, *, gathered: bool, path: DecodePath | None = None
+) -> EngineFacts:
     """Returns the facts of an engine that was started with this ``VllmConfig`` and passed its self-test."""
     import torch
     import transformers
@@ -170,13 +173,23 @@ def engine_facts(config: Any, version: str, head: Verdict, *, gathered: bool) ->
             "prefix_caching": bool(config.cache_config.enable_prefix_caching),
             "gathered_logits": gathered,
             **head.kernel,
+            **(decode_settings(config) if path else {}),
         },
         notes=(
             *head.notes(dtype),
             *activation_notes(config.model_config.hf_config, current_platform.is_cpu()),
-            *unread_cache_note(config),
+            *(unread_cache_note(config) if path is None else ()),
         ),
     )
+
+
+def decode_settings(config: Any) -> dict[str, Any]:
+    """Returns settings that may change scores on the decode path only."""
+    return {
+        "sequences": int(config.scheduler_config.max_num_seqs),
+        "model_runner": "v2" if getattr(config, "use_v2_model_runner", False) else "v1",
+        "async_scheduling": bool(config.scheduler_config.async_scheduling),
+    }
 
 
 def activation_notes(config: Any, on_cpu: bool) -> list[str]:

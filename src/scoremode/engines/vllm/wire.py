@@ -71,6 +71,35 @@ class Request:
         return Request(rows=np.arange(len(targets), dtype=np.int32), targets=targets[:, None])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Replay:
+    """A text that is decoded token by token, and what to score in it.
+
+    vLLM prefills the first ``prompt`` tokens. Step 0 follows from the last of them, and step s from the s-th token of
+    ``forced``. So step s computes the row at position ``prompt - 1 + s``.
+    """
+
+    name: str  # of vLLM's request, which its logits processors are not told
+    prompt: int
+    forced: Ids  # all tokens after the prompt
+    request: Request  # its rows begin at position prompt - 1 or later
+
+    def to_kwargs(self) -> dict[str, bytes]:
+        return {KEY: to_message(self)}
+
+    @staticmethod
+    def from_kwargs(kwargs: dict[str, Any] | None) -> Replay | None:
+        """Returns the text that a request replays; None if the request is an ordinary one."""
+        packed = (kwargs or {}).get(KEY)
+        return from_message(packed, Replay) if packed else None
+
+    def row_of_step(self) -> Ints:
+        """Returns for each step the index of its row among the requested rows, or -1 if its row is not requested."""
+        found = np.full(len(self.forced) + 1, -1, np.int64)
+        found[self.request.rows - (self.prompt - 1)] = np.arange(len(self.request.rows))
+        return found
+
+
 def states_words(d: int, itemsize: int) -> int:
     """Returns the number of int32 words per hidden state; a state that does not fill its last word is padded."""
     return -(-d * itemsize // 4)

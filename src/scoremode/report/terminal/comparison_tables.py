@@ -90,6 +90,23 @@ def comparison_table(found: Sequence[Comparison], statistics: Sequence[dict[str,
     ]
 
 
+def paths_table(found: Comparison, statistics: dict[str, Any]) -> list[Any]:
+    """The table of a model's decode path against its prefill path, and how far single targets moved."""
+    drift, settings = found.drift(), found.candidate.manifest["method_settings"]
+    mean, error = statistics["delta_logprob_mean"], statistics["delta_logprob_mean_stderr"]
+    signed = "unbounded" if mean is None else f"{mean:+.2g}" + ("" if error is None else f" ± {error:.1g}")
+    moved = f"logprob of decode minus prefill: mean {signed}, rms {drift.rms:.2g}, largest {drift.largest:.2g} nats"
+    flips = "" if drift.flips is None else f"; {counted(drift.flips, 'first choices')} changed"
+    fed = f"{counted(settings['sequences'], 'sequences')}, {counted(settings['prefill_tokens'], 'tokens')} prefilled"
+    notes = [Text(shown(f"decode: {note}"), "yellow") for note in _own_notes(found)]
+    return [*comparison_table([found], [statistics]), Text(f"decode: {fed}", "dim"), *notes, "", Text(moved + flips)]
+
+
+def _own_notes(found: Comparison) -> list[str]:
+    """The notes of a candidate that its baseline does not have."""
+    return [note for note in found.candidate.manifest["notes"] if note not in found.baseline.manifest["notes"]]
+
+
 def _kinds(facts: Sequence[ServedModel]) -> tuple[list[list[str]], list[TableColumn]]:
     """For each row the lines below its name (format, engine), and the column of bits per weight.
 

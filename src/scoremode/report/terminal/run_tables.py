@@ -107,8 +107,8 @@ def _shared_notes(found: Sequence[Run]) -> list[str]:
 
 def method_line(manifest: dict[str, Any] | Any) -> str:
     settings = manifest["method_settings"]
-    names = (("context_length", "context"), ("stride", "stride"))
-    given = ", ".join(f"{label} {settings[name]}" for name, label in names if name in settings)
+    names = {"context_length": "context", "stride": "stride", "path": "path", "sequences": "sequences"}
+    given = ", ".join(f"{label} {settings[name]}" for name, label in names.items() if name in settings)
     return shown(f"{manifest['method']} ({given})")
 
 

@@ -1,0 +1,166 @@
+"""Transformers on the decode path: token by token with its cache, judged by its own prefill in float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import scoremode as sm
+from scoremode.engines.base import Want
+from scoremode.engines.baseline import LiveBaseline
+from scoremode.engines.plugin import Work
+from scoremode.engines.registry import choose, open_engine
+from scoremode.engines.transformers.engine import TransformersEngine
+from scoremode.errors import ModelError
+from scoremode.plan.path import DecodePath
+from scoremode.plan.windows import Answers, Window, WindowList, measured
+from tests.makers import VOCABULARY, make_family, make_tokenizer
+
+BOUND = 2e-5  # nats: float32 in another order
+
+
+def windows_of(*lengths: int) -> WindowList:
+    """Windows of random ids that ask for every row, the first of them for its last three rows alone."""
+    ids = [np.random.default_rng(n).integers(2, VOCABULARY, n).astype(np.int32) for n in lengths]
+    all_rows = [Window(x, np.arange(len(x) - 1, dtype=np.int32), x[1:, None]) for x in ids]
+    all_rows[0] = Window(ids[0], all_rows[0].rows[-3:], all_rows[0].targets[-3:])
+    return WindowList(tuple(all_rows))
+
+
+SOURCE = windows_of(40, 7, 33, 2, 40, 21, 12)
+
+
+def engine_of(model: Path, path: DecodePath | None) -> TransformersEngine:
+    engine = open_engine(choose(str(model), None, {"dtype": "float32"}), Work(longest=40, path=path))
+    assert isinstance(engine, TransformersEngine)
+    return engine
+
+
+def scored(engine: Any, done: tuple[int, ...] = (), source: Any = SOURCE, **want: Any) -> dict[int, Answers]:
+    mask = np.zeros(len(source), np.bool_)
+    mask[list(done)] = True
+    return dict(engine.score(source, mask, Want(**want)))
+
+
+@pytest.fixture(scope="module")
+def prefilled(tiny: Path) -> dict[int, Answers]:
+    return scored(engine_of(tiny, None), states=True)
+
+
+PATHS = [DecodePath(1), DecodePath(3), DecodePath(16), DecodePath(3, 5), DecodePath(4, 1000)]
+
+
+@pytest.mark.parametrize("path", PATHS, ids=str)
+def test_decode_equals_prefill_on_every_target(tiny: Path, prefilled: dict[int, Answers], path: DecodePath) -> None:
+    engine = engine_of(tiny, path)
+    shapes: list[tuple[int, int]] = []
+    engine.body.register_forward_pre_hook(
+        lambda _, __, given: shapes.append(tuple(given["input_ids"].shape)), with_kwargs=True
+    )
+    found = scored(engine, states=True)
+    assert sorted(found) == list(range(len(SOURCE)))
+    for index, answers in found.items():
+        for name in ("logprob", "entropy", "top_logprob"):
+            assert np.abs(getattr(answers, name) - getattr(prefilled[index], name)).max() < BOUND, name
+        assert np.array_equal(measured(answers.top), measured(prefilled[index].top))
+        assert np.abs(measured(answers.states) - measured(prefilled[index].states)).max() < 1e-3
+    # it was really fed so: as many windows at a time as there are sequences, and one token of each after the prefill
+    order = sorted((len(window.ids) - 1 for window in SOURCE.items), reverse=True)
+    expected = []
+    for begin in range(0, len(order), path.sequences):
+        batch = order[begin : begin + path.sequences]
+        first = min(path.prefill_tokens, batch[0])
+        expected += [(len(batch), first)] + [(len(batch), 1)] * (batch[0] - first)
+    assert shapes == expected
+
+
+def test_a_resumed_run_ends_in_the_same_bits(tiny: Path) -> None:
+    engine = engine_of(tiny, DecodePath(3))
+    everything, rest = scored(engine), scored(engine, done=(0, 3, 4))
+    assert sorted(rest) == [1, 2, 5, 6]
+    for index, answers in rest.items():
+        assert np.array_equal(answers.logprob, everything[index].logprob)
+    assert engine.computes(SOURCE, np.isin(np.arange(7), [0, 4])).tolist() == [True, True, True, True, True, True, True]
+    assert engine.computes(SOURCE, np.isin(np.arange(7), [0, 2, 4])).sum() == 4
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "gemma2", "cohere"])
+def test_caches_of_other_families(kind: str) -> None:
+    model = make_family(kind).float()
+    source = windows_of(40, 7, 33, 21)
+    prefill = scored(TransformersEngine(model), source=source)
+    decode = scored(TransformersEngine(model, path=DecodePath(3, 2)), source=source)
+    for index, answers in decode.items():
+        assert np.abs(answers.logprob - prefill[index].logprob).max() < BOUND
+
+
+def test_a_model_without_such_a_cache_is_refused(tiny: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    model._is_stateful = True
+    with pytest.raises(ModelError, match="has no cache of keys and values; leave --path out"):
+        TransformersEngine(model, path=DecodePath())
+
+
+# ── divergence ───────────────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.fixture(scope="module")
+def changed(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The weights of ``tiny``, slightly changed."""
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path_factory.mktemp("changed")
+    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.05)
+    make_tokenizer(folder, adds_bos=False)
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_the_divergence_of_decoded_states_is_that_of_prefilled_ones(tiny: Path, changed: Path) -> None:
+    kl = {}
+    for path in (None, DecodePath(3)):
+        live: Any = LiveBaseline(engine_of(tiny, path), SOURCE)  # type: ignore[arg-type]
+        kl[path] = scored(engine_of(changed, path), against=live)
+    for index in range(len(SOURCE)):
+        one, other = (measured(found[index].kl) for found in kl.values())
+        assert one.max() > 1e-3
+        assert np.abs(one - other).max() < BOUND
+
+
+def test_compare_decodes_both_models_beside_each_other_or_against_a_reference(
+    tiny: Path, changed: Path, tmp_path: Path
+) -> None:
+    question: dict[str, Any] = {"text": "the cat sat on the mat and the dog ran away " * 4, "context_length": 24}
+    decode: dict[str, Any] = {"path": "decode", "sequences": 3, "dtype": "float32", **question}
+    prefill = sm.compare(str(tiny), str(changed), dtype="float32", **question)[0]
+    beside = sm.compare(str(tiny), str(changed), **decode)[0]
+    kept = sm.reference(str(tiny), tmp_path / "ref", **decode)
+    stored = sm.compare(kept.path, str(changed), dtype="float32")[0]
+    assert np.array_equal(measured(beside.kl), measured(stored.kl))
+    assert np.abs(measured(beside.kl) - measured(prefill.kl)).max() < BOUND
+    assert beside.noise_kl is not None
+    assert 0 <= np.abs(beside.noise_kl).max() < BOUND
+    assert beside.noise_perturbed is not None
+    assert "one window per batch instead of several" in beside.noise_perturbed
+    assert "padding" not in beside.noise_perturbed
+    before = [np.array(found.baseline.scores.logprob) for found in (prefill, beside)]
+    with sm.open(str(tiny), dtype="float32") as model:  # one model, asked by both paths
+        asked = model.ppl(fresh=True, **question), model.ppl(fresh=True, path="decode", sequences=3, **question)
+    for run, logprob in zip(asked, before, strict=True):
+        assert np.array_equal(run.scores.logprob, logprob)
+
+
+def test_smollm2_decodes_to_its_prefill() -> None:
+    question: dict[str, Any] = {"corpus": "python-docs", "num_samples": 1, "context_length": 64, "max_windows": 5}
+    with sm.open("smollm2-135m", dtype="float32") as model:
+        prefill = model.ppl(**question)
+        decode = model.ppl(path="decode", sequences=4, prefill_tokens=8, **question)
+    assert len(prefill.scores) > 250
+    assert np.abs(prefill.scores.logprob - decode.scores.logprob).max() < BOUND
