@@ -160,7 +160,8 @@ def measure(shape: str, variant: str, folder: Path, work: Path, arguments: argpa
     found, why = child_result([__file__, *arguments.words, *own], work, arguments.timeout, **changes)
     say(f"{shape} {variant}: {time.perf_counter() - begin:.0f} s in all")
     if found is None:
-        say(f"{shape} {variant} FAILED: {why}", last_lines(work / "log.txt", arguments.log_lines), sep="\n")
+        say(f"{shape} {variant} FAILED: {why}")
+        say(last_lines(work / "log.txt", arguments.log_lines))
         return {"error": why}
     if arguments.log:
         say(last_lines(work / "log.txt", arguments.log_lines))

@@ -4,6 +4,7 @@ kernel     the one-pass reduction and the exact head against the definition in f
 exactness  scores are bit-identical with and without a divergence; float32 without TF32; memory; the noise floor
 model      a checkpoint: exact head against Transformers, as-served head against vLLM's own prompt_logprobs=0
 chunks     any max_num_batched_tokens, CUDA graphs, many prompts in flight, custom targets: the same numbers
+decode     each token from its own decode step: against Transformers, against prefill, against vLLM's own logprobs
 quantized  as served: W4A16, W8A16, W8A8, FP8, NVFP4A16 against prompt_logprobs=0 of the same checkpoint; FP8 KV cache
 inert      ordinary generation is the same with and without the plugin
 
@@ -45,7 +46,7 @@ from common import (
     temporary_folder,
 )
 
-GROUPS = ("kernel", "exactness", "model", "chunks", "quantized", "inert")
+GROUPS = ("kernel", "exactness", "model", "chunks", "decode", "quantized", "inert")
 QUANTIZED = ("w4a16", "w4a16-asym", "w8a16", "w8a8", "fp8", "nvfp4a16")
 ON_CPU = ("w8a8",)
 LENGTHS = (700, 511, 64, 1000, 2, 33, 257, 640)
@@ -54,6 +55,7 @@ FREE_LENGTH, FREE_TARGETS = 150, 3  # a window with custom targets on every row,
 GENERATED = 24
 EXACT_NATS = 2e-4  # the exact head and the kernel, against float64: float32 sums of 4,096 products, on logits up to 20
 FLOAT32_NATS = 2e-3  # float32 engines against Transformers: different kernels, ten times what was measured on a CPU
+STEP_NATS = 1e-6  # the same logits of the same step; vLLM's softmax is in float32
 SPLIT_NATS = 1e-3  # float32, a different split of the same prompts
 SERVED_MEAN = 2e-3  # as-served against prompt_logprobs=0, mean; its maximum is two steps of bfloat16 at that logit
 FP8_CACHE_MEAN = 0.5  # nats per target by which an FP8 KV cache may change scores: 0.30 for the seeded Llama
@@ -67,7 +69,7 @@ class Job:
     """What one child process computes."""
 
     name: str
-    kind: str  # "ours", "stock", "reference", "kernel", "exactness", "checkpoints"
+    kind: str  # "ours", "decode", "stock", "reference", "kernel", "exactness", "checkpoints"
     model: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
@@ -105,6 +107,48 @@ def child_ours(job: Job, ids: list[list[int]], vocabulary: int) -> Arrays:
         at_once = score_all(engine, WindowList(tuple(windows)))
         facts = {"head": np.array(engine.facts.head), "passes": passes}
     return together(alone) | together(at_once, "flying_") | facts
+
+
+def child_decode(job: Job, ids: list[list[int]], vocabulary: int) -> Arrays:
+    """The scores of the decode path; with the head as served, also what vLLM says of the tokens that it sampled."""
+    import vllm
+
+    from scoremode.engines.vllm.decode import VllmDecodeEngine
+    from scoremode.engines.vllm.support import LaunchArguments
+    from scoremode.plan.path import DecodePath
+    from scoremode.plan.windows import WindowList
+
+    named = {k: v for k, v in job.options.items() if k in LaunchArguments.__slots__}
+    extra = {k: v for k, v in job.options.items() if k not in named}
+    windows = windows_of(ids, vocabulary)
+    with VllmDecodeEngine(job.model, LaunchArguments(**named, path=DecodePath(len(windows)), extra=extra)) as engine:
+        core, said = engine.llm.llm_engine, dict[str, Any]()
+        step = core.step
+
+        def watched() -> Any:
+            outputs = step()
+            said.update({output.request_id: output.outputs[0].logprobs for output in outputs if output.finished})
+            return outputs
+
+        core.step = watched
+        if named.get("head") == "as-served":
+            vllm.SamplingParams = partial(vllm.SamplingParams, logprobs=0)
+        found = together(score_all(engine, WindowList(tuple(windows))))
+        found["runner"] = np.array(json.dumps(engine.facts.settings))
+    if named.get("head") == "as-served":
+        in_order = [said[name] for name in sorted(said, key=lambda name: int(name.rpartition("-")[2]))]
+        # the last token of a text is not forced, so vLLM says nothing of it
+        found["theirs"] = np.array([own[i][token].logprob for own, i, token in forced_tokens(in_order, windows)])
+        kept = [np.arange(len(w.rows)) < len(w.rows) - 1 for w in windows[:-1]]
+        found["forced"] = np.concatenate(kept)
+    return found
+
+
+def forced_tokens(said: list[Any], windows: list[Any]) -> Iterator[tuple[Any, int, int]]:
+    """What vLLM said of a text, a step, and the token that was forced there; the windows with own tokens only."""
+    for own, window in zip(said, windows[:-1], strict=False):
+        for i, token in enumerate(window.ids[1:-1].tolist()):
+            yield own, i, token
 
 
 def child_stock(job: Job, ids: list[list[int]], vocabulary: int) -> Arrays:
@@ -361,6 +405,7 @@ def child_exactness(job: Job, ids: list[list[int]], vocabulary: int) -> Arrays:
 
 CHILDREN: dict[str, Callable[[Job, list[list[int]], int], Arrays]] = {
     "ours": child_ours,
+    "decode": child_decode,
     "stock": child_stock,
     "reference": child_reference,
     "kernel": child_kernel,
@@ -429,11 +474,18 @@ def engine_options(lab: Lab, **changes: Any) -> dict[str, Any]:
 SAME_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}  # the runner that supports pooling in 0.24: the same batches for both
 
 
+INVARIANT = {"VLLM_BATCH_INVARIANT": "1"}
+
+
 def jobs_of(lab: Lab, groups: list[str], model: str, sizes: dict[str, int]) -> list[Job]:
     """All jobs except those on quantized checkpoints; slow ones first."""
 
     def ours(name: str, environment: dict[str, str] | None = None, **changes: Any) -> Job:
         return Job(name, "ours", model, engine_options(lab, **changes), environment or {})
+
+    def decode(name: str, environment: dict[str, str] | None = None, **changes: Any) -> Job:
+        options = engine_options(lab, enforce_eager=not lab.on_gpu, **changes)
+        return Job(name, "decode", model, options, environment or {})
 
     stock = Job("stock", "stock", model, engine_options(lab), SAME_RUNNER)
     without = Job("stock-no-plugin", "stock", model, engine_options(lab), {**SAME_RUNNER, "VLLM_PLUGINS": ""})
@@ -452,10 +504,18 @@ def jobs_of(lab: Lab, groups: list[str], model: str, sizes: dict[str, int]) -> l
             exact,
             Job("reference", "reference", model),
         ],
+        "decode": [
+            exact,
+            decode("decode"),
+            decode("decode-served", head="as-served"),
+            decode("decode-f32", ieee, dtype="float32"),
+            *([ours("invariant", INVARIANT), decode("decode-invariant", INVARIANT)] if lab.on_gpu else []),
+            Job("reference", "reference", model),
+        ],
         "quantized": [exact, *([ours("kv-fp8", kv_cache_dtype="fp8")] if lab.on_gpu else [])],
         "inert": [stock, without],
     }
-    order = ("chunks", "model", "quantized", "inert", "exactness", "kernel")
+    order = ("chunks", "model", "decode", "quantized", "inert", "exactness", "kernel")
     return list({job.name: job for group in order if group in groups for job in wanted[group]}.values())
 
 
@@ -598,6 +658,33 @@ def check_chunks(lab: Lab) -> None:
         )
 
 
+def check_decode(lab: Lab) -> None:
+    get = lab.get
+
+    def float32(column: str) -> tuple[bool, str]:
+        return close(get("decode-f32", column), get("reference", "f32_" + column), FLOAT32_NATS / 10, FLOAT32_NATS)
+
+    def same_step() -> tuple[bool, str]:
+        ours = get("decode-served", "logprob")[get("decode-served", "forced")]
+        return close(ours, get("decode-served", "theirs"), STEP_NATS, 4 * STEP_NATS)
+
+    def invariant() -> str:
+        apart = difference(get("decode-invariant", "logprob"), get("invariant", "logprob"))
+        same = int((apart == 0).sum())
+        return f"{same} of {apart.size} targets have the same bits, the others differ by up to {apart.max():.2g} nats"
+
+    for column in ("logprob", "entropy", "free_logprob"):
+        lab.check(f"decode path, float32, against Transformers, {column}", partial(float32, column))
+    lab.check(
+        "decode path against prefill, bfloat16",
+        lambda: close(get("decode", "logprob"), get("exact", "logprob"), *bf16_noise(lab)),
+    )
+    lab.check("decode path as served, against vLLM's own logprobs of the same steps", same_step)
+    print(f"      settings of the decode path: {get('decode', 'runner')}")
+    if lab.on_gpu and {"invariant", "decode-invariant"} <= set(lab.results):
+        print(f"      VLLM_BATCH_INVARIANT=1, decode against prefill: {invariant()}")
+
+
 def check_quantized(lab: Lab, names: list[str]) -> None:
     get = lab.get
 
@@ -704,6 +791,7 @@ def main(words: Sequence[str] | None = None) -> int:
         "exactness": lambda: check_exactness(lab),
         "model": lambda: check_model(lab),
         "chunks": lambda: check_chunks(lab),
+        "decode": lambda: check_decode(lab),
         "quantized": lambda: check_quantized(lab, names),
         "inert": lambda: check_inert(lab),
     }

@@ -415,6 +415,11 @@ class ReplayWorker:
 
     def scoremode_attach(self) -> None:
         self._scoremode_processor().attach(self.get_model())  # type: ignore[attr-defined]
+        batch = getattr(self.model_runner, "input_batch", None)  # type: ignore[attr-defined]
+        if hasattr(batch, "logitsprocs_need_output_token_ids"):
+            # vLLM's V1 runner would wait in every step for the tokens of the step before. We only need their number,
+            # which it knows without waiting. Requests with penalties still get the tokens that they need.
+            batch.logitsprocs_need_output_token_ids = False
 
     def scoremode_take(self, names: list[str]) -> list[tuple[bytes, int, int]]:
         return self._scoremode_processor().take(names)
