@@ -196,29 +196,31 @@ def _problems(kernel: Kernel, kind: HeadKind, divergence: bool, fine: bool) -> I
     """Yields the ways in which a kernel differs from the definition on one probe, in words."""
     exact = not fine and kind.softcap is None  # are the logits exact in float32, so that equal logits have equal bits?
     hidden, head, targets = probe(kind, 1, fine=fine)
-    yield from _differences(kernel.score(hidden, head, targets), define_columns(_defined(hidden, head), targets), exact)
+    truth = define_columns(_defined(hidden, head), targets.cpu())
+    yield from _differences(kernel.score(hidden, head, targets), truth, exact)
     if not divergence:
         return
     other_hidden, other_head, _ = probe(kind, 2, fine=fine)
     found = kernel.divergence(hidden, head, other_hidden, other_head, targets)
-    truth = define_divergence(_defined(hidden, head), _defined(other_hidden, other_head), targets)
-    yield from _differences(found.q, truth.q, exact, gap=float((found.kl - truth.kl).abs().max()))
+    compared = define_divergence(_defined(hidden, head), _defined(other_hidden, other_head), targets.cpu())
+    yield from _differences(found.q, compared.q, exact, gap=float((found.kl.cpu() - compared.kl).abs().max()))
     alone = kernel.score(other_hidden, other_head, targets)
     if not all(torch.equal(getattr(found.q, n), getattr(alone, n)) for n in Columns.__slots__):
         yield "a model's scores differ between scoring and comparing it"
 
 
 def _differences(found: Columns, true: Columns, exact: bool, gap: float = 0.0) -> Iterator[str]:
-    gaps = [gap, *(float((getattr(found, n) - getattr(true, n)).abs().max()) for n in ("logprob", "entropy"))]
+    gaps = [gap, *(float((getattr(found, n).cpu() - getattr(true, n)).abs().max()) for n in ("logprob", "entropy"))]
     if not all(one < PROBE_NATS for one in gaps):  # NaN is caught too
         yield f"off by {max(gaps, key=lambda one: (one != one, one)):.2g} nats on the probe"  # noqa: PLR0124
-    if exact and not (torch.equal(found.rank, true.rank) and torch.equal(found.top, true.top)):
+    if exact and not (torch.equal(found.rank.cpu(), true.rank) and torch.equal(found.top.cpu(), true.top)):
         yield "wrong ranks on the probe"
 
 
 def _defined(hidden: Tensor, head: Head) -> Tensor:
-    bias = None if head.bias is None else head.bias[: head.vocabulary]
-    return define_logits(hidden, head.weight[: head.vocabulary], bias, head.scale, head.softcap)
+    """Returns the logits by definition, computed on the CPU: vLLM's batch-invariant mode replaces a GPU's products."""
+    bias = None if head.bias is None else head.bias[: head.vocabulary].cpu()
+    return define_logits(hidden.cpu(), head.weight[: head.vocabulary].cpu(), bias, head.scale, head.softcap)
 
 
 def probe(kind: HeadKind, seed: int, *, fine: bool = False) -> tuple[Tensor, Head, Tensor]:
