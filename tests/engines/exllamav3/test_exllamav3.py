@@ -22,7 +22,7 @@ from scoremode.engines.exllamav3 import ExllamaPlugin
 from scoremode.engines.exllamav3.paged_cache import PagedCache
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import choose, open_engine
-from scoremode.engines.steps import feeds
+from scoremode.engines.steps import StepRow, feeds
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.models.facts import inspect
 from scoremode.models.subject import format_of
@@ -253,7 +253,7 @@ def test_sequences_side_by_side_read_their_own_pages(prefilled: int, monkeypatch
     cache = PagedCache(model, 5, 300, (8, 4))
     assert cache.longest == 512
     assert cache._cache.bits == {"k_bits": 8, "v_bits": 4}
-    found = {}
+    found: dict[StepRow, torch.Tensor] = {}
     for _ in range(2):  # the second time, the pages are full of what was decoded before
         with cache.emptied(len(windows)) as states:
             for feed in feeds(windows, prefilled, 64):
