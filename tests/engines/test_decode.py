@@ -98,6 +98,51 @@ def test_caches_of_other_families(kind: str) -> None:
         assert np.abs(answers.logprob - prefill[index].logprob).max() < BOUND
 
 
+def test_sliding_windows_of_a_batch_of_different_lengths() -> None:
+    """Every layer sees 8 tokens: none of the shorter windows may see what is fed after their end, or too few tokens."""
+    from transformers import MistralConfig, MistralForCausalLM
+
+    torch.manual_seed(3)
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48}
+    config = MistralConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        sliding_window=8,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+        **sizes,
+    )
+    model = MistralForCausalLM(config).float()
+    wide = MistralForCausalLM(MistralConfig(**{**config.to_dict(), "sliding_window": None})).float()
+    wide.load_state_dict(model.state_dict())
+    source = windows_of(40, 7, 8, 9, 33, 21)
+    prefill = scored(TransformersEngine(model), source=source)
+    for path in (DecodePath(6), DecodePath(4, 12)):
+        decode = scored(TransformersEngine(model, path=path), source=source)
+        assert max(np.abs(decode[i].logprob - prefill[i].logprob).max() for i in decode) < BOUND
+    seen = scored(TransformersEngine(wide, path=DecodePath(6)), source=source)
+    assert np.abs(seen[4].logprob - prefill[4].logprob).max() > 0.01, "the sliding window matters here"
+
+
+def test_windows_of_one_token(tiny: Path) -> None:
+    ids = [np.array(x, np.int32) for x in ([5], [300], [7, 8, 9])]
+    windows = [Window(x, np.array([len(x) - 1], np.int32), np.array([[11]], np.int32)) for x in ids]
+    source = WindowList(tuple(windows))
+    prefill = scored(engine_of(tiny, None), source=source)
+    for path in (DecodePath(1), DecodePath(3), DecodePath(2, 2)):
+        decode = scored(engine_of(tiny, path), source=source)
+        assert max(np.abs(decode[i].logprob - prefill[i].logprob).max() for i in range(3)) < BOUND
+
+
+def test_bfloat16_decodes_near_its_prefill(tiny: Path) -> None:
+    """In 16 bits the paths differ, by the rounding of the states and not more."""
+    chosen = choose(str(tiny), None, {"dtype": "bfloat16"})
+    prefill, decode = (scored(open_engine(chosen, Work(longest=40, path=path))) for path in (None, DecodePath(3)))
+    gap = np.concatenate([(decode[i].logprob - prefill[i].logprob).ravel() for i in range(len(SOURCE))])
+    assert np.sqrt((gap**2).mean()) < 0.02
+    assert np.abs(gap).max() < 0.2
+
+
 def test_a_model_without_such_a_cache_is_refused(tiny: Path) -> None:
     from transformers import AutoModelForCausalLM
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -74,9 +75,11 @@ def test_settings_that_make_no_sense_are_refused(given: dict[str, Any], words: s
         sm.ppl("table:uniform", text=TEXT, **given)
 
 
-def test_an_engine_without_the_path_says_so_before_it_opens() -> None:
+def test_an_engine_without_the_path_says_so_before_it_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = find_engine("exllamav3")
+    monkeypatch.setattr(plugin, "capabilities", replace(plugin.capabilities, paths=("prefill",)))
     with pytest.raises(EngineError, match=r"exllamav3 engine has no decode path; leave --path out, or use --engine tr"):
-        require_path(find_engine("exllamav3"), "decode")
+        require_path(plugin, "decode")
     with pytest.raises(EngineError, match="has no decode path"):
         sm.ppl("table:uniform", engine=TableEngine.named("uniform"), text=TEXT, path="decode")
     with pytest.raises(UnknownArgumentError):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,10 +36,10 @@ entry()
 )
 
 
-def command(folder: Path, out: Path) -> list[str]:
+def command(folder: Path, out: Path, *more: str) -> list[str]:
     text = "the cat sat on the mat and the dog sat on the log. " * 30
     flags = ["--text", text, "--context-length", "48", "--stride", "24", "--batch-tokens", "96", "--json"]
-    return ["ppl", str(folder), *flags, "--out", str(out)]
+    return ["ppl", str(folder), *flags, "--out", str(out), *more]
 
 
 def windows_kept(out: Path) -> int:
@@ -64,10 +65,18 @@ def wait_for(out: Path, windows: int, process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_killed_run_goes_on_to_exactly_the_same_numbers(tiny: Path, tmp_path: Path, how: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("how", "path"),
+    [(signal.SIGKILL, {}), (signal.SIGINT, {}), (signal.SIGKILL, {"path": "decode", "sequences": 5})],
+    ids=["SIGKILL", "SIGINT", "SIGKILL decode"],
+)
+def test_a_killed_run_goes_on_to_exactly_the_same_numbers(
+    tiny: Path, tmp_path: Path, how: signal.Signals, path: dict[str, Any]
+) -> None:
+    """On the decode path, windows of a batch that was not finished are decoded side by side again."""
     out = tmp_path / "run"
-    process = start(command(tiny, out))
+    more = [word for name, value in path.items() for word in (f"--{name}", str(value))]
+    process = start(command(tiny, out, *more))
     wait_for(out, 4, process)
     os.kill(process.pid, how)
     _, complaint = process.communicate(timeout=60)
@@ -78,7 +87,7 @@ def test_a_killed_run_goes_on_to_exactly_the_same_numbers(tiny: Path, tmp_path: 
     assert kept >= 4
 
     finished = forked.run(
-        [sys.executable, "-m", "scoremode", *command(tiny, out)], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "scoremode", *command(tiny, out, *more)], capture_output=True, text=True, check=True
     )
     resumed = sm.load(out)
     whole = sm.ppl(
@@ -88,6 +97,7 @@ def test_a_killed_run_goes_on_to_exactly_the_same_numbers(tiny: Path, tmp_path: 
         stride=24,
         batch_tokens=96,
         out=tmp_path / "whole",
+        **path,
     )
     assert json.loads(finished.stdout)["perplexity"] == whole.perplexity.value
     for name, column in whole.scores.columns():

@@ -45,6 +45,7 @@ class Details:
     older_flags: tuple[str, ...] = ()  # still understood
     in_identity: bool = True  # may it change a score?
     identity_name: str | None = None  # if runs that were kept earlier know it by another name
+    path: str | None = None  # the only path on which it is read: see plan/path.py; None: it is read on all of them
     may_vary: bool = True  # is it worth comparing values of it, as ``scoremode noise`` does?
     group: str | None = None  # heading in --help; None: the engine's own
     instead_of_flag: str | None = None  # of a secret, which only Python may pass: what to do on the command line

@@ -17,6 +17,7 @@ from scoremode.engines.options import KnownOption, Options
 from scoremode.engines.plugin import CONTRACT, EnginePlugin, Work
 from scoremode.entry_points import Plugins
 from scoremode.errors import EngineError, OptionError, did_you_mean
+from scoremode.plan.path import PREFILL
 
 if TYPE_CHECKING:
     from scoremode.engines.base import Engine
@@ -102,9 +103,30 @@ def engine_for(wanted: str | None, model: str) -> EnginePlugin:
 
 
 def share_options(plugin: EnginePlugin, all_used: Sequence[EnginePlugin], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options that ``plugin`` has, and those that no engine in ``all_used`` has: it refuses them later."""
+    """Returns the options that ``plugin`` has, and those that no engine in ``all_used`` has: it refuses them later.
+
+    If only other engines know the value of an option, as in ``--kv-cache-dtype fp8``, it is meant for those.
+    """
+    own = plugin.options.known()
     used = {name for name in given if any(name in other.options.known() for other in all_used)}
-    return {name: value for name, value in given.items() if name in plugin.options.known() or name not in used}
+    meant = {name for name, value in given.items() if any(_allows(other, name, value) for other in all_used)}
+    return {
+        name: value
+        for name, value in given.items()
+        if (name in own and (name not in meant or _allows(plugin, name, value))) or name not in used
+    }
+
+
+def _allows(plugin: EnginePlugin, name: str, value: Any) -> bool:
+    """Has an engine an option of that name, with that value?"""
+    option = plugin.options.known().get(name)
+    if option is None:
+        return False
+    try:
+        option.checked(value)
+    except OptionError:
+        return False
+    return True
 
 
 def read_options(plugin: EnginePlugin, given: Mapping[str, Any]) -> Any:
@@ -129,12 +151,24 @@ def _not_an_option(plugin: EnginePlugin, name: str) -> OptionError:
 
 
 def all_options() -> dict[str, tuple[list[str], KnownOption]]:
-    """All options of all engines by name: the engines that have it, and the option as the first of them declares it."""
+    """All options of all engines by name: the engines that have it, and the option as the first of them declares it.
+
+    If engines allow different values, the option here allows any, and its help has what each engine says.
+    """
     found: dict[str, tuple[list[str], KnownOption]] = {}
     for engine, plugin in known_engines().items():
         for name, option in plugin.options.known().items():
-            found.setdefault(name, ([], option))[0].append(engine)
+            engines, shared = found.setdefault(name, ([], option))
+            if shared.details.choices != option.details.choices:
+                words = f"{engines[0]}: {_with_choices(shared)}; {engine}: {_with_choices(option)}"
+                found[name] = engines, replace(option, details=replace(option.details, help=words, choices=None))
+            engines.append(engine)
     return found
+
+
+def _with_choices(option: KnownOption) -> str:
+    choices = option.details.choices
+    return option.details.help + (f" ({', '.join(choices)})" if choices else "")
 
 
 def check_values(given: Mapping[str, Any]) -> None:
@@ -190,6 +224,22 @@ def require_path(plugin: EnginePlugin, path: str | None) -> None:
     others.sort(key=lambda name: not known_engines()[name].is_default)
     fix = f"leave --path out, or use --engine {' or '.join(others)}"
     raise EngineError(f"the {plugin.name} engine has no {path} path", fix=fix)
+
+
+def require_read(options: Options, path: str | None, *, has_flag: bool = True) -> None:
+    """Refuses options that an engine would not read on a path, before it is opened.
+
+    ``has_flag`` says whether the command has ``--path``, by which the user could choose another path.
+    """
+    path = path or PREFILL
+    for name in options.given():
+        option = options.known()[name]
+        if option.details.path not in (None, path):
+            other = f"add --path {option.details.path}, or " if has_flag else ""
+            raise OptionError(
+                f"{option.flag} has no effect on the {path} path",
+                fix=f"{other}leave {option.flag} out",
+            )
 
 
 def require(plugin: EnginePlugin, capability: str, what: str) -> None:

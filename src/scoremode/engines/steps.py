@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,9 +22,46 @@ from scoremode.engines.base import SCORES, Engine, LogitsBaseline
 from scoremode.engines.distributions import IndexedWindow, RowsOf
 from scoremode.engines.logits import LogitsReducer, Reduced
 from scoremode.plan.windows import Answers, Window, WindowSource
+from scoremode.values import Bools, Ids, Ints
 
 StepRow = tuple[int, int]
 """The place of a window in its batch, and the number of a row among the rows that the window asks for."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Feed:
+    """The tokens that go through a model in one pass: equally many of each of some windows, from one position on."""
+
+    places: list[int]  # (windows,) of the windows in their batch
+    ids: Ids  # (windows, tokens)
+    begin: int  # position of the first tokens
+    is_step: bool  # one token of every window that has not ended, as text is generated; else a part of the prefill
+    rows: list[StepRow]  # (rows,) the requested rows that this pass computes
+    lines: Ints  # (rows,) the line of each requested row among the windows * tokens lines of the pass
+
+
+def feeds(windows: Sequence[Window], prefill_tokens: int, at_once: int) -> Iterator[Feed]:
+    """Yields the passes that decode windows side by side, with at most ``at_once`` tokens in a pass of the prefill."""
+    prefilled = prefill_tokens if prefill_tokens > 1 else 0  # one token is a step, too
+    for place, window in enumerate(windows):
+        end = min(prefilled, len(window.ids))
+        for begin in range(0, end, at_once):
+            yield _feed(windows, [place], begin, min(begin + at_once, end), is_step=False)
+    for at in range(prefilled, max(len(window.ids) for window in windows)):
+        places = [place for place, window in enumerate(windows) if at < len(window.ids)]
+        yield _feed(windows, places, at, at + 1, is_step=True)
+
+
+def _feed(windows: Sequence[Window], places: list[int], begin: int, end: int, *, is_step: bool) -> Feed:
+    rows: list[StepRow] = []
+    lines: list[int] = []
+    for number, place in enumerate(places):
+        requested = windows[place].rows
+        inside = range(*np.searchsorted(requested, [begin, end]).tolist())
+        rows += [(place, row) for row in inside]
+        lines += [number * (end - begin) + int(requested[row]) - begin for row in inside]
+    ids = np.stack([windows[place].ids[begin:end] for place in places])
+    return Feed(places, ids, begin, is_step, rows, np.array(lines, np.int64))
 
 
 class StepReducer:
@@ -62,6 +100,24 @@ class StepReducer:
         for index, window in self.windows:
             own = order[end : (end := end + len(window.rows))]
             yield index, Answers.of({name: column[own] for name, column in together.items()})
+
+
+@torch.inference_mode()
+def _reduced(engine: Engine, reducer: LogitsReducer, windows: Sequence[IndexedWindow]) -> list[tuple[int, Answers]]:
+    together = StepReducer(reducer, windows)
+    for rows, logits in engine.steps([window for _, window in windows]):
+        together.reduce(rows, logits)
+    return list(together.answers())
+
+
+def score_side_by_side(
+    engine: Engine, source: WindowSource, done: Bools, reducer: LogitsReducer
+) -> Iterator[tuple[int, Answers]]:
+    """Yields the answers of all windows that are not ``done``, decoded in the batches of the engine."""
+    for batch in engine.batches(source) or ():
+        if not done[batch].all():
+            found = _reduced(engine, reducer, [(int(index), source.window(int(index))) for index in batch])
+            yield from ((index, answers) for index, answers in found if not done[index])
 
 
 class LiveSteps(LogitsBaseline):

@@ -10,8 +10,9 @@ from typing import Any
 from scoremode.arguments import require_flag, require_text, whole_number
 from scoremode.engines.base import Engine
 from scoremode.engines.plugin import EnginePlugin
-from scoremode.engines.registry import all_options, choose_engine
+from scoremode.engines.registry import all_options, choose_engine, require_read
 from scoremode.errors import OptionError, UnknownArgumentError, did_you_mean, print_line
+from scoremode.plan.path import PREFILL
 from scoremode.verbs.model import LazyModel
 
 GREEDY = ("measured", "unknown-is-false")
@@ -65,6 +66,7 @@ def read(given: Mapping[str, Any], device: str | None) -> tuple[LazyModel, Adapt
         _put_on(device, choose_engine(engine, name), named)
     held = LazyModel.named(name, engine, _engine_options(named), tokenizer, many_questions=True)
     held.settings()  # refuses options that cannot work
+    require_read(held.chosen.options, PREFILL, has_flag=False)
     return held, settings
 
 

@@ -38,7 +38,7 @@ GivenModel = str | Any
 GivenTokenizer = str | Any
 """The folder or name of a tokenizer; of a model that is loaded already, its tokenizer itself."""
 
-OF_LOADED = ("batch_tokens", "head", "head_kernel")  # options of a model that is loaded already
+OF_LOADED = ("batch_tokens", "head", "head_kernel", "kv_cache_dtype")  # options of a model that is loaded already
 
 ONE_AT_A_TIME = threading.RLock()
 """Candidates on a cluster are prepared in threads. A text is cut on all cores anyway, and a library that is imported by
@@ -157,6 +157,15 @@ class LazyModel:
         known = name or getattr(plugin.model.config, "_name_or_path", None) or type(plugin.model).__name__
         return cls(Chosen(plugin, read, plugin.subject(str(known), read, tokenizer)))
 
+    def for_prefill(self) -> LazyModel:
+        """Returns this model without options that only the decode path reads: itself if it has none of them."""
+        options = self.chosen.options
+        only = [name for name in options.given() if options.known()[name].details.path == DECODE]
+        if not only:
+            return self
+        chosen = replace(self.chosen, options=replace(options, **dict.fromkeys(only)))
+        return LazyModel(chosen, spread=self.spread, tokenizer=self._tokenizer)
+
     @property
     def subject(self) -> Subject:
         return self.chosen.subject
@@ -187,6 +196,7 @@ class LazyModel:
     def ask(self, question: Mapping[str, Any], progress: Progress | None = None) -> Question:
         """Read the text of a question and plan its windows for this model."""
         registry.require_path(self.plugin, question.get("path"))
+        registry.require_read(self.chosen.options, question.get("path"))
         announce(progress, "reading and tokenizing the text")
         given = {name: value for name, value in question.items() if value is not None}
         with ONE_AT_A_TIME:
@@ -195,6 +205,7 @@ class LazyModel:
     # ── the engine ───────────────────────────────────────────────────────────────────────────────────────────────────
     def engine(self, work: Work, progress: Progress | None = None) -> Engine:
         """The open engine, ready for windows of ``work.longest`` tokens that are fed by ``work.path``."""
+        registry.require_read(self.chosen.options, DECODE if work.path else PREFILL, has_flag=False)
         if self._engine is not None and work.path != self._path:
             print_line(f"scoremode: {self.engine_name} starts again, for the {DECODE if work.path else PREFILL} path")
             self.close()

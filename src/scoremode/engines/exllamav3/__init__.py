@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from scoremode.engines.options import Options, hub_token, option
 from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, Work, subject_of_checkpoint
-from scoremode.errors import EngineError, ModelError
+from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.installation import pip_install
+from scoremode.plan.path import DECODE, PATHS
 
 if TYPE_CHECKING:
     from scoremode.engines.base import Engine
     from scoremode.models.subject import Subject
 
 METHOD = "exl3"  # in a config's quantization_config
+OF_A_CACHE: dict[str, Any] = {"above": 1, "at_most": 8, "path": DECODE}
+USUAL_LENGTH = 2048  # tokens that a cache has for each sequence if the length of windows is not known
 BLOCK = 128  # ExLlamaV3 pads hidden sizes to multiples of this, and cannot run unquantized layers that need it
 
 
@@ -26,6 +29,12 @@ class ExllamaOptions(Options):
 
     device: str | None = option("GPU, as in cuda:0 (default: all that are visible, filled one after the other)")
     tensor_p: bool | None = option("ExLlamaV3's own tensor parallelism over all visible GPUs")
+    cache_bits_k: int | None = option(
+        "bits of cached keys, 2 to 8, with --path decode (default: float16)", metavar="N", **OF_A_CACHE
+    )
+    cache_bits_v: int | None = option(
+        "bits of cached values, 2 to 8, with --path decode (default: float16)", metavar="N", **OF_A_CACHE
+    )
     trust_remote_code: bool | None = option(
         "execute Python code shipped with the tokenizer; off unless given", may_vary=False
     )
@@ -40,16 +49,33 @@ def kernel_switches() -> dict[str, str]:
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(("EXL3_", "EXLLAMA"))}
 
 
+def cache_bits(keys: int | None, values: int | None) -> tuple[int, int] | None:
+    """Returns the bits of a quantized cache from the two options; None is a cache in float16.
+
+    >>> cache_bits(8, 4), cache_bits(None, None)
+    ((8, 4), None)
+    """
+    if keys is None and values is None:
+        return None
+    if keys is None or values is None:
+        missing, given = ("--cache-bits-k", values) if keys is None else ("--cache-bits-v", keys)
+        raise OptionError("ExLlamaV3 quantizes keys and values, or neither", fix=f"add {missing} {given}")
+    return keys, values
+
+
 class ExllamaPlugin(EnginePlugin):
     """The engine for folders whose config says exl3, and with ``--engine exllamav3`` for unquantized checkpoints."""
 
     contract = 1
     name = "exllamav3"
     summary = "EXL3 checkpoints as ExLlamaV3 serves them, on a GPU"
-    capabilities: ClassVar[Capabilities] = replace(EVERYTHING, hidden_states=False, logits=True)
+    capabilities: ClassVar[Capabilities] = replace(EVERYTHING, hidden_states=False, logits=True, paths=PATHS)
     options = ExllamaOptions
     instead: ClassVar[dict[str, str]] = {
         "dtype": "leave it out: ExLlamaV3 computes in float16",
+        "kv_cache_dtype": "use --cache-bits-k and --cache-bits-v",
+        "cache_type_k": "use --cache-bits-k",
+        "cache_type_v": "use --cache-bits-v",
         "batch_tokens": "leave it out: one window is computed at a time",
         "tensor_parallel_size": "use --tensor-p for all visible GPUs",
         "quantization": "leave it out: the checkpoint declares its quantization",
@@ -92,6 +118,7 @@ class ExllamaPlugin(EnginePlugin):
                 f"{BLOCK}",
                 fix="score it with --engine transformers",
             )
+        cache_bits(options.cache_bits_k, options.cache_bits_v)  # refuses one without the other
         return {**options.identity(), **kernel_switches()}
 
     def open(self, subject: Subject, options: ExllamaOptions, work: Work) -> Engine:
@@ -102,7 +129,15 @@ class ExllamaPlugin(EnginePlugin):
         from scoremode.engines.exllamav3.engine import ExllamaEngine
 
         assert subject.checkpoint is not None
-        return ExllamaEngine(subject.checkpoint, options.device, bool(options.tensor_p), kernel_switches())
+        return ExllamaEngine(
+            subject.checkpoint,
+            options.device,
+            bool(options.tensor_p),
+            kernel_switches(),
+            path=work.path,
+            longest=work.longest or USUAL_LENGTH,
+            bits=cache_bits(options.cache_bits_k, options.cache_bits_v),
+        )
 
     def on_gpus(self, options: ExllamaOptions) -> bool:
         return True

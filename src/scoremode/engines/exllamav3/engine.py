@@ -1,14 +1,15 @@
 """The ExLlamaV3 engine: float16 logits of its own kernels, reduced by scoremode's head code on the same GPU.
 
 One window is one forward pass without a cache, as ExLlamaV3's own perplexity script feeds it. Where only the last rows
-of a window are asked for, the head is applied to those alone.
+of a window are asked for, the head is applied to those alone. On the decode path, windows are fed token by token, side
+by side, with ExLlamaV3's paged cache.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -17,15 +18,20 @@ import torch
 from torch import Tensor
 
 from scoremode.engines.base import SCORES, Engine, EngineFacts, Want
+from scoremode.engines.batching import batches_side_by_side, in_touched_batches
 from scoremode.engines.distributions import IndexedWindow
+from scoremode.engines.exllamav3.paged_cache import CHUNK, Bits, PagedCache
 from scoremode.engines.logits import LogitsReducer, Reduced, judge_probe
+from scoremode.engines.steps import StepRow, feeds, score_side_by_side
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.head.precision import full_float32
 from scoremode.models.facts import ModelFacts
-from scoremode.plan.windows import Answers, Window, WindowSource
-from scoremode.values import Bools
+from scoremode.plan.path import DecodePath
+from scoremode.plan.windows import Answers, Window, WindowSource, prescribed_batches
+from scoremode.values import Bools, Ints
 
 PROBE_TOKENS = 160  # more than ExLlamaV3's border between its kernels for few and for many rows
+STEPPED = (40, 24)  # tokens of the windows that are decoded side by side for the self-test
 SLACK = 0.05  # of the largest logit, between two ways to compute the same row in float16
 
 
@@ -33,12 +39,28 @@ class ExllamaEngine(Engine):
     """Scores windows with ExLlamaV3."""
 
     def __init__(
-        self, facts: ModelFacts, device: str | None, tensor_parallel: bool, kernel_switches: dict[str, str]
+        self,
+        facts: ModelFacts,
+        device: str | None,
+        tensor_parallel: bool,
+        kernel_switches: dict[str, str],
+        *,
+        path: DecodePath | None = None,
+        longest: int = 0,
+        bits: Bits | None = None,
     ) -> None:
+        self.path = path
+        self.cache: PagedCache | None = None
         with contextlib.redirect_stdout(sys.stderr):  # it prints while it compiles and loads
-            self.config, self.model = _load(facts, device, tensor_parallel)
+            self.config, self.model = _prepare(facts)
+            if path is not None:  # a cache gets its memory while the model is loaded
+                self.cache = PagedCache(self.model, path.sequences, max(longest, *STEPPED), bits)
+                self.longest = self.cache.longest
+            _load(self.model, facts, device, tensor_parallel, self.cache)
         self.vocabulary = int(facts.vocabulary or self.config.vocab_size)
         notes = self._self_test()
+        if path is not None:
+            self._require_steps()
         devices = sorted({str(device) for device in self.model.active_devices}) or [str(self.device)]
         self.facts = EngineFacts(
             engine="exllamav3",
@@ -49,9 +71,10 @@ class ExllamaEngine(Engine):
             context_length=facts.context_length,
             versions={"exllamav3": version("exllamav3")},
             settings={
-                "attention": "flash_attn_nc",
+                "attention": "flash_attn_nc" if path is None else "flash_attn",
                 "tensor_parallel": tensor_parallel,
                 "logits": "float16",
+                **({} if path is None else dict(zip(("cache_bits_k", "cache_bits_v"), bits or (16, 16), strict=True))),
                 **kernel_switches,
             },
             notes=(*facts.notes, *notes),
@@ -100,6 +123,43 @@ class ExllamaEngine(Engine):
         ids[-1] = (ids[-1] + 1) % self.vocabulary
         return judge_probe(whole, self._logits(ids).float()[:-1], SLACK)
 
+    # ── the decode path ──────────────────────────────────────────────────────────────────────────────────────────────
+    def steps(self, windows: Sequence[Window]) -> Iterator[tuple[list[StepRow], Tensor]]:
+        assert self.path is not None, "an engine that was opened for the decode path"
+        assert self.cache is not None, "the decode path has one"
+        with self.cache.emptied(len(windows)) as states:
+            for feed in feeds(windows, self.path.prefill_tokens, CHUNK):
+                with self._within_memory(windows[0]):
+                    logits = self.cache.compute(feed, states)
+                if logits is not None:
+                    yield feed.rows, logits[:, : self.vocabulary]
+
+    def _require_steps(self) -> None:
+        """Refuse a model that computes something else if it is fed token by token; a quantized cache may move it."""
+        assert self.cache is not None, "the decode path has one"
+        lengths = STEPPED[: self.cache.sequences]
+        ids = [(np.arange(length, dtype=np.int32) * 7 + 3) % self.vocabulary for length in lengths]
+        windows = [Window(x, np.arange(len(x), dtype=np.int32), x[:, None]) for x in ids]
+        whole = [self._logits(x).float() for x in ids]
+        size = torch.stack([found.abs().max() for found in whole]).max().clamp_min(1.0)
+        for rows, logits in self.steps(windows):
+            found = logits.float()
+            if not bool(found.isfinite().all()):
+                raise EngineError("the model gives NaN if it is fed token by token", fix="leave --path out")
+            far = (found - torch.stack([whole[place][row] for place, row in rows])).abs().max() / size
+            if self.cache.bits is None and float(far) > SLACK:
+                words = f"the logits of {self.config.architecture} are other ones if it is fed token by token"
+                raise EngineError(words, fix="leave --path out, and report this model")
+
+    def batches(self, source: WindowSource) -> list[Ints] | None:
+        if self.path is None:
+            return None
+        return prescribed_batches(source) or batches_side_by_side(source, self.path.sequences)
+
+    def computes(self, source: WindowSource, done: Bools) -> Bools:
+        batches = self.batches(source)
+        return ~done if batches is None else in_touched_batches(batches, done)
+
     # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
         if want.states:
@@ -108,6 +168,9 @@ class ExllamaEngine(Engine):
                 fix="use an unquantized checkpoint for a reference, with --engine transformers",
             )
         reducer = LogitsReducer(source, want, self.device, self.vocabulary)
+        if self.path is not None:
+            yield from score_side_by_side(self, source, done, reducer)
+            return
         waiting: tuple[IndexedWindow, list[Reduced]] | None = None
         for index in np.flatnonzero(~done).tolist():
             indexed = index, source.window(index)
@@ -133,7 +196,7 @@ class ExllamaEngine(Engine):
             torch.cuda.empty_cache()
             raise EngineError(
                 f"a window of {len(window.ids)} tokens does not fit in this device's memory",
-                fix="give a smaller --context-length",
+                fix="give a smaller --context-length" + ("" if self.path is None else ", or fewer --sequences"),
             ) from None
 
     def close(self) -> None:
@@ -146,25 +209,39 @@ def _answered(waiting: tuple[IndexedWindow, list[Reduced]], reducer: LogitsReduc
     return index, reducer.answers(parts, window.targets.shape[1])
 
 
-def _load(facts: ModelFacts, device: str | None, tensor_parallel: bool) -> tuple[Any, Any]:
+def _prepare(facts: ModelFacts) -> tuple[Any, Any]:
+    """Reads the config of a model, and makes the model without its weights."""
     import exllamav3
 
+    with _explained(facts):
+        config = exllamav3.Config.from_directory(str(facts.path))
+        return config, exllamav3.Model.from_config(config)
+
+
+def _load(model: Any, facts: ModelFacts, device: str | None, tensor_parallel: bool, cache: PagedCache | None) -> None:
+    """Loads the weights, and allocates the cache beside them."""
     if tensor_parallel and device is not None:
         raise OptionError("--tensor-p uses all visible GPUs", fix="leave --device out; set CUDA_VISIBLE_DEVICES")
+    if device is None and not tensor_parallel and torch.cuda.device_count() == 1:
+        device = "cuda:0"
+    # a pass of this many tokens measures the memory of each of several GPUs, and must fit into the cache
+    chunk = {} if device is not None or cache is None else {"max_chunk_size": min(CHUNK, cache.tokens)}
+    with _explained(facts, cache):
+        model.load(**({"tensor_p": True} if tensor_parallel else {"device": device}), **chunk)
+
+
+@contextlib.contextmanager
+def _explained(facts: ModelFacts, cache: PagedCache | None = None) -> Iterator[None]:
+    """Turns what ExLlamaV3 raises while it opens a model into one line."""
     try:
-        config = exllamav3.Config.from_directory(str(facts.path))
-        model = exllamav3.Model.from_config(config)
-        if tensor_parallel:
-            model.load(tensor_p=True)
-        else:
-            model.load(device=device or ("cuda:0" if torch.cuda.device_count() == 1 else None))
+        yield
     except torch.OutOfMemoryError:
-        raise EngineError(
-            f"the weights of {facts.name} do not fit on the GPU", fix="use more GPUs, or a smaller version"
-        ) from None
+        fix = "use more GPUs, or a smaller version"
+        if cache is not None:
+            fix = f"{fix}; fewer --sequences make the cache of {cache.tokens} tokens smaller"
+        raise EngineError(f"the weights of {facts.name} do not fit on the GPU", fix=fix) from None
     except (AssertionError, ValueError, KeyError, RuntimeError, OSError) as error:
         reason = str(error).strip().split("\n")[0][:200] or type(error).__name__
         raise ModelError(
             f"ExLlamaV3 cannot load {facts.name}: {reason}", fix="check the model, or its version"
         ) from None
-    return config, model

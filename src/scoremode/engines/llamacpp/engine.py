@@ -21,7 +21,7 @@ from scoremode.engines.distributions import IndexedWindow
 from scoremode.engines.llamacpp.library import Batch, Library, freed_with, library
 from scoremode.engines.llamacpp.llamacpp_options import FLASH_ATTENTION, MOST_THREADS, Choices, LlamaCppOptions
 from scoremode.engines.logits import LogitsReducer, judge_probe
-from scoremode.engines.steps import StepReducer
+from scoremode.engines.steps import feeds, score_side_by_side
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.models.gguf import GgufFacts
 from scoremode.plan.path import DecodePath
@@ -183,25 +183,15 @@ class LlamaCppEngine(Engine):
 
     def steps(self, windows: Sequence[Window]) -> Iterator[tuple[list[tuple[int, int]], Tensor]]:
         assert self.path is not None, "an engine that was opened for the decode path"
-        prefilled = self.path.prefill_tokens if self.path.prefill_tokens > 1 else 0  # one token is a step, too
         self._clear()
-        for place, window in enumerate(windows):
-            for begin in range(0, min(prefilled, len(window.ids)), self._at_once):
-                part = window.ids[begin : min(begin + self._at_once, prefilled)]
-                first, end = np.searchsorted(window.rows, [begin, begin + len(part)]).tolist()
-                positions = np.arange(begin, begin + len(part))
-                logits = self._feed(part, positions, np.full(len(part), place), window.rows[first:end] - begin)
-                if first < end:
-                    yield [(place, row) for row in range(first, end)], logits
-        for at in range(prefilled, max(len(window.ids) for window in windows)):
-            fed = [place for place, window in enumerate(windows) if at < len(window.ids)]
-            row = [int(np.searchsorted(windows[place].rows, at)) for place in fed]
-            asked = [i for i, place in enumerate(fed) if at in windows[place].rows[row[i] : row[i] + 1]]
+        for feed in feeds(windows, self.path.prefill_tokens, self._at_once):
+            count, length = feed.ids.shape
+            positions = np.tile(np.arange(feed.begin, feed.begin + length), count)
             # logits of every sequence, as a server computes them: with fewer rows, the last layer has other kernels
-            every = np.arange(len(fed))
-            logits = self._feed([windows[place].ids[at] for place in fed], np.full(len(fed), at), fed, every)
-            if asked:
-                yield [(fed[i], row[i]) for i in asked], logits if len(asked) == len(fed) else logits[asked]
+            asked = np.arange(count) if feed.is_step else feed.lines
+            logits = self._feed(feed.ids.reshape(-1), positions, np.repeat(feed.places, length), asked)
+            if feed.rows:
+                yield feed.rows, logits if len(feed.rows) == len(asked) else logits[feed.lines]
 
     # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
@@ -212,7 +202,7 @@ class LlamaCppEngine(Engine):
             )
         reducer = LogitsReducer(source, want, torch.device("cpu"), self.vocabulary)
         if self.path is not None:
-            yield from self._score_side_by_side(source, done, reducer)
+            yield from score_side_by_side(self, source, done, reducer)
             return
         for group in prompt_groups(source):
             if done[group].all():
@@ -222,18 +212,6 @@ class LlamaCppEngine(Engine):
             for index, window in windows:
                 if not done[index]:
                     yield index, self._answers((index, window), shared, reducer)
-
-    def _score_side_by_side(
-        self, source: WindowSource, done: Bools, reducer: LogitsReducer
-    ) -> Iterator[tuple[int, Answers]]:
-        for batch in self.batches(source) or ():
-            if done[batch].all():
-                continue
-            windows = [(int(i), source.window(int(i))) for i in batch]
-            together = StepReducer(reducer, windows)
-            for rows, logits in self.steps([window for _, window in windows]):
-                together.reduce(rows, logits)
-            yield from ((index, answers) for index, answers in together.answers() if not done[index])
 
     def batches(self, source: WindowSource) -> list[Ints] | None:
         if self.path is None:

@@ -18,6 +18,7 @@ from scoremode.engines.transformers.choices import (
     TransformersOptions,
     choose_device,
     chosen_device_and_dtype,
+    require_cache_library,
     require_quantization_library,
 )
 from scoremode.errors import EngineError
@@ -40,6 +41,8 @@ class TransformersPlugin(EnginePlugin):
     instead: ClassVar[dict[str, str]] = {
         "tensor_parallel_size": "use --device auto for several GPUs",
         "gpu_memory_utilization": "use --batch-tokens N to bound memory",
+        "cache_type_k": "use --kv-cache-dtype",
+        "cache_type_v": "use --kv-cache-dtype",
         "quantization": "leave it out: the checkpoint declares its quantization",
         "max_num_batched_tokens": "use --batch-tokens",
     }
@@ -69,6 +72,7 @@ class TransformersPlugin(EnginePlugin):
     def settings(self, subject: Subject, options: TransformersOptions) -> dict[str, Any]:
         assert subject.checkpoint is not None
         require_quantization_library(subject.checkpoint)
+        require_cache_library(options)
         device, dtype = chosen_device_and_dtype(options, subject.checkpoint)
         return {**options.identity(), "device": device, "dtype": dtype}
 

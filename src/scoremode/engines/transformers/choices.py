@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from scoremode.engines.options import CheckpointOptions, option
 from scoremode.errors import ModelError, OptionError
 from scoremode.installation import pip_install
+from scoremode.plan.path import DECODE
 
 if TYPE_CHECKING:
     from scoremode.models.facts import ModelFacts
@@ -22,6 +23,7 @@ LIBRARIES = {  # quant_method -> the packages that Transformers asks for
     "gptq": ("gptqmodel", "optimum"),
     "awq": ("gptqmodel",),
 }
+CACHE_BITS = {"int8": 8, "int4": 4, "int2": 2}  # bits per element of a quantized K/V cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,12 @@ class TransformersOptions(CheckpointOptions):
     batch_tokens: int | None = option("tokens in one forward pass", metavar="N")
     attn_implementation: str | None = option(
         "attention code of Transformers: eager, sdpa, flash_attention_2, … (default: its own choice)", metavar="NAME"
+    )
+    kv_cache_dtype: str | None = option(
+        "type of the K/V cache, with --path decode (default: auto, the model's dtype)",
+        choices=("auto", *CACHE_BITS),
+        metavar="DTYPE",
+        path=DECODE,
     )
     adapter: str | None = option(
         "folder of a PEFT adapter to put on the model", metavar="FOLDER", in_identity=False, may_vary=False
@@ -101,3 +109,9 @@ def require_quantization_library(facts: ModelFacts) -> None:
             f"{facts.name} is quantized with {method}, and Transformers needs {' and '.join(missing)} for that",
             fix=pip_install("quantized"),
         )
+
+
+def require_cache_library(options: TransformersOptions) -> None:
+    """Refuse a quantized K/V cache if the package that quantizes it is not installed."""
+    if options.kv_cache_dtype in CACHE_BITS and not any(distributions(name="hqq")):
+        raise OptionError(f"--kv-cache-dtype {options.kv_cache_dtype} needs the package 'hqq'", fix=pip_install("hqq"))

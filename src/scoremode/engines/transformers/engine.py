@@ -40,6 +40,7 @@ from scoremode.engines.distributions import (
 )
 from scoremode.engines.transformers import batches
 from scoremode.engines.transformers.batches import PADDING, OtherBatches, fed, other_threads, rows_needed
+from scoremode.engines.transformers.caches import CacheKind, require_quantizable
 from scoremode.engines.transformers.choices import TransformersOptions, choose_batch_tokens
 from scoremode.engines.transformers.loading import load_model
 from scoremode.engines.transformers.own_head import agree, find_head
@@ -75,7 +76,7 @@ class TransformersEngine(Engine):
         """Wrap a loaded causal LM. ``TransformersEngine.load`` is the usual way to make an engine."""
         import transformers
 
-        options, self.path = options or TransformersOptions(), path
+        options, self.path, self._longest = options or TransformersOptions(), path, 0
         self.model, device = model.eval(), model.device
         self.body: Any = getattr(model, model.base_model_prefix, None)
         if self.body is None or self.body is model:
@@ -93,6 +94,7 @@ class TransformersEngine(Engine):
         self.choice: Choice | None = None  # the kernel that scores; None if the model computes its own logits
         self._forced_kernel, self._divergence_is_checked = options.head_kernel, False
         self.head, self.vocabulary = self._choose_head(options.head or "exact", options.head_kernel)
+        self.cache = CacheKind.of(model.config, options)  # of the decode path
         if path is not None:
             self._require_steps()
         self.shares_prefixes = not getattr(model, "_is_stateful", False)
@@ -110,6 +112,7 @@ class TransformersEngine(Engine):
                 "attention": str(getattr(config, "_attn_implementation", None)),
                 "threads": torch.get_num_threads() if model.device.type == "cpu" else None,
                 "float32_products": EXACT,
+                **self.cache.settings(),
                 **describe_kernel(self.choice),
             },
             notes=(*(facts.notes if facts else ()), *self._notes),
@@ -120,6 +123,7 @@ class TransformersEngine(Engine):
         facts: ModelFacts, options: TransformersOptions | None = None, path: DecodePath | None = None
     ) -> TransformersEngine:
         options = options or TransformersOptions()
+        require_quantizable(facts, options)
         model, notes = load_model(facts, options)
         return TransformersEngine(model, replace(facts, notes=(*facts.notes, *notes)), options, path)
 
@@ -192,9 +196,10 @@ class TransformersEngine(Engine):
         """
         if self.path is None:
             return self._hidden(ids)
-        from transformers import DynamicCache
+        self._longest = max(self._longest, ids.shape[1])
+        return self._stepped(ids, self.path.prefill_tokens, self.cache.empty())
 
-        cache, first = DynamicCache(config=self.model.config), self.path.prefill_tokens
+    def _stepped(self, ids: Tensor, first: int, cache: Any) -> Tensor:
         states = [self._hidden(ids[:, :first], cache)]
         states += [self._hidden(ids[:, at : at + 1], cache) for at in range(first, ids.shape[1])]
         return torch.cat(states, 1)
@@ -207,8 +212,11 @@ class TransformersEngine(Engine):
         name = type(self.model).__name__
         if getattr(self.model, "_is_stateful", False):
             raise ModelError(f"{name} has no cache of keys and values", fix="leave --path out")
-        if not agree(self._hidden_of(ids).float(), self._hidden(ids).float(), self.model.dtype):
+        stepped = self._stepped(ids, 1, self.cache.empty_unquantized())
+        if not agree(stepped.float(), self._hidden(ids).float(), self.model.dtype):
             raise ModelError(f"{name} gives other states if it is fed token by token", fix="leave --path out")
+        if self.cache.name is not None and not bool(self._stepped(ids, 1, self.cache.empty()).isfinite().all()):
+            raise ModelError(f"{name} gives NaN with an {self.cache.name} cache", fix="leave --kv-cache-dtype out")
 
     def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
         needs_distributions = want.records or isinstance(want.against, WholeDistributions)
@@ -233,6 +241,11 @@ class TransformersEngine(Engine):
         if self.choice is None or choice.kernel.name != self.choice.kernel.name:
             self.choice = choice
             self.facts = replace(self.facts, settings={**self.facts.settings, **describe_kernel(choice)})
+
+    def account(self) -> dict[str, Any]:
+        longest, self._longest = self._longest, 0
+        note = None if self.path is None else self.cache.note(longest, self.path.prefill_tokens)
+        return {} if note is None else {"notes": [note]}
 
     def computes(self, source: WindowSource, done: Bools) -> Bools:
         return in_touched_batches(self._batches(source), done)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from scoremode.verbs.prob.sequence import SequenceScore, TokenScore
 
 WIDEST = 28  # characters; longer numbers do not widen the column
+CACHE_TYPES = ("kv_cache_dtype", "cache_type_k", "cache_type_v", "cache_bits_k", "cache_bits_v")  # engines' settings
+USUAL_CACHES: tuple[list[str], ...] = ([], ["auto"], ["f16"], ["16"])  # the types that engines choose themselves
 
 
 def _table(words: Sequence[str], numbers: Sequence[str]) -> Table:
@@ -62,7 +64,7 @@ def run_table(run: Run, worst: int = 8) -> list[Any]:
     for note in m["notes"]:
         table.line("", Text(note, "yellow"))
     table.line("text", shown(f"{m['corpus']} ({m['corpus_bytes']:,} bytes, sha256 {m['corpus_sha256'][:12]}…)"))
-    table.line("model", shown(f"{m['model']} on {m['engine']}, {m['dtype']}, head {m['head']}, {m['device']}"))
+    table.line("model", model_line(m))
     speed = m["tokens_per_second"]
     if speed is not None:
         table.line("speed", f"{speed:,.0f} tokens/s ({m['forward_tokens']:,} tokens fed in {m['seconds']:.1f} s)")
@@ -71,6 +73,21 @@ def run_table(run: Run, worst: int = 8) -> list[Any]:
     if worst:
         parts += [Text(), Text("worst-predicted tokens", "bold"), worst_table(run, worst)]
     return parts
+
+
+def model_line(m: Mapping[str, Any]) -> str:
+    """Returns the model of a manifest and how it was computed, with the types of its K/V cache if they were chosen.
+
+    >>> m = {"model": "m", "engine": "transformers", "dtype": "float32", "head": "exact-fp32", "device": "cpu"}
+    >>> model_line({**m, "engine_settings": {"kv_cache_dtype": "int4"}})
+    'm on transformers, float32, head exact-fp32, cpu, K/V cache int4'
+    """
+    settings = m.get("engine_settings") or {}
+    types = list(dict.fromkeys(str(settings[name]) for name in CACHE_TYPES if name in settings))
+    cache = [] if types in USUAL_CACHES else [f"K/V cache {'/'.join(types)}"]
+    return shown(
+        ", ".join([f"{m['model']} on {m['engine']}", str(m["dtype"]), f"head {m['head']}", m["device"], *cache])
+    )
 
 
 def _own_measures(of_columns: Sequence[Metric]) -> list[RunMeasure]:
@@ -91,9 +108,8 @@ def questions_table(found: Sequence[Run]) -> list[Any]:
         ]
         row = (shown(run.manifest["corpus"]), method_line(run.manifest), *numbers, f"{run.manifest['targets']:,}")
         table.add_row(*map(Text, row))
-    model = shown(f"{first['model']} on {first['engine']}, {first['dtype']}, head {first['head']}, {first['device']}")
     notes = [Text(shown(line), "yellow") for line in _shared_notes(found)]
-    return [Text(model, "dim"), Text(), table, *([Text(), *notes] if notes else [])]
+    return [Text(model_line(first), "dim"), Text(), table, *([Text(), *notes] if notes else [])]
 
 
 def _shared_notes(found: Sequence[Run]) -> list[str]:
