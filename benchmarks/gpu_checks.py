@@ -680,7 +680,8 @@ def check_decode(lab: Lab) -> None:
         lambda: close(get("decode", "logprob"), get("exact", "logprob"), *bf16_noise(lab)),
     )
     lab.check("decode path as served, against vLLM's own logprobs of the same steps", same_step)
-    print(f"      settings of the decode path: {get('decode', 'runner')}")
+    if "decode" in lab.results:
+        print(f"      settings of the decode path: {get('decode', 'runner')}")
     if lab.on_gpu and {"invariant", "decode-invariant"} <= set(lab.results):
         print(f"      VLLM_BATCH_INVARIANT=1, decode against prefill: {invariant()}")
 
