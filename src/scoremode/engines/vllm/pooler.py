@@ -326,7 +326,8 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         if served is None:  # only one rank gets the gathered logits, and only its answer is read
             blank = 2 * ours.shape[1] + 3 + KERNEL_WORDS
             return torch.zeros(len(hidden), blank, dtype=torch.int32, device=hidden.device)
-        theirs = to_words(define_columns(served, targets))
+        # on the CPU: vLLM's batch-invariant mode replaces a GPU's softmax by one that has no float64
+        theirs = to_words(define_columns(served.cpu(), targets.cpu())).to(served.device)
         size = served.float().nan_to_num(neginf=0.0).abs().amax(1, keepdim=True)
         shard = self._shard_of(hidden)
         products = {"float32_products": product_precision(hidden.device.type)}  # precision of products in the layers
