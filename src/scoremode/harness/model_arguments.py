@@ -10,9 +10,8 @@ from typing import Any
 from scoremode.arguments import require_flag, require_text, whole_number
 from scoremode.engines.base import Engine
 from scoremode.engines.plugin import EnginePlugin
-from scoremode.engines.registry import all_options, choose_engine, require_read
+from scoremode.engines.registry import all_options, choose_engine
 from scoremode.errors import OptionError, UnknownArgumentError, did_you_mean, print_line
-from scoremode.plan.path import PREFILL
 from scoremode.verbs.model import LazyModel
 
 GREEDY = ("measured", "unknown-is-false")
@@ -65,8 +64,8 @@ def read(given: Mapping[str, Any], device: str | None) -> tuple[LazyModel, Adapt
     if device is not None and "device" not in named and not isinstance(engine, Engine):
         _put_on(device, choose_engine(engine, name), named)
     held = LazyModel.named(name, engine, _engine_options(named), tokenizer, many_questions=True)
+    held.require_prefill()
     held.settings()  # refuses options that cannot work
-    require_read(held.chosen.options, PREFILL, has_flag=False)
     return held, settings
 
 

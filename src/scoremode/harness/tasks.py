@@ -81,6 +81,7 @@ def tasks(
     request = CompareRequest(engine, given, baseline_engine, baseline_options, tokenizer)
     models = _prepared(baseline, candidates, request, folders)
     for held in models:
+        held.require_prefill()
         held.settings()  # refuses what its engine would refuse, before data are loaded
     loaded = load_tasks(asked, progress)
     _require_rows(loaded, rows)

@@ -166,6 +166,10 @@ class LazyModel:
         chosen = replace(self.chosen, options=replace(options, **dict.fromkeys(only)))
         return LazyModel(chosen, spread=self.spread, tokenizer=self._tokenizer)
 
+    def require_prefill(self) -> None:
+        """Refuses options that only the decode path reads, for a verb that has no such path."""
+        registry.require_read(self.chosen.options, PREFILL, has_flag=False)
+
     @property
     def subject(self) -> Subject:
         return self.chosen.subject

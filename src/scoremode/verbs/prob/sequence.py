@@ -141,6 +141,7 @@ class SequenceProbability:
             )
         self._is_ours = not isinstance(model, LazyModel)
         self.held = model if isinstance(model, LazyModel) else LazyModel.named(model, engine, engine_options, tokenizer)
+        self.held.require_prefill()
         self.subject: Subject = self.held.subject
         self.leading_space, self.spanning, self.add_bos = leading_space, spanning, add_bos
         self.encoder = PairEncoder(
