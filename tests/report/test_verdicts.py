@@ -44,7 +44,7 @@ def test_more_candidates_need_more_evidence() -> None:
     assert judged([alone]) == ["clearly worse"]
     others = [shifted(0.0, name=f"other-{i}") for i in range(5)]
     assert judged([alone, *others])[0] == "within the noise"
-    assert "6 candidates" in rule_words(6)
+    assert "6 candidates" in rule_words([alone, *others])
 
 
 def test_few_groups_have_no_verdict() -> None:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from scoremode.plan.path import PREFILL
 from scoremode.plan.windows import measured
 from scoremode.scores.frames import ArrowTable, few_lines
 from scoremode.scores.parquet import Rows, pair_to_arrow
@@ -208,6 +209,10 @@ def _squared_delta_p(b: PairedBlock) -> Floats:
     return b.delta_p**2
 
 
+def _squared_move(b: PairedBlock) -> Floats:
+    return b.moved**2
+
+
 STATISTICS: tuple[Statistic, ...] = (
     _plain("targets", "number of targets", lambda means: len(means.runs.groups)),
     _plain("groups", "number of groups of targets", lambda means: means.mean(_worse).groups),
@@ -291,6 +296,15 @@ STATISTICS: tuple[Statistic, ...] = (
     _plain("noise_floor_kl_mean", "mean KL of the baseline against itself", _noise_mean, needs="noise"),
     _plain("noise_floor_kl_p99", "99 % quantile of that KL", _noise_p99, needs="noise"),
     Statistic("delta_logprob_mean", "mean of ln q - ln p", mean=lambda b: b.cand - b.base, needs="logprob", ranks=1),
+    Statistic(
+        "delta_logprob_rms",
+        "root mean square of ln q - ln p",
+        mean=_squared_move,
+        of=lambda means: _square_root(means.mean(_squared_move)),
+        needs="logprob",
+        better="low",
+    ),
+    _plain("delta_logprob_max", "the largest |ln q - ln p|", lambda means: means.farthest, better="low"),
     Statistic("delta_p_mean", "mean of q - p", mean=lambda b: b.delta_p, ranks=1),
     Statistic(
         "delta_p_rms",
@@ -351,6 +365,16 @@ class Comparison(PairedRuns, ArrowTable):
     manifest: Mapping[str, Any]  # how it was made: command, engine, model_format, bytes, bits_per_weight, sizes
     path: str | None = None  # the folder it is stored in
     noise_perturbed: str | None = None  # what was computed in a different way for ``noise_kl``, or why it is None
+
+    @property
+    def is_of_paths(self) -> bool:
+        """Is a model compared with itself, fed in two ways?"""
+        return "rerun" in self.manifest
+
+    @property
+    def baseline_name(self) -> str:
+        """The name of the baseline's row in a table."""
+        return PREFILL if self.is_of_paths else str(self.baseline.manifest["model"])
 
     def statistics(self) -> dict[str, Any]:
         """Perplexities, divergence and shares, with paired errors: see docs/compare-statistics.md."""

@@ -14,11 +14,11 @@ from scoremode.report.html.templating import as_html, cell_with_error, fill
 from scoremode.report.model_card import markdown
 from scoremode.report.numbers import (
     RUN_MEASURES,
-    SHOWN,
     Statistics,
     baseline_perplexity,
     file_size,
     shown_statistic,
+    shown_statistics,
     usable,
 )
 from scoremode.report.publish import compact, metadata
@@ -72,7 +72,7 @@ def size_cell(its: ServedModel) -> Markup:
 # ── comparisons ──────────────────────────────────────────────────────────────────────────────────────────────────────
 def comparisons_table(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> Markup:
     """One row per candidate, in groups of one format and engine, below the baseline and its noise floor."""
-    shown = [m for m in SHOWN if any(s.get(m.name) is not None for s in statistics)]
+    shown = [m for m in shown_statistics(comparisons) if any(s.get(m.name) is not None for s in statistics)]
     marks = {m.name: _best_and_worst(m, statistics) for m in shown}
     facts = [served(c) for c in comparisons]
     baselines = distinct_baselines(comparisons, statistics)
@@ -93,7 +93,7 @@ def comparisons_table(comparisons: Sequence[Comparison], statistics: Sequence[St
         rows=rows,
         marked=any(marks.values()),
         verdicts=[(c.name, v.sentence) for c, v in zip(comparisons, verdicts(comparisons, statistics), strict=True)],
-        verdict_rule=rule_words(len(comparisons)),
+        verdict_rule=rule_words(comparisons),
         errors="; ".join(dict.fromkeys(_about_errors(c, s) for c, s in baselines)),
         notes=[f"{words[:1].upper()}{words[1:]}." for words in dict.fromkeys(said) if words],
     )

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from scoremode.report.numbers import SHOWN, baseline_perplexity, rounded, shown_statistic, statistics_for_people
+from scoremode.report.numbers import (
+    baseline_perplexity,
+    rounded,
+    shown_statistic,
+    shown_statistics,
+    statistics_for_people,
+)
 from scoremode.report.served import ServedModel, in_groups, served, served_manifest
 from scoremode.report.terminal.console import BlockTable, TableColumn
 from scoremode.report.text import (
@@ -52,7 +58,7 @@ def comparison_json(found: Sequence[Comparison], statistics: Sequence[dict[str, 
                 "for_people": statistics_for_people(s, statistics),
                 **served(c).as_json(),
                 "noise_floor_perturbed": c.noise_perturbed if c.noise_kl is not None else None,
-                **({"kl_missing": c.manifest["kl_missing"]} if c.manifest.get("kl_missing") else {}),
+                **{name: c.manifest[name] for name in ("kl_missing", "rerun", "promise") if c.manifest.get(name)},
             }
             for c, s, verdict in zip(found, statistics, verdicts(found, statistics), strict=True)
         ],
@@ -72,9 +78,9 @@ def comparison_table(found: Sequence[Comparison], statistics: Sequence[dict[str,
     baseline, facts = found[0].baseline, [served(c) for c in found]
     order = [i for members in in_groups(facts).values() for i in members]
     rows = [statistics[i] for i in order]
-    names = [shown(name) for name in (baseline.manifest["model"], *(s["name"] for s in rows))]
+    names = [shown(name) for name in (found[0].baseline_name, *(s["name"] for s in rows))]
     columns = []
-    for statistic in SHOWN:
+    for statistic in shown_statistics(found):
         if (column := statistic.column) is not None:
             own = baseline_perplexity(statistics) if statistic.name == "ppl_candidate" else "-"
             columns.append(TableColumn(column.title, [own, *(_cell(statistic, s) for s in rows)], leaves=column.leaves))
@@ -90,16 +96,17 @@ def comparison_table(found: Sequence[Comparison], statistics: Sequence[dict[str,
     ]
 
 
-def paths_table(found: Comparison, statistics: dict[str, Any]) -> list[Any]:
-    """The table of a model's decode path against its prefill path, and how far single targets moved."""
-    drift, settings = found.drift(), found.candidate.manifest["method_settings"]
-    mean, error = statistics["delta_logprob_mean"], statistics["delta_logprob_mean_stderr"]
-    signed = "unbounded" if mean is None else f"{mean:+.2g}" + ("" if error is None else f" ± {error:.1g}")
-    moved = f"logprob of decode minus prefill: mean {signed}, rms {drift.rms:.2g}, largest {drift.largest:.2g} nats"
-    flips = "" if drift.flips is None else f"; {counted(drift.flips, 'first choices')} changed"
-    fed = f"{counted(settings['sequences'], 'sequences')}, {counted(settings['prefill_tokens'], 'tokens')} prefilled"
-    notes = [Text(shown(f"decode: {note}"), "yellow") for note in _own_notes(found)]
-    return [*comparison_table([found], [statistics]), Text(f"decode: {fed}", "dim"), *notes, "", Text(moved + flips)]
+def paths_table(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) -> list[Any]:
+    """The table of a model's other paths against its prefill path, how each was fed, and what to know of it."""
+    lines = [Text("Δ: logprob minus that of prefill, in nats", "dim")]
+    for c in found:
+        settings = c.candidate.manifest["method_settings"]
+        if "path" in settings and settings["prefill_tokens"] > 1:
+            lines.append(Text(f"{c.name}: {settings['prefill_tokens']:,} tokens of each window prefilled", "dim"))
+        lines += [Text(shown(f"{c.name}: {note}"), "yellow") for note in _own_notes(c)]
+        if promise := c.manifest.get("promise"):
+            lines.append(Text(shown(f"{c.name}: {promise}"), "red" if promise.startswith("finding") else ""))
+    return [*comparison_table(found, statistics), *lines]
 
 
 def _own_notes(found: Comparison) -> list[str]:
@@ -145,13 +152,13 @@ def _notes(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) ->
     missing = {str(why): None for c in found if (why := c.manifest.get("kl_missing"))}
     notes += [Text(shown(why)) for why in missing]
     notes += [Text(shown(why)) for why in dict.fromkeys(map(top_words, found)) if why]
-    if not any(c.kl is None for c in found) and len(found) > 1:
+    if not any(c.kl is None or c.is_of_paths for c in found) and len(found) > 1:
         for entry in rank(list(found)):
             if entry.tied_with:
                 others = ", ".join(entry.tied_with)
                 notes.append(Text(shown(f"{entry.name} cannot be told apart from {others}"), "yellow"))
         notes += [Text(words, "dim") for words in [pairs_tested(len(found))] if words]
-    return [*notes, Text(rule_words(len(found)), "dim")]
+    return [*notes, Text(rule_words(found), "dim")]
 
 
 def _cell(statistic: Statistic, s: Mapping[str, Any]) -> str:
