@@ -161,11 +161,11 @@ class PathsVerb(Verb):
                 **flags.question(parsed),
                 **flags.model_arguments(parsed),
             )
-        from scoremode.report.terminal.comparison_tables import comparison_json, paths_table
+        from scoremode.report.terminal.comparison_tables import comparison_json, comparison_table
 
         found = [replace(c, manifest={**c.manifest, "command": _command_line()}) for c in made]
         statistics = [c.statistics() for c in found]
-        show(parsed, lambda: comparison_json(found, statistics), lambda: paths_table(found, statistics))
+        show(parsed, lambda: comparison_json(found, statistics), lambda: comparison_table(found, statistics))
         if output:
             from scoremode.report.html.page import render
 

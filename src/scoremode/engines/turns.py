@@ -5,8 +5,8 @@ turn 0   ├────────┤                            nothing is ca
 turn 1   ├ cached ┼────────┤                   its rows attend to keys and values of the cache
 turn 2   ├ cached ┼ cached ┼──────┤
 
-The rows of a window are those of its turns. Leading turns without a requested row are fed as one, and its answer is
-dropped.
+The rows of a window are those of its turns. Tokens before the first requested row are a turn of their own, whose answer
+is dropped.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from scoremode.engines.baseline import StoredBaseline
 from scoremode.errors import EngineError
 from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.values import Bools, Ints
+
+SMALLEST_BLOCK = 16  # tokens: fewer are not worth a turn, because no cache keeps them
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class TurnWindows:
             if not len(rows):
                 found.append(Turn(index, 1, slice(0, 0)))
                 continue
-            first, last = int(rows[0]) // tokens * tokens, int(rows[-1]) + 1
+            first, last = int(rows[0]) if rows[0] >= SMALLEST_BLOCK else 0, int(rows[-1]) + 1
             ends = [*([first] if first else []), *range(first + tokens, last, tokens), last]
             reached = [0, *np.searchsorted(rows, ends).tolist()]
             for begin, end, stop in zip(reached, reached[1:], ends, strict=False):

@@ -22,6 +22,7 @@ from scoremode.errors import OptionError, did_you_mean
 
 PREFILL, DECODE = PATHS = ("prefill", "decode")
 CHUNKED, CACHE_HIT = "chunked", "cache-hit"
+CHUNK_TOKENS = 256  # of a chunk or a turn, if the user gives no number
 SEQUENCES = 16  # side by side, if the user gives no number
 MOST_SEQUENCES = 4096
 

@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scoremode.statistics.comparison import BY_NAME, STATISTICS, Comparison, Statistic, TerminalColumn
+from scoremode.statistics.comparison import (
+    BY_NAME,
+    STATISTICS,
+    Comparison,
+    Statistic,
+    TerminalColumn,
+    are_of_paths,
+)
 from scoremode.statistics.groups import FEWEST
 from scoremode.values import Estimate
 
@@ -45,7 +52,7 @@ OF_PATHS = {  # names and headings
 
 def shown_statistics(comparisons: Sequence[Comparison]) -> list[Statistic]:
     """The statistics that tables of these comparisons show, in their order."""
-    if not all(c.is_of_paths for c in comparisons):
+    if not are_of_paths(comparisons):
         return SHOWN
     known = [(BY_NAME[name], title) for name, title in OF_PATHS.items()]
     return [replace(s, label=title, column=TerminalColumn(title)) if title else s for s, title in known]

@@ -24,7 +24,7 @@ import numpy as np
 
 from scoremode.plan.windows import measured
 from scoremode.report.numbers import Statistics, rounded, shown_statistic, usable
-from scoremode.statistics.comparison import BY_NAME, Comparison
+from scoremode.statistics.comparison import BY_NAME, Comparison, are_of_paths
 from scoremode.statistics.estimate import LEVEL
 from scoremode.statistics.gate import too_few
 from scoremode.statistics.paired import PairedMeans
@@ -59,7 +59,7 @@ def verdicts(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]
     found = []
     for c, s, difference, is_apart in zip(comparisons, statistics, differences, apart, strict=True):
         if c.is_of_paths:
-            level, words = _path_level(s, c.manifest["rerun"])
+            level, words = _path_level(c, s, c.manifest["rerun"])
         else:
             level = _level(s, difference, is_apart=is_apart)
             words = _words(c, s, level)
@@ -69,7 +69,7 @@ def verdicts(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]
 
 def rule_words(comparisons: Sequence[Comparison]) -> str:
     """How the verdicts were reached, for a footnote."""
-    if all(c.is_of_paths for c in comparisons):
+    if are_of_paths(comparisons):
         return (
             f"more than the noise: the lower {100 * LEVEL:.0f} % bound of the rms difference is above what the same "
             "computation moved when it was done again, and that of KL is above the noise floor"
@@ -99,7 +99,7 @@ def _level(s: Statistics, difference: Estimate, *, is_apart: bool) -> Level:
     return "within the noise"
 
 
-def _path_level(s: Statistics, rerun: Mapping[str, Any]) -> tuple[Level, str]:
+def _path_level(c: Comparison, s: Statistics, rerun: Mapping[str, Any]) -> tuple[Level, str]:
     """Judges a path against the prefill path of the same model, and says what that rests on."""
     if s.get("delta_logprob_max") == 0 and not usable(s.get("kl_max")):
         return "the same bits", "the same bits as prefill on every target"
@@ -107,16 +107,21 @@ def _path_level(s: Statistics, rerun: Mapping[str, Any]) -> tuple[Level, str]:
         ("rms", "delta_logprob_rms", usable(rerun["rms"]), f"when computed again ({rerun['words']})"),
         ("KL", "kl_mean", usable(s.get("noise_floor_kl_mean")), "of prefill against itself"),
     ]
-    said, exceeds = [], []
+    said, bounds = list[str](), list[tuple[float, float | None, float]]()
     for title, name, noise, words in beside:
         value, low = usable(s.get(name)), usable(s.get(f"{name}_low"))
         if value is not None and noise is not None:
             said.append(f"{title} {rounded(value)[0]} against {rounded(noise)[0]} {words}")
-            exceeds.append((value if low is None else low) > noise)
+            bounds.append((value, low, noise))
     if not said:
         return "not known", f"no noise to compare with ({rerun['words']})"
-    level: Level = "more than the noise" if all(exceeds) else "no more than the noise"
-    return level, f"differs from prefill by {level}, {', '.join(said)}"
+    numbers = ", ".join(said)
+    if any((value if low is None else low) <= noise for value, low, noise in bounds):
+        return "no more than the noise", f"differs from prefill by no more than the noise, {numbers}"
+    if any(low is None for _, low, _ in bounds):
+        few = too_few(s.get("groups"), c.baseline.manifest.get("stderr_groups", "groups"))
+        return "not known", f"{numbers}; {few}"
+    return "more than the noise", f"differs from prefill by more than the noise, {numbers}"
 
 
 def _measured(s: Statistics) -> list[str]:

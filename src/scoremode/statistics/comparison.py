@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import UserList
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -195,6 +195,10 @@ def _noise_p99(means: PairedMeans) -> float:
     return quantiles(measured(means.runs.noise_kl), {"p99": 0.99})["p99"]
 
 
+def _farthest(means: PairedMeans) -> float | None:
+    return means.farthest if len(means.runs.groups) else None
+
+
 def _plain(name: str, about: str, of: Callable[[PairedMeans], float | None], **more: Any) -> Statistic:
     """A number without an error."""
     return Statistic(name, about, of=of, has_error=False, **more)
@@ -304,7 +308,7 @@ STATISTICS: tuple[Statistic, ...] = (
         needs="logprob",
         better="low",
     ),
-    _plain("delta_logprob_max", "the largest |ln q - ln p|", lambda means: means.farthest, better="low"),
+    _plain("delta_logprob_max", "the largest |ln q - ln p|", _farthest, better="low"),
     Statistic("delta_p_mean", "mean of q - p", mean=lambda b: b.delta_p, ranks=1),
     Statistic(
         "delta_p_rms",
@@ -438,6 +442,11 @@ class Comparisons(UserList[Comparison], ArrowTable):
         more = f"and {len(self) - len(shown)} more" if len(shown) < len(self) else ""
         baseline = self[0].baseline.manifest.get("model") if self else None
         return few_lines(f"{len(self)} compared with {baseline}" if self else "no comparison", *lines, more)
+
+
+def are_of_paths(comparisons: Sequence[Comparison]) -> bool:
+    """Is one model compared with itself, fed in several ways?"""
+    return bool(comparisons) and all(c.is_of_paths for c in comparisons)
 
 
 def comparison_statistics(c: Comparison) -> dict[str, Any]:

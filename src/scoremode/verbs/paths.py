@@ -18,7 +18,7 @@ from scoremode.engines.base import Baseline, Engine, Want, WholeDistributions, o
 from scoremode.engines.baseline import StoredBaseline, noise_facts
 from scoremode.engines.registry import require_path
 from scoremode.errors import EngineError, OptionError, did_you_mean
-from scoremode.plan.path import CACHE_HIT, CHUNKED, DECODE
+from scoremode.plan.path import CACHE_HIT, CHUNK_TOKENS, CHUNKED, DECODE
 from scoremode.remote.uri import located
 from scoremode.statistics.comparison import Comparison, Comparisons
 from scoremode.store.remote_copies import open_reference
@@ -37,7 +37,6 @@ from scoremode.verbs.scoring import UnfinishedRun
 from scoremode.verbs.sides import NOISE, Folders, as_comparison, compared_with
 
 WAYS = (DECODE, CHUNKED, CACHE_HIT)
-CHUNK_TOKENS = 256  # of a chunk or a turn, if the user gives no number
 
 
 @dataclass(frozen=True, slots=True)

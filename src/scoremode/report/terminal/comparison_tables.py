@@ -22,6 +22,7 @@ from scoremode.report.text import (
     model_notes,
     noise_words,
     other_metrics,
+    path_notes,
     shown,
     shown_rows,
     top_words,
@@ -93,25 +94,8 @@ def comparison_table(found: Sequence[Comparison], statistics: Sequence[dict[str,
         "",
         *_notes(found, statistics),
         _method_line(baseline.manifest, statistics[0]),
+        *(Text(shown(line), "red" if ": finding: " in line else "dim") for line in path_notes(found)),
     ]
-
-
-def paths_table(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) -> list[Any]:
-    """The table of a model's other paths against its prefill path, how each was fed, and what to know of it."""
-    lines = [Text("Δ: logprob minus that of prefill, in nats", "dim")]
-    for c in found:
-        settings = c.candidate.manifest["method_settings"]
-        if "path" in settings and settings["prefill_tokens"] > 1:
-            lines.append(Text(f"{c.name}: {settings['prefill_tokens']:,} tokens of each window prefilled", "dim"))
-        lines += [Text(shown(f"{c.name}: {note}"), "yellow") for note in _own_notes(c)]
-        if promise := c.manifest.get("promise"):
-            lines.append(Text(shown(f"{c.name}: {promise}"), "red" if promise.startswith("finding") else ""))
-    return [*comparison_table(found, statistics), *lines]
-
-
-def _own_notes(found: Comparison) -> list[str]:
-    """The notes of a candidate that its baseline does not have."""
-    return [note for note in found.candidate.manifest["notes"] if note not in found.baseline.manifest["notes"]]
 
 
 def _kinds(facts: Sequence[ServedModel]) -> tuple[list[list[str]], list[TableColumn]]:
