@@ -121,7 +121,7 @@ def noise_words(comparison: Comparison, statistics: Mapping[str, Any]) -> str:
 
 def path_notes(comparisons: Sequence[Comparison]) -> list[str]:
     """What to know of the paths of a model that is compared with itself, in lines; none about other comparisons."""
-    lines = []
+    lines = list[str]()
     for c in (c for c in comparisons if c.is_of_paths):
         lines = lines or ["Δ: logprob minus that of prefill, in nats"]
         settings = c.candidate.manifest["method_settings"]

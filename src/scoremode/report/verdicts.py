@@ -148,6 +148,6 @@ def _words(c: Comparison, s: Statistics, level: Level) -> str:
             return f"clearly worse, {impossible:,} tokens have probability zero"
         case "clearly worse" | "clearly better":
             return level
-        case "not known":
+        case _:
             few = s.get("worse_stderr") is None
             return too_few(s.get("groups"), manifest.get("stderr_groups", "groups")) if few else "not known"

@@ -108,10 +108,11 @@ def _read_ways(vary: str | Sequence[str], sequences: Any, chunk_tokens: Any, pre
             "--chunk-tokens belongs to chunked prefill and to cache hits",
             fix=f"add {CHUNKED} or {CACHE_HIT} to --vary, or leave --chunk-tokens out",
         )
-    found = []
+    of_chunks = "chunk_tokens", chunk_tokens, CHUNK_TOKENS
+    found = list[Way]()
     for kind in kinds:
-        own = _numbers("sequences", sequences) if kind == DECODE else _numbers("chunk_tokens", chunk_tokens)
-        found += [Way(kind, size) for size in own or [None if kind == DECODE else CHUNK_TOKENS]]
+        name, value, default = ("sequences", sequences, None) if kind == DECODE else of_chunks
+        found += [Way(kind, size) for size in _numbers(name, value)] or [Way(kind, default)]
     if len(set(found)) < len(found):
         raise OptionError("one way is given twice", fix="give each way and each number once")
     return found
@@ -166,7 +167,8 @@ class _PathsOfModel:
             )
 
     def _prefilled(self) -> Run:
-        out, how = self.folders.folder("prefill"), {"fresh": self.folders.fresh, "progress": self.folders.progress}
+        out = self.folders.folder("prefill")
+        how: dict[str, Any] = {"fresh": self.folders.fresh, "progress": self.folders.progress}
         if self.model.plugin.able().hidden_states:
             return reference_of(self.model, self.question, out, tokenizer=self.tokenizer, **how)
         return ppl_of(self.model, self.question, out=out, **how)
