@@ -113,14 +113,13 @@ class CompareVerb(Verb):
 
 
 class PathsVerb(Verb):
-    summary = "one model decoded, or fed in other ways, against its prefill path"
+    summary = "a model decoded, or fed in other ways, against its prefill"
     examples = (
-        "scoremode paths smollm2-135m --corpus python-docs --num-samples 2 --sequences 1,16",
-        "scoremode paths org/model --engine vllm --vary decode,chunked,cache-hit --corpus wikitext2",
+        "scoremode paths smollm2-135m --corpus python-docs --sequences 1,16",
+        "scoremode paths model.gguf --vary decode,chunked --corpus wikitext2",
     )
     everyday = (
         *flags.EVERYDAY_TEXT,
-        "--method",
         "--context-length",
         "--vary",
         "--sequences",
@@ -134,16 +133,16 @@ class PathsVerb(Verb):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         flags.add_model(parser, several_sequences=True)
-        ways = parser.add_argument_group("paths")
-        about = "decode, chunked, cache-hit, or several: decode,chunked (default: decode)"
-        flags.add(ways, {"--vary WAYS": about}, type=lambda text: text.split(","))
-        flags.add(ways, {"--chunk-tokens N,…": "of a chunk, or of a turn after a cache hit (default: 256)"})
+        group = parser.add_argument_group("comparison")
+        about = "decode (default), chunked, cache-hit; several with commas"
+        flags.add(group, {"--vary WAYS": about}, type=lambda text: text.split(","))
+        flags.add(group, {"--chunk-tokens N,…": "of chunked and cache-hit (default: 256)"})
         kept = {
             "--out DIR": "keep all runs there; an interrupted one resumes",
             "--fresh": "score again even if runs are there, and replace them",
             **flags.REPORT,
         }
-        flags.add(parser.add_argument_group("comparison"), kept)
+        flags.add(group, kept)
         flags.add(parser, flags.JSON)
 
     def run(self, parsed: argparse.Namespace) -> None:

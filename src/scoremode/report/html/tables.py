@@ -74,7 +74,8 @@ def size_cell(its: ServedModel) -> Markup:
 def comparisons_table(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> Markup:
     """One row per candidate, in groups of one format and engine, below the baseline and its noise floor."""
     shown = [m for m in shown_statistics(comparisons) if any(s.get(m.name) is not None for s in statistics)]
-    marks = {m.name: _best_and_worst(m, statistics) for m in shown}
+    of_paths = are_of_paths(comparisons)  # which differ by little more than noise: none is best
+    marks = {m.name: {} if of_paths else _best_and_worst(m, statistics) for m in shown}
     facts = [served(c) for c in comparisons]
     baselines = distinct_baselines(comparisons, statistics)
     rows = []
@@ -83,13 +84,13 @@ def comparisons_table(comparisons: Sequence[Comparison], statistics: Sequence[St
         rows.append(_row(c.name, c.candidate, its, cells))
     size = SIZE if any(f.size for f in facts) else None
     size = BITS if any(f.bits_per_weight is not None for f in facts) else size
-    size = None if are_of_paths(comparisons) else size  # one model has one size
+    size = None if of_paths else size  # one model has one size
     said = [noise_words(c, s) for c, s in baselines] + [top_words(c) for c in comparisons]
     said += [f"baseline: {note}" for c in comparisons for note in model_notes(c.baseline)]
     said += path_notes(comparisons)
     return fill(
         "comparisons_table.html",
-        titles=[("Model", ""), *([size] if size else []), *((m.label, m.about) for m in shown)],
+        titles=[("Path" if of_paths else "Model", ""), *([size] if size else []), *((m.label, m.about) for m in shown)],
         size=size,
         baselines=[_baseline_rows(c, s, shown, _perplexity_of(c, comparisons, statistics)) for c, s in baselines],
         groups=in_groups(facts),
