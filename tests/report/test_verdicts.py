@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +16,11 @@ from tests.statistics.test_comparison import compared
 GROUPS = 40
 
 
-def shifted(mean: float, *, kl: float = 0.1, floor: float = 0.001, name: str = "q4") -> Comparison:
+def shifted(mean: float, *, kl: float = 0.1, floor: float | None = 0.001, name: str = "q4") -> Comparison:
     """A candidate whose tokens are less likely by ``mean``, give or take 0.01, in groups of one target."""
     base = np.full(GROUPS, -2.0)
     moved = base - mean - 0.01 * np.linspace(-1.7, 1.7, GROUPS)
-    measured = {"kl": np.full(GROUPS, kl), "noise_kl": np.full(4, floor)}
+    measured: dict[str, Any] = {"kl": np.full(GROUPS, kl), "noise_kl": None if floor is None else np.full(4, floor)}
     return compared(base, moved, groups=np.arange(GROUPS), name=name, **measured)
 
 
@@ -44,7 +46,7 @@ def test_more_candidates_need_more_evidence() -> None:
     assert judged([alone]) == ["clearly worse"]
     others = [shifted(0.0, name=f"other-{i}") for i in range(5)]
     assert judged([alone, *others])[0] == "within the noise"
-    assert "6 candidates" in rule_words(6)
+    assert "6 candidates" in rule_words([alone, *others])
 
 
 def test_few_groups_have_no_verdict() -> None:
@@ -58,3 +60,29 @@ def test_the_sentence_has_the_digits_of_the_table() -> None:
     c = shifted(0.1)
     (found,) = verdicts([c], [comparison_statistics(c)])
     assert found.sentence == "same first choice 100.0%, perplexity +10.52% ± 0.18%: clearly worse"
+
+
+@pytest.mark.parametrize(
+    ("rerun", "floor", "level"),
+    [
+        (1e-9, 1e-12, "more than the noise"),
+        (0.5, 1e-12, "no more than the noise"),
+        (1e-9, 0.5, "no more than the noise"),
+        (None, 1e-12, "more than the noise"),
+        (None, None, "not known"),
+    ],
+)
+def test_a_path_differs_if_it_exceeds_all_noise_that_was_measured(
+    rerun: float | None, floor: float | None, level: str
+) -> None:
+    again = {"rms": rerun, "largest": rerun, "targets": 5, "words": "2 windows, one at a time"}
+    c = shifted(0.1, kl=0.01, floor=floor)
+    path = replace(c, manifest={**c.manifest, "rerun": again})
+    assert judged([path]) == [level]
+    (said,) = verdicts([path], [comparison_statistics(path)])
+    assert ("when computed again (2 windows, one at a time)" in said.sentence) == (rerun is not None)
+    assert ("of prefill against itself" in said.sentence) == (floor is not None)
+    assert rule_words([path]).startswith("more than the noise: the lower 95 % bound")
+    few = replace(path, groups=np.zeros_like(path.groups))
+    if level == "more than the noise":  # without an error, nobody knows
+        assert judged([few]) == ["not known"]

@@ -12,7 +12,7 @@ import pytest
 
 import scoremode as sm
 from scoremode.engines import registry
-from scoremode.errors import OptionError
+from scoremode.errors import OptionError, ScoremodeError
 from scoremode.verbs.noise import combinations, drift, parse_vary
 from tests import forked
 from tests.makers import ask
@@ -242,3 +242,52 @@ def tiny_for_vllm(tmp_path: Path) -> Path:
 
     make_tokenizer(tmp_path, adds_bos=False)
     return make_small_llama(tmp_path)
+
+
+# ── paths ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_the_path_is_a_setting(tiny: Path) -> None:
+    asked: dict[str, Any] = {"text": TEXT, "context_length": 32, "sequences": 3}
+    vary = {"path": ["prefill", "decode"]}
+    prefill, decode = sm.noise(str(tiny), vary=vary, dtype="float32", repeat=1, **asked).settings
+    assert (prefill.settings, decode.settings) == ({"path": "prefill"}, {"path": "decode"})
+    assert prefill.drift.max == 0
+    assert 0 < decode.drift.max < 2e-5
+    assert prefill.promise == decode.promise == ""
+    with sm.open(str(tiny), dtype="float32") as model:
+        (again,) = model.noise(path="decode", **asked).settings
+    assert again.repeats is not None
+    assert again.repeats.max == 0
+    one, four = sm.noise(str(tiny), vary={"sequences": [1, 4]}, path="decode", text=TEXT, repeat=1).settings
+    assert one.drift.max == 0
+    assert four.drift.max < 1e-4
+
+
+def test_a_promise_of_equal_bits_is_judged(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from scoremode.engines.table import TablePlugin
+    from scoremode.engines.transformers import TransformersPlugin
+
+    for plugin in (TablePlugin, TransformersPlugin):
+        monkeypatch.setattr(plugin, "promises_same_bits", lambda *_: "EVERY_BIT=1")
+    vary = {"path": ["prefill", "decode"]}
+    kept = sm.noise("table:successor", vary=vary, text=TEXT)
+    words = "path decode instead of prefill has the same bits on all 431 targets"
+    assert kept.settings[1].promise.startswith(f"EVERY_BIT=1 kept its promise: {words}; EVERY_BIT=1 kept its promise: ")
+    assert kept.as_json()[1]["promise"] == kept.settings[1].promise
+    found = sm.noise(str(tiny), vary=vary, text=TEXT, context_length=32).settings
+    assert found[0].promise.startswith("EVERY_BIT=1 kept its promise: a later pass has the same bits on all ")
+    assert found[1].promise.startswith("finding: EVERY_BIT=1 promises the same bits in every batch, but path decode")
+    other = sm.noise(str(tiny), vary={"dtype": ["float32", "bfloat16"]}, text=TEXT, repeat=1, context_length=32)
+    assert [s.promise for s in other.settings] == ["", ""]  # a dtype may move scores
+
+
+@pytest.mark.parametrize(
+    ("vary", "words"),
+    [
+        ({"path": ["prefill", "decoded"]}, "--vary path=decoded is not known; did you mean 'decode'"),
+        ({"path": ["prefill", "decode"], "sequences": [1, 2]}, "--sequences belongs to the decode path"),
+        ({"cache": ["miss", "hit"]}, "the table engine has no cache-hit path; leave cache out of --vary"),
+    ],
+)
+def test_paths_that_an_engine_lacks_are_refused(vary: dict[str, list[Any]], words: str) -> None:
+    with pytest.raises(ScoremodeError, match=words):
+        sm.noise("table:uniform", vary=vary, text=TEXT)

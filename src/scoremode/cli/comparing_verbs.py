@@ -7,7 +7,7 @@ import logging
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from scoremode.cli import flags
@@ -113,32 +113,36 @@ class CompareVerb(Verb):
 
 
 class PathsVerb(Verb):
-    summary = "one model's decode path against its prefill path, on the same tokens"
+    summary = "a model decoded, or fed in other ways, against its prefill"
     examples = (
-        "scoremode paths smollm2-135m --corpus python-docs --num-samples 2",
-        "scoremode paths model-Q4_K_M.gguf --corpus wikitext2 --sequences 4",
+        "scoremode paths smollm2-135m --corpus python-docs --sequences 1,16",
+        "scoremode paths model.gguf --vary decode,chunked --corpus wikitext2",
     )
     everyday = (
         *flags.EVERYDAY_TEXT,
-        "--method",
         "--context-length",
+        "--vary",
         "--sequences",
-        "--prefill-tokens",
+        "--chunk-tokens",
         *flags.EVERYDAY_ENGINE,
         "--out",
         "--report",
         "--json",
     )
-    epilog = "The baseline is the prefill path. An engine without hidden states gives everything but KL."
+    epilog = "The baseline is the prefill path. A few windows are computed again, to tell differences from noise."
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        flags.add_model(parser)
+        flags.add_model(parser, several_sequences=True)
+        group = parser.add_argument_group("comparison")
+        about = "decode (default), chunked, cache-hit; several with commas"
+        flags.add(group, {"--vary WAYS": about}, type=lambda text: text.split(","))
+        flags.add(group, {"--chunk-tokens N,…": "of chunked and cache-hit (default: 256)"})
         kept = {
-            "--out DIR": "keep both runs there; an interrupted one resumes",
+            "--out DIR": "keep all runs there; an interrupted one resumes",
             "--fresh": "score again even if runs are there, and replace them",
             **flags.REPORT,
         }
-        flags.add(parser.add_argument_group("comparison"), kept)
+        flags.add(group, kept)
         flags.add(parser, flags.JSON)
 
     def run(self, parsed: argparse.Namespace) -> None:
@@ -148,22 +152,23 @@ class PathsVerb(Verb):
         with progress_bar("scoring") as progress:
             made = paths(
                 parsed.model,
+                vary=parsed.vary or "decode",
+                chunk_tokens=parsed.chunk_tokens,
                 out=parsed.out,
                 fresh=parsed.fresh,
                 progress=progress,
                 **flags.question(parsed),
                 **flags.model_arguments(parsed),
             )
-        from scoremode.report.terminal.comparison_tables import comparison_json, paths_table
+        from scoremode.report.terminal.comparison_tables import comparison_json, comparison_table
 
-        found = replace(made, manifest={**made.manifest, "command": _command_line()})
-        statistics = found.statistics()
-        facts = {**comparison_json([found], [statistics]), "drift": asdict(found.drift())} if parsed.json else {}
-        show(parsed, lambda: facts, lambda: paths_table(found, statistics))
+        found = [replace(c, manifest={**c.manifest, "command": _command_line()}) for c in made]
+        statistics = [c.statistics() for c in found]
+        show(parsed, lambda: comparison_json(found, statistics), lambda: comparison_table(found, statistics))
         if output:
             from scoremode.report.html.page import render
 
-            _write_report(parsed, output, render([found], [statistics]))
+            _write_report(parsed, output, render(found, statistics))
 
 
 class TasksVerb(Verb):

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 Flags = Mapping[str, str]
 """Flags as the help shows them, and what they do.
 
-``--out DIR`` has a value, ``--fresh`` is a switch, ``--target TEXT …`` may be given again, and N is a whole number.
+``--out DIR`` has a value, ``--fresh`` is a switch, ``--target TEXT …`` may be given again, N is a whole number, and
+``N,…`` are one or several.
 """
 
 
@@ -30,6 +31,12 @@ def integer(text: str) -> int:
     if len(text) > 18:
         raise argparse.ArgumentTypeError(f"{_cut(text)} is too large")
     return int(text)
+
+
+def integers(text: str) -> int | list[int]:
+    """Reads one whole number, or several with commas between them, for argparse."""
+    found = [integer(part) for part in text.split(",")]
+    return found if len(found) > 1 else found[0]
 
 
 def count(text: str) -> int:
@@ -72,6 +79,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= 40 else f"{text[:40]}…"
 
 
+NUMBERS: Mapping[str, Callable[[str], Any]] = {"N": integer, "N,…": integers}
 EVERYDAY_TEXT = ("--corpus", "--text", "--num-samples")
 EVERYDAY_METHOD = ("--method", "--context-length", "--stride")
 EVERYDAY_ENGINE = ("--engine", "--dtype")
@@ -132,8 +140,8 @@ def add(parser: Any, flags: Flags, **details: Any) -> None:
             given = {"action": "store_true", "help": about}
         elif value.endswith(" …"):
             given |= {"action": "append"} if name.startswith("-") else {"nargs": "+"}
-        elif value == "N":
-            given["type"] = integer
+        elif value in NUMBERS:
+            given["type"] = NUMBERS[value]
         parser.add_argument(name, **{**given, **details})
 
 
@@ -141,18 +149,26 @@ def add_worst(parser: Any) -> None:
     add(parser, {"--worst N": "worst-predicted tokens to show (default: 8)"}, type=count, default=8)
 
 
-def add_model(parser: argparse.ArgumentParser, *, several: bool = False, replicas: bool = True) -> None:
+def add_model(
+    parser: argparse.ArgumentParser, *, several: bool = False, several_sequences: bool = False, replicas: bool = True
+) -> None:
     """Add the flags for a model, for the question that it is asked, and for its engine."""
     add(parser, MODEL)
-    add_question(parser, several=several)
+    add_question(parser, several=several, several_sequences=several_sequences)
     add_engine(parser, replicas=replicas)
 
 
-def add_question(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """Add the flags of a question; with ``several``, --corpus and --method may be repeated to ask several questions."""
+def add_question(parser: argparse.ArgumentParser, *, several: bool = False, several_sequences: bool = False) -> None:
+    """Add the flags of a question; with ``several``, --corpus and --method may be repeated to ask several questions.
+
+    With ``several_sequences``, --sequences takes several numbers.
+    """
     for title, flags in (("text", TEXT), ("method", METHOD)):
         more = AGAIN if several else {}
-        add(parser.add_argument_group(title), {name: about + more.get(name, "") for name, about in flags.items()})
+        named = {name: about + more.get(name, "") for name, about in flags.items()}
+        if several_sequences:
+            named = {name.replace("--sequences N", "--sequences N,…"): about for name, about in named.items()}
+        add(parser.add_argument_group(title), named)
 
 
 def add_engine(parser: argparse.ArgumentParser, *, replicas: bool = True) -> None:

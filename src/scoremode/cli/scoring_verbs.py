@@ -161,7 +161,7 @@ class NoiseVerb(Verb):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         flags.add_model(parser)
         compare = parser.add_argument_group("compare")
-        values = "score under each value: dtype=float32,bfloat16, tensor-parallel-size=1,2, engine=A,B, …"
+        values = "score under each value: dtype=float32,bfloat16, path=prefill,decode, cache=miss,hit, engine=A,B, …"
         flags.add(compare, {"--vary FLAG=A,B,… …": values})
         flags.add(compare, {"--repeat N": "passes over each setting (default: 2)"}, type=int, default=2)
         flags.add(parser, flags.JSON)

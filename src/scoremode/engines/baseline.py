@@ -177,13 +177,18 @@ class HeldBaseline:
         return self._held[index]
 
 
-def noise_floor(engine: Engine, plan: Plan, stored: StoredBaseline | None = None) -> NoiseFloor:
-    """KL of a baseline against itself, computed in a different way, on a few windows spread over the plan."""
-    chosen = np.arange(0, len(plan), max(1, len(plan) // NOISE_WINDOWS))
+def few_windows(plan: Plan) -> Ints:
+    """Chooses a few windows that are spread over a plan, to compute them a second time."""
+    chosen: Ints = np.arange(0, len(plan), max(1, len(plan) // NOISE_WINDOWS))
     within = np.cumsum(plan.target_counts[chosen]) <= NOISE_TARGETS
     within[0] = True
+    return chosen[within]
+
+
+def noise_floor(engine: Engine, plan: Plan, stored: StoredBaseline | None = None) -> NoiseFloor:
+    """KL of a baseline against itself, computed in a different way, on a few windows spread over the plan."""
     done = np.ones(len(plan), np.bool_)
-    done[chosen[within]] = False
+    done[few_windows(plan)] = False
     return engine.noise_floor(stored or HeldBaseline(engine, plan, done), plan, done)
 
 

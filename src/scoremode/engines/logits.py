@@ -121,6 +121,18 @@ class LiveLogits(LogitsBaseline):
                 resumed = time.perf_counter()
 
 
+class HeldLogits(LiveLogits):
+    """Such a baseline for a candidate that decodes several windows side by side: it holds the logits of all of them.
+
+    A model that is compared with itself is prefilled window by window, and decoded step by step, so the rows of all
+    windows of a batch are needed at once.
+    """
+
+    def logits(self, index: int, window: Window) -> Callable[[slice], Tensor]:
+        whole = torch.cat([found.clone() for _, found in self._blocks(index, window)])
+        return lambda rows: whole[rows]
+
+
 class LogitsCursor:
     """Reads the rows of a window from blocks of logits, in order; blocks and requests may be of different lengths."""
 

@@ -52,7 +52,7 @@ class Capabilities:
     logits: bool = False  # has ``Engine.logits``: baselines without hidden states; not in EVERYTHING, as the next
     generates: bool = False  # has ``open_generator``; not in EVERYTHING, which plug-ins used before this was asked for
     columns: tuple[Column, ...] = ()  # that it measures beside the built-in ones; its answers have them in ``more``
-    paths: tuple[str, ...] = (PREFILL,)  # how it can feed a window: see plan/path.py
+    paths: tuple[str, ...] = (PREFILL,)  # how it can feed a window, chunked and cache-hit included: see plan/path.py
 
 
 EVERYTHING = Capabilities(
@@ -170,6 +170,14 @@ class EnginePlugin(ABC):
     def open_generator(self, subject: Subject, options: Any, work: Work) -> Generator:
         """Open the model to write text, for tasks that need it. Only if ``capabilities.generates`` is true."""
         raise NotImplementedError(f"the {self.name} engine does not generate")
+
+    def chunked(self, options: Any, tokens: int) -> Any:
+        """The options with which at most ``tokens`` tokens are computed at once. Only if ``able().paths`` has it."""
+        raise NotImplementedError(f"the {self.name} engine has no chunked prefill")
+
+    def promises_same_bits(self, options: Any) -> str:
+        """Names the setting that promises the same bits for a window in whatever batch and way; '' if none does."""
+        return ""
 
     def ranks(self, options: Any) -> int:
         """The number of processes in which the engine runs its model: tensor times pipeline parallel size."""

@@ -216,14 +216,15 @@ def open_engine(chosen: Chosen, work: Work) -> Engine:
     return engine
 
 
-def require_path(plugin: EnginePlugin, path: str | None) -> None:
+def require_path(plugin: EnginePlugin, path: str | None, fix: str = "leave --path out") -> None:
     """Refuses a path by which an engine cannot feed its model, before it is opened."""
     if path is None or path in plugin.able().paths:
         return
     others = [other.name for other in known_engines().values() if path in other.capabilities.paths]
     others.sort(key=lambda name: not known_engines()[name].is_default)
-    fix = f"leave --path out, or use --engine {' or '.join(others)}"
-    raise EngineError(f"the {plugin.name} engine has no {path} path", fix=fix)
+    raise EngineError(
+        f"the {plugin.name} engine has no {path} path", fix=f"{fix}, or use --engine {' or '.join(others)}"
+    )
 
 
 def require_read(options: Options, path: str | None, *, has_flag: bool = True) -> None:

@@ -4,6 +4,11 @@ prefill   all tokens in one pass, as a prompt is read
 decode    one token per step, with the keys and values of the tokens before it in a cache, as text is generated
 
 The targets are the same on both paths. A path belongs to a plan's settings, and so to the identity of a run.
+
+Servers mix two more ways into prefill, which belong to an engine and not to a plan:
+
+chunked     a prompt is read in several passes, of so many tokens each
+cache-hit   a prompt is read in several requests, each of which finds what came before it in the prefix cache
 """
 
 from __future__ import annotations
@@ -16,6 +21,8 @@ from scoremode.arguments import require_text, whole_number
 from scoremode.errors import OptionError, did_you_mean
 
 PREFILL, DECODE = PATHS = ("prefill", "decode")
+CHUNKED, CACHE_HIT = "chunked", "cache-hit"
+CHUNK_TOKENS = 256  # of a chunk or a turn, if the user gives no number
 SEQUENCES = 16  # side by side, if the user gives no number
 MOST_SEQUENCES = 4096
 

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from scoremode.statistics.comparison import BY_NAME, STATISTICS, Statistic
+from scoremode.statistics.comparison import (
+    BY_NAME,
+    STATISTICS,
+    Comparison,
+    Statistic,
+    TerminalColumn,
+    are_of_paths,
+)
 from scoremode.statistics.groups import FEWEST
 from scoremode.values import Estimate
 
@@ -30,6 +37,26 @@ class RunMeasure:
 
 SHOWN = sorted((s for s in STATISTICS if s.label), key=lambda s: s.name == "bits_per_byte_candidate")
 """The statistics of a comparison that tables show, in their order: as JSON lists them, but bits per byte come last."""
+
+OF_PATHS = {  # names and headings
+    "ppl_candidate": "",
+    "ppl_ratio": "",
+    "kl_mean": "",
+    "delta_logprob_mean": "Δ mean",
+    "delta_logprob_rms": "Δ rms",
+    "delta_logprob_max": "Δ max",
+    "kl_max": "",
+    "same_top": "",
+}
+
+
+def shown_statistics(comparisons: Sequence[Comparison]) -> list[Statistic]:
+    """The statistics that tables of these comparisons show, in their order."""
+    if not are_of_paths(comparisons):
+        return SHOWN
+    known = [(BY_NAME[name], title) for name, title in OF_PATHS.items()]
+    return [replace(s, label=title, column=TerminalColumn(title)) if title else s for s, title in known]
+
 
 RUN_MEASURES = (
     RunMeasure("perplexity", "Perplexity", "perplexity"),

@@ -119,6 +119,20 @@ def noise_words(comparison: Comparison, statistics: Mapping[str, Any]) -> str:
     return f"noise floor: KL mean {rounded(floor)[0]}" + (f" under: {words}" if words else "")
 
 
+def path_notes(comparisons: Sequence[Comparison]) -> list[str]:
+    """What to know of the paths of a model that is compared with itself, in lines; none about other comparisons."""
+    lines = list[str]()
+    for c in (c for c in comparisons if c.is_of_paths):
+        lines = lines or ["Δ: logprob minus that of prefill, in nats"]
+        settings = c.candidate.manifest["method_settings"]
+        if settings.get("prefill_tokens", 1) > 1:
+            lines.append(f"{c.name}: {settings['prefill_tokens']:,} tokens of each window prefilled")
+        known = c.baseline.manifest["notes"]
+        lines += [f"{c.name}: {note}" for note in c.candidate.manifest["notes"] if note not in known]
+        lines += [f"{c.name}: {c.manifest['promise']}"] if c.manifest.get("promise") else []
+    return lines
+
+
 # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def shown_rows(comparison: TasksComparison) -> list[dict[str, Any]]:
     """The rows of a table; the row over all tasks is left out if it would repeat that of a single task or group."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections import UserList
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 
+from scoremode.plan.path import PREFILL
 from scoremode.plan.windows import measured
 from scoremode.scores.frames import ArrowTable, few_lines
 from scoremode.scores.parquet import Rows, pair_to_arrow
@@ -194,6 +195,10 @@ def _noise_p99(means: PairedMeans) -> float:
     return quantiles(measured(means.runs.noise_kl), {"p99": 0.99})["p99"]
 
 
+def _farthest(means: PairedMeans) -> float | None:
+    return means.farthest if len(means.runs.groups) else None
+
+
 def _plain(name: str, about: str, of: Callable[[PairedMeans], float | None], **more: Any) -> Statistic:
     """A number without an error."""
     return Statistic(name, about, of=of, has_error=False, **more)
@@ -206,6 +211,10 @@ def _worse(b: PairedBlock) -> Any:
 
 def _squared_delta_p(b: PairedBlock) -> Floats:
     return b.delta_p**2
+
+
+def _squared_move(b: PairedBlock) -> Floats:
+    return b.moved**2
 
 
 STATISTICS: tuple[Statistic, ...] = (
@@ -291,6 +300,15 @@ STATISTICS: tuple[Statistic, ...] = (
     _plain("noise_floor_kl_mean", "mean KL of the baseline against itself", _noise_mean, needs="noise"),
     _plain("noise_floor_kl_p99", "99 % quantile of that KL", _noise_p99, needs="noise"),
     Statistic("delta_logprob_mean", "mean of ln q - ln p", mean=lambda b: b.cand - b.base, needs="logprob", ranks=1),
+    Statistic(
+        "delta_logprob_rms",
+        "root mean square of ln q - ln p",
+        mean=_squared_move,
+        of=lambda means: _square_root(means.mean(_squared_move)),
+        needs="logprob",
+        better="low",
+    ),
+    _plain("delta_logprob_max", "the largest |ln q - ln p|", _farthest, better="low"),
     Statistic("delta_p_mean", "mean of q - p", mean=lambda b: b.delta_p, ranks=1),
     Statistic(
         "delta_p_rms",
@@ -351,6 +369,16 @@ class Comparison(PairedRuns, ArrowTable):
     manifest: Mapping[str, Any]  # how it was made: command, engine, model_format, bytes, bits_per_weight, sizes
     path: str | None = None  # the folder it is stored in
     noise_perturbed: str | None = None  # what was computed in a different way for ``noise_kl``, or why it is None
+
+    @property
+    def is_of_paths(self) -> bool:
+        """Is a model compared with itself, fed in two ways?"""
+        return "rerun" in self.manifest
+
+    @property
+    def baseline_name(self) -> str:
+        """The name of the baseline's row in a table."""
+        return PREFILL if self.is_of_paths else str(self.baseline.manifest["model"])
 
     def statistics(self) -> dict[str, Any]:
         """Perplexities, divergence and shares, with paired errors: see docs/compare-statistics.md."""
@@ -414,6 +442,11 @@ class Comparisons(UserList[Comparison], ArrowTable):
         more = f"and {len(self) - len(shown)} more" if len(shown) < len(self) else ""
         baseline = self[0].baseline.manifest.get("model") if self else None
         return few_lines(f"{len(self)} compared with {baseline}" if self else "no comparison", *lines, more)
+
+
+def are_of_paths(comparisons: Sequence[Comparison]) -> bool:
+    """Is one model compared with itself, fed in several ways?"""
+    return bool(comparisons) and all(c.is_of_paths for c in comparisons)
 
 
 def comparison_statistics(c: Comparison) -> dict[str, Any]:

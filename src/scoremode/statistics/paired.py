@@ -38,14 +38,12 @@ class PairedBlock:
         found: Floats = np.exp(self.cand) - np.exp(self.base)
         return found
 
-
-@dataclass(frozen=True, slots=True)
-class TargetDrift:
-    """How far single targets moved: statistics of ln q - ln p over all targets, in nats."""
-
-    rms: float
-    largest: float  # of its absolute value
-    flips: int | None  # targets whose first choice changed; None: first choices were not measured
+    @property
+    def moved(self) -> Floats:
+        """The differences ln q - ln p. A target of probability zero under both models has not moved."""
+        with np.errstate(invalid="ignore"):
+            found: Floats = np.where(self.cand == self.base, 0.0, self.cand - self.base)
+        return found
 
 
 Values = Callable[[PairedBlock], Floats | Bools]
@@ -98,18 +96,6 @@ class PairedRuns:
             begin = here.stop
             release_read_blocks((self.kl, self.weight, self.groups), number)
 
-    def drift(self) -> TargetDrift:
-        """Returns how far single targets moved. A target of probability zero under both models has not moved."""
-        squares, largest, flips = 0.0, 0.0, 0
-        for block in self.blocks():
-            with np.errstate(invalid="ignore"):
-                moved = np.where(block.cand == block.base, 0.0, block.cand - block.base)
-            squares += float(np.square(moved).sum())
-            largest = max(largest, float(np.abs(moved).max(initial=0.0)))
-            if block.base_top is not None and block.cand_top is not None:
-                flips += int((block.base_top != block.cand_top).sum())
-        return TargetDrift((squares / len(self.groups)) ** 0.5, largest, flips if self.has_top else None)
-
     def _require_numbers(self, name: str, values: Floats | None) -> None:
         if values is not None and np.isnan(values).any():
             raise RunError(f"{self.name}: {name} contains NaN", fix="score again with --fresh")
@@ -136,6 +122,7 @@ class PairedMeans:
         self.runs = runs
         self.zeros = [0, 0]  # targets of probability zero in the baseline and in the candidate
         self.infinite = 0  # targets with infinite KL
+        self.farthest = 0.0  # the largest |ln q - ln p| of a target
         self.delta_p: Floats = np.empty(0)  # (n,) set by ``gather`` with columns
         self._sums: dict[Values, GroupSums] = {}
         self._quantiles: dict[str, dict[str, float]] = {}
@@ -143,7 +130,8 @@ class PairedMeans:
     def gather(self, values: Iterable[Values], *, columns: bool = False) -> None:
         """Adds up several values per target in one pass.
 
-        With ``columns``, the same pass counts zeros and infinite KL, and stores the column of Δp for its quantiles.
+        With ``columns``, the same pass counts zeros and infinite KL, finds the target that moved farthest, and stores
+        the column of Δp for its quantiles.
         """
         numbers = distinct(array_blocks(self.runs.groups))  # only groups that occur: an empty group would count
         first = GroupSums(len(numbers))
@@ -159,6 +147,7 @@ class PairedMeans:
                 begin += len(index)
                 self.zeros[0] += int(np.isneginf(block.base).sum())
                 self.zeros[1] += int(np.isneginf(block.cand).sum())
+                self.farthest = max(self.farthest, float(np.abs(block.moved).max(initial=0.0)))
                 self.infinite += 0 if block.kl is None else int(np.isinf(block.kl).sum())
                 release_read_blocks((delta_p,), number)
         self._sums |= others

@@ -169,6 +169,15 @@ class ComparedWith(msgspec.Struct):
     fingerprint: Text
 
 
+class StoredRerun(msgspec.Struct):
+    """How far a few windows of a run moved when they were computed again."""
+
+    rms: NotNegative | None  # nats per target; None: not measured, or infinite
+    largest: NotNegative | None
+    targets: Count
+    words: Text  # how they were computed again, or why they were not
+
+
 class StoredQuestion(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """The options of ``ppl`` that define the plan; a reference repeats them for its candidates."""
 
@@ -238,6 +247,8 @@ class RunManifest(msgspec.Struct, kw_only=True):
     columns: list[Column] = []  # columns that the engine declared itself
     noise_kl: list[NotNegative] | None = None
     noise_perturbed: str | None = None
+    rerun: StoredRerun | None = None
+    promise: str | None = None  # whether a promise of equal bits was kept
     model_notes: list[str] = []
     question: StoredQuestion | None = None
     command: str | list[str | list[str]] | None = None

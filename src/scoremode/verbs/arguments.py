@@ -31,7 +31,7 @@ class QuestionArguments(TypedDict, total=False):
     stride: int | None  # tokens between windows; default: the method's
     max_windows: int | None  # 0 for all; default: the method's own limit
     path: str | None  # how tokens are fed: "prefill" or "decode"; default: prefill
-    sequences: int | None  # of the decode path: windows side by side
+    sequences: int | Sequence[int] | None  # of the decode path: windows side by side; several in ``paths`` alone
     prefill_tokens: int | None  # of the decode path: tokens of each window that are fed at once, before the steps
     num_samples: int | None  # only the first rows of the corpus
     document_tokens: int | None  # only the first tokens of each document

@@ -88,6 +88,7 @@ class LazyModel:
         self.spread = spread  # over replicas; None: one engine in this process
         self._tokenizer = tokenizer
         self.many_questions = many_questions  # else the engine is opened for exactly one
+        self.shares_prompts = False  # will windows that begin alike be asked about?
         self._engine: Engine | None = None
         self._path: DecodePath | None = None  # of the open engine
         self._tokenized = LastTokens()  # another method on the same text need not cut it again
@@ -170,6 +171,13 @@ class LazyModel:
         """Refuses options that only the decode path reads, for a verb that has no such path."""
         registry.require_read(self.chosen.options, PREFILL, has_flag=False)
 
+    def again(self, chunk_tokens: int | None = None) -> LazyModel:
+        """Makes another LazyModel of this model; with ``chunk_tokens``, its engine computes no more tokens at once."""
+        chosen = self.chosen
+        if chunk_tokens is not None:
+            chosen = replace(chosen, options=self.plugin.chunked(chosen.options, chunk_tokens))
+        return LazyModel(chosen, spread=self.spread, tokenizer=self._tokenizer)
+
     @property
     def subject(self) -> Subject:
         return self.chosen.subject
@@ -222,6 +230,7 @@ class LazyModel:
             self.close()
         if self._engine is None:
             self._path = work.path
+            work = replace(work, shares_prompts=work.shares_prompts or self.shares_prompts)
             if self.many_questions and work.path is None:  # more may come, and of other kinds
                 work = replace(work, longest=max(work.longest or 0, self.usual_length), shares_prompts=True)
             name, is_remote = self.subject.name, self.plugin.address is not None

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -22,7 +22,9 @@ import numpy as np
 
 from scoremode.engines.base import EngineFacts
 from scoremode.engines.registry import all_options, require_path
+from scoremode.engines.turns import TurnsEngine
 from scoremode.errors import OptionError, did_you_mean
+from scoremode.plan.path import CACHE_HIT, CHUNK_TOKENS, DECODE, PATHS, PREFILL, DecodePath, read_path
 from scoremode.plan.plan import Plan
 from scoremode.scores.columns import Scores
 from scoremode.scores.frames import few_lines
@@ -30,11 +32,12 @@ from scoremode.scores.journal import Journal
 from scoremode.statistics.estimate import finite_or_none
 from scoremode.statistics.run import all_metrics
 from scoremode.values import Floats
-from scoremode.verbs.arguments import AllArguments, spelled_out, split_arguments
+from scoremode.verbs.arguments import PATH, AllArguments, spelled_out, split_arguments
 from scoremode.verbs.model import GivenModel, GivenTokenizer, LazyModel
 from scoremode.verbs.progress import Progress, part_of
 from scoremode.verbs.progress_display import shows_progress
 from scoremode.verbs.question import Question, library_versions
+from scoremode.verbs.rerun import difference, kept_promise
 from scoremode.verbs.scoring import check_fits, score_plan
 
 QUANTILE = 0.999
@@ -76,6 +79,7 @@ class SettingNoise:
     perplexity_ratio: float  # to the reference's
     drift: Drift  # first pass against the first pass of the reference
     repeats: Drift | None  # later passes against the first; None if there was one pass
+    promise: str  # whether a promise of equal bits was kept; '' if none was made
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,7 @@ class Noise:
                 "perplexity": finite_or_none(s.perplexity),
                 "perplexity_ratio": finite_or_none(s.perplexity_ratio),
                 **(s.repeats.as_json("repeat_drift") if s.repeats else {}),
+                **({"promise": s.promise} if s.promise else {}),
                 "engine": s.facts.engine,
                 "dtype": s.facts.dtype,
                 "device": s.facts.device,
@@ -140,20 +145,21 @@ def noise(
 ) -> Noise:
     """Score one plan under every combination of the settings in ``vary``, ``repeat`` times each.
 
-    ``vary`` names ``engine`` or any option of an engine, with its values; the first value of each makes the reference.
-    ``arguments`` are those of a question and the engine's options, and hold for every setting.
+    ``vary`` names ``engine``, any option of an engine, ``path``, ``sequences`` or ``cache`` (``miss``, ``hit``), with
+    its values; the first value of each makes the reference. ``arguments`` are those of a question and the engine's
+    options, and hold for every setting.
 
     >>> import scoremode as sm
     >>> sm.noise("table:uniform", text="any text").settings[0].repeats.max
     0.0
     """
-    question, options = split_arguments(arguments, needs_text=True)
+    rest, feeding = split_feeding(arguments)
+    question, options = split_arguments(rest, needs_text=True)
+    options |= {name: value for name, value in feeding.items() if name in (vary or {})}  # refused: it is varied
     models = prepare_settings(model, vary or {}, repeat, engine=engine, options=options, tokenizer=tokenizer)
-    for _, one in models:
-        require_path(one.plugin, question.get("path"))
     asked = models[0][1].ask(question, progress)
     check_fits(asked.plan, asked.subject.vocabulary, asked.subject.context_length)
-    return noise_of(asked, models, repeat, progress)
+    return noise_of(asked, models, repeat, progress, feeding=feeding)
 
 
 def noise_of(
@@ -162,16 +168,23 @@ def noise_of(
     repeat: int,
     progress: Progress | None = None,
     *,
+    feeding: Mapping[str, Any] | None = None,
     keep_open: bool = False,
 ) -> Noise:
-    """Asks a model one question under several settings; its engine is closed before the next setting opens one."""
+    """Asks a model one question under several settings; its engine is closed before the next setting opens one.
+
+    ``asked`` is the question to the prefill path. ``feeding`` has the arguments of a path that hold for all settings.
+    """
+    plans = [asked.plan.on_path(_path(setting, feeding or {}, model)) for setting, model in models]
     whole = len(models) * repeat * asked.plan.forward_tokens
     found: list[SettingNoise] = []
     reference: tuple[Floats, float] | None = None
-    for setting, model in models:
+    for (setting, model), plan in zip(models, plans, strict=True):
         begun = [(len(found) * repeat + number) * asked.plan.forward_tokens for number in range(repeat)]
         parts = [part_of(progress, before, whole) for before in begun]
-        facts, passes = _score(asked, model, progress, parts, keep_open=keep_open)
+        question = replace(asked, plan=plan)
+        turns = CHUNK_TOKENS if setting.get("cache") == "hit" else None
+        facts, passes = _score(question, model, progress, parts, turn_tokens=turns, keep_open=keep_open)
         perplexity = all_metrics(asked.plan, asked.tokens, passes[0])["perplexity"].value
         first = passes[0].logprob
         expected, usual = reference = reference or (first, perplexity)
@@ -184,12 +197,59 @@ def noise_of(
                 perplexity_ratio=perplexity / usual if math.isfinite(usual) else math.nan,
                 drift=drift(asked.plan, first, expected),
                 repeats=_widest(later) if later else None,
+                promise=_promise(models[0][0], setting, model, expected, [scores.logprob for scores in passes]),
             )
         )
     return Noise(asked.subject.name, asked.corpus.name, asked.plan, repeat, _sequences(asked.plan)[0], tuple(found))
 
 
 # ── settings ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+FEEDING: dict[str, tuple[str, tuple[str, ...] | None]] = {  # how tokens are fed: the kind of value, and the choices
+    "path": ("str", PATHS),
+    "sequences": ("int", None),
+    "cache": ("str", ("miss", "hit")),
+}
+SAME_BITS = {*FEEDING, "max_num_batched_tokens"}  # settings that move no score of an engine that promises equal bits
+
+
+def split_feeding(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Splits arguments into those of the prefill path, and those of another path, which may differ by setting."""
+    rest = {name: value for name, value in arguments.items() if name not in PATH}
+    return rest, {name: value for name, value in arguments.items() if name in PATH}
+
+
+def _path(setting: Setting, feeding: Mapping[str, Any], model: LazyModel) -> DecodePath | None:
+    """The path of a setting; an error if the engine does not have it, or has no prefix cache where hits are asked for.
+
+    If the path is varied, what was given for the decode path does not apply to prefill.
+    """
+    given = {**feeding, **{name: value for name, value in setting.items() if name in PATH}}
+    if setting.get("path") == PREFILL:
+        given = {name: value for name, value in given.items() if name == "path" or name in setting}
+    found = read_path(**given)
+    require_path(model.plugin, DECODE if found else None)
+    if setting.get("cache") == "hit":
+        require_path(model.plugin, CACHE_HIT, "leave cache out of --vary")
+        if found is not None:
+            raise OptionError("a cache hit is measured on the prefill path", fix="leave --path out")
+        model.shares_prompts = True
+    return found
+
+
+def _promise(first: Setting, setting: Setting, model: LazyModel, reference: Floats, passes: Sequence[Floats]) -> str:
+    """Says whether an engine gave the same bits where it promises them; '' if it promises none."""
+    promise = model.plugin.promises_same_bits(model.chosen.options)
+    said = []
+    changed = {name for name in setting if setting[name] != first[name]}
+    if changed and changed <= SAME_BITS:
+        what = ", ".join(f"{_flag(name)} {setting[name]} instead of {first[name]}" for name in sorted(changed))
+        said.append(kept_promise(promise, difference(passes[0], reference), what))
+    if len(passes) > 1:
+        again = np.concatenate([difference(later, passes[0]) for later in passes[1:]])
+        said.append(kept_promise(promise, again, "a later pass"))
+    return "; ".join(words for words in said if words)
+
+
 def parse_vary(text: str) -> tuple[str, list[Any]]:
     """Parses ``batch-tokens=512,2048`` into the option's name and its values, in the option's type.
 
@@ -198,7 +258,7 @@ def parse_vary(text: str) -> tuple[str, list[Any]]:
     """
     flag, equals, values = text.partition("=")
     name = known_name(flag)
-    kind = "str" if name == "engine" else all_options()[name][1].kind
+    kind = "str" if name == "engine" else FEEDING[name][0] if name in FEEDING else all_options()[name][1].kind
     given = [value.strip() for value in values.split(",")]
     if not equals or not all(given):
         raise OptionError(
@@ -218,7 +278,7 @@ def parse_vary(text: str) -> tuple[str, list[Any]]:
 def known_name(flag: str) -> str:
     """A flag as the name of an engine's option, or ``engine``; an error for names that are not worth varying."""
     name = flag.strip().removeprefix("--").replace("-", "_")
-    may_vary = ["engine"]
+    may_vary = ["engine", *FEEDING]
     for option_name, (_, option) in all_options().items():
         if option.details.may_vary:
             may_vary.append(option_name)
@@ -236,7 +296,8 @@ def combinations(vary: Mapping[str, Sequence[Any]]) -> list[Setting]:
     named: dict[str, list[Any]] = {}
     for flag, values in vary.items():
         name, listed = known_name(flag), [values] if isinstance(values, str) else list(values)
-        choices = None if name == "engine" else all_options()[name][1].details.choices
+        known = None if name in ("engine", *FEEDING) else all_options()[name][1]
+        choices = FEEDING[name][1] if name in FEEDING else known.details.choices if known else None
         if name in named:
             raise OptionError(f"--vary {_flag(name)} is given twice", fix=f"put all its values in one --vary {flag}=…")
         if not listed:
@@ -275,7 +336,7 @@ def prepare_settings(
             raise OptionError(f"--{_flag(name)} is given and varied", fix=f"leave --{_flag(name)} out")
     found = []
     for setting in settings:
-        own = {**options, **{name: value for name, value in setting.items() if name != "engine"}}
+        own = {name: value for name, value in {**options, **setting}.items() if name not in ("engine", *FEEDING)}
         lazy = LazyModel.named(model, setting.get("engine", engine), own, tokenizer)
         lazy.settings()
         found.append((setting, lazy))
@@ -284,11 +345,17 @@ def prepare_settings(
 
 # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _score(
-    asked: Question, model: LazyModel, progress: Progress | None, parts: Sequence[Progress | None], *, keep_open: bool
+    asked: Question,
+    model: LazyModel,
+    progress: Progress | None,
+    parts: Sequence[Progress | None],
+    *,
+    turn_tokens: int | None,
+    keep_open: bool,
 ) -> tuple[EngineFacts, list[Scores]]:
     """Score every pass of one setting on one engine, which is closed afterwards unless it is to be kept open.
 
-    ``parts`` has the progress of each pass.
+    ``parts`` has the progress of each pass. With ``turn_tokens``, windows are fed turn by turn, from the prefix cache.
     """
     plan, passes = asked.plan, []
     try:
@@ -299,7 +366,9 @@ def _score(
                 tempfile.TemporaryDirectory(prefix="scoremode-noise-") as folder,
                 closing(Journal(Path(folder) / "journal", {}, plan, engine.facts.schema)) as journal,
             ):
-                score_plan(plan, engine, journal, part)
+                fed = engine if turn_tokens is None else TurnsEngine(engine, turn_tokens)
+                score_plan(plan, fed, journal, part)
+                fed.account()  # an error if no turn began in the cache
                 passes.append(journal.rows(0, plan.targets))
         return engine.facts, passes
     finally:
@@ -314,8 +383,8 @@ def _score(
 # ── comparing ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def drift(plan: Plan, logprob: Floats, reference: Floats) -> Drift:
     """How far the scores of one pass over a plan lie from another's."""
+    d = difference(logprob, reference)
     with np.errstate(invalid="ignore"):
-        d = np.where(logprob == reference, 0.0, logprob - reference)  # both minus infinity: the same
         sums: Floats = np.bincount(_sequences(plan)[1], weights=d).astype(np.float64)
     size = np.abs(d)
     return Drift(

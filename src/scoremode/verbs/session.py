@@ -15,7 +15,7 @@ from scoremode.store.run import Run
 from scoremode.verbs.arguments import ModelArguments, QuestionArguments, check_question, spelled_out, split_arguments
 from scoremode.verbs.compare import compare_model
 from scoremode.verbs.model import GivenModel, GivenTokenizer, LazyModel, tokenizer_name
-from scoremode.verbs.noise import Noise, noise_of, prepare_settings
+from scoremode.verbs.noise import Noise, noise_of, prepare_settings, split_feeding
 from scoremode.verbs.outputs import check_output, worked_on_here
 from scoremode.verbs.ppl import ppl_of
 from scoremode.verbs.prob.many_pairs import read_results, score_to_file
@@ -148,18 +148,19 @@ class Model:
         Settings other than this model's own need engines of their own: then this one is closed first, and opens again
         with the next question.
         """
-        asked = self._model.ask(check_question(question), progress)
+        rest, feeding = split_feeding(check_question(question))
+        asked = self._model.ask(rest, progress)
         check_fits(asked.plan, asked.subject.vocabulary, asked.subject.context_length)
         if not vary:
             with self._asking():
-                return noise_of(asked, [({}, self._model)], repeat, progress, keep_open=True)
+                return noise_of(asked, [({}, self._model)], repeat, progress, feeding=feeding, keep_open=True)
         if self._model.is_given:
             raise OptionError("vary needs a model that scoremode can open again", fix="use scoremode.open")
         self.close()
         spread, engine = self._model.spread, None if "engine" in vary else self._model.plugin.called
         options = {**self._model.chosen.options.given(), **(spread.given() if spread else {})}
         prepared = prepare_settings(self.name, vary, repeat, engine=engine, options=options, tokenizer=self._tokenizer)
-        return noise_of(asked, prepared, repeat, progress)
+        return noise_of(asked, prepared, repeat, progress, feeding=feeding)
 
     # ── the engine ───────────────────────────────────────────────────────────────────────────────────────────────────
     @contextmanager

@@ -30,6 +30,7 @@ from scoremode.verbs.progress import Progress
 from scoremode.verbs.question import Question
 from scoremode.verbs.scoring import UnfinishedRun
 
+KEPT = ("bits_per_weight", "model_format", "sizes", "engine", "rerun", "promise")  # of a candidate's manifest
 NOISE = ("noise_kl", "noise_perturbed")  # of a manifest
 OF_THE_PLAN = (  # fields of a manifest that say what was scored
     *("plan_digest", "targets", "windows", "tokens", "coverage", "method_settings", "notes", "stderr_groups"),
@@ -207,7 +208,7 @@ def as_comparison(
     """Makes a Comparison of two runs of one plan. ``kl_missing`` says why there is no KL."""
     stored = candidate.manifest
     floor, words = (stored.get(key) for key in NOISE) if kl is not None else (None, None)
-    keys = {"bytes": "weight_bytes"} | {key: key for key in ("bits_per_weight", "model_format", "sizes", "engine")}
+    keys = {"bytes": "weight_bytes"} | {key: key for key in KEPT}
     manifest = {name: stored[key] for name, key in keys.items() if stored.get(key)}  # older runs may lack some
     return Comparison(
         name=name,

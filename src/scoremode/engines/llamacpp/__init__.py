@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from scoremode.engines.llamacpp.llamacpp_options import Choices, LlamaCppOptions
 from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, MemoryNeed, Work
 from scoremode.installation import pip_install
-from scoremode.plan.path import PATHS
+from scoremode.plan.path import CHUNKED, PATHS
 
 if TYPE_CHECKING:
     from scoremode.engines.base import Engine
@@ -24,7 +24,9 @@ class LlamaCppPlugin(EnginePlugin):
     contract = 1
     name = "llamacpp"
     summary = "GGUF files as llama.cpp serves them"
-    capabilities: ClassVar[Capabilities] = replace(EVERYTHING, hidden_states=False, logits=True, paths=PATHS)
+    capabilities: ClassVar[Capabilities] = replace(
+        EVERYTHING, hidden_states=False, logits=True, paths=(*PATHS, CHUNKED)
+    )
     options = LlamaCppOptions
     instead: ClassVar[dict[str, str]] = {
         "dtype": "the file decides how weights are stored; --cache-type-k and --cache-type-v set the K/V cache",
@@ -76,6 +78,9 @@ class LlamaCppPlugin(EnginePlugin):
         size += memory_of(read_gguf(subject.name), subject.vocabulary or 0, Choices.of(options), longest)
         may_offload = options.n_gpu_layers != 0 and library().call.llama_supports_gpu_offload()
         return MemoryNeed(size, None if may_offload else False)
+
+    def chunked(self, options: LlamaCppOptions, tokens: int) -> LlamaCppOptions:
+        return replace(options, n_ubatch=tokens, n_batch=max(tokens, Choices.of(options).n_batch))
 
     def on_gpus(self, options: LlamaCppOptions) -> bool:
         return bool(options.n_gpu_layers)  # a build for GPUs uses them without being asked: give --gpus-per-replica 1

@@ -25,7 +25,7 @@ from scoremode.engines.plugin import (
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.support import LaunchArguments, VllmOptions
 from scoremode.errors import ScoremodeError
-from scoremode.plan.path import PATHS
+from scoremode.plan.path import CACHE_HIT, CHUNKED, PATHS
 
 if TYPE_CHECKING:
     from scoremode.engines.base import Engine
@@ -42,7 +42,9 @@ class VllmPlugin(EnginePlugin):
     contract = 1
     name = "vllm"
     summary = "quantized weights as served, any parallel size"
-    capabilities: ClassVar[Capabilities] = replace(EVERYTHING, side_by_side=False, generates=True, paths=PATHS)
+    capabilities: ClassVar[Capabilities] = replace(
+        EVERYTHING, side_by_side=False, generates=True, paths=(*PATHS, CHUNKED, CACHE_HIT)
+    )
     options = VllmOptions
     instead: ClassVar[dict[str, str]] = {
         "device": "choose devices with CUDA_VISIBLE_DEVICES",
@@ -89,6 +91,13 @@ class VllmPlugin(EnginePlugin):
         other = options.extra.get("max_model_len")
         chosen = other if isinstance(other, int) else options.max_model_len
         return None if chosen is None else ("--max-model-len", chosen)
+
+    def chunked(self, options: VllmOptions, tokens: int) -> VllmOptions:
+        others = tuple(pair for pair in options.engine_args or () if pair[0] != "max_num_batched_tokens")
+        return replace(options, max_num_batched_tokens=tokens, engine_args=others or None)
+
+    def promises_same_bits(self, options: VllmOptions) -> str:
+        return support.BATCH_INVARIANT if support.is_batch_invariant() and support.is_for_gpus() else ""
 
     def ranks(self, options: VllmOptions) -> int:
         sizes = [options.extra.get(name) or getattr(options, name) for name in RANKS]

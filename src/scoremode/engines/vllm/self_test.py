@@ -23,6 +23,7 @@ CUTS_OFF = (
     "vLLM's kernel on this CPU cuts int8 activations off instead of rounding them: this checkpoint loses more here "
     "than elsewhere (docs/served-and-emulated.md)"
 )
+NOT_INVARIANT = "VLLM_BATCH_INVARIANT=1 has no effect in vLLM's build for CPUs: it promises nothing here"
 UNQUANTIZED = ("auto", "float16", "bfloat16", "half", "float32")  # dtypes of a K/V cache
 
 
@@ -179,6 +180,7 @@ def engine_facts(
             *head.notes(dtype),
             *activation_notes(config.model_config.hf_config, current_platform.is_cpu()),
             *(unread_cache_note(config) if path is None else ()),
+            *([NOT_INVARIANT] if support.is_batch_invariant() and current_platform.is_cpu() else ()),
         ),
     )
 

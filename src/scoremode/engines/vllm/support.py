@@ -30,6 +30,7 @@ SWITCHES = (  # prefixes of names
     *("VLLM_ATTENTION_BACKEND", "VLLM_BATCH_INVARIANT", "VLLM_CPU_INT4_W4A8", "VLLM_CPU_SGL_KERNEL"),
     *("VLLM_DISABLED_KERNELS", "VLLM_FLASH_ATTN", "VLLM_FLOAT32_MATMUL", "VLLM_MARLIN", "VLLM_NVFP4", "VLLM_USE_"),
 )
+BATCH_INVARIANT = "VLLM_BATCH_INVARIANT=1"
 OURS = {
     "runner",
     "convert",
@@ -148,6 +149,11 @@ def is_for_gpus() -> bool:
         return "cpu" not in version(DISTRIBUTIONS[0])
     except PackageNotFoundError:
         return False
+
+
+def is_batch_invariant() -> bool:
+    """Did the user ask vLLM for kernels that give a window the same bits in every batch?"""
+    return os.environ.get("VLLM_BATCH_INVARIANT", "").strip() not in ("", "0")
 
 
 def check_version(found: str, allow_untested: bool) -> None:

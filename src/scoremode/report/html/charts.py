@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -16,7 +16,7 @@ from scoremode.report.html.series import Series, StreamedColumn, delta_logprob, 
 from scoremode.report.html.templating import fill
 from scoremode.report.numbers import Statistics, usable
 from scoremode.report.text import counted
-from scoremode.statistics.comparison import Comparison
+from scoremode.statistics.comparison import Comparison, are_of_paths
 from scoremode.statistics.estimate import GroupSums
 from scoremode.statistics.groups import distinct
 from scoremode.statistics.streams import array_blocks
@@ -55,6 +55,9 @@ def _comparison_charts(comparisons: Sequence[Comparison], statistics: Sequence[S
     text = "Mean Δ logprob by position in the window; below zero, the text became less likely."
     title = "Where the text became less likely"
     drawn = [delta_distribution(deltas), along_the_window(title, text, deltas, "Δ logprob, nats")]
+    if are_of_paths(comparisons):  # means of paths agree, single tokens may not
+        text = "Root mean square of Δ logprob by position in the window, with one standard error."
+        drawn.append(along_the_window("How far single tokens moved", text, deltas, "rms of Δ logprob, nats", rms=True))
     if all(c.kl is None for c in comparisons):
         return drawn
     # a candidate without KL keeps its place, so that its colour is the same in every chart
@@ -64,7 +67,7 @@ def _comparison_charts(comparisons: Sequence[Comparison], statistics: Sequence[S
     floor = next((f for s in statistics if (f := usable(s.get("noise_floor_kl_p99")))), None)
     text = "Mean KL by position in the window, with one standard error."
     drift = along_the_window("Does drift grow with context?", text, kls, "KL, nats")
-    return [kl_distribution(kls, noise, floor), drawn[0], drift, drawn[1]]
+    return [kl_distribution(kls, noise, floor), drawn[0], drift, *drawn[1:]]
 
 
 def _kl(c: Comparison) -> Iterator[Floats]:
@@ -183,13 +186,14 @@ def _shares(column: StreamedColumn, axis: Axis, least: float | None) -> Floats:
 
 
 # ── means along the window ───────────────────────────────────────────────────────────────────────────────────────────
-def along_the_window(title: str, text: str, series: Sequence[Series], label: str) -> Chart | None:
-    """Draws the mean in each stretch of the window, with its standard error over groups as a band."""
+def along_the_window(title: str, text: str, series: Sequence[Series], label: str, *, rms: bool = False) -> Chart | None:
+    """Draws the mean (or root mean square) in each stretch of the window, with its error over groups as a band."""
     last = max((int(position.max()) for s in series for position, _ in s.places() if len(position)), default=0)
     if last < 2:
         return None
     edges = np.linspace(0, last + 1, min(STRETCHES, last + 1) + 1)
-    curves = [_means_by_stretch(s, edges) for s in series]
+    curves = [_means_by_stretch(s, edges, np.square if rms else np.asarray) for s in series]
+    curves = [_square_roots(*curve) for curve in curves] if rms else curves
     spread = np.concatenate([np.concatenate([m - e, m + e]) for m, e in curves])
     spread = spread[np.isfinite(spread)]
     if not len(spread):
@@ -214,8 +218,20 @@ def along_the_window(title: str, text: str, series: Sequence[Series], label: str
     return Chart(title, text, along, up, [*shapes, *lines])
 
 
-def _means_by_stretch(series: Series, edges: Floats) -> tuple[Floats, Floats]:
-    """Returns mean and standard error of each stretch; the mean is NaN without values, the error 0 for few groups."""
+def _square_roots(mean: Floats, error: Floats) -> tuple[Floats, Floats]:
+    """Returns the square roots of means and their errors, to first order; no band reaches below zero."""
+    root = np.sqrt(mean)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return root, np.minimum(np.where(root > 0, error / (2 * root), 0.0), np.where(np.isfinite(root), root, 0.0))
+
+
+def _means_by_stretch(
+    series: Series, edges: Floats, of: Callable[[Floats], Floats] = np.asarray
+) -> tuple[Floats, Floats]:
+    """Returns mean and standard error of each stretch; the mean is NaN without values, the error 0 for few groups.
+
+    ``of`` is applied to the values first.
+    """
     count = len(edges) - 1
     means, errors = np.full(count, np.nan), np.zeros(count)
     groups = distinct(group for _, group in series.places())
@@ -227,7 +243,7 @@ def _means_by_stretch(series: Series, edges: Floats) -> tuple[Floats, Floats]:
             index = np.clip(np.searchsorted(edges, position, side="right") - 1, 0, count - 1)
             here = np.isfinite(values) & (index >= wanted.start) & (index < wanted.stop)
             cell = (index[here] - wanted.start) * len(groups) + np.searchsorted(groups, group[here])
-            sums.add(cell, values[here], np.ones(len(cell)))
+            sums.add(cell, of(values[here]), np.ones(len(cell)))
         for stretch, cells in zip(wanted, np.split(sums.indices, len(wanted)), strict=True):
             mean = sums.some(cells[sums.denominator[cells] > 0]).estimate()  # only groups that have a value here
             if mean.n:

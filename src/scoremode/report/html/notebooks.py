@@ -6,7 +6,7 @@ from scoremode.harness.results import TasksComparison
 from scoremode.report.html.provenance import distinct_baselines
 from scoremode.report.html.tables import measure_cell, size_cell
 from scoremode.report.html.templating import as_html, cell_with_error, fill
-from scoremode.report.numbers import RUN_MEASURES, SHOWN, baseline_perplexity
+from scoremode.report.numbers import RUN_MEASURES, baseline_perplexity, shown_statistics
 from scoremode.report.served import served, served_manifest
 from scoremode.report.text import NOT_MEASURED, noise_words, shown_rows
 from scoremode.statistics.comparison import Comparison, Comparisons
@@ -58,7 +58,8 @@ def comparison_html(comparison: Comparison) -> str:
     statistics, its = comparison.statistics(), served(comparison)
     baseline = comparison.baseline.manifest.get("model", "the baseline")
     rows: list[tuple[str, str]] = [("Baseline perplexity", as_html((baseline_perplexity([statistics]), "")))]
-    rows += [(m.label, measure_cell(m, statistics)) for m in SHOWN if statistics.get(m.name) is not None]
+    shown = [m for m in shown_statistics([comparison]) if statistics.get(m.name) is not None]
+    rows += [(m.label, measure_cell(m, statistics)) for m in shown]
     if not comparison.has_top:
         rows.append(("Same top", NOT_MEASURED))
     if statistics.get("noise_floor_kl_mean") is not None:
@@ -74,7 +75,8 @@ def comparison_html(comparison: Comparison) -> str:
 def comparisons_html(comparisons: Comparisons) -> str:
     """Several comparisons as one table for notebooks: the baseline, then one row per candidate."""
     statistics = [c.statistics() for c in comparisons]
-    shown = [m for m in SHOWN if m.column is not None and any(s.get(m.name) is not None for s in statistics)]
+    measured = {name for s in statistics for name, value in s.items() if value is not None}
+    shown = [m for m in shown_statistics(comparisons) if m.column is not None and m.name in measured]
     baselines, rows = distinct_baselines(comparisons, statistics), []
     for c, s in baselines:
         own = as_html((baseline_perplexity([s]), ""))

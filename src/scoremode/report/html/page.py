@@ -22,7 +22,7 @@ from scoremode.report.html.tasks_page import render_tasks
 from scoremode.report.html.templating import fill_page
 from scoremode.report.numbers import Statistics, usable
 from scoremode.report.text import listed
-from scoremode.statistics.comparison import Comparison
+from scoremode.statistics.comparison import Comparison, are_of_paths
 from scoremode.statistics.ranking import closest, pairs_tested
 from scoremode.store.run import Run
 from scoremode.verbs.outputs import check_report
@@ -42,12 +42,13 @@ def render(
     baselines = [c.baseline for c, _ in distinct_baselines(comparisons, statistics)] or alone
     texts = listed(list(dict.fromkeys(str(run.manifest.get("corpus", "a text")) for run in baselines)))
     names, best, tied = [c.name for c in comparisons], None, []
-    if comparisons:
+    of_paths = are_of_paths(comparisons)
+    if comparisons and (len(comparisons) == 1 or not of_paths):
         with suppress(RunError, ValueError):  # baselines or texts differ, or no candidate has a value
             best, *tied = closest(comparisons) if len(comparisons) > 1 else [0]
     return fill_page(
         "report.html",
-        title=_title(names, baselines, texts),
+        title=_title(names, baselines, texts, of_paths=of_paths),
         baseline=baselines[0] if baselines else None,
         texts=texts,
         names=names,
@@ -58,22 +59,27 @@ def render(
         pairs=pairs_tested(len(comparisons)),
         parts=(
             summary_section(comparisons, statistics, alone),
-            size_section(comparisons, statistics),
+            *(() if of_paths else (size_section(comparisons, statistics),)),
             charts_section(comparisons, statistics, alone),
             text_section(comparisons, alone, text_targets),
-            publish_section(comparisons, statistics),
+            *(() if of_paths else (publish_section(comparisons, statistics),)),
             provenance_section(comparisons, alone),
         ),
-        left_out=(*(() if len(comparisons) > 1 else ("quality",)), *(() if comparisons else ("publish",))),
+        left_out=(
+            *(() if len(comparisons) > 1 and not of_paths else ("quality",)),
+            *(() if comparisons and not of_paths else ("publish",)),
+        ),
         data={**page_data(comparisons, alone, text_targets), "first": worst_view(comparisons, statistics, alone)},
     )
 
 
-def _title(candidates: Sequence[str], baselines: Sequence[Run], texts: str) -> str:
+def _title(candidates: Sequence[str], baselines: Sequence[Run], texts: str, *, of_paths: bool) -> str:
     if not baselines:
         return "Nothing to report"
     unnamed = "the baseline" if candidates else "a model"
     models = listed(list(dict.fromkeys(str(run.manifest.get("model", unnamed)) for run in baselines)))
+    if of_paths:
+        return f"{listed(candidates)} against prefill of {models}"
     return f"{listed(candidates)} against {models}" if candidates else f"{models} on {texts}"
 
 

@@ -9,23 +9,24 @@ from typing import Any
 from markupsafe import Markup
 
 from scoremode.errors import RunError
+from scoremode.plan.path import PREFILL
 from scoremode.report.html.provenance import distinct_baselines, run_key, run_name, served_facts
 from scoremode.report.html.templating import as_html, cell_with_error, fill
 from scoremode.report.model_card import markdown
 from scoremode.report.numbers import (
     RUN_MEASURES,
-    SHOWN,
     Statistics,
     baseline_perplexity,
     file_size,
     shown_statistic,
+    shown_statistics,
     usable,
 )
 from scoremode.report.publish import compact, metadata
 from scoremode.report.served import ServedModel, in_groups, served, served_manifest
-from scoremode.report.text import NOT_MEASURED, counted, model_notes, noise_words, top_words
+from scoremode.report.text import NOT_MEASURED, counted, model_notes, noise_words, path_notes, top_words
 from scoremode.report.verdicts import rule_words, verdicts
-from scoremode.statistics.comparison import Comparison, Statistic
+from scoremode.statistics.comparison import Comparison, Statistic, are_of_paths
 from scoremode.statistics.gate import too_few
 from scoremode.store.run import NEEDS, Run
 from scoremode.values import Estimate
@@ -72,8 +73,9 @@ def size_cell(its: ServedModel) -> Markup:
 # ── comparisons ──────────────────────────────────────────────────────────────────────────────────────────────────────
 def comparisons_table(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> Markup:
     """One row per candidate, in groups of one format and engine, below the baseline and its noise floor."""
-    shown = [m for m in SHOWN if any(s.get(m.name) is not None for s in statistics)]
-    marks = {m.name: _best_and_worst(m, statistics) for m in shown}
+    shown = [m for m in shown_statistics(comparisons) if any(s.get(m.name) is not None for s in statistics)]
+    of_paths = are_of_paths(comparisons)  # which differ by little more than noise: none is best
+    marks = {m.name: {} if of_paths else _best_and_worst(m, statistics) for m in shown}
     facts = [served(c) for c in comparisons]
     baselines = distinct_baselines(comparisons, statistics)
     rows = []
@@ -82,18 +84,20 @@ def comparisons_table(comparisons: Sequence[Comparison], statistics: Sequence[St
         rows.append(_row(c.name, c.candidate, its, cells))
     size = SIZE if any(f.size for f in facts) else None
     size = BITS if any(f.bits_per_weight is not None for f in facts) else size
+    size = None if of_paths else size  # one model has one size
     said = [noise_words(c, s) for c, s in baselines] + [top_words(c) for c in comparisons]
     said += [f"baseline: {note}" for c in comparisons for note in model_notes(c.baseline)]
+    said += path_notes(comparisons)
     return fill(
         "comparisons_table.html",
-        titles=[("Model", ""), *([size] if size else []), *((m.label, m.about) for m in shown)],
+        titles=[("Path" if of_paths else "Model", ""), *([size] if size else []), *((m.label, m.about) for m in shown)],
         size=size,
         baselines=[_baseline_rows(c, s, shown, _perplexity_of(c, comparisons, statistics)) for c, s in baselines],
         groups=in_groups(facts),
         rows=rows,
         marked=any(marks.values()),
         verdicts=[(c.name, v.sentence) for c, v in zip(comparisons, verdicts(comparisons, statistics), strict=True)],
-        verdict_rule=rule_words(len(comparisons)),
+        verdict_rule=rule_words(comparisons),
         errors="; ".join(dict.fromkeys(_about_errors(c, s) for c, s in baselines)),
         notes=[f"{words[:1].upper()}{words[1:]}." for words in dict.fromkeys(said) if words],
     )
@@ -123,7 +127,7 @@ def _baseline_rows(c: Comparison, s: Statistics, shown: Sequence[Statistic], per
         for known in (own, {name: cell_with_error(value) for name, value in floors.items()})
     )
     measured = any(usable(value) is not None for value in floors.values())
-    row = _row(m.get("model", "baseline"), c.baseline, served_manifest(m), cells)
+    row = _row(PREFILL if c.is_of_paths else m.get("model", "baseline"), c.baseline, served_manifest(m), cells)
     return row | {"noise": noise if measured else None}
 
 

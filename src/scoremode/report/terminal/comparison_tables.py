@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from scoremode.report.numbers import SHOWN, baseline_perplexity, rounded, shown_statistic, statistics_for_people
+from scoremode.report.numbers import (
+    baseline_perplexity,
+    rounded,
+    shown_statistic,
+    shown_statistics,
+    statistics_for_people,
+)
 from scoremode.report.served import ServedModel, in_groups, served, served_manifest
 from scoremode.report.terminal.console import BlockTable, TableColumn
 from scoremode.report.text import (
@@ -16,6 +22,7 @@ from scoremode.report.text import (
     model_notes,
     noise_words,
     other_metrics,
+    path_notes,
     shown,
     shown_rows,
     top_words,
@@ -52,7 +59,7 @@ def comparison_json(found: Sequence[Comparison], statistics: Sequence[dict[str, 
                 "for_people": statistics_for_people(s, statistics),
                 **served(c).as_json(),
                 "noise_floor_perturbed": c.noise_perturbed if c.noise_kl is not None else None,
-                **({"kl_missing": c.manifest["kl_missing"]} if c.manifest.get("kl_missing") else {}),
+                **{name: c.manifest[name] for name in ("kl_missing", "rerun", "promise") if c.manifest.get(name)},
             }
             for c, s, verdict in zip(found, statistics, verdicts(found, statistics), strict=True)
         ],
@@ -72,9 +79,9 @@ def comparison_table(found: Sequence[Comparison], statistics: Sequence[dict[str,
     baseline, facts = found[0].baseline, [served(c) for c in found]
     order = [i for members in in_groups(facts).values() for i in members]
     rows = [statistics[i] for i in order]
-    names = [shown(name) for name in (baseline.manifest["model"], *(s["name"] for s in rows))]
+    names = [shown(name) for name in (found[0].baseline_name, *(s["name"] for s in rows))]
     columns = []
-    for statistic in SHOWN:
+    for statistic in shown_statistics(found):
         if (column := statistic.column) is not None:
             own = baseline_perplexity(statistics) if statistic.name == "ppl_candidate" else "-"
             columns.append(TableColumn(column.title, [own, *(_cell(statistic, s) for s in rows)], leaves=column.leaves))
@@ -87,24 +94,8 @@ def comparison_table(found: Sequence[Comparison], statistics: Sequence[dict[str,
         "",
         *_notes(found, statistics),
         _method_line(baseline.manifest, statistics[0]),
+        *(Text(shown(line), "red" if ": finding: " in line else "dim") for line in path_notes(found)),
     ]
-
-
-def paths_table(found: Comparison, statistics: dict[str, Any]) -> list[Any]:
-    """The table of a model's decode path against its prefill path, and how far single targets moved."""
-    drift, settings = found.drift(), found.candidate.manifest["method_settings"]
-    mean, error = statistics["delta_logprob_mean"], statistics["delta_logprob_mean_stderr"]
-    signed = "unbounded" if mean is None else f"{mean:+.2g}" + ("" if error is None else f" ± {error:.1g}")
-    moved = f"logprob of decode minus prefill: mean {signed}, rms {drift.rms:.2g}, largest {drift.largest:.2g} nats"
-    flips = "" if drift.flips is None else f"; {counted(drift.flips, 'first choices')} changed"
-    fed = f"{counted(settings['sequences'], 'sequences')}, {counted(settings['prefill_tokens'], 'tokens')} prefilled"
-    notes = [Text(shown(f"decode: {note}"), "yellow") for note in _own_notes(found)]
-    return [*comparison_table([found], [statistics]), Text(f"decode: {fed}", "dim"), *notes, "", Text(moved + flips)]
-
-
-def _own_notes(found: Comparison) -> list[str]:
-    """The notes of a candidate that its baseline does not have."""
-    return [note for note in found.candidate.manifest["notes"] if note not in found.baseline.manifest["notes"]]
 
 
 def _kinds(facts: Sequence[ServedModel]) -> tuple[list[list[str]], list[TableColumn]]:
@@ -145,13 +136,13 @@ def _notes(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) ->
     missing = {str(why): None for c in found if (why := c.manifest.get("kl_missing"))}
     notes += [Text(shown(why)) for why in missing]
     notes += [Text(shown(why)) for why in dict.fromkeys(map(top_words, found)) if why]
-    if not any(c.kl is None for c in found) and len(found) > 1:
+    if not any(c.kl is None or c.is_of_paths for c in found) and len(found) > 1:
         for entry in rank(list(found)):
             if entry.tied_with:
                 others = ", ".join(entry.tied_with)
                 notes.append(Text(shown(f"{entry.name} cannot be told apart from {others}"), "yellow"))
         notes += [Text(words, "dim") for words in [pairs_tested(len(found))] if words]
-    return [*notes, Text(rule_words(len(found)), "dim")]
+    return [*notes, Text(rule_words(found), "dim")]
 
 
 def _cell(statistic: Statistic, s: Mapping[str, Any]) -> str:

@@ -246,6 +246,7 @@ def noise_table(noise: Noise) -> list[Any]:
         Text(f"perplexity; drift of whole {noise.sequences}; drift of the same setting when repeated", "bold"),
         second,
         Text(),
+        *(Text(shown(s.promise), "red" if "finding:" in s.promise else "") for s in noise.settings if s.promise),
         Text(shown(about), "dim"),
     ]
 
