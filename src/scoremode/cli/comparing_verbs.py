@@ -42,13 +42,15 @@ class CompareVerb(Verb):
     )
     epilog = (
         "A BASELINE may also be a reference or a .kld file of llama.cpp; both may be runs kept with --out. "
+        "Several K/V types, as in --cache-type-k f16,q8_0, are candidates of one model. "
         "Exit code 1: a --fail-if rule holds; 2: a candidate failed, and the others are shown."
     )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         flags.add(parser, {"baseline BASELINE": "a model (a GGUF too), a reference, a .kld file or a run"})
         models = "models of any format (GGUF and EXL3 too), runs, or folders or patterns of them"
-        flags.add(parser, {"candidates CANDIDATE …": models})
+        candidates = parser.add_argument("candidates", metavar="CANDIDATE", nargs="+", help=models)
+        candidates.required = False  # several types of the K/V cache are candidates, too
         flags.add_question(parser)
         flags.add_engine(parser)
         flags.add_baseline(parser)
@@ -75,7 +77,7 @@ class CompareVerb(Verb):
             try:
                 compared: Sequence[Comparison] = compare(
                     parsed.baseline,
-                    *parsed.candidates,
+                    *(parsed.candidates or ()),
                     out=parsed.out,
                     fresh=parsed.fresh,
                     progress=progress,
@@ -91,7 +93,7 @@ class CompareVerb(Verb):
         from scoremode.report.terminal.comparison_tables import comparison_json, comparison_table, llamacpp_layout
 
         found = list(compared)
-        if not all(map(is_run, parsed.candidates)):  # a comparison of finished runs does not say how they were made
+        if not all(map(is_run, parsed.candidates or [""])):  # finished runs do not say how they were made
             found = [replace(c, manifest={**c.manifest, "command": _command_line()}) for c in found]
         statistics = [comparison_statistics(c) for c in found]
         if parsed.markdown:
@@ -310,7 +312,7 @@ class ReportVerb(Verb):
         from scoremode.report.html.page import render, write
         from scoremode.statistics.comparison import comparison_statistics
         from scoremode.store.runs import load
-        from scoremode.verbs.compare import of_runs
+        from scoremode.verbs.finished_runs import of_runs
         from scoremode.verbs.outputs import check_report
 
         output = check_report(parsed.output)  # before columns are read
@@ -366,7 +368,7 @@ class CardVerb(Verb):
         readme = None if parsed.write is None else card.check_readme(parsed.write, markers)  # before columns are read
         from scoremode.statistics.comparison import comparison_statistics
         from scoremode.store.runs import is_run
-        from scoremode.verbs.compare import of_runs
+        from scoremode.verbs.finished_runs import of_runs
 
         first, *others = card.run_folders(parsed.run_folders)
         if not others:

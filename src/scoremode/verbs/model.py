@@ -86,6 +86,7 @@ class LazyModel:
     ) -> None:
         self.chosen = chosen if spread is None else check_spread(chosen, spread)
         self.spread = spread  # over replicas; None: one engine in this process
+        self.variant: str | None = None  # its name among candidates that are one model with different settings
         self._tokenizer = tokenizer
         self.many_questions = many_questions  # else the engine is opened for exactly one
         self._engine: Engine | None = None

@@ -22,7 +22,7 @@ from scoremode.report.numbers import (
     usable,
 )
 from scoremode.report.publish import compact, metadata
-from scoremode.report.served import ServedModel, in_groups, served, served_manifest
+from scoremode.report.served import ServedModel, baseline_name, in_groups, served, served_manifest
 from scoremode.report.text import NOT_MEASURED, counted, model_notes, noise_words, top_words
 from scoremode.report.verdicts import rule_words, verdicts
 from scoremode.statistics.comparison import Comparison, Statistic
@@ -123,7 +123,7 @@ def _baseline_rows(c: Comparison, s: Statistics, shown: Sequence[Statistic], per
         for known in (own, {name: cell_with_error(value) for name, value in floors.items()})
     )
     measured = any(usable(value) is not None for value in floors.values())
-    row = _row(m.get("model", "baseline"), c.baseline, served_manifest(m), cells)
+    row = _row(baseline_name([c], str(m.get("model", "baseline"))), c.baseline, served_manifest(m), cells)
     return row | {"noise": noise if measured else None}
 
 
