@@ -58,6 +58,7 @@ class CompareVerb(Verb):
             "--out DIR": "keep the runs there; an interrupted comparison resumes",
             "--fresh": "score again even if runs are there, and replace them",
             "--fail-if RULE …": 'as in "kl_mean > 0.02" or "same_top < 0.9 surely"',
+            "--by-depth": "also KL by depth in the window (always if K/V types are compared)",
             **flags.REPORT,
         }
         flags.add(parser.add_argument_group("comparison"), kept)
@@ -90,7 +91,9 @@ class CompareVerb(Verb):
         if not compared:
             return _tell_failed(failed)
         from scoremode.report.model_card import markdown, model_index
+        from scoremode.report.served import are_variants
         from scoremode.report.terminal.comparison_tables import comparison_json, comparison_table, llamacpp_layout
+        from scoremode.report.terminal.depth_table import depth_json, depth_table
 
         found = list(compared)
         if not all(map(is_run, parsed.candidates or [""])):  # finished runs do not say how they were made
@@ -105,7 +108,11 @@ class CompareVerb(Verb):
         else:
             reasons = {"failed": [{"name": name, "reason": str(error)} for name, error in failed.items()]}
             facts = {**comparison_json(found, statistics), **(reasons if failed else {})} if parsed.json else {}
-            show(parsed, lambda: facts, lambda: comparison_table(found, statistics))
+            by_depth = parsed.by_depth or are_variants(found)
+            for row, rows in zip(facts["candidates"], depth_json(found), strict=True) if facts and by_depth else ():
+                row["by_depth"] = rows
+            below = depth_table(found) if by_depth and not parsed.json else []
+            show(parsed, lambda: facts, lambda: [*comparison_table(found, statistics), *below])
         if output:
             from scoremode.report.html.page import render
 
