@@ -77,6 +77,12 @@ class LlamaCppPlugin(EnginePlugin):
         may_offload = options.n_gpu_layers != 0 and library().call.llama_supports_gpu_offload()
         return MemoryNeed(size, None if may_offload else False)
 
+    def cache_bytes(self, subject: Subject, options: LlamaCppOptions, tokens: int) -> int | None:
+        from scoremode.engines.llamacpp.memory import cache_bytes
+        from scoremode.models.gguf import read_gguf
+
+        return cache_bytes(read_gguf(subject.name), Choices.of(options), tokens)
+
     def on_gpus(self, options: LlamaCppOptions) -> bool:
         return bool(options.n_gpu_layers)  # a build for GPUs uses them without being asked: give --gpus-per-replica 1
 
