@@ -1,4 +1,4 @@
-"""The size of keys and values, against what Transformers allocates, and what is said of it before anything is loaded."""
+"""The size of keys and values, against what Transformers allocates, and what is said before anything is loaded."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from scoremode.report.served import (
     served,
     served_manifest,
 )
-from scoremode.report.text import model_notes, noise_words, other_metrics, shown_rows, top_words
+from scoremode.report.text import model_notes, noise_words, notes_on_candidates, other_metrics, shown_rows, top_words
 from scoremode.report.verdicts import rule_words, verdicts
 from scoremode.statistics.comparison import BY_NAME, Comparison, Statistic
 
@@ -129,6 +129,7 @@ def markdown(comparisons: Sequence[Comparison], statistics: Sequence[Mapping[str
         named = [comparisons[i].name, *(cells[1 + i] for _, cells in kinds)]
         rows.append([*named, *(shown_cell(measure, statistics[i]) for measure in measures)])
     notes = [noise_words(first, statistics[0]), *(f"Baseline: {note}" for note in model_notes(first.baseline))]
+    notes += notes_on_candidates(comparisons)
     return _fill(
         "model_card.md",
         header=["model", *(title for title, _ in kinds), *(measure.card for measure in measures)],

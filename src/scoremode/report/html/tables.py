@@ -23,7 +23,7 @@ from scoremode.report.numbers import (
 )
 from scoremode.report.publish import compact, metadata
 from scoremode.report.served import ServedModel, baseline_name, in_groups, served, served_manifest
-from scoremode.report.text import NOT_MEASURED, counted, model_notes, noise_words, top_words
+from scoremode.report.text import NOT_MEASURED, counted, model_notes, noise_words, notes_on_candidates, top_words
 from scoremode.report.verdicts import rule_words, verdicts
 from scoremode.statistics.comparison import Comparison, Statistic
 from scoremode.statistics.gate import too_few
@@ -84,6 +84,7 @@ def comparisons_table(comparisons: Sequence[Comparison], statistics: Sequence[St
     size = BITS if any(f.bits_per_weight is not None for f in facts) else size
     said = [noise_words(c, s) for c, s in baselines] + [top_words(c) for c in comparisons]
     said += [f"baseline: {note}" for c in comparisons for note in model_notes(c.baseline)]
+    said += notes_on_candidates(comparisons)
     return fill(
         "comparisons_table.html",
         titles=[("Model", ""), *([size] if size else []), *((m.label, m.about) for m in shown)],

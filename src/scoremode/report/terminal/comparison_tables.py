@@ -51,6 +51,7 @@ def comparison_json(found: Sequence[Comparison], statistics: Sequence[dict[str, 
                 "sentence": verdict.sentence,
                 "for_people": statistics_for_people(s, statistics),
                 **served(c).as_json(),
+                "notes": model_notes(c.candidate),
                 "noise_floor_perturbed": c.noise_perturbed if c.noise_kl is not None else None,
                 **({"kl_missing": c.manifest["kl_missing"]} if c.manifest.get("kl_missing") else {}),
             }
