@@ -42,7 +42,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     # what is missing
     (["ppl"], "MODEL is missing; as in scoremode ppl MODEL --corpus FILE"),
     (["ppl", "--corpus", "wikitext2"], "MODEL is missing"),
-    (["compare", "--corpus", "wikitext2"], "BASELINE, CANDIDATE are missing"),
+    (["compare", "--corpus", "wikitext2"], "BASELINE is missing; as in scoremode compare BASELINE CANDIDATE"),
     (["show"], "RUN is missing"),
     (["report", "run"], "--output is missing"),
     ([*PPL, "--stride"], "--stride needs a value"),

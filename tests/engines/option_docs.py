@@ -24,11 +24,17 @@ def source() -> str:
     """The text of verbs/arguments.py, with the fields of EngineOptionArguments written anew."""
     brought = {point.name for point in entry_points(group=GROUP)}  # engines of other packages
     lines = [
-        f"    {name}: {TYPES.get(option.kind, option.kind)} | None"
+        f"    {name}: {_type(option)} | None"
         for name, (engines, option) in sorted(all_options().items())
         if set(engines) - brought
     ]
     return FIELDS.sub(lambda found: found[1] + "\n".join(lines), FILE.read_text())
+
+
+def _type(option: KnownOption) -> str:
+    """The type of an option in Python, without None."""
+    several = " | Sequence[str]" if option.details.cache_part else ""
+    return TYPES.get(option.kind, option.kind) + several
 
 
 def docs_table(engine: str) -> str:

@@ -20,11 +20,11 @@ from scoremode.report.html.notebooks import comparison_html, comparisons_html, r
 from scoremode.report.html.page import render, write
 from scoremode.report.html.provenance import commands_of, run_name
 from scoremode.report.html.scored_text import column, page_data, reading_order
-from scoremode.report.html.series import places_of
 from scoremode.report.html.tables import comparisons_table
 from scoremode.report.html.templating import asset, escaped, visible
 from scoremode.report.numbers import file_size, rounded
 from scoremode.statistics.comparison import Comparison, Comparisons, comparison_statistics
+from scoremode.statistics.depth import places_of
 from scoremode.store.run import Run
 from tests.report.demo import base_logprob, make_baseline, make_comparison, make_demo, make_facts, make_run
 

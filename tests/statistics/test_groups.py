@@ -16,7 +16,7 @@ from scoremode.plan.recipes import METHODS, find_method
 from scoremode.statistics.comparison import comparison_statistics
 from scoremode.statistics.groups import FEWEST, STRETCH, grouping, weights_of
 from scoremode.values import Ints
-from scoremode.verbs.compare import of_runs
+from scoremode.verbs.finished_runs import of_runs
 from tests.makers import ask
 from tests.plan.test_recipes import tokens_of
 

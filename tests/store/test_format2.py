@@ -21,7 +21,7 @@ from scoremode.references.reader import Reference
 from scoremode.scores.journal import Journal, inspect_journal
 from scoremode.scores.schema import BUILT_IN
 from scoremode.store.runs import JOURNAL, MANIFEST, SCORES
-from scoremode.verbs.compare import of_runs
+from scoremode.verbs.finished_runs import of_runs
 from scoremode.verbs.question import Question
 from tests.makers import ask
 from tests.partial_engine import LOGITS

@@ -35,7 +35,7 @@ from scoremode.statistics.llamacpp import llamacpp_statistics, llamacpp_text
 from scoremode.statistics.ranking import rank
 from scoremode.store.runs import JOURNAL, MANIFEST, SCORES
 from scoremode.values import Bools
-from scoremode.verbs.compare import of_runs
+from scoremode.verbs.finished_runs import of_runs
 from scoremode.verbs.outputs import check_output
 from scoremode.verbs.prob import many_pairs
 from scoremode.verbs.prob.sequence import SequenceProbability, SequenceScore

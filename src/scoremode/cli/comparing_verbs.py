@@ -42,13 +42,15 @@ class CompareVerb(Verb):
     )
     epilog = (
         "A BASELINE may also be a reference or a .kld file of llama.cpp; both may be runs kept with --out. "
+        "Several K/V types, as in --cache-type-k f16,q8_0, are candidates of one model. "
         "Exit code 1: a --fail-if rule holds; 2: a candidate failed, and the others are shown."
     )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         flags.add(parser, {"baseline BASELINE": "a model (a GGUF too), a reference, a .kld file or a run"})
         models = "models of any format (GGUF and EXL3 too), runs, or folders or patterns of them"
-        flags.add(parser, {"candidates CANDIDATE …": models})
+        candidates = parser.add_argument("candidates", metavar="CANDIDATE", nargs="+", help=models)
+        candidates.required = False  # several types of the K/V cache are candidates, too
         flags.add_question(parser)
         flags.add_engine(parser)
         flags.add_baseline(parser)
@@ -56,6 +58,7 @@ class CompareVerb(Verb):
             "--out DIR": "keep the runs there; an interrupted comparison resumes",
             "--fresh": "score again even if runs are there, and replace them",
             "--fail-if RULE …": 'as in "kl_mean > 0.02" or "same_top < 0.9 surely"',
+            "--by-depth": "also KL by depth in the window (always if K/V types are compared)",
             **flags.REPORT,
         }
         flags.add(parser.add_argument_group("comparison"), kept)
@@ -75,7 +78,7 @@ class CompareVerb(Verb):
             try:
                 compared: Sequence[Comparison] = compare(
                     parsed.baseline,
-                    *parsed.candidates,
+                    *(parsed.candidates or ()),
                     out=parsed.out,
                     fresh=parsed.fresh,
                     progress=progress,
@@ -88,10 +91,12 @@ class CompareVerb(Verb):
         if not compared:
             return _tell_failed(failed)
         from scoremode.report.model_card import markdown, model_index
+        from scoremode.report.served import are_variants
         from scoremode.report.terminal.comparison_tables import comparison_json, comparison_table, llamacpp_layout
+        from scoremode.report.terminal.depth_table import depth_json, depth_table
 
         found = list(compared)
-        if not all(map(is_run, parsed.candidates)):  # a comparison of finished runs does not say how they were made
+        if not all(map(is_run, parsed.candidates or [""])):  # finished runs do not say how they were made
             found = [replace(c, manifest={**c.manifest, "command": _command_line()}) for c in found]
         statistics = [comparison_statistics(c) for c in found]
         if parsed.markdown:
@@ -103,7 +108,11 @@ class CompareVerb(Verb):
         else:
             reasons = {"failed": [{"name": name, "reason": str(error)} for name, error in failed.items()]}
             facts = {**comparison_json(found, statistics), **(reasons if failed else {})} if parsed.json else {}
-            show(parsed, lambda: facts, lambda: comparison_table(found, statistics))
+            by_depth = parsed.by_depth or are_variants(found)
+            for row, rows in zip(facts["candidates"], depth_json(found), strict=True) if facts and by_depth else ():
+                row["by_depth"] = rows
+            below = depth_table(found) if by_depth and not parsed.json else []
+            show(parsed, lambda: facts, lambda: [*comparison_table(found, statistics), *below])
         if output:
             from scoremode.report.html.page import render
 
@@ -315,7 +324,7 @@ class ReportVerb(Verb):
         from scoremode.report.html.page import render, write
         from scoremode.statistics.comparison import comparison_statistics
         from scoremode.store.runs import load
-        from scoremode.verbs.compare import of_runs
+        from scoremode.verbs.finished_runs import of_runs
         from scoremode.verbs.outputs import check_report
 
         output = check_report(parsed.output)  # before columns are read
@@ -371,7 +380,7 @@ class CardVerb(Verb):
         readme = None if parsed.write is None else card.check_readme(parsed.write, markers)  # before columns are read
         from scoremode.statistics.comparison import comparison_statistics
         from scoremode.store.runs import is_run
-        from scoremode.verbs.compare import of_runs
+        from scoremode.verbs.finished_runs import of_runs
 
         first, *others = card.run_folders(parsed.run_folders)
         if not others:

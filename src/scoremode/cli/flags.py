@@ -75,6 +75,18 @@ def number_within(option: KnownOption) -> Callable[[str], float]:
     return read
 
 
+def cache_types(text: str) -> str | list[str]:
+    """Reads a type of the K/V cache, or several with commas between them, for argparse.
+
+    >>> cache_types("q8_0"), cache_types("f16,q8_0")
+    ('q8_0', ['f16', 'q8_0'])
+    """
+    types = [one.strip() for one in text.split(",")]
+    if len(types) > 1 and "" in types:
+        raise argparse.ArgumentTypeError(f"'{_cut(text)}' is not a list of types, as in f16,q8_0")
+    return types if len(types) > 1 else text
+
+
 def _cut(text: str) -> str:
     return text if len(text) <= 40 else f"{text[:40]}…"
 
@@ -203,8 +215,11 @@ def _add_option(group: argparse._ArgumentGroup, option: KnownOption) -> None:
         same |= {"action": "append", "metavar": details.metavar}
     else:
         readers: dict[str, Any] = {"int": integer, "float": number_within(option)}
-        listed = details.choices if details.aliases is None else None  # argparse would refuse the aliases
-        same |= {"type": readers.get(option.kind, str), "metavar": details.metavar, "choices": listed}
+        is_listed = details.aliases is None and details.cache_part is None  # else argparse would refuse what is right
+        same |= {"type": readers.get(option.kind, str), "metavar": details.metavar}
+        same |= {"choices": details.choices} if is_listed else {}
+        if details.cache_part is not None:
+            same |= {"type": cache_types, "metavar": details.metavar or "TYPE"}
     group.add_argument(option.flag, *details.older_flags, **same)
 
 

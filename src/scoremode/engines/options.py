@@ -46,6 +46,7 @@ class Details:
     in_identity: bool = True  # may it change a score?
     identity_name: str | None = None  # if runs that were kept earlier know it by another name
     path: str | None = None  # the only path on which it is read: see plan/path.py; None: it is read on all of them
+    cache_part: str | None = None  # of a type of the K/V cache: "k", "v" or "kv"; ``compare`` takes several types
     may_vary: bool = True  # is it worth comparing values of it, as ``scoremode noise`` does?
     group: str | None = None  # heading in --help; None: the engine's own
     instead_of_flag: str | None = None  # of a secret, which only Python may pass: what to do on the command line
@@ -77,6 +78,11 @@ class KnownOption:
     def checked(self, value: Any) -> Any:
         """The value as the engine gets it; OptionError if it is not allowed."""
         d = self.details
+        if d.cache_part is not None and isinstance(value, list | tuple):
+            raise OptionError(
+                f"{self.flag} has {len(value)} values, and only compare takes several types of the K/V cache",
+                fix=f"give one, or use scoremode compare MODEL {self.flag} {','.join(map(str, value[:2]))}",
+            )
         if self.kind == "Pairs":
             return tuple(value.items()) if isinstance(value, Mapping) else tuple(value)
         if self.kind == "int":

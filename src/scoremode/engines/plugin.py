@@ -194,6 +194,10 @@ class EnginePlugin(ABC):
         rows = longest * (subject.vocabulary or 0) * 4  # of float32 logits, of both models of a comparison
         return MemoryNeed((subject.weight_bytes or 0) + min(2 * rows, most_bytes("cpu", 2)), self.on_gpus(options))
 
+    def cache_bytes(self, subject: Subject, options: Any, tokens: int) -> int | None:
+        """The bytes of the keys and values of so many tokens on the decode path, about; None if they are not known."""
+        return None
+
     def over_nodes(self, options: Any) -> bool:
         """Does the engine itself place its ranks on the nodes of a Ray cluster?"""
         return False

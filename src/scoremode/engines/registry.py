@@ -172,8 +172,12 @@ def _with_choices(option: KnownOption) -> str:
 
 
 def check_values(given: Mapping[str, Any]) -> None:
-    """Refuses a value that no engine accepts for its option, before it is known which engine will be asked."""
-    for name, value in given.items():
+    """Refuses a value that no engine accepts for its option, before it is known which engine will be asked.
+
+    Of several types of the K/V cache, which ``compare`` takes, each is checked.
+    """
+    each = [(name, one) for name, value in given.items() for one in (value if isinstance(value, list) else [value])]
+    for name, value in each:
         options = [p.options.known()[name] for p in known_engines().values() if name in p.options.known()]
         refusals = []
         for option in options:

@@ -21,8 +21,16 @@ from scoremode.errors import RunError, harmless
 from scoremode.harness.results import TasksComparison
 from scoremode.report.numbers import SHOWN, baseline_perplexity, file_size, rounded, shown_statistic, usable
 from scoremode.report.public_text import command_of_question, public_command, public_name, public_words
-from scoremode.report.served import ServedModel, engine_version, in_groups, served, served_manifest
-from scoremode.report.text import model_notes, noise_words, other_metrics, shown_rows, top_words
+from scoremode.report.served import (
+    ServedModel,
+    are_variants,
+    baseline_name,
+    engine_version,
+    in_groups,
+    served,
+    served_manifest,
+)
+from scoremode.report.text import model_notes, noise_words, notes_on_candidates, other_metrics, shown_rows, top_words
 from scoremode.report.verdicts import rule_words, verdicts
 from scoremode.statistics.comparison import BY_NAME, Comparison, Statistic
 
@@ -113,7 +121,7 @@ def markdown(comparisons: Sequence[Comparison], statistics: Sequence[Mapping[str
     facts = [served(c) for c in comparisons]
     measures = [measure for measure in SHOWN if measure.card]
     kinds = _kinds([served_manifest(m), *facts])
-    own = [f"{public_name(m['model'])} (baseline)", *(cells[0] for _, cells in kinds)]
+    own = [f"{baseline_name(comparisons, public_name(m['model']))} (baseline)", *(cells[0] for _, cells in kinds)]
     rows = [[*own, baseline_perplexity(statistics), *[NOTHING] * (len(measures) - 1)]]
     order = [i for members in in_groups(facts).values() for i in members]
     judged = verdicts(comparisons, statistics)
@@ -121,6 +129,7 @@ def markdown(comparisons: Sequence[Comparison], statistics: Sequence[Mapping[str
         named = [comparisons[i].name, *(cells[1 + i] for _, cells in kinds)]
         rows.append([*named, *(shown_cell(measure, statistics[i]) for measure in measures)])
     notes = [noise_words(first, statistics[0]), *(f"Baseline: {note}" for note in model_notes(first.baseline))]
+    notes += notes_on_candidates(comparisons)
     return _fill(
         "model_card.md",
         header=["model", *(title for title, _ in kinds), *(measure.card for measure in measures)],
@@ -183,7 +192,9 @@ def _commands(found: Sequence[Comparison] | Sequence[TasksComparison]) -> list[s
 
 
 def _asked_again(comparisons: Sequence[Comparison]) -> list[str]:
-    """A command for stored runs, which do not keep the command that made them."""
+    """A command for stored runs, which do not keep the command that made them; none for variants of a model."""
+    if are_variants(comparisons):
+        return []
     first, candidates = comparisons[0].baseline.manifest, [str(c.candidate.manifest["model"]) for c in comparisons]
     command = command_of_question(first, str(first["model"]), candidates)
     return [command] if command else []

@@ -33,7 +33,7 @@ from scoremode.report.model_card import (
 )
 from scoremode.report.numbers import baseline_perplexity, file_size, statistics_for_people
 from scoremode.report.public_text import public_name, public_words
-from scoremode.report.served import ServedModel, in_groups, served, served_manifest
+from scoremode.report.served import ServedModel, baseline_name, in_groups, served, served_manifest
 from scoremode.report.text import model_notes
 from scoremode.report.verdicts import verdicts
 from scoremode.statistics.comparison import BY_NAME, Comparison
@@ -90,7 +90,8 @@ def _how(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) ->
 def compact(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> str:
     """A table of five columns, and one line that says how it was made."""
     base = served_manifest(comparisons[0].baseline.manifest)
-    own = f"{public_name(str(comparisons[0].baseline.manifest['model']))} (baseline)"
+    named = public_name(str(comparisons[0].baseline.manifest["model"]))
+    own = f"{baseline_name(comparisons, named)} (baseline)"
     rows = [[own, _size(base), baseline_perplexity(statistics), NOTHING, NOTHING]]
     for i, c, its in _rows(comparisons):
         numbers = [shown_cell(BY_NAME[name], statistics[i]) for name in ("ppl_candidate", "kl_mean", "same_top")]
@@ -206,6 +207,7 @@ def published_json(comparisons: Sequence[Comparison], statistics: Sequence[Stati
             "versions": dict(c.candidate.manifest.get("versions", {})),
             "verdict": verdict.level,
             "sentence": public_words(verdict.sentence),
+            "notes": list(map(public_words, model_notes(c.candidate))),
             "for_people": statistics_for_people(s, statistics),
             **served(c).as_json(),
             "statistics": {name: value for name, value in s.items() if name != "name"},

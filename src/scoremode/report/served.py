@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from scoremode.engines.registry import all_options
 from scoremode.report.text import middle_cut
 from scoremode.statistics.comparison import Comparison
 
@@ -38,6 +39,7 @@ class ServedModel:
     stored_bytes: int | None
     parts: tuple[PartSize, ...] = ()
     emulated_bytes: int | None = None  # the size that an emulated quantization would have
+    kv_cache: str = ""  # the types of the K/V cache, as in "k f16 v q8_0"
 
     @property
     def is_emulated(self) -> bool:
@@ -84,6 +86,7 @@ class ServedModel:
             "bits_per_weight": self.bits_per_weight,
             "weight_bytes": self.stored_bytes,
             "emulated_bytes": self.emulated_bytes,
+            "kv_cache": self.kv_cache or None,
             "sizes": {
                 p.name: {"bytes": p.stored_bytes, "weights": p.weights, "bits_per_weight": p.bits_per_weight}
                 for p in self.parts
@@ -111,7 +114,32 @@ def served_manifest(m: Mapping[str, Any]) -> ServedModel:
         stored or None,
         tuple(_parts(m.get("sizes"))),
         _count(m.get("emulated_bytes")) or None,
+        middle_cut(_cache_words(m.get("engine_settings")), LONGEST),
     )
+
+
+def _cache_words(settings: Any) -> str:
+    """The types of the K/V cache in the settings of an engine; '' if they do not say any."""
+    if not isinstance(settings, Mapping):
+        return ""
+    parts = {name: option.details.cache_part for name, (_, option) in all_options().items()}
+    types = [(part, _words(settings.get(name))) for name, part in parts.items() if part is not None]
+    return " ".join(f"{part} {chosen}" for part, chosen in types if chosen)
+
+
+def are_variants(comparisons: Sequence[Comparison]) -> bool:
+    """Is any candidate one of several variants of a model, such as types of its K/V cache?"""
+    return any(c.candidate.manifest.get("variant") for c in comparisons)
+
+
+def baseline_cache(comparisons: Sequence[Comparison]) -> str:
+    """The types of the baseline's K/V cache, if there are candidates that differ in theirs; else ''."""
+    return served_manifest(comparisons[0].baseline.manifest).kv_cache if are_variants(comparisons) else ""
+
+
+def baseline_name(comparisons: Sequence[Comparison], model: str) -> str:
+    """The name of the baseline's model, with the types of its K/V cache if candidates differ in theirs."""
+    return ", ".join(word for word in (model, baseline_cache(comparisons)) if word)
 
 
 def engine_version(manifest: Mapping[str, Any]) -> str:

@@ -109,6 +109,17 @@ def model_notes(run: Run) -> list[str]:
     return [str(note) for note in notes] if isinstance(notes, list) else []
 
 
+def notes_on_candidates(comparisons: Sequence[Comparison]) -> list[str]:
+    """What a reader must know about the candidates' models and not about that of their baseline, by name."""
+    return [
+        f"candidate {c.name}: {note}"
+        for c in comparisons
+        if not c.is_of_paths  # see ``path_notes``
+        for note in model_notes(c.candidate)
+        if note not in model_notes(c.baseline)
+    ]
+
+
 def noise_words(comparison: Comparison, statistics: Mapping[str, Any]) -> str:
     """The noise floor in one line: its size and what was computed in a different way, or why it was not measured."""
     if comparison.kl is None:

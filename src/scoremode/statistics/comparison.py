@@ -22,6 +22,7 @@ from scoremode.plan.windows import measured
 from scoremode.scores.frames import ArrowTable, few_lines
 from scoremode.scores.parquet import Rows, pair_to_arrow
 from scoremode.scores.schema import BUILT_IN, Schema
+from scoremode.statistics.depth import DepthMeans, by_depth
 from scoremode.statistics.estimate import (
     error_fields,
     exponential,
@@ -387,6 +388,10 @@ class Comparison(PairedRuns, ArrowTable):
     @cached_property
     def _statistics(self) -> dict[str, Any]:
         return comparison_statistics(self)
+
+    def by_depth(self) -> list[DepthMeans]:
+        """Means of KL and of the difference of logprobs by depth in the window, with errors."""
+        return by_depth(self)
 
     def to_arrow(self) -> Any:
         """Every column of both runs, one row per target, as a ``pyarrow.Table``."""

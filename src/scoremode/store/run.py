@@ -243,6 +243,7 @@ class RunManifest(msgspec.Struct, kw_only=True):
     versions: dict[str, Text] = {}
     hardware: dict[str, str] = {}
     against: ComparedWith | None = None
+    variant: Text | None = None  # the name of a candidate that is one of several variants of its model
     not_measured: list[Text] = []  # columns that the engine did not give
     columns: list[Column] = []  # columns that the engine declared itself
     noise_kl: list[NotNegative] | None = None

@@ -57,8 +57,8 @@ class EngineOptionArguments(TypedDict, total=False):
     batch_tokens: int | None
     cache_bits_k: int | None
     cache_bits_v: int | None
-    cache_type_k: str | None
-    cache_type_v: str | None
+    cache_type_k: str | Sequence[str] | None
+    cache_type_v: str | Sequence[str] | None
     concurrency: int | None
     device: str | None
     dtype: str | None
@@ -68,7 +68,7 @@ class EngineOptionArguments(TypedDict, total=False):
     gpu_memory_utilization: float | None
     head: str | None
     head_kernel: str | None
-    kv_cache_dtype: str | None
+    kv_cache_dtype: str | Sequence[str] | None
     max_model_len: int | None
     max_num_batched_tokens: int | None
     n_batch: int | None

@@ -20,7 +20,7 @@ from scoremode.disk.folders import REFERENCE
 from scoremode.engines.base import Want, only_one_way
 from scoremode.engines.baseline import LiveBaseline, live_baseline, noise_facts, noise_floor
 from scoremode.engines.registry import require, require_path
-from scoremode.errors import CandidatesError, InputError, RunError, ScoremodeError, harmless
+from scoremode.errors import CandidatesError, InputError, ScoremodeError
 from scoremode.plan.comparable import ComparableFacts, difference, first_difference, require_comparable
 from scoremode.references.kld import is_kld
 from scoremode.references.reader import Reference
@@ -30,11 +30,13 @@ from scoremode.statistics.comparison import Comparison, Comparisons
 from scoremode.store import runs
 from scoremode.store.remote_copies import is_there, open_reference
 from scoremode.store.run import Run
-from scoremode.values import Floats, Ids
+from scoremode.values import Ids
 from scoremode.verbs.arguments import AllArguments, EngineOptionArguments, check_question, spelled_out, split_arguments
 from scoremode.verbs.base_logits import against_file, require_models, require_no_question
+from scoremode.verbs.cache_types import sides_in_types
 from scoremode.verbs.candidate_names import expand_candidates
 from scoremode.verbs.candidates import score_in_turn, score_together, slots_and_shares
+from scoremode.verbs.finished_runs import of_runs
 from scoremode.verbs.memory import is_by_logits, require_both_fit, require_by_logits
 from scoremode.verbs.model import GivenModel, GivenTokenizer, LazyModel, Side, is_loaded, loaded_sides
 from scoremode.verbs.ppl import ppl_of
@@ -49,10 +51,9 @@ from scoremode.verbs.sides import (
     Folders,
     ModelSettings,
     as_comparison,
-    assign_engines,
     compared_with,
+    name_of,
     score_against,
-    short,
 )
 
 if TYPE_CHECKING:
@@ -99,10 +100,8 @@ def compare(
         its = baseline, baseline_engine or engine, {**options, **(baseline_options or {})}
         sides = [its, *((candidate, engine, options) for candidate in candidates)]
         return _compare_loaded(baseline, sides, tokenizer, question, folders)
-    candidates = tuple(expand_candidates(candidates))
-    folders.require_candidates(candidates)
     request = CompareRequest(engine, options, baseline_engine, baseline_options, tokenizer)
-    baseline_model, models = assign_engines(baseline, candidates, request)
+    baseline_model, candidates, models = sides_in_types(baseline, expand_candidates(candidates), request, folders)
     for side in (*((baseline_model,) if baseline_model else ()), *models.values()):
         require_path(side.plugin, question.get("path"))
     if is_kld(baseline):
@@ -389,7 +388,7 @@ def lockstep(
     _require_same_question(known, asked, ids)
     del ids
     asked_p = replace(asked, subject=baseline.subject)
-    own, against = folders.folder(candidate.subject.name), baseline.identity(asked_p)
+    own, against = folders.of(candidate), baseline.identity(asked_p)
     fresh_p = folders.fresh and run_p is None
     with (
         # baseline first, everywhere: two processes that wait for each other would wait forever
@@ -404,7 +403,7 @@ def lockstep(
             engine = baseline.engine_for(asked_p, folders.progress)
             run_p = score_run(asked_p, engine, claim_p, folders.progress)
         run_p, run_q = baseline.outliving(run_p, folders.out), candidate.outliving(run_q, folders.out)
-    return as_comparison(short(candidate.subject.name), run_p, run_q, run_q.kl)
+    return as_comparison(name_of(candidate), run_p, run_q, run_q.kl)
 
 
 def _score_both(p: _Side, q: _Side, progress: Progress | None) -> tuple[Run, Run]:
@@ -436,7 +435,7 @@ def _score_both(p: _Side, q: _Side, progress: Progress | None) -> tuple[Run, Run
             p.claim.release()  # others may compare with the same baseline meanwhile
         assert run_p is not None, "the baseline is scored now, or was before"
         noise = noise_facts(only_one_way(engine_p) if by_logits else noise_floor(engine_p, plan))
-        return run_p, candidate.save(manifest | compared_with(run_p, noise))
+        return run_p, candidate.save(manifest | compared_with(run_p, noise, q.model))
 
 
 def _keep_answers(run: UnfinishedRun, live: LiveBaseline | LiveLogits | LiveSteps) -> None:
@@ -474,55 +473,3 @@ def _require_same_question(baseline: ComparableFacts, asked: Question, ids: Ids)
         "plan": "give --context-length and --stride that both models allow",
     }
     raise InputError(found.reason, fix=fixes[found.kind])
-
-
-# ── two finished runs ────────────────────────────────────────────────────────────────────────────────────────────────
-def of_runs(baseline: str, candidates: Sequence[str], run_p: Run | None = None) -> list[Comparison]:
-    """Compares finished runs of one plan. KL is known only if the candidate was scored against the baseline.
-
-    ``run_p`` is the baseline's run if it is loaded already.
-    """
-    found: list[Comparison] = []
-    for candidate in candidates:
-        if not runs.is_run(candidate):
-            raise InputError(
-                f"{baseline} is a run without hidden states, so {candidate} cannot be scored against it",
-                fix=f"score it first: scoremode ppl {candidate} --out DIR, or make a reference of the baseline",
-            )
-        run_p, run_q = run_p or runs.load(baseline), runs.load(candidate)
-        if run_p.plan_digest != run_q.plan_digest:
-            what = [n for n in ("tokenizer", "corpus_sha256", "method") if run_p.manifest[n] != run_q.manifest[n]]
-            raise RunError(
-                f"{baseline} and {candidate} scored different plans (different {', '.join(what) or 'windows'})",
-                fix="score both on the same text with the same method",
-            )
-        kl, missing = divergence_between(run_p, run_q)
-        found.append(as_comparison(short(candidate), run_p, run_q, kl, missing))
-    return found
-
-
-def divergence_between(baseline: Run, candidate: Run) -> tuple[Floats | None, str | None]:
-    """The KL of a finished run, if it was measured against exactly this baseline; else None and the reason.
-
-    What counts is the baseline's whole identity: weights, engine, dtype, settings and versions.
-    """
-    measured = candidate.manifest["identity"]["settings"].get("against")
-    if candidate.kl is None or not isinstance(measured, dict):
-        return None, "KL is not known between two finished runs: compare with a reference, or with the model"
-    differing = _differences(measured, baseline.manifest["identity"])
-    if differing:
-        return None, f"KL was measured against another baseline: it differs in {harmless(', '.join(differing))}"
-    return candidate.kl, None
-
-
-def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """The fields in which two identities differ, except whether hidden states were kept, which changes no score."""
-    found = []
-    for name in sorted(one.keys() | other.keys()):
-        a, b = one.get(name), other.get(name)
-        if isinstance(a, dict) and isinstance(b, dict):
-            inner = sorted((a.keys() | b.keys()) - {"keeps"})
-            found += [f"{name} {key}" for key in inner if a.get(key) != b.get(key)]
-        elif a != b:
-            found.append(name)
-    return found

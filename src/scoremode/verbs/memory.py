@@ -13,7 +13,7 @@ from scoremode.errors import EngineError, print_line
 from scoremode.text.memory import available
 from scoremode.verbs.arguments import asked_path
 from scoremode.verbs.model import LazyModel
-from scoremode.verbs.sides import short
+from scoremode.verbs.sides import name_of
 
 KLD_WAY = (
     "keep the baseline's distributions first, rounded to 16 bits and by the method llamacpp: "
@@ -58,7 +58,7 @@ def require_both_fit(baseline: LazyModel, candidate: LazyModel, longest: int) ->
     if baseline.is_open and candidate.is_open:
         return
     sides = [(its, its.memory(longest)) for its in (baseline, candidate)]
-    each = ", ".join(f"{size_words(need.size)} for {short(its.subject.name)}{need.where}" for its, need in sides)
+    each = ", ".join(f"{size_words(need.size)} for {name_of(its)}{need.where}" for its, need in sides)
     both = size_words(sum(need.size for _, need in sides))
     print_line(f"scoremode: both models run at the same time and need about {both} of memory ({each})")
     for on_gpu, free in ((False, available), (True, _free_on_gpus)):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.arguments import path_text
+from scoremode.cache.units import size_words
 from scoremode.cluster.engine import ReplicatedEngine, check_spread
 from scoremode.cluster.ray_cluster import require_ray
 from scoremode.cluster.spread import Spread, read_spread
@@ -44,6 +45,7 @@ ONE_AT_A_TIME = threading.RLock()
 """Candidates on a cluster are prepared in threads. A text is cut on all cores anyway, and a library that is imported by
 two threads at once may be half there for one of them, as transformers is."""
 
+TOLD_FROM = 256 << 20  # bytes of a K/V cache, or of a reference: smaller ones are not worth a line
 USUAL_LENGTH = 8192  # tokens that an engine is opened for where longer questions may come and a model could take more
 
 
@@ -86,6 +88,7 @@ class LazyModel:
     ) -> None:
         self.chosen = chosen if spread is None else check_spread(chosen, spread)
         self.spread = spread  # over replicas; None: one engine in this process
+        self.variant: str | None = None  # its name among candidates that are one model with different settings
         self._tokenizer = tokenizer
         self.many_questions = many_questions  # else the engine is opened for exactly one
         self.shares_prompts = False  # will windows that begin alike be asked about?
@@ -233,6 +236,7 @@ class LazyModel:
             work = replace(work, shares_prompts=work.shares_prompts or self.shares_prompts)
             if self.many_questions and work.path is None:  # more may come, and of other kinds
                 work = replace(work, longest=max(work.longest or 0, self.usual_length), shares_prompts=True)
+            self._tell_cache(work)
             name, is_remote = self.subject.name, self.plugin.address is not None
             said = f"connecting to the server of {name}" if is_remote else f"loading {name} with {self.engine_name}"
             announce(progress, said)
@@ -252,6 +256,20 @@ class LazyModel:
     def memory(self, longest: int) -> MemoryNeed:
         """The memory that the open engine takes for windows of at most ``longest`` tokens, about."""
         return self.plugin.memory(self.subject, self.chosen.options, longest)
+
+    def cache_bytes(self, longest: int, path: DecodePath | None) -> int | None:
+        """The bytes of the K/V cache of the decode path, about; None on the prefill path, and if they are not known."""
+        if path is None:
+            return None
+        return self.plugin.cache_bytes(self.subject, self.chosen.options, longest * path.sequences)
+
+    def _tell_cache(self, work: Work) -> None:
+        """Prints the size of a large K/V cache before anything is loaded."""
+        size = self.cache_bytes(work.longest or 0, work.path)
+        if size is not None and size >= TOLD_FROM and work.path is not None:
+            each = f"{work.path.sequences:,} sequences of {work.longest:,} tokens"
+            time = f"the time that is left is said after the first {work.path.sequences:,} windows"
+            print_line(f"scoremode: the K/V cache takes about {size_words(size)} ({each}); {time}")
 
     @property
     def usual_length(self) -> int:

@@ -217,7 +217,7 @@ class _PathsOfModel:
         noise: Mapping[str, Any] = {name: run_p.manifest.get(name) for name in NOISE}
         if not model.plugin.able().hidden_states:
             noise = noise_facts(only_one_way(run.engine))
-        facts = compared_with(run_p, noise)
+        facts = compared_with(run_p, noise, model)
         logprob = run.journal.rows(0, run.asked.plan.targets).logprob
         announce(self.folders.progress, "scoring a few windows again")
         facts["rerun"] = rerun(run.engine, run.asked.plan, logprob) if model.spread is None else NOT_RERUN

@@ -58,10 +58,16 @@ def plan(
         "average": made.average,
         "plan_digest": made.digest,
         "tokenizer": asdict(asked.tokens.tokenizer),
-        "memory": memory_estimate(asked, options),
+        "memory": {**memory_estimate(asked, options), **_cache(lazy, asked)},
         "reference": reference_estimate(asked, options) if lazy.plugin.able().hidden_states else None,
         "first_windows": [dict(zip(names, map(int, window), strict=True)) for window in islice(edges, 3)],
     }
+
+
+def _cache(model: LazyModel, asked: Question) -> dict[str, int]:
+    """The bytes of the K/V cache of the decode path, if they are known."""
+    size = model.cache_bytes(int(asked.plan.lengths.max()), asked.plan.path)
+    return {} if size is None else {"kv_cache": size}
 
 
 def reference_estimate(asked: Question, options: Mapping[str, Any]) -> dict[str, int] | None:

@@ -14,13 +14,15 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from scoremode.cache.units import size_words
 from scoremode.disk.files import written_atomically
 from scoremode.engines.base import Engine, Want
 from scoremode.engines.baseline import StoredBaseline, noise_facts, noise_floor, states_dtype, states_in
 from scoremode.engines.registry import require
-from scoremode.errors import EngineError, InputError, MethodError, OptionError, RunError
+from scoremode.errors import EngineError, InputError, MethodError, OptionError, RunError, print_line
 from scoremode.plan.path import DECODE
 from scoremode.plan.plan import Plan
+from scoremode.references.format import RAW_DTYPES
 from scoremode.references.kld import MAGIC, KldLayout, KldWriter
 from scoremode.references.writer import StatesWriter
 from scoremode.remote.uri import Place
@@ -30,7 +32,7 @@ from scoremode.store.run import Run
 from scoremode.text.corpus import Corpus, specs_of
 from scoremode.values import Ids
 from scoremode.verbs.arguments import AllArguments, spelled_out, split_arguments
-from scoremode.verbs.model import GivenModel, GivenTokenizer, LazyModel, in_memory, tokenizer_name
+from scoremode.verbs.model import TOLD_FROM, GivenModel, GivenTokenizer, LazyModel, in_memory, tokenizer_name
 from scoremode.verbs.outputs import Output, check_output
 from scoremode.verbs.progress import Progress, announce
 from scoremode.verbs.progress_display import shows_progress
@@ -112,6 +114,9 @@ def _score_and_store(
 ) -> Run:
     head, plan = worker.stored_head(), asked.plan
     width, dtype = head.weight.shape[1], states_dtype(worker, head)
+    size = plan.targets * width * RAW_DTYPES[dtype].itemsize
+    if size >= TOLD_FROM:
+        print_line(f"scoremode: the reference takes about {size_words(size)} of disk ({plan.targets:,} hidden states)")
     with (
         UnfinishedRun(asked, worker, claim, progress) as run,
         StatesWriter(

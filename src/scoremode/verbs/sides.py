@@ -58,6 +58,12 @@ class ModelSettings:
     plugin: EnginePlugin
     options: Mapping[str, Any]
     tokenizer: str | None
+    name: str | None = None  # of the candidate, if it is not that of the model
+
+    @property
+    def called(self) -> str:
+        """The name that tells the candidate from others."""
+        return self.name or self.model
 
     @cached_property
     def spread(self) -> Spread | None:
@@ -71,7 +77,9 @@ class ModelSettings:
         return room_for(spread, self.plugin, read_options(self.plugin, options))
 
     def prepare(self) -> LazyModel:
-        return LazyModel.named(self.model, self.plugin, self.options, self.tokenizer)
+        model = LazyModel.named(self.model, self.plugin, self.options, self.tokenizer)
+        model.variant = self.name
+        return model
 
 
 def assign_engines(
@@ -120,6 +128,11 @@ class Folders:
         """The folder for the run of that name. Of a name that is a path, the last part is used."""
         return None if self.out is None else self.out / (name_in(name) or "candidate")
 
+    def of(self, candidate: LazyModel) -> Path | Place | None:
+        """The folder for the run of a candidate. That of a variant has no spaces in its name."""
+        variant = candidate.variant
+        return self.folder(candidate.subject.name if variant is None else variant.replace(" ", "-"))
+
     def require_candidates(self, candidates: Sequence[str], what: str = "a model, or a run,") -> None:
         """Refuse an empty list, and candidates with equal names in tables or with one folder for two runs."""
         if not candidates:
@@ -137,10 +150,19 @@ class Folders:
             )
 
 
-def compared_with(run_p: Run, noise: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a candidate's manifest about its baseline and about the baseline's noise against itself."""
+def name_of(candidate: LazyModel) -> str:
+    """The name of a candidate in tables."""
+    return candidate.variant or short(candidate.subject.name)
+
+
+def compared_with(run_p: Run, noise: Mapping[str, Any], candidate: LazyModel) -> dict[str, Any]:
+    """The fields of a candidate's manifest about its baseline and about the baseline's noise against itself.
+
+    The name of a variant is among them, because that of its model does not tell it from others.
+    """
     of_p = run_p.manifest
-    return {"against": {"model": of_p["model"], "fingerprint": of_p["model_fingerprint"]}, **noise}
+    named = {} if candidate.variant is None else {"variant": candidate.variant}
+    return {"against": {"model": of_p["model"], "fingerprint": of_p["model_fingerprint"]}, **named, **noise}
 
 
 def score_against(
@@ -153,10 +175,10 @@ def score_against(
     noise: Mapping[str, Any],
 ) -> Comparison:
     """Compares a candidate with a baseline whose run is finished and whose distributions are stored."""
-    run_q = run_against(model, asked, run_p, stored, folders, out=folders.folder(model.subject.name), noise=noise)
+    run_q = run_against(model, asked, run_p, stored, folders, out=folders.of(model), noise=noise)
     if run_q.plan_digest != run_p.plan_digest:
         run_p = first_targets(run_p, run_q, asked)
-    return as_comparison(short(model.subject.name), run_p, run_q, run_q.kl)
+    return as_comparison(name_of(model), run_p, run_q, run_q.kl)
 
 
 def run_against(
@@ -180,7 +202,7 @@ def run_against(
             baseline = FileBaseline(stored) if isinstance(stored, KldFile) else StoredBaseline(stored, asked.plan)
             with UnfinishedRun(asked, engine, claim, folders.progress, with_kl=True, least_kl=least) as run:
                 run.score(Want(against=baseline))
-                run_q = run.save(run.manifest() | compared_with(run_p, noise))
+                run_q = run.save(run.manifest() | compared_with(run_p, noise, model))
             run_q = model.outliving(run_q, out)
     return run_q
 

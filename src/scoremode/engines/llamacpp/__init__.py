@@ -82,6 +82,12 @@ class LlamaCppPlugin(EnginePlugin):
     def chunked(self, options: LlamaCppOptions, tokens: int) -> LlamaCppOptions:
         return replace(options, n_ubatch=tokens, n_batch=max(tokens, Choices.of(options).n_batch))
 
+    def cache_bytes(self, subject: Subject, options: LlamaCppOptions, tokens: int) -> int | None:
+        from scoremode.engines.llamacpp.memory import cache_bytes
+        from scoremode.models.gguf import read_gguf
+
+        return cache_bytes(read_gguf(subject.name), Choices.of(options), tokens)
+
     def on_gpus(self, options: LlamaCppOptions) -> bool:
         return bool(options.n_gpu_layers)  # a build for GPUs uses them without being asked: give --gpus-per-replica 1
 

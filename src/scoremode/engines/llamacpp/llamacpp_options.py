@@ -26,8 +26,8 @@ class LlamaCppOptions(Options):
     n_ubatch: int | None = option(
         "most tokens that are computed at once (default: 512)", metavar="N", above=0, at_most=MOST
     )
-    cache_type_k: str | None = option("type of the cache of keys (default: f16)", choices=CACHE_TYPES)
-    cache_type_v: str | None = option("type of the cache of values (default: f16)", choices=CACHE_TYPES)
+    cache_type_k: str | None = option("type of the cache of keys (default: f16)", choices=CACHE_TYPES, cache_part="k")
+    cache_type_v: str | None = option("type of the cache of values (default: f16)", choices=CACHE_TYPES, cache_part="v")
     flash_attn: str | None = option(
         "flash attention (default: off, because logits depend on the length of the batch with it)",
         choices=tuple(FLASH_ATTENTION),

@@ -22,6 +22,7 @@ from scoremode.engines.transformers.choices import (
     require_quantization_library,
 )
 from scoremode.errors import EngineError
+from scoremode.models.kv_cache import cache_bytes
 from scoremode.plan.path import PATHS
 
 if TYPE_CHECKING:
@@ -101,6 +102,12 @@ class TransformersPlugin(EnginePlugin):
         unpacked = int(stored * bits / subject.bits_per_weight)
         states = longest * (subject.hidden_size or 0) * 4 * 12  # a layer's and its MLP's, about
         return replace(found, size=found.size - stored + max(stored, unpacked) + states)
+
+    def cache_bytes(self, subject: Subject, options: TransformersOptions, tokens: int) -> int | None:
+        if subject.checkpoint is None:
+            return None
+        _, dtype = chosen_device_and_dtype(options, subject.checkpoint)
+        return cache_bytes(subject.checkpoint.config, dtype, tokens)
 
     def on_gpus(self, options: TransformersOptions) -> bool:
         return choose_device(options.device) != "cpu"

@@ -40,6 +40,7 @@ class TransformersOptions(CheckpointOptions):
         choices=("auto", *CACHE_BITS),
         metavar="DTYPE",
         path=DECODE,
+        cache_part="kv",
     )
     adapter: str | None = option(
         "folder of a PEFT adapter to put on the model", metavar="FOLDER", in_identity=False, may_vary=False

@@ -25,6 +25,7 @@ from scoremode.engines.plugin import (
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.support import LaunchArguments, VllmOptions
 from scoremode.errors import ScoremodeError
+from scoremode.models.kv_cache import cache_bytes
 from scoremode.plan.path import CACHE_HIT, CHUNKED, PATHS
 
 if TYPE_CHECKING:
@@ -102,6 +103,13 @@ class VllmPlugin(EnginePlugin):
     def ranks(self, options: VllmOptions) -> int:
         sizes = [options.extra.get(name) or getattr(options, name) for name in RANKS]
         return math.prod(size if isinstance(size, int) and size > 0 else 1 for size in sizes)
+
+    def cache_bytes(self, subject: Subject, options: VllmOptions, tokens: int) -> int | None:
+        if subject.checkpoint is None:
+            return None
+        chosen = (options.kv_cache_dtype, options.dtype, subject.dtype)
+        kind = next((one for one in chosen if one not in (None, "auto")), "bfloat16")
+        return cache_bytes(subject.checkpoint.config, str(kind), tokens)
 
     def on_gpus(self, options: VllmOptions) -> bool:
         return support.is_for_gpus()

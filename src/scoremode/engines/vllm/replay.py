@@ -415,7 +415,7 @@ class ReplayWorker:
 
     def scoremode_attach(self) -> None:
         self._scoremode_processor().attach(self.get_model())  # type: ignore[attr-defined]
-        batch = getattr(self.model_runner, "input_batch", None)  # type: ignore[attr-defined]
+        batch: Any = getattr(self.model_runner, "input_batch", None)  # type: ignore[attr-defined]
         if hasattr(batch, "logitsprocs_need_output_token_ids"):
             # vLLM's V1 runner would wait in every step for the tokens of the step before. We only need their number,
             # which it knows without waiting. Requests with penalties still get the tokens that they need.

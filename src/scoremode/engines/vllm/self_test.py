@@ -143,7 +143,7 @@ def unread_cache_note(config: Any) -> list[str]:
     kind = f"{dtype} K/V cache" + (" of MLA" if is_dense_mla else "")
     return [
         f"the {kind} is hardly measured: the first chunk of a window, up to {chunk} tokens, attends to keys and values "
-        "that were not rounded; only later chunks and generated tokens read the cache"
+        "that were not rounded; only later chunks and generated tokens read the cache: measure it with --path decode"
     ]
 
 

@@ -61,7 +61,7 @@ class VllmOptions(CheckpointOptions):
     gpu_memory_utilization: float | None = option(
         "share of a GPU's memory that vLLM may take", metavar="SHARE", above=0, at_most=1
     )
-    kv_cache_dtype: str | None = option("dtype of the KV cache, such as fp8", metavar="DTYPE")
+    kv_cache_dtype: str | None = option("dtype of the KV cache, such as fp8", metavar="DTYPE", cache_part="kv")
     max_num_batched_tokens: int | None = option("tokens in one forward pass", metavar="N")
     max_model_len: int | None = option("default: the longest window of the plan", metavar="N")
     enforce_eager: bool | None = option("no CUDA graphs, no compilation")

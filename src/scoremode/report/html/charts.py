@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -12,20 +12,19 @@ from markupsafe import Markup
 
 from scoremode.report.html.drawing import SMALL, Axis, Chart, Shape, both_ways, linear, logarithmic, plain
 from scoremode.report.html.provenance import distinct_baselines, run_name
-from scoremode.report.html.series import Series, StreamedColumn, delta_logprob, places_of, surprise
+from scoremode.report.html.series import Series, StreamedColumn, delta_logprob, surprise
 from scoremode.report.html.templating import fill
 from scoremode.report.numbers import Statistics, usable
 from scoremode.report.text import counted
 from scoremode.statistics.comparison import Comparison, are_of_paths
-from scoremode.statistics.estimate import GroupSums
-from scoremode.statistics.groups import distinct
+from scoremode.statistics.depth import deepest, depth_edges, means_by_stretch, places_of
 from scoremode.statistics.streams import array_blocks
 from scoremode.store.run import Run
-from scoremode.values import Floats
+from scoremode.values import Floats, Ints
 
 BINS = 72  # bins of a distribution
 STRETCHES = 24  # stretches that the window is divided into
-SUMS = 1 << 20  # sums in memory at a time: with very many groups, a curve is drawn in several passes
+LONG_WINDOW = 2048  # tokens: in longer windows, each stretch is as long as all before it
 
 
 def charts_section(comparisons: Sequence[Comparison], statistics: Sequence[Statistics], alone: Sequence[Run]) -> Markup:
@@ -186,13 +185,16 @@ def _shares(column: StreamedColumn, axis: Axis, least: float | None) -> Floats:
 
 
 # ── means along the window ───────────────────────────────────────────────────────────────────────────────────────────
-def along_the_window(title: str, text: str, series: Sequence[Series], label: str, *, rms: bool = False) -> Chart | None:
+def along_the_window(
+    title: str, text: str, series: Sequence[Series], measured: str, *, rms: bool = False
+) -> Chart | None:
     """Draws the mean (or root mean square) in each stretch of the window, with its error over groups as a band."""
-    last = max((int(position.max()) for s in series for position, _ in s.places() if len(position)), default=0)
+    last = max((deepest(s.places) for s in series), default=0)
     if last < 2:
         return None
-    edges = np.linspace(0, last + 1, min(STRETCHES, last + 1) + 1)
-    curves = [_means_by_stretch(s, edges, np.square if rms else np.asarray) for s in series]
+    is_long = last >= LONG_WINDOW
+    edges = depth_edges(last) if is_long else np.linspace(0, last + 1, min(STRETCHES, last + 1) + 1)
+    curves = [_means_and_errors(s, edges, squared=rms) for s in series]
     curves = [_square_roots(*curve) for curve in curves] if rms else curves
     spread = np.concatenate([np.concatenate([m - e, m + e]) for m, e in curves])
     spread = spread[np.isfinite(spread)]
@@ -201,9 +203,10 @@ def along_the_window(title: str, text: str, series: Sequence[Series], label: str
     low, high = float(spread.min()), float(spread.max())
     low = 0.0 if low >= 0 and high > 0 else low
     room = (high - low) * 0.06 or 1.0
-    up = linear(low - (room if low < 0 else 0), high + room, label, count=4)
-    along = linear(0, last + 1, "distance from the first scored token of the window", count=5)
-    x = along.place((edges[1:] + edges[:-1]) / 2)
+    up = linear(low - (room if low < 0 else 0), high + room, measured, count=4)
+    label = "distance from the first scored token of the window"
+    along = _doubling(edges, label) if is_long else linear(0, last + 1, label, count=5)
+    x = along.place(_middles(edges) if is_long else (edges[1:] + edges[:-1]) / 2)
     shapes = [Shape("mark", SMALL.path([(0, up.place(0.0))]) + f"H{SMALL.x(1):g}")] if low < 0 < high else []
     lines = []  # drawn above all bands
     for i, (mean, error) in enumerate(curves):
@@ -225,27 +228,29 @@ def _square_roots(mean: Floats, error: Floats) -> tuple[Floats, Floats]:
         return root, np.minimum(np.where(root > 0, error / (2 * root), 0.0), np.where(np.isfinite(root), root, 0.0))
 
 
-def _means_by_stretch(
-    series: Series, edges: Floats, of: Callable[[Floats], Floats] = np.asarray
-) -> tuple[Floats, Floats]:
-    """Returns mean and standard error of each stretch; the mean is NaN without values, the error 0 for few groups.
+def _means_and_errors(series: Series, edges: Floats | Ints, *, squared: bool = False) -> tuple[Floats, Floats]:
+    """Returns mean and standard error of each stretch; the mean is NaN without values, the error 0 for few groups."""
 
-    ``of`` is applied to the values first.
-    """
-    count = len(edges) - 1
-    means, errors = np.full(count, np.nan), np.zeros(count)
-    groups = distinct(group for _, group in series.places())
-    together = max(1, SUMS // max(1, len(groups)))
-    for begin in range(0, count, together):
-        wanted = range(begin, min(count, begin + together))
-        sums = GroupSums(len(wanted) * len(groups))
-        for values, (position, group) in zip(series.values(), series.places(), strict=True):
-            index = np.clip(np.searchsorted(edges, position, side="right") - 1, 0, count - 1)
-            here = np.isfinite(values) & (index >= wanted.start) & (index < wanted.stop)
-            cell = (index[here] - wanted.start) * len(groups) + np.searchsorted(groups, group[here])
-            sums.add(cell, of(values[here]), np.ones(len(cell)))
-        for stretch, cells in zip(wanted, np.split(sums.indices, len(wanted)), strict=True):
-            mean = sums.some(cells[sums.denominator[cells] > 0]).estimate()  # only groups that have a value here
-            if mean.n:
-                means[stretch], errors[stretch] = mean.value, mean.stderr or 0.0
-    return means, errors
+    def squares() -> Iterator[Floats]:
+        return map(np.square, series.values())
+
+    found = means_by_stretch(squares if squared else series.values, series.places, edges)
+    return np.array([e.value for e in found]), np.array([e.stderr or 0.0 for e in found])
+
+
+def _middles(edges: Floats | Ints) -> Floats:
+    """Returns the middle of each stretch on an axis that doubles. The first stretch is drawn as its second half."""
+    begin: Floats = np.maximum(edges[:-1], edges[1] // 2)
+    return np.sqrt(begin * edges[1:])
+
+
+def _doubling(edges: Floats | Ints, label: str) -> Axis:
+    """Returns an axis on which each stretch has the same width, with ticks at edges between stretches."""
+    low, high = math.log2(edges[1] / 2), math.log2(edges[-1])
+    inner = edges[1:-1].tolist()
+    ticks = tuple((float(edge), _tokens(edge)) for edge in inner[:: math.ceil(len(inner) / 6)])
+    return Axis(lambda v: (np.log2(v) - low) / (high - low), ticks, label)
+
+
+def _tokens(count: int) -> str:
+    return f"{count // 1024}k" if count >= 1024 else str(count)

@@ -16,7 +16,7 @@ from scoremode.harness.results import TasksComparison
 from scoremode.report.html.charts import charts_section
 from scoremode.report.html.provenance import distinct_baselines, provenance_section, run_key
 from scoremode.report.html.scored_text import TEXT_TARGETS, page_data, text_section, worst_view
-from scoremode.report.html.size_chart import size_section
+from scoremode.report.html.size_chart import has_sizes, size_section
 from scoremode.report.html.tables import publish_section, summary_section
 from scoremode.report.html.tasks_page import render_tasks
 from scoremode.report.html.templating import fill_page
@@ -66,7 +66,7 @@ def render(
             provenance_section(comparisons, alone),
         ),
         left_out=(
-            *(() if len(comparisons) > 1 and not of_paths else ("quality",)),
+            *(() if has_sizes(comparisons) and not of_paths else ("quality",)),
             *(() if comparisons and not of_paths else ("publish",)),
         ),
         data={**page_data(comparisons, alone, text_targets), "first": worst_view(comparisons, statistics, alone)},

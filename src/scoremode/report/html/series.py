@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 
 import numpy as np
 
 from scoremode.statistics.comparison import Comparison
-from scoremode.statistics.groups import distinct
+from scoremode.statistics.depth import Places
 from scoremode.statistics.streams import Blocks, array_blocks, streamed_quantile
 from scoremode.store.run import Run
-from scoremode.values import Bools, Floats, Ints
-
-Places = Callable[[], Iterator[tuple[Ints, Ints]]]
-"""Yields the position in its window and the group of each target; every call reads from the beginning."""
+from scoremode.values import Bools, Floats
 
 
 @dataclass(frozen=True)
@@ -92,23 +89,3 @@ def surprise(run: Run) -> Iterator[Floats]:
     """Yields the surprise of each target (−logprob), in nats."""
     for (logprob,) in run.scores.blocks("logprob"):
         yield -logprob
-
-
-def places_of(run: Run, groups: Ints | None = None) -> Places:
-    """Finds each target's distance from its window's first scored token, and its group, from ``groups`` or the run."""
-
-    @cache
-    def first_tokens() -> tuple[Ints, Ints]:
-        windows = distinct(window for (window,) in run.facts.blocks("window"))
-        first = np.full(len(windows), np.iinfo(np.int64).max, dtype=np.int64)
-        for window, token in run.facts.blocks("window", "token"):
-            np.minimum.at(first, np.searchsorted(windows, window), token)
-        return windows, first
-
-    def blocks() -> Iterator[tuple[Ints, Ints]]:
-        windows, first = first_tokens()
-        own = (group for (group,) in run.facts.blocks("group")) if groups is None else array_blocks(groups)
-        for (window, token), group in zip(run.facts.blocks("window", "token"), own, strict=True):
-            yield token - first[np.searchsorted(windows, window)], group
-
-    return blocks

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from scoremode.report.html.drawing import Axis, Frame, linear, logarithmic, plain
 from scoremode.report.html.templating import fill
 from scoremode.report.numbers import SHOWN, Statistics, rounded, usable
-from scoremode.report.served import ServedModel, in_groups, served
+from scoremode.report.served import ServedModel, are_variants, in_groups, served
 from scoremode.report.text import counted, middle_cut, without_common_start
 from scoremode.statistics.comparison import Comparison, Statistic
 from scoremode.statistics.ranking import pareto_front
@@ -68,9 +68,15 @@ class Point:
         return self.value + (self.stderr or 0.0), self.value - (self.stderr or 0.0)
 
 
+def has_sizes(comparisons: Sequence[Comparison]) -> bool:
+    """Are there several candidates, and do they differ in size?"""
+    sizes = {served(c).size for c in comparisons}
+    return len(comparisons) > 1 and not (are_variants(comparisons) and len(sizes) == 1)
+
+
 def size_section(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> Markup:
-    """The section with one chart per measure; '' for fewer than two candidates."""
-    if len(comparisons) < 2:
+    """The section with one chart per measure; '' for fewer than two candidates and for variants of one size."""
+    if not has_sizes(comparisons):
         return Markup()
     facts = [served(c) for c in comparisons]
     found = [size_chart(measure, comparisons, statistics, facts) for measure in DRAWN]

@@ -23,8 +23,16 @@ from scoremode.report.numbers import (
     usable,
 )
 from scoremode.report.publish import compact, metadata
-from scoremode.report.served import ServedModel, in_groups, served, served_manifest
-from scoremode.report.text import NOT_MEASURED, counted, model_notes, noise_words, path_notes, top_words
+from scoremode.report.served import ServedModel, baseline_name, in_groups, served, served_manifest
+from scoremode.report.text import (
+    NOT_MEASURED,
+    counted,
+    model_notes,
+    noise_words,
+    notes_on_candidates,
+    path_notes,
+    top_words,
+)
 from scoremode.report.verdicts import rule_words, verdicts
 from scoremode.statistics.comparison import Comparison, Statistic, are_of_paths
 from scoremode.statistics.gate import too_few
@@ -87,7 +95,7 @@ def comparisons_table(comparisons: Sequence[Comparison], statistics: Sequence[St
     size = None if of_paths else size  # one model has one size
     said = [noise_words(c, s) for c, s in baselines] + [top_words(c) for c in comparisons]
     said += [f"baseline: {note}" for c in comparisons for note in model_notes(c.baseline)]
-    said += path_notes(comparisons)
+    said += path_notes(comparisons) + notes_on_candidates(comparisons)
     return fill(
         "comparisons_table.html",
         titles=[("Path" if of_paths else "Model", ""), *([size] if size else []), *((m.label, m.about) for m in shown)],
@@ -127,7 +135,8 @@ def _baseline_rows(c: Comparison, s: Statistics, shown: Sequence[Statistic], per
         for known in (own, {name: cell_with_error(value) for name, value in floors.items()})
     )
     measured = any(usable(value) is not None for value in floors.values())
-    row = _row(PREFILL if c.is_of_paths else m.get("model", "baseline"), c.baseline, served_manifest(m), cells)
+    name = PREFILL if c.is_of_paths else baseline_name([c], str(m.get("model", "baseline")))
+    row = _row(name, c.baseline, served_manifest(m), cells)
     return row | {"noise": noise if measured else None}
 
 

@@ -14,7 +14,7 @@ from scoremode.report.numbers import (
     shown_statistics,
     statistics_for_people,
 )
-from scoremode.report.served import ServedModel, in_groups, served, served_manifest
+from scoremode.report.served import ServedModel, baseline_cache, in_groups, served, served_manifest
 from scoremode.report.terminal.console import BlockTable, TableColumn
 from scoremode.report.text import (
     NOT_MEASURED,
@@ -58,6 +58,7 @@ def comparison_json(found: Sequence[Comparison], statistics: Sequence[dict[str, 
                 "sentence": verdict.sentence,
                 "for_people": statistics_for_people(s, statistics),
                 **served(c).as_json(),
+                "notes": model_notes(c.candidate),
                 "noise_floor_perturbed": c.noise_perturbed if c.noise_kl is not None else None,
                 **{name: c.manifest[name] for name in ("kl_missing", "rerun", "promise") if c.manifest.get(name)},
             }
@@ -87,6 +88,8 @@ def comparison_table(found: Sequence[Comparison], statistics: Sequence[dict[str,
             columns.append(TableColumn(column.title, [own, *(_cell(statistic, s) for s in rows)], leaves=column.leaves))
     groups = TableColumn(str(baseline.manifest["stderr_groups"]), ["-", *(f"{s['groups']:,}" for s in rows)], leaves=4)
     below, bits = _kinds([served_manifest(baseline.manifest), *(facts[i] for i in order)])
+    if types := baseline_cache(found):
+        below[0].append(shown(types))
     return [
         BlockTable(names, [*bits, *columns, groups], below),
         "",
@@ -132,7 +135,8 @@ def _notes(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) ->
     said = noise_words(found[0], statistics[0])
     notes = [Text(shown(said))] if said else []
     for run in dict.fromkeys([found[0].baseline, *(c.candidate for c in found)]):
-        notes += [Text(shown(f"{run.manifest['model']}: {note}"), "yellow") for note in model_notes(run)]
+        name = run.manifest.get("variant") or run.manifest["model"]
+        notes += [Text(shown(f"{name}: {note}"), "yellow") for note in model_notes(run)]
     missing = {str(why): None for c in found if (why := c.manifest.get("kl_missing"))}
     notes += [Text(shown(why)) for why in missing]
     notes += [Text(shown(why)) for why in dict.fromkeys(map(top_words, found)) if why]

@@ -171,6 +171,7 @@ def plan_table(plan: dict[str, Any]) -> list[Any]:
     line = ", ".join(
         f"{name.replace('_', ' ')} {in_bytes(memory[name])}" for name in ("weights", "activations", "logits")
     )
+    line += f", K/V cache {in_bytes(memory['kv_cache'])}" if "kv_cache" in memory else ""
     whole = in_bytes(memory["logits_if_whole"])
     if any(memory[name] for name in ("weights", "activations", "logits")):  # else the model is on a server, or a table
         table.line("memory, about", f"{line} (all logits at once would take {whole})")

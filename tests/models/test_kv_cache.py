@@ -1,0 +1,100 @@
+"""The size of keys and values, against what Transformers allocates, and what is said before anything is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import scoremode as sm
+from scoremode.engines.registry import choose, known_engines
+from scoremode.models.kv_cache import cache_bytes, values_per_token
+from scoremode.verbs import model, reference
+from tests.gguf_files import gguf_of, require_llamacpp
+from tests.makers import make_tiny_model
+
+CONFIG: dict[str, Any] = {"num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 256}
+
+
+@pytest.mark.parametrize(
+    ("more", "values"),
+    [
+        ({}, 2 * 4 * 8 * 32),
+        ({"num_key_value_heads": 2}, 2 * 4 * 2 * 32),
+        ({"num_key_value_heads": 2, "head_dim": 128}, 2 * 4 * 2 * 128),
+        ({"layer_types": ["full_attention", "linear_attention", "sliding_attention", "mamba"]}, 2 * 2 * 8 * 32),
+        ({"kv_lora_rank": 512}, None),
+        ({"num_hidden_layers": "4"}, None),
+        ({"num_hidden_layers": True}, None),
+        ({"num_attention_heads": 0}, None),
+        ({"num_hidden_layers": -4}, None),
+    ],
+)
+def test_a_config_says_how_much_a_token_takes(more: dict[str, Any], values: int | None) -> None:
+    assert values_per_token({**CONFIG, **more}) == values
+    assert values_per_token({"text_config": {**CONFIG, **more}}) == values
+    assert cache_bytes({**CONFIG, **more}, "float16", 10) == (None if values is None else 20 * values)
+    assert cache_bytes({**CONFIG, **more}, "turboquant_4", 10) is None
+
+
+def test_it_is_what_transformers_allocates(tiny: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    chosen = choose(str(tiny), "transformers", {"dtype": "float32", "device": "cpu"})
+    loaded = AutoModelForCausalLM.from_pretrained(tiny)
+    cache = loaded(torch.arange(12)[None], use_cache=True).past_key_values
+    taken = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    assert chosen.plugin.cache_bytes(chosen.subject, chosen.options, 12) == taken
+
+
+def test_llamacpp_counts_the_blocks_of_its_types(tmp_path: Path) -> None:
+    require_llamacpp()
+    wider = make_tiny_model(tmp_path / "wider", adds_bos=False, hidden_size=128, intermediate_size=96)
+    file = gguf_of(wider, tmp_path / "wider.gguf")
+    sizes = {}
+    for kind in ("f32", "f16", "q8_0", "q4_0"):
+        chosen = choose(str(file), None, {"cache_type_k": kind, "cache_type_v": kind, "flash_attn": "on", "threads": 1})
+        sizes[kind] = chosen.plugin.cache_bytes(chosen.subject, chosen.options, 1024)
+    heads = 128 // 4
+    assert sizes["f32"] == 1024 * 4 * sizes_of(wider) * heads
+    assert sizes["f32"] == 2 * sizes["f16"]  # type: ignore[operator]
+    assert sizes["q8_0"] == sizes["f16"] * 34 // 64  # type: ignore[operator]
+    assert sizes["q4_0"] == sizes["f16"] * 18 // 64  # type: ignore[operator]
+
+
+def sizes_of(folder: Path) -> int:
+    """Heads of keys and of values in all layers."""
+    import json
+
+    config = json.loads((folder / "config.json").read_text())
+    return int(2 * config["num_hidden_layers"] * config["num_key_value_heads"])
+
+
+def test_vllm_has_the_type_of_its_option(tiny: Path) -> None:
+    from scoremode.models.subject import checkpoint_subject
+
+    plugin, subject = known_engines()["vllm"], checkpoint_subject(str(tiny))
+    whole = plugin.cache_bytes(subject, plugin.options.of({"dtype": "bfloat16"}), 100)
+    half = plugin.cache_bytes(subject, plugin.options.of({"dtype": "bfloat16", "kv_cache_dtype": "fp8"}), 100)
+    assert whole is not None
+    assert whole == 2 * (half or 0)
+    assert plugin.cache_bytes(subject, plugin.options.of({"kv_cache_dtype": "turboquant_k8v4"}), 100) is None
+
+
+def test_a_large_cache_and_a_large_reference_are_told_before_the_work(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    question: Any = {"text": "the cat sat on the mat " * 20, "context_length": 16, "dtype": "float32", "device": "cpu"}
+    planned = sm.plan(str(tiny), path="decode", sequences=3, **question)["memory"]["kv_cache"]
+    assert "kv_cache" not in sm.plan(str(tiny), **question)["memory"]
+    monkeypatch.setattr(model, "TOLD_FROM", planned)
+    monkeypatch.setattr(reference, "TOLD_FROM", 1)
+    sm.reference(str(tiny), tmp_path / "ref", path="decode", sequences=3, **question)
+    said = capsys.readouterr().err
+    assert "(3 sequences of 16 tokens); the time that is left is said after the first 3 windows" in said
+    assert "the reference takes about " in said
+    monkeypatch.setattr(model, "TOLD_FROM", planned + 1)
+    sm.ppl(str(tiny), path="decode", sequences=3, fresh=True, **question)
+    assert "K/V cache" not in capsys.readouterr().err
