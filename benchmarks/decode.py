@@ -64,7 +64,7 @@ class Replayed(Against):
         from scoremode.plan.path import DecodePath
 
         named = {k: arguments.pop(k) for k in list(arguments) if k in LaunchArguments.__slots__}
-        taken = LaunchArguments(**named, head=head, path=DecodePath(sequences), extra=arguments)
+        taken = LaunchArguments(**named, **{"head": head}, path=DecodePath(sequences), extra=arguments)
         self.engine = VllmDecodeEngine(model, taken)
         self.llm = self.engine.llm
         say(f"head: {self.engine.facts.head}; {self.engine.facts.settings}")

@@ -152,7 +152,7 @@ def test_short_windows_say_that_they_hardly_measure_the_cache(tiny: Path) -> Non
 def test_paths_compares_with_a_prefill_that_has_no_such_cache(small_llama: Path) -> None:
     require_hqq()
     question = {name: value for name, value in QUESTION.items() if name != "path"}
-    found = sm.paths(str(small_llama), dtype="float32", kv_cache_dtype="int2", **question)
+    found = sm.paths(str(small_llama), dtype="float32", kv_cache_dtype="int2", **question)[0]
     assert "kv_cache_dtype" not in found.baseline.manifest["engine_settings"]
     assert found.candidate.manifest["engine_settings"]["kv_cache_dtype"] == "int2"
     assert measured(found.kl).mean() > 1e-4

@@ -83,7 +83,7 @@ def test_an_engine_without_the_path_says_so_before_it_opens(monkeypatch: pytest.
     with pytest.raises(EngineError, match="has no decode path"):
         sm.ppl("table:uniform", engine=TableEngine.named("uniform"), text=TEXT, path="decode")
     with pytest.raises(UnknownArgumentError):
-        sm.prob("table:uniform", prompt="a", targets=["b"], path="decode")
+        sm.prob("table:uniform", prompt="a", targets=["b"], path="decode")  # type: ignore[call-arg]
 
 
 # ── the table engine ─────────────────────────────────────────────────────────────────────────────────────────────────

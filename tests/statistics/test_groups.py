@@ -21,7 +21,7 @@ from tests.makers import ask
 from tests.plan.test_recipes import tokens_of
 
 
-def plan_of(method: str, *lengths: int, joined_at: list[int] | None = None, **sizes: int) -> Plan:
+def plan_of(method: str, *lengths: int, joined_at: list[int] | None = None, **sizes: Any) -> Plan:
     tokens = tokens_of(*lengths)
     if joined_at is not None:
         tokens = replace(tokens, joined_at=np.array(joined_at))

@@ -6,6 +6,7 @@ import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,7 +81,7 @@ def plans() -> list[Plan]:
     one, several = tokens_of(90), tokens_of(40, 1, 25, 33)
     masked = tokens_of(40, 30)
     object.__setattr__(masked, "target_mask", np.random.default_rng(0).random(70) < 0.4)
-    sizes = {name: {"stride": 5} if m.stride else {} for name, m in METHODS.items()}
+    sizes: dict[str, Any] = {name: {"stride": 5} if m.stride else {} for name, m in METHODS.items()}
     return [
         make_plan(find_method(name), given, context_length=16, **sizes[name])
         for name in METHODS

@@ -28,7 +28,7 @@ class Starved(VllmEngine):
 
     def __init__(self, log: Path, enough: int, words: str) -> None:
         self.options, self.llm = LaunchArguments(max_num_batched_tokens=2048), None
-        self.path, self.enough, self.words = log, enough, words
+        self.written_to, self.enough, self.words = log, enough, words
         self.asked: list[int] = []
         self._has_answered = True
         self._begin()
@@ -42,7 +42,7 @@ class Starved(VllmEngine):
         for index, answers in TableEngine(np.zeros((1, 9))).score(source, done):
             yield index, answers, np.zeros((len(measured(answers.entropy)), 0), np.int32)
             if self._batch_tokens > self.enough:
-                self.path.write_text(self.words)
+                self.written_to.write_text(self.words)
                 raise EngineError("vLLM stopped")
 
 

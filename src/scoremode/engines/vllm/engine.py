@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -120,7 +120,7 @@ class VllmEngine(Engine):
     def _attach(self) -> None:
         """Prepares vLLM's workers for requests, if they need it. Called after each start."""
 
-    def __enter__(self) -> VllmEngine:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
