@@ -240,14 +240,14 @@ def _means_and_errors(series: Series, edges: Floats | Ints, *, squared: bool = F
 
 def _middles(edges: Floats | Ints) -> Floats:
     """Returns the middle of each stretch on an axis that doubles. The first stretch is drawn as its second half."""
-    begin: Floats = np.maximum(edges[:-1], edges[1] // 2)
+    begin: Floats = np.maximum(edges[:-1], edges[1] / 2)
     return np.sqrt(begin * edges[1:])
 
 
 def _doubling(edges: Floats | Ints, label: str) -> Axis:
     """Returns an axis on which each stretch has the same width, with ticks at edges between stretches."""
     low, high = math.log2(edges[1] / 2), math.log2(edges[-1])
-    inner = edges[1:-1].tolist()
+    inner = [int(edge) for edge in edges[1:-1]]
     ticks = tuple((float(edge), _tokens(edge)) for edge in inner[:: math.ceil(len(inner) / 6)])
     return Axis(lambda v: (np.log2(v) - low) / (high - low), ticks, label)
 
