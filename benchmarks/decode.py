@@ -58,13 +58,13 @@ class Plain:
 class Replayed(Against):
     """Both scoring alone and against a reference, with one engine; see ``Against`` for the reference."""
 
-    def __init__(self, model: str, arguments: dict[str, Any], sequences: int, head: str) -> None:
+    def __init__(self, model: str, arguments: dict[str, Any], sequences: int, head: Any) -> None:
         from scoremode.engines.vllm.decode import VllmDecodeEngine
         from scoremode.engines.vllm.support import LaunchArguments
         from scoremode.plan.path import DecodePath
 
         named = {k: arguments.pop(k) for k in list(arguments) if k in LaunchArguments.__slots__}
-        taken = LaunchArguments(**named, **{"head": head}, path=DecodePath(sequences), extra=arguments)
+        taken = LaunchArguments(**named, head=head, path=DecodePath(sequences), extra=arguments)
         self.engine = VllmDecodeEngine(model, taken)
         self.llm = self.engine.llm
         say(f"head: {self.engine.facts.head}; {self.engine.facts.settings}")

@@ -104,8 +104,8 @@ class TransformersPlugin(EnginePlugin):
         return replace(found, size=found.size - stored + max(stored, unpacked) + states)
 
     def cache_bytes(self, subject: Subject, options: TransformersOptions, tokens: int) -> int | None:
-        if subject.checkpoint is None:
-            return None
+        if subject.checkpoint is None or options.kv_cache_dtype not in (None, "auto"):
+            return None  # how much HQQ keeps beside the quantized numbers is not known
         _, dtype = chosen_device_and_dtype(options, subject.checkpoint)
         return cache_bytes(subject.checkpoint.config, dtype, tokens)
 
