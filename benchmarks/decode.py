@@ -77,8 +77,6 @@ def step_memory(worker: Any, *, begins: bool) -> float:
     """Runs in vLLM's worker: the MiB of a pass at its peak, above what was allocated when it began."""
     import torch
 
-    if not torch.cuda.is_available():
-        return 0.0
     torch.cuda.synchronize()
     if begins:
         torch.cuda.reset_peak_memory_stats()
@@ -119,16 +117,20 @@ def child(variant: str, model: str, arguments: argparse.Namespace) -> dict[str, 
 
 
 def timed(llm: Any, run: Callable[[Any], Any], ids: Any, repeat: int) -> dict[str, float]:
-    """The median rate of some passes after one that is not counted, and the memory of one more."""
+    """The median rate of some passes after one that is not counted, and on a GPU the memory of one more."""
+    import torch
+
     run(ids[:, : max(2, ids.shape[1] // 4)])
     seconds = []
     for _ in range(repeat):
         begin = time.perf_counter()
         run(ids)
         seconds.append(time.perf_counter() - begin)
-    llm.collective_rpc(step_memory, kwargs={"begins": True})
-    run(ids)
-    (memory,) = llm.collective_rpc(step_memory, kwargs={"begins": False})
+    memory = 0.0
+    if torch.cuda.is_available():
+        llm.collective_rpc(step_memory, kwargs={"begins": True})
+        run(ids)
+        (memory,) = llm.collective_rpc(step_memory, kwargs={"begins": False})
     return {"tokens_per_second": ids.size / statistics.median(seconds), "step_mib": memory}
 
 

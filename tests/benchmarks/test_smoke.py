@@ -210,6 +210,12 @@ ROWS = (
         ("body +# +# +# +#", "naive +# +# +# +#", "scoremode +# +# +# +#"),
     ),
     Row(
+        "decode",
+        "--model {small_llama} --variants plain,against --dtype float32 --sequences 2,3 --tokens 40 --repeat 1",
+        ("plain +2 +# +1.000 +0 +0", "replay +3 +# +# +0 +0", "against with KL +3 +# +# +0 +0"),
+        needs="vllm",
+    ),
+    Row(
         "vllm_engine",
         "--model {small_llama} --variants plain,logprobs0,ours,against --dtype float32 "
         "--context 40 --prompts 3 --repeat 1",
@@ -408,6 +414,7 @@ def test_it_runs_and_prints_its_figures(
     if row.needs == "vllm":
         lent = request.getfixturevalue("engine")
         monkeypatch.setattr("scoremode.engines.vllm.engine.VllmEngine", lambda *_, **__: lent)
+        monkeypatch.setattr("scoremode.engines.vllm.decode.VllmDecodeEngine", lambda *_, **__: lent)
         monkeypatch.setattr("vllm.LLM", PlayedLLM)
     printed = run_in_process(row, words) if row.own_process else run_here(row, words, monkeypatch, capsys)
     for figure in row.figures:

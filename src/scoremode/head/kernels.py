@@ -218,7 +218,7 @@ def _differences(found: Columns, true: Columns, exact: bool, gap: float = 0.0) -
 
 
 def _defined(hidden: Tensor, head: Head) -> Tensor:
-    """Returns the logits by definition, computed on the CPU: vLLM's batch-invariant mode replaces a GPU's products."""
+    """Returns the logits by definition, computed on the CPU: a batch-invariant mode replaces a GPU's products."""
     bias = None if head.bias is None else head.bias[: head.vocabulary].cpu()
     return define_logits(hidden.cpu(), head.weight[: head.vocabulary].cpu(), bias, head.scale, head.softcap)
 
