@@ -95,7 +95,7 @@ def test_a_killed_driver_resumes(
     nowhere = subprocess.DEVNULL
     started = subprocess.Popen(command(*asked, "--replicas", "2"), env=environment, cwd=ROOT, stdout=nowhere)
     try:
-        wait_until(lambda: any(path.stat().st_size > 3000 for path in out.glob(f"*/{JOURNAL}")), 120)
+        wait_until(lambda: any(path.stat().st_size > 3000 for path in out.glob(f"*/{JOURNAL}")), 240)
         family = family_of(started)
     finally:
         started.kill()
