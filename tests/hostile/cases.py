@@ -44,6 +44,7 @@ FEW = "--batch-tokens 48 --json"  # as the interrupted run was asked
 RESUMED = f"ppl {{stock:model}} <question> {FEW} --out"
 PPL = "ppl table:uniform"
 ABC = f"{PPL} --text abcdef"
+PATHS = "paths table:uniform --text abcdef"
 
 URIS = [
     (f"{ABC} --out s4://bucket/x", "does not know the scheme s4://"),
@@ -186,6 +187,16 @@ FLAGS = [
     (f"{ABC} --path decodes", "did you mean 'decode'"),
     (f"{ABC} --sequences 4", "--path decode"),
     (f"{ABC} --path prefill --prefill-tokens 4", "--path decode"),
+    ("paths table:uniform", "no text was given"),
+    (f"{PATHS} --path decode", "leave --path out"),
+    (f"{PATHS} --sequences 0", "less than 1"),
+    (f"{PATHS} --sequences 2,2", "given twice"),
+    (f"{PATHS} --sequences many", "not a whole number"),
+    (f"{PATHS} --sequences 99999", "too many"),
+    (f"{PATHS} --vary sideways", "known: cache-hit, chunked, decode"),
+    (f"{PATHS} --vary chunked", "no chunked path"),
+    (f"{PATHS} --vary cache-hit --sequences 2", "belongs to the decode path"),
+    (f"{PATHS} --chunk-tokens 4", "belongs to chunked prefill"),
     (f"{ABC} --path decode --sequences 0", "--sequences"),
     (f"{ABC} --path decode --prefill-tokens x", "--prefill-tokens"),
     (f"{ABC} --max-windows -1", "--max-windows"),
