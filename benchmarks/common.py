@@ -5,6 +5,7 @@ Imports nothing heavy at the top: vLLM's workers load this module too, for ``Wor
 
 from __future__ import annotations
 
+import argparse
 import atexit
 import contextlib
 import json
@@ -15,7 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,6 +133,15 @@ def child_result(command: list[str], folder: Path, timeout: float, **changes: st
     if result.exists():
         return json.loads(result.read_text(encoding="utf-8")), ""
     return None, why or "no result"
+
+
+def parsed_with_child(parser: argparse.ArgumentParser, words: Sequence[str] | None) -> argparse.Namespace:
+    """Parses a benchmark's words, and those that it gives to its own children: see ``child_result``."""
+    for hidden in ("--child", "--folder", "--result"):
+        parser.add_argument(hidden, help=argparse.SUPPRESS)
+    arguments = parser.parse_args(words)
+    arguments.words = sys.argv[1:] if words is None else list(words)
+    return arguments
 
 
 def last_lines(log: Path, count: int) -> str:

@@ -25,7 +25,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from common import child_result, last_lines, own_windows, say, score_all, temporary_folder, write_config
+from common import (
+    child_result,
+    last_lines,
+    own_windows,
+    parsed_with_child,
+    say,
+    score_all,
+    temporary_folder,
+    write_config,
+)
 from vllm_engine import SHAPES, Against, verdict
 
 VARIANTS = ("plain", "replay", "as-served", "against")
@@ -216,11 +225,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--log", action="store_true", help="print what the variants printed")
     parser.add_argument("--log-lines", type=int, default=15)
     parser.add_argument("--json", action="store_true")
-    for hidden in ("--child", "--folder", "--result"):
-        parser.add_argument(hidden, help=argparse.SUPPRESS)
-    arguments = parser.parse_args(words)
-    arguments.words = sys.argv[1:] if words is None else list(words)
-    return arguments
+    return parsed_with_child(parser, words)
 
 
 if __name__ == "__main__":

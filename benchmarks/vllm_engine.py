@@ -30,7 +30,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from common import PROBE, child_result, last_lines, own_windows, say, score_all, temporary_folder, write_config
+from common import (
+    PROBE,
+    child_result,
+    last_lines,
+    own_windows,
+    parsed_with_child,
+    say,
+    score_all,
+    temporary_folder,
+    write_config,
+)
 
 from scoremode.engines.base import Want
 from scoremode.engines.baseline import states_in
@@ -375,11 +385,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, default=240, help="seconds a variant may take, start included")
     parser.add_argument("--log-lines", type=int, default=15, help="of a variant that failed")
     parser.add_argument("--json", action="store_true")
-    for hidden in ("--child", "--folder", "--result"):
-        parser.add_argument(hidden, help=argparse.SUPPRESS)
-    arguments = parser.parse_args(words)
-    arguments.words = sys.argv[1:] if words is None else list(words)
-    return arguments
+    return parsed_with_child(parser, words)
 
 
 if __name__ == "__main__":

@@ -90,35 +90,45 @@ class CompareVerb(Verb):
                 compared, failed = list(error.found.values()), error.failed
         if not compared:
             return _tell_failed(failed)
-        from scoremode.report.model_card import markdown, model_index
-        from scoremode.report.served import are_variants
-        from scoremode.report.terminal.comparison_tables import comparison_json, comparison_table, llamacpp_layout
-        from scoremode.report.terminal.depth_table import depth_json, depth_table
-
         found = list(compared)
         if not all(map(is_run, parsed.candidates or [""])):  # finished runs do not say how they were made
             found = [replace(c, manifest={**c.manifest, "command": _command_line()}) for c in found]
         statistics = [comparison_statistics(c) for c in found]
-        if parsed.markdown:
-            print(markdown(found, statistics))
-        elif parsed.llamacpp:
-            print(llamacpp_layout(found))
-        elif parsed.model_index:
-            print("\n".join(map(model_index, found, statistics)))
-        else:
-            reasons = {"failed": [{"name": name, "reason": str(error)} for name, error in failed.items()]}
-            facts = {**comparison_json(found, statistics), **(reasons if failed else {})} if parsed.json else {}
-            by_depth = parsed.by_depth or are_variants(found)
-            for row, rows in zip(facts["candidates"], depth_json(found), strict=True) if facts and by_depth else ():
-                row["by_depth"] = rows
-            below = depth_table(found) if by_depth and not parsed.json else []
-            show(parsed, lambda: facts, lambda: [*comparison_table(found, statistics), *below])
+        _show_comparison(parsed, found, statistics, failed)
         if output:
             from scoremode.report.html.page import render
 
             _write_report(parsed, output, render(found, statistics))
         verdict = _verdict([gate.check(rule, one) for rule in rules for one in statistics])
         return _tell_failed(failed) if failed else verdict
+
+
+def _show_comparison(
+    parsed: argparse.Namespace,
+    found: Sequence[Comparison],
+    statistics: Sequence[dict[str, Any]],
+    failed: Mapping[str, ScoremodeError],
+) -> None:
+    """Prints a comparison in the layout that was asked for."""
+    from scoremode.report.model_card import markdown, model_index
+    from scoremode.report.served import are_variants
+    from scoremode.report.terminal.comparison_tables import comparison_json, comparison_table, llamacpp_layout
+    from scoremode.report.terminal.depth_table import depth_json, depth_table
+
+    if parsed.markdown:
+        print(markdown(found, statistics))
+    elif parsed.llamacpp:
+        print(llamacpp_layout(found))
+    elif parsed.model_index:
+        print("\n".join(map(model_index, found, statistics)))
+    else:
+        reasons = {"failed": [{"name": name, "reason": str(error)} for name, error in failed.items()]}
+        facts = {**comparison_json(found, statistics), **(reasons if failed else {})} if parsed.json else {}
+        by_depth = parsed.by_depth or are_variants(found)
+        for row, rows in zip(facts["candidates"], depth_json(found), strict=True) if facts and by_depth else ():
+            row["by_depth"] = rows
+        below = depth_table(found) if by_depth and not parsed.json else []
+        show(parsed, lambda: facts, lambda: [*comparison_table(found, statistics), *below])
 
 
 class PathsVerb(Verb):

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from scoremode.engines.base import SCORES, Engine, LogitsBaseline
+from scoremode.engines.batching import batches_side_by_side, in_touched_batches
 from scoremode.engines.distributions import IndexedWindow, RowsOf
 from scoremode.engines.logits import LogitsReducer, Reduced
-from scoremode.plan.windows import Answers, Window, WindowSource
+from scoremode.plan.windows import Answers, Window, WindowSource, prescribed_batches
 from scoremode.values import Bools, Ids, Ints
 
 StepRow = tuple[int, int]
@@ -108,6 +109,19 @@ def _reduced(engine: Engine, reducer: LogitsReducer, windows: Sequence[IndexedWi
     for rows, logits in engine.steps([window for _, window in windows]):
         together.reduce(rows, logits)
     return list(together.answers())
+
+
+class StepEngine(Engine):
+    """An engine that decodes windows side by side, in batches that are computed whole."""
+
+    def batches(self, source: WindowSource) -> list[Ints] | None:
+        if self.path is None:
+            return None
+        return prescribed_batches(source) or batches_side_by_side(source, self.path.sequences)
+
+    def computes(self, source: WindowSource, done: Bools) -> Bools:
+        batches = self.batches(source)
+        return ~done if batches is None else in_touched_batches(batches, done)
 
 
 def score_side_by_side(

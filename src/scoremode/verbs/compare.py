@@ -24,7 +24,7 @@ from scoremode.errors import CandidatesError, InputError, ScoremodeError
 from scoremode.plan.comparable import ComparableFacts, difference, first_difference, require_comparable
 from scoremode.references.kld import is_kld
 from scoremode.references.reader import Reference
-from scoremode.remote.uri import is_uri, located
+from scoremode.remote.uri import Place, is_uri, located
 from scoremode.scores.answers import check_answers
 from scoremode.statistics.comparison import Comparison, Comparisons
 from scoremode.store import runs
@@ -109,12 +109,12 @@ def compare(
         scored, failed = _score_each(models, folders, lambda model, where: against_file(baseline, model, {}, where))
         return _in_order(candidates, scored, failed)
     if is_there(baseline, REFERENCE):
-        return _against_stored(baseline, candidates, models, question, folders)
+        return _Candidates(candidates, models, question, folders).against_stored(baseline)
     if baseline_model is None:
         return Comparisons(of_runs(baseline, candidates))
     if not is_uri(baseline):  # no model is read from a URI
         check_question(question, needs_text=True)
-    return _against_model(baseline_model, candidates, models, question, folders)
+    return _Candidates(candidates, models, question, folders).against_model(baseline_model)
 
 
 def _require_no_settings(
@@ -131,46 +131,67 @@ def _require_no_settings(
     require_models(baseline, candidates)
 
 
-def _against_model(
-    baseline: ModelSettings,
-    candidates: Sequence[str],
-    models: Mapping[str, ModelSettings],
-    question: dict[str, Any],
-    folders: Folders,
-) -> Comparisons:
-    """Compares candidates with a model: side by side where both engines can, else through a reference of it."""
-    if is_by_logits(baseline.plugin):
+@dataclass(frozen=True, slots=True)
+class _Candidates:
+    """The candidates of a comparison, of which ``models`` are yet to be scored, and what is asked of all of them."""
+
+    names: Sequence[str]
+    models: Mapping[str, ModelSettings]
+    question: dict[str, Any]
+    folders: Folders
+
+    def against_model(self, baseline: ModelSettings) -> Comparisons:
+        """Compares them with a model: side by side where both engines can, else through a reference of it."""
+        if is_by_logits(baseline.plugin):
+            with closing(baseline.prepare()) as model:
+                return self._against_logits(model)
+        if len(self.names) == 1 and self.models and _side_by_side(baseline, self.models[self.names[0]]):
+            with closing(baseline.prepare()) as first, closing(self.models[self.names[0]].prepare()) as second:
+                return Comparisons([lockstep(first, second, self.question, self.folders)])
         with closing(baseline.prepare()) as model:
-            return _against_logits(model, candidates, models, question, folders)
-    if len(candidates) == 1 and models and _side_by_side(baseline, models[candidates[0]]):
-        with closing(baseline.prepare()) as first, closing(models[candidates[0]].prepare()) as second:
-            return Comparisons([lockstep(first, second, question, folders)])
-    with closing(baseline.prepare()) as model:
-        folder, own, progress = folders.folder("baseline"), baseline.tokenizer, folders.progress
-        run = reference_of(model, question, folder, tokenizer=own, fresh=folders.fresh, progress=progress)
-    return _against_stored(str(run.path), candidates, models, question, folders)
+            out, how = self._of_baseline()
+            run = reference_of(model, self.question, out, tokenizer=baseline.tokenizer, **how)
+        return self.against_stored(str(run.path))
 
-
-def _against_stored(
-    folder: str,
-    candidates: Sequence[str],
-    models: Mapping[str, ModelSettings],
-    question: Mapping[str, Any],
-    folders: Folders,
-) -> Comparisons:
-    """Compares candidates, of which ``models`` are yet to be scored, with a reference."""
-    found, failed = dict[str, Comparison](), dict[str, ScoremodeError]()
-    run_p: Run | None = None
-    if models:
+    def against_stored(self, folder: str) -> Comparisons:
+        """Compares them with a reference."""
+        if not self.models:
+            return self._with_finished({}, {}, folder, None)
         stored = StoredReference.open(folder)
-        run_p, cut_by = stored.run, stored.question(question).get("tokenizer")
-        models = {name: replace(one, tokenizer=one.tokenizer or cut_by) for name, one in models.items()}
+        cut_by = stored.question(self.question).get("tokenizer")
+        models = {name: replace(one, tokenizer=one.tokenizer or cut_by) for name, one in self.models.items()}
         found, failed = _score_each(
-            models, folders, lambda model, where: against_reference(stored, model, question, where)
+            models, self.folders, lambda model, where: against_reference(stored, model, self.question, where)
         )
-    finished = [name for name in candidates if name not in found and name not in failed]
-    found |= zip(finished, of_runs(folder, finished, run_p), strict=True)
-    return _in_order(candidates, found, failed)
+        return self._with_finished(found, failed, folder, stored.run)
+
+    def _against_logits(self, baseline: LazyModel) -> Comparisons:
+        """Compares them with a model that has logits only. It stays open while one after the other runs beside it."""
+        run_p: Run | None = None
+
+        def beside(model: LazyModel, where: Folders) -> Comparison:
+            nonlocal run_p
+            found = lockstep(baseline, model, self.question, where, run_p)
+            run_p = found.baseline
+            return found
+
+        found, failed = _score_each(self.models, self.folders, beside)
+        if run_p is None and len(found) + len(failed) < len(self.names):
+            out, how = self._of_baseline()
+            run_p = ppl_of(baseline, self.question, out=out, **how)
+        return self._with_finished(found, failed, baseline.subject.name, run_p)
+
+    def _of_baseline(self) -> tuple[Path | Place | None, dict[str, Any]]:
+        """Where the baseline's run goes, and how it is made."""
+        return self.folders.folder("baseline"), {"fresh": self.folders.fresh, "progress": self.folders.progress}
+
+    def _with_finished(
+        self, found: dict[str, Comparison], failed: Mapping[str, ScoremodeError], baseline: str, run_p: Run | None
+    ) -> Comparisons:
+        """Adds the candidates that are finished runs."""
+        finished = [name for name in self.names if name not in found and name not in failed]
+        found |= zip(finished, of_runs(baseline, finished, run_p), strict=True)
+        return _in_order(self.names, found, failed)
 
 
 def _in_order(
@@ -180,31 +201,6 @@ def _in_order(
     if failed:
         raise CandidatesError({name: found[name] for name in names if name in found}, failed)
     return Comparisons(found[name] for name in names)
-
-
-def _against_logits(
-    baseline: LazyModel,
-    candidates: Sequence[str],
-    models: Mapping[str, ModelSettings],
-    question: Mapping[str, Any],
-    folders: Folders,
-) -> Comparisons:
-    """Compares candidates with a model that has logits only. It stays open while one after the other runs beside it."""
-    run_p: Run | None = None
-
-    def beside(model: LazyModel, where: Folders) -> Comparison:
-        nonlocal run_p
-        found = lockstep(baseline, model, question, where, run_p)
-        run_p = found.baseline
-        return found
-
-    found, failed = _score_each(models, folders, beside)
-    finished = [name for name in candidates if name not in found and name not in failed]
-    if finished and run_p is None:
-        out = folders.folder("baseline")
-        run_p = ppl_of(baseline, question, out=out, fresh=folders.fresh, progress=folders.progress)
-    found |= zip(finished, of_runs(baseline.subject.name, finished, run_p), strict=True)
-    return _in_order(candidates, found, failed)
 
 
 def _compare_loaded(

@@ -17,25 +17,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scoremode.engines.base import SCORES, Engine, EngineFacts, Want
-from scoremode.engines.batching import batches_side_by_side, in_touched_batches
+from scoremode.engines.base import SCORES, EngineFacts, Want
 from scoremode.engines.distributions import IndexedWindow
 from scoremode.engines.exllamav3.paged_cache import CHUNK, Bits, PagedCache
 from scoremode.engines.logits import LogitsReducer, Reduced, judge_probe
-from scoremode.engines.steps import StepRow, feeds, score_side_by_side
+from scoremode.engines.steps import StepEngine, StepRow, feeds, score_side_by_side
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.head.precision import full_float32
 from scoremode.models.facts import ModelFacts
 from scoremode.plan.path import DecodePath
-from scoremode.plan.windows import Answers, Window, WindowSource, prescribed_batches
-from scoremode.values import Bools, Ints
+from scoremode.plan.windows import Answers, Window, WindowSource
+from scoremode.values import Bools
 
 PROBE_TOKENS = 160  # more than ExLlamaV3's border between its kernels for few and for many rows
 STEPPED = (40, 24)  # tokens of the windows that are decoded side by side for the self-test
 SLACK = 0.05  # of the largest logit, between two ways to compute the same row in float16
 
 
-class ExllamaEngine(Engine):
+class ExllamaEngine(StepEngine):
     """Scores windows with ExLlamaV3."""
 
     def __init__(
@@ -150,15 +149,6 @@ class ExllamaEngine(Engine):
             if self.cache.bits is None and float(far) > SLACK:
                 words = f"the logits of {self.config.architecture} are other ones if it is fed token by token"
                 raise EngineError(words, fix="leave --path out, and report this model")
-
-    def batches(self, source: WindowSource) -> list[Ints] | None:
-        if self.path is None:
-            return None
-        return prescribed_batches(source) or batches_side_by_side(source, self.path.sequences)
-
-    def computes(self, source: WindowSource, done: Bools) -> Bools:
-        batches = self.batches(source)
-        return ~done if batches is None else in_touched_batches(batches, done)
 
     # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:

@@ -15,25 +15,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scoremode.engines.base import SCORES, Engine, EngineFacts, Want
-from scoremode.engines.batching import batches_side_by_side, common_prefix, in_touched_batches, prompt_groups
+from scoremode.engines.base import SCORES, EngineFacts, Want
+from scoremode.engines.batching import common_prefix, prompt_groups
 from scoremode.engines.distributions import IndexedWindow
 from scoremode.engines.llamacpp.library import Batch, Library, freed_with, library
 from scoremode.engines.llamacpp.llamacpp_options import FLASH_ATTENTION, MOST_THREADS, Choices, LlamaCppOptions
 from scoremode.engines.logits import LogitsReducer, judge_probe
-from scoremode.engines.steps import feeds, score_side_by_side
+from scoremode.engines.steps import StepEngine, feeds, score_side_by_side
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.models.gguf import GgufFacts
 from scoremode.plan.path import DecodePath
-from scoremode.plan.windows import Answers, Window, WindowSource, prescribed_batches
-from scoremode.values import Bools, Ids, Ints
+from scoremode.plan.windows import Answers, Window, WindowSource
+from scoremode.values import Bools, Ids
 
 PROBE_TOKENS = 12
 SLACK = 0.01  # of the largest logit: rows of equal batches are equal on a CPU, and nearly so elsewhere
 MODE_ERRORS = {1: "its cache is too small for the window", 2: "it was interrupted", -1: "it refused the batch"}
 
 
-class LlamaCppEngine(Engine):
+class LlamaCppEngine(StepEngine):
     """Scores windows with llama.cpp."""
 
     def __init__(
@@ -212,15 +212,6 @@ class LlamaCppEngine(Engine):
             for index, window in windows:
                 if not done[index]:
                     yield index, self._answers((index, window), shared, reducer)
-
-    def batches(self, source: WindowSource) -> list[Ints] | None:
-        if self.path is None:
-            return None
-        return prescribed_batches(source) or batches_side_by_side(source, self.path.sequences)
-
-    def computes(self, source: WindowSource, done: Bools) -> Bools:
-        batches = self.batches(source)
-        return ~done if batches is None else in_touched_batches(batches, done)
 
     def _feed_shared(self, windows: list[IndexedWindow]) -> int:
         """Feed once the tokens that all windows begin with, up to the first requested row; return how many were fed."""

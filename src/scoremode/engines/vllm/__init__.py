@@ -5,7 +5,8 @@ engine.py ──PoolingParams──▶ vLLM's scheduler, kernels, tensor paralle
 
 On the decode path, decode.py and replay.py take the places of engine.py and of vLLM's call of the pooler.
 
-Only pooler.py, replay.py and tap.py, which only vLLM's own processes load, import vLLM and torch at module level.
+Only pooler.py, replay.py, replayed_texts.py and tap.py import vLLM or torch at module level. Only vLLM's own processes
+load them.
 """
 
 from __future__ import annotations
