@@ -219,7 +219,7 @@ def _add_option(group: argparse._ArgumentGroup, option: KnownOption) -> None:
         same |= {"type": readers.get(option.kind, str), "metavar": details.metavar}
         same |= {"choices": details.choices} if is_listed else {}
         if details.cache_part is not None:
-            same |= {"type": cache_types, "metavar": details.metavar or "TYPE"}
+            same |= {"type": integers if option.kind == "int" else cache_types, "metavar": details.metavar or "TYPE"}
     group.add_argument(option.flag, *details.older_flags, **same)
 
 

@@ -55,8 +55,8 @@ class EngineOptionArguments(TypedDict, total=False):
     api_key_env: str | None
     attn_implementation: str | None
     batch_tokens: int | None
-    cache_bits_k: int | None
-    cache_bits_v: int | None
+    cache_bits_k: int | Sequence[int] | None
+    cache_bits_v: int | Sequence[int] | None
     cache_type_k: str | Sequence[str] | None
     cache_type_v: str | Sequence[str] | None
     concurrency: int | None
