@@ -396,6 +396,10 @@ class Comparison(PairedRuns, ArrowTable):
 
     def by_slice(self) -> list[SliceMeans]:
         """Means of KL, of the difference of logprobs and of equal first choices in each slice of the text."""
+        return self._by_slice
+
+    @cached_property
+    def _by_slice(self) -> list[SliceMeans]:
         return by_slice(self)
 
     def to_arrow(self) -> Any:

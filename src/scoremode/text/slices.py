@@ -9,8 +9,10 @@ where spans overlap                   the rule that was given first wins, then t
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 
@@ -143,17 +145,17 @@ class Slicing:
                 fix = f"check its START ({rule.start!r}), or leave it out"
                 raise CorpusError(f"--slice {rule} matches nothing in the text", fix=fix)
         notes = [
-            f"slice {rule.name}: {count} of {found} {'are' if count > 1 else 'is'} not closed by {rule.end} and "
-            f"{'run' if count > 1 else 'runs'} to the end of the document"
+            f"slice {rule.name}: {count} of {found} not closed by {rule.end}, so to the end of the document"
             for rule, found, count in zip(self.rules, self._found, self._unclosed, strict=True)
             if count
         ]
         if self._open_turns:
-            notes.append(f"{self._open_turns} turns of the assistant end inside of thinking or of a call of a tool")
-        if self.undivided:
             notes.append(
-                f"{self.undivided} conversations are not divided into roles: the chat template rewrites their messages"
+                f"turns of the assistant that end inside of thinking or of a call of a tool: {self._open_turns}"
             )
+        if self.undivided:
+            why = "because the chat template changes their messages"
+            notes.append(f"conversations that are not divided into roles, {why}: {self.undivided}")
         return tuple(notes)
 
 
@@ -199,12 +201,13 @@ class SlicedText:
             return codes
         at = np.where(ends > starts, starts, np.maximum(starts - 1, 0))
         for layer in (self._known, *reversed(self._layers)):
-            if layer:
-                begins, stops, its = (np.array(column, np.int64) for column in zip(*layer, strict=True))
+            reached = bisect_right(layer, int(at[-1]), key=itemgetter(0))
+            if reached:
+                begins, stops, its = np.array(layer[:reached], np.int64).T
                 index = np.searchsorted(begins, at, side="right") - 1
                 inside = (index >= 0) & (at < stops[index])
                 codes[inside] = its[index[inside]]
-                layer[:] = [span for span in layer if span[1] > at[-1]]  # a text may have millions of them
+                del layer[: reached - (stops[-1] > at[-1])]  # a text may have millions of spans
         return codes
 
 
