@@ -1,7 +1,7 @@
 """The columns of a run as a Parquet file: written block by block, read column by column, never all at once.
 
-Every file has every column, with its type; only ``kl`` and slices are left out where there are none. A column that was not measured is null in every row and is read as None. A
-column that is null in only some rows is refused.
+Every file has every column, with its type; only ``kl`` and ``slice`` are left out where there are none. A column that
+was not measured is null in every row and is read as None. A column that is null in only some rows is refused.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ def _best_and_worst(measure: Statistic, statistics: Sequence[Statistics]) -> dic
 # ── slices ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def slices_table(comparisons: Sequence[Comparison], alone: Sequence[Run]) -> Markup:
     """What changed in each slice of the text, for each candidate; for runs alone, the perplexity of each slice."""
-    tables = []
+    tables: list[tuple[str, Sequence[tuple[str, int, Sequence[Estimate | None]]], list[tuple[str, str]]]] = []
     for c in comparisons:
         rows = [(its.name, its.delta_logprob.n, [its.kl, its.delta_logprob, its.same_top]) for its in c.by_slice()]
         tables.append((c.name, rows, [(label, "") for label in ("KL mean", "Δ logprob", "Same top")]))

@@ -88,7 +88,9 @@ def _targets(rows: Sequence[PairedPart]) -> TableColumn:
 def _kl_or_delta(found: Sequence[Comparison], means: Sequence[Sequence[PairedPart | None]]) -> list[TableColumn]:
     """A column for each candidate: KL, or the difference of logprobs if one of them has no KL."""
     has_kl = all(c.kl is not None for c in found)
-    cells = ([_cell(row and (row.kl if has_kl else row.delta_logprob)) for row in rows] for rows in means)
+    cells = (
+        [_cell(None if row is None else row.kl if has_kl else row.delta_logprob) for row in rows] for rows in means
+    )
     return [TableColumn(shown(c.name), its) for c, its in zip(found, cells, strict=True)]
 
 
