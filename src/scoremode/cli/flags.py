@@ -116,6 +116,7 @@ TEXT: Flags = {
     "--num-samples N": "only the first N rows (of one plain text: lines)",
     "--document-tokens N": "only the first N tokens of each document",
     "--assistant-only": "of chat rows, score the assistant's tokens alone",
+    "--slice NAME=START..END …": "show the text between two markers apart; may be given again (chats: roles always)",
 }
 METHOD: Flags = {
     "--method METHOD …": "see scoremode methods (default: sliding-once)",

@@ -1,7 +1,7 @@
 """The columns of a run as a Parquet file: written block by block, read column by column, never all at once.
 
-Every file has every column, with its type. A column that was not measured is null in every row and is read as None. A
-column that is null in only some rows is refused.
+Every file has every column, with its type; only ``kl`` and ``slice`` are left out where there are none. A column that
+was not measured is null in every row and is read as None. A column that is null in only some rows is refused.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ def to_arrow(scores: Scores, facts: TargetFacts, kl: Floats | None = None, schem
     for column in schema.scores:
         columns[column.name] = _measured(column, known, len(scores))
     columns["top_text"] = _strings(top_text, len(scores))
+    columns |= _slices(facts, len(scores))
     if kl is not None:
         columns["kl"] = _numbers(kl)
     return pa.table(columns)
@@ -64,9 +65,15 @@ def pair_to_arrow(baseline: Rows, candidate: Rows, schema: Schema = BUILT_IN) ->
             columns[f"{column.name}_{side}"] = _measured(column, known, count)
     for side, texts in zip(sides, top_texts, strict=True):
         columns[f"top_text_{side}"] = _strings(texts, count)
+    columns |= _slices(candidate.facts if candidate.facts.has("slice") else facts, count)
     if candidate.kl is not None:
         columns["kl"] = _numbers(candidate.kl)
     return pa.table(columns)
+
+
+def _slices(facts: TargetFacts, count: int) -> dict[str, Any]:
+    """The column of slices by its name; {} if the text has no slices."""
+    return {"slice": _strings(_one_dictionary(facts.slice)[0], count)} if facts.has("slice") else {}
 
 
 def _measured(column: Column, known: Mapping[str, npt.NDArray[Any]], count: int) -> Any:
@@ -154,7 +161,8 @@ def columns_problem(path: Path, schema: Schema = BUILT_IN) -> str | None:
         types = {name: str(found.field(name).type) for name in found.names}
     except (pa.ArrowException, KeyError, OSError, ValueError) as error:
         return f"it is not Parquet: {harmless(' '.join(str(error).split()))[:100]}"
-    for column in (*FACTS, *schema.scores, *((KL,) if KL.name in types else ())):
+    columns = (*FACTS, *schema.scores, KL)
+    for column in (one for one in columns if one.name in types or (one.always and one is not KL)):
         kind = types.get(column.name, "absent")
         if column.dtype == "text" and "string" not in kind:
             return f"its column {column.name} is {kind}"
@@ -179,10 +187,11 @@ class ColumnFile:
         self._near: dict[tuple[str, int], npt.NDArray[Any]] = {}  # columns of row groups, for ``value``
         self.names: list[str] = self._file.schema_arrow.names
         columns = (*FACTS, *schema.scores)
-        absent = [column.name for column in columns if column.name not in self.names]
-        if absent:
-            raise self._unreadable(f"it has no column {absent[0]}")
-        self.not_measured = frozenset(c.name for c in columns if c.optional and self._is_null(c.name))
+        absent = [column for column in columns if column.name not in self.names]
+        for column in absent:
+            if column.always:
+                raise self._unreadable(f"it has no column {column.name}")
+        self.not_measured = frozenset(c.name for c in columns if c in absent or (c.optional and self._is_null(c.name)))
         self.declared = tuple(c.name for c in schema.declared if c.name not in self.not_measured)
         for word in {column.together for column in columns if column.together}:
             joint = [column.name for column in (*schema.scores, *FACTS) if column.together == word]
@@ -220,6 +229,8 @@ class ColumnFile:
 
     def read(self, name: str) -> npt.NDArray[Any] | None:
         """A whole column; a long column of numbers is mapped from a temporary file. None: it was not measured."""
+        if name not in self.names:
+            return None
         if self.rows >= LONG and name not in self.not_measured and name not in TEXTS:
             with suppress(OSError):  # no room for the file: then in memory
                 return mapped_column((part for (part,) in self._batches([name])), self.rows)

@@ -33,6 +33,7 @@ from scoremode.statistics.estimate import (
     with_error_fields,
 )
 from scoremode.statistics.paired import PairedBlock, PairedMeans, PairedRuns, Values
+from scoremode.statistics.slices import SliceMeans, by_slice
 from scoremode.statistics.streams import quantiles
 from scoremode.store.run import Run
 from scoremode.values import LONG, Estimate, Floats
@@ -392,6 +393,14 @@ class Comparison(PairedRuns, ArrowTable):
     def by_depth(self) -> list[DepthMeans]:
         """Means of KL and of the difference of logprobs by depth in the window, with errors."""
         return by_depth(self)
+
+    def by_slice(self) -> list[SliceMeans]:
+        """Means of KL, of the difference of logprobs and of equal first choices in each slice of the text."""
+        return self._by_slice
+
+    @cached_property
+    def _by_slice(self) -> list[SliceMeans]:
+        return by_slice(self)
 
     def to_arrow(self) -> Any:
         """Every column of both runs, one row per target, as a ``pyarrow.Table``."""
