@@ -14,6 +14,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
@@ -235,7 +236,7 @@ def _values(column: Any) -> Any:
         raise ValueError("it has gaps inside of a row")
     edges = np.concatenate([[0], np.cumsum(column.value_lengths().to_numpy(zero_copy_only=False))]).tolist()
     flat = frozen(column.flatten().to_numpy())
-    return [flat[begin:end] for begin, end in zip(edges[:-1], edges[1:], strict=True)]
+    return [flat[begin:end] for begin, end in pairwise(edges)]
 
 
 def _check(found: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:

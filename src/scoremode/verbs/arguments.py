@@ -25,7 +25,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 class QuestionArguments(TypedDict, total=False):
     """The arguments of a question: a text, and the method that scores it. All but the text have defaults."""
 
-    corpus: Spec | Sequence[Spec] | Corpus | Rollouts | None  # names, files, folders or patterns; several are one corpus
+    corpus: (
+        Spec | Sequence[Spec] | Corpus | Rollouts | None
+    )  # names, files, folders or patterns; several are one corpus
     text: str | None  # a text given here
     method: str  # default: sliding-once
     context_length: int | None  # tokens per window; default: the method's

@@ -65,8 +65,8 @@ def rollouts(
     ``prompts`` is the name of a file (.jsonl or .txt), or a list of texts and of rows like those of a file. Each prompt
     gets ``samples`` texts of at most ``max_tokens`` tokens (default: 256). ``temperature`` 0 takes the model's first
     choice; else tokens are drawn, after the filters ``min_p``, ``top_k`` and ``top_p``. The draws of a text follow from
-    ``seed``, its prompt's number and its own. ``sequences`` texts are written side by side. With ``out``, finished texts
-    are kept there at once, and the same call resumes. ``arguments`` are options of the engine (dtype, device, …).
+    ``seed``, its prompt's number and its own. ``sequences`` texts are written side by side. With ``out``, finished
+    texts are kept there at once, and the same call resumes. ``arguments`` are options of the engine (dtype, device, …).
 
     >>> import scoremode as sm
     >>> written = sm.rollouts("org/model", ["Once upon a time"], temperature=1, samples=4)         # doctest: +SKIP
@@ -170,6 +170,12 @@ class WritingTask:
         each = [most if self.context is None else min(most, self.context - len(ids)) for _, ids in self.encoded]
         return [max(0, room) for room in each for _ in range(self.numbers.samples)]
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt with its text."""
+        each = zip(self.encoded, self.rooms[:: self.numbers.samples], strict=True)
+        return max(len(ids) + room for (_, ids), room in each)
+
     def requests(self, which: Sequence[int]) -> list[WritingRequest]:
         rooms = self.rooms
         return [WritingRequest(self.encoded[i // self.numbers.samples][1], self._seed(i), rooms[i]) for i in which]
@@ -188,7 +194,7 @@ class WritingTask:
             lazy.settings(),
             prompts=prompts_digest((ids for _, ids in self.encoded), answers),
             sampling=asdict(self.rules),
-            numbers=asdict(self.numbers),
+            **asdict(self.numbers),
             sequences=None if self.path is None else self.path.sequences,
         )
 
@@ -203,8 +209,7 @@ def _written(
         found = claim.finished
         if found is None:
             announce(progress, f"loading {lazy.subject.name} with {lazy.engine_name}")
-            longest = max(len(ids) + room for (_, ids), room in zip(task.encoded, task.rooms[:: task.numbers.samples]))
-            work = Work(longest, shares_prompts=task.numbers.samples > 1, path=task.path)
+            work = Work(task.longest, shares_prompts=task.numbers.samples > 1, path=task.path)
             opened = lazy.plugin.open_writer(lazy.subject, lazy.chosen.options, work, task.rules)
             writer = stack.enter_context(closing(opened))
             found = _write(writer, lazy, task, claim, progress)

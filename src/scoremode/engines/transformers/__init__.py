@@ -94,15 +94,15 @@ class TransformersPlugin(EnginePlugin):
         model, _ = load_model(subject.checkpoint, options)
         return TransformersGenerator(model, subject.tokenizer.hf, options.batch_tokens)
 
-    def open_writer(
-        self, subject: Subject, options: TransformersOptions, work: Work, rules: DrawingRules
-    ) -> Writer:
+    def open_writer(self, subject: Subject, options: TransformersOptions, work: Work, rules: DrawingRules) -> Writer:
         from scoremode.engines.transformers.writer import TransformersWriter
 
         assert subject.checkpoint is not None
         facts = subject.checkpoint
         ends = end_tokens(facts.path, facts.config, subject.tokenizer.facts.eos)
-        return TransformersWriter(self.open(subject, options, replace(work, path=work.path or DecodePath())), ends, rules)
+        return TransformersWriter(
+            self.open(subject, options, replace(work, path=work.path or DecodePath())), ends, rules
+        )
 
     def memory(self, subject: Subject, options: TransformersOptions, longest: int) -> MemoryNeed:
         found, stored = super().memory(subject, options, longest), subject.weight_bytes or 0
