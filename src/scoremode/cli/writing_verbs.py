@@ -27,10 +27,10 @@ DRAWING: flags.Flags = {
 
 
 class RolloutsVerb(Verb):
-    summary = "texts that a model writes, with the log-probability of every token when it was drawn"
+    summary = "texts that a model writes, and how likely each token was"
     examples = (
-        "scoremode rollouts org/model --prompts prompts.jsonl --temperature 1 --samples 4 --out written",
-        "scoremode compare org/model org/model-W4A16 --corpus rollouts:written",
+        "scoremode rollouts org/model --prompts prompts.jsonl --temperature 1 --out written",
+        "scoremode rollouts model-Q4_K_M.gguf --prompt 'Once upon a time' --out written",
     )
     everyday = (
         *("--prompts", "--prompt", "--samples", "--max-tokens", "--seed", "--temperature", "--top-p"),

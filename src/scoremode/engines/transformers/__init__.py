@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from scoremode.engines.generation import end_tokens
 from scoremode.engines.plugin import (
     EVERYTHING,
     Capabilities,
@@ -95,6 +94,7 @@ class TransformersPlugin(EnginePlugin):
         return TransformersGenerator(model, subject.tokenizer.hf, options.batch_tokens)
 
     def open_writer(self, subject: Subject, options: TransformersOptions, work: Work, rules: DrawingRules) -> Writer:
+        from scoremode.engines.generation import end_tokens
         from scoremode.engines.transformers.writer import TransformersWriter
 
         assert subject.checkpoint is not None

@@ -15,7 +15,6 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from scoremode.engines.generation import end_tokens
 from scoremode.engines.plugin import (
     EVERYTHING,
     Capabilities,
@@ -91,6 +90,7 @@ class VllmPlugin(EnginePlugin):
         return VllmGenerator(subject.checkpoint.path, options, work)
 
     def open_writer(self, subject: Subject, options: VllmOptions, work: Work, rules: DrawingRules) -> Writer:
+        from scoremode.engines.generation import end_tokens
         from scoremode.engines.vllm.writer import VllmWriter
 
         assert subject.checkpoint is not None

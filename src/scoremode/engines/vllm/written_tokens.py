@@ -61,7 +61,7 @@ def _with_own_logprob(stock: Any, *, keeps_logits: bool) -> Any:
 def own_logprob(logits: Tensor, chosen: Tensor) -> Tensor:
     """The log-probability (n,) of one token in each row of logits: computed in float64, rounded to float32."""
     found = []
-    for x, token in zip(logits.split(ROWS), chosen.long().split(ROWS), strict=True):
-        wide = x.double()
+    for begin in range(0, len(logits), ROWS):
+        wide, token = logits[begin : begin + ROWS].double(), chosen[begin : begin + ROWS].long()
         found.append(wide.gather(1, token[:, None])[:, 0] - wide.logsumexp(1))
     return torch.cat(found).float()
