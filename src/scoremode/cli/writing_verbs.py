@@ -29,7 +29,7 @@ DRAWING: flags.Flags = {
 class RolloutsVerb(Verb):
     summary = "texts that a model writes, and how likely each token was"
     examples = (
-        "scoremode rollouts org/model --prompts prompts.jsonl --temperature 1 --out written",
+        "scoremode rollouts org/model --prompts prompts.jsonl --out written",
         "scoremode rollouts model-Q4_K_M.gguf --prompt 'Once upon a time' --out written",
     )
     everyday = (
