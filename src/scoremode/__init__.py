@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from scoremode.statistics.comparison import Comparison, Comparisons
     from scoremode.store.run import Run
     from scoremode.store.runs import load
+    from scoremode.text.rollouts import Rollouts
     from scoremode.text.tokens import Tokens
     from scoremode.values import Estimate
     from scoremode.verbs.compare import compare
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from scoremode.verbs.prob.sequence import SequenceProbability, SequenceScore, prob
     from scoremode.verbs.progress import Progress
     from scoremode.verbs.reference import reference
+    from scoremode.verbs.rollouts import rollouts
     from scoremode.verbs.session import Model, open, wrap
 
 _HOME = {
@@ -48,6 +50,8 @@ _HOME = {
     "compare": "verbs.compare",
     "paths": "verbs.paths",
     "reference": "verbs.reference",
+    "rollouts": "verbs.rollouts",
+    "Rollouts": "text.rollouts",
     "report": "report.html.page",
     "Comparison": "statistics.comparison",
     "Comparisons": "statistics.comparison",
@@ -92,6 +96,7 @@ __all__ = [
     "Noise",
     "Plan",
     "Progress",
+    "Rollouts",
     "Run",
     "ScoremodeError",
     "Scores",
@@ -110,6 +115,7 @@ __all__ = [
     "prob",
     "reference",
     "report",
+    "rollouts",
     "tasks",
     "wrap",
 ]
