@@ -17,6 +17,7 @@ from scoremode.errors import CandidatesError, ScoremodeError
 
 if TYPE_CHECKING:
     from scoremode.statistics.comparison import Comparison
+    from scoremode.statistics.equivalence import Equivalence
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,8 @@ class CompareVerb(Verb):
     epilog = (
         "A BASELINE may also be a reference or a .kld file of llama.cpp; both may be runs kept with --out. "
         "Several K/V types, as in --cache-type-k f16,q8_0, are candidates of one model. "
-        "Exit code 1: a --fail-if rule holds; 2: a candidate failed, and the others are shown."
+        "Exit code 1: a --fail-if rule holds, or --no-worse-than is not shown; "
+        "2: a candidate failed, and the others are shown."
     )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -61,17 +63,23 @@ class CompareVerb(Verb):
             "--by-depth": "also KL by depth in the window (always if K/V types are compared)",
             **flags.REPORT,
         }
-        flags.add(parser.add_argument_group("comparison"), kept)
+        group = parser.add_argument_group("comparison")
+        flags.add(group, kept)
+        margin = "exit code 1 unless the text is surely not less likely by so many nats per token"
+        flags.add(group, {"--no-worse-than NATS": margin}, type=flags.amount)
         layout = {"--llamacpp": "print what llama.cpp's tool prints, by its formulas"}
         flags.add(parser.add_mutually_exclusive_group(), {**flags.CARDS, **layout, **flags.JSON})
 
     def run(self, parsed: argparse.Namespace) -> int:
         from scoremode.statistics import gate
         from scoremode.statistics.comparison import comparison_statistics
+        from scoremode.statistics.equivalence import require_margin
         from scoremode.store.runs import is_run
         from scoremode.verbs.compare import compare
 
         rules = [gate.parse(text) for text in parsed.fail_if or ()]  # before an hour of scoring
+        if parsed.no_worse_than is not None:
+            require_margin(parsed.no_worse_than)
         output = _checked_report(parsed)
         failed: dict[str, ScoremodeError] = {}
         with progress_bar("scoring") as progress:
@@ -94,12 +102,14 @@ class CompareVerb(Verb):
         if not all(map(is_run, parsed.candidates or [""])):  # finished runs do not say how they were made
             found = [replace(c, manifest={**c.manifest, "command": _command_line()}) for c in found]
         statistics = [comparison_statistics(c) for c in found]
-        _show_comparison(parsed, found, statistics, failed)
+        tested = [] if parsed.no_worse_than is None else [c.no_worse_than(parsed.no_worse_than) for c in found]
+        _show_comparison(parsed, found, statistics, failed, tested)
         if output:
             from scoremode.report.html.page import render
 
             _write_report(parsed, output, render(found, statistics))
-        verdict = _verdict([gate.check(rule, one) for rule in rules for one in statistics])
+        worse = [f"{one.name}: {one.sentence}" for one in tested if not one.no_worse]
+        verdict = _verdict([*(gate.check(rule, one) for rule in rules for one in statistics), *worse])
         return _tell_failed(failed) if failed else verdict
 
 
@@ -108,12 +118,14 @@ def _show_comparison(
     found: Sequence[Comparison],
     statistics: Sequence[dict[str, Any]],
     failed: Mapping[str, ScoremodeError],
+    tested: Sequence[Equivalence],
 ) -> None:
     """Prints a comparison in the layout that was asked for."""
     from scoremode.report.model_card import markdown, model_index
     from scoremode.report.served import are_variants
     from scoremode.report.terminal.comparison_tables import comparison_json, comparison_table, llamacpp_layout
     from scoremode.report.terminal.depth_table import depth_json, depth_table
+    from scoremode.report.terminal.own_words_tables import equivalence_lines
 
     if parsed.markdown:
         print(markdown(found, statistics))
@@ -127,7 +139,10 @@ def _show_comparison(
         by_depth = parsed.by_depth or are_variants(found)
         for row, rows in zip(facts["candidates"], depth_json(found), strict=True) if facts and by_depth else ():
             row["by_depth"] = rows
+        for row, one in zip(facts["candidates"], tested, strict=True) if facts and tested else ():
+            row["equivalence"] = one.as_json()
         below = depth_table(found) if by_depth and not parsed.json else []
+        below += equivalence_lines(tested) if tested else []
         show(parsed, lambda: facts, lambda: [*comparison_table(found, statistics), *below])
 
 
