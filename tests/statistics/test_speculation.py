@@ -168,7 +168,8 @@ def test_sums_of_products_are_those_of_a_loop() -> None:
         own = overlap[text == number]
         for t in range(len(own) - 2):
             sums.append(1 + own[t] + own[t] * own[t + 1] + own[t] * own[t + 1] * own[t + 2])
-    assert (found.n, found.value) == (len(sums), pytest.approx(np.mean(sums)))
+    assert found.n == len(sums)
+    assert found.value == pytest.approx(np.mean(sums))
 
 
 def test_greedy_targets_take_the_tokens_up_to_the_first_other_choice() -> None:
@@ -178,7 +179,8 @@ def test_greedy_targets_take_the_tokens_up_to_the_first_other_choice() -> None:
 
 
 def test_odd_inputs() -> None:
-    none = speculation(*(np.zeros(0, np.int64) for _ in range(2)), np.zeros(0)).statistics()
+    nothing = np.zeros(0, np.int64)
+    none = speculation(nothing, nothing, np.zeros(0)).statistics()
     assert (none["targets"], none["acceptance"], none["drafts"][0]["tokens_per_step"]) == (0, None, None)
     one = speculation(np.arange(6), np.arange(6), np.full(6, 0.5), drafts=[2]).drafts[0]
     assert one.tokens_per_step.value == 1  # texts of one token take a step each

@@ -27,7 +27,19 @@ from scoremode.errors import OptionError
 from scoremode.statistics.estimate import LEVEL, GroupSums, with_error_fields
 from scoremode.statistics.groups import FEWEST, distinct
 from scoremode.statistics.paired import PairedBlock, PairedMeans, PairedRuns
-from scoremode.values import Estimate, Floats, Ints
+from scoremode.store.run import Run
+from scoremode.values import Bools, Estimate, Floats, Ints
+
+ANSWER = "answer"  # the slice whose targets are known to be right
+
+
+def answer_targets(*runs: Run) -> Bools | None:
+    """Which targets are in the slice ``answer``, by the first run that knows slices; None if none does."""
+    for run in runs:
+        if run.facts.has("slice"):
+            parts = [np.array([label == ANSWER for label in labels]) for (labels,) in run.facts.blocks("slice")]
+            return np.concatenate([np.zeros(0, np.bool_), *parts])
+    return None
 
 
 def answer_change(b: PairedBlock) -> Floats:

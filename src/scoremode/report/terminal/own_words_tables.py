@@ -10,7 +10,7 @@ from rich.text import Text
 from scoremode.report.numbers import rounded
 from scoremode.report.terminal.comparison_tables import above_error
 from scoremode.report.terminal.console import BlockTable, Facts, TableColumn
-from scoremode.report.text import counted, shown
+from scoremode.report.text import counted, mismatch_facts, shown
 from scoremode.statistics.equivalence import Equivalence
 
 Row = Mapping[str, Any]
@@ -114,32 +114,6 @@ def mismatch_tables(s: Row, by_position: Sequence[Row], by_slice: Sequence[Row])
             parts += ["", Text(title, "bold")]
             parts.append(BlockTable(names, [_counts("tokens", rows, "tokens"), _column("k3", rows, "k3"), *kl, share]))
     return [*parts, *(Text(shown(note), "yellow") for note in s["notes"])]
-
-
-def mismatch_facts(s: Row) -> list[tuple[str, str]]:
-    """The numbers that a person looks at first, by label; the page shows the same."""
-
-    def said(name: str, *, percent: bool = False) -> str:
-        return " ".join(rounded(s[name], s.get(f"{name}_stderr"), percent=percent)).rstrip()
-
-    def spread(prefix: str) -> str:
-        names = ("min", "p01", "median", "p99", "max")
-        return " · ".join(rounded(s[f"{prefix}_{name}"])[0] for name in names)
-
-    low, high = s["clip"]
-    exact = [("KL(rollout‖trainer), exact", said("kl"))] if s["kl_infinite"] is not None else []
-    return [
-        ("texts", f"{s['tokens']:,} tokens of {counted(s['samples'], 'samples')}, {counted(s['prompts'], 'prompts')}"),
-        *exact,
-        *((f"k{i}", said(f"k{i}")) for i in (1, 2, 3)),
-        ("ratios: min, 1 %, median, 99 %, max", spread("ratio")),
-        (f"outside {low:g} to {high:g}", said("outside_clip", percent=True)),
-        ("effective sample size", said("effective_sample_size", percent=True)),
-        ("ratios of sequences", spread("sequence_ratio")),
-        (f"sequences outside {low:g} to {high:g}", said("sequence_outside_clip", percent=True)),
-        ("effective sample size of sequences", said("sequence_effective_sample_size", percent=True)),
-        ("impossible for the trainer", counted(s["zero_probability"], "tokens")),
-    ]
 
 
 # ── drafts ───────────────────────────────────────────────────────────────────────────────────────────────────────────
