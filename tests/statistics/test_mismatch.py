@@ -251,7 +251,7 @@ def write(model: Any, trainer: Any, *, prompts: int, samples: int, tokens: int, 
         kl = (ours.exp() * (ours - theirs)).sum(dim=-1)
         columns.append([hot.gather(1, token)[:, 0], ours.gather(1, token)[:, 0], kl])
         ids = torch.cat([ids, token], dim=1)
-    drawn_as, own, kl = (torch.stack([c[i] for c in columns], dim=1).numpy() for i in range(3))
+    drawn_as, own, divergence = (torch.stack([c[i] for c in columns], dim=1).numpy() for i in range(3))
     return Written(
         prompt=np.repeat(np.arange(prompts), samples),
         sample=np.tile(np.arange(samples), prompts),
@@ -259,7 +259,7 @@ def write(model: Any, trainer: Any, *, prompts: int, samples: int, tokens: int, 
         written=[row[4:].numpy().astype(np.int32) for row in ids],
         logprob=list(drawn_as),
         raw_logprob=list(own),
-        kl=list(kl),
+        kl=list(divergence),
     )
 
 

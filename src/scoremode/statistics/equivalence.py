@@ -38,7 +38,8 @@ def answer_targets(*runs: Run) -> Bools | None:
     for run in runs:
         if run.facts.has("slice"):
             parts = [np.array([label == ANSWER for label in labels]) for (labels,) in run.facts.blocks("slice")]
-            return np.concatenate([np.zeros(0, np.bool_), *parts])
+            found: Bools = np.concatenate([np.zeros(0, np.bool_), *parts])
+            return found
     return None
 
 

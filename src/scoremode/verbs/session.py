@@ -99,7 +99,11 @@ class Model:
 
     @shows_progress
     def logprobs(
-        self, prompts: Sequence[Ids], continuations: Sequence[Ids], *, progress: Progress | None = None
+        self,
+        prompts: Sequence[Ids | Sequence[int]],
+        continuations: Sequence[Ids | Sequence[int]],
+        *,
+        progress: Progress | None = None,
     ) -> list[Floats]:
         """The log-probability of each id of continuations after the ids of their prompts, in nats, by prefill.
 
