@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from scoremode.statistics.mismatch import Mismatch
     from scoremode.store.run import Run
     from scoremode.store.runs import load
+    from scoremode.text.rollouts import Rollouts
     from scoremode.text.tokens import Tokens
     from scoremode.values import Estimate
     from scoremode.verbs.compare import compare
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from scoremode.verbs.prob.sequence import SequenceProbability, SequenceScore, prob
     from scoremode.verbs.progress import Progress
     from scoremode.verbs.reference import reference
+    from scoremode.verbs.rollouts import rollouts
     from scoremode.verbs.session import Model, open, wrap
 
 _HOME = {
@@ -52,6 +54,8 @@ _HOME = {
     "mismatch": "verbs.mismatch",
     "Mismatch": "statistics.mismatch",
     "reference": "verbs.reference",
+    "rollouts": "verbs.rollouts",
+    "Rollouts": "text.rollouts",
     "report": "report.html.page",
     "Comparison": "statistics.comparison",
     "Comparisons": "statistics.comparison",
@@ -97,6 +101,7 @@ __all__ = [
     "Noise",
     "Plan",
     "Progress",
+    "Rollouts",
     "Run",
     "ScoremodeError",
     "Scores",
@@ -116,6 +121,7 @@ __all__ = [
     "prob",
     "reference",
     "report",
+    "rollouts",
     "tasks",
     "wrap",
 ]

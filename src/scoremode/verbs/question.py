@@ -10,19 +10,23 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Unpack
 
+import numpy as np
+
 from scoremode import __version__
 from scoremode.arguments import require_flag, whole_number
 from scoremode.cache.token_store import STORED_FROM, kept_tokens
 from scoremode.disk.manifests import without_secrets
 from scoremode.engines.registry import known_engines
+from scoremode.errors import MethodError, OptionError
 from scoremode.models.subject import Subject
 from scoremode.plan.build import make_plan
 from scoremode.plan.plan import Plan
 from scoremode.plan.recipes import Method, find_method
 from scoremode.text.corpus import Corpus, load
 from scoremode.text.documents import RereadDocuments, notes_on
+from scoremode.text.rollouts import Rollouts
 from scoremode.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer
-from scoremode.text.tokens import Tokens, TokenStream, first_tokens
+from scoremode.text.tokens import Tokens, TokenStream, first_tokens, tokens_of_rollouts
 from scoremode.values import NUMERICS
 from scoremode.verbs.arguments import QuestionArguments, asked_path, check_question
 
@@ -39,6 +43,7 @@ class Question:
     plan: Plan
 
 
+ROLLOUTS_METHOD = "sliding-once"
 Tokenized = tuple[RereadDocuments, Tokens]
 
 
@@ -70,6 +75,8 @@ def prepare_question(
     )
     if corpus.layout == "chat":
         rule = replace(rule, special=False)  # a chat template writes special tokens itself
+    if corpus.rollouts is not None:
+        rule = _rule_for_rollouts(corpus.rollouts, rule, given, subject)
     key = (corpus.sha256, corpus.layout, rule.arrangement, rule.special, assistant_only)
     last = memory or LastTokens()
     if last.found is None or last.key != key:
@@ -94,8 +101,31 @@ def prepare_question(
     return Question(subject, corpus, rule, documents, tokens, plan)
 
 
+def _rule_for_rollouts(rollouts: Rollouts, rule: Method, given: QuestionArguments, subject: Subject) -> Method:
+    """Returns the method with windows in which every text fits whole, unless the user chose their length."""
+    if rule.name != ROLLOUTS_METHOD:
+        raise MethodError(
+            f"{rule.name} does not score rollouts, where prompts are context and written tokens are targets",
+            fix=f"use --method {ROLLOUTS_METHOD}",
+        )
+    if given.get("assistant_only"):
+        raise OptionError("--assistant-only does not apply to rollouts", fix="leave it out: their targets are known")
+    lengths = [len(a) + len(b) for a, b in zip(rollouts.prompt_ids, rollouts.written, strict=True)]
+    longest, room = max(2, *lengths), subject.context_length
+    if given.get("context_length") is None and room is not None and longest > room:
+        at = int(np.argmax(lengths))
+        raise MethodError(
+            f"text {rollouts.sample[at]} of prompt {rollouts.prompt[at]} has {longest:,} tokens with its prompt, "
+            f"and the model's context {room:,}",
+            fix=f"give --context-length {room} for windows that overlap, or write with fewer --max-tokens",
+        )
+    return replace(rule, special=False, context=longest)
+
+
 def _tokenized(tokenizer: TextTokenizer, corpus: Corpus, rule: Method, *, assistant_only: bool) -> Tokenized:
     """Returns the documents and tokens of a corpus. The tokens of a long corpus are stored in the cache."""
+    if corpus.rollouts is not None:
+        return tokens_of_rollouts(corpus.rollouts, tokenizer)
     documents = RereadDocuments(corpus, rule.arrangement, tokenizer, assistant_only=assistant_only)
     stream = TokenStream(documents, tokenizer, special=rule.special)
     if corpus.byte_count < STORED_FROM:
