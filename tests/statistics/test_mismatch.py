@@ -318,7 +318,7 @@ def test_a_run_must_have_scored_exactly_these_tokens(models: tuple[Any, Any, Any
     assert np.array_equal(found.trainer, scored)
     assert found.kl is not None
     assert np.array_equal(found.kl, kl)
-    texts.manifest["identity"] = {"model": "another"}
+    texts.manifest["model_fingerprint"] = "another"
     other = sm.mismatch(texts, aligned)
     assert other.kl is None
     assert "KL of the run is left out" in other.notes[0]

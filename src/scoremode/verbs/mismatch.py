@@ -24,6 +24,8 @@ from scoremode.verbs.session import Model, open
 
 SAME = 1e-3  # nats: a token's two log-probabilities differ by more if it was drawn from a changed distribution
 
+NOT_OWN = "texts were drawn with a temperature or filters: k1, k2 and k3 are means over them, not estimates of KL"
+
 
 class SampledTexts(Protocol):
     """Texts that an engine sampled: rollouts, or your own arrays."""
@@ -41,7 +43,7 @@ class SampledTexts(Protocol):
     @property
     def raw_logprob(self) -> Sequence[Floats]: ...  # in the model's own distribution
     @property
-    def manifest(self) -> Mapping[str, Any]: ...  # ``model`` is its name
+    def manifest(self) -> Mapping[str, Any]: ...  # ``model`` is its name, ``model_fingerprint`` may say which
 
 
 @spelled_out(ModelArguments)
@@ -65,11 +67,12 @@ def mismatch(
     []
     """
     slices = kl = None
-    notes = _about_sampling(rollouts)
+    notes = [] if drawn_from_own(rollouts) else [NOT_OWN]
     if isinstance(trainer, Comparison):
         trainer = trainer.candidate
     if isinstance(trainer, Run):
-        name, (scored, order) = str(trainer.manifest["model"]), _of_run(rollouts, trainer)
+        name, order = str(trainer.manifest["model"]), in_order_of(rollouts, trainer)
+        scored = np.asarray(trainer.scores.logprob)[order]
         if trainer.facts.has("slice"):
             slices = np.concatenate([labels for (labels,) in trainer.facts.blocks("slice")])[order]
         kl, said = _exact_kl(rollouts, trainer)
@@ -102,19 +105,14 @@ def _scored(rollouts: SampledTexts, model: Model, progress: Progress | None) -> 
     return _joined(model.logprobs(rollouts.prompt_ids, rollouts.written, progress=progress))
 
 
-def _about_sampling(rollouts: SampledTexts) -> list[str]:
-    """Says if tokens were drawn from another distribution than the model's own."""
+def drawn_from_own(rollouts: SampledTexts) -> bool:
+    """Was every token drawn from the model's own distribution, without a temperature or filters?"""
     drawn, own = _joined(rollouts.logprob), _joined(rollouts.raw_logprob)
-    if len(drawn) == len(own) and not (np.abs(drawn - own) > SAME).any():
-        return []
-    return [
-        "the texts were drawn with a temperature or filters: k1, k2 and k3 are means over these tokens, "
-        "not estimates of KL"
-    ]
+    return len(drawn) == len(own) and not (np.abs(drawn - own) > SAME).any()
 
 
-def _of_run(rollouts: SampledTexts, run: Run) -> tuple[Floats, Ints]:
-    """Returns a run's log-probabilities in the order of the sampled tokens, and that order."""
+def in_order_of(rollouts: SampledTexts, run: Run) -> Ints:
+    """Returns the targets of a run in the order of the sampled tokens; refuses a run of other tokens."""
     document, token, ids = (np.asarray(getattr(run.facts, name)) for name in ("document", "token", "id"))
     order = np.lexsort((token, document)).astype(np.int64)
     lengths = [len(written) for written in rollouts.written]
@@ -125,7 +123,7 @@ def _of_run(rollouts: SampledTexts, run: Run) -> tuple[Floats, Ints]:
             f"the run of {run.manifest['model']} did not score exactly these sampled tokens",
             fix="score the rollouts as a corpus, all of them, or give the model itself",
         )
-    return np.asarray(run.scores.logprob)[order], order
+    return order
 
 
 def _exact_kl(rollouts: SampledTexts, run: Run) -> tuple[Floats | None, list[str]]:
@@ -133,7 +131,7 @@ def _exact_kl(rollouts: SampledTexts, run: Run) -> tuple[Floats | None, list[str
     against = run.manifest.get("against")
     if run.kl is None or against is None:
         return None, []
-    writer = rollouts.manifest.get("identity", {}).get("model")
+    writer = rollouts.manifest.get("model_fingerprint")
     if writer is not None and writer != against["fingerprint"]:
         return None, [f"KL of the run is left out: it is against {against['model']}, which did not write these texts"]
     return run.kl, []
