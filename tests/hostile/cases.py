@@ -726,7 +726,10 @@ def all_cases() -> list[Case]:
     cases.append(Case("journals", f"{RESUMED} {{journal:impossible-entropy}}", ("entropy is 7",)))
     cases += [Case("writing", command, (words,)) for command, words in WRITING]
     damaged = [name for name in ROLLOUTS if name != "another-file"]
-    cases += [Case("writing", f"{PPL} --corpus rollouts:{{rollouts:{name}}}", ("--fresh|no finished rollouts",)) for name in damaged]
+    cases += [
+        Case("writing", f"{PPL} --corpus rollouts:{{rollouts:{name}}}", ("--fresh|no finished rollouts",))
+        for name in damaged
+    ]
     written = "rollouts table:uniform --prompt ab --out {rollouts:another-file}"
     cases.append(Case("writing", written, ("it contains notes.txt",)))
     cases += [Case("streams", command, words, codes, streams=how) for command, how, codes, words in STREAMS]

@@ -18,6 +18,7 @@ from scoremode.errors import CandidatesError, ScoremodeError
 if TYPE_CHECKING:
     from scoremode.statistics.comparison import Comparison
     from scoremode.statistics.equivalence import Equivalence
+    from scoremode.verbs.own_words import OwnWords
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ class CompareVerb(Verb):
         rules = [gate.parse(text) for text in parsed.fail_if or ()]  # before an hour of scoring
         if parsed.no_worse_than is not None:
             require_margin(parsed.no_worse_than)
-        output = _checked_report(parsed)
+        output = checked_report(parsed)
         failed: dict[str, ScoremodeError] = {}
         with progress_bar("scoring") as progress:
             try:
@@ -107,10 +108,10 @@ class CompareVerb(Verb):
         if output:
             from scoremode.report.html.page import render
 
-            _write_report(parsed, output, render(found, statistics))
+            write_report(parsed, output, render(found, statistics))
         worse = [f"{one.name}: {one.sentence}" for one in tested if not one.no_worse]
-        verdict = _verdict([*(gate.check(rule, one) for rule in rules for one in statistics), *worse])
-        return _tell_failed(failed) if failed else verdict
+        code = verdict([*(gate.check(rule, one) for rule in rules for one in statistics), *worse])
+        return _tell_failed(failed) if failed else code
 
 
 def _show_comparison(
@@ -125,7 +126,7 @@ def _show_comparison(
     from scoremode.report.served import are_variants
     from scoremode.report.terminal.comparison_tables import comparison_json, comparison_table, llamacpp_layout
     from scoremode.report.terminal.depth_table import depth_json, depth_table
-    from scoremode.report.terminal.own_words_tables import equivalence_lines
+    from scoremode.report.terminal.own_words_tables import equivalence_lines, own_words_tables
 
     if parsed.markdown:
         print(markdown(found, statistics))
@@ -143,7 +144,24 @@ def _show_comparison(
             row["equivalence"] = one.as_json()
         below = depth_table(found) if by_depth and not parsed.json else []
         below += equivalence_lines(tested) if tested else []
+        said = _own_words(parsed, found)
+        for row, words in zip(facts["candidates"], said, strict=True) if facts and said else ():
+            row["own_words"] = words.as_json()
+        below += own_words_tables(said) if said and not parsed.json else []
         show(parsed, lambda: facts, lambda: [*comparison_table(found, statistics), *below])
+
+
+def _own_words(parsed: argparse.Namespace, found: Sequence[Comparison]) -> list[OwnWords]:
+    """What texts say that a model wrote; nothing for other texts."""
+    from scoremode.text.corpus import WRITTEN
+    from scoremode.text.rollouts import Rollouts
+    from scoremode.verbs.own_words import own_words
+
+    named = parsed.corpus[0] if parsed.corpus else ""
+    if not named.startswith(WRITTEN):
+        return []
+    rollouts = Rollouts.open(named.removeprefix(WRITTEN))
+    return own_words(found, rollouts if parsed.num_samples is None else rollouts.first(parsed.num_samples))
 
 
 class PathsVerb(Verb):
@@ -182,7 +200,7 @@ class PathsVerb(Verb):
     def run(self, parsed: argparse.Namespace) -> None:
         from scoremode.verbs.paths import paths
 
-        output = _checked_report(parsed)
+        output = checked_report(parsed)
         with progress_bar("scoring") as progress:
             made = paths(
                 parsed.model,
@@ -202,7 +220,7 @@ class PathsVerb(Verb):
         if output:
             from scoremode.report.html.page import render
 
-            _write_report(parsed, output, render(found, statistics))
+            write_report(parsed, output, render(found, statistics))
 
 
 class TasksVerb(Verb):
@@ -253,7 +271,7 @@ class TasksVerb(Verb):
         from scoremode.statistics import gate
 
         rules = [gate.parse_for_tasks(text) for text in parsed.fail_if or ()]  # before an hour of scoring
-        output = _checked_report(parsed)
+        output = checked_report(parsed)
         with progress_bar("asking") as progress:
             found = tasks(
                 parsed.baseline,
@@ -285,23 +303,27 @@ class TasksVerb(Verb):
         if output:
             from scoremode.report.html.tasks_page import render_tasks
 
-            _write_report(parsed, output, render_tasks(found))
+            write_report(parsed, output, render_tasks(found))
         failures = []
         for rule in rules:
             for c in found:
                 row, named = (c.overall, c.name) if rule.task is None else (c.row(rule.task), f"{c.name}, {rule.task}")
                 failures.append(gate.check(rule, {**row, "name": named}))
-        return _verdict(failures)
+        return verdict(failures)
 
 
-def _checked_report(parsed: argparse.Namespace) -> Any:
+def checked_report(parsed: argparse.Namespace) -> Any:
     """The file that ``--report`` names, checked before anything is scored; None without ``--report``."""
     from scoremode.verbs.outputs import check_report
 
-    return None if parsed.report is None else check_report(parsed.report, "--report", made_later=parsed.out)
+    return (
+        None
+        if parsed.report is None
+        else check_report(parsed.report, "--report", made_later=getattr(parsed, "out", None))
+    )
 
 
-def _write_report(parsed: argparse.Namespace, output: Any, page: str) -> None:
+def write_report(parsed: argparse.Namespace, output: Any, page: str) -> None:
     from scoremode.report.html.page import write
 
     write(parsed.report, page, "--report")
@@ -316,7 +338,7 @@ def _command_line() -> str:
     return " ".join(["scoremode", *map(shlex.quote, command_without_secrets(sys.argv[1:]))])
 
 
-def _verdict(checked: list[str | None]) -> int:
+def verdict(checked: list[str | None]) -> int:
     """Prints which rules hold, and returns the exit code."""
     failures = [why for why in checked if why]
     for why in failures:

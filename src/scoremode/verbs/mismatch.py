@@ -7,6 +7,7 @@ rollouts ──ids──▶ trainer: a name, sm.open, sm.wrap ──prefill─�
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol, Unpack
 
 import numpy as np
@@ -15,6 +16,7 @@ from scoremode.errors import InputError
 from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.mismatch import CLIP, Mismatch
 from scoremode.store.run import Run
+from scoremode.text.rollouts import Rollouts
 from scoremode.values import Floats, Ids, Ints
 from scoremode.verbs.arguments import ModelArguments, spelled_out
 from scoremode.verbs.model import GivenModel, GivenTokenizer
@@ -49,7 +51,7 @@ class SampledTexts(Protocol):
 @spelled_out(ModelArguments)
 @shows_progress
 def mismatch(
-    rollouts: SampledTexts,
+    rollouts: SampledTexts | str | Path,
     trainer: GivenModel | Model | Run | Comparison,
     *,
     clip: tuple[float, float] = CLIP,
@@ -60,12 +62,15 @@ def mismatch(
 ) -> Mismatch:
     """Compares the log-probabilities of sampled tokens when they were sampled with those of a trainer.
 
+    ``rollouts`` are texts of ``sm.rollouts``, their folder, or your own arrays under the same names.
     ``trainer`` is a model that reads the texts by prefill (a name, ``sm.open``, ``sm.wrap``), a run that scored the
     rollouts, or a comparison of their writer with the trainer on them, which has the exact KL.
 
     >>> sm.mismatch(rollouts, sm.wrap(hf_model, tokenizer)).failures("k3 > 0.015 surely")      # doctest: +SKIP
     []
     """
+    if isinstance(rollouts, str | Path):
+        rollouts = Rollouts.open(rollouts)
     slices = kl = None
     notes = [] if drawn_from_own(rollouts) else [NOT_OWN]
     if isinstance(trainer, Comparison):

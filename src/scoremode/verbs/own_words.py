@@ -73,11 +73,10 @@ def _partings(c: Comparison, rollouts: Rollouts) -> Partings | None:
 
 def _read(c: Comparison, rollouts: Rollouts) -> tuple[OwnTexts, Speculation | None]:
     order = in_order_of(rollouts, c.candidate)
-    document, group, reader = (
-        np.asarray(column)[order] for column in (c.candidate.facts.document, c.candidate.facts.group, c.candidate.scores.logprob)
-    )
+    document, group = c.candidate.facts.document[order], c.candidate.facts.group[order]
+    reader = c.candidate.scores.logprob[order]
     if is_writer(c.baseline, rollouts):  # by the same path as the candidate
-        writer = np.asarray(c.baseline.scores.logprob)[in_order_of(rollouts, c.baseline)]
+        writer = c.baseline.scores.logprob[in_order_of(rollouts, c.baseline)]
     else:
         writer = np.concatenate(rollouts.raw_logprob)
     read = own_texts(document, group, writer, reader)

@@ -12,6 +12,7 @@ from scoremode.report.terminal.comparison_tables import above_error
 from scoremode.report.terminal.console import BlockTable, Facts, TableColumn
 from scoremode.report.text import counted, mismatch_facts, shown
 from scoremode.statistics.equivalence import Equivalence
+from scoremode.verbs.own_words import OwnWords
 
 Row = Mapping[str, Any]
 
@@ -88,6 +89,17 @@ def own_texts_table(found: Sequence[tuple[str, str, Row]]) -> list[Any]:
         [f"{counted(impossible, 'tokens')} of the texts have probability zero for their reader"] if impossible else []
     )
     return [table, *(Text(note, "yellow") for note in notes)]
+
+
+def own_words_tables(found: Sequence[OwnWords]) -> list[Any]:
+    """What texts that a model wrote say about candidates."""
+    parted = [(one.candidate, one.partings.statistics()) for one in found if one.partings is not None]
+    read = [(one.writer, one.candidate, one.read.statistics()) for one in found if one.read is not None]
+    parts = ["", *parting_table(parted)] if parted else []
+    parts += ["", *own_texts_table(read)] if read else []
+    for one in found:
+        parts += ["", *speculation_table(one.candidate, one.drafts.statistics())] if one.drafts is not None else []
+    return parts
 
 
 # ── no worse than ────────────────────────────────────────────────────────────────────────────────────────────────────
