@@ -119,7 +119,7 @@ def drawn_from_own(rollouts: SampledTexts) -> bool:
 def in_order_of(rollouts: SampledTexts, run: Run) -> Ints:
     """Returns the targets of a run in the order of the sampled tokens; refuses a run of other tokens."""
     document, token, ids = (np.asarray(getattr(run.facts, name)) for name in ("document", "token", "id"))
-    order = np.lexsort((token, document)).astype(np.int64)
+    order: Ints = np.lexsort((token, document)).astype(np.int64)
     lengths = [len(written) for written in rollouts.written]
     expected = np.concatenate([np.zeros(0, np.int32), *rollouts.written])
     same_texts = np.array_equal(document[order], np.repeat(np.arange(len(lengths)), lengths))
