@@ -26,12 +26,14 @@ if TYPE_CHECKING:
     from scoremode.report.html.page import report
     from scoremode.scores.columns import Scores
     from scoremode.statistics.comparison import Comparison, Comparisons
+    from scoremode.statistics.mismatch import Mismatch
     from scoremode.store.run import Run
     from scoremode.store.runs import load
     from scoremode.text.rollouts import Rollouts
     from scoremode.text.tokens import Tokens
     from scoremode.values import Estimate
     from scoremode.verbs.compare import compare
+    from scoremode.verbs.mismatch import mismatch
     from scoremode.verbs.noise import Noise, noise
     from scoremode.verbs.paths import paths
     from scoremode.verbs.plan import plan
@@ -49,6 +51,8 @@ _HOME = {
     "ppl": "verbs.ppl",
     "compare": "verbs.compare",
     "paths": "verbs.paths",
+    "mismatch": "verbs.mismatch",
+    "Mismatch": "statistics.mismatch",
     "reference": "verbs.reference",
     "rollouts": "verbs.rollouts",
     "Rollouts": "text.rollouts",
@@ -92,6 +96,7 @@ __all__ = [
     "Comparison",
     "Comparisons",
     "Estimate",
+    "Mismatch",
     "Model",
     "Noise",
     "Plan",
@@ -107,6 +112,7 @@ __all__ = [
     "__version__",
     "compare",
     "load",
+    "mismatch",
     "noise",
     "open",
     "paths",

@@ -15,6 +15,7 @@ from scoremode.cli.completion import CompletionVerb
 from scoremode.cli.forwarding_verbs import LmEvalVerb, ServeVerb, run_lm_eval
 from scoremode.cli.help import add_help_flags, overview
 from scoremode.cli.listing_verbs import CacheVerb, DoctorVerb, EnginesVerb, MethodsVerb, ShowVerb
+from scoremode.cli.mismatch_verb import MismatchVerb
 from scoremode.cli.parser import BAD_INPUT, Parser, Verb
 from scoremode.cli.scoring_verbs import NoiseVerb, PlanVerb, PplVerb, ProbVerb, ReferenceVerb
 from scoremode.cli.writing_verbs import RolloutsVerb
@@ -32,6 +33,7 @@ GROUPS: dict[str, dict[str, Verb]] = {
         "compare": CompareVerb(),
         "paths": PathsVerb(),
         "tasks": TasksVerb(),
+        "mismatch": MismatchVerb(),
         "reference": ReferenceVerb(),
     },
     "results": {"show": ShowVerb(), "report": ReportVerb(), "card": CardVerb(), "cache": CacheVerb()},

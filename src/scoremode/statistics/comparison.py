@@ -23,6 +23,7 @@ from scoremode.scores.frames import ArrowTable, few_lines
 from scoremode.scores.parquet import Rows, pair_to_arrow
 from scoremode.scores.schema import BUILT_IN, Schema
 from scoremode.statistics.depth import DepthMeans, by_depth
+from scoremode.statistics.equivalence import Equivalence, answer_change, answer_logprob, equivalence, is_answer
 from scoremode.statistics.estimate import (
     error_fields,
     exponential,
@@ -303,6 +304,14 @@ STATISTICS: tuple[Statistic, ...] = (
     _plain("noise_floor_kl_p99", "99 % quantile of that KL", _noise_p99, needs="noise"),
     Statistic("delta_logprob_mean", "mean of ln q - ln p", mean=lambda b: b.cand - b.base, needs="logprob", ranks=1),
     Statistic(
+        "answer_logprob",
+        "mean of ln q - ln p over the slice answer; over all targets of a text without slices",
+        mean=answer_change,
+        of=answer_logprob,
+        needs="logprob",
+        better="high",
+    ),
+    Statistic(
         "delta_logprob_rms",
         "root mean square of ln q - ln p",
         mean=_squared_move,
@@ -402,6 +411,10 @@ class Comparison(PairedRuns, ArrowTable):
     def _by_slice(self) -> list[SliceMeans]:
         return by_slice(self)
 
+    def no_worse_than(self, margin: float) -> Equivalence:
+        """Is the candidate no worse than ``margin`` nats per token on texts known to be right, with 95 %?"""
+        return equivalence(self, margin)
+
     def to_arrow(self) -> Any:
         """Every column of both runs, one row per target, as a ``pyarrow.Table``."""
         base, cand = (Rows(run.scores, run.facts, self.kl) for run in (self.baseline, self.candidate))
@@ -477,5 +490,5 @@ def comparison_statistics(c: Comparison) -> dict[str, Any]:
     has = {"kl": c.kl is not None, "top": c.has_top}
     wanted = [s.mean for s in STATISTICS if s.mean is not None and has.get(s.needs, True)]
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # infinities become None
-        means.gather([*wanted, _nll_of_baseline, _nll_of_candidate], columns=True)
+        means.gather([*wanted, _nll_of_baseline, _nll_of_candidate, is_answer], columns=True)
         return {"name": c.name, **{name: value for s in STATISTICS for name, value in s.compute(means).items()}}

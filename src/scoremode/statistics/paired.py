@@ -7,7 +7,7 @@ error of such a difference, never of two separate numbers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -32,6 +32,7 @@ class PairedBlock:
     kl: Floats | None  # (n,)
     weight: Floats  # (n,)
     groups: Ints  # (n,)
+    answer: Bools | None = None  # (n,) targets that are part of an answer; None: the text has no slices
 
     @property
     def delta_p(self) -> Floats:
@@ -61,6 +62,7 @@ class PairedRuns:
     weight: Floats  # (n,) weight of a target in the method's mean: 1 unless windows are averaged
     kl: Floats | None  # (n,) nats, KL(baseline‖candidate) over the whole vocabulary; None between stored runs
     noise_kl: Floats | None  # (m,) KL of the baseline to itself, computed in a different way; None if not measured
+    answer: Bools | None = field(default=None, kw_only=True)  # (n,) targets in the slice "answer"; None: no slices
 
     @property
     def has_top(self) -> bool:
@@ -75,7 +77,7 @@ class PairedRuns:
 
     def blocks(self) -> Iterator[PairedBlock]:
         """Yields all targets in order without holding columns in memory. Raises RunError for NaN or unequal lengths."""
-        arrays = {"groups": self.groups, "weight": self.weight, "kl": self.kl}
+        arrays = {"groups": self.groups, "weight": self.weight, "kl": self.kl, "answer": self.answer}
         lengths = {name: len(array) for name, array in arrays.items() if array is not None}
         lengths |= {"the baseline": len(self.baseline.scores), "the candidate": len(self.candidate.scores)}
         for name, length in lengths.items():
@@ -92,7 +94,8 @@ class PairedRuns:
             kl, weight = None if self.kl is None else self.kl[here], self.weight[here]
             for name, values in (("weight", weight), ("kl", kl), ("the baseline", base), ("the candidate", cand)):
                 self._require_numbers(name, values)
-            yield PairedBlock(base, cand, base_top, cand_top, kl, weight, self.groups[here])
+            answer = None if self.answer is None else self.answer[here]
+            yield PairedBlock(base, cand, base_top, cand_top, kl, weight, self.groups[here], answer)
             begin = here.stop
             release_read_blocks((self.kl, self.weight, self.groups), number)
 

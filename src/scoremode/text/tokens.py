@@ -354,9 +354,8 @@ def _slices_of_rollouts(slicing: Slicing, rollouts: Rollouts, tokenizer: TextTok
     found = []
     for prompt, written in zip(rollouts.prompt_ids, rollouts.written, strict=True):
         text = SpelledIds.of(np.concatenate([prompt, written]), named)
-        found.append(
-            written_slices(slicing, text.text, text.ends, int(text.ends[len(prompt) - 1]) if len(prompt) else 0)
-        )
+        begin = int(text.ends[len(prompt) - 1]) if len(prompt) else 0
+        found.append(written_slices(slicing, text.text, text.ends, begin))
     return np.concatenate(found)
 
 
