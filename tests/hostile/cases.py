@@ -685,6 +685,19 @@ WRITING = [
     (f"{PPL} --corpus rollouts:{{stock:rollouts}} --field text", "--field"),
     (f"{PPL} --corpus rollouts:{{stock:rollouts}} --assistant-only", "--assistant-only"),
     ("ppl {model:good} --corpus rollouts:{stock:rollouts}", "another tokenizer"),
+    ("mismatch", "ROLLOUTS, TRAINER are missing"),
+    ("mismatch {stock:rollouts}", "TRAINER is missing"),
+    ("mismatch {nothing-here} table:uniform", "no finished rollouts"),
+    ("mismatch {stock:run} table:uniform", "no finished rollouts"),
+    ("mismatch s3://bucket/x table:uniform", "ROLLOUTS takes no URI"),
+    ("mismatch {stock:rollouts} {nothing-here}", "no model or folder"),
+    ("mismatch {stock:rollouts} {stock:run}", "did not score exactly these sampled tokens"),
+    ("mismatch {stock:rollouts} {model:good}", "another tokenizer"),
+    ("mismatch {stock:rollouts} table:uniform --fail-if k9>1", "no statistic 'k9'"),
+    ("mismatch {stock:rollouts} table:uniform --clip-low 2 --clip-high 1", "does not lie around 1"),
+    ("mismatch {stock:rollouts} table:uniform --clip-low x", "not a number"),
+    ("mismatch {stock:rollouts} table:uniform --report {empty-folder}", "is a folder"),
+    ("compare table:uniform table:successor --text abcdef --no-worse-than nan", "not a number"),
 ]
 
 RUN_COMMANDS = ("show {%s}", "report {%s} -o {nothing-here}", "compare {%s} {stock:run}", "compare {stock:run} {%s}")

@@ -308,7 +308,7 @@ def tokens_of_rollouts(
     The ids are those that the model was given and wrote. Texts of one prompt are not independent. ``rules`` are slices.
     """
     known = tokenizer.pieces()
-    notes = list(_tokenizer_notes(rollouts, tokenizer, known))
+    notes = tokenizer_notes(rollouts, tokenizer, known)
     ids = [np.concatenate(pair) for pair in zip(rollouts.prompt_ids, rollouts.written, strict=True)]
     spelled = [SpelledIds.of(one, known) for one in ids]
     empty, lone = sum(not len(one) for one in rollouts.written), sum(one.lone for one in spelled)
@@ -359,16 +359,20 @@ def _slices_of_rollouts(slicing: Slicing, rollouts: Rollouts, tokenizer: TextTok
     return np.concatenate(found)
 
 
-def _tokenizer_notes(rollouts: Rollouts, tokenizer: TextTokenizer, known: list[bytes]) -> Iterator[str]:
-    """Refuses a tokenizer that has other tokens for the ids of the texts; yields a note if it only has another name."""
+def tokenizer_notes(rollouts: Rollouts, tokenizer: TextTokenizer, known: list[bytes] | None = None) -> list[str]:
+    """Refuses a tokenizer that has other tokens for the ids of the texts; returns a note if it only has another name.
+
+    ``known`` are the tokenizer's pieces, if the caller has them.
+    """
     if rollouts.manifest["tokenizer"] == tokenizer.facts.fingerprint:
-        return
+        return []
+    known = tokenizer.pieces() if known is None else known
     if tokens_digest(known, [*rollouts.prompt_ids, *rollouts.written]) != rollouts.manifest["tokens_sha256"]:
         raise ModelError(
             f"the texts were written by {rollouts.manifest['model']}, and this model has another tokenizer",
             fix="choose a model with the same tokenizer, or write texts with this one",
         )
-    yield "another tokenizer than the one of the texts, with the same tokens for all of their ids"
+    return ["another tokenizer than the one of the texts, with the same tokens for all of their ids"]
 
 
 def _words_in(text: str) -> int:

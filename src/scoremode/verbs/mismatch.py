@@ -17,6 +17,7 @@ from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.mismatch import CLIP, Mismatch
 from scoremode.store.run import Run
 from scoremode.text.rollouts import Rollouts
+from scoremode.text.tokens import tokenizer_notes
 from scoremode.values import Floats, Ids, Ints
 from scoremode.verbs.arguments import ModelArguments, spelled_out
 from scoremode.verbs.model import GivenModel, GivenTokenizer
@@ -83,10 +84,10 @@ def mismatch(
         kl, said = _exact_kl(rollouts, trainer)
         kl, notes = None if kl is None else kl[order], notes + said
     elif isinstance(trainer, Model):
-        name, scored = trainer.name, _scored(rollouts, trainer, progress)
+        name, scored = trainer.name, _scored(rollouts, trainer, notes, progress)
     else:
         with open(trainer, engine=engine, tokenizer=tokenizer, **options) as model:
-            name, scored = model.name, _scored(rollouts, model, progress)
+            name, scored = model.name, _scored(rollouts, model, notes, progress)
     lengths = [len(ids) for ids in rollouts.written]
     return Mismatch(
         rollout=_joined(rollouts.raw_logprob),
@@ -106,7 +107,9 @@ def _joined(columns: Sequence[Floats]) -> Floats:
     return np.concatenate([np.zeros(0), *columns])
 
 
-def _scored(rollouts: SampledTexts, model: Model, progress: Progress | None) -> Floats:
+def _scored(rollouts: SampledTexts, model: Model, notes: list[str], progress: Progress | None) -> Floats:
+    if isinstance(rollouts, Rollouts):  # your own arrays do not say which tokenizer they have
+        notes += tokenizer_notes(rollouts, model.text_tokenizer)
     return _joined(model.logprobs(rollouts.prompt_ids, rollouts.written, progress=progress))
 
 

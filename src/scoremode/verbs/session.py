@@ -15,6 +15,7 @@ from scoremode.errors import InputError, OptionError
 from scoremode.remote.uri import located
 from scoremode.statistics.comparison import Comparison
 from scoremode.store.run import Run
+from scoremode.text.tokenizer import TextTokenizer
 from scoremode.values import Floats, Ids
 from scoremode.verbs.arguments import ModelArguments, QuestionArguments, check_question, spelled_out, split_arguments
 from scoremode.verbs.compare import compare_model
@@ -96,6 +97,11 @@ class Model:
             with worked_on_here(output, fresh=fresh) as local:
                 score_to_file(lm, list(paired(prompt, targets)), local, fresh=fresh, progress=progress)
             return [SequenceScore.from_json(row) for row in read_results(local.path)]
+
+    @property
+    def text_tokenizer(self) -> TextTokenizer:
+        """The tokenizer that cuts texts for this model."""
+        return self._model.subject.tokenizer
 
     @shows_progress
     def logprobs(
