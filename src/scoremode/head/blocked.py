@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,7 +23,16 @@ from torch import Tensor
 
 from scoremode.head.budget import rows_of_workspace
 from scoremode.head.chunked import Share, diverge_in_chunks, in_blocks, keep_own, reduce_in_chunks
-from scoremode.head.divergence import COPIES, DivergencePartials, empty_sums
+from scoremode.head.divergence import (
+    COPIES,
+    DivergencePartials,
+    Gather,
+    empty_sums,
+    log_totals,
+    moved_cross,
+    sum_apart,
+)
+from scoremode.head.first_choices import first_choices, joined_choices
 from scoremode.head.matrix import Head
 from scoremode.head.partials import FAR_BELOW, LOWEST, Partials, empty_partials
 
@@ -34,6 +43,7 @@ TIED_ROWS = 128  # rows whose logits are copied together to look for ties: half 
 CHUNK = 256  # the largest logit is found per chunk first, so that its position is searched in one chunk only
 BLOCK_LOGITS = 1 << 20  # logits per block: 4 MiB. Smaller blocks lose more to call overhead than the cache saves
 COPIED_WEIGHTS = 3 << 19  # most weights copied per block: 6 MiB
+KEPT_BYTES = 1280 << 20  # most bytes of logits that a divergence keeps; for 1,024 rows enough for 160,000 ids
 
 
 def reduce_blocked(hidden: Tensor, head: Head, targets: Tensor, share: Share = keep_own) -> tuple[Partials, Tensor]:
@@ -51,21 +61,27 @@ def reduce_blocked(hidden: Tensor, head: Head, targets: Tensor, share: Share = k
 
 
 def diverge_blocked(
-    hidden_p: Tensor, head_p: Head, hidden_q: Tensor, head_q: Head, targets: Tensor, share: Share = keep_own
+    hidden_p: Tensor,
+    head_p: Head,
+    hidden_q: Tensor,
+    head_q: Head,
+    targets: Tensor,
+    share: Share = keep_own,
+    gather: Gather | None = None,
 ) -> tuple[DivergencePartials, Tensor]:
     """Returns the partials of a slice of two heads, and the targets' logits of q, on a CPU. See ``kernels.Diverge``.
 
     Uses the blocks that ``reduce_blocked`` makes for q, so q's scores have the same bits.
     """
     if len(targets) <= FEW_ROWS:
-        return diverge_in_chunks(hidden_p, head_p, hidden_q, head_q, targets, share)
+        return diverge_in_chunks(hidden_p, head_p, hidden_q, head_q, targets, share, gather)
 
     def diverge(rows: slice) -> tuple[DivergencePartials, Tensor]:
         plan = _plan(targets[rows], head_q, head_q.weight.shape[1], BLOCK_LOGITS, COPIED_WEIGHTS)
         p = _BlockedProduct(hidden_p[rows], head_p, targets[rows], plan, _SPACE_OF_P)
         q = _BlockedProduct(hidden_q[rows], head_q, targets[rows], plan, _SPACE)
         q.rank_against(share(q.target_logits()))
-        return _diverge(p, q), q.at_target
+        return _diverge(p, q, gather), q.at_target
 
     return in_blocks(diverge, _row_blocks(targets, BLOCK_ROWS))
 
@@ -123,6 +139,10 @@ class _ColumnBlocks:
     def chunk(self) -> int:
         """Columns per chunk; a block consists of whole chunks."""
         return CHUNK if self.columns % CHUNK == 0 else self.columns
+
+    def last_id(self, index: int) -> int:
+        """The number of ids in a block and in all blocks before it."""
+        return self.blocks[index].end - self.lead
 
     @property
     def with_ids(self) -> list[int]:
@@ -305,16 +325,18 @@ def _add_up(side: _BlockedProduct, x: Tensor, sums: _Sums, line: int) -> None:
         torch.sum(torch.exp(below, out=p).mul_(below.clamp_min_(FAR_BELOW)), 1, out=weighted)
 
 
-def _diverge(p: _BlockedProduct, q: _BlockedProduct) -> DivergencePartials:
+def _diverge(p: _BlockedProduct, q: _BlockedProduct, gather: Gather | None) -> DivergencePartials:
     """Returns the partials of q and the sums of the divergence, which are in float64 as in divergence.py."""
-    with_ids = p.plan.with_ids
+    with_ids, kept = p.plan.with_ids, _KeptLogits.of(p, q)
     if not with_ids:
-        return DivergencePartials(q.partials(_sums(q)), *empty_sums(q.hidden, torch.float64))
+        sums = empty_sums(q.hidden, torch.float64, both_ways=True)
+        return DivergencePartials(q.partials(_sums(q)), *sums, *kept.second_step(sums, gather))
     largest_p = torch.full((p.n,), float("-inf"))
     sums_q, reference_p = _Sums.zeros(len(with_ids), q.n), torch.zeros(len(with_ids), p.n)
-    total_p, total_q, cross = torch.zeros(3, len(with_ids), p.n, dtype=torch.float64)
+    total_p, total_q, cross, cross_q = torch.zeros(4, len(with_ids), p.n, dtype=torch.float64)
     for line, index in enumerate(with_ids):
         x_p, x_q = p.product(index)[:, p.plan.blocks[index].fresh :], q.ids(index)
+        kept.keep(index, x_p, x_q)
         torch.maximum(largest_p, x_p.amax(1), out=largest_p)
         most_p = torch.clamp_min(largest_p, LOWEST, out=reference_p[line])
         most_q = q.largest.clamp_min(LOWEST)
@@ -324,13 +346,15 @@ def _diverge(p: _BlockedProduct, q: _BlockedProduct) -> DivergencePartials:
             below_q, weight_q = _weigh(q, x_q[rows], most_q[rows])
             torch.sum(weight_p, 1, out=total_p[line, rows])
             torch.sum(weight_q, 1, out=total_q[line, rows])
-            _cross(below_p, weight_p, below_q, cross[line, rows])
+            gap = below_p.sub_(below_q)
+            torch.neg(_cross(gap, weight_q, cross_q[line, rows], below_q), out=cross_q[line, rows])
+            _cross(gap, weight_p, cross[line, rows], gap)
         _add_up(q, x_q, sums_q, line)
     drop_p, drop_q = _drop(reference_p, largest_p), sums_q.drop(q.largest)
-    share = torch.where(total_p > 0, drop_p.exp(), 0.0)  # if p is 0 in a block, q does not matter there
-    moved = torch.where(share > 0, share * (cross + (drop_p - drop_q) * total_p), 0.0)
     whole_p, whole_q = ((drop.exp() * total).sum(0) for drop, total in ((drop_p, total_p), (drop_q, total_q)))
-    return DivergencePartials(q.partials(sums_q), largest_p, q.largest, whole_p, whole_q, moved.sum(0))
+    moved = moved_cross(drop_p, drop_q, total_p, cross), moved_cross(drop_q, drop_p, total_q, cross_q)
+    sums = (largest_p, q.largest, whole_p, whole_q, *moved)
+    return DivergencePartials(q.partials(sums_q), *sums, *kept.second_step(sums, gather))
 
 
 def _weigh(side: _BlockedProduct, x: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
@@ -339,8 +363,52 @@ def _weigh(side: _BlockedProduct, x: Tensor, most: Tensor) -> tuple[Tensor, Tens
     return below, torch.exp(below, out=side.space("weight", *x.shape, dtype=torch.float64))
 
 
-def _cross(below_p: Tensor, weight_p: Tensor, below_q: Tensor, out: Tensor) -> None:
-    """Writes Σ p · (x_p - x_q) to ``out``. Ids that p forbids add 0; an id that only q forbids makes Σ infinite."""
-    torch.sum(below_p.sub_(below_q).mul_(weight_p), 1, out=out)
+def _cross(gap: Tensor, weight: Tensor, out: Tensor, scratch: Tensor) -> Tensor:
+    """Writes Σ weight · gap to ``out``. Ids without weight add 0; an infinite gap with a weight makes Σ infinite."""
+    torch.sum(torch.mul(gap, weight, out=scratch), 1, out=out)
     if math.isnan(float(out.sum())):  # from 0 · -inf, or -inf - -inf
-        torch.sum(below_p.masked_fill_(weight_p == 0, 0.0), 1, out=out)
+        torch.sum(scratch.masked_fill_(weight == 0, 0.0), 1, out=out)
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class _KeptLogits:
+    """The logits of both models for a second step, after all are added up. What finds no room is computed again."""
+
+    p: _BlockedProduct
+    q: _BlockedProduct
+    blocks: int  # of those with ids, that are kept
+    logits_p: Tensor  # (n, ids)
+    logits_q: Tensor
+
+    @staticmethod
+    def of(p: _BlockedProduct, q: _BlockedProduct) -> _KeptLogits:
+        ends = [p.plan.last_id(index) for index in p.plan.with_ids]
+        blocks = sum(2 * 4 * p.n * end <= KEPT_BYTES for end in ends)
+        kept = (side.space("kept", p.n, ends[blocks - 1] if blocks else 0) for side in (p, q))
+        return _KeptLogits(p, q, blocks, *kept)
+
+    def keep(self, index: int, x_p: Tensor, x_q: Tensor) -> None:
+        end = self.p.plan.last_id(index)
+        if end <= self.logits_p.shape[1]:
+            ids = slice(end - x_p.shape[1], end)
+            self.logits_p[:, ids], self.logits_q[:, ids] = x_p, x_q
+
+    def _parts(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Yields the first id of some logits, and the logits of p and q."""
+        yield 0, self.logits_p, self.logits_q
+        self.q.held = -1  # its last product was overwritten
+        for index in self.p.plan.with_ids[self.blocks :]:
+            x_p, x_q = (side.product(index)[:, self.p.plan.blocks[index].fresh :] for side in (self.p, self.q))
+            yield self.p.plan.last_id(index) - x_p.shape[1], x_p, x_q
+
+    def second_step(self, sums: Sequence[Tensor], gather: Gather | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Returns the first choices of p and of q, and Σ |p - q|."""
+        logs = None if gather is None else log_totals(sums, gather)
+        apart, first_id = torch.zeros(self.p.n, dtype=torch.float64), self.q.head.first_id
+        firsts: tuple[list[Tensor], list[Tensor]] = [], []
+        for begin, x_p, x_q in self._parts():
+            for own, x in zip(firsts, (x_p, x_q), strict=True):
+                own.append(first_choices(x, first_id + begin))
+            apart += 0.0 if logs is None else sum_apart(x_p, x_q, *logs)
+        return joined_choices(firsts[0]), joined_choices(firsts[1]), None if logs is None else apart

@@ -18,7 +18,14 @@ from scoremode.errors import EngineError, OptionError
 from scoremode.head.budget import check_kernel_name
 from scoremode.head.chunked import Share, diverge_in_chunks, keep_own, reduce_in_chunks
 from scoremode.head.definition import Columns, define_columns, define_logits
-from scoremode.head.divergence import Divergence, DivergencePartials, define_divergence, finish_divergence
+from scoremode.head.divergence import (
+    Divergence,
+    DivergencePartials,
+    Gather,
+    define_divergence,
+    finish_divergence,
+    gather_own,
+)
 from scoremode.head.matrix import SHALLOW, Head
 from scoremode.head.partials import Partials, finish
 from scoremode.head.precision import full_float32
@@ -35,11 +42,19 @@ class Reduce(Protocol):
 
 class Diverge(Protocol):
     def __call__(
-        self, hidden_p: Tensor, head_p: Head, hidden_q: Tensor, head_q: Head, targets: Tensor, share: Share = keep_own
+        self,
+        hidden_p: Tensor,
+        head_p: Head,
+        hidden_q: Tensor,
+        head_q: Head,
+        targets: Tensor,
+        share: Share = keep_own,
+        gather: Gather | None = None,
     ) -> tuple[DivergencePartials, Tensor]:
         """Returns the partials of the same slice of two heads, and the targets' logits of q.
 
-        The partials and logits of q have the same bits as from ``Reduce`` for the same rows.
+        The partials and logits of q have the same bits as from ``Reduce`` for the same rows. ``gather`` is called like
+        ``share``: equally often on all ranks, with equally many rows.
         """
 
 
@@ -61,8 +76,8 @@ class Kernel:
         return finish(*self.reduce(hidden, head, targets))
 
     def divergence(self, hidden_p: Tensor, head_p: Head, hidden_q: Tensor, head_q: Head, targets: Tensor) -> Divergence:
-        """Computes KL(p‖q), and q's columns with the same bits as ``score``, for two heads that are not sliced."""
-        return finish_divergence(*self.diverge(hidden_p, head_p, hidden_q, head_q, targets))
+        """Computes the divergence of q from p, and q's columns with the same bits as ``score``, for two heads that are not sliced."""
+        return finish_divergence(*self.diverge(hidden_p, head_p, hidden_q, head_q, targets, gather=gather_own))
 
 
 @dataclass(frozen=True, slots=True)
