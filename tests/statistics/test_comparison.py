@@ -16,7 +16,7 @@ import pytest
 
 from scoremode.errors import RunError
 from scoremode.plan.windows import measured
-from scoremode.scores.columns import Scores, TargetFacts
+from scoremode.scores.columns import Divergences, Scores, TargetFacts
 from scoremode.statistics.comparison import FIELDS, STATISTICS, Comparison, comparison_statistics
 from scoremode.statistics.llamacpp import llamacpp_statistics, llamacpp_text
 from scoremode.statistics.streams import quantiles
@@ -82,6 +82,7 @@ def compared(
     name: str = "q4",
     noise_kl: Any = None,
     manifest: Any = None,
+    apart: Any = None,
     **run: Any,
 ) -> Comparison:
     """A comparison of two runs made of these log-probabilities."""
@@ -93,7 +94,7 @@ def compared(
         candidate=runs[1],
         groups=np.arange(n) if groups is None else np.asarray(groups, np.int64),
         weight=np.ones(n) if weight is None else np.asarray(weight, np.float64),
-        kl=None if kl is None else np.asarray(kl, np.float64),
+        divergences=Divergences(kl=None if kl is None else np.asarray(kl, np.float64), **(apart or {})),
         noise_kl=None if noise_kl is None else np.asarray(noise_kl, np.float64),
         manifest=manifest or {},
     )

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from scoremode.head.budget import rows_of_workspace
+from scoremode.head.budget import FIRST, rows_of_workspace
 from scoremode.head.definition import Columns, RowBlock, define_columns
-from scoremode.head.first_choices import FIRST, agreement, first_choices, joined_choices
+from scoremode.head.first_choices import agreement, first_choices, joined_choices
 from scoremode.head.partials import FAR_BELOW, LOWEST, Partials, combine, finish, partials
 
 Gather = Callable[[Tensor], list[Tensor]]
@@ -103,7 +103,8 @@ def divergence_partials(
     apart = None if gather is None else sum_apart(x_p, x_q, *log_totals(sums, gather))
     first = [first_choices(x, first_id) for x in (x_p, x_q)]
     # the same call on the same memory layout as in ``Kernel.reduce``, so that q's bits are the same
-    return DivergencePartials(partials(x_q, targets, at_q, first_id, one_pass), *sums, *first, apart)
+    own_q = partials(x_q, targets, at_q, first_id, one_pass)
+    return DivergencePartials(own_q, *sums, first_p=first[0], first_q=first[1], apart=apart)
 
 
 def divergence_of(p_logits: Tensor, q_logits: Tensor) -> dict[str, Tensor]:
@@ -200,12 +201,14 @@ def combine_divergence(parts: list[DivergencePartials]) -> DivergencePartials:
     sums = (largest_p, largest_q, whole_p, whole_q, moved_cross(drop_p, drop_q, total_p, cross))
     cross_q, apart = (_stacked([getattr(d, name) for d in parts]) for name in ("cross_q", "apart"))
     first = ([getattr(d, name) for d in parts] for name in ("first_p", "first_q"))
+    first_p, first_q = (None if own[0] is None else joined_choices(own) for own in first)
     return DivergencePartials(
         combine([d.q for d in parts]),
         *sums,
-        None if cross_q is None else moved_cross(drop_q, drop_p, total_q, cross_q),
-        *(None if own[0] is None else joined_choices(own) for own in first),
-        None if apart is None else apart.sum(0),
+        cross_q=None if cross_q is None else moved_cross(drop_q, drop_p, total_q, cross_q),
+        first_p=first_p,
+        first_q=first_q,
+        apart=None if apart is None else apart.sum(0),
     )
 
 

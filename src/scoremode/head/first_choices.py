@@ -10,9 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from scoremode.head.budget import rows_of_workspace
+from scoremode.head.budget import FIRST, rows_of_workspace
 
-FIRST = 5  # choices that are compared
 LAST_ID = (1 << 31) - 1  # ids are int32
 WIDE = 4096  # ids from which on it is faster to look at parts of a row first
 ABSENT = -(1 << 63)  # fills the places of a slice with fewer ids; it is below every choice
@@ -44,7 +43,7 @@ def _largest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
     if width < WIDE:
         return torch.topk(x, count)
     whole = width // length * length
-    parts = x[:, :whole].unflatten(1, (-1, length))
+    parts = x[:, :whole].view(len(x), -1, length)
     best = parts.amax(2).topk(count).indices[:, :, None]
     near = torch.cat([parts.gather(1, best.expand(-1, -1, length)).flatten(1), x[:, whole:]], 1)
     inside, rest = torch.arange(length, device=x.device), torch.arange(whole, width, device=x.device)

@@ -1,7 +1,8 @@
 """The columns of a run as a Parquet file: written block by block, read column by column, never all at once.
 
 Every file has every column, with its type. A column that was not measured is null in every row and is read as None. A
-column that is null in only some rows is refused.
+column that is null in only some rows is refused. Only the columns of a divergence are left out of a file if they were
+not measured: most runs are compared with nothing.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from scoremode.errors import RunError, harmless
-from scoremode.scores.columns import CodedTexts, Scores, TargetFacts
-from scoremode.scores.schema import BUILT_IN, FACTS, KL, Column, Schema
-from scoremode.values import BLOCK, LONG, Floats, mapped_column
+from scoremode.scores.columns import CodedTexts, Divergences, Scores, TargetFacts
+from scoremode.scores.schema import BUILT_IN, DIVERGENCE, FACTS, Column, Schema, chosen_divergences
+from scoremode.values import BLOCK, LONG, mapped_column
 
 NEAR = 64  # columns of row groups that ``value`` keeps
 TEXTS = frozenset(column.name for column in FACTS if column.dtype == "text")
@@ -31,10 +32,10 @@ class Rows(NamedTuple):
 
     scores: Scores
     facts: TargetFacts
-    kl: Floats | None
+    divergences: Divergences
 
 
-def to_arrow(scores: Scores, facts: TargetFacts, kl: Floats | None = None, schema: Schema = BUILT_IN) -> Any:
+def to_arrow(scores: Scores, facts: TargetFacts, divergences: Divergences, schema: Schema = BUILT_IN) -> Any:
     """A pyarrow Table with one row per target: its position, its token and its scores."""
     import pyarrow as pa
 
@@ -45,9 +46,7 @@ def to_arrow(scores: Scores, facts: TargetFacts, kl: Floats | None = None, schem
     for column in schema.scores:
         columns[column.name] = _measured(column, known, len(scores))
     columns["top_text"] = _strings(top_text, len(scores))
-    if kl is not None:
-        columns["kl"] = _numbers(kl)
-    return pa.table(columns)
+    return pa.table(columns | {name: _numbers(column) for name, column in divergences.columns()})
 
 
 def pair_to_arrow(baseline: Rows, candidate: Rows, schema: Schema = BUILT_IN) -> Any:
@@ -64,9 +63,7 @@ def pair_to_arrow(baseline: Rows, candidate: Rows, schema: Schema = BUILT_IN) ->
             columns[f"{column.name}_{side}"] = _measured(column, known, count)
     for side, texts in zip(sides, top_texts, strict=True):
         columns[f"top_text_{side}"] = _strings(texts, count)
-    if candidate.kl is not None:
-        columns["kl"] = _numbers(candidate.kl)
-    return pa.table(columns)
+    return pa.table(columns | {name: _numbers(column) for name, column in candidate.divergences.columns()})
 
 
 def _measured(column: Column, known: Mapping[str, npt.NDArray[Any]], count: int) -> Any:
@@ -154,7 +151,7 @@ def columns_problem(path: Path, schema: Schema = BUILT_IN) -> str | None:
         types = {name: str(found.field(name).type) for name in found.names}
     except (pa.ArrowException, KeyError, OSError, ValueError) as error:
         return f"it is not Parquet: {harmless(' '.join(str(error).split()))[:100]}"
-    for column in (*FACTS, *schema.scores, *((KL,) if KL.name in types else ())):
+    for column in (*FACTS, *schema.scores, *chosen_divergences(types)):
         kind = types.get(column.name, "absent")
         if column.dtype == "text" and "string" not in kind:
             return f"its column {column.name} is {kind}"
@@ -182,7 +179,8 @@ class ColumnFile:
         absent = [column.name for column in columns if column.name not in self.names]
         if absent:
             raise self._unreadable(f"it has no column {absent[0]}")
-        self.not_measured = frozenset(c.name for c in columns if c.optional and self._is_null(c.name))
+        left_out = {column.name for column in DIVERGENCE if column.name not in self.names}
+        self.not_measured = frozenset(c.name for c in columns if c.optional and self._is_null(c.name)) | left_out
         self.declared = tuple(c.name for c in schema.declared if c.name not in self.not_measured)
         for word in {column.together for column in columns if column.together}:
             joint = [column.name for column in (*schema.scores, *FACTS) if column.together == word]
@@ -223,6 +221,8 @@ class ColumnFile:
         if self.rows >= LONG and name not in self.not_measured and name not in TEXTS:
             with suppress(OSError):  # no room for the file: then in memory
                 return mapped_column((part for (part,) in self._batches([name])), self.rows)
+        if name not in self.names:
+            return None
         parts = [part for (part,) in self._batches([name])]
         return None if name in self.not_measured else _joined(parts)
 

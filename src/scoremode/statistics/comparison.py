@@ -17,11 +17,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from scoremode.head.budget import FIRST
 from scoremode.plan.path import PREFILL
 from scoremode.plan.windows import measured
 from scoremode.scores.frames import ArrowTable, few_lines
 from scoremode.scores.parquet import Rows, pair_to_arrow
-from scoremode.scores.schema import BUILT_IN, Schema
+from scoremode.scores.schema import BUILT_IN, DIVERGENCE, Schema
 from scoremode.statistics.depth import DepthMeans, by_depth
 from scoremode.statistics.estimate import (
     error_fields,
@@ -60,11 +61,12 @@ class Statistic:
     of: Callable[[PairedMeans], Estimate | float | None] | None = None
     has_error: bool = True
     by_document: bool = False  # of perplexities: a method may average those of documents, instead of ``mean``
-    needs: Literal["", "logprob", "kl", "top", "noise"] = ""  # it is None where that was not measured, or is infinite
+    needs: str = ""  # logprob, top, noise, or a column of a divergence: None where it was not measured, or is infinite
     ranks: Literal[-1, 0, 1] = 0  # candidates can be ranked by it: 1 if more is better, -1 if less; 0 if they cannot
     better: Literal["low", "high", "one", "none"] = "none"  # which values are shown as better; one: closer to 1
     percent: bool = False  # shown as a percentage
     label: str = ""  # heading in the tables of the report; "": it is not in them
+    title: str = ""  # heading where a user asks for it by name; "": its label, or its name
     column: TerminalColumn | None = None
     card: str = ""  # heading in the table of a model card
     choice: str = ""  # on the switch of the chart against size; "": it is not drawn there
@@ -87,13 +89,19 @@ class Statistic:
 
     def compute(self, means: PairedMeans) -> dict[str, Any]:
         """The fields of the statistic; None for a value that does not exist, is infinite or is undefined."""
-        missing = {"kl": means.runs.kl is None, "top": not means.runs.has_top, "noise": means.runs.noise_kl is None}
-        if missing.get(self.needs):
+        if self.needs in _missing(means.runs):
             return dict.fromkeys(self.fields)
         found = means.mean(measured(self.mean)) if self.of is None else self.of(means)
         if isinstance(found, Estimate):
             return with_error_fields(self.name, found)
         return {self.name: found if isinstance(found, int) else finite_or_none(found)}
+
+
+def _missing(runs: PairedRuns) -> set[str]:
+    """What a statistic may need and was not measured."""
+    known = {column.name: runs.divergences.has(column.name) for column in DIVERGENCE}
+    known |= {"top": runs.has_top, "noise": runs.noise_kl is not None}
+    return {name for name, is_known in known.items() if not is_known}
 
 
 # ── values per target ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -218,6 +226,24 @@ def _squared_move(b: PairedBlock) -> Floats:
     return b.moved**2
 
 
+def _variation(b: PairedBlock) -> Floats:
+    return measured(b.divergences.total_variation)
+
+
+def _same_first(count: int) -> Statistic:
+    """The share of tokens whose first ``count`` choices are the same. With one choice, it is ``same_top``."""
+    return Statistic(
+        f"top{count}_same",
+        f"share of tokens with the same first {count} choices, in the same order",
+        mean=lambda b: measured(b.divergences.same_first) >= count,
+        needs="same_first",
+        ranks=1,
+        better="high",
+        percent=True,
+        title=f"same top {count}",
+    )
+
+
 STATISTICS: tuple[Statistic, ...] = (
     _plain("targets", "number of targets", lambda means: len(means.runs.groups)),
     _plain("groups", "number of groups of targets", lambda means: means.mean(_worse).groups),
@@ -298,6 +324,34 @@ STATISTICS: tuple[Statistic, ...] = (
     ),
     _kl_quantile("p999", "99.9% of the tokens moved less", label="KL 99.9%"),
     _kl_quantile("max", "the token that moved most", label="KL max", column=TerminalColumn("KL max", 3)),
+    Statistic(
+        "kl_reverse_mean",
+        "mean KL(candidate‖baseline), nats per token",
+        mean=lambda b: measured(b.divergences.kl_reverse),
+        needs="kl_reverse",
+        ranks=-1,
+        better="low",
+        title="KL reverse",
+    ),
+    Statistic(
+        "total_variation_mean",
+        "mean of half of Σ |p - q|",
+        mean=_variation,
+        needs="total_variation",
+        ranks=-1,
+        better="low",
+        title="TV",
+    ),
+    Statistic(
+        "overlap",
+        "mean of Σ min(p, q): the acceptance rate of speculative sampling",
+        mean=lambda b: 1.0 - _variation(b),
+        needs="total_variation",
+        ranks=1,
+        better="high",
+        percent=True,
+        title="overlap",
+    ),
     _plain("noise_floor_kl_mean", "mean KL of the baseline against itself", _noise_mean, needs="noise"),
     _plain("noise_floor_kl_p99", "99 % quantile of that KL", _noise_p99, needs="noise"),
     Statistic("delta_logprob_mean", "mean of ln q - ln p", mean=lambda b: b.cand - b.base, needs="logprob", ranks=1),
@@ -335,6 +389,7 @@ STATISTICS: tuple[Statistic, ...] = (
         choice="Same top",
         axis="same first choice, % of tokens",
     ),
+    *map(_same_first, range(2, FIRST + 1)),
     Statistic(
         "worse",
         "share of the text's tokens that became less likely",
@@ -395,7 +450,7 @@ class Comparison(PairedRuns, ArrowTable):
 
     def to_arrow(self) -> Any:
         """Every column of both runs, one row per target, as a ``pyarrow.Table``."""
-        base, cand = (Rows(run.scores, run.facts, self.kl) for run in (self.baseline, self.candidate))
+        base, cand = (Rows(run.scores, run.facts, self.divergences) for run in (self.baseline, self.candidate))
         declared = {column.name: column for run in (self.baseline, self.candidate) for column in run.schema.declared}
         return pair_to_arrow(base, cand, Schema((*BUILT_IN.scores, *declared.values())))
 
@@ -465,8 +520,8 @@ def comparison_statistics(c: Comparison) -> dict[str, Any]:
     0.0312
     """
     means = PairedMeans(c)
-    has = {"kl": c.kl is not None, "top": c.has_top}
-    wanted = [s.mean for s in STATISTICS if s.mean is not None and has.get(s.needs, True)]
+    missing = _missing(c)
+    wanted = [s.mean for s in STATISTICS if s.mean is not None and s.needs not in missing]
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # infinities become None
         means.gather([*wanted, _nll_of_baseline, _nll_of_candidate], columns=True)
         return {"name": c.name, **{name: value for s in STATISTICS for name, value in s.compute(means).items()}}

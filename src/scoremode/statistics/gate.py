@@ -163,6 +163,7 @@ def _why_unknown(name: str, statistics: Mapping[str, Any]) -> str:
         (statistics.get("targets") == 0, "there are no targets"),
         (needs == "noise", "the noise floor was not measured"),
         (needs == "kl" and infinite is None, "KL was not measured"),
+        (needs in APART and statistics.get(APART[needs]) is None, f"{needs} was not measured, or is infinite"),
         (needs == "kl" and infinite, f"targets with infinite KL: {infinite}"),
         (needs == "top" and statistics.get("same_top") is None, "the first choices (top) of a run were not measured"),
         (needs == "logprob" and zero, f"targets with probability zero: {zero}"),
