@@ -30,7 +30,9 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> sm.Comparison:
     made = sm.compare("table:uniform", "table:uniform", corpus=str(file), context_length=300, stride=300)[0]
     random, n = np.random.default_rng(1), len(made.groups)
     scores = replace(made.candidate.scores, logprob=np.array(-random.exponential(2.0, n)))
-    return replace(made, divergences=Divergences(kl=random.exponential(0.1, n)), candidate=replace(made.candidate, scores=scores))
+    return replace(
+        made, divergences=Divergences(kl=random.exponential(0.1, n)), candidate=replace(made.candidate, scores=scores)
+    )
 
 
 def test_stretches_double() -> None:

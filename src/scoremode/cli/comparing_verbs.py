@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RULE_HOLDS, CANDIDATES_FAILED = 1, 2
+COLUMNS = {"--columns NAME,…": "more statistics in the table, as in overlap,kl_reverse_mean,top5_same"}
 
 
 class CompareVerb(Verb):
@@ -59,6 +60,7 @@ class CompareVerb(Verb):
             "--fresh": "score again even if runs are there, and replace them",
             "--fail-if RULE …": 'as in "kl_mean > 0.02" or "same_top < 0.9 surely"',
             "--by-depth": "also KL by depth in the window (always if K/V types are compared)",
+            **COLUMNS,
             **flags.REPORT,
         }
         flags.add(parser.add_argument_group("comparison"), kept)
@@ -66,12 +68,14 @@ class CompareVerb(Verb):
         flags.add(parser.add_mutually_exclusive_group(), {**flags.CARDS, **layout, **flags.JSON})
 
     def run(self, parsed: argparse.Namespace) -> int:
+        from scoremode.report.numbers import read_columns
         from scoremode.statistics import gate
         from scoremode.statistics.comparison import comparison_statistics
         from scoremode.store.runs import is_run
         from scoremode.verbs.compare import compare
 
         rules = [gate.parse(text) for text in parsed.fail_if or ()]  # before an hour of scoring
+        more = read_columns(parsed.columns)
         output = _checked_report(parsed)
         failed: dict[str, ScoremodeError] = {}
         with progress_bar("scoring") as progress:
@@ -98,7 +102,7 @@ class CompareVerb(Verb):
         if output:
             from scoremode.report.html.page import render
 
-            _write_report(parsed, output, render(found, statistics))
+            _write_report(parsed, output, render(found, statistics, more=more))
         verdict = _verdict([gate.check(rule, one) for rule in rules for one in statistics])
         return _tell_failed(failed) if failed else verdict
 
@@ -111,6 +115,7 @@ def _show_comparison(
 ) -> None:
     """Prints a comparison in the layout that was asked for."""
     from scoremode.report.model_card import markdown, model_index
+    from scoremode.report.numbers import read_columns
     from scoremode.report.served import are_variants
     from scoremode.report.terminal.comparison_tables import comparison_json, comparison_table, llamacpp_layout
     from scoremode.report.terminal.depth_table import depth_json, depth_table
@@ -128,7 +133,8 @@ def _show_comparison(
         for row, rows in zip(facts["candidates"], depth_json(found), strict=True) if facts and by_depth else ():
             row["by_depth"] = rows
         below = depth_table(found) if by_depth and not parsed.json else []
-        show(parsed, lambda: facts, lambda: [*comparison_table(found, statistics), *below])
+        more = read_columns(parsed.columns)
+        show(parsed, lambda: facts, lambda: [*comparison_table(found, statistics, more), *below])
 
 
 class PathsVerb(Verb):
@@ -328,19 +334,20 @@ class ReportVerb(Verb):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         flags.add(parser, {"run_folders RUN …": "folders written with --out; the first is the baseline"})
         parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the page, as in report.html")
-        flags.add(parser, flags.JSON)
+        flags.add(parser, {**COLUMNS, **flags.JSON})
 
     def run(self, parsed: argparse.Namespace) -> None:
         from scoremode.report.html.page import render, write
+        from scoremode.report.numbers import read_columns
         from scoremode.statistics.comparison import comparison_statistics
         from scoremode.store.runs import load
         from scoremode.verbs.finished_runs import of_runs
         from scoremode.verbs.outputs import check_report
 
-        output = check_report(parsed.output)  # before columns are read
+        output, more = check_report(parsed.output), read_columns(parsed.columns)  # before columns are read
         first, *others = parsed.run_folders
         found = of_runs(first, others)
-        page = render(found, [comparison_statistics(c) for c in found], runs=[] if found else [load(first)])
+        page = render(found, [comparison_statistics(c) for c in found], runs=[] if found else [load(first)], more=more)
         write(parsed.output, page)
         if parsed.json:
             print_json({"report": parsed.output, "runs": len(parsed.run_folders)})

@@ -179,7 +179,10 @@ class DivergenceColumns:
     total_variation: Annotated[
         Floats | None,
         Column(
-            "float64", "half of Σ abs(p - q) over all ids, measured with `kl`; 1 - it is Σ min(p, q)", least=0.0, most=1.0
+            "float64",
+            "half of Σ abs(p - q) over all ids, measured with `kl`; 1 - it is Σ min(p, q)",
+            least=0.0,
+            most=1.0,
         ),
     ] = None
     same_first: Annotated[
