@@ -98,7 +98,7 @@ SHAPES = [(1, 8, 1), (3, 8, 7), (140, 8, 3), (140, 16, 1003), (300, 17, 5003), (
 @pytest.mark.parametrize("way", [diverge_blocked, diverge_in_chunks])
 @pytest.mark.parametrize(("n", "d", "v"), SHAPES)
 @pytest.mark.parametrize("kept", [0, 1 << 20, 1 << 40], ids=["computed again", "some kept", "all kept"])
-def test_every_way_to_compute_them(  # noqa: PLR0913
+def test_every_way_to_compute_them(  # noqa: PLR0917
     way: Diverge, n: int, d: int, v: int, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blocked, "KEPT_BYTES", kept)

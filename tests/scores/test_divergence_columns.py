@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import scoremode as sm
-from scoremode.engines.base import SCORES, Want
+from scoremode.engines.base import Want
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, InputError
 from scoremode.head.divergence import define_divergence
@@ -39,9 +39,9 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> None:
 class Table(TableEngine):
     most: int | None = None  # divergences before it fails
 
-    def score(self, source: Any, done: Any, want: Want = SCORES) -> Any:
-        for number, found in enumerate(super().score(source, done, want)):
-            if number == self.most and want.against is not None:
+    def score(self, source: Any, done: Any, want: Want | None = None) -> Any:
+        for number, found in enumerate(super().score(source, done, want or Want())):
+            if number == self.most and want and want.against:
                 raise EngineError("it dies", fix="again")
             yield found
 
@@ -59,10 +59,10 @@ def test_a_table_against_a_table_in_parquet(tmp_path: Path) -> None:
     stored = pq.read_table(Path(str(found.path)) / SCORES)
     assert stored.column_names[-len(NAMES) :] == list(NAMES)
     assert sm.load(Path(str(found.path))).divergences.measured == NAMES
-    before = np.frombuffer(QUESTION["text"].encode(), np.uint8)[found.candidate.facts.token - 1]
+    before = np.frombuffer(QUESTION["text"].encode(), np.uint8).astype(np.int64)[found.candidate.facts.token - 1]
     assert len(before) == len(ids)
     lines = [torch.from_numpy(table if len(table) > 1 else table.repeat(256, 0))[before] for table in (LOGITS, OTHER)]
-    true = define_divergence(*lines, torch.zeros(len(ids), 1, dtype=torch.int64))
+    true = define_divergence(lines[0], lines[1], torch.zeros(len(ids), 1, dtype=torch.int64))
     for name in NAMES:  # a reference holds the baseline's head in float32
         np.testing.assert_allclose(getattr(found.divergences, name), getattr(true, name), rtol=1e-5, atol=1e-6)
         np.testing.assert_array_equal(getattr(found.divergences, name), stored[name].to_numpy())
@@ -112,7 +112,7 @@ WINDOW = Window(np.arange(4, dtype=np.int32), np.arange(3, dtype=np.int32), np.o
 
 @pytest.mark.parametrize("gone", [(), ("kl_reverse",), ("kl_reverse", "total_variation", "same_first")])
 def test_a_message_has_those_that_were_measured(gone: tuple[str, ...]) -> None:
-    sent = PackedAnswers.of([(0, replace(answers(), **dict.fromkeys(gone)))], BUILT_IN)
+    sent = PackedAnswers.of([(0, answers().apart(dict.fromkeys(gone)))], BUILT_IN)
     read = from_message(to_message(sent), PackedAnswers)
     read.check([WINDOW], BUILT_IN, with_kl=True)
     ((_, found),) = read.answers(BUILT_IN)

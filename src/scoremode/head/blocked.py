@@ -17,6 +17,7 @@ import math
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -330,7 +331,7 @@ def _diverge(p: _BlockedProduct, q: _BlockedProduct, gather: Gather | None) -> D
     with_ids, kept = p.plan.with_ids, _KeptLogits.of(p, q)
     if not with_ids:
         sums = empty_sums(q.hidden, torch.float64, both_ways=True)
-        return DivergencePartials(q.partials(_sums(q)), *sums, **kept.second_step(sums, gather))
+        return DivergencePartials(q.partials(_sums(q)), *sums, *kept.second_step(sums, gather))
     largest_p = torch.full((p.n,), float("-inf"))
     sums_q, reference_p = _Sums.zeros(len(with_ids), q.n), torch.zeros(len(with_ids), p.n)
     total_p, total_q, cross, cross_q = torch.zeros(4, len(with_ids), p.n, dtype=torch.float64)
@@ -354,7 +355,7 @@ def _diverge(p: _BlockedProduct, q: _BlockedProduct, gather: Gather | None) -> D
     whole_p, whole_q = ((drop.exp() * total).sum(0) for drop, total in ((drop_p, total_p), (drop_q, total_q)))
     moved = moved_cross(drop_p, drop_q, total_p, cross), moved_cross(drop_q, drop_p, total_q, cross_q)
     sums = (largest_p, q.largest, whole_p, whole_q, *moved)
-    return DivergencePartials(q.partials(sums_q), *sums, **kept.second_step(sums, gather))
+    return DivergencePartials(q.partials(sums_q), *sums, *kept.second_step(sums, gather))
 
 
 def _weigh(side: _BlockedProduct, x: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
@@ -402,8 +403,8 @@ class _KeptLogits:
             x_p, x_q = (side.product(index)[:, self.p.plan.blocks[index].fresh :] for side in (self.p, self.q))
             yield self.p.plan.last_id(index) - x_p.shape[1], x_p, x_q
 
-    def second_step(self, sums: Sequence[Tensor], gather: Gather | None) -> dict[str, Tensor | None]:
-        """Returns the fields of ``DivergencePartials`` that need all logits: first choices, and Σ |p - q|."""
+    def second_step(self, sums: Sequence[Tensor], gather: Gather | None) -> tuple[Any, ...]:
+        """Returns the last fields of ``DivergencePartials``: the first choices of p and q, and Σ |p - q|."""
         logs = None if gather is None else log_totals(sums, gather)
         apart, first_id = torch.zeros(self.p.n, dtype=torch.float64), self.q.head.first_id
         firsts: tuple[list[Tensor], list[Tensor]] = [], []
@@ -412,4 +413,4 @@ class _KeptLogits:
                 own.append(first_choices(x, first_id + begin))
             apart += 0.0 if logs is None else sum_apart(x_p, x_q, *logs)
         first_p, first_q = map(joined_choices, firsts)
-        return {"first_p": first_p, "first_q": first_q, "apart": None if logs is None else apart}
+        return first_p, first_q, None if logs is None else apart

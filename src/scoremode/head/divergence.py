@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -104,7 +105,8 @@ def divergence_partials(
     first = [first_choices(x, first_id) for x in (x_p, x_q)]
     # the same call on the same memory layout as in ``Kernel.reduce``, so that q's bits are the same
     own_q = partials(x_q, targets, at_q, first_id, one_pass)
-    return DivergencePartials(own_q, *sums, first_p=first[0], first_q=first[1], apart=apart)
+    fields: tuple[Any, ...] = (*sums, *first, apart)
+    return DivergencePartials(own_q, *fields)
 
 
 def divergence_of(p_logits: Tensor, q_logits: Tensor) -> dict[str, Tensor]:

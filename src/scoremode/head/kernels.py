@@ -76,7 +76,7 @@ class Kernel:
         return finish(*self.reduce(hidden, head, targets))
 
     def divergence(self, hidden_p: Tensor, head_p: Head, hidden_q: Tensor, head_q: Head, targets: Tensor) -> Divergence:
-        """Computes the divergence of q from p, and q's columns with the same bits as ``score``, for two heads that are not sliced."""
+        """Computes the divergence, and q's columns with the bits of ``score``, for two heads that are not sliced."""
         return finish_divergence(*self.diverge(hidden_p, head_p, hidden_q, head_q, targets, gather=gather_own))
 
 

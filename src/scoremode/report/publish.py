@@ -20,6 +20,7 @@ from typing import Any
 
 from scoremode import __version__
 from scoremode.errors import InputError, RunError
+from scoremode.head.budget import FIRST
 from scoremode.report.model_card import (
     NOTHING,
     code,
@@ -31,7 +32,6 @@ from scoremode.report.model_card import (
     quoted,
     shown_cell,
 )
-from scoremode.head.budget import FIRST
 from scoremode.report.numbers import baseline_perplexity, file_size, statistics_for_people
 from scoremode.report.public_text import public_name, public_words
 from scoremode.report.served import ServedModel, baseline_name, in_groups, served, served_manifest

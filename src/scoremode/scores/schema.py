@@ -189,8 +189,7 @@ class DivergenceColumns:
         Ids | None,
         Column(
             "int32",
-            "how many leading choices are the baseline's, in order, measured with `kl`; 5 if all of a smaller vocabulary "
-            "are",
+            "leading choices that are the baseline's, in order, up to 5; measured with `kl`; 5 if all of fewer ids are",
             least=0,
             most=5,
         ),
