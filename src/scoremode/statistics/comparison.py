@@ -230,18 +230,32 @@ def _variation(b: PairedBlock) -> Floats:
     return measured(b.divergences.total_variation)
 
 
+def _named(name: str, about: str, needs: str, title: str, mean: Values, **more: Any) -> Statistic:
+    """A statistic of a column of a divergence, which tables show by name."""
+    ranks = -1 if more.get("better") == "low" else 1
+    return Statistic(name, about, mean=mean, needs=needs, ranks=ranks, title=title, **more)
+
+
 def _same_first(count: int) -> Statistic:
     """The share of tokens whose first ``count`` choices are the same. With one choice, it is ``same_top``."""
-    return Statistic(
-        f"top{count}_same",
-        f"share of tokens with the same first {count} choices, in the same order",
-        mean=lambda b: measured(b.divergences.same_first) >= count,
-        needs="same_first",
-        ranks=1,
-        better="high",
-        percent=True,
-        title=f"same top {count}",
-    )
+    about, title = f"share of tokens with the same first {count} choices, in the same order", f"same top {count}"
+    mean: Values = lambda b: measured(b.divergences.same_first) >= count  # noqa: E731
+    return _named(f"top{count}_same", about, "same_first", title, mean, better="high", percent=True)
+
+
+_ACCEPTED = "mean of Σ min(p, q): the acceptance rate of speculative sampling"
+_NAMED = (
+    _named(
+        "kl_reverse_mean",
+        "mean KL(candidate‖baseline), nats per token",
+        *("kl_reverse", "KL reverse", lambda b: measured(b.divergences.kl_reverse)),
+        better="low",
+    ),
+    _named("total_variation_mean", "mean of half of Σ |p - q|", "total_variation", "TV", _variation, better="low"),
+    _named(
+        "overlap", _ACCEPTED, "total_variation", "overlap", lambda b: 1 - _variation(b), better="high", percent=True
+    ),
+)
 
 
 STATISTICS: tuple[Statistic, ...] = (
@@ -324,34 +338,7 @@ STATISTICS: tuple[Statistic, ...] = (
     ),
     _kl_quantile("p999", "99.9% of the tokens moved less", label="KL 99.9%"),
     _kl_quantile("max", "the token that moved most", label="KL max", column=TerminalColumn("KL max", 3)),
-    Statistic(
-        "kl_reverse_mean",
-        "mean KL(candidate‖baseline), nats per token",
-        mean=lambda b: measured(b.divergences.kl_reverse),
-        needs="kl_reverse",
-        ranks=-1,
-        better="low",
-        title="KL reverse",
-    ),
-    Statistic(
-        "total_variation_mean",
-        "mean of half of Σ |p - q|",
-        mean=_variation,
-        needs="total_variation",
-        ranks=-1,
-        better="low",
-        title="TV",
-    ),
-    Statistic(
-        "overlap",
-        "mean of Σ min(p, q): the acceptance rate of speculative sampling",
-        mean=lambda b: 1.0 - _variation(b),
-        needs="total_variation",
-        ranks=1,
-        better="high",
-        percent=True,
-        title="overlap",
-    ),
+    *_NAMED,
     _plain("noise_floor_kl_mean", "mean KL of the baseline against itself", _noise_mean, needs="noise"),
     _plain("noise_floor_kl_p99", "99 % quantile of that KL", _noise_p99, needs="noise"),
     Statistic("delta_logprob_mean", "mean of ln q - ln p", mean=lambda b: b.cand - b.base, needs="logprob", ranks=1),
