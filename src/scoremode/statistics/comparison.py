@@ -29,12 +29,13 @@ from scoremode.statistics.estimate import (
     exponential,
     finite_or_none,
     ratio,
+    square_root,
     transformed,
     with_bounds,
     with_error_fields,
 )
 from scoremode.statistics.paired import PairedBlock, PairedMeans, PairedRuns, Values
-from scoremode.statistics.streams import quantiles
+from scoremode.statistics.streams import DELTA_P_QUANTILES, KL_QUANTILES, quantiles
 from scoremode.store.run import Run
 from scoremode.values import LONG, Estimate, Floats
 
@@ -99,9 +100,8 @@ class Statistic:
 
 def _missing(runs: PairedRuns) -> set[str]:
     """What a statistic may need and was not measured."""
-    known = {column.name: runs.divergences.has(column.name) for column in DIVERGENCE}
-    known |= {"top": runs.has_top, "noise": runs.noise_kl is not None}
-    return {name for name, is_known in known.items() if not is_known}
+    known = {*runs.divergences.measured, *["top"] * runs.has_top, *["noise"] * (runs.noise_kl is not None)}
+    return {*(column.name for column in DIVERGENCE), "top", "noise"} - known
 
 
 # ── values per target ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -167,18 +167,7 @@ def _ppl_difference(means: PairedMeans) -> Estimate:
     return with_bounds(Estimate(value, around_zero.stderr, cand.n, cand.groups, around_zero.freedom))
 
 
-def _square_root(square: Estimate) -> Estimate:
-    """The square root of an estimate; the error of zero is zero."""
-    value = math.sqrt(square.value)
-    return transformed(square, lambda x: 0.0 if x < 0 else math.sqrt(x), 1 / (2 * value) if value else 0.0)
-
-
 # ── quantiles ────────────────────────────────────────────────────────────────────────────────────────────────────────
-KL_QUANTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999, "max": 1.0}
-DELTA_P_QUANTILES = {
-    **{"min": 0.0, "p001": 0.001, "p01": 0.01, "p05": 0.05, "p10": 0.1, "p25": 0.25, "median": 0.5},
-    **{"p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999, "max": 1.0},
-}
 
 
 def _kl_quantile(name: str, about: str = "a quantile of KL over targets, nats", **shown: Any) -> Statistic:
@@ -226,6 +215,10 @@ def _squared_move(b: PairedBlock) -> Floats:
     return b.moved**2
 
 
+def _reverse(b: PairedBlock) -> Floats:
+    return measured(b.divergences.kl_reverse)
+
+
 def _variation(b: PairedBlock) -> Floats:
     return measured(b.divergences.total_variation)
 
@@ -238,19 +231,13 @@ def _named(name: str, about: str, needs: str, title: str, mean: Values, **more: 
 
 def _same_first(count: int) -> Statistic:
     """The share of tokens whose first ``count`` choices are the same. With one choice, it is ``same_top``."""
-    about, title = f"share of tokens with the same first {count} choices, in the same order", f"same top {count}"
+    about, shown = f"share of tokens with the same first {count} choices", {"better": "high", "percent": True}
     mean: Values = lambda b: measured(b.divergences.same_first) >= count  # noqa: E731
-    return _named(f"top{count}_same", about, "same_first", title, mean, better="high", percent=True)
+    return _named(f"top{count}_same", about, "same_first", f"same top {count}", mean, **shown)
 
 
-_ACCEPTED = "mean of Σ min(p, q): the acceptance rate of speculative sampling"
 _NAMED = (
-    _named(
-        "kl_reverse_mean",
-        "mean KL(candidate‖baseline), nats per token",
-        *("kl_reverse", "KL reverse", lambda b: measured(b.divergences.kl_reverse)),
-        better="low",
-    ),
+    _named("kl_reverse_mean", "mean KL(candidate‖baseline), nats", "kl_reverse", "KL reverse", _reverse, better="low"),
     _named("total_variation_mean", "mean of half of Σ |p - q|", "total_variation", "TV", _variation, better="low"),
     _named(
         "overlap", _ACCEPTED, "total_variation", "overlap", lambda b: 1 - _variation(b), better="high", percent=True
@@ -346,7 +333,7 @@ STATISTICS: tuple[Statistic, ...] = (
         "delta_logprob_rms",
         "root mean square of ln q - ln p",
         mean=_squared_move,
-        of=lambda means: _square_root(means.mean(_squared_move)),
+        of=lambda means: square_root(means.mean(_squared_move)),
         needs="logprob",
         better="low",
     ),
@@ -356,7 +343,7 @@ STATISTICS: tuple[Statistic, ...] = (
         "delta_p_rms",
         "root mean square change in the probability of the text's own token",
         mean=_squared_delta_p,
-        of=lambda means: _square_root(means.mean(_squared_delta_p)),
+        of=lambda means: square_root(means.mean(_squared_delta_p)),
         better="low",
         percent=True,
         label="Δp RMS",
