@@ -168,8 +168,6 @@ def _ppl_difference(means: PairedMeans) -> Estimate:
 
 
 # ── quantiles ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _kl_quantile(name: str, about: str = "a quantile of KL over targets, nats", **shown: Any) -> Statistic:
     def of(means: PairedMeans) -> float:
         return means.quantiles("kl", measured(means.runs.kl), KL_QUANTILES)[name]
@@ -223,10 +221,13 @@ def _variation(b: PairedBlock) -> Floats:
     return measured(b.divergences.total_variation)
 
 
+def _overlap(b: PairedBlock) -> Floats:
+    return 1.0 - _variation(b)
+
+
 def _named(name: str, about: str, needs: str, title: str, mean: Values, **more: Any) -> Statistic:
     """A statistic of a column of a divergence, which tables show by name."""
-    ranks = -1 if more.get("better") == "low" else 1
-    return Statistic(name, about, mean=mean, needs=needs, ranks=ranks, title=title, **more)
+    return Statistic(name, about, mean, needs=needs, ranks=-1 if more["better"] == "low" else 1, title=title, **more)
 
 
 def _same_first(count: int) -> Statistic:
@@ -239,9 +240,7 @@ def _same_first(count: int) -> Statistic:
 _NAMED = (
     _named("kl_reverse_mean", "mean KL(candidate‖baseline), nats", "kl_reverse", "KL reverse", _reverse, better="low"),
     _named("total_variation_mean", "mean of half of Σ |p - q|", "total_variation", "TV", _variation, better="low"),
-    _named(
-        "overlap", _ACCEPTED, "total_variation", "overlap", lambda b: 1 - _variation(b), better="high", percent=True
-    ),
+    _named("overlap", "mean of Σ min(p, q)", "total_variation", "overlap", _overlap, better="high", percent=True),
 )
 
 
