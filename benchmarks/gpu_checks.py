@@ -509,7 +509,9 @@ def jobs_of(lab: Lab, groups: list[str], model: str, sizes: dict[str, int]) -> l
             decode("decode"),
             decode("decode-served", head="as-served"),
             decode("decode-f32", ieee, dtype="float32"),
-            *([ours("invariant", INVARIANT), decode("decode-invariant", INVARIANT)] if lab.on_gpu else []),
+            # compiled alike, because compilation alone moves the bits
+            *([ours("invariant", INVARIANT, enforce_eager=False)] if lab.on_gpu else []),
+            *([decode("decode-invariant", INVARIANT)] if lab.on_gpu else []),
             Job("reference", "reference", model),
         ],
         "quantized": [exact, *([ours("kv-fp8", kv_cache_dtype="fp8")] if lab.on_gpu else [])],

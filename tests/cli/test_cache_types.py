@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -194,3 +197,19 @@ def test_a_manifest_that_says_nonsense_has_no_types() -> None:
     for settings in (None, 5, {"cache_type_k": 7}, {"cache_type_k": ["f16"]}, {"kv_cache_dtype": ""}):
         assert served_manifest({"engine_settings": settings}).kv_cache == ""
     assert served_manifest({"engine_settings": {"kv_cache_dtype": "fp8"}}).kv_cache == "kv fp8"
+
+
+def test_types_that_are_numbers_of_bits(wider: Path, tmp_path: Path, command: Command, refused: Refused) -> None:
+    """On a machine without ExLlamaV3, the numbers are read, and the library is what is missing."""
+    folder = tmp_path / "exl3"
+    shutil.copytree(wider, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "exl3"}}))
+    flags = ("--cache-bits-v", "8,4", "--path", "decode", "--text", TEXT)
+    assert "'x' is not a whole number" in refused("compare", folder, "--cache-bits-k", "8,x", *flags)
+    assert "--cache-bits-k has 8 twice" in refused("compare", folder, "--cache-bits-k", "8,8", *flags)
+    if importlib.util.find_spec("exllamav3") is None:
+        assert (
+            "k 4 v 4 failed: ExLlamaV3 is not installed"
+            in command("compare", folder, "--cache-bits-k", "8,4", *flags).err
+        )

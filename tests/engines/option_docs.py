@@ -33,7 +33,7 @@ def source() -> str:
 
 def _type(option: KnownOption) -> str:
     """The type of an option in Python, without None."""
-    several = " | Sequence[str]" if option.details.cache_part else ""
+    several = f" | Sequence[{option.kind}]" if option.details.cache_part else ""
     return TYPES.get(option.kind, option.kind) + several
 
 

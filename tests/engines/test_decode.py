@@ -88,6 +88,18 @@ def test_a_resumed_run_ends_in_the_same_bits(tiny: Path) -> None:
     assert engine.computes(SOURCE, np.isin(np.arange(7), [0, 2, 4])).sum() == 4
 
 
+def test_progress_moves_while_a_batch_is_decoded(tiny: Path) -> None:
+    told: list[tuple[int, int]] = []
+    text = "the quick brown fox jumps over the lazy dog"
+    sm.ppl(str(tiny), text=text, path="decode", fresh=True, progress=lambda done, total: told.append((done, total)))
+    done, totals = zip(*told, strict=True)
+    assert len(set(totals)) == 1
+    assert done[0] == 0
+    assert done[-1] == totals[0]
+    assert list(done) == sorted(done)
+    assert len(set(done)) > 5  # there is one window
+
+
 @pytest.mark.parametrize("kind", ["gpt2", "gemma2", "cohere"])
 def test_caches_of_other_families(kind: str) -> None:
     model = make_family(kind).float()

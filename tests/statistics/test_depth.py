@@ -11,9 +11,9 @@ import pytest
 import scoremode as sm
 from scoremode.plan.windows import measured
 from scoremode.report.html.charts import charts_section
-from scoremode.report.terminal.depth_table import depth_json, depth_table
+from scoremode.report.terminal.part_tables import depth_json, depth_table
 from scoremode.scores.columns import Divergences
-from scoremode.statistics import depth
+from scoremode.statistics import parts
 from scoremode.statistics.depth import depth_edges
 from tests.cli.conftest import Command, command
 
@@ -45,7 +45,7 @@ def test_stretches_double() -> None:
 def test_means_are_those_of_the_targets_at_that_depth(
     compared: sm.Comparison, sums: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(depth, "SUMS", sums)
+    monkeypatch.setattr(parts, "SUMS", sums)
     window, token = np.array(compared.baseline.facts.window), np.array(compared.baseline.facts.token)
     first = {int(w): int(token[window == w].min()) for w in set(window.tolist())}
     at = token - np.array([first[int(w)] for w in window])

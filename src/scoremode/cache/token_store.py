@@ -40,10 +40,10 @@ STORED_FROM = 1 << 20  # bytes of text; a shorter text is tokenized each time
 TYPES = ("u1", "<u2", "<u4", "<i8")  # types of columns that may grow; their numbers are never negative
 BLOCK = 1 << 20  # bytes per read
 TOGETHER = 1 << 16  # numbers per write
-MAPPED = ("ids", "char_end", "byte_len", "word_starts", "mask")
+MAPPED = ("ids", "char_end", "byte_len", "word_starts", "slices", "mask")
 FIXED_TYPES = {"ids": "<i4", "mask": "u1"}
 WHOLE = ("doc_starts", "doc_bytes", "doc_words", "joined_at")  # short columns, which are read into memory
-OPTIONAL = ("mask", "joined_at")
+OPTIONAL = ("slices", "mask", "joined_at")
 WAITING = "waiting for another process that cuts the same text into tokens"
 
 _checked: set[tuple[Any, ...]] = set()  # files whose checksums this process has verified or computed
@@ -64,6 +64,7 @@ class TokensManifest(msgspec.Struct):
     key: dict[str, Any]
     files: dict[str, ColumnFacts]
     notes: list[manifests.Text]
+    slice_names: list[manifests.Text] = []
 
 
 class CannotKeepError(Exception):
@@ -158,6 +159,7 @@ def read_tokens(folder: Path, key: Mapping[str, Any], facts: TokenizerFacts) -> 
         **columns,
         tokenizer=facts,
         target_mask=None if mask is None else mask.view(np.bool_),
+        slice_names=tuple(manifest.get("slice_names", ())),
         notes=tuple(manifest["notes"]),
     )
 
@@ -192,24 +194,25 @@ def _stamp(path: Path) -> tuple[Any, ...]:
 def write_tokens(folder: Path, key: Mapping[str, Any], stream: TokenStream) -> Tokens:
     """Writes all tokens while their text is read, writes the manifest, and maps the files."""
     columns: dict[str, _Column] = {}
-    has_mask = True
+    there = {"slices": True, "mask": True}
     try:
         with _writing():
             _remove_columns(folder)
             for name in MAPPED:
                 columns[name] = _Column(folder / f"{name}.bin", FIXED_TYPES.get(name))
         for block in stream:
-            for name in MAPPED[:-1]:
-                columns[name].add(getattr(block, name))
-            if block.mask is None:
-                has_mask = False
-            else:
-                columns["mask"].add(block.mask.view(np.uint8))
+            for name in MAPPED:
+                part = getattr(block, name)
+                if part is None:
+                    there[name] = False
+                else:
+                    columns[name].add(part.view(np.uint8) if name == "mask" else part)
         with _writing():
-            if not (has_mask and columns["mask"].count):
-                unused = columns.pop("mask")
-                unused.close()
-                unused.path.unlink()
+            for name, is_there in there.items():
+                if not (is_there and columns[name].count):
+                    unused = columns.pop(name)
+                    unused.close()
+                    unused.path.unlink()
             for name in WHOLE:
                 if (numbers := getattr(stream.index, name)) is not None:
                     columns[name] = _Column(folder / f"{name}.bin", None)
@@ -217,6 +220,7 @@ def write_tokens(folder: Path, key: Mapping[str, Any], stream: TokenStream) -> T
             files = {name: column.close() for name, column in columns.items()}
             _checked.update(_stamp(column.path) for column in columns.values())
             manifest = {"format": FORMAT, "key": dict(key), "files": files, "notes": list(stream.index.notes)}
+            manifest |= {"slice_names": list(names)} if (names := stream.index.slice_names) else {}
             write_atomically(folder / TOKENS_MARK, json.dumps(manifests.sealed(manifest), indent=1).encode())
             return read_tokens(folder, key, stream.tokenizer.facts)
     except BaseException:

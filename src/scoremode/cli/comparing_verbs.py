@@ -118,7 +118,7 @@ def _show_comparison(
     from scoremode.report.numbers import read_columns
     from scoremode.report.served import are_variants
     from scoremode.report.terminal.comparison_tables import comparison_json, comparison_table, llamacpp_layout
-    from scoremode.report.terminal.depth_table import depth_json, depth_table
+    from scoremode.report.terminal.part_tables import depth_json, depth_table, slices_json, slices_table
 
     if parsed.markdown:
         print(markdown(found, statistics))
@@ -132,7 +132,9 @@ def _show_comparison(
         by_depth = parsed.by_depth or are_variants(found)
         for row, rows in zip(facts["candidates"], depth_json(found), strict=True) if facts and by_depth else ():
             row["by_depth"] = rows
-        below = depth_table(found) if by_depth and not parsed.json else []
+        for row, rows in zip(facts["candidates"], slices_json(found), strict=True) if facts else ():
+            row.update({"by_slice": rows} if rows else {})
+        below = [] if parsed.json else [*(depth_table(found) if by_depth else ()), *slices_table(found)]
         more = read_columns(parsed.columns)
         show(parsed, lambda: facts, lambda: [*comparison_table(found, statistics, more), *below])
 

@@ -116,6 +116,7 @@ TEXT: Flags = {
     "--num-samples N": "only the first N rows (of one plain text: lines)",
     "--document-tokens N": "only the first N tokens of each document",
     "--assistant-only": "of chat rows, score the assistant's tokens alone",
+    "--slice NAME=START..END …": "show the text between two markers apart; may be given again (chats: roles always)",
 }
 METHOD: Flags = {
     "--method METHOD …": "see scoremode methods (default: sliding-once)",
@@ -219,7 +220,7 @@ def _add_option(group: argparse._ArgumentGroup, option: KnownOption) -> None:
         same |= {"type": readers.get(option.kind, str), "metavar": details.metavar}
         same |= {"choices": details.choices} if is_listed else {}
         if details.cache_part is not None:
-            same |= {"type": cache_types, "metavar": details.metavar or "TYPE"}
+            same |= {"type": integers if option.kind == "int" else cache_types, "metavar": details.metavar or "TYPE"}
     group.add_argument(option.flag, *details.older_flags, **same)
 
 

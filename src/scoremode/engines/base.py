@@ -141,6 +141,7 @@ class Engine(ABC):
     path: DecodePath | None = None  # how it feeds windows, as it was opened; None: by prefill
     longest: int | None = None  # tokens of the longest window that it takes as it was opened; None: the model's context
     rows_after_hits: int = 0  # rows so far that were computed after a prefix from the engine's prefix cache
+    watch: Callable[[int], None] | None = None  # is told how many tokens of windows without an answer yet were fed
 
     @abstractmethod
     def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:

@@ -73,6 +73,7 @@ class StepReducer:
         self._rows_of: list[RowsOf] = []  # what the baseline gives for the rows of each window
         if reducer.against is not None:
             self._rows_of = [reducer.against.window(*indexed) for indexed in windows]
+        self._wanted = sum(len(window.rows) for _, window in windows)
         self._order: list[StepRow] = []
         self._parts: list[Reduced] = []
 
@@ -88,9 +89,14 @@ class StepReducer:
         self._order += rows
 
     @property
+    def share_done(self) -> float:
+        """The share of the rows of all windows that were reduced."""
+        return len(self._order) / max(1, self._wanted)
+
+    @property
     def is_complete(self) -> bool:
         """Were all rows of all windows reduced?"""
-        return len(self._order) == sum(len(window.rows) for _, window in self.windows)
+        return len(self._order) == self._wanted
 
     def answers(self) -> Iterator[tuple[int, Answers]]:
         """Yields the index and the answers of each window."""
@@ -105,9 +111,11 @@ class StepReducer:
 
 @torch.inference_mode()
 def _reduced(engine: Engine, reducer: LogitsReducer, windows: Sequence[IndexedWindow]) -> list[tuple[int, Answers]]:
-    together = StepReducer(reducer, windows)
+    together, tokens = StepReducer(reducer, windows), sum(len(window.ids) for _, window in windows)
     for rows, logits in engine.steps([window for _, window in windows]):
         together.reduce(rows, logits)
+        if engine.watch is not None:
+            engine.watch(int(tokens * together.share_done))
     return list(together.answers())
 
 

@@ -1,8 +1,8 @@
 """The columns of a run as a Parquet file: written block by block, read column by column, never all at once.
 
 Every file has every column, with its type. A column that was not measured is null in every row and is read as None. A
-column that is null in only some rows is refused. Only the columns of a divergence are left out of a file if they were
-not measured: most runs are compared with nothing.
+column that is null in only some rows is refused. Only ``slice`` and the columns of a divergence are left out of a file
+where there are none: most runs are compared with nothing.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ def to_arrow(scores: Scores, facts: TargetFacts, divergences: Divergences, schem
     for column in schema.scores:
         columns[column.name] = _measured(column, known, len(scores))
     columns["top_text"] = _strings(top_text, len(scores))
+    columns |= _slices(facts, len(scores))
     return pa.table(columns | {name: _numbers(column) for name, column in divergences.columns()})
 
 
@@ -63,7 +64,13 @@ def pair_to_arrow(baseline: Rows, candidate: Rows, schema: Schema = BUILT_IN) ->
             columns[f"{column.name}_{side}"] = _measured(column, known, count)
     for side, texts in zip(sides, top_texts, strict=True):
         columns[f"top_text_{side}"] = _strings(texts, count)
+    columns |= _slices(candidate.facts if candidate.facts.has("slice") else facts, count)
     return pa.table(columns | {name: _numbers(column) for name, column in candidate.divergences.columns()})
+
+
+def _slices(facts: TargetFacts, count: int) -> dict[str, Any]:
+    """The column of slices by its name; {} if the text has no slices."""
+    return {"slice": _strings(_one_dictionary(facts.slice)[0], count)} if facts.has("slice") else {}
 
 
 def _measured(column: Column, known: Mapping[str, npt.NDArray[Any]], count: int) -> Any:
@@ -152,6 +159,8 @@ def columns_problem(path: Path, schema: Schema = BUILT_IN) -> str | None:
     except (pa.ArrowException, KeyError, OSError, ValueError) as error:
         return f"it is not Parquet: {harmless(' '.join(str(error).split()))[:100]}"
     for column in (*FACTS, *schema.scores, *chosen_divergences(types)):
+        if column.name not in types and not column.always:
+            continue
         kind = types.get(column.name, "absent")
         if column.dtype == "text" and "string" not in kind:
             return f"its column {column.name} is {kind}"
@@ -176,11 +185,13 @@ class ColumnFile:
         self._near: dict[tuple[str, int], npt.NDArray[Any]] = {}  # columns of row groups, for ``value``
         self.names: list[str] = self._file.schema_arrow.names
         columns = (*FACTS, *schema.scores)
-        absent = [column.name for column in columns if column.name not in self.names]
-        if absent:
-            raise self._unreadable(f"it has no column {absent[0]}")
-        left_out = {column.name for column in DIVERGENCE if column.name not in self.names}
-        self.not_measured = frozenset(c.name for c in columns if c.optional and self._is_null(c.name)) | left_out
+        absent = [column for column in columns if column.name not in self.names]
+        for column in absent:
+            if column.always:
+                raise self._unreadable(f"it has no column {column.name}")
+        left_out = {column.name for column in (*columns, *DIVERGENCE) if column.name not in self.names}
+        empty = {c.name for c in columns if c.optional and c not in absent and self._is_null(c.name)}
+        self.not_measured = frozenset(left_out | empty)
         self.declared = tuple(c.name for c in schema.declared if c.name not in self.not_measured)
         for word in {column.together for column in columns if column.together}:
             joint = [column.name for column in (*schema.scores, *FACTS) if column.together == word]
@@ -218,11 +229,11 @@ class ColumnFile:
 
     def read(self, name: str) -> npt.NDArray[Any] | None:
         """A whole column; a long column of numbers is mapped from a temporary file. None: it was not measured."""
+        if name not in self.names:
+            return None
         if self.rows >= LONG and name not in self.not_measured and name not in TEXTS:
             with suppress(OSError):  # no room for the file: then in memory
                 return mapped_column((part for (part,) in self._batches([name])), self.rows)
-        if name not in self.names:
-            return None
         parts = [part for (part,) in self._batches([name])]
         return None if name in self.not_measured else _joined(parts)
 

@@ -56,6 +56,7 @@ class Column(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     finite: bool = False  # no infinity, even if the bounds would allow it
     together: str = ""  # columns with the same word are measured together or not at all
     optional: bool = True  # may the column be missing? False if its field has no default
+    always: bool = True  # False: the file of a run that does not have it lacks it, instead of nulls
     metrics: tuple[Metric, ...] = ()
     name: Annotated[str, msgspec.Meta(pattern="^[a-z][a-z0-9_]{0,39}$")] = ""  # name of the annotated field
 
@@ -157,6 +158,10 @@ class FactColumns:
     text: Annotated[npt.NDArray[np.object_], Column("text", "the text of its token; equal ids have equal texts")]
     top_text: Annotated[
         npt.NDArray[np.object_] | None, Column("text", "the text of `top`", together="first choice")
+    ] = None
+    slice: Annotated[
+        npt.NDArray[np.object_] | None,
+        Column("text", "the part of the text that it begins in, if the text has [slices](slices.md)", always=False),
     ] = None
 
 

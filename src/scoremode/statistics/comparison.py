@@ -35,6 +35,7 @@ from scoremode.statistics.estimate import (
     with_error_fields,
 )
 from scoremode.statistics.paired import PairedBlock, PairedMeans, PairedRuns, Values
+from scoremode.statistics.slices import SliceMeans, by_slice
 from scoremode.statistics.streams import DELTA_P_QUANTILES, KL_QUANTILES, quantiles
 from scoremode.store.run import Run
 from scoremode.values import LONG, Estimate, Floats
@@ -213,20 +214,9 @@ def _squared_move(b: PairedBlock) -> Floats:
     return b.moved**2
 
 
-def _reverse(b: PairedBlock) -> Floats:
-    return measured(b.divergences.kl_reverse)
-
-
-def _variation(b: PairedBlock) -> Floats:
-    return measured(b.divergences.total_variation)
-
-
-def _overlap(b: PairedBlock) -> Floats:
-    return 1.0 - _variation(b)
-
-
-def _named(name: str, about: str, needs: str, title: str, mean: Values, **more: Any) -> Statistic:
-    """A statistic of a column of a divergence, which tables show by name."""
+def _named(name: str, about: str, needs: str, title: str, mean: Values | None = None, **more: Any) -> Statistic:
+    """A statistic of a column of a divergence, which tables show by name; the mean of the column if not of ``mean``."""
+    mean = mean or (lambda b: measured(getattr(b.divergences, needs)))
     return Statistic(name, about, mean, needs=needs, ranks=-1 if more["better"] == "low" else 1, title=title, **more)
 
 
@@ -237,10 +227,11 @@ def _same_first(count: int) -> Statistic:
     return _named(f"top{count}_same", about, "same_first", f"same top {count}", mean, **shown)
 
 
+_OVERLAP: Values = lambda b: 1.0 - measured(b.divergences.total_variation)  # noqa: E731
 _NAMED = (
-    _named("kl_reverse_mean", "mean KL(candidate‖baseline), nats", "kl_reverse", "KL reverse", _reverse, better="low"),
-    _named("total_variation_mean", "mean of half of Σ |p - q|", "total_variation", "TV", _variation, better="low"),
-    _named("overlap", "mean of Σ min(p, q)", "total_variation", "overlap", _overlap, better="high", percent=True),
+    _named("kl_reverse_mean", "mean KL(candidate‖baseline), nats", "kl_reverse", "KL reverse", better="low"),
+    _named("total_variation_mean", "mean of half of Σ |p - q|", "total_variation", "TV", better="low"),
+    _named("overlap", "mean of Σ min(p, q)", "total_variation", "overlap", _OVERLAP, better="high", percent=True),
 )
 
 
@@ -420,6 +411,14 @@ class Comparison(PairedRuns, ArrowTable):
     def by_depth(self) -> list[DepthMeans]:
         """Means of KL and of the difference of logprobs by depth in the window, with errors."""
         return by_depth(self)
+
+    def by_slice(self) -> list[SliceMeans]:
+        """Means of KL, of the difference of logprobs and of equal first choices in each slice of the text."""
+        return self._by_slice
+
+    @cached_property
+    def _by_slice(self) -> list[SliceMeans]:
+        return by_slice(self)
 
     def to_arrow(self) -> Any:
         """Every column of both runs, one row per target, as a ``pyarrow.Table``."""

@@ -108,6 +108,14 @@ class Run(ArrowTable):
     def top1_accuracy(self) -> Estimate:
         return self._estimate("top1_accuracy")
 
+    def by_slice(self) -> dict[str, dict[str, Estimate]]:
+        """Perplexity and mean_nll of each slice of the text, by its name; {} if the text has no slices.
+
+        Each target counts once.
+        """
+        stored: Mapping[str, Any] = self.manifest.get("by_slice", {})
+        return {name: {metric: Estimate.from_json(one) for metric, one in its.items()} for name, its in stored.items()}
+
     def to_arrow(self) -> Any:
         """Every column, one row per target, as a ``pyarrow.Table``."""
         return to_arrow(self.scores, self.facts, self.divergences, self.schema)
@@ -202,6 +210,7 @@ class StoredQuestion(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=T
     dataset_config: Text = ""
     split: Text = ""
     assistant_only: bool = False
+    slice: list[Text] = []
     tokenizer: Text = ""
 
 
@@ -244,6 +253,7 @@ class RunManifest(msgspec.Struct, kw_only=True):
     emulated_bytes: Count | None = None  # the size that an emulated quantization would have
     model_format: Text | None = None  # such as "GGUF Q4_K_M"; ``format`` is that of the manifest
     sizes: PartSizes | None = None
+    by_slice: dict[str, dict[str, StoredEstimate]] = {}
     engine_settings: dict[str, Any] = {}
     versions: dict[str, Text] = {}
     hardware: dict[str, str] = {}

@@ -282,7 +282,7 @@ def _opened(folder: Path, manifest: dict[str, Any]) -> Run:
         raise RunError(
             f"{stored.path} has {stored.rows} rows instead of {manifest['targets']}", fix="score again with --fresh"
         )
-    if stored.not_measured.intersection(schema.names) != set(manifest.get("not_measured", ())):
+    if stored.not_measured & set(schema.names) != set(manifest.get("not_measured", ())):
         raise RunError(
             f"the measured columns of {stored.path} are not those of its manifest", fix="score again with --fresh"
         )

@@ -22,8 +22,10 @@ from typing import Literal, cast
 import numpy as np
 
 from scoremode.errors import CorpusError, ModelError, OptionError
+from scoremode.text.chat import assistant_turn, message_slices
 from scoremode.text.corpus import WIKITEXT2_BLANK, Corpus
 from scoremode.text.files import Message, lines_of
+from scoremode.text.slices import TEMPLATE, UNDIVIDED, SlicedText, SliceRule, Slicing, Span
 from scoremode.text.tokenizer import TextTokenizer
 from scoremode.values import Bools
 
@@ -55,6 +57,7 @@ class Document:
         joined_at: Iterable[int] = (),
     ) -> None:
         self._pieces = pieces
+        self.slices: SlicedText | None = None  # None: the text has no slices
         self._counted = source is None  # else the counts are those of ``source``, from which the recipe made the pieces
         self.source_bytes, self._words = 0, WordCounter()
         if source is not None:
@@ -74,6 +77,11 @@ class Document:
         self.source_bytes += len(text) if text.isascii() else len(text.encode())
         self._words.add(text)
 
+    def sliced(self, slicing: Slicing, spans: Iterable[Span] = (), **outside: str) -> Document:
+        """Divides the text into slices while it is read; ``spans`` are known already."""
+        self._pieces = self.slices = slicing.document(self._pieces, spans, **outside)
+        return self
+
     @property
     def source_words(self) -> int:
         return self._words.count
@@ -87,23 +95,36 @@ class RereadDocuments:
     """The documents that an arrangement makes from a corpus. Each pass reads the corpus again, so no text is stored."""
 
     def __init__(
-        self, corpus: Corpus, arrangement: Arrangement, tokenizer: TextTokenizer, *, assistant_only: bool = False
+        self,
+        corpus: Corpus,
+        arrangement: Arrangement,
+        tokenizer: TextTokenizer,
+        *,
+        assistant_only: bool = False,
+        rules: tuple[SliceRule, ...] = (),
     ) -> None:
         if assistant_only and corpus.layout != "chat":
             raise OptionError("--assistant-only needs chat rows (a field 'messages')", fix="leave --assistant-only out")
         self.corpus, self.arrangement, self.tokenizer = corpus, arrangement, tokenizer
-        self.assistant_only = assistant_only
+        self.assistant_only, self.rules = assistant_only, rules
 
     def __iter__(self) -> Iterator[Document]:
-        if self.corpus.layout != "chat":
-            return arranged(self.corpus, self.arrangement)
-        conversations = (cast(list[Message], row) for row in self.corpus.rows())
-        return (chat_document(row, self.tokenizer, assistant_only=self.assistant_only) for row in conversations)
+        if self.corpus.layout == "chat":
+            return self._conversations(Slicing(self.rules))
+        documents = arranged(self.corpus, self.arrangement)
+        slicing = Slicing(self.rules)
+        return (document.sliced(slicing) for document in documents) if self.rules else documents
+
+    def _conversations(self, slicing: Slicing | None) -> Iterator[Document]:
+        for row in self.corpus.rows():
+            messages = cast(list[Message], row)
+            yield chat_document(messages, self.tokenizer, assistant_only=self.assistant_only, slicing=slicing)
 
     def excerpt(self, number: int, start: int, end: int) -> str:
         """Returns characters ``start`` to ``end`` of a document. Besides them, one piece at a time is in memory."""
-        found, at = "", 0
-        for piece in next(islice(self, number, None), ()):
+        found, at, is_chat = "", 0, self.corpus.layout == "chat"
+        documents = self._conversations(None) if is_chat else arranged(self.corpus, self.arrangement)
+        for piece in next(islice(documents, number, None), ()):
             found += piece[max(0, start - at) : max(0, end - at)]
             at += len(piece)
             if at >= end:
@@ -189,28 +210,38 @@ def _without_last_newline(pieces: Iterable[str]) -> Iterator[str]:
 
 
 # ── conversations ────────────────────────────────────────────────────────────────────────────────────────────────────
-def chat_document(messages: list[Message], tokenizer: TextTokenizer, *, assistant_only: bool) -> Document:
+def chat_document(
+    messages: list[Message], tokenizer: TextTokenizer, *, assistant_only: bool, slicing: Slicing | None = None
+) -> Document:
     """Renders a conversation with the model's chat template, whose text already contains special tokens.
 
-    The assistant's part of a turn is everything that the template writes after it opens the turn: the assistant's words
-    and the end-of-turn mark.
+    With ``slicing`` it is divided into roles; with ``assistant_only``, the assistant's turns alone.
     """
     text = tokenizer.render_chat(messages, open_turn=False)
-    spans: list[tuple[int, int]] = []
+    if not assistant_only:
+        made = Document([text])
+        if slicing is None:
+            return made
+        spans = message_slices(messages, tokenizer, text, slicing)
+        slicing.undivided += spans is None
+        return made.sliced(slicing, spans or (), outside=UNDIVIDED if spans is None else TEMPLATE)
+    turns: list[tuple[int, int]] = []
     for index, message in enumerate(messages):
-        if not assistant_only or message["role"] != "assistant":
+        if message["role"] != "assistant":
             continue
-        opened = tokenizer.render_chat(messages[:index], open_turn=True)
-        closed = tokenizer.render_chat(messages[: index + 1], open_turn=False).rstrip()
-        if not (text.startswith(opened) and text.startswith(closed) and len(closed) > len(opened)):
+        turn = assistant_turn(messages, index, tokenizer, text)
+        if turn is None:
             raise ModelError(
                 "the chat template rewrites earlier turns, so the assistant's tokens cannot be identified",
                 fix="score all tokens, without --assistant-only",
             )
-        spans.append((len(opened), len(closed)))
-    if assistant_only and not spans:
+        turns.append(turn)
+    if not turns:
         raise ModelError("a chat row has no assistant turn", fix="remove the row, or score without --assistant-only")
-    return Document([text], scored_spans=tuple(spans) if assistant_only else None)
+    made = Document([text], scored_spans=tuple(turns))
+    if slicing is None:
+        return made
+    return made.sliced(slicing, [span for turn in turns for span in slicing.turn(text, *turn)], outside=TEMPLATE)
 
 
 # ── words ────────────────────────────────────────────────────────────────────────────────────────────────────────────

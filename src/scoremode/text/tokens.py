@@ -18,6 +18,7 @@ from scoremode.errors import OptionError
 from scoremode.text.corpus import Corpus
 from scoremode.text.documents import Document, RereadDocuments, WordCounter, white_space
 from scoremode.text.long_text import EncodedWindow, LongTextEncoder, Sizes
+from scoremode.text.slices import Slicing
 from scoremode.text.tokenizer import Encoding, TextTokenizer, TokenizerFacts
 from scoremode.values import BLOCK, Bools, Ids, Ints, frozen, release_pages
 
@@ -42,6 +43,8 @@ class Tokens:
     tokenizer: TokenizerFacts
     target_mask: Bools | None = None  # (n,) tokens that may be targets; None: all
     joined_at: Ints | None = None  # tokens where another text begins inside a joined document; None: nowhere
+    slices: Ids | None = None  # (n,) the slice that each token begins in, as an index of ``slice_names``
+    slice_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # what a reader of the result should know
 
     @property
@@ -60,7 +63,7 @@ class Tokens:
 
     def release_pages(self) -> None:
         """Frees the memory of columns that lie on disk; they are read again when they are used."""
-        for column in (self.ids, self.char_end, self.byte_len, self.word_starts, self.target_mask):
+        for column in (self.ids, self.char_end, self.byte_len, self.word_starts, self.target_mask, self.slices):
             release_pages(column)
 
     def __len__(self) -> int:
@@ -79,6 +82,7 @@ class TokenBlock:
     byte_len: Ids
     word_starts: Ids
     mask: Bools | None
+    slices: Ids | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,6 +94,7 @@ class DocumentIndex:
     doc_words: Ints
     joined_at: Ints | None
     notes: tuple[str, ...]
+    slice_names: tuple[str, ...] = ()
 
 
 class TokenStream:
@@ -116,6 +121,7 @@ class TokenStream:
                 yield document
 
         doc_starts, doc_bytes, doc_words, joined_at = array("q", [0]), array("q"), array("q"), array("q")
+        slicing: Slicing | None = None
         for parts in encoder.encode(texts()):
             reader = _BlockReader(reading[0], doc_starts[-1])
             yield from (reader.block(part) for part in parts if len(part.ids))
@@ -124,12 +130,14 @@ class TokenStream:
             doc_bytes.append(document.source_bytes)
             doc_words.append(document.source_words)
             joined_at.extend(reader.joined_at())
+            slicing = document.slices.slicing if document.slices else None
         self._index = DocumentIndex(
             doc_starts=np.array(doc_starts, np.int64),
             doc_bytes=np.array(doc_bytes, np.int64),
             doc_words=np.array(doc_words, np.int64),
             joined_at=np.unique(np.array(joined_at, np.int64)) if joined_at else None,
-            notes=encoder.notes,
+            slice_names=slicing.names if slicing else (),
+            notes=(*encoder.notes, *(slicing.finish() if slicing else ())),
         )
 
     def in_memory(self) -> Tokens:
@@ -139,8 +147,9 @@ class TokenStream:
             name: np.concatenate([np.zeros(0, kind), *(getattr(block, name) for block in blocks)], dtype=kind)
             for name, kind in (("ids", "i4"), ("char_end", "i8"), ("byte_len", "i4"), ("word_starts", "i4"))
         }
-        masks = [block.mask for block in blocks if block.mask is not None]
-        columns["target_mask"] = np.concatenate(masks) if masks and len(masks) == len(blocks) else None
+        for name, column in (("target_mask", "mask"), ("slices", "slices")):
+            parts = [part for block in blocks if (part := getattr(block, column)) is not None]
+            columns[name] = np.concatenate(parts) if parts and len(parts) == len(blocks) else None
         columns |= {field.name: getattr(self.index, field.name) for field in fields(DocumentIndex)}
         for column in columns.values():
             if isinstance(column, np.ndarray):
@@ -157,14 +166,16 @@ class _BlockReader:
         self._joined, self._resolved = array("q"), 0  # tokens at which texts begin; positions that are tokens already
 
     def block(self, part: EncodedWindow) -> TokenBlock:
-        ends = part.ends
+        ends, slices = part.ends, self.document.slices
         owned = part.text[: int(ends[-1])]
+        starts = np.concatenate([[0], ends[:-1]]) + self._at
         made = TokenBlock(
             ids=part.ids,
             char_end=ends + self._at,
             byte_len=byte_lengths(owned, ends),
             word_starts=word_starts_in(owned, ends, after_space=self._after_space),
-            mask=_inside(ends + self._at, self._at, self.document.scored_spans),
+            mask=_inside(starts, ends + self._at, self.document.scored_spans),
+            slices=None if slices is None else slices.label(starts, ends + self._at),
         )
         self._resolve(ends)
         self._at += len(owned)
@@ -221,6 +232,7 @@ def first_tokens(tokens: Tokens, limit: int) -> tuple[Tokens, int]:
         doc_bytes=counted(tokens.byte_len, tokens.doc_bytes),
         doc_words=counted(tokens.word_starts, tokens.doc_words),
         target_mask=None if tokens.target_mask is None else frozen(tokens.target_mask[inside]),
+        slices=None if tokens.slices is None else frozen(tokens.slices[inside]),
     )
     return cut, int((kept < lengths).sum())
 
@@ -250,11 +262,10 @@ def word_starts_in(text: str, ends: Ints, *, after_space: bool = True) -> Ids:
     return counts[:-1].astype(np.int32)
 
 
-def _inside(ends: Ints, start: int, spans: tuple[tuple[int, int], ...] | None) -> Bools | None:
-    """Which tokens own at least one character of the spans; the first token owns characters from ``start`` on."""
+def _inside(starts: Ints, ends: Ints, spans: tuple[tuple[int, int], ...] | None) -> Bools | None:
+    """Which tokens own at least one character of the spans."""
     if spans is None:
         return None
-    starts = np.concatenate([[start], ends[:-1]])
     mask = np.zeros(len(ends), dtype=np.bool_)
     for begin, end in spans:
         mask |= (ends > begin) & (starts < end)

@@ -16,6 +16,7 @@ from scoremode.errors import UnknownArgumentError, did_you_mean
 from scoremode.plan.path import DecodePath, read_path
 from scoremode.plan.recipes import find_method
 from scoremode.text.corpus import Corpus, Spec, check_names
+from scoremode.text.slices import read_rules
 
 KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 F = TypeVar("F", bound=Callable[..., Any])
@@ -40,6 +41,7 @@ class QuestionArguments(TypedDict, total=False):
     dataset_config: str | None
     split: str | None  # of the dataset; default: test
     assistant_only: bool  # of chat rows, score the assistant's tokens alone
+    slice: str | Sequence[str] | None  # parts of the text that tables show by name: NAME=START..END
 
 
 QUESTION = tuple(QuestionArguments.__annotations__)
@@ -55,8 +57,8 @@ class EngineOptionArguments(TypedDict, total=False):
     api_key_env: str | None
     attn_implementation: str | None
     batch_tokens: int | None
-    cache_bits_k: int | None
-    cache_bits_v: int | None
+    cache_bits_k: int | Sequence[int] | None
+    cache_bits_v: int | Sequence[int] | None
     cache_type_k: str | Sequence[str] | None
     cache_type_v: str | Sequence[str] | None
     concurrency: int | None
@@ -133,6 +135,7 @@ def check_question(given: Mapping[str, Any], *, needs_text: bool = False) -> dic
     if given.get("method") is not None:
         find_method(given["method"])
     asked_path(given)
+    read_rules(given.get("slice"))
     text = {name: given.get(name) for name in TEXT}
     corpus = text.pop("corpus")
     has_text = any(value is not None for value in (corpus, text["text"], text["dataset"]))

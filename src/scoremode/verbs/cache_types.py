@@ -22,7 +22,7 @@ from scoremode.references.kld import is_kld
 from scoremode.store import runs
 from scoremode.verbs.sides import CompareRequest, Folders, ModelSettings, assign_engines, short
 
-Types = dict[str, list[str]]
+Types = dict[str, list[Any]]
 """Options that name a type of the K/V cache -> the types that were given."""
 
 
@@ -94,13 +94,13 @@ def in_each_type(model: ModelSettings, types: Types, *, is_alone: bool) -> list[
     return found[1:] if is_alone else found
 
 
-def _chosen(options: Mapping[str, Any], chosen: Sequence[str], types: Types) -> dict[str, Any]:
+def _chosen(options: Mapping[str, Any], chosen: Sequence[Any], types: Types) -> dict[str, Any]:
     """Returns the options with one chosen type for each of ``types``, where the options have it."""
     picked = dict(zip(types, chosen, strict=True))
     return {name: picked.get(name, value) for name, value in options.items()}
 
 
-def _words(option: str, chosen: str) -> str:
+def _words(option: str, chosen: Any) -> str:
     return f"{all_options()[option][1].details.cache_part} {chosen}"
 
 

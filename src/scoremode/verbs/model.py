@@ -305,6 +305,7 @@ class LazyModel:
             tokenizer=asked.tokens.tokenizer.fingerprint,
             corpus=asked.corpus.sha256,
             plan=asked.plan.digest,
+            **({"slices": list(map(str, asked.documents.rules))} if asked.documents.rules else {}),
         )
 
     @contextmanager

@@ -21,7 +21,8 @@ from scoremode.plan.plan import Plan
 from scoremode.plan.recipes import Method, find_method
 from scoremode.text.corpus import Corpus, load
 from scoremode.text.documents import RereadDocuments, notes_on
-from scoremode.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer
+from scoremode.text.slices import read_rules
+from scoremode.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer
 from scoremode.text.tokens import Tokens, TokenStream, first_tokens
 from scoremode.values import NUMERICS
 from scoremode.verbs.arguments import QuestionArguments, asked_path, check_question
@@ -58,7 +59,7 @@ def prepare_question(
     assistant_only = given.get("assistant_only", False)
     require_flag("assistant_only", assistant_only)
     document_tokens = whole_number("document_tokens", given.get("document_tokens"))
-    rule = find_method(given.get("method", "sliding-once"))
+    rule, slices = find_method(given.get("method", "sliding-once")), read_rules(given.get("slice"))
     corpus = load(
         given.get("corpus"),
         text=given.get("text"),
@@ -70,11 +71,14 @@ def prepare_question(
     )
     if corpus.layout == "chat":
         rule = replace(rule, special=False)  # a chat template writes special tokens itself
-    key = (corpus.sha256, corpus.layout, rule.arrangement, rule.special, assistant_only)
+    key = (corpus.sha256, corpus.layout, rule.arrangement, rule.special, assistant_only, slices)
     last = memory or LastTokens()
     if last.found is None or last.key != key:
         last.key = last.found = None  # before new tokens are made, because both at once may not fit in memory
-        last.found = _tokenized(subject.tokenizer, corpus, rule, assistant_only=assistant_only)
+        documents = RereadDocuments(
+            corpus, rule.arrangement, subject.tokenizer, assistant_only=assistant_only, rules=slices
+        )
+        last.found = documents, _tokenized(documents, special=rule.special)
         last.key = key
     documents, tokens = last.found
     notes = [*notes_on(corpus, rule.arrangement), *tokens.notes]
@@ -94,22 +98,23 @@ def prepare_question(
     return Question(subject, corpus, rule, documents, tokens, plan)
 
 
-def _tokenized(tokenizer: TextTokenizer, corpus: Corpus, rule: Method, *, assistant_only: bool) -> Tokenized:
-    """Returns the documents and tokens of a corpus. The tokens of a long corpus are stored in the cache."""
-    documents = RereadDocuments(corpus, rule.arrangement, tokenizer, assistant_only=assistant_only)
-    stream = TokenStream(documents, tokenizer, special=rule.special)
+def _tokenized(documents: RereadDocuments, *, special: bool) -> Tokens:
+    """Returns the tokens of a corpus. Those of a long corpus are stored in the cache."""
+    corpus, tokenizer = documents.corpus, documents.tokenizer
+    stream = TokenStream(documents, tokenizer, special=special)
     if corpus.byte_count < STORED_FROM:
-        return documents, stream.in_memory()
+        return stream.in_memory()
     key = None
     if corpus.layout != "chat" and isinstance(tokenizer, HuggingFaceTokenizer | ByteTokenizer):
         key = {  # all that decides the tokens; for a chat template or other tokenizers, this is not known
             "corpus": corpus.sha256,
             "layout": corpus.layout,
-            "arrangement": rule.arrangement,
-            "special": rule.special,
+            "arrangement": documents.arrangement,
+            "special": special,
             "tokenizer": tokenizer.definition(),
+            **({"slices": list(map(str, documents.rules))} if documents.rules else {}),
         }
-    return documents, kept_tokens(key, stream)
+    return kept_tokens(key, stream)
 
 
 # ── identity ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -150,6 +150,8 @@ def _repeatable(question: dict[str, Any]) -> dict[str, Any] | None:
     if isinstance(corpus, Corpus) or "-" in specs_of(corpus):
         return None
     named = {} if corpus is None else {"corpus": specs_of(corpus)}
+    slices = question.get("slice")
+    named |= {"slice": [slices]} if isinstance(slices, str) else {}
     return {name: value for name, value in question.items() if value is not None and value is not False} | named
 
 

@@ -21,9 +21,11 @@ from scoremode.scores.schema import Schema
 from scoremode.statistics.estimate import as_json
 from scoremode.statistics.groups import Grouping, grouping, weights_of
 from scoremode.statistics.run import ScoreRows, all_metrics, llamacpp_stderr
+from scoremode.statistics.slices import metrics_by_slice
 from scoremode.store.run import described
 from scoremode.text.tokenizer import TextTokenizer
-from scoremode.values import Floats, Ids
+from scoremode.text.tokens import Tokens
+from scoremode.values import Floats, Ids, Ints
 from scoremode.verbs.question import Question, library_versions
 
 
@@ -46,6 +48,7 @@ def make_manifest(
         llamacpp_error["perplexity_stderr_llamacpp"] = llamacpp_stderr(logprobs_of(plan, scores), plan.targets)
     return {
         "metrics": as_json(all_metrics(plan, asked.tokens, scores, engine.schema)),
+        **({"by_slice": by_slice} if (by_slice := metrics_by_slice(plan, asked.tokens, scores)) else {}),
         "windows": len(plan),
         "forward_tokens": plan.forward_tokens,
         "method": plan.method,
@@ -196,4 +199,13 @@ def target_facts(asked: Question, block: TargetBlock, scores: Scores, words: Wor
         weight=weights_of(asked.plan, block),
         text=cast(Any, text),
         top_text=cast(Any, top_text),
+        slice=cast(Any, _slices_of(tokens, index)),
     )
+
+
+def _slices_of(tokens: Tokens, index: Ints) -> CodedTexts | None:
+    """The names of the slices in which tokens begin; None if the text has no slices."""
+    if tokens.slices is None:
+        return None
+    found, codes = np.unique(tokens.slices[index], return_inverse=True)
+    return CodedTexts(codes.astype(np.int32), [tokens.slice_names[code] for code in found.tolist()])

@@ -72,6 +72,7 @@ def answered(
     lengths, schema = source.lengths, engine.facts.schema
     fed, total = int(lengths[~waiting].sum()), int(lengths.sum())
     columns: tuple[str, ...] | None = None
+    engine.watch = None if progress is None else lambda tokens: progress(min(fed + tokens, total), total)
     coming = engine.score(source, ~waiting, want) if waiting.any() else iter(())
     while found := _next_answers(coming, waiting, together):
         check_answers(schema, source, found)

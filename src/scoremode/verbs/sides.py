@@ -23,6 +23,7 @@ from scoremode.scores.columns import Divergences
 from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.estimate import as_json
 from scoremode.statistics.run import all_metrics
+from scoremode.statistics.slices import metrics_by_slice
 from scoremode.store import runs
 from scoremode.store.run import Run
 from scoremode.verbs.model import GivenTokenizer, LazyModel
@@ -212,7 +213,8 @@ def first_targets(run_p: Run, run_q: Run, asked: Question) -> Run:
     scores = run_p.scores.rows(0, len(run_q.scores))
     metrics = as_json(all_metrics(asked.plan, asked.tokens, scores, run_p.schema))
     of_plan = {name: run_q.manifest[name] for name in OF_THE_PLAN if name in run_q.manifest}
-    manifest = {**run_p.manifest, **of_plan, "metrics": metrics}
+    by_slice = metrics_by_slice(asked.plan, asked.tokens, scores)
+    manifest = {**run_p.manifest, **of_plan, "metrics": metrics, "by_slice": by_slice}
     return Run(run_q.plan_digest, scores, run_q.facts, manifest, path=run_p.path)
 
 

@@ -16,6 +16,7 @@ import torch
 pytest.importorskip("vllm", reason="vLLM is not installed")
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, MoveDirectionality
 
+from scoremode.engines.vllm import support
 from scoremode.engines.vllm.replay import ReplayProcessor
 from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.engines.vllm.wire import KEY, Replay, Request
@@ -246,3 +247,11 @@ def test_arguments_that_cannot_be_right_are_refused(given: dict[str, Any], words
     with pytest.raises(OptionError, match=words):
         LaunchArguments(extra=given, path=DecodePath()).arguments()
     LaunchArguments(extra=given).arguments()  # the prefill path takes them, or vLLM refuses them
+
+
+def test_a_runner_without_logits_processors_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(support.SECOND_RUNNER, "1")
+    LaunchArguments(path=DecodePath()).arguments()
+    monkeypatch.setattr(support, "installed_version", lambda: "0.24.0")
+    with pytest.raises(OptionError, match="takes no logits processors, which --path decode needs; unset VLLM_USE"):
+        LaunchArguments(path=DecodePath()).arguments()

@@ -30,10 +30,13 @@ class ExllamaOptions(Options):
     device: str | None = option("GPU, as in cuda:0 (default: all that are visible, filled one after the other)")
     tensor_p: bool | None = option("ExLlamaV3's own tensor parallelism over all visible GPUs")
     cache_bits_k: int | None = option(
-        "bits of cached keys, 2 to 8, with --path decode (default: float16)", metavar="N", **OF_A_CACHE
+        "bits of cached keys, 2 to 8, with --path decode (default: float16)", metavar="N", cache_part="k", **OF_A_CACHE
     )
     cache_bits_v: int | None = option(
-        "bits of cached values, 2 to 8, with --path decode (default: float16)", metavar="N", **OF_A_CACHE
+        "bits of cached values, 2 to 8, with --path decode (default: float16)",
+        metavar="N",
+        cache_part="v",
+        **OF_A_CACHE,
     )
     trust_remote_code: bool | None = option(
         "execute Python code shipped with the tokenizer; off unless given", may_vary=False

@@ -202,7 +202,10 @@ class TransformersEngine(Engine):
 
     def _stepped(self, ids: Tensor, first: int, cache: Any) -> Tensor:
         states = [self._hidden(ids[:, :first], cache)]
-        states += [self._hidden(ids[:, at : at + 1], cache) for at in range(first, ids.shape[1])]
+        for at in range(first, ids.shape[1]):
+            states.append(self._hidden(ids[:, at : at + 1], cache))
+            if self.watch is not None:
+                self.watch(len(ids) * at)
         return torch.cat(states, 1)
 
     @full_float32()

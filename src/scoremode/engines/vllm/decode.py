@@ -41,6 +41,7 @@ class VllmDecodeEngine(VllmEngine):
         assert self.options.path is not None, "an engine of the decode path is started with one"
         self.path = self.options.path
         self._forced: dict[str, Ids] = {}  # by request
+        self._fed = 0  # tokens of requests that have not finished, about
         self._returns = 0
         self._call_workers("scoremode_attach")
 
@@ -104,9 +105,13 @@ class VllmDecodeEngine(VllmEngine):
     def _step(self) -> list[Finished]:
         with self._explaining():
             outputs = [output for output in self.llm.llm_engine.step() if output.finished]
+        self._fed += min(len(self._forced), self.path.sequences)  # a step feeds one token of each
         if not outputs:
+            if self.watch is not None:
+                self.watch(self._fed)
             return []
         for output in outputs:
+            self._fed = max(0, self._fed - len(output.outputs[0].token_ids))
             self._require_forced(self._forced.pop(output.request_id), output.outputs[0].token_ids)
         fetched = self._call_workers("scoremode_take", [output.request_id for output in outputs])
         found = []
@@ -127,6 +132,7 @@ class VllmDecodeEngine(VllmEngine):
     def _abort(self, names: list[str]) -> None:
         super()._abort(names)
         self._forced.clear()
+        self._fed = 0
         with contextlib.suppress(Exception):
             self._call_workers("scoremode_forget")
 

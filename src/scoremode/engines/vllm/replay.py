@@ -23,7 +23,6 @@ request is preempted, vLLM computes the K/V of all its tokens again, and continu
 from __future__ import annotations
 
 import weakref
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -223,7 +222,7 @@ class ReplayProcessor(V1Processor, V2Processor):  # type: ignore[misc]
             self._held.steps, self._held.used = [], 0
 
     def _reduce(self, hidden: Tensor, kind: Kind, steps: list[Step]) -> None:
-        """Scores rows of the hidden states, and gives each text its lines.
+        """Scores rows of the hidden states, and gives the lines to their texts.
 
         The rows of a text are put together, because a reference has them together.
         """
@@ -233,12 +232,7 @@ class ReplayProcessor(V1Processor, V2Processor):  # type: ignore[misc]
         slots, rows = slots[order], np.concatenate([step.rows for step in steps])[order]
         asked = np.concatenate([step.asked for step in steps])[order]
         targets, stored = self._texts.targets[slots, asked, : kind.k], self._texts.first[slots] + asked
-        copy = HostCopy(self._pooler.score_rows(hidden, kind, rows, targets, stored))
-        cuts = [0, *(np.flatnonzero(np.diff(slots)) + 1).tolist(), len(slots)]
-        for begin, end in pairwise(cuts):
-            sequence = self._texts.sequences[slots[begin]]
-            assert sequence is not None, "a text with rows that wait was not fetched yet"
-            sequence.lines.append((copy, np.arange(begin, end), asked[begin:end]))
+        self._texts.give(HostCopy(self._pooler.score_rows(hidden, kind, rows, targets, stored)), slots, asked)
 
     def _force(self, logits: Tensor, rows: Ints, forced: Ints) -> None:
         """Makes greedy sampling choose the next token of each text. After a text's last token there is none."""
@@ -254,9 +248,7 @@ class ReplayProcessor(V1Processor, V2Processor):  # type: ignore[misc]
         """Returns of each finished request its lines, the words per line, and how often it came back."""
         self.flush()
         found = [self._sequences.pop(name) for name in names]
-        for sequence in found:
-            self._texts.remove(sequence)
-        words = [sequence.words() for sequence in found]
+        words = [self._texts.take(sequence) for sequence in found]
         return [(w.tobytes(), w.shape[1], s.returns) for w, s in zip(words, found, strict=True)]
 
     def forget(self) -> None:

@@ -5,6 +5,7 @@ Loaded only inside vLLM's processes; ``replay.py`` uses it in each step.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from scoremode.scores.packing import Words
 from scoremode.values import Bools, Ints
 
 HELD_BYTES, HELD_ROWS = 16 << 20, 4096  # of hidden states that wait to be scored together
+WAITING_COPIES = 128  # of lines that are on their way to the host, or have arrived
 
 
 class HostCopy:
@@ -49,22 +51,6 @@ class Sequence:
     sampled: list[int] = field(default_factory=list)  # V1 runner: vLLM's own list of the tokens sampled so far
     returns: int = -1  # how often the request came back into the batch after it had left
     head: HostCopy | None = None  # rows of the head's matrix, if these were requested
-    lines: list[tuple[HostCopy, Ints, Ints]] = field(
-        default_factory=list
-    )  # a copy, its lines, and their requested rows
-
-    def words(self) -> Words:
-        """Returns the lines of all requested rows; waits for the copies of the last steps."""
-        if self.head is not None:
-            return self.head.read()
-        count = len(self.replay.request.rows)
-        missing = np.ones(count, np.bool_)
-        found: Words = np.empty((count, self.lines[0][0].width if self.lines else 0), np.int32)
-        for copy, lines, rows in self.lines:  # in the order of the steps: a row that was computed again counts
-            found[rows], missing[rows] = copy.read()[lines], False
-        if missing.any():
-            raise RuntimeError(f"scoremode: {missing.sum()} of {count} rows of a replayed text were not computed")
-        return found
 
 
 class Texts:
@@ -78,6 +64,9 @@ class Texts:
         self.forced = np.zeros((0, 0), np.int32)  # by step: the token to sample, or -1 after the text's last token
         self.row_of_step = np.zeros((0, 0), np.int32)  # number of the requested row, or -1
         self.targets = np.zeros((0, 0, 1), np.int32)  # by requested row
+        self.lines = np.zeros((0, 0, 1), np.int32)  # by requested row
+        self.line_width = np.zeros((0, 0), np.int32)  # by requested row; 0: not computed yet
+        self._computed: deque[tuple[HostCopy, Ints, Ints]] = deque()  # copies, and the slot and requested row of lines
         self.steps, self.prompt, self.first, self.reached = (np.zeros(0, np.int64) for _ in range(4))
 
     def add(self, replay: Replay) -> Sequence:
@@ -89,6 +78,7 @@ class Texts:
         self.forced[slot, : steps - 1], self.forced[slot, steps - 1 :] = replay.forced, -1
         self.row_of_step[slot, :steps] = replay.row_of_step()
         self.targets[slot, : len(rows), : found.kind.k] = replay.request.targets
+        self.line_width[slot] = 0
         self.steps[slot], self.prompt[slot], self.reached[slot] = steps, replay.prompt, 0
         self.first[slot] = replay.request.first
         return found
@@ -98,14 +88,46 @@ class Texts:
         if slots <= have[0] and width <= have[1] and k <= have[2]:
             return
         slots, width, k = (2 * n if n > old else old for n, old in zip((slots, width, k), have, strict=True))
-        for name in ("forced", "row_of_step", "targets", "steps", "prompt", "first", "reached"):
-            old = getattr(self, name)
-            new = np.zeros((slots, width, k)[: old.ndim], old.dtype)
-            new[tuple(map(slice, old.shape))] = old
-            setattr(self, name, new)
+        for name in ("forced", "row_of_step", "targets", "line_width", "steps", "prompt", "first", "reached"):
+            self._enlarge(name, (slots, width, k))
+        self._enlarge("lines", (slots, width, self.lines.shape[2]))
 
-    def remove(self, sequence: Sequence) -> None:
-        self.sequences[sequence.slot] = None
+    def _enlarge(self, name: str, shape: tuple[int, int, int]) -> None:
+        old = getattr(self, name)
+        new = np.zeros(shape[: old.ndim], old.dtype)
+        new[tuple(map(slice, old.shape))] = old
+        setattr(self, name, new)
+
+    def give(self, copy: HostCopy, slots: Ints, asked: Ints) -> None:
+        """Takes the lines of computed rows, each for a requested row of a text. They are read later."""
+        self._computed.append((copy, slots, asked))
+        if (
+            len(self._computed) > WAITING_COPIES
+        ):  # the older half has arrived long ago, and its memory can be used again
+            self._read(WAITING_COPIES // 2)
+
+    def _read(self, count: int) -> None:
+        """Reads the oldest copies, in the order of the steps: if a row was computed again, its last line counts."""
+        for _ in range(count):
+            copy, slots, asked = self._computed.popleft()
+            words = copy.read()
+            if copy.width > self.lines.shape[2]:
+                self._enlarge("lines", (*self.forced.shape, copy.width))
+            self.lines[slots, asked, : copy.width] = words
+            self.line_width[slots, asked] = copy.width
+
+    def take(self, sequence: Sequence) -> Words:
+        """Forgets a text, and returns the lines of all its requested rows; waits for the copies of the last steps."""
+        self._read(len(self._computed))
+        slot, count = sequence.slot, len(sequence.replay.request.rows)
+        self.sequences[slot] = None
+        if sequence.head is not None:
+            return sequence.head.read()
+        missing = int((self.line_width[slot, :count] == 0).sum())
+        if missing:
+            raise RuntimeError(f"scoremode: {missing} of {count} rows of a replayed text were not computed")
+        found: Words = self.lines[slot, :count, : self.line_width[slot, :count].max(initial=0)].copy()
+        return found
 
 
 @dataclass(frozen=True, slots=True)

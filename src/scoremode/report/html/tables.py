@@ -47,7 +47,8 @@ def summary_section(
     comparisons: Sequence[Comparison], statistics: Sequence[Statistics], alone: Sequence[Run], more: Sequence[str] = ()
 ) -> Markup:
     tables = [comparisons_table(comparisons, statistics, more)] if comparisons else []
-    return fill("summary.html", tables=[*tables, *([runs_table(alone)] if alone else [])])
+    tables += [runs_table(alone)] if alone else []
+    return fill("summary.html", tables=[*tables, slices_table(comparisons, alone)])
 
 
 def publish_section(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> Markup:
@@ -164,6 +165,20 @@ def _best_and_worst(measure: Statistic, statistics: Sequence[Statistics]) -> dic
         return {}
     ends = {max(costs.values()): "worst", min(costs.values()): "best"}
     return {i: ends[cost] for i, cost in costs.items() if cost in ends}
+
+
+# ── slices ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def slices_table(comparisons: Sequence[Comparison], alone: Sequence[Run]) -> Markup:
+    """What changed in each slice of the text, for each candidate; for runs alone, the perplexity of each slice."""
+    tables: list[tuple[str, Sequence[tuple[str, int, Sequence[Estimate | None]]], list[tuple[str, str]]]] = []
+    for c in comparisons:
+        rows = [(its.name, its.delta_logprob.n, [its.kl, its.delta_logprob, its.same_top]) for its in c.by_slice()]
+        tables.append((c.name, rows, [(label, "") for label in ("KL mean", "Δ logprob", "Same top")]))
+    for run in alone:
+        own = [(name, its["perplexity"].n, [its["perplexity"]]) for name, its in run.by_slice().items()]
+        tables.append((run_name(run, alone), own, [("Perplexity", "")]))
+    shown = [table for table in tables if len(table[1]) > 1]  # a single slice would repeat the mean
+    return fill("slices_table.html", tables=shown) if shown else Markup()
 
 
 # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

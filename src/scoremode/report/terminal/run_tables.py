@@ -11,6 +11,7 @@ from rich.text import Text
 
 from scoremode.report.numbers import RUN_MEASURES, RunMeasure, basis, with_error
 from scoremode.report.terminal.console import Facts
+from scoremode.report.terminal.part_tables import run_slices_table
 from scoremode.report.text import NOT_MEASURED, context_before, counted, shown, worst_targets
 from scoremode.scores.schema import Metric
 from scoremode.store.run import Run
@@ -69,7 +70,7 @@ def run_table(run: Run, worst: int = 8) -> list[Any]:
     if speed is not None:
         table.line("speed", f"{speed:,.0f} tokens/s ({m['forward_tokens']:,} tokens fed in {m['seconds']:.1f} s)")
     table.line("plan", m["plan_digest"][:16] + "…")
-    parts: list[Any] = [table]
+    parts: list[Any] = [table, *run_slices_table(run)]
     if worst:
         parts += [Text(), Text("worst-predicted tokens", "bold"), worst_table(run, worst)]
     return parts
