@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from scoremode.head import blocked
 from scoremode.head.blocked import diverge_blocked
 from scoremode.head.chunked import diverge_from_logits, diverge_in_chunks
 from scoremode.head.definition import Columns
@@ -97,11 +96,7 @@ SHAPES = [(1, 8, 1), (3, 8, 7), (140, 8, 3), (140, 16, 1003), (300, 17, 5003), (
 
 @pytest.mark.parametrize("way", [diverge_blocked, diverge_in_chunks])
 @pytest.mark.parametrize(("n", "d", "v"), SHAPES)
-@pytest.mark.parametrize("kept", [0, 1 << 20, 1 << 40], ids=["computed again", "some kept", "all kept"])
-def test_every_way_to_compute_them(  # noqa: PLR0917
-    way: Diverge, n: int, d: int, v: int, kept: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(blocked, "KEPT_BYTES", kept)
+def test_every_way_to_compute_them(way: Diverge, n: int, d: int, v: int) -> None:
     hidden, p, q, targets = drawn(n, d, v)
     found = finish_divergence(*way(hidden, p, hidden, q, targets, gather=gather_own))
     agree(found, p.logits(hidden), q.logits(hidden), targets, 1e-6)  # a product in blocks may differ in its last bits

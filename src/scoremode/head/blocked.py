@@ -33,7 +33,7 @@ from scoremode.head.divergence import (
     moved_cross,
     sum_apart,
 )
-from scoremode.head.first_choices import first_choices, joined_choices
+from scoremode.head.first_choices import LeadingChoices
 from scoremode.head.matrix import Head
 from scoremode.head.partials import FAR_BELOW, LOWEST, Partials, empty_partials
 
@@ -44,7 +44,6 @@ TIED_ROWS = 128  # rows whose logits are copied together to look for ties: half 
 CHUNK = 256  # the largest logit is found per chunk first, so that its position is searched in one chunk only
 BLOCK_LOGITS = 1 << 20  # logits per block: 4 MiB. Smaller blocks lose more to call overhead than the cache saves
 COPIED_WEIGHTS = 3 << 19  # most weights copied per block: 6 MiB
-KEPT_BYTES = 1280 << 20  # most bytes of logits that a divergence keeps; for 1,024 rows enough for 160,000 ids
 
 
 def reduce_blocked(hidden: Tensor, head: Head, targets: Tensor, share: Share = keep_own) -> tuple[Partials, Tensor]:
@@ -328,16 +327,17 @@ def _add_up(side: _BlockedProduct, x: Tensor, sums: _Sums, line: int) -> None:
 
 def _diverge(p: _BlockedProduct, q: _BlockedProduct, gather: Gather | None) -> DivergencePartials:
     """Returns the partials of q and the sums of the divergence, which are in float64 as in divergence.py."""
-    with_ids, kept = p.plan.with_ids, _KeptLogits.of(p, q)
+    with_ids, choices = p.plan.with_ids, [LeadingChoices(p.n) for _ in (p, q)]
     if not with_ids:
         sums = empty_sums(q.hidden, torch.float64, both_ways=True)
-        return DivergencePartials(q.partials(_sums(q)), *sums, *kept.second_step(sums, gather))
+        return DivergencePartials(q.partials(_sums(q)), *sums, *_last_fields(p, q, sums, choices, gather))
     largest_p = torch.full((p.n,), float("-inf"))
     sums_q, reference_p = _Sums.zeros(len(with_ids), q.n), torch.zeros(len(with_ids), p.n)
     total_p, total_q, cross, cross_q = torch.zeros(4, len(with_ids), p.n, dtype=torch.float64)
     for line, index in enumerate(with_ids):
         x_p, x_q = p.product(index)[:, p.plan.blocks[index].fresh :], q.ids(index)
-        kept.keep(index, x_p, x_q)
+        for own, x in zip(choices, (x_p, x_q), strict=True):
+            own.add(x, q.head.first_id + p.plan.last_id(index) - x.shape[1])
         torch.maximum(largest_p, x_p.amax(1), out=largest_p)
         most_p = torch.clamp_min(largest_p, LOWEST, out=reference_p[line])
         most_q = q.largest.clamp_min(LOWEST)
@@ -355,7 +355,7 @@ def _diverge(p: _BlockedProduct, q: _BlockedProduct, gather: Gather | None) -> D
     whole_p, whole_q = ((drop.exp() * total).sum(0) for drop, total in ((drop_p, total_p), (drop_q, total_q)))
     moved = moved_cross(drop_p, drop_q, total_p, cross), moved_cross(drop_q, drop_p, total_q, cross_q)
     sums = (largest_p, q.largest, whole_p, whole_q, *moved)
-    return DivergencePartials(q.partials(sums_q), *sums, *kept.second_step(sums, gather))
+    return DivergencePartials(q.partials(sums_q), *sums, *_last_fields(p, q, sums, choices, gather))
 
 
 def _weigh(side: _BlockedProduct, x: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
@@ -372,45 +372,19 @@ def _cross(gap: Tensor, weight: Tensor, out: Tensor, scratch: Tensor) -> Tensor:
     return out
 
 
-@dataclass(frozen=True, slots=True)
-class _KeptLogits:
-    """The logits of both models for a second step, after all are added up. What finds no room is computed again."""
+def _last_fields(
+    p: _BlockedProduct, q: _BlockedProduct, sums: Sequence[Tensor], choices: list[LeadingChoices], gather: Gather | None
+) -> tuple[Any, ...]:
+    """Returns the last fields of ``DivergencePartials``: the first choices of p and q, and Σ |p - q|.
 
-    p: _BlockedProduct
-    q: _BlockedProduct
-    blocks: int  # of those with ids, that are kept
-    logits_p: Tensor  # (n, ids)
-    logits_q: Tensor
-
-    @staticmethod
-    def of(p: _BlockedProduct, q: _BlockedProduct) -> _KeptLogits:
-        ends = [p.plan.last_id(index) for index in p.plan.with_ids]
-        blocks = sum(2 * 4 * p.n * end <= KEPT_BYTES for end in ends)
-        kept = (side.space("kept", p.n, ends[blocks - 1] if blocks else 0) for side in (p, q))
-        return _KeptLogits(p, q, blocks, *kept)
-
-    def keep(self, index: int, x_p: Tensor, x_q: Tensor) -> None:
-        end = self.p.plan.last_id(index)
-        if end <= self.logits_p.shape[1]:
-            ids = slice(end - x_p.shape[1], end)
-            self.logits_p[:, ids], self.logits_q[:, ids] = x_p, x_q
-
-    def _parts(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Yields the first id of some logits, and the logits of p and q."""
-        yield 0, self.logits_p, self.logits_q
-        self.q.held = -1  # its last product was overwritten
-        for index in self.p.plan.with_ids[self.blocks :]:
-            x_p, x_q = (side.product(index)[:, self.p.plan.blocks[index].fresh :] for side in (self.p, self.q))
-            yield self.p.plan.last_id(index) - x_p.shape[1], x_p, x_q
-
-    def second_step(self, sums: Sequence[Tensor], gather: Gather | None) -> tuple[Any, ...]:
-        """Returns the last fields of ``DivergencePartials``: the first choices of p and q, and Σ |p - q|."""
-        logs = None if gather is None else log_totals(sums, gather)
-        apart, first_id = torch.zeros(self.p.n, dtype=torch.float64), self.q.head.first_id
-        firsts: tuple[list[Tensor], list[Tensor]] = [], []
-        for begin, x_p, x_q in self._parts():
-            for own, x in zip(firsts, (x_p, x_q), strict=True):
-                own.append(first_choices(x, first_id + begin))
-            apart += 0.0 if logs is None else sum_apart(x_p, x_q, *logs)
-        first_p, first_q = map(joined_choices, firsts)
-        return first_p, first_q, None if logs is None else apart
+    Probabilities are known only now. All logits of these rows would take a GiB, so the products are computed again.
+    """
+    first_p, first_q = (own.keys for own in choices)
+    if gather is None:
+        return first_p, first_q, None
+    logs, apart = log_totals(sums, gather), torch.zeros(p.n, dtype=torch.float64)
+    p.held = q.held = -1  # the buffers of the products were overwritten
+    for index in p.plan.with_ids:
+        x_p, x_q = (side.product(index)[:, p.plan.blocks[index].fresh :] for side in (p, q))
+        apart += sum_apart(x_p, x_q, *logs)
+    return first_p, first_q, apart

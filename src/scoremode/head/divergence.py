@@ -100,8 +100,10 @@ def divergence_partials(
     KL is a small difference of large sums: in float32 it would be accurate to only about 3e-7 nats, which is more than
     the difference between two good quantizations.
     """
-    sums = _sums_in_float64(x_p, x_q)
-    apart = None if gather is None else sum_apart(x_p, x_q, *log_totals(sums, gather))
+    *sums, apart_if_whole = _sums_in_float64(x_p, x_q)
+    apart = apart_if_whole if gather is gather_own else None
+    if gather is not None and gather is not gather_own:  # other slices change the probabilities
+        apart = sum_apart(x_p, x_q, *log_totals(sums, gather))
     first = [first_choices(x, first_id) for x in (x_p, x_q)]
     # the same call on the same memory layout as in ``Kernel.reduce``, so that q's bits are the same
     own_q = partials(x_q, targets, at_q, first_id, one_pass)
@@ -115,12 +117,11 @@ def divergence_of(p_logits: Tensor, q_logits: Tensor) -> dict[str, Tensor]:
     >>> divergence_of(torch.zeros(1, 3), torch.zeros(1, 3))["kl"].tolist()
     [0.0]
     """
-    sums = _sums_in_float64(p_logits, q_logits)
-    _, _, total_p, total_q, cross, cross_q = sums
+    _, _, total_p, total_q, cross, cross_q, apart = _sums_in_float64(p_logits, q_logits)
     return {
         "kl": _from_sums(total_p, total_q, cross),
         "kl_reverse": _from_sums(total_q, total_p, cross_q),
-        "total_variation": _variation(sum_apart(p_logits, q_logits, *log_totals(sums, gather_own))),
+        "total_variation": _variation(apart),
         "same_first": agreement(first_choices(p_logits), first_choices(q_logits)),
     }
 
@@ -130,12 +131,13 @@ APART_COPIES = 8  # two copies, in a quarter of the workspace: what is read agai
 
 
 def _sums_in_float64(x_p: Tensor, x_q: Tensor) -> tuple[Tensor, ...]:
-    """The sums of a block, a few rows at a time, because float64 copies need memory."""
+    """The sums of a block, a few rows at a time, because float64 copies need memory; at last Σ |p - q| if it is all."""
     n, width = x_p.shape
     if n == 0 or width == 0:
-        return empty_sums(x_p, torch.float64, both_ways=True)
+        empty = empty_sums(x_p, torch.float64, both_ways=True)
+        return *empty, empty[-1]
     largest = [x.amax(1).float() for x in (x_p, x_q)]
-    total_p, total_q, cross, cross_q = torch.empty(4, n, dtype=torch.float64, device=x_p.device)
+    total_p, total_q, cross, cross_q, apart = torch.empty(5, n, dtype=torch.float64, device=x_p.device)
     step = rows_of_workspace(width, 8 * COPIES, x_p.device.type)
     for rows in (slice(i, i + step) for i in range(0, n, step)):
         below_p, below_q = (
@@ -148,7 +150,9 @@ def _sums_in_float64(x_p: Tensor, x_q: Tensor) -> tuple[Tensor, ...]:
         gap = below_p.sub_(below_q)  # an id that p forbids adds 0 to KL(p‖q), one that q forbids to KL(q‖p)
         torch.sum(torch.mul(gap, weight_q, out=below_q).masked_fill_(weight_q == 0, 0.0).neg_(), 1, out=cross_q[rows])
         torch.sum(gap.mul_(weight_p).masked_fill_(weight_p == 0, 0.0), 1, out=cross[rows])
-    return *largest, total_p, total_q, cross, cross_q
+        p, q = weight_p.div_(total_p[rows, None]), weight_q.div_(total_q[rows, None])
+        torch.sum(p.sub_(q).abs_(), 1, out=apart[rows])
+    return *largest, total_p, total_q, cross, cross_q, apart
 
 
 def log_totals(sums: Sequence[Tensor], gather: Gather) -> tuple[Tensor, Tensor]:

@@ -58,6 +58,21 @@ def _keys(x: Tensor, ids: Tensor) -> Tensor:
     return (ordered << 32) | (LAST_ID - ids)
 
 
+class LeadingChoices:
+    """The first choices of n rows whose logits come in blocks, in the order of their ids."""
+
+    def __init__(self, n: int) -> None:
+        self.keys = torch.full((n, FIRST), ABSENT, dtype=torch.int64)
+
+    def add(self, x: Tensor, first_id: int) -> None:
+        """Adds a block of logits (n, width). Few rows of a late block have a choice that comes before the last one."""
+        ordered = (self.keys[:, -1] >> 32).int()
+        last = torch.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered).view(torch.float32)  # NaN if it is absent
+        rows = (~(x.amax(1) <= last)).nonzero()[:, 0]  # an equal logit has a higher id, so it comes after
+        if len(rows):
+            self.keys[rows] = joined_choices([self.keys[rows], first_choices(x[rows], first_id)])
+
+
 def joined_choices(parts: list[Tensor]) -> Tensor:
     """Returns the first choices of several slices together."""
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1).topk(FIRST).values
