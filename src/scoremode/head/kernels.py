@@ -6,7 +6,7 @@ that does not agree is skipped for a simpler one, and the result says so (``Choi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial, wraps
 from typing import Any, Protocol, TypeVar, cast
@@ -218,14 +218,22 @@ def _problems(kernel: Kernel, kind: HeadKind, divergence: bool, fine: bool) -> I
     other_hidden, other_head, _ = probe(kind, 2, fine=fine)
     found = kernel.divergence(hidden, head, other_hidden, other_head, targets)
     compared = define_divergence(_defined(hidden, head), _defined(other_hidden, other_head), targets.cpu())
-    yield from _differences(found.q, compared.q, exact, gap=float((found.kl.cpu() - compared.kl).abs().max()))
+    yield from _differences(found.q, compared.q, exact, _gaps(found, compared, "kl", "kl_reverse", "total_variation"))
+    if exact and any(_gaps(found, compared, "same_first")):
+        yield "wrong first choices on the probe"
     alone = kernel.score(other_hidden, other_head, targets)
     if not all(torch.equal(getattr(found.q, n), getattr(alone, n)) for n in Columns.__slots__):
         yield "a model's scores differ between scoring and comparing it"
 
 
-def _differences(found: Columns, true: Columns, exact: bool, gap: float = 0.0) -> Iterator[str]:
-    gaps = [gap, *(float((getattr(found, n).cpu() - getattr(true, n)).abs().max()) for n in ("logprob", "entropy"))]
+def _gaps(found: Columns | Divergence, true: Columns | Divergence, *names: str) -> list[float]:
+    """Returns the largest differences of the columns with these names that the kernel measures."""
+    measured = [(own.cpu(), getattr(true, name)) for name in names if (own := getattr(found, name)) is not None]
+    return [float((own - defined).abs().max()) for own, defined in measured]
+
+
+def _differences(found: Columns, true: Columns, exact: bool, more: Sequence[float] = ()) -> Iterator[str]:
+    gaps = [*more, *_gaps(found, true, "logprob", "entropy")]
     if not all(one < PROBE_NATS for one in gaps):  # NaN is caught too
         yield f"off by {max(gaps, key=lambda one: (one != one, one)):.2g} nats on the probe"  # noqa: PLR0124
     if exact and not (torch.equal(found.rank.cpu(), true.rank) and torch.equal(found.top.cpu(), true.top)):

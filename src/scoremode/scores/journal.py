@@ -92,6 +92,7 @@ class Journal:
         self._only_kl = (KL.name,) if with_kl else ()  # columns of a divergence, unless others are named
         self.measured: tuple[str, ...] | None = None  # columns of every record; None until the first record
         self._use_columns(BUILT_IN.names, self._only_kl)
+        self.left_out: tuple[str, ...] = ()  # columns of a divergence that the engine gives and the file cannot have
         self._from_file = False  # were the columns read from the file, instead of given by this engine?
         self.done: Bools = np.zeros(len(plan), dtype=np.bool_)
         self._counts: Ints = plan.target_counts
@@ -203,7 +204,8 @@ class Journal:
             self.measured = names
             self._use_columns(names, divergences)
         if self._from_file and self.divergences == self._only_kl:
-            divergences = self._only_kl  # an older scoremode began the run, and the others are not measured in it
+            self.left_out = divergences[1:]  # an older scoremode began the run, which does not have these
+            divergences = self._only_kl
         if self.measured == names and self.divergences == divergences:
             return
         given, known = joined_names((*names, *divergences)), joined_names((*self.measured, *self.divergences))

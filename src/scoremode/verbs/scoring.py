@@ -259,6 +259,10 @@ class UnfinishedRun:
         announce(self.progress, "computing statistics and saving")
         journal = self.journal
         found = make_manifest(self.asked, self.engine.facts, journal, journal.seconds, self.claim.identity)
+        if journal.left_out:
+            words = f"an older scoremode began this run, so {joined_names(journal.left_out)} are left out"
+            note = f"{words}; --fresh measures them"
+            found |= {key: [*found[key], note] for key in ("notes", "model_notes")}
         add_account(found, self.engine.account())
         return found
 
