@@ -22,6 +22,7 @@ import gc
 import importlib
 import inspect
 import json
+import mmap
 import multiprocessing.util
 import os
 import runpy
@@ -45,7 +46,8 @@ LIBRARIES = (
 )
 VLLM = (
     *("vllm.v1.engine.core", "vllm.v1.worker.cpu_worker", "vllm.v1.worker.cpu_model_runner", "vllm.entrypoints.llm"),
-    *("vllm.entrypoints.openai.api_server", "scoremode.cli.commands", "scoremode.verbs.session"),
+    *("vllm.entrypoints.openai.api_server", "vllm.model_executor.layers.quantization.online.base"),
+    *("scoremode.cli.commands", "scoremode.verbs.session"),
 )
 READ_AT_IMPORT = (
     *("PYTHON", "LC_", "LANG", "TZ", "LD_", "HOME", "XDG_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "TRITON", "CUDA_"),
@@ -53,6 +55,10 @@ READ_AT_IMPORT = (
 )
 READ_AGAIN = (  # by ``settle``; the last is set by Ray, and nobody needs it
     *("PYTHONPATH", "PYTHONWARNINGS", "PYTHONUNBUFFERED", "VLLM_LOGGING_LEVEL", "PYTHONBREAKPOINT"),
+)
+SET_BY_VLLM = (  # when it is imported or starts an engine, the last one by benchmarks; no reason for another template
+    *("LD_LIBRARY_PATH", "LD_PRELOAD", "TOKENIZERS_PARALLELISM", "TRITON_CACHE_AUTOTUNING"),
+    "VLLM_USE_FLASHINFER_SAMPLER",
 )
 PYTHONPATH = os.environ.get("PYTHONPATH", "")  # that of the suite
 SPAWNED = "--multiprocessing-fork"  # the last word of a process that multiprocessing's method "spawn" starts
@@ -147,7 +153,7 @@ _templates: dict[Any, Template] = {}
 
 def template_for(environment: dict[str, str], libraries: tuple[str, ...] = LIBRARIES) -> Template:
     if libraries == VLLM:  # no test of it fetches anything
-        environment = {**environment, "HF_HUB_OFFLINE": "1"}
+        environment = {n: v for n, v in environment.items() if n not in SET_BY_VLLM} | {"HF_HUB_OFFLINE": "1"}
     read = {n: v for n, v in environment.items() if v and n.startswith(READ_AT_IMPORT) and n not in READ_AGAIN}
     key = libraries, frozenset(read.items())
     if key not in _templates or _templates[key].channel.fileno() == -1:
@@ -315,6 +321,30 @@ def become(_program: str, words: list[str], environment: dict[str, str]) -> NoRe
     live(words[1:])
 
 
+def spare_work_of_vllm() -> None:
+    """What an engine does for long runs, and what costs a short one seconds."""
+    if messages := sys.modules.get("vllm.distributed.device_communicators.shm_broadcast"):
+        # Who waits sleeps: a loop of a second costs the others. Not at once, because of two messages within a
+        # millisecond ZeroMQ drops the second one's wake-up, and vLLM would sleep for a minute.
+        messages.SpinCondition.__init__.__defaults__ = (0.05,)
+    if caches := sys.modules.get("vllm.v1.worker.utils"):  # its K/V cache is the one tensor of bytes that it makes
+        vars(caches)["torch"] = LazyZeros()
+    vars(gc)["unfreeze"] = lambda: None  # when an engine ends, it would search and copy all that was imported here
+
+
+class LazyZeros:
+    """torch, whose zeros are written by the system when they are used: an engine uses little of its gigabyte."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.modules["torch"], name)
+
+    def zeros(self, *size: Any, **how: Any) -> Any:
+        torch: Any = sys.modules["torch"]
+        if how == {"dtype": torch.int8, "device": torch.device("cpu")}:
+            return torch.frombuffer(mmap.mmap(-1, *size), dtype=torch.int8)
+        return torch.zeros(*size, **how)
+
+
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in sys.argv[2:]:
@@ -322,10 +352,7 @@ if __name__ == "__main__":
             importlib.import_module(name)
     with contextlib.suppress(ImportError):  # it finds the place of a process's name only while the environment is new
         importlib.import_module("setproctitle").getproctitle()
-    if memory := sys.modules.get("vllm.distributed.device_communicators.shm_broadcast"):
-        # Who waits sleeps: a loop of a second costs the others. Not at once, because of two messages within a
-        # millisecond ZeroMQ drops the second one's wake-up, and vLLM would sleep for a minute.
-        memory.SpinCondition.__init__.__defaults__ = (0.05,)
+    spare_work_of_vllm()
     gc.collect()
     gc.freeze()
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # Arrow's allocator

@@ -26,11 +26,14 @@ if TYPE_CHECKING:
     from scoremode.report.html.page import report
     from scoremode.scores.columns import Scores
     from scoremode.statistics.comparison import Comparison, Comparisons
+    from scoremode.statistics.mismatch import Mismatch
     from scoremode.store.run import Run
     from scoremode.store.runs import load
+    from scoremode.text.rollouts import Rollouts
     from scoremode.text.tokens import Tokens
     from scoremode.values import Estimate
     from scoremode.verbs.compare import compare
+    from scoremode.verbs.mismatch import mismatch
     from scoremode.verbs.noise import Noise, noise
     from scoremode.verbs.paths import paths
     from scoremode.verbs.plan import plan
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from scoremode.verbs.prob.sequence import SequenceProbability, SequenceScore, prob
     from scoremode.verbs.progress import Progress
     from scoremode.verbs.reference import reference
+    from scoremode.verbs.rollouts import rollouts
     from scoremode.verbs.session import Model, open, wrap
 
 _HOME = {
@@ -47,7 +51,11 @@ _HOME = {
     "ppl": "verbs.ppl",
     "compare": "verbs.compare",
     "paths": "verbs.paths",
+    "mismatch": "verbs.mismatch",
+    "Mismatch": "statistics.mismatch",
     "reference": "verbs.reference",
+    "rollouts": "verbs.rollouts",
+    "Rollouts": "text.rollouts",
     "report": "report.html.page",
     "Comparison": "statistics.comparison",
     "Comparisons": "statistics.comparison",
@@ -88,10 +96,12 @@ __all__ = [
     "Comparison",
     "Comparisons",
     "Estimate",
+    "Mismatch",
     "Model",
     "Noise",
     "Plan",
     "Progress",
+    "Rollouts",
     "Run",
     "ScoremodeError",
     "Scores",
@@ -102,6 +112,7 @@ __all__ = [
     "__version__",
     "compare",
     "load",
+    "mismatch",
     "noise",
     "open",
     "paths",
@@ -110,6 +121,7 @@ __all__ = [
     "prob",
     "reference",
     "report",
+    "rollouts",
     "tasks",
     "wrap",
 ]

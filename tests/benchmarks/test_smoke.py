@@ -413,8 +413,9 @@ def test_it_runs_and_prints_its_figures(
     words = shlex.split(row.words.format(**{name: request.getfixturevalue(name) for name in names}))
     if row.needs == "vllm":
         lent = request.getfixturevalue("engine")
-        monkeypatch.setattr("scoremode.engines.vllm.engine.VllmEngine", lambda *_, **__: lent)
+        # the subclass first: its module needs the real class
         monkeypatch.setattr("scoremode.engines.vllm.decode.VllmDecodeEngine", lambda *_, **__: lent)
+        monkeypatch.setattr("scoremode.engines.vllm.engine.VllmEngine", lambda *_, **__: lent)
         monkeypatch.setattr("vllm.LLM", PlayedLLM)
     printed = run_in_process(row, words) if row.own_process else run_here(row, words, monkeypatch, capsys)
     for figure in row.figures:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tests.hostile.gguf_inputs import ABORTING, GGUFS
-from tests.hostile.inputs import JOURNALS, KLDS, MODELS, QUESTION, REFERENCES, RUNS
+from tests.hostile.inputs import JOURNALS, KLDS, MODELS, QUESTION, REFERENCES, ROLLOUTS, RUNS
 
 VALUES = {
     "empty": "",
@@ -45,6 +45,7 @@ RESUMED = f"ppl {{stock:model}} <question> {FEW} --out"
 PPL = "ppl table:uniform"
 ABC = f"{PPL} --text abcdef"
 PATHS = "paths table:uniform --text abcdef"
+WRITE = "rollouts table:uniform --prompt ab --out {nothing-here}"
 
 URIS = [
     (f"{ABC} --out s4://bucket/x", "does not know the scheme s4://"),
@@ -644,6 +645,48 @@ STREAMS = [
     (f"{PPL} --text abcdef", "with the cache at a URI", (2,), ("SCOREMODE_CACHE is a URI",)),
 ]
 
+WRITING = [
+    ("rollouts table:uniform --prompt ab", "give --out DIR"),
+    ("rollouts table:uniform --out {nothing-here}", "no prompt was given"),
+    (f"{WRITE} --prompts {{good.txt}}", "given together"),
+    ("rollouts table:uniform --prompt <empty> --out {nothing-here}", "prompt 0 has no token"),
+    (f"{WRITE} --temperature -1", "not a number"),
+    (f"{WRITE} --temperature nan", "not a number"),
+    (f"{WRITE} --top-p 0.5", "do not apply to greedy"),
+    (f"{WRITE} --temperature 1 --top-p 0", "leaves no token"),
+    (f"{WRITE} --temperature 1 --top-p 1.5", "from 0 to 1"),
+    (f"{WRITE} --temperature 1 --top-k 0", "leaves no token"),
+    (f"{WRITE} --samples 0", "writes nothing"),
+    (f"{WRITE} --max-tokens -4", "writes nothing"),
+    (f"{WRITE} --seed x", "not a whole number"),
+    (f"{WRITE} --sequences 0", "less than 1"),
+    (f"{WRITE} --replicas 2", "written by one engine"),
+    (f"{WRITE} --corpus {{good.txt}}", "--corpus belongs to"),
+    ("rollouts table:uniform --prompt ab --out s3://bucket/x", "folders of this machine"),
+    ("rollouts table:uniform --prompt ab --out {stock:run}", "not a folder of rollouts"),
+    ("rollouts table:uniform --prompt ab --out {stock:rollouts}", "differ in"),
+    (f"{PPL} <question> --out {{stock:rollouts}}", "is not a run"),
+    ("rollouts table:uniform --prompts {nothing-here} --out {nothing-here}", "nothing-here"),
+    ("rollouts table:uniform --prompts {empty.txt} --out {nothing-here}", "empty"),
+    ("rollouts table:uniform --prompts {blank.jsonl} --out {nothing-here}", "no prompts"),
+    ("rollouts table:uniform --prompts {latin1.txt} --out {nothing-here}", "UTF-8"),
+    ("rollouts table:uniform --prompts {not-json.jsonl} --out {nothing-here}", "line 1"),
+    ("rollouts table:uniform --prompts {list.jsonl} --out {nothing-here}", "line 1"),
+    ("rollouts table:uniform --prompts {deep.jsonl} --out {nothing-here}", "line 1"),
+    ("rollouts table:uniform --prompts {number-prompt.jsonl} --out {nothing-here}", "line 1"),
+    ("rollouts table:uniform --prompts {null-prompt.jsonl} --out {nothing-here}", "neither a prompt nor messages"),
+    ("rollouts table:uniform --prompts {chat-no-content.jsonl} --out {nothing-here}", "content"),
+    ("rollouts table:uniform --prompts {empty.parquet} --out {nothing-here}", "empty"),
+    (f"{PPL} --corpus rollouts:", "no finished rollouts"),
+    (f"{PPL} --corpus rollouts:{{nothing-here}}", "no finished rollouts"),
+    (f"{PPL} --corpus rollouts:<long-name>", "no finished rollouts"),
+    (f"{PPL} --corpus rollouts:s3://bucket/x", "folders of this machine"),
+    (f"{PPL} --corpus rollouts:{{stock:rollouts}} --method gptq", "--method sliding-once"),
+    (f"{PPL} --corpus rollouts:{{stock:rollouts}} --field text", "--field"),
+    (f"{PPL} --corpus rollouts:{{stock:rollouts}} --assistant-only", "--assistant-only"),
+    ("ppl {model:good} --corpus rollouts:{stock:rollouts}", "another tokenizer"),
+]
+
 RUN_COMMANDS = ("show {%s}", "report {%s} -o {nothing-here}", "compare {%s} {stock:run}", "compare {stock:run} {%s}")
 
 
@@ -686,5 +729,13 @@ def all_cases() -> list[Case]:
         if name != "impossible-entropy"
     ]
     cases.append(Case("journals", f"{RESUMED} {{journal:impossible-entropy}}", ("entropy is 7",)))
+    cases += [Case("writing", command, (words,)) for command, words in WRITING]
+    damaged = [name for name in ROLLOUTS if name != "another-file"]
+    cases += [
+        Case("writing", f"{PPL} --corpus rollouts:{{rollouts:{name}}}", ("--fresh|no finished rollouts",))
+        for name in damaged
+    ]
+    written = "rollouts table:uniform --prompt ab --out {rollouts:another-file}"
+    cases.append(Case("writing", written, ("it contains notes.txt",)))
     cases += [Case("streams", command, words, codes, streams=how) for command, how, codes, words in STREAMS]
     return sorted(cases, key=lambda case: case.group)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import stat
@@ -35,6 +36,7 @@ class Stock:
     partial: Path  # the same question as model_run, interrupted
     reference: Path
     perplexity: float  # of model_run
+    rollouts: Path  # finished: texts of table:uniform
     kld: Path  # base logits of the model
     gguf: Path  # the model as a GGUF file
 
@@ -42,6 +44,7 @@ class Stock:
     def make(folder: Path) -> Stock:
         from scoremode.verbs.ppl import ppl
         from scoremode.verbs.reference import reference
+        from scoremode.verbs.rollouts import rollouts
 
         asked: dict[str, Any] = {"text": TEXT, "context_length": 48, "stride": 24}
         model = make_tiny_model(folder / "model", adds_bos=False)
@@ -50,6 +53,7 @@ class Stock:
         scored = ppl(str(model), out=folder / "model-run", batch_tokens=48, **asked)
         interrupted(str(model), folder / "partial", asked)
         reference(str(model), folder / "reference", **asked)
+        rollouts("table:uniform", ["ab", "cd"], samples=2, temperature=1, max_tokens=4, out=folder / "rollouts")
         kld = folder / "base.kld"
         reference(str(model), kld=kld, text=TEXT, context_length=32)
         return Stock(
@@ -60,6 +64,7 @@ class Stock:
             folder / "partial",
             folder / "reference",
             scored.perplexity.value,
+            folder / "rollouts",
             kld,
             gguf_of(model, folder / "good.gguf"),
         )
@@ -570,6 +575,60 @@ JOURNALS: dict[str, Damage] = {
 
 
 # ── by name ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def _texts(change: Callable[[dict[str, list[Any]]], Any]) -> Damage:
+    """Other texts, with a manifest that says so: its hash and its seal are right."""
+
+    def rewrite(folder: Path) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        from scoremode.disk.files import file_sha256
+        from scoremode.disk.manifests import SEAL, sealed
+
+        table = pq.read_table(folder / "texts.parquet")
+        columns = table.to_pydict()
+        change(columns)
+        same = list(columns) == table.schema.names
+        pq.write_table(pa.table(columns, schema=table.schema if same else None), folder / "texts.parquet")
+        found = json.loads((folder / "rollouts.json").read_text())
+        found["texts_sha256"] = file_sha256(folder / "texts.parquet")
+        del found[SEAL]
+        (folder / "rollouts.json").write_text(json.dumps(sealed(found)))
+
+    return rewrite
+
+
+def _first(column: str, value: Any) -> Damage:
+    return _texts(lambda columns: columns[column].__setitem__(0, value))
+
+
+def _edited_manifest(folder: Path) -> None:
+    path = folder / "rollouts.json"
+    path.write_text(path.read_text().replace(": 4,", ": 5,"))
+
+
+ROLLOUTS: dict[str, Damage] = {
+    "no-manifest": file_of("rollouts.json", removed),
+    "manifest-cut": file_of("rollouts.json", halved),
+    "manifest-list": file_of("rollouts.json", holding("[1]")),
+    "manifest-deep": file_of("rollouts.json", holding(DEEP)),
+    "manifest-edited": _edited_manifest,
+    "no-texts": file_of("texts.parquet", removed),
+    "texts-cut": file_of("texts.parquet", halved),
+    "texts-flipped": file_of("texts.parquet", flipped),
+    "texts-of-another-kind": _texts(lambda columns: columns.pop("finish")),
+    "one-logprob-less": _first("logprob", [0.0]),
+    "logprob-above-0": _first("raw_logprob", [0.5] * 4),
+    "logprob-nan": _first("raw_logprob", [math.nan] * 4),
+    "id-below-0": _first("ids", [-1, 2, 3, 4]),
+    "no-prompt": _first("prompt_ids", []),
+    "another-finish": _first("finish", "tired"),
+    "not-sorted": _first("prompt", 7),
+    "a-text-less": _texts(lambda columns: [column.pop() for column in columns.values()]),
+    "another-file": file_of("notes.txt", holding("mine")),
+}
+
+
 def make_input(name: str, folder: Path, stock: Stock) -> Path:
     """The input that a case calls ``name``, made afresh in a folder: ``good.txt``, ``model:config-cut``, ``run:…``."""
     kind, _, which = name.rpartition(":")
@@ -582,6 +641,7 @@ def make_input(name: str, folder: Path, stock: Stock) -> Path:
         "run": (stock.run, RUNS),
         "reference": (stock.reference, REFERENCES),
         "journal": (stock.partial, JOURNALS),
+        "rollouts": (stock.rollouts, ROLLOUTS),
         "kld": (stock.kld, KLDS | {"good": lambda path: None}),
         "gguf": (
             stock.gguf,

@@ -164,9 +164,12 @@ def same_results(found: dict[str, Any], wanted: dict[str, Any], exact: bool) -> 
     return abs(ours - theirs) <= NATS
 
 
+FINISHED = ("manifest.json", "rollouts.json")
+
+
 def something_to_resume(out: Path) -> bool:
     """Is a part of the results there, and not the whole?"""
-    if not out.parent.exists() or out.is_file() or (out / "manifest.json").exists():
+    if not out.parent.exists() or out.is_file() or any((out / name).exists() for name in FINISHED):
         return False
     return bool(written(out))
 
@@ -280,7 +283,11 @@ def table_jobs(folder: Path, size: int) -> list[Job]:
     rows = [{"prompt": f"{i} and", "target": f" {i + 1}"} for i in range(size // 20)]
     pairs.write_text("".join(json.dumps(row) + "\n" for row in rows))
     asked = ["--corpus", str(text), *WINDOWS]
+    prompts = folder / "prompts.txt"
+    prompts.write_text("".join(f"{i} and\n" for i in range(size // 1000)))
+    drawn = ["--prompts", str(prompts), "--temperature", "1", "--samples", "2", "--max-tokens", "32"]
     return [
+        Job("rollouts table", lambda out: ["rollouts", "table:uniform", *drawn, "--out", str(out)]),
         Job("ppl table", lambda out: ["ppl", "table:uniform", *asked, "--out", str(out)]),
         Job("prob table", lambda out: ["prob", "table:uniform", "--file", str(pairs), "--out", str(out)]),
         Job("reference table", lambda out: ["reference", "table:uniform", *asked, "--out", str(out)]),

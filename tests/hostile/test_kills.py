@@ -11,7 +11,7 @@ import pytest
 from tests.hostile import kills
 from tests.hostile.kills import Assault, Job, Started, results_of, table_jobs
 
-VERBS = ("ppl", "prob", "reference", "compare")
+VERBS = ("ppl", "prob", "rollouts", "reference", "compare")
 BYTES, KILLS = 200_000, 4
 
 

@@ -15,16 +15,25 @@ from scoremode.cli.completion import CompletionVerb
 from scoremode.cli.forwarding_verbs import LmEvalVerb, ServeVerb, run_lm_eval
 from scoremode.cli.help import add_help_flags, overview
 from scoremode.cli.listing_verbs import CacheVerb, DoctorVerb, EnginesVerb, MethodsVerb, ShowVerb
+from scoremode.cli.mismatch_verb import MismatchVerb
 from scoremode.cli.parser import BAD_INPUT, Parser, Verb
 from scoremode.cli.scoring_verbs import NoiseVerb, PlanVerb, PplVerb, ProbVerb, ReferenceVerb
+from scoremode.cli.writing_verbs import RolloutsVerb
 from scoremode.errors import ScoremodeError, did_you_mean, harmless
 
 GROUPS: dict[str, dict[str, Verb]] = {
-    "score one model": {"ppl": PplVerb(), "prob": ProbVerb(), "plan": PlanVerb(), "noise": NoiseVerb()},
+    "score one model": {
+        "ppl": PplVerb(),
+        "prob": ProbVerb(),
+        "rollouts": RolloutsVerb(),
+        "plan": PlanVerb(),
+        "noise": NoiseVerb(),
+    },
     "compare models": {
         "compare": CompareVerb(),
         "paths": PathsVerb(),
         "tasks": TasksVerb(),
+        "mismatch": MismatchVerb(),
         "reference": ReferenceVerb(),
     },
     "results": {"show": ShowVerb(), "report": ReportVerb(), "card": CardVerb(), "cache": CacheVerb()},

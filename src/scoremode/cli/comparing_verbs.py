@@ -17,6 +17,8 @@ from scoremode.errors import CandidatesError, ScoremodeError
 
 if TYPE_CHECKING:
     from scoremode.statistics.comparison import Comparison
+    from scoremode.statistics.equivalence import Equivalence
+    from scoremode.verbs.own_words import OwnWords
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +46,8 @@ class CompareVerb(Verb):
     epilog = (
         "A BASELINE may also be a reference or a .kld file of llama.cpp; both may be runs kept with --out. "
         "Several K/V types, as in --cache-type-k f16,q8_0, are candidates of one model. "
-        "Exit code 1: a --fail-if rule holds; 2: a candidate failed, and the others are shown."
+        "Exit code 1: a --fail-if rule holds, or --no-worse-than is not shown; "
+        "2: a candidate failed, and the others are shown."
     )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -63,7 +66,10 @@ class CompareVerb(Verb):
             **COLUMNS,
             **flags.REPORT,
         }
-        flags.add(parser.add_argument_group("comparison"), kept)
+        group = parser.add_argument_group("comparison")
+        flags.add(group, kept)
+        margin = "exit code 1 unless the text is surely not less likely by so many nats per token"
+        flags.add(group, {"--no-worse-than NATS": margin}, type=flags.amount)
         layout = {"--llamacpp": "print what llama.cpp's tool prints, by its formulas"}
         flags.add(parser.add_mutually_exclusive_group(), {**flags.CARDS, **layout, **flags.JSON})
 
@@ -71,12 +77,15 @@ class CompareVerb(Verb):
         from scoremode.report.numbers import read_columns
         from scoremode.statistics import gate
         from scoremode.statistics.comparison import comparison_statistics
+        from scoremode.statistics.equivalence import require_margin
         from scoremode.store.runs import is_run
         from scoremode.verbs.compare import compare
 
         rules = [gate.parse(text) for text in parsed.fail_if or ()]  # before an hour of scoring
         more = read_columns(parsed.columns)
-        output = _checked_report(parsed)
+        if parsed.no_worse_than is not None:
+            require_margin(parsed.no_worse_than)
+        output = checked_report(parsed)
         failed: dict[str, ScoremodeError] = {}
         with progress_bar("scoring") as progress:
             try:
@@ -98,13 +107,15 @@ class CompareVerb(Verb):
         if not all(map(is_run, parsed.candidates or [""])):  # finished runs do not say how they were made
             found = [replace(c, manifest={**c.manifest, "command": _command_line()}) for c in found]
         statistics = [comparison_statistics(c) for c in found]
-        _show_comparison(parsed, found, statistics, failed)
+        tested = [] if parsed.no_worse_than is None else [c.no_worse_than(parsed.no_worse_than) for c in found]
+        _show_comparison(parsed, found, statistics, failed, tested)
         if output:
             from scoremode.report.html.page import render
 
-            _write_report(parsed, output, render(found, statistics, more=more))
-        verdict = _verdict([gate.check(rule, one) for rule in rules for one in statistics])
-        return _tell_failed(failed) if failed else verdict
+            write_report(parsed, output, render(found, statistics, more=more))
+        worse = [f"{one.name}: {one.sentence}" for one in tested if not one.no_worse]
+        code = verdict([*(gate.check(rule, one) for rule in rules for one in statistics), *worse])
+        return _tell_failed(failed) if failed else code
 
 
 def _show_comparison(
@@ -112,12 +123,14 @@ def _show_comparison(
     found: Sequence[Comparison],
     statistics: Sequence[dict[str, Any]],
     failed: Mapping[str, ScoremodeError],
+    tested: Sequence[Equivalence],
 ) -> None:
     """Prints a comparison in the layout that was asked for."""
     from scoremode.report.model_card import markdown, model_index
     from scoremode.report.numbers import read_columns
     from scoremode.report.served import are_variants
     from scoremode.report.terminal.comparison_tables import comparison_json, comparison_table, llamacpp_layout
+    from scoremode.report.terminal.own_words_tables import equivalence_lines, own_words_tables
     from scoremode.report.terminal.part_tables import depth_json, depth_table, slices_json, slices_table
 
     if parsed.markdown:
@@ -134,9 +147,31 @@ def _show_comparison(
             row["by_depth"] = rows
         for row, rows in zip(facts["candidates"], slices_json(found), strict=True) if facts else ():
             row.update({"by_slice": rows} if rows else {})
-        below = [] if parsed.json else [*(depth_table(found) if by_depth else ()), *slices_table(found)]
+        for row, one in zip(facts["candidates"], tested, strict=True) if facts and tested else ():
+            row["equivalence"] = one.as_json()
+        said = _own_words(parsed, found)
+        for row, words in zip(facts["candidates"], said, strict=True) if facts and said else ():
+            row["own_words"] = words.as_json()
+        below: list[Any] = []
+        if not parsed.json:
+            below += [*(depth_table(found) if by_depth else ()), *slices_table(found)]
+            below += own_words_tables(said) if said else []
+        below += equivalence_lines(tested) if tested else []
         more = read_columns(parsed.columns)
         show(parsed, lambda: facts, lambda: [*comparison_table(found, statistics, more), *below])
+
+
+def _own_words(parsed: argparse.Namespace, found: Sequence[Comparison]) -> list[OwnWords]:
+    """What texts say that a model wrote; nothing for other texts."""
+    from scoremode.text.corpus import WRITTEN
+    from scoremode.text.rollouts import Rollouts
+    from scoremode.verbs.own_words import own_words
+
+    named = parsed.corpus[0] if parsed.corpus else ""
+    if not named.startswith(WRITTEN):
+        return []
+    rollouts = Rollouts.open(named.removeprefix(WRITTEN))
+    return own_words(found, rollouts if parsed.num_samples is None else rollouts.first(parsed.num_samples))
 
 
 class PathsVerb(Verb):
@@ -175,7 +210,7 @@ class PathsVerb(Verb):
     def run(self, parsed: argparse.Namespace) -> None:
         from scoremode.verbs.paths import paths
 
-        output = _checked_report(parsed)
+        output = checked_report(parsed)
         with progress_bar("scoring") as progress:
             made = paths(
                 parsed.model,
@@ -195,7 +230,7 @@ class PathsVerb(Verb):
         if output:
             from scoremode.report.html.page import render
 
-            _write_report(parsed, output, render(found, statistics))
+            write_report(parsed, output, render(found, statistics))
 
 
 class TasksVerb(Verb):
@@ -246,7 +281,7 @@ class TasksVerb(Verb):
         from scoremode.statistics import gate
 
         rules = [gate.parse_for_tasks(text) for text in parsed.fail_if or ()]  # before an hour of scoring
-        output = _checked_report(parsed)
+        output = checked_report(parsed)
         with progress_bar("asking") as progress:
             found = tasks(
                 parsed.baseline,
@@ -278,23 +313,27 @@ class TasksVerb(Verb):
         if output:
             from scoremode.report.html.tasks_page import render_tasks
 
-            _write_report(parsed, output, render_tasks(found))
+            write_report(parsed, output, render_tasks(found))
         failures = []
         for rule in rules:
             for c in found:
                 row, named = (c.overall, c.name) if rule.task is None else (c.row(rule.task), f"{c.name}, {rule.task}")
                 failures.append(gate.check(rule, {**row, "name": named}))
-        return _verdict(failures)
+        return verdict(failures)
 
 
-def _checked_report(parsed: argparse.Namespace) -> Any:
+def checked_report(parsed: argparse.Namespace) -> Any:
     """The file that ``--report`` names, checked before anything is scored; None without ``--report``."""
     from scoremode.verbs.outputs import check_report
 
-    return None if parsed.report is None else check_report(parsed.report, "--report", made_later=parsed.out)
+    return (
+        None
+        if parsed.report is None
+        else check_report(parsed.report, "--report", made_later=getattr(parsed, "out", None))
+    )
 
 
-def _write_report(parsed: argparse.Namespace, output: Any, page: str) -> None:
+def write_report(parsed: argparse.Namespace, output: Any, page: str) -> None:
     from scoremode.report.html.page import write
 
     write(parsed.report, page, "--report")
@@ -309,7 +348,7 @@ def _command_line() -> str:
     return " ".join(["scoremode", *map(shlex.quote, command_without_secrets(sys.argv[1:]))])
 
 
-def _verdict(checked: list[str | None]) -> int:
+def verdict(checked: list[str | None]) -> int:
     """Prints which rules hold, and returns the exit code."""
     failures = [why for why in checked if why]
     for why in failures:

@@ -66,7 +66,7 @@ class EnginesVerb(Verb):
 
 
 class DoctorVerb(Verb):
-    summary = "versions, devices, and a self-test of every engine that is installed"
+    summary = "versions, devices, and a self-test of every installed engine"
     examples = (
         "scoremode doctor",
         "scoremode doctor --engine transformers",

@@ -23,6 +23,8 @@ TEMPORARY = ".scoremode-*.tmp"  # files that are still being written
 MANIFEST, SCORES, JOURNAL = "manifest.json", "scores.parquet", "partial.journal"  # of a run
 PLACE = ".place.json"  # in the work folder of a run behind a URI: that URI
 
+ROLLOUTS, TEXTS, PARTIAL_TEXTS = "rollouts.json", "texts.parquet", "partial.rollouts"  # of texts that a model wrote
+
 REFERENCE, HEAD = "reference.json", "head.safetensors"  # of a reference, beside the files of its run
 PARTIAL, ROWS, PARTIAL_HEAD = "partial.reference.json", "partial.rows", ".head.safetensors.partial"
 SHARD_NAME = re.compile(r"states-\d{5,}\.safetensors")

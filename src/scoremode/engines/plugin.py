@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from scoremode.engines.base import Engine
-    from scoremode.engines.generation import Generator
+    from scoremode.engines.generation import DrawingRules, Generator, Writer
     from scoremode.models.subject import Subject
     from scoremode.scores.schema import Column
 
@@ -51,6 +51,7 @@ class Capabilities:
     replicas: bool = False  # several of it may run at a time
     logits: bool = False  # has ``Engine.logits``: baselines without hidden states; not in EVERYTHING, as the next
     generates: bool = False  # has ``open_generator``; not in EVERYTHING, which plug-ins used before this was asked for
+    writes: bool = False  # has ``open_writer``; not in EVERYTHING
     columns: tuple[Column, ...] = ()  # that it measures beside the built-in ones; its answers have them in ``more``
     paths: tuple[str, ...] = (PREFILL,)  # how it can feed a window, chunked and cache-hit included: see plan/path.py
 
@@ -170,6 +171,14 @@ class EnginePlugin(ABC):
     def open_generator(self, subject: Subject, options: Any, work: Work) -> Generator:
         """Open the model to write text, for tasks that need it. Only if ``capabilities.generates`` is true."""
         raise NotImplementedError(f"the {self.name} engine does not generate")
+
+    def open_writer(self, subject: Subject, options: Any, work: Work, rules: DrawingRules) -> Writer:
+        """Open the model to write texts by these rules, for rollouts. Only if ``able().writes`` is true.
+
+        ``work.longest`` is the longest prompt with its text. ``work.path`` says how many texts are written side by
+        side; None: the engine's own choice.
+        """
+        raise NotImplementedError(f"the {self.name} engine does not write")
 
     def chunked(self, options: Any, tokens: int) -> Any:
         """The options with which at most ``tokens`` tokens are computed at once. Only if ``able().paths`` has it."""

@@ -93,6 +93,7 @@ def make_plan(
         lead=kept.lead,
         mask=tokens.target_mask,
         joined_at=tokens.joined_at,
+        doc_group=tokens.doc_group,
         weight=_weights(kept) if method.average == "window" else None,
         average=method.average,
         vocabulary=tokens.tokenizer.size if method.real_vocabulary else None,

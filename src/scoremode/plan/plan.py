@@ -68,6 +68,7 @@ class Plan:
     vocabulary: int | None = None  # ids from here on get no probability; None: all ids of the head
     prefix_group: Ints | None = None  # (windows,) windows with equal numbers share a prompt
     joined_at: Ints | None = None  # tokens where another text begins inside a joined document
+    doc_group: Ints | None = None  # (documents,) documents with equal numbers are not independent; None: all are
     notes: tuple[str, ...] = ()  # what was adjusted or left out, in words; not part of the plan's identity
 
     def __post_init__(self) -> None:
@@ -114,6 +115,8 @@ class Plan:
                     hasher.update(np.ascontiguousarray(part).data)
         if self.joined_at is not None:
             hasher.update(b"|joined_at:" + np.ascontiguousarray(self.joined_at).data)
+        if self.doc_group is not None:
+            hasher.update(b"|doc_group:" + np.ascontiguousarray(self.doc_group).data)
         return hasher.hexdigest()
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from scoremode.errors import harmless
-from scoremode.report.numbers import rounded
+from scoremode.report.numbers import Statistics, rounded
 from scoremode.statistics.comparison import Comparison
 from scoremode.store.run import Run
 from scoremode.text.token_text import joined
@@ -159,3 +159,29 @@ def other_metrics(found: Sequence[TasksComparison]) -> list[str]:
             others = ", ".join(f"of {c.name} {cand:.4g}" for c, (_, cand) in zip(found, pairs, strict=True))
             lines.append(f"{task.name}: {metric} {pairs[0][0]:.4g}, {others}")
     return sorted(lines)
+
+
+def mismatch_facts(s: Statistics) -> list[tuple[str, str]]:
+    """The main numbers of a trainer against rollouts, by label."""
+
+    def said(name: str, *, percent: bool = False) -> str:
+        return " ".join(rounded(s[name], s.get(f"{name}_stderr"), percent=percent)).rstrip()
+
+    def spread(prefix: str) -> str:
+        names = ("min", "p01", "median", "p99", "max")
+        return " · ".join(rounded(s[f"{prefix}_{name}"])[0] for name in names)
+
+    low, high = s["clip"]
+    exact = [("KL(rollout‖trainer), exact", said("kl"))] if s["kl_infinite"] is not None else []
+    return [
+        ("texts", f"{s['tokens']:,} tokens of {counted(s['samples'], 'samples')}, {counted(s['prompts'], 'prompts')}"),
+        *exact,
+        *((f"k{i}", said(f"k{i}")) for i in (1, 2, 3)),
+        ("ratios: min, 1 %, median, 99 %, max", spread("ratio")),
+        (f"outside {low:g} to {high:g}", said("outside_clip", percent=True)),
+        ("effective sample size", said("effective_sample_size", percent=True)),
+        ("ratios of sequences", spread("sequence_ratio")),
+        (f"sequences outside {low:g} to {high:g}", said("sequence_outside_clip", percent=True)),
+        ("effective sample size of sequences", said("sequence_effective_sample_size", percent=True)),
+        ("impossible for the trainer", counted(s["zero_probability"], "tokens")),
+    ]

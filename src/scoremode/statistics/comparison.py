@@ -24,20 +24,25 @@ from scoremode.scores.frames import ArrowTable, few_lines
 from scoremode.scores.parquet import Rows, pair_to_arrow
 from scoremode.scores.schema import BUILT_IN, DIVERGENCE, Schema
 from scoremode.statistics.depth import DepthMeans, by_depth
+from scoremode.statistics.equivalence import Equivalence, answer_change, answer_logprob, equivalence, is_answer
 from scoremode.statistics.estimate import (
     error_fields,
-    exponential,
     finite_or_none,
-    ratio,
     square_root,
-    transformed,
-    with_bounds,
     with_error_fields,
 )
 from scoremode.statistics.paired import PairedBlock, PairedMeans, PairedRuns, Values
+from scoremode.statistics.perplexities import (
+    log_ppl_ratio,
+    nll_added,
+    nll_of_baseline,
+    nll_of_candidate,
+    ppl_difference,
+    ppl_ratio,
+    stored_metric,
+)
 from scoremode.statistics.slices import SliceMeans, by_slice
 from scoremode.statistics.streams import DELTA_P_QUANTILES, KL_QUANTILES, quantiles
-from scoremode.store.run import Run
 from scoremode.values import LONG, Estimate, Floats
 
 
@@ -103,69 +108,6 @@ def _missing(runs: PairedRuns) -> set[str]:
     """What a statistic may need and was not measured."""
     known = {*runs.divergences.measured, *["top"] * runs.has_top, *["noise"] * (runs.noise_kl is not None)}
     return {*(column.name for column in DIVERGENCE), "top", "noise"} - known
-
-
-# ── values per target ────────────────────────────────────────────────────────────────────────────────────────────────
-def _nll_added(b: PairedBlock) -> Floats:
-    return b.base - b.cand
-
-
-def _nll_of_baseline(b: PairedBlock) -> Floats:
-    return -b.base
-
-
-def _nll_of_candidate(b: PairedBlock) -> Floats:
-    return -b.cand
-
-
-# ── perplexities ─────────────────────────────────────────────────────────────────────────────────────────────────────
-def _stored(side: Literal["baseline", "candidate"], name: str) -> Callable[[PairedMeans], Estimate]:
-    """A function that returns a metric as it is stored with one of the runs, averaged as the method does."""
-
-    def of(means: PairedMeans) -> Estimate:
-        run: Run = getattr(means.runs, side)
-        metrics = run.manifest["metrics"]
-        return Estimate.from_json(metrics[name]) if name in metrics else Estimate(math.nan, None, 0, 0)
-
-    return of
-
-
-def _ppl_ratio(means: PairedMeans) -> Estimate:
-    if means.documents is not None:
-        return means.documents.estimate()
-    logarithm = means.mean(_nll_added)
-    return exponential(logarithm) if math.isfinite(logarithm.value) else logarithm
-
-
-def _log_ppl_ratio(means: PairedMeans) -> Estimate:
-    if means.documents is None:
-        return means.mean(_nll_added)
-    e = means.documents.estimate()
-    if not (math.isfinite(e.value) and e.value > 0):
-        return Estimate(math.nan, None, e.n, e.groups)
-    return transformed(e, lambda x: math.log(x) if x > 0 else -math.inf, 1 / e.value)
-
-
-def _ppl_difference(means: PairedMeans) -> Estimate:
-    """exp(mean nll) of the candidate minus that of the baseline, with the error of its first-order expansion.
-
-    Near the means, exp(a) - exp(b) changes by exp(a)·da - exp(b)·db. That is one number per target, so that what both
-    runs share cancels before it is squared. It takes a second pass over the columns.
-    """
-    if (documents := means.documents) is not None:
-        moved = documents.numerator - documents.denominator
-        return ratio(moved, np.ones(len(moved)), documents.indices)
-    cand, base = means.mean(_nll_of_candidate), means.mean(_nll_of_baseline)
-    ppl_cand, ppl_base = exponential(cand).value, exponential(base).value
-    value = ppl_cand - ppl_base
-    if not math.isfinite(value):
-        return Estimate(math.nan, None, cand.n, cand.groups)
-
-    def moves(b: PairedBlock) -> Floats:
-        return ppl_cand * (-b.cand - cand.value) - ppl_base * (-b.base - base.value)
-
-    around_zero = means.mean(moves)
-    return with_bounds(Estimate(value, around_zero.stderr, cand.n, cand.groups, around_zero.freedom))
 
 
 # ── quantiles ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -243,11 +185,11 @@ STATISTICS: tuple[Statistic, ...] = (
         "degrees of freedom of the bounds, for numbers that count each target once",
         lambda means: means.mean(_worse).freedom,
     ),
-    Statistic("ppl_baseline", "the baseline's perplexity", of=_stored("baseline", "perplexity"), needs="logprob"),
+    Statistic("ppl_baseline", "the baseline's perplexity", of=stored_metric("baseline", "perplexity"), needs="logprob"),
     Statistic(
         "ppl_candidate",
         "exponential of the mean surprise",
-        of=_stored("candidate", "perplexity"),
+        of=stored_metric("candidate", "perplexity"),
         needs="logprob",
         label="Perplexity",
         column=TerminalColumn("ppl"),
@@ -256,13 +198,13 @@ STATISTICS: tuple[Statistic, ...] = (
     _plain(
         "bits_per_byte_baseline",
         "bits per byte of the text under the baseline",
-        lambda means: _stored("baseline", "bits_per_byte")(means).value,
+        lambda means: stored_metric("baseline", "bits_per_byte")(means).value,
         needs="logprob",
     ),
     _plain(
         "bits_per_byte_candidate",
         "bits per byte of the text",
-        lambda means: _stored("candidate", "bits_per_byte")(means).value,
+        lambda means: stored_metric("candidate", "bits_per_byte")(means).value,
         needs="logprob",
         label="Bits/byte",
     ),
@@ -271,8 +213,8 @@ STATISTICS: tuple[Statistic, ...] = (
     Statistic(
         "ppl_ratio",
         "perplexity divided by the baseline's",
-        mean=_nll_added,
-        of=_ppl_ratio,
+        mean=nll_added,
+        of=ppl_ratio,
         by_document=True,
         needs="logprob",
         ranks=-1,
@@ -286,13 +228,13 @@ STATISTICS: tuple[Statistic, ...] = (
     Statistic(
         "log_ppl_ratio",
         "logarithm of the perplexity ratio",
-        mean=_nll_added,
-        of=_log_ppl_ratio,
+        mean=nll_added,
+        of=log_ppl_ratio,
         by_document=True,
         needs="logprob",
         ranks=-1,
     ),
-    Statistic("ppl_difference", "perplexity minus the baseline's", of=_ppl_difference, needs="logprob"),
+    Statistic("ppl_difference", "perplexity minus the baseline's", of=ppl_difference, needs="logprob"),
     Statistic(
         "kl_mean",
         "mean KL(baseline‖candidate), nats per token",
@@ -319,6 +261,14 @@ STATISTICS: tuple[Statistic, ...] = (
     _plain("noise_floor_kl_mean", "mean KL of the baseline against itself", _noise_mean, needs="noise"),
     _plain("noise_floor_kl_p99", "99 % quantile of that KL", _noise_p99, needs="noise"),
     Statistic("delta_logprob_mean", "mean of ln q - ln p", mean=lambda b: b.cand - b.base, needs="logprob", ranks=1),
+    Statistic(
+        "answer_logprob",
+        "mean of ln q - ln p over the slice answer; over all targets of a text without slices",
+        mean=answer_change,
+        of=answer_logprob,
+        needs="logprob",
+        better="high",
+    ),
     Statistic(
         "delta_logprob_rms",
         "root mean square of ln q - ln p",
@@ -420,6 +370,10 @@ class Comparison(PairedRuns, ArrowTable):
     def _by_slice(self) -> list[SliceMeans]:
         return by_slice(self)
 
+    def no_worse_than(self, margin: float) -> Equivalence:
+        """Is the candidate no worse than ``margin`` nats per token on texts known to be right, with 95 %?"""
+        return equivalence(self, margin)
+
     def to_arrow(self) -> Any:
         """Every column of both runs, one row per target, as a ``pyarrow.Table``."""
         base, cand = (Rows(run.scores, run.facts, self.divergences) for run in (self.baseline, self.candidate))
@@ -495,5 +449,5 @@ def comparison_statistics(c: Comparison) -> dict[str, Any]:
     missing = _missing(c)
     wanted = [s.mean for s in STATISTICS if s.mean is not None and s.needs not in missing]
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # infinities become None
-        means.gather([*wanted, _nll_of_baseline, _nll_of_candidate], columns=True)
+        means.gather([*wanted, nll_of_baseline, nll_of_candidate, is_answer], columns=True)
         return {"name": c.name, **{name: value for s in STATISTICS for name, value in s.compute(means).items()}}

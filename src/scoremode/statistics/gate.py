@@ -58,28 +58,12 @@ class Rule:
         return f"{of}{self.name} {self.operator} {self.limit:.12g}" + f" {SURELY}" * self.surely
 
 
-def parse(rule: str) -> Rule:
-    """Parses a rule as the user typed it.
+def parse(rule: str, fields: tuple[str, ...] = FIELDS, example: str = EXAMPLE) -> Rule:
+    """Parses a rule as the user typed it, about one of the fields.
 
     >>> parse("same_top < 0.95")
     Rule(name='same_top', operator='<', limit=0.95, surely=False, task=None)
     """
-    return _parsed(rule, FIELDS, EXAMPLE)
-
-
-def parse_for_tasks(rule: str) -> Rule:
-    """Parses a rule about tasks.
-
-    >>> str(parse_for_tasks("arc_easy.recovery<0.99 surely"))
-    'arc_easy.recovery < 0.99 surely'
-    """
-    parts = SHAPE.fullmatch(rule)
-    task, dot, _ = parts[1].rpartition(".") if parts else ("", "", "")
-    bare = rule if parts is None or not dot else rule[: parts.start(1)] + rule[parts.start(1) + len(task) + 1 :]
-    return replace(_parsed(bare, TASK_FIELDS, TASK_EXAMPLE), task=task or None)
-
-
-def _parsed(rule: str, fields: tuple[str, ...], example: str) -> Rule:
     parts = SHAPE.fullmatch(rule)
     if parts is None:
         raise OptionError(f"{_quoted(rule)} is not a rule", fix=example)
@@ -93,6 +77,18 @@ def _parsed(rule: str, fields: tuple[str, ...], example: str) -> Rule:
     if word == SURELY and f"{name}_stderr" not in fields:
         raise OptionError(f"{name} has no error, so '{SURELY}' does not apply", fix=f"leave out '{SURELY}'")
     return Rule(name, sign, _number(number), surely=word == SURELY)
+
+
+def parse_for_tasks(rule: str) -> Rule:
+    """Parses a rule about tasks.
+
+    >>> str(parse_for_tasks("arc_easy.recovery<0.99 surely"))
+    'arc_easy.recovery < 0.99 surely'
+    """
+    parts = SHAPE.fullmatch(rule)
+    task, dot, _ = parts[1].rpartition(".") if parts else ("", "", "")
+    bare = rule if parts is None or not dot else rule[: parts.start(1)] + rule[parts.start(1) + len(task) + 1 :]
+    return replace(parse(bare, TASK_FIELDS, TASK_EXAMPLE), task=task or None)
 
 
 def _number(text: str) -> float:
@@ -158,6 +154,8 @@ def _why_unknown(name: str, statistics: Mapping[str, Any]) -> str:
     """Says why a statistic is None, by the first reason that applies."""
     if "documents" in statistics:
         return _why_unknown_of_tasks(name, statistics)
+    if "samples" in statistics:
+        return _why_unknown_of_mismatch(name, statistics)
     needs, infinite = BY_FIELD[name].needs, statistics.get("kl_infinite")
     zero = sum(statistics.get(f"zero_probability_{side}") or 0 for side in ("baseline", "candidate"))
     reasons = (
@@ -169,6 +167,7 @@ def _why_unknown(name: str, statistics: Mapping[str, Any]) -> str:
         (needs == "kl" and infinite, f"targets with infinite KL: {infinite}"),
         (needs == "top" and statistics.get("same_top") is None, "the first choices (top) of a run were not measured"),
         (needs == "logprob" and zero, f"targets with probability zero: {zero}"),
+        (name.startswith("answer_") and statistics.get("answer_logprob") is None, "no target is part of an answer"),
         (name.endswith(("_stderr", "_low", "_high")), too_few(statistics.get("groups"))),
     )
     return next((reason for applies, reason in reasons if applies), "it has no value")
@@ -182,5 +181,18 @@ def _why_unknown_of_tasks(name: str, statistics: Mapping[str, Any]) -> str:
         (name != plain and statistics.get(plain) is not None, too_few(documents, "documents")),
         (name.startswith(("acc_", "kl_", "margin", "changed")), "not all of the tasks have it"),
         ("shift" in name, "a choice has probability zero"),
+    )
+    return next((reason for applies, reason in reasons if applies), "it has no value")
+
+
+def _why_unknown_of_mismatch(name: str, statistics: Mapping[str, Any]) -> str:
+    plain = re.sub("_(stderr|low|high)$", "", name)
+    zero, infinite = statistics.get("zero_probability"), statistics.get("kl_infinite")
+    reasons = (
+        (not statistics.get("tokens"), "there are no tokens"),
+        (plain == "kl" and infinite is None, "the distributions were not compared"),
+        (plain == "kl" and infinite, f"tokens with infinite KL: {infinite}"),
+        (statistics.get(plain) is None and zero, f"tokens that the trainer thinks impossible: {zero}"),
+        (name != plain and statistics.get(plain) is not None, too_few(statistics.get("prompts"), "prompts")),
     )
     return next((reason for applies, reason in reasons if applies), "it has no value")

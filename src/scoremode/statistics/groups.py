@@ -2,6 +2,7 @@
 
 The error of a mean is computed over unrelated pieces of text. In order of preference:
 
+pieces known to be related     documents that say so: all texts that a model wrote after one prompt
 pieces known to be separate    documents; if a recipe joins them into one stream, the texts that were joined
                                (WikiText's articles), if at least FEWEST of them have targets
 stretches of text              equal parts of each piece, of at least STRETCH tokens, if there are FEWEST or more
@@ -42,6 +43,8 @@ class Grouping:
 
 def grouping(plan: Plan) -> Grouping:
     """Returns the groups of a plan's targets."""
+    if plan.doc_group is not None:
+        return _related(plan, plan.doc_group)
     kind = "documents" if np.array_equal(plan.piece_starts, plan.doc_starts[:-1]) else "joined texts"
     pieces = _divided(plan, plan.piece_starts, kind)
     if pieces.count >= FEWEST:
@@ -50,6 +53,13 @@ def grouping(plan: Plan) -> Grouping:
     if stretches.count >= FEWEST:
         return stretches
     return replace(pieces, kind=kind.removesuffix("s")) if pieces.count == 1 else pieces
+
+
+def _related(plan: Plan, doc_group: Ints) -> Grouping:
+    """Groups the documents with equal numbers. Numbers without a target are not counted."""
+    used = distinct(doc_group[block.document] for block in plan.blocks())
+    kind = "prompt" if len(used) == 1 else "prompts"
+    return Grouping(kind, len(used), lambda block: np.searchsorted(used, doc_group[block.document]).astype(np.int64))
 
 
 def _divided(plan: Plan, starts: Ints, kind: str, *, splits: bool = False) -> Grouping:

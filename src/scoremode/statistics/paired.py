@@ -7,7 +7,7 @@ error of such a difference, never of two separate numbers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -33,6 +33,7 @@ class PairedBlock:
     divergences: Divergences  # (n,) each
     weight: Floats  # (n,)
     groups: Ints  # (n,)
+    answer: Bools | None = None  # (n,) targets that are part of an answer; None: the text has no slices
 
     @property
     def kl(self) -> Floats | None:
@@ -66,6 +67,7 @@ class PairedRuns:
     weight: Floats  # (n,) weight of a target in the method's mean: 1 unless windows are averaged
     divergences: Divergences  # of the candidate from the baseline, over the whole vocabulary; none between stored runs
     noise_kl: Floats | None  # (m,) KL of the baseline to itself, computed in a different way; None if not measured
+    answer: Bools | None = field(default=None, kw_only=True)  # (n,) targets in the slice "answer"; None: no slices
 
     @property
     def kl(self) -> Floats | None:
@@ -86,6 +88,7 @@ class PairedRuns:
     def blocks(self) -> Iterator[PairedBlock]:
         """Yields all targets in order without holding columns in memory. Raises RunError for NaN or unequal lengths."""
         lengths = {"groups": len(self.groups), "weight": len(self.weight), **self.divergences.lengths()}
+        lengths |= {} if self.answer is None else {"answer": len(self.answer)}
         lengths |= {"the baseline": len(self.baseline.scores), "the candidate": len(self.candidate.scores)}
         for name, length in lengths.items():
             if length != len(self.groups):
@@ -104,7 +107,8 @@ class PairedRuns:
             weight = self.weight[here]
             for name, values in {"weight": weight, **apart, "the baseline": base, "the candidate": cand}.items():
                 self._require_numbers(name, values)
-            yield PairedBlock(base, cand, base_top, cand_top, Divergences(**apart), weight, self.groups[here])
+            answer, groups = None if self.answer is None else self.answer[here], self.groups[here]
+            yield PairedBlock(base, cand, base_top, cand_top, Divergences(**apart), weight, groups, answer)
             begin = here.stop
             release_read_blocks((self.weight, self.groups), number)
 

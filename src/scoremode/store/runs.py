@@ -79,7 +79,7 @@ class Claim:
     def _take(self) -> Run | None:
         """Return the finished run in the folder; if there is none, lock the folder and return None."""
         folder, found = self.folder, None
-        _require_possible(folder)
+        require_possible(folder)
         if is_cached(folder):
             cache_limit()  # raises if the limit is invalid, before anything is scored
         try:
@@ -157,7 +157,7 @@ def lock_folder(folder: Path, *, waits: bool, name: str | None = None) -> tuple[
         raise RunError(f"another process is scoring into {name or folder}", fix="wait for it, or give another --out")
 
 
-def _require_possible(folder: Path) -> None:
+def require_possible(folder: Path) -> None:
     """Raise RunError if there can be no folder at this path."""
     try:
         if "\0" in str(folder):

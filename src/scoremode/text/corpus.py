@@ -48,12 +48,14 @@ from scoremode.text.files import (
     unchanged,
 )
 from scoremode.text.hub import hub_dataset, require_datasets, wikitext2_from_hub
+from scoremode.text.rollouts import Rollouts, require_folder
 
 Layout = Literal["text", "lines", "documents", "chat", "mixed"]
 
 WIKITEXT2_BLANK = " \n"  # a blank line of wiki.test.raw; the rows on the hub have "" instead
 TEXTS = (".txt", ".md", ".jsonl", ".ndjson", ".parquet")  # files that are read from a folder
 BYTE_ORDER_MARK = "\ufeff"
+WRITTEN = "rollouts:"  # before the folder of texts that a model wrote
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class Corpus:
     byte_count: int
     parts: tuple[Corpus, ...] = ()  # each of the texts, if several were named
     notes: tuple[str, ...] = ()  # what a reader of the result should know about the text
+    rollouts: Rollouts | None = None  # texts that a model wrote, whose ids are taken as they are
 
     def texts(self) -> Iterator[str]:
         """The rows as texts, for a corpus that is not a chat."""
@@ -123,8 +126,20 @@ def check_names(
         raise CorpusError(f"--num-samples {num_samples} leaves no text", fix="give 1 or more")
     if dataset:
         require_datasets()
+    if any(name.startswith(WRITTEN) for name in specs):
+        _check_rollouts(specs, field)
+        return
     for name in specs:
         _check_local(name)
+
+
+def _check_rollouts(specs: list[str], field: str | None) -> None:
+    """Refuses rollouts together with other texts, a field of them, and folders that have none."""
+    if len(specs) > 1:
+        raise CorpusError("rollouts were given together with other texts", fix="score them in separate runs")
+    if field is not None:
+        raise CorpusError("--field does not apply to rollouts", fix="leave --field out")
+    require_folder(specs[0].removeprefix(WRITTEN))
 
 
 def _check_local(spec: str) -> None:
@@ -137,7 +152,7 @@ def _check_local(spec: str) -> None:
 
 
 def load(
-    spec: Spec | Sequence[Spec] | Corpus | None = None,
+    spec: Spec | Sequence[Spec] | Corpus | Rollouts | None = None,
     *,
     text: str | None = None,
     field: str | None = None,
@@ -153,10 +168,14 @@ def load(
     """
     named: dict[str, Any] = {"text": text, "field": field, "num_samples": num_samples, "dataset": dataset}
     named |= {"dataset_config": dataset_config, "split": split}
+    if isinstance(spec, Rollouts):
+        spec = corpus_of_rollouts(spec)
     if isinstance(spec, Corpus):
         return _already_loaded(spec, **named)
     check_names(spec, **named)
     specs, files = specs_of(spec), list[str]()
+    if specs and specs[0].startswith(WRITTEN):
+        return corpus_of_rollouts(Rollouts.open(specs[0].removeprefix(WRITTEN)), num_samples)
     sources: list[Source]
     if dataset:
         sources = [hub_dataset(dataset, dataset_config, split, field)]
@@ -169,6 +188,19 @@ def load(
         raise CorpusError("--field does not apply to plain text", fix="leave --field out, or give .jsonl or .parquet")
     found = _single_source(*sources[0], num_samples) if len(sources) == 1 else _combined(sources, num_samples)
     return found if files == specs else replace(found, name="+".join(map(_short, specs)))
+
+
+def corpus_of_rollouts(rollouts: Rollouts, count: int | None = None) -> Corpus:
+    """The corpus of texts that a model wrote: each with its prompt is a row. ``count``: only the first of them."""
+    sha256 = str(rollouts.manifest["texts_sha256"])
+    if count is not None and count < len(rollouts):
+        rollouts, sha256 = rollouts.first(count), hashlib.sha256(f"{sha256}, the first {count}".encode()).hexdigest()
+    if not len(rollouts):
+        raise CorpusError(f"{rollouts.path} has no texts", fix="write some with scoremode rollouts")
+    texts = [prompt + text for prompt, text in zip(rollouts.prompt_text, rollouts.text, strict=True)]
+    size = sum(len(text.encode()) for text in texts)
+    name = WRITTEN + (Path(rollouts.path).resolve().name if rollouts.path else str(rollouts.manifest["model"]))
+    return Corpus(name, "documents", lambda: iter(texts), sha256, len(texts), size, rollouts=rollouts)
 
 
 Source = tuple[str, Layout, RowsOf]

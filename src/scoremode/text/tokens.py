@@ -8,17 +8,18 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
-from scoremode.errors import OptionError
+from scoremode.errors import ModelError, OptionError
 from scoremode.text.corpus import Corpus
 from scoremode.text.documents import Document, RereadDocuments, WordCounter, white_space
 from scoremode.text.long_text import EncodedWindow, LongTextEncoder, Sizes
-from scoremode.text.slices import Slicing
+from scoremode.text.rollouts import Rollouts, tokens_digest
+from scoremode.text.slices import SliceRule, Slicing, written_slices
 from scoremode.text.tokenizer import Encoding, TextTokenizer, TokenizerFacts
 from scoremode.values import BLOCK, Bools, Ids, Ints, frozen, release_pages
 
@@ -45,6 +46,7 @@ class Tokens:
     joined_at: Ints | None = None  # tokens where another text begins inside a joined document; None: nowhere
     slices: Ids | None = None  # (n,) the slice that each token begins in, as an index of ``slice_names``
     slice_names: tuple[str, ...] = ()
+    doc_group: Ints | None = None  # (documents,) documents with equal numbers are not independent; None: all are
     notes: tuple[str, ...] = ()  # what a reader of the result should know
 
     @property
@@ -273,35 +275,132 @@ def _inside(starts: Ints, ends: Ints, spans: tuple[tuple[int, int], ...] | None)
 
 
 # ── ids that somebody else cut ───────────────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True, slots=True, eq=False)
+class SpelledIds:
+    """The text that ids stand for."""
+
+    text: str
+    raw: bytes
+    ends: Ints  # (n,) characters of the text up to the end of each token
+    byte_len: Ids  # (n,)
+    lone: int  # bytes that belong to no character
+
+    @staticmethod
+    def of(ids: Ids, known: list[bytes]) -> SpelledIds:
+        """Joins the bytes of tokens, so that a character that was cut into several tokens is whole again."""
+        pieces = [known[i] if i < len(known) else b"" for i in ids.tolist()]
+        raw = b"".join(pieces)
+        points = np.frombuffer(raw.decode("utf-8", "surrogateescape").encode("utf-32-le", "surrogatepass"), np.uint32)
+        lone = (points >= LONE[0]) & (points <= LONE[1])
+        text = np.where(lone, ord("�"), points).astype(np.uint32).tobytes().decode("utf-32-le")
+        sizes = np.where(lone, 1, 1 + (points > 0x7F) + (points > 0x7FF) + (points > 0xFFFF))
+        begins = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])  # of each character, in bytes
+        ends = np.searchsorted(begins[:-1], np.cumsum([len(piece) for piece in pieces], dtype=np.int64), side="left")
+        starts = np.concatenate([[0], ends[:-1]])[: len(ends)]
+        return SpelledIds(text, raw, ends, (begins[ends] - begins[starts]).astype(np.int32), int(lone.sum()))
+
+
+def tokens_of_rollouts(
+    rollouts: Rollouts, tokenizer: TextTokenizer, rules: Sequence[SliceRule] = ()
+) -> tuple[RereadDocuments, Tokens]:
+    """Texts that a model wrote: a document for each, its prompt as context, and the written tokens as targets.
+
+    The ids are those that the model was given and wrote. Texts of one prompt are not independent. ``rules`` are slices.
+    """
+    known = tokenizer.pieces()
+    notes = list(_tokenizer_notes(rollouts, tokenizer, known))
+    ids = [np.concatenate(pair) for pair in zip(rollouts.prompt_ids, rollouts.written, strict=True)]
+    spelled = [SpelledIds.of(one, known) for one in ids]
+    empty, lone = sum(not len(one) for one in rollouts.written), sum(one.lone for one in spelled)
+    if empty:
+        notes.append(f"{empty:,} of {len(ids):,} texts have no written token, and so no target")
+    if lone:
+        notes.append(_lone_bytes(lone))
+    texts = [one.text for one in spelled]
+    name = str(rollouts.manifest["model"])
+    size = sum(len(one.raw) for one in spelled)
+    corpus = Corpus(name, "documents", lambda: iter(texts), rollouts.manifest["texts_sha256"], len(ids), size)
+    lengths = np.array([len(one) for one in ids], np.int64)
+    written = np.array([len(one) for one in rollouts.written], np.int64)
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    place = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
+    slicing = Slicing(rules)
+    slices = _slices_of_rollouts(slicing, rollouts, tokenizer, known)
+    notes += slicing.finish()
+    tokens = Tokens(
+        ids=frozen(np.concatenate(ids).astype(np.int32)),
+        doc_starts=frozen(starts),
+        char_end=frozen(np.concatenate([one.ends for one in spelled]).astype(np.int64)),
+        byte_len=frozen(np.concatenate([one.byte_len for one in spelled])),
+        word_starts=frozen(np.concatenate([word_starts_in(one.text, one.ends) for one in spelled])),
+        doc_bytes=frozen(np.array([len(one.raw) for one in spelled], np.int64)),
+        doc_words=frozen(np.array([_words_in(text) for text in texts], np.int64)),
+        tokenizer=tokenizer.facts,
+        target_mask=frozen(place >= np.repeat(lengths - written, lengths)),
+        doc_group=frozen(rollouts.prompt),
+        slices=frozen(slices),
+        slice_names=slicing.names,
+        notes=tuple(notes),
+    )
+    return RereadDocuments(corpus, "texts", tokenizer), tokens
+
+
+def _slices_of_rollouts(slicing: Slicing, rollouts: Rollouts, tokenizer: TextTokenizer, known: list[bytes]) -> Ids:
+    """Returns the slice of every token. Markers may be special tokens, which have names and no text."""
+    used = np.unique(np.concatenate([*rollouts.prompt_ids, *rollouts.written]))
+    named = [*known, *[b""] * (int(used.max(initial=-1)) + 1 - len(known))]
+    for token in used.tolist():
+        named[token] = named[token] or tokenizer.token_text(token).encode()
+    found = []
+    for prompt, written in zip(rollouts.prompt_ids, rollouts.written, strict=True):
+        text = SpelledIds.of(np.concatenate([prompt, written]), named)
+        begin = int(text.ends[len(prompt) - 1]) if len(prompt) else 0
+        found.append(written_slices(slicing, text.text, text.ends, begin))
+    return np.concatenate(found)
+
+
+def _tokenizer_notes(rollouts: Rollouts, tokenizer: TextTokenizer, known: list[bytes]) -> Iterator[str]:
+    """Refuses a tokenizer that has other tokens for the ids of the texts; yields a note if it only has another name."""
+    if rollouts.manifest["tokenizer"] == tokenizer.facts.fingerprint:
+        return
+    if tokens_digest(known, [*rollouts.prompt_ids, *rollouts.written]) != rollouts.manifest["tokens_sha256"]:
+        raise ModelError(
+            f"the texts were written by {rollouts.manifest['model']}, and this model has another tokenizer",
+            fix="choose a model with the same tokenizer, or write texts with this one",
+        )
+    yield "another tokenizer than the one of the texts, with the same tokens for all of their ids"
+
+
+def _words_in(text: str) -> int:
+    words = WordCounter()
+    words.add(text)
+    return words.count
+
+
+def _lone_bytes(lone: int) -> str:
+    return f"{lone:,} byte{'s' if lone > 1 else ''} of the stored tokens are not UTF-8, and are shown as �"
+
+
 def text_of_ids(ids: Ids, tokenizer: TextTokenizer, name: str) -> tuple[Corpus, RereadDocuments, Tokens]:
     """The text that ids stand for: one document, and its tokens with exactly these ids.
 
-    The bytes of all tokens are joined first, so that a character that was cut into several tokens is whole again. A
-    byte that belongs to no character is shown as �, counts as one byte, and is counted in a note.
+    A byte that belongs to no character is shown as �, counts as one byte, and is counted in a note.
     """
     known = tokenizer.pieces()
-    pieces = [known[i] if i < len(known) else b"" for i in ids.tolist()]
-    whole = b"".join(pieces)
-    points = np.frombuffer(whole.decode("utf-8", "surrogateescape").encode("utf-32-le", "surrogatepass"), np.uint32)
-    lone = (points >= LONE[0]) & (points <= LONE[1])
-    text = np.where(lone, ord("�"), points).astype(np.uint32).tobytes().decode("utf-32-le")
-    sizes = np.where(lone, 1, 1 + (points > 0x7F) + (points > 0x7FF) + (points > 0xFFFF))
-    begins = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])  # of each character, in bytes
-    ends = np.searchsorted(begins[:-1], np.cumsum([len(piece) for piece in pieces], dtype=np.int64), side="left")
+    spelled = SpelledIds.of(ids, known)
+    text, ends, whole = spelled.text, spelled.ends, spelled.raw
     starts = np.concatenate([[0], ends[:-1]])
     encoding = Encoding(ids, starts, ends, starts)
-    notes = tuple(_notes(text, encoding, tokenizer, int(lone.sum())))
+    notes = tuple(_notes(text, encoding, tokenizer, spelled.lone))
     corpus = Corpus(name, "text", lambda: iter([text]), hashlib.sha256(whole).hexdigest(), 1, len(whole), notes=notes)
-    words = WordCounter()
-    words.add(text)
     tokens = Tokens(
         ids=frozen(ids),
         doc_starts=frozen(np.array([0, len(ids)], np.int64)),
         char_end=frozen(ends),
-        byte_len=frozen((begins[ends] - begins[starts]).astype(np.int32)),
+        byte_len=frozen(spelled.byte_len),
         word_starts=frozen(word_starts_in(text, ends)),
         doc_bytes=frozen(np.array([len(whole)], np.int64)),
-        doc_words=frozen(np.array([words.count], np.int64)),
+        doc_words=frozen(np.array([_words_in(text)], np.int64)),
         tokenizer=tokenizer.facts,
     )
     return corpus, RereadDocuments(corpus, "texts", tokenizer), tokens
@@ -309,7 +408,7 @@ def text_of_ids(ids: Ids, tokenizer: TextTokenizer, name: str) -> tuple[Corpus, 
 
 def _notes(text: str, stored: Encoding, tokenizer: TextTokenizer, lone: int) -> Iterator[str]:
     if lone:
-        yield f"{lone:,} byte{'s' if lone > 1 else ''} of the stored tokens are not UTF-8, and are shown as �"
+        yield _lone_bytes(lone)
     visible = stored.char_end > stored.char_start
     own = tokenizer.encode(text, special=False)
     alike = np.isin(_places(stored.ids[visible], stored.char_end[visible]), _places(own.ids, own.char_end))

@@ -16,6 +16,7 @@ from scoremode.errors import UnknownArgumentError, did_you_mean
 from scoremode.plan.path import DecodePath, read_path
 from scoremode.plan.recipes import find_method
 from scoremode.text.corpus import Corpus, Spec, check_names
+from scoremode.text.rollouts import Rollouts
 from scoremode.text.slices import read_rules
 
 KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
@@ -25,7 +26,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 class QuestionArguments(TypedDict, total=False):
     """The arguments of a question: a text, and the method that scores it. All but the text have defaults."""
 
-    corpus: Spec | Sequence[Spec] | Corpus | None  # names, files, folders or patterns; several are one corpus
+    corpus: (
+        Spec | Sequence[Spec] | Corpus | Rollouts | None
+    )  # names, files, folders or patterns; several are one corpus
     text: str | None  # a text given here
     method: str  # default: sliding-once
     context_length: int | None  # tokens per window; default: the method's
@@ -139,7 +142,7 @@ def check_question(given: Mapping[str, Any], *, needs_text: bool = False) -> dic
     text = {name: given.get(name) for name in TEXT}
     corpus = text.pop("corpus")
     has_text = any(value is not None for value in (corpus, text["text"], text["dataset"]))
-    if not isinstance(corpus, Corpus) and (needs_text or has_text):
+    if not isinstance(corpus, Corpus | Rollouts) and (needs_text or has_text):
         check_names(corpus, **text)
     return dict(given)
 

@@ -10,20 +10,24 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Unpack
 
+import numpy as np
+
 from scoremode import __version__
 from scoremode.arguments import require_flag, whole_number
 from scoremode.cache.token_store import STORED_FROM, kept_tokens
 from scoremode.disk.manifests import without_secrets
 from scoremode.engines.registry import known_engines
+from scoremode.errors import MethodError, OptionError
 from scoremode.models.subject import Subject
 from scoremode.plan.build import make_plan
 from scoremode.plan.plan import Plan
 from scoremode.plan.recipes import Method, find_method
 from scoremode.text.corpus import Corpus, load
 from scoremode.text.documents import RereadDocuments, notes_on
+from scoremode.text.rollouts import Rollouts
 from scoremode.text.slices import read_rules
 from scoremode.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer
-from scoremode.text.tokens import Tokens, TokenStream, first_tokens
+from scoremode.text.tokens import Tokens, TokenStream, first_tokens, tokens_of_rollouts
 from scoremode.values import NUMERICS
 from scoremode.verbs.arguments import QuestionArguments, asked_path, check_question
 
@@ -40,6 +44,7 @@ class Question:
     plan: Plan
 
 
+ROLLOUTS_METHOD = "sliding-once"
 Tokenized = tuple[RereadDocuments, Tokens]
 
 
@@ -71,14 +76,19 @@ def prepare_question(
     )
     if corpus.layout == "chat":
         rule = replace(rule, special=False)  # a chat template writes special tokens itself
+    if corpus.rollouts is not None:
+        rule = _rule_for_rollouts(corpus.rollouts, rule, given, subject)
     key = (corpus.sha256, corpus.layout, rule.arrangement, rule.special, assistant_only, slices)
     last = memory or LastTokens()
     if last.found is None or last.key != key:
         last.key = last.found = None  # before new tokens are made, because both at once may not fit in memory
-        documents = RereadDocuments(
-            corpus, rule.arrangement, subject.tokenizer, assistant_only=assistant_only, rules=slices
-        )
-        last.found = documents, _tokenized(documents, special=rule.special)
+        if corpus.rollouts is not None:
+            last.found = tokens_of_rollouts(corpus.rollouts, subject.tokenizer, slices)
+        else:
+            documents = RereadDocuments(
+                corpus, rule.arrangement, subject.tokenizer, assistant_only=assistant_only, rules=slices
+            )
+            last.found = documents, _tokenized(documents, special=rule.special)
         last.key = key
     documents, tokens = last.found
     notes = [*notes_on(corpus, rule.arrangement), *tokens.notes]
@@ -96,6 +106,27 @@ def prepare_question(
     )
     plan = replace(plan, notes=(*notes, *plan.notes))
     return Question(subject, corpus, rule, documents, tokens, plan)
+
+
+def _rule_for_rollouts(rollouts: Rollouts, rule: Method, given: QuestionArguments, subject: Subject) -> Method:
+    """Returns the method with windows in which every text fits whole, unless the user chose their length."""
+    if rule.name != ROLLOUTS_METHOD:
+        raise MethodError(
+            f"{rule.name} does not score rollouts, where prompts are context and written tokens are targets",
+            fix=f"use --method {ROLLOUTS_METHOD}",
+        )
+    if given.get("assistant_only"):
+        raise OptionError("--assistant-only does not apply to rollouts", fix="leave it out: their targets are known")
+    lengths = [len(a) + len(b) for a, b in zip(rollouts.prompt_ids, rollouts.written, strict=True)]
+    longest, room = max(2, *lengths), subject.context_length
+    if given.get("context_length") is None and room is not None and longest > room:
+        at = int(np.argmax(lengths))
+        raise MethodError(
+            f"text {rollouts.sample[at]} of prompt {rollouts.prompt[at]} has {longest:,} tokens with its prompt, "
+            f"and the model's context {room:,}",
+            fix=f"give --context-length {room} for windows that overlap, or write with fewer --max-tokens",
+        )
+    return replace(rule, special=False, context=longest)
 
 
 def _tokenized(documents: RereadDocuments, *, special: bool) -> Tokens:

@@ -30,6 +30,7 @@ from scoremode.store import runs
 from scoremode.store.remote_copies import open_reference
 from scoremode.store.run import Run
 from scoremode.text.corpus import Corpus, specs_of
+from scoremode.text.rollouts import Rollouts
 from scoremode.values import Ids
 from scoremode.verbs.arguments import AllArguments, spelled_out, split_arguments
 from scoremode.verbs.model import TOLD_FROM, GivenModel, GivenTokenizer, LazyModel, in_memory, tokenizer_name
@@ -147,7 +148,7 @@ def _score_and_store(
 def _repeatable(question: dict[str, Any]) -> dict[str, Any] | None:
     """The question, if names and files are enough to ask it again; None for a text that was piped in."""
     corpus = question.get("corpus")
-    if isinstance(corpus, Corpus) or "-" in specs_of(corpus):
+    if isinstance(corpus, Corpus | Rollouts) or "-" in specs_of(corpus):
         return None
     named = {} if corpus is None else {"corpus": specs_of(corpus)}
     slices = question.get("slice")

@@ -7,11 +7,15 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Unpack
 
+import numpy as np
+
 from scoremode.engines.base import Engine
+from scoremode.engines.plugin import Work
 from scoremode.errors import InputError, OptionError
 from scoremode.remote.uri import located
 from scoremode.statistics.comparison import Comparison
 from scoremode.store.run import Run
+from scoremode.values import Floats, Ids
 from scoremode.verbs.arguments import ModelArguments, QuestionArguments, check_question, spelled_out, split_arguments
 from scoremode.verbs.compare import compare_model
 from scoremode.verbs.model import GivenModel, GivenTokenizer, LazyModel, tokenizer_name
@@ -23,7 +27,7 @@ from scoremode.verbs.prob.sequence import SequenceProbability, SequenceScore, pa
 from scoremode.verbs.progress import Progress
 from scoremode.verbs.progress_display import shows_progress
 from scoremode.verbs.reference import reference_of
-from scoremode.verbs.scoring import check_fits
+from scoremode.verbs.scoring import Continuation, check_fits, likelihoods
 from scoremode.verbs.sides import Folders
 
 
@@ -92,6 +96,35 @@ class Model:
             with worked_on_here(output, fresh=fresh) as local:
                 score_to_file(lm, list(paired(prompt, targets)), local, fresh=fresh, progress=progress)
             return [SequenceScore.from_json(row) for row in read_results(local.path)]
+
+    @shows_progress
+    def logprobs(
+        self,
+        prompts: Sequence[Ids | Sequence[int]],
+        continuations: Sequence[Ids | Sequence[int]],
+        *,
+        progress: Progress | None = None,
+    ) -> list[Floats]:
+        """The log-probability of each id of continuations after the ids of their prompts, in nats, by prefill.
+
+        >>> import scoremode as sm
+        >>> with sm.open("table:uniform") as model:
+        ...     [column.round(4).tolist() for column in model.logprobs([[1, 2]], [[3, 4]])]
+        [[-5.5452, -5.5452]]
+        """
+        found = [np.zeros(0) for _ in continuations]
+        texts = [np.array([*a, *b], np.int32) for a, b in zip(prompts, continuations, strict=True)]
+        if any(not len(prompt) for prompt in prompts):
+            raise InputError("a prompt has no token, and the first token of a text has no score", fix="add a BOS token")
+        numbers = [i for i, ids in enumerate(continuations) if len(ids)]
+        asked = [Continuation(texts[i], len(prompts[i])) for i in numbers]
+        if asked:
+            with self._asking():
+                engine = self._model.engine(Work(longest=max(one.fed for one in asked)), progress)
+                # each text has its own number: a shared prompt would not be computed as a trainer does
+                for i, one in likelihoods(engine, asked, np.arange(len(asked)), progress=progress, together=256):
+                    found[numbers[i]] = one.answers.logprob[:, 0]
+        return found
 
     @spelled_out(QuestionArguments)
     @shows_progress

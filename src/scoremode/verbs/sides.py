@@ -21,6 +21,7 @@ from scoremode.references.reader import Reference
 from scoremode.remote.uri import Place, may_be_stored, name_in
 from scoremode.scores.columns import Divergences
 from scoremode.statistics.comparison import Comparison
+from scoremode.statistics.equivalence import answer_targets
 from scoremode.statistics.estimate import as_json
 from scoremode.statistics.run import all_metrics
 from scoremode.statistics.slices import metrics_by_slice
@@ -245,4 +246,5 @@ def as_comparison(
         manifest=manifest if kl_missing is None else {**manifest, "kl_missing": kl_missing},
         path=candidate.path,
         noise_perturbed=words,
+        answer=answer_targets(candidate, baseline),
     )

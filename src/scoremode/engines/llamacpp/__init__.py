@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from scoremode.engines.llamacpp.llamacpp_options import Choices, LlamaCppOptions
 from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, MemoryNeed, Work
 from scoremode.installation import pip_install
-from scoremode.plan.path import CHUNKED, PATHS
+from scoremode.plan.path import CHUNKED, PATHS, DecodePath
 
 if TYPE_CHECKING:
-    from scoremode.engines.base import Engine
+    from scoremode.engines.generation import DrawingRules, Writer
+    from scoremode.engines.llamacpp.engine import LlamaCppEngine
     from scoremode.models.subject import Subject
 
 USUAL_CONTEXT = 2048  # tokens that a context is opened for if the length of windows is not known
@@ -25,7 +26,7 @@ class LlamaCppPlugin(EnginePlugin):
     name = "llamacpp"
     summary = "GGUF files as llama.cpp serves them"
     capabilities: ClassVar[Capabilities] = replace(
-        EVERYTHING, hidden_states=False, logits=True, paths=(*PATHS, CHUNKED)
+        EVERYTHING, hidden_states=False, logits=True, writes=True, paths=(*PATHS, CHUNKED)
     )
     options = LlamaCppOptions
     instead: ClassVar[dict[str, str]] = {
@@ -62,12 +63,17 @@ class LlamaCppPlugin(EnginePlugin):
         package, version = installed() or ("", "")
         return {**options.identity(), **Choices.of(options).settings(), "library": f"{package} {version}"}
 
-    def open(self, subject: Subject, options: LlamaCppOptions, work: Work) -> Engine:
+    def open(self, subject: Subject, options: LlamaCppOptions, work: Work) -> LlamaCppEngine:
         from scoremode.engines.llamacpp.engine import LlamaCppEngine
         from scoremode.models.gguf import read_gguf
 
         longest = work.longest or min(subject.context_length or USUAL_CONTEXT, USUAL_CONTEXT)
         return LlamaCppEngine(read_gguf(subject.name), subject.vocabulary or 0, options, longest, work.path)
+
+    def open_writer(self, subject: Subject, options: LlamaCppOptions, work: Work, rules: DrawingRules) -> Writer:
+        from scoremode.engines.llamacpp.writer import LlamaCppWriter
+
+        return LlamaCppWriter(self.open(subject, options, replace(work, path=work.path or DecodePath())), rules)
 
     def memory(self, subject: Subject, options: LlamaCppOptions, longest: int) -> MemoryNeed:
         from scoremode.engines.llamacpp.library import library

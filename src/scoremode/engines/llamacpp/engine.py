@@ -56,7 +56,7 @@ class LlamaCppEngine(StepEngine):
         self._load(facts)
         self.longest = max(longest, PROBE_TOKENS)
         self._context = self._open_context(self.longest)
-        self._at_once: int = self._llama.call.llama_n_batch(self._context)  # not more than fit into the context
+        self.at_once: int = self._llama.call.llama_n_batch(self._context)  # not more than fit into the context
         call = self._llama.call
         self._rewinds = not (call.llama_model_is_recurrent(self._model) or call.llama_model_is_hybrid(self._model))
         notes = self._self_test()
@@ -119,7 +119,7 @@ class LlamaCppEngine(StepEngine):
 
     def _self_test(self) -> tuple[str, ...]:
         """Check that logits read together equal those read row by row, and that no row depends on later tokens."""
-        count = min(PROBE_TOKENS, self._at_once)  # more in one decode would end the process
+        count = min(PROBE_TOKENS, self.at_once)  # more in one decode would end the process
         ids = (np.arange(count, dtype=np.int32) * 7 + 3) % self.vocabulary
         rows = np.arange(count, dtype=np.int32)
         together = self._decode(ids, 0, rows).clone()
@@ -132,20 +132,25 @@ class LlamaCppEngine(StepEngine):
         ids[-1] = (ids[-1] + 1) % self.vocabulary
         return judge_probe(together, self._decode(ids, 0, rows)[:-1], SLACK)
 
+    def end_tokens(self) -> frozenset[int]:
+        """The tokens that end a text, as llama.cpp knows them."""
+        call, vocab = self._llama.call, self._llama.call.llama_model_get_vocab(self._model)
+        return frozenset(token for token in range(self.vocabulary) if call.llama_vocab_is_eog(vocab, token))
+
     # ── decoding ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def _decode(self, ids: Ids, at: int, rows: Ids) -> Tensor:
         """Feed tokens from position ``at`` on; return logits (rows, vocabulary), valid until the next decode."""
         if at == 0:
-            self._clear()
-        return self._feed(ids, np.arange(at, at + len(ids)), np.zeros(len(ids)), rows)
+            self.clear()
+        return self.feed(ids, np.arange(at, at + len(ids)), np.zeros(len(ids)), rows)
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
         """Removes all tokens of all sequences from the cache."""
         if not self._context:
             raise EngineError("this engine is closed", fix="open it again")
         self._llama.call.llama_memory_clear(self._llama.call.llama_get_memory(self._context), False)
 
-    def _feed(self, ids: Any, positions: Any, sequences: Any, rows: Any) -> Tensor:
+    def feed(self, ids: Any, positions: Any, sequences: Any, rows: Any) -> Tensor:
         """Feed tokens in one decode, each at its position of its sequence; return logits as ``_decode`` does."""
         call, count = self._llama.call, len(ids)
         if not self._context:
@@ -173,7 +178,7 @@ class LlamaCppEngine(StepEngine):
 
     def logits(self, window: Window, begin: int = 0) -> Iterator[tuple[slice, Tensor]]:
         """Yields the logits of a window's rows, decode by decode; the cache already has the tokens before ``begin``."""
-        step = self._at_once
+        step = self.at_once
         for first in range(begin, len(window.ids), step):
             part = window.ids[first : first + step]
             inside = slice(*np.searchsorted(window.rows, [first, first + len(part)]).tolist())
@@ -183,13 +188,13 @@ class LlamaCppEngine(StepEngine):
 
     def steps(self, windows: Sequence[Window]) -> Iterator[tuple[list[tuple[int, int]], Tensor]]:
         assert self.path is not None, "an engine that was opened for the decode path"
-        self._clear()
-        for feed in feeds(windows, self.path.prefill_tokens, self._at_once):
+        self.clear()
+        for feed in feeds(windows, self.path.prefill_tokens, self.at_once):
             count, length = feed.ids.shape
             positions = np.tile(np.arange(feed.begin, feed.begin + length), count)
             # logits of every sequence, as a server computes them: with fewer rows, the last layer has other kernels
             asked = np.arange(count) if feed.is_step else feed.lines
-            logits = self._feed(feed.ids.reshape(-1), positions, np.repeat(feed.places, length), asked)
+            logits = self.feed(feed.ids.reshape(-1), positions, np.repeat(feed.places, length), asked)
             if feed.rows:
                 yield feed.rows, logits if len(feed.rows) == len(asked) else logits[feed.lines]
 
@@ -221,8 +226,8 @@ class LlamaCppEngine(StepEngine):
         equal = common_prefix([w.ids[:most] for _, w in windows])
         shared = self._never_alone(equal, min(len(w.ids) for _, w in windows))
         prompt, none = windows[0][1].ids[:shared], np.zeros(0, np.int32)
-        for begin in range(0, shared, self._at_once):
-            self._decode(prompt[begin : begin + self._at_once], begin, none)
+        for begin in range(0, shared, self.at_once):
+            self._decode(prompt[begin : begin + self.at_once], begin, none)
         return shared
 
     def _never_alone(self, shared: int, shortest: int) -> int:
@@ -233,7 +238,7 @@ class LlamaCppEngine(StepEngine):
         of windows that are fed alone. ggml's ARM kernels depend on the length of every batch: there, 2e-6 nats remain.
         """
         shared = max(0, min(shared, shortest - 2))
-        return shared - (shared % self._at_once % self.choices.n_ubatch == 1)
+        return shared - (shared % self.at_once % self.choices.n_ubatch == 1)
 
     def _answers(self, indexed: IndexedWindow, shared: int, reducer: LogitsReducer) -> Answers:
         call, window = self._llama.call, indexed[1]

@@ -138,6 +138,7 @@ def _signatures(model: type, context: type) -> dict[str, tuple[Any, tuple[Any, .
         "llama_vocab_n_tokens": (c_int32, (p,)),
         "llama_vocab_bos": (c_int32, (p,)),
         "llama_vocab_eos": (c_int32, (p,)),
+        "llama_vocab_is_eog": (c_bool, (p, c_int32)),
         "llama_vocab_get_add_bos": (c_bool, (p,)),
         "llama_vocab_get_add_eos": (c_bool, (p,)),
         "llama_vocab_get_text": (c_char_p, (p, c_int32)),

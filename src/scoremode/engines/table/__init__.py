@@ -11,7 +11,8 @@ from scoremode.errors import OptionError
 from scoremode.plan.path import PATHS
 
 if TYPE_CHECKING:
-    from scoremode.engines.base import Engine
+    from scoremode.engines.generation import DrawingRules, Writer
+    from scoremode.engines.table.engine import TableEngine
     from scoremode.models.subject import Subject
 
 PREFIX = "table:"
@@ -23,7 +24,7 @@ class TablePlugin(EnginePlugin):
     contract = 1
     name = "table"
     summary = "answers known in closed form: table:uniform and table:successor, over bytes"
-    capabilities: ClassVar[Capabilities] = replace(EVERYTHING, paths=PATHS)
+    capabilities: ClassVar[Capabilities] = replace(EVERYTHING, writes=True, paths=PATHS)
 
     def claims(self, model: str) -> bool:
         return model.startswith(PREFIX)
@@ -40,10 +41,15 @@ class TablePlugin(EnginePlugin):
             )
         return Subject(model, ByteTokenizer(), fingerprint=model, vocabulary=256)
 
-    def open(self, subject: Subject, options: Any, work: Work) -> Engine:
+    def open(self, subject: Subject, options: Any, work: Work) -> TableEngine:
         from scoremode.engines.table.engine import TableEngine
 
         return TableEngine.named(subject.name.removeprefix(PREFIX))
+
+    def open_writer(self, subject: Subject, options: Any, work: Work, rules: DrawingRules) -> Writer:
+        from scoremode.engines.table.writer import TableWriter
+
+        return TableWriter(self.open(subject, options, work), rules)
 
 
 PLUGIN = TablePlugin

@@ -23,11 +23,11 @@ from scoremode.engines.transformers.choices import (
 )
 from scoremode.errors import EngineError
 from scoremode.models.kv_cache import cache_bytes
-from scoremode.plan.path import PATHS
+from scoremode.plan.path import PATHS, DecodePath
 
 if TYPE_CHECKING:
-    from scoremode.engines.base import Engine
-    from scoremode.engines.generation import Generator
+    from scoremode.engines.generation import DrawingRules, Generator, Writer
+    from scoremode.engines.transformers.engine import TransformersEngine
     from scoremode.models.subject import Subject
 
 
@@ -37,7 +37,7 @@ class TransformersPlugin(EnginePlugin):
     contract = 1
     name = "transformers"
     summary = "any causal LM that Transformers loads, in this process (the default)"
-    capabilities: ClassVar[Capabilities] = replace(EVERYTHING, generates=True, paths=PATHS)
+    capabilities: ClassVar[Capabilities] = replace(EVERYTHING, generates=True, writes=True, paths=PATHS)
     options = TransformersOptions
     instead: ClassVar[dict[str, str]] = {
         "tensor_parallel_size": "use --device auto for several GPUs",
@@ -77,7 +77,7 @@ class TransformersPlugin(EnginePlugin):
         device, dtype = chosen_device_and_dtype(options, subject.checkpoint)
         return {**options.identity(), "device": device, "dtype": dtype}
 
-    def open(self, subject: Subject, options: TransformersOptions, work: Work) -> Engine:
+    def open(self, subject: Subject, options: TransformersOptions, work: Work) -> TransformersEngine:
         from scoremode.engines.transformers.engine import TransformersEngine
 
         assert subject.checkpoint is not None
@@ -92,6 +92,17 @@ class TransformersPlugin(EnginePlugin):
         assert isinstance(subject.tokenizer, HuggingFaceTokenizer)
         model, _ = load_model(subject.checkpoint, options)
         return TransformersGenerator(model, subject.tokenizer.hf, options.batch_tokens)
+
+    def open_writer(self, subject: Subject, options: TransformersOptions, work: Work, rules: DrawingRules) -> Writer:
+        from scoremode.engines.generation import end_tokens
+        from scoremode.engines.transformers.writer import TransformersWriter
+
+        assert subject.checkpoint is not None
+        facts = subject.checkpoint
+        ends = end_tokens(facts.path, facts.config, subject.tokenizer.facts.eos)
+        return TransformersWriter(
+            self.open(subject, options, replace(work, path=work.path or DecodePath())), ends, rules
+        )
 
     def memory(self, subject: Subject, options: TransformersOptions, longest: int) -> MemoryNeed:
         found, stored = super().memory(subject, options, longest), subject.weight_bytes or 0

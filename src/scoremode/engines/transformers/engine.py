@@ -178,6 +178,12 @@ class TransformersEngine(Engine):
             logits: Tensor = self.model(input_ids=ids, use_cache=False).logits[0]
         return logits
 
+    @full_float32()
+    @torch.inference_mode()
+    def logits_of(self, hidden: Tensor) -> Tensor:
+        """The logits (n, vocabulary) of hidden states (n, d), from which scores are computed."""
+        return self._served_logits(hidden) if self.head is None else self.head.logits(hidden)
+
     # ── the body ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def _hidden(self, ids: Tensor, cache: Any = None) -> Tensor:
         """Final hidden states (batch, tokens, d). No mask is needed: padding is on the right, where no row looks."""
@@ -199,6 +205,12 @@ class TransformersEngine(Engine):
             return self._hidden(ids)
         self._longest = max(self._longest, ids.shape[1])
         return self._stepped(ids, self.path.prefill_tokens, self.cache.empty())
+
+    @full_float32()
+    @torch.inference_mode()
+    def fed(self, ids: Ids, cache: Any) -> Tensor:
+        """Feeds the next tokens (n, m) of n texts to a cache; final hidden states (n, d) of the last token of each."""
+        return self._hidden(torch.from_numpy(ids.astype(np.int64)).to(self.model.device), cache)[:, -1]
 
     def _stepped(self, ids: Tensor, first: int, cache: Any) -> Tensor:
         states = [self._hidden(ids[:, :first], cache)]
@@ -230,8 +242,7 @@ class TransformersEngine(Engine):
             against = StatesOnDevice(want.against, self.model.device, self.vocabulary)
         found = self._each(source, done, against, states=want.states or needs_distributions)
         if needs_distributions:
-            logits = self._served_logits if self.head is None else self.head.logits
-            made = LogitsOfStates(logits, self.facts.dtype, self.model.device, self.vocabulary)
+            made = LogitsOfStates(self.logits_of, self.facts.dtype, self.model.device, self.vocabulary)
             found = with_distributions(found, source, want, made)
         yield from found
 

@@ -31,7 +31,7 @@ from scoremode.plan.path import CACHE_HIT, CHUNKED, PATHS
 
 if TYPE_CHECKING:
     from scoremode.engines.base import Engine
-    from scoremode.engines.generation import Generator
+    from scoremode.engines.generation import DrawingRules, Generator, Writer
     from scoremode.models.subject import Subject
 
 
@@ -45,7 +45,7 @@ class VllmPlugin(EnginePlugin):
     name = "vllm"
     summary = "quantized weights as served, any parallel size"
     capabilities: ClassVar[Capabilities] = replace(
-        EVERYTHING, side_by_side=False, generates=True, paths=(*PATHS, CHUNKED, CACHE_HIT)
+        EVERYTHING, side_by_side=False, generates=True, writes=True, paths=(*PATHS, CHUNKED, CACHE_HIT)
     )
     options = VllmOptions
     instead: ClassVar[dict[str, str]] = {
@@ -88,6 +88,15 @@ class VllmPlugin(EnginePlugin):
 
         assert subject.checkpoint is not None
         return VllmGenerator(subject.checkpoint.path, options, work)
+
+    def open_writer(self, subject: Subject, options: VllmOptions, work: Work, rules: DrawingRules) -> Writer:
+        from scoremode.engines.generation import end_tokens
+        from scoremode.engines.vllm.writer import VllmWriter
+
+        assert subject.checkpoint is not None
+        facts = subject.checkpoint
+        ends = end_tokens(facts.path, facts.config, subject.tokenizer.facts.eos)
+        return VllmWriter(facts, options, work, rules, ends)
 
     def limit(self, options: VllmOptions) -> tuple[str, int] | None:
         other = options.extra.get("max_model_len")

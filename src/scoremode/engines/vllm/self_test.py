@@ -23,6 +23,10 @@ CUTS_OFF = (
     "vLLM's kernel on this CPU cuts int8 activations off instead of rounding them: this checkpoint loses more here "
     "than elsewhere (docs/served-and-emulated.md)"
 )
+SATURATES = (
+    "vLLM's kernel on this CPU, which has no VNNI, cuts sums of int8 products off at 16 bits: this checkpoint loses "
+    "more here than elsewhere (docs/served-and-emulated.md)"
+)
 NOT_INVARIANT = "VLLM_BATCH_INVARIANT=1 has no effect in vLLM's build for CPUs: it promises nothing here"
 UNQUANTIZED = ("auto", "float16", "bfloat16", "half", "float32")  # dtypes of a K/V cache
 
@@ -195,6 +199,8 @@ def decode_settings(config: Any) -> dict[str, Any]:
 
 
 def activation_notes(config: Any, on_cpu: bool) -> list[str]:
-    """Returns a note if the kernel for int8 activations does not round them as the checkpoint requires."""
-    asked = on_cpu and support.is_w8a8(getattr(config, "quantization_config", None))
-    return [CUTS_OFF] if asked and not support.rounds_int8_activations() else []
+    """Returns notes if the kernel for int8 activations does not compute what the checkpoint requires."""
+    if not on_cpu or not support.is_w8a8(getattr(config, "quantization_config", None)):
+        return []
+    notes = [] if support.rounds_int8_activations() else [CUTS_OFF]
+    return notes if support.adds_int8_products_exactly() else [*notes, SATURATES]

@@ -60,7 +60,8 @@ def start(
 
 
 def _start_writing(model: str, arguments: dict[str, Any], log: VllmLog) -> Any:
-    with log.taking_output(), support.environment({}, QUIET | KV_CACHE):
+    marks = {plugin.PARENT: identity(os.getpid()) or ""}
+    with log.taking_output(), support.environment(marks, QUIET | KV_CACHE):
         from vllm import LLM
         from vllm.platforms import current_platform
 
@@ -69,7 +70,7 @@ def _start_writing(model: str, arguments: dict[str, Any], log: VllmLog) -> Any:
         chosen = {"dtype": dtype, "use_tqdm_on_load": False} | arguments
         if on_cpu:
             chosen.setdefault("enforce_eager", True)  # compiling takes longer than most runs on a CPU
-        with log.explaining(f"vLLM cannot start {model}", ModelError):
+        with plugin.guarded_start(), log.explaining(f"vLLM cannot start {model}", ModelError):
             return LLM(model=model, **chosen)
 
 

@@ -302,6 +302,23 @@ def rounds_int8_activations() -> bool:
     return int(found[0, 1]) == 1
 
 
+def adds_int8_products_exactly() -> bool:
+    """Does vLLM's CPU kernel add up the products of int8 numbers exactly?
+
+    On x86 without VNNI, each sum of two products is cut off at 16 bits.
+    """
+    import torch
+    from vllm import _custom_ops as kernels
+
+    depth, width = 64, 32
+    weights = torch.full((width, depth), 127, dtype=torch.int8).t()
+    product = kernels.create_onednn_scaled_mm(weights, torch.ones(width), torch.float32, True, False)
+    found = torch.empty(1, width)
+    rows = torch.full((1, depth), 127, dtype=torch.int8)
+    kernels.onednn_scaled_mm(product, rows, found, torch.ones(1, 1), None, None, None)
+    return bool((found == depth * 127 * 127).all())
+
+
 @contextmanager
 def environment(changes: Mapping[str, str], defaults: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables for the processes started in this block; the user's values override ``defaults``."""

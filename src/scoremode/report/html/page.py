@@ -14,6 +14,7 @@ from typing import overload
 from scoremode.errors import InputError, RunError
 from scoremode.harness.results import TasksComparison
 from scoremode.report.html.charts import charts_section
+from scoremode.report.html.mismatch_page import render_mismatch
 from scoremode.report.html.provenance import distinct_baselines, provenance_section, run_key
 from scoremode.report.html.scored_text import TEXT_TARGETS, page_data, text_section, worst_view
 from scoremode.report.html.size_chart import has_sizes, size_section
@@ -23,6 +24,7 @@ from scoremode.report.html.templating import fill_page
 from scoremode.report.numbers import Statistics, usable
 from scoremode.report.text import listed
 from scoremode.statistics.comparison import Comparison, are_of_paths
+from scoremode.statistics.mismatch import Mismatch
 from scoremode.statistics.ranking import closest, pairs_tested
 from scoremode.store.run import Run
 from scoremode.verbs.outputs import check_report
@@ -102,11 +104,11 @@ def write(path: str | Path, page: str, flag: str = "-o") -> Path | str:
 
 
 @overload
-def report(path: Path, *found: Comparison | Run | TasksComparison) -> Path: ...
+def report(path: Path, *found: Comparison | Run | TasksComparison | Mismatch) -> Path: ...
 @overload
-def report(path: str | Path, *found: Comparison | Run | TasksComparison) -> Path | str: ...
-def report(path: str | Path, *found: Comparison | Run | TasksComparison) -> Path | str:
-    """Writes comparisons or runs as one HTML page. Comparisons on tasks and on texts need two separate pages.
+def report(path: str | Path, *found: Comparison | Run | TasksComparison | Mismatch) -> Path | str: ...
+def report(path: str | Path, *found: Comparison | Run | TasksComparison | Mismatch) -> Path | str:
+    """Writes comparisons or runs as one HTML page. Comparisons on tasks, on texts and mismatches need separate pages.
 
     Returns the path of the page, or its URI as text.
 
@@ -119,6 +121,11 @@ def report(path: str | Path, *found: Comparison | Run | TasksComparison) -> Path
         if len(on_tasks) < len(found):
             raise InputError("comparisons on tasks and on texts do not share a page", fix="write two reports")
         return write(path, render_tasks(on_tasks))
+    for one in found:
+        if isinstance(one, Mismatch):
+            if len(found) > 1:
+                raise InputError("a mismatch has a page of its own", fix="write several reports")
+            return write(path, render_mismatch(one))
     comparisons = [f for f in found if isinstance(f, Comparison)]
     runs = [f for f in found if isinstance(f, Run)]
     return write(path, render(comparisons, [c.statistics() for c in comparisons], runs=runs))

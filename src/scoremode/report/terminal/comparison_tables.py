@@ -230,8 +230,8 @@ def _table(rows: Sequence[Row]) -> BlockTable:
         TableColumn("lost", [_count(r["lost_documents"]) for r in rows]),
         TableColumn("gained", [_count(r["gained_documents"]) for r in rows]),
         TableColumn("p", [_two_digits(r["mcnemar"]) for r in rows]),
-        TableColumn("margin", [_above_error(r, "margin_shift", sign="+") for r in rows]),
-        TableColumn("KL", [_above_error(r, "kl_choices") for r in rows]),
+        TableColumn("margin", [above_error(r, "margin_shift", sign="+") for r in rows]),
+        TableColumn("KL", [above_error(r, "kl_choices") for r in rows]),
     ]
     return BlockTable([shown(str(r["name"])) for r in rows], columns)
 
@@ -252,10 +252,11 @@ def _recovery(row: Row) -> str:
     """Recovery in percent above its paired error."""
     if row["recovery"] is None and row["accuracy_baseline"] == 0:
         return "undefined"
-    return _above_error(row, "recovery", percent=True)
+    return above_error(row, "recovery", percent=True)
 
 
-def _above_error(row: Row, name: str, *, percent: bool = False, sign: str = "") -> str:
+def above_error(row: Row, name: str, *, percent: bool = False, sign: str = "") -> str:
+    """A number above its error; ``sign`` stands before numbers above 0."""
     if row[name] is None:
         return "-"
     number, error = rounded(row[name], row.get(f"{name}_stderr"), percent=percent)

@@ -1,0 +1,128 @@
+"""Texts that stock vLLM writes: both log-probabilities of every token, against the decode path and longhand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import scoremode as sm
+from scoremode.engines.drawing import filtered
+from scoremode.engines.generation import DrawingRules, WritingRequest
+from scoremode.engines.plugin import Work
+from scoremode.engines.registry import choose
+from scoremode.errors import OptionError
+from scoremode.text.rollouts import Rollouts
+from scoremode.values import Ids
+
+PROMPTS = ["a b c d", "The quick brown fox", "b", "in 1999 there were cats", "a model is", "x y"]
+
+
+@pytest.fixture(scope="module")
+def own(small_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Rollouts]:
+    def write(name: str, **how: Any) -> Rollouts:
+        out = tmp_path_factory.getbasetemp() / f"written-{name}"
+        given = {"samples": 2, "max_tokens": 9, "engine": "vllm", "dtype": "float32", "out": out, **how}
+        return sm.rollouts(str(small_llama), PROMPTS, **given)
+
+    return write
+
+
+def longhand(model: Path, prompts: list[Ids], texts: list[Ids], rules: DrawingRules) -> tuple[list[Any], list[Any]]:
+    """Both log-probabilities of every written token, from Transformers' logits and our definition of the filters."""
+    from transformers import AutoModelForCausalLM
+
+    judge: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    raw, drawn = [], []
+    for prompt, ids in zip(prompts, texts, strict=True):
+        whole = torch.from_numpy(np.concatenate([prompt, ids]).astype(np.int64))
+        with torch.no_grad():
+            x = judge(whole[None]).logits[0, len(prompt) - 1 : -1].double()
+        at = torch.from_numpy(ids.astype(np.int64))[:, None]
+        raw.append(x.log_softmax(1).gather(1, at)[:, 0].numpy())
+        kept = filtered(x / (rules.temperature or 1), rules)
+        drawn.append(kept.log_softmax(1).gather(1, at)[:, 0].numpy())
+    return raw, drawn
+
+
+def far(found: list[Any], wanted: list[Any]) -> float:
+    return max(float(np.abs(a - b).max()) for a, b in zip(found, wanted, strict=True))
+
+
+def test_greedy_texts_are_those_of_transformers_and_the_decode_path_gives_their_log_probabilities(
+    own: Callable[..., Rollouts], small_llama: Path
+) -> None:
+    written = own("greedy", samples=1)
+    other = sm.rollouts(str(small_llama), PROMPTS, max_tokens=9, dtype="float32")
+    assert [ids.tolist() for ids in written.written] == [ids.tolist() for ids in other.written]
+    assert written.finish == other.finish
+    assert far(written.raw_logprob, other.raw_logprob) < 2e-5
+    assert all((one == 0).all() for one in written.logprob)
+    run = sm.ppl(str(small_llama), corpus=written, engine="vllm", dtype="float32", path="decode")
+    assert np.abs(run.scores.logprob - np.concatenate(written.raw_logprob)).max() < 2e-5
+    assert run.manifest["stderr_groups"] == "prompts"
+
+
+def test_draws_from_filtered_distributions_have_both_log_probabilities_and_repeat(small_llama: Path) -> None:
+    rules = DrawingRules(temperature=0.8, top_p=0.9, top_k=50, min_p=0.001)
+    chosen = choose(str(small_llama), "vllm", {"dtype": "float32"})
+    prompts = [chosen.subject.tokenizer.encode(text, special=True).ids for text in PROMPTS for _ in range(2)]
+    asked = [WritingRequest(ids, 7 + i, 9) for i, ids in enumerate(prompts)]
+    done = np.zeros(len(asked), np.bool_)
+    with closing(chosen.plugin.open_writer(chosen.subject, chosen.options, Work(64), rules)) as writer:
+        found, again = (dict(writer.write(asked, done, lambda _: None)) for _ in range(2))
+        done[3:] = True
+        (first, *_rest) = [written for _, written in sorted(dict(writer.write(asked, done, lambda _: None)).items())]
+    texts = [found[i] for i in range(len(asked))]
+    raw, drawn = longhand(small_llama, prompts, [one.ids for one in texts], rules)
+    assert far([one.raw_logprob for one in texts], raw) < 2e-5
+    assert far([one.logprob for one in texts], drawn) < 2e-5
+    assert far(raw, drawn) > 0.01
+    assert all(texts[i].ids.tolist() == again[i].ids.tolist() for i in again)
+    assert texts[0].ids.tolist() == first.ids.tolist(), "a text does not depend on the texts beside it"
+    assert len({one.ids.tobytes() for one in texts}) > len(PROMPTS), "texts of one prompt differ"
+
+
+def test_draws_from_the_models_own_distribution_have_one_log_probability(
+    own: Callable[..., Rollouts], small_llama: Path
+) -> None:
+    written = own("own", temperature=1, sequences=3)
+    assert all((a == b).all() for a, b in zip(written.logprob, written.raw_logprob, strict=True))
+    assert (
+        far(written.raw_logprob, longhand(small_llama, written.prompt_ids, written.written, DrawingRules(1.0))[0])
+        < 2e-5
+    )
+
+
+def test_both_samplers_of_vllm_are_wrapped_alike() -> None:
+    """The V2 runner's sampler is an object that is called; it runs on GPUs only."""
+    from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+
+    from scoremode.engines.vllm.written_tokens import WrappedSampler
+
+    logits, chosen = torch.randn(70, 311), torch.arange(70)
+
+    class Stock:
+        states = "kept"
+
+        def __call__(self, logits: torch.Tensor, batch: str) -> Any:
+            ranks = torch.ones(len(logits), dtype=torch.int64)
+            given = LogprobsTensors(chosen[:, None], torch.zeros(len(logits), 1), ranks)
+            return SamplerOutput(chosen[:, None], given)
+
+    sampler = WrappedSampler(Stock())
+    assert sampler.states == "kept"
+    found = sampler(logits, "batch").logprobs_tensors.selected_token_ranks
+    wanted = logits.double().log_softmax(1)[torch.arange(70), chosen]
+    assert np.abs(found.numpy().astype(np.int32).view(np.float32) - wanted.numpy()).max() < 1e-6
+
+
+def test_what_would_change_the_draws_is_refused(small_llama: Path) -> None:
+    chosen = choose(str(small_llama), "vllm", {"engine_args": {"speculative_config": {"method": "ngram"}}})
+    with pytest.raises(OptionError, match="guessed ahead"):
+        chosen.plugin.open_writer(chosen.subject, chosen.options, Work(32), DrawingRules())

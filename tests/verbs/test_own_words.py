@@ -1,0 +1,62 @@
+"""Comparisons and mismatch on rollouts, from the command line: a table against itself has closed forms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import scoremode as sm
+from tests.cli.conftest import Command, command
+
+__all__ = ["command"]  # a fixture
+
+PROMPTS = [f"prompt {n}" for n in range(6)]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Texts that a uniform table wrote: greedy ones, and ones that were drawn."""
+    found = {}
+    for name, temperature, samples in (("greedy", 0.0, 1), ("drawn", 1.0, 2)):
+        found[name] = tmp_path_factory.mktemp(name) / "texts"
+        how = {"temperature": temperature, "samples": samples, "max_tokens": 20}
+        sm.rollouts("table:uniform", PROMPTS, out=found[name], seed=1, **how)  # type: ignore[arg-type]
+    return found
+
+
+def test_a_model_does_not_part_from_itself(command: Command, written: dict[str, Path]) -> None:
+    asked = ("compare", "table:uniform", "table:uniform", "--corpus", f"rollouts:{written['greedy']}")
+    assert "without a parting" in command(*asked).out
+    (row,) = command(*asked, "--json").json["candidates"]
+    found = row["own_words"]
+    assert list(found) == ["partings"]
+    assert (found["partings"]["without_other_choice"], found["partings"]["other_choices"]) == (1, 0)
+
+
+def test_a_model_reads_its_own_texts_and_drafts_for_itself(command: Command, written: dict[str, Path]) -> None:
+    asked = ("compare", "table:uniform", "table:uniform", "--corpus", f"rollouts:{written['drawn']}")
+    (row,) = command(*asked, "--json").json["candidates"]
+    found = row["own_words"]
+    assert (found["own_texts"]["log_ratio"], found["own_texts"]["ppl_ratio"], found["own_texts"]["groups"]) == (0, 1, 6)
+    assert found["drafts"]["acceptance"] == 1
+    assert [draft["by_overlap"] for draft in found["drafts"]["drafts"]] == list(range(2, 10))
+    assert "as a draft model" in command(*asked).out
+
+
+def test_a_trainer_against_rollouts(command: Command, written: dict[str, Path], tmp_path: Path) -> None:
+    asked = ("mismatch", written["drawn"], "table:uniform")
+    found = command(*asked, "--json").json
+    assert abs(found["k3"]) < 1e-12
+    assert found["samples"] == 12
+    outcome = command(*asked, "--fail-if", "k3 > 0.01", "--report", tmp_path / "page.html")
+    assert outcome.code == 0
+    assert (tmp_path / "page.html").exists()
+    outcome = command(*asked, "--fail-if", "tokens > 1")
+    assert (outcome.code, "tokens is" in outcome.err) == (1, True)
+    assert command(*asked, "--fail-if", "k4 > 1").code == 2
+    assert command(*asked, "--clip-low", "1.5").code == 2
+    assert command("mismatch", tmp_path / "nothing", "table:uniform").code == 2
+    run = sm.ppl("table:uniform", corpus=f"rollouts:{written['drawn']}", out=tmp_path / "run")
+    assert command("mismatch", written["drawn"], tmp_path / "run", "--json").json["k3"] == found["k3"]
+    assert sm.mismatch(written["drawn"], run).statistics()["tokens"] == found["tokens"]
