@@ -8,7 +8,7 @@ from torch import Tensor
 
 from scoremode.head import first_choices as module
 from scoremode.head.budget import FIRST
-from scoremode.head.first_choices import LAST_ID, agreement, first_choices, joined_choices
+from scoremode.head.first_choices import LAST_ID, LeadingChoices, agreement, first_choices, joined_choices
 
 
 def ids_of(keys: Tensor) -> list[list[int]]:
@@ -37,6 +37,10 @@ def test_they_are_those_of_a_stable_sort(width: int, levels: int) -> None:
     for cut in {1, width // 3, width - 1}:
         parts = [first_choices(x[:, :cut]), first_choices(x[:, cut:], cut)]
         assert torch.equal(joined_choices(parts), first_choices(x))
+    leading = LeadingChoices(len(x))
+    for begin in range(0, width, 100):
+        leading.add(x[:, begin : begin + 100], begin)
+    assert torch.equal(leading.keys, first_choices(x))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
