@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from scoremode.report.html.page import render, write
-from scoremode.scores.columns import Scores, TargetFacts
+from scoremode.scores.columns import Divergences, Scores, TargetFacts
 from scoremode.statistics.comparison import Comparison
 from scoremode.store.run import Run
 from scoremode.text import corpus
@@ -142,7 +142,8 @@ def make_comparison(
         "bytes": int(bits / 8 * 134_515_008),
         **manifest,
     }
-    comparison = Comparison(name, baseline, candidate, baseline.facts.group, np.ones(n), kl, noise, facts)
+    apart = Divergences(kl=kl)
+    comparison = Comparison(name, baseline, candidate, baseline.facts.group, np.ones(n), apart, noise, facts)
     return comparison, statistics_of(comparison)
 
 

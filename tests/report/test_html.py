@@ -23,6 +23,7 @@ from scoremode.report.html.scored_text import column, page_data, reading_order
 from scoremode.report.html.tables import comparisons_table
 from scoremode.report.html.templating import asset, escaped, visible
 from scoremode.report.numbers import file_size, rounded
+from scoremode.scores.columns import Divergences
 from scoremode.statistics.comparison import Comparison, Comparisons, comparison_statistics
 from scoremode.statistics.depth import places_of
 from scoremode.store.run import Run
@@ -285,7 +286,7 @@ def test_one_candidate_has_neither_best_nor_worst(demo: tuple[list[Comparison], 
 
 
 def test_finished_runs_without_kl(demo: tuple[list[Comparison], list[Any]]) -> None:
-    comparison = dataclasses.replace(demo[0][0], kl=None, noise_kl=None, manifest={})
+    comparison = dataclasses.replace(demo[0][0], divergences=Divergences(), noise_kl=None, manifest={})
     nothing = dict.fromkeys(demo[1][0]) | {"ppl_ratio": 1.01}
     page = render([comparison], [nothing])
     parsed = Page(page)
@@ -435,7 +436,7 @@ def test_the_closest_by_ratio_is_the_nearest_to_1_and_ties_are_said() -> None:
         logprob = baseline.scores.logprob - np.log(factor)
         run = make_run(baseline.facts, np.minimum(logprob, 0), 5, model=name)
         run = dataclasses.replace(run, scores=dataclasses.replace(run.scores, logprob=logprob))
-        found.append(Comparison(name, baseline, run, np.arange(400) % 8, np.ones(400), None, None, {}))
+        found.append(Comparison(name, baseline, run, np.arange(400) % 8, np.ones(400), Divergences(), None, {}))
     page = render(found, [comparison_statistics(c) for c in found])
     assert "Closest to the baseline by perplexity ratio: <strong>near</strong>" in page
     assert "It cannot be told apart from twin." in page

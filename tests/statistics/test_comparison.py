@@ -16,7 +16,7 @@ import pytest
 
 from scoremode.errors import RunError
 from scoremode.plan.windows import measured
-from scoremode.scores.columns import Scores, TargetFacts
+from scoremode.scores.columns import Divergences, Scores, TargetFacts
 from scoremode.statistics.comparison import FIELDS, STATISTICS, Comparison, comparison_statistics
 from scoremode.statistics.llamacpp import llamacpp_statistics, llamacpp_text
 from scoremode.statistics.streams import quantiles
@@ -71,6 +71,16 @@ def make_run(
     return Run("27fefac7135b2437", scores, facts, manifest)
 
 
+def apart_by(kl: Any) -> Divergences:
+    """Columns of a divergence, all known if KL is."""
+    if kl is None:
+        return Divergences()
+    known = np.asarray(kl, np.float64)
+    shares = -np.expm1(-known)
+    first = (5 * np.exp(-known)).astype(np.int32) if not np.isnan(known).any() else np.zeros(len(known), np.int32)
+    return Divergences(kl=known, kl_reverse=known / 2, total_variation=shares, same_first=first)
+
+
 def compared(
     baseline: Any,
     candidate: Any,
@@ -82,6 +92,7 @@ def compared(
     name: str = "q4",
     noise_kl: Any = None,
     manifest: Any = None,
+    apart: Divergences | None = None,
     **run: Any,
 ) -> Comparison:
     """A comparison of two runs made of these log-probabilities."""
@@ -93,10 +104,34 @@ def compared(
         candidate=runs[1],
         groups=np.arange(n) if groups is None else np.asarray(groups, np.int64),
         weight=np.ones(n) if weight is None else np.asarray(weight, np.float64),
-        kl=None if kl is None else np.asarray(kl, np.float64),
+        divergences=apart or apart_by(kl),
         noise_kl=None if noise_kl is None else np.asarray(noise_kl, np.float64),
         manifest=manifest or {},
     )
+
+
+def test_both_directions_overlap_and_first_choices_by_hand() -> None:
+    groups, apart = np.repeat(np.arange(6), 2), random_apart(12)
+    found = comparison_statistics(compared([-1.0] * 12, [-1.0] * 12, apart=apart, groups=groups))
+    assert found["kl_reverse_mean"] == pytest.approx(measured(apart.kl_reverse).mean(), rel=1e-12)
+    assert found["total_variation_mean"] == pytest.approx(measured(apart.total_variation).mean(), rel=1e-12)
+    assert found["overlap"] == pytest.approx(1 - found["total_variation_mean"], rel=1e-12)
+    assert found["overlap_stderr"] == pytest.approx(found["total_variation_mean_stderr"], rel=1e-9)
+    for count in range(2, 6):
+        assert found[f"top{count}_same"] == pytest.approx((measured(apart.same_first) >= count).mean(), rel=1e-12)
+        assert found[f"top{count}_same_stderr"] is not None
+
+
+def test_a_divergence_of_an_older_run_has_kl_alone() -> None:
+    found = comparison_statistics(compared([-1.0] * 6, [-1.0] * 6, apart=Divergences(kl=np.ones(6))))
+    assert found["kl_mean"] == 1
+    assert found["overlap"] is found["kl_reverse_mean"] is found["top5_same_low"] is None
+
+
+def random_apart(n: int) -> Divergences:
+    generator = np.random.default_rng(n)
+    kl, reverse, variation = generator.random((3, n))
+    return Divergences(kl, reverse, variation, generator.integers(0, 6, n).astype(np.int32))
 
 
 def random_comparison(groups: int = 250, seed: int = 0, **more: Any) -> Comparison:

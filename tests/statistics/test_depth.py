@@ -12,6 +12,7 @@ import scoremode as sm
 from scoremode.plan.windows import measured
 from scoremode.report.html.charts import charts_section
 from scoremode.report.terminal.part_tables import depth_json, depth_table
+from scoremode.scores.columns import Divergences
 from scoremode.statistics import parts
 from scoremode.statistics.depth import depth_edges
 from tests.cli.conftest import Command, command
@@ -29,7 +30,9 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> sm.Comparison:
     made = sm.compare("table:uniform", "table:uniform", corpus=str(file), context_length=300, stride=300)[0]
     random, n = np.random.default_rng(1), len(made.groups)
     scores = replace(made.candidate.scores, logprob=np.array(-random.exponential(2.0, n)))
-    return replace(made, kl=random.exponential(0.1, n), candidate=replace(made.candidate, scores=scores))
+    return replace(
+        made, divergences=Divergences(kl=random.exponential(0.1, n)), candidate=replace(made.candidate, scores=scores)
+    )
 
 
 def test_stretches_double() -> None:
@@ -70,7 +73,7 @@ def test_means_are_those_of_the_targets_at_that_depth(
 def test_values_that_are_not_finite_are_counted(compared: sm.Comparison) -> None:
     kl = np.array(measured(compared.kl))
     kl[5] = np.inf
-    found = replace(compared, kl=kl)
+    found = replace(compared, divergences=Divergences(kl=kl))
     assert [row.unbounded for row in found.by_depth()] == [1, 0, 0, 0]
     assert any("1 value is not finite and left out" in str(part) for part in depth_table([found]))
     assert depth_json([found])[0][0]["unbounded"] == 1

@@ -15,6 +15,7 @@ import torch
 import scoremode as sm
 from scoremode.errors import InputError, OptionError
 from scoremode.report.terminal.own_words_tables import mismatch_tables
+from scoremode.scores.columns import Divergences
 from scoremode.statistics.mismatch import FIELDS, Mismatch
 from scoremode.values import Floats, Ids, Ints
 from tests.makers import VOCABULARY, make_tiny_model, make_tokenizer
@@ -313,7 +314,8 @@ def test_a_run_must_have_scored_exactly_these_tokens(models: tuple[Any, Any, Any
     )
     kl = np.concatenate(texts.kl)
     known = {**run.manifest, "against": {"model": "tiny", "fingerprint": "f00d"}}
-    aligned = replace(run, facts=facts, scores=replace(run.scores, logprob=scored[order]), kl=kl[order], manifest=known)
+    scores, apart = replace(run.scores, logprob=scored[order]), Divergences(kl=kl[order])
+    aligned = replace(run, facts=facts, scores=scores, divergences=apart, manifest=known)
     found = sm.mismatch(texts, aligned)
     assert np.array_equal(found.trainer, scored)
     assert found.kl is not None

@@ -15,6 +15,7 @@ import scoremode as sm
 from scoremode.plan.windows import measured
 from scoremode.report.html.page import render
 from scoremode.report.terminal.part_tables import slices_json
+from scoremode.scores.columns import Divergences
 from scoremode.statistics.comparison import Comparison
 from scoremode.verbs import question
 from tests.cli.conftest import Command, Refused, command, refused
@@ -46,7 +47,8 @@ def compared(texts: str) -> Comparison:
     random, n = np.random.default_rng(1), len(made.groups)
     top = np.array(made.candidate.scores.top) + (random.random(n) < 0.3)
     scores = replace(made.candidate.scores, logprob=np.array(-random.exponential(2.0, n)), top=top.astype(np.int32))
-    return replace(made, kl=random.exponential(0.1, n), candidate=replace(made.candidate, scores=scores))
+    divergences = Divergences(kl=random.exponential(0.1, n))
+    return replace(made, divergences=divergences, candidate=replace(made.candidate, scores=scores))
 
 
 @pytest.mark.parametrize(("model", "assistant_only"), DIGESTS)
@@ -101,7 +103,8 @@ def test_means_of_a_comparison_are_those_of_the_targets_of_the_slice(compared: C
 def test_infinite_values_are_counted_or_make_a_slice_infinite(compared: Comparison, texts: str) -> None:
     kl = np.array(measured(compared.kl))
     kl[np.flatnonzero(np.array(compared.candidate.facts.slice) == "rest")[3]] = np.inf
-    assert {row.name: row.unbounded for row in replace(compared, kl=kl).by_slice()} == {"thinking": 0, "rest": 1}
+    found = replace(compared, divergences=Divergences(kl=kl))
+    assert {row.name: row.unbounded for row in found.by_slice()} == {"thinking": 0, "rest": 1}
 
 
 def test_a_stored_run_knows_its_slices(texts: str, tmp_path: Path, command: Command) -> None:

@@ -76,7 +76,7 @@ def test_what_fails_while_writing_leaves_the_old_file(run: sm.Run, tmp_path: Pat
     before = path.read_bytes()
 
     def blocks() -> object:
-        yield Rows(run.scores, run.facts, None)
+        yield Rows(run.scores, run.facts, run.divergences)
         raise RuntimeError("the power went")
 
     with pytest.raises(RuntimeError):

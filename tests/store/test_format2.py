@@ -90,10 +90,19 @@ def test_a_journal_of_all_columns_is_written_byte_for_byte_as_before(tmp_path: P
     journal = Journal(tmp_path / JOURNAL, identity, plan, with_kl=name.endswith("kl"), vocabulary=256)
     want = Want(against=stored_baseline()) if name.endswith("kl") else Want()
     for index, answers in TableEngine(LOGITS).score(plan, journal.done.copy(), want):
-        if index < WINDOWS:
-            journal.add(index, answers, SECONDS)
+        if index < WINDOWS:  # with the only column of a divergence that there was
+            journal.add(index, replace(answers, kl_reverse=None, total_variation=None, same_first=None), SECONDS)
     journal.close()
     assert (tmp_path / JOURNAL).read_bytes() == before
+
+
+def test_a_journal_with_kl_alone_is_resumed_with_kl_alone(tmp_path: Path) -> None:
+    journal = reopened(tmp_path, "unfinished-kl")
+    plan = asked().plan
+    for index, answers in TableEngine(LOGITS).score(plan, journal.done.copy(), Want(against=stored_baseline())):
+        assert answers.divergences == ("kl", "kl_reverse", "total_variation", "same_first")
+        journal.add(index, answers, SECONDS)
+    assert journal.rows_and_divergences(0, plan.targets)[1].measured == ("kl",)
 
 
 def test_columns_are_written_as_before(tmp_path: Path) -> None:

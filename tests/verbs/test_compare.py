@@ -112,7 +112,7 @@ def kl_of(found: Comparison) -> Any:
     return found.kl
 
 
-def test_kl_of_a_real_model_is_that_of_its_logits_in_float64(models: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_divergence_is_that_of_a_models_logits_in_float64(models: tuple[Path, Path], tmp_path: Path) -> None:
     (found,) = compare(*map(str, models), out=tmp_path, **SMALL)
     plan = ask(str(models[0]), **SMALL).plan
     both = [AutoModelForCausalLM.from_pretrained(m, dtype=torch.float64) for m in models]
@@ -122,11 +122,14 @@ def test_kl_of_a_real_model_is_that_of_its_logits_in_float64(models: tuple[Path,
         with torch.no_grad():
             logits = [m(torch.from_numpy(window.ids.astype(np.int64))[None]).logits[0, window.rows] for m in both]
         targets = torch.from_numpy(window.targets.astype(np.int64))
-        expected.append(define_divergence(logits[0], logits[1], targets).kl.numpy())
-    truth = np.concatenate(expected)
+        expected.append(define_divergence(logits[0], logits[1], targets))
+    truth = torch.cat([one.kl for one in expected]).numpy()
     assert truth.mean() > 1e-3, "the models differ"
     assert kl_of(found).mean() == pytest.approx(truth.mean(), rel=1e-6)
     assert kl_of(found) == pytest.approx(truth, rel=1e-4, abs=1e-9)
+    for name in ("kl_reverse", "total_variation", "same_first"):
+        exact = torch.cat([getattr(one, name) for one in expected]).numpy()
+        assert getattr(found.divergences, name) == pytest.approx(exact, rel=1e-4, abs=1e-7), name
 
 
 def test_a_reference_gives_the_bits_of_lockstep(models: tuple[Path, Path], kept: Path, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from scoremode.errors import EngineError, InputError, OptionError
 from scoremode.head.divergence import define_divergence
 from scoremode.plan.plan import Plan
 from scoremode.plan.windows import Answers, Window, WindowSource
+from scoremode.scores.schema import DIVERGENCE
 from scoremode.store.runs import JOURNAL, MANIFEST
 from scoremode.values import Bools
 from scoremode.verbs import memory
@@ -117,12 +118,14 @@ def assert_defined(
     windows: list[Window],
     close: float = CLOSE,
 ) -> None:
-    """Every column of both runs, and KL, equals the float64 definition."""
+    """Every column of both runs, and of their divergence, equals the float64 definition."""
     targets = [torch.from_numpy(window.targets.astype(np.int64)) for window in windows]
     truth = [define_divergence(*each) for each in zip(p, q, targets, strict=True)]
     base = [define_divergence(*each) for each in zip(p, p, targets, strict=True)]
     assert found.kl is not None
-    assert np.abs(found.kl - torch.cat([one.kl for one in truth]).numpy()).max() < close
+    for name in (column.name for column in DIVERGENCE):
+        exact = torch.cat([getattr(one, name) for one in truth]).numpy()
+        assert np.abs(getattr(found.divergences, name) - exact).max() < close, name
     for run, columns in ((found.candidate, [one.q for one in truth]), (found.baseline, [one.q for one in base])):
         for name in ("logprob", "entropy", "top_logprob"):
             exact = torch.cat([getattr(one, name).reshape(-1) for one in columns]).numpy()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RULE_HOLDS, CANDIDATES_FAILED = 1, 2
+COLUMNS = {"--columns NAME,…": "more statistics in the table, as in overlap,kl_reverse_mean,top5_same"}
 
 
 class CompareVerb(Verb):
@@ -62,6 +63,7 @@ class CompareVerb(Verb):
             "--fresh": "score again even if runs are there, and replace them",
             "--fail-if RULE …": 'as in "kl_mean > 0.02" or "same_top < 0.9 surely"',
             "--by-depth": "also KL by depth in the window (always if K/V types are compared)",
+            **COLUMNS,
             **flags.REPORT,
         }
         group = parser.add_argument_group("comparison")
@@ -72,6 +74,7 @@ class CompareVerb(Verb):
         flags.add(parser.add_mutually_exclusive_group(), {**flags.CARDS, **layout, **flags.JSON})
 
     def run(self, parsed: argparse.Namespace) -> int:
+        from scoremode.report.numbers import read_columns
         from scoremode.statistics import gate
         from scoremode.statistics.comparison import comparison_statistics
         from scoremode.statistics.equivalence import require_margin
@@ -79,6 +82,7 @@ class CompareVerb(Verb):
         from scoremode.verbs.compare import compare
 
         rules = [gate.parse(text) for text in parsed.fail_if or ()]  # before an hour of scoring
+        more = read_columns(parsed.columns)
         if parsed.no_worse_than is not None:
             require_margin(parsed.no_worse_than)
         output = checked_report(parsed)
@@ -108,7 +112,7 @@ class CompareVerb(Verb):
         if output:
             from scoremode.report.html.page import render
 
-            write_report(parsed, output, render(found, statistics))
+            write_report(parsed, output, render(found, statistics, more=more))
         worse = [f"{one.name}: {one.sentence}" for one in tested if not one.no_worse]
         code = verdict([*(gate.check(rule, one) for rule in rules for one in statistics), *worse])
         return _tell_failed(failed) if failed else code
@@ -123,6 +127,7 @@ def _show_comparison(
 ) -> None:
     """Prints a comparison in the layout that was asked for."""
     from scoremode.report.model_card import markdown, model_index
+    from scoremode.report.numbers import read_columns
     from scoremode.report.served import are_variants
     from scoremode.report.terminal.comparison_tables import comparison_json, comparison_table, llamacpp_layout
     from scoremode.report.terminal.own_words_tables import equivalence_lines, own_words_tables
@@ -152,7 +157,8 @@ def _show_comparison(
             below += [*(depth_table(found) if by_depth else ()), *slices_table(found)]
             below += own_words_tables(said) if said else []
         below += equivalence_lines(tested) if tested else []
-        show(parsed, lambda: facts, lambda: [*comparison_table(found, statistics), *below])
+        more = read_columns(parsed.columns)
+        show(parsed, lambda: facts, lambda: [*comparison_table(found, statistics, more), *below])
 
 
 def _own_words(parsed: argparse.Namespace, found: Sequence[Comparison]) -> list[OwnWords]:
@@ -369,19 +375,20 @@ class ReportVerb(Verb):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         flags.add(parser, {"run_folders RUN …": "folders written with --out; the first is the baseline"})
         parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the page, as in report.html")
-        flags.add(parser, flags.JSON)
+        flags.add(parser, {**COLUMNS, **flags.JSON})
 
     def run(self, parsed: argparse.Namespace) -> None:
         from scoremode.report.html.page import render, write
+        from scoremode.report.numbers import read_columns
         from scoremode.statistics.comparison import comparison_statistics
         from scoremode.store.runs import load
         from scoremode.verbs.finished_runs import of_runs
         from scoremode.verbs.outputs import check_report
 
-        output = check_report(parsed.output)  # before columns are read
+        output, more = check_report(parsed.output), read_columns(parsed.columns)  # before columns are read
         first, *others = parsed.run_folders
         found = of_runs(first, others)
-        page = render(found, [comparison_statistics(c) for c in found], runs=[] if found else [load(first)])
+        page = render(found, [comparison_statistics(c) for c in found], runs=[] if found else [load(first)], more=more)
         write(parsed.output, page)
         if parsed.json:
             print_json({"report": parsed.output, "runs": len(parsed.run_folders)})

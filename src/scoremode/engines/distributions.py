@@ -5,7 +5,7 @@ An engine that has logits uses logits.py. One that has hidden states passes its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,8 +30,8 @@ from scoremode.head.matrix import Head
 from scoremode.head.precision import full_float32
 from scoremode.head.sixteen_bits import encode_records, kl_from_records
 from scoremode.plan.windows import Answers, Window, WindowSource
-from scoremode.scores.schema import BUILT_IN
-from scoremode.values import Floats, Ints, Raw
+from scoremode.scores.schema import BUILT_IN, DIVERGENCE, Array
+from scoremode.values import Ints, Raw
 
 IndexedWindow = tuple[int, Window]
 """A window and its index in the plan."""
@@ -71,6 +71,22 @@ def split_columns(columns: Columns, ends: Ints) -> list[Answers]:
     ]
 
 
+def divergence_columns(found: Mapping[str, Tensor | None]) -> dict[str, Array]:
+    """The columns of a divergence that were measured, copied from the device: a few numbers per row."""
+    given = [(column, found.get(column.name)) for column in DIVERGENCE]
+    return {c.name: x.to(getattr(torch, c.dtype)).cpu().numpy() for c, x in given if x is not None}
+
+
+def split_divergence(found: Divergence, ends: Ints) -> list[Answers]:
+    """Splits a divergence and the candidate's columns into one Answers per window."""
+    apart = divergence_columns({column.name: getattr(found, column.name) for column in DIVERGENCE})
+    starts = np.concatenate([[0], ends[:-1]])
+    return [
+        answers.apart({name: column[a:b] for name, column in apart.items()})
+        for answers, a, b in zip(split_columns(found.q, ends), starts, ends, strict=True)
+    ]
+
+
 def loaded_head(stored: StoredHead, device: torch.device) -> Head:
     """Loads a stored head onto a device."""
     weight = from_raw(stored.weight, stored.dtype)
@@ -102,7 +118,7 @@ class StatesOnDevice:
         return self.rows([(index, window)]).__getitem__
 
     def diverge(self, kept: Tensor, logits: Tensor, targets: Tensor, width: int) -> Divergence:
-        """The KL from the baseline's rows, and the candidate's own columns; ids from ``width`` on are left out."""
+        """The divergence from the baseline's rows, and the candidate's columns; ids from ``width`` on are left out."""
         return diverge_logits(kept, self.head.within(width), logits[:, :width], targets)
 
 
@@ -117,14 +133,17 @@ class RecordsOnDevice:
         records = self.baseline.records(index, window)
         return lambda rows: to_device(records[rows], self.device)
 
-    def kl(self, kept: Tensor, logits: Tensor, width: int) -> Tensor:
-        """The KL (n,) over all ids: llama.cpp's rule leaves none out."""
-        return kl_from_records(kept, logits)
+    def distances(self, kept: Tensor, logits: Tensor, width: int) -> dict[str, Tensor]:
+        """The KL (n,) over all ids: llama.cpp's rule leaves none out.
+
+        Nothing else is measured: the stored probabilities are rounded, and the unlikely ones are cut off.
+        """
+        return {"kl": kl_from_records(kept, logits)}
 
     def diverge(self, kept: Tensor, logits: Tensor, targets: Tensor, width: int) -> Divergence:
         """The KL from the baseline's records over all ids, and the candidate's columns for ids below ``width``."""
-        kl = self.kl(kept, logits, width)
-        return Divergence(kl, reduce_logits(logits[:, :width], targets))
+        distances = self.distances(kept, logits, width)
+        return Divergence(q=reduce_logits(logits[:, :width], targets), **distances)
 
 
 class LogitsOnDevice:
@@ -138,14 +157,14 @@ class LogitsOnDevice:
         logits = self.baseline.logits(index, window)
         return lambda rows: logits(rows).to(self.device)
 
-    def kl(self, kept: Tensor, logits: Tensor, width: int) -> Tensor:
-        """The KL (n,) over the ids below ``width``."""
+    def distances(self, kept: Tensor, logits: Tensor, width: int) -> dict[str, Tensor]:
+        """The divergence (n,) over the ids below ``width``, by column."""
         return divergence_of(kept[:, :width], logits[:, :width])
 
     def diverge(self, kept: Tensor, logits: Tensor, targets: Tensor, width: int) -> Divergence:
-        """The KL and the candidate's columns for ids below ``width``."""
-        kl = self.kl(kept, logits, width)
-        return Divergence(kl, reduce_logits(logits[:, :width], targets))
+        """The divergence and the candidate's columns for ids below ``width``."""
+        distances = self.distances(kept, logits, width)
+        return Divergence(q=reduce_logits(logits[:, :width], targets), **distances)
 
 
 def to_device(records: Raw, device: torch.device) -> Tensor:
@@ -178,7 +197,7 @@ def divergence_of_logits(
     logits: Tensor,
     targets: Tensor,
 ) -> Divergence:
-    """The KL from a baseline, and the candidate's columns, both from the candidate's logits (n, vocabulary).
+    """The divergence from a baseline, and the candidate's columns, both from the candidate's logits (n, vocabulary).
 
     The rows are those that the windows ask for, concatenated; ``targets`` is (n, k). The sums of the divergence are in
     float64. May overwrite the logits.
@@ -210,13 +229,15 @@ class LogitsOfStates:
     def records(self, states: Raw) -> Raw:
         return np.concatenate([records_of_logits(self._logits(states[rows])) for rows in self._blocks(states)])
 
-    def kl(self, states: Raw, rows_of: RowsOf, against: RecordsOnDevice | LogitsOnDevice, width: int) -> Floats:
-        """The KL (n,) from a baseline's distributions, which ``rows_of`` gives, to those of the states."""
+    def distances(
+        self, states: Raw, rows_of: RowsOf, against: RecordsOnDevice | LogitsOnDevice, width: int
+    ) -> dict[str, Array]:
+        """The divergence (n,) from a baseline's distributions, which ``rows_of`` gives, to those of the states."""
         parts = [
-            against.kl(rows_of(rows), self._logits(states[rows]), width).cpu().numpy() for rows in self._blocks(states)
+            divergence_columns(against.distances(rows_of(rows), self._logits(states[rows]), width))
+            for rows in self._blocks(states)
         ]
-        found: Floats = np.concatenate(parts)
-        return found
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def _blocks(self, states: Raw) -> Iterator[slice]:
         """Slices of a few rows each, so that their logits stay within the memory budget."""
@@ -232,7 +253,7 @@ class LogitsOfStates:
 def with_distributions(
     answered: Iterator[tuple[int, Answers]], source: WindowSource, want: Want, made: LogitsOfStates
 ) -> Iterator[tuple[int, Answers]]:
-    """Adds the wanted records, or the KL from whole distributions, to answers that have hidden states.
+    """Adds the wanted records, or the divergence from whole distributions, to answers that have hidden states.
 
     Works on one window at a time, so that the distributions of a whole batch are never in memory at once.
     """
@@ -244,7 +265,7 @@ def with_distributions(
         states = answers.states
         assert states is not None, "answers without hidden states"
         records = made.records(states) if want.records else None
-        kl = None
+        apart: dict[str, Array] = {}
         if against is not None:
-            kl = made.kl(states, against.window(index, source.window(index)), against, width)
-        yield index, replace(answers, records=records, kl=kl, states=states if want.states else None)
+            apart = made.distances(states, against.window(index, source.window(index)), against, width)
+        yield index, replace(answers.apart(apart), records=records, states=states if want.states else None)

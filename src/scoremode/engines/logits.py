@@ -11,11 +11,19 @@ import torch
 from torch import Tensor
 
 from scoremode.engines.base import SCORES, UNIFORM, Engine, LogitsBaseline, Want
-from scoremode.engines.distributions import IndexedWindow, RowsOf, load_baseline, records_of_logits, split_columns
+from scoremode.engines.distributions import (
+    IndexedWindow,
+    RowsOf,
+    load_baseline,
+    records_of_logits,
+    split_columns,
+    split_divergence,
+)
 from scoremode.errors import ModelError
 from scoremode.head.budget import rows_within
 from scoremode.head.chunked import empty_columns, reduce_logits
 from scoremode.head.definition import Columns
+from scoremode.head.divergence import Divergence
 from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.values import Raw
 
@@ -24,8 +32,7 @@ from scoremode.values import Raw
 class Reduced:
     """The results of a few rows, still on the device: nothing waits for the device until they are read."""
 
-    columns: Columns
-    kl: Tensor | None = None
+    found: Columns | Divergence
     records: Raw | None = None
 
 
@@ -59,23 +66,21 @@ class LogitsReducer:
         """Reduce a block of rows; ``kept`` are the baseline's hidden states, records or logits for them."""
         records = records_of_logits(logits) if self.want.records else None
         if self.against is None or kept is None:
-            return Reduced(reduce_logits(logits[:, : self.width], targets), None, records)
-        found = self.against.diverge(kept, logits, targets, self.width)
-        return Reduced(found.q, found.kl, records)
+            return Reduced(reduce_logits(logits[:, : self.width], targets), records)
+        return Reduced(self.against.diverge(kept, logits, targets, self.width), records)
 
     def answers(self, parts: list[Reduced], targets_per_row: int) -> Answers:
         """The answers of one window, joined from the parts of its rows."""
-        if not parts:
-            columns = empty_columns(self.device, targets_per_row)
+        apart = [part.found for part in parts if isinstance(part.found, Divergence)]
+        columns = [part.found for part in parts if isinstance(part.found, Columns)]
+        if apart:
+            divergence = Divergence.cat(apart)
+            (answers,) = split_divergence(divergence, np.array([len(divergence.kl)]))
         else:
-            columns = Columns.cat([part.columns for part in parts])
-        kl = [part.kl for part in parts if part.kl is not None]
+            whole = Columns.cat(columns) if columns else empty_columns(self.device, targets_per_row)
+            (answers,) = split_columns(whole, np.array([len(whole.logprob)]))
         records = [part.records for part in parts if part.records is not None]
-        return replace(
-            split_columns(columns, np.array([len(columns.logprob)]))[0],
-            kl=torch.cat(kl).double().cpu().numpy() if kl else None,
-            records=np.concatenate(records) if records else None,
-        )
+        return replace(answers, records=np.concatenate(records) if records else None)
 
 
 def moved(rows: slice, by: int) -> slice:

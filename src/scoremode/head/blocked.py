@@ -15,15 +15,25 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from scoremode.head.budget import rows_of_workspace
 from scoremode.head.chunked import Share, diverge_in_chunks, in_blocks, keep_own, reduce_in_chunks
-from scoremode.head.divergence import COPIES, DivergencePartials, empty_sums
+from scoremode.head.divergence import (
+    COPIES,
+    DivergencePartials,
+    Gather,
+    empty_sums,
+    log_totals,
+    moved_cross,
+    sum_apart,
+)
+from scoremode.head.first_choices import LeadingChoices
 from scoremode.head.matrix import Head
 from scoremode.head.partials import FAR_BELOW, LOWEST, Partials, empty_partials
 
@@ -51,21 +61,27 @@ def reduce_blocked(hidden: Tensor, head: Head, targets: Tensor, share: Share = k
 
 
 def diverge_blocked(
-    hidden_p: Tensor, head_p: Head, hidden_q: Tensor, head_q: Head, targets: Tensor, share: Share = keep_own
+    hidden_p: Tensor,
+    head_p: Head,
+    hidden_q: Tensor,
+    head_q: Head,
+    targets: Tensor,
+    share: Share = keep_own,
+    gather: Gather | None = None,
 ) -> tuple[DivergencePartials, Tensor]:
     """Returns the partials of a slice of two heads, and the targets' logits of q, on a CPU. See ``kernels.Diverge``.
 
     Uses the blocks that ``reduce_blocked`` makes for q, so q's scores have the same bits.
     """
     if len(targets) <= FEW_ROWS:
-        return diverge_in_chunks(hidden_p, head_p, hidden_q, head_q, targets, share)
+        return diverge_in_chunks(hidden_p, head_p, hidden_q, head_q, targets, share, gather)
 
     def diverge(rows: slice) -> tuple[DivergencePartials, Tensor]:
         plan = _plan(targets[rows], head_q, head_q.weight.shape[1], BLOCK_LOGITS, COPIED_WEIGHTS)
         p = _BlockedProduct(hidden_p[rows], head_p, targets[rows], plan, _SPACE_OF_P)
         q = _BlockedProduct(hidden_q[rows], head_q, targets[rows], plan, _SPACE)
         q.rank_against(share(q.target_logits()))
-        return _diverge(p, q), q.at_target
+        return _diverge(p, q, gather), q.at_target
 
     return in_blocks(diverge, _row_blocks(targets, BLOCK_ROWS))
 
@@ -123,6 +139,10 @@ class _ColumnBlocks:
     def chunk(self) -> int:
         """Columns per chunk; a block consists of whole chunks."""
         return CHUNK if self.columns % CHUNK == 0 else self.columns
+
+    def last_id(self, index: int) -> int:
+        """The number of ids in a block and in all blocks before it."""
+        return self.blocks[index].end - self.lead
 
     @property
     def with_ids(self) -> list[int]:
@@ -305,16 +325,19 @@ def _add_up(side: _BlockedProduct, x: Tensor, sums: _Sums, line: int) -> None:
         torch.sum(torch.exp(below, out=p).mul_(below.clamp_min_(FAR_BELOW)), 1, out=weighted)
 
 
-def _diverge(p: _BlockedProduct, q: _BlockedProduct) -> DivergencePartials:
+def _diverge(p: _BlockedProduct, q: _BlockedProduct, gather: Gather | None) -> DivergencePartials:
     """Returns the partials of q and the sums of the divergence, which are in float64 as in divergence.py."""
-    with_ids = p.plan.with_ids
+    with_ids, choices = p.plan.with_ids, [LeadingChoices(p.n) for _ in (p, q)]
     if not with_ids:
-        return DivergencePartials(q.partials(_sums(q)), *empty_sums(q.hidden, torch.float64))
+        sums = empty_sums(q.hidden, torch.float64, both_ways=True)
+        return DivergencePartials(q.partials(_sums(q)), *sums, *_last_fields(p, q, sums, choices, gather))
     largest_p = torch.full((p.n,), float("-inf"))
     sums_q, reference_p = _Sums.zeros(len(with_ids), q.n), torch.zeros(len(with_ids), p.n)
-    total_p, total_q, cross = torch.zeros(3, len(with_ids), p.n, dtype=torch.float64)
+    total_p, total_q, cross, cross_q = torch.zeros(4, len(with_ids), p.n, dtype=torch.float64)
     for line, index in enumerate(with_ids):
         x_p, x_q = p.product(index)[:, p.plan.blocks[index].fresh :], q.ids(index)
+        for own, x in zip(choices, (x_p, x_q), strict=True):
+            own.add(x, q.head.first_id + p.plan.last_id(index) - x.shape[1])
         torch.maximum(largest_p, x_p.amax(1), out=largest_p)
         most_p = torch.clamp_min(largest_p, LOWEST, out=reference_p[line])
         most_q = q.largest.clamp_min(LOWEST)
@@ -324,13 +347,15 @@ def _diverge(p: _BlockedProduct, q: _BlockedProduct) -> DivergencePartials:
             below_q, weight_q = _weigh(q, x_q[rows], most_q[rows])
             torch.sum(weight_p, 1, out=total_p[line, rows])
             torch.sum(weight_q, 1, out=total_q[line, rows])
-            _cross(below_p, weight_p, below_q, cross[line, rows])
+            gap = below_p.sub_(below_q)
+            torch.neg(_cross(gap, weight_q, cross_q[line, rows], below_q), out=cross_q[line, rows])
+            _cross(gap, weight_p, cross[line, rows], gap)
         _add_up(q, x_q, sums_q, line)
     drop_p, drop_q = _drop(reference_p, largest_p), sums_q.drop(q.largest)
-    share = torch.where(total_p > 0, drop_p.exp(), 0.0)  # if p is 0 in a block, q does not matter there
-    moved = torch.where(share > 0, share * (cross + (drop_p - drop_q) * total_p), 0.0)
     whole_p, whole_q = ((drop.exp() * total).sum(0) for drop, total in ((drop_p, total_p), (drop_q, total_q)))
-    return DivergencePartials(q.partials(sums_q), largest_p, q.largest, whole_p, whole_q, moved.sum(0))
+    moved = moved_cross(drop_p, drop_q, total_p, cross), moved_cross(drop_q, drop_p, total_q, cross_q)
+    sums = (largest_p, q.largest, whole_p, whole_q, *moved)
+    return DivergencePartials(q.partials(sums_q), *sums, *_last_fields(p, q, sums, choices, gather))
 
 
 def _weigh(side: _BlockedProduct, x: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
@@ -339,8 +364,27 @@ def _weigh(side: _BlockedProduct, x: Tensor, most: Tensor) -> tuple[Tensor, Tens
     return below, torch.exp(below, out=side.space("weight", *x.shape, dtype=torch.float64))
 
 
-def _cross(below_p: Tensor, weight_p: Tensor, below_q: Tensor, out: Tensor) -> None:
-    """Writes Σ p · (x_p - x_q) to ``out``. Ids that p forbids add 0; an id that only q forbids makes Σ infinite."""
-    torch.sum(below_p.sub_(below_q).mul_(weight_p), 1, out=out)
+def _cross(gap: Tensor, weight: Tensor, out: Tensor, scratch: Tensor) -> Tensor:
+    """Writes Σ weight · gap to ``out``. Ids without weight add 0; an infinite gap with a weight makes Σ infinite."""
+    torch.sum(torch.mul(gap, weight, out=scratch), 1, out=out)
     if math.isnan(float(out.sum())):  # from 0 · -inf, or -inf - -inf
-        torch.sum(below_p.masked_fill_(weight_p == 0, 0.0), 1, out=out)
+        torch.sum(scratch.masked_fill_(weight == 0, 0.0), 1, out=out)
+    return out
+
+
+def _last_fields(
+    p: _BlockedProduct, q: _BlockedProduct, sums: Sequence[Tensor], choices: list[LeadingChoices], gather: Gather | None
+) -> tuple[Any, ...]:
+    """Returns the last fields of ``DivergencePartials``: the first choices of p and q, and Σ |p - q|.
+
+    Probabilities are known only now. All logits of these rows would take a GiB, so the products are computed again.
+    """
+    first_p, first_q = (own.keys for own in choices)
+    if gather is None:
+        return first_p, first_q, None
+    logs, apart = log_totals(sums, gather), torch.zeros(p.n, dtype=torch.float64)
+    p.held = q.held = -1  # the buffers of the products were overwritten
+    for index in p.plan.with_ids:
+        x_p, x_q = (side.product(index)[:, p.plan.blocks[index].fresh :] for side in (p, q))
+        apart += sum_apart(x_p, x_q, *logs)
+    return first_p, first_q, apart

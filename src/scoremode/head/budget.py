@@ -19,6 +19,7 @@ CPU_WORKSPACE, DEVICE_WORKSPACE = 4 << 20, 96 << 20  # for sums, besides the log
 FLOOR = 16.0  # nats below the largest logit; a record stores lower logits as exactly this far below
 LEFT_OUT = -16.0  # llama.cpp's divergence leaves out log-probabilities at or below this
 LARGEST_CODE = 65535
+FIRST = 5  # choices of two models that are compared in order
 TILE = 128  # rows that a GPU's matrix kernels process at a time
 
 

@@ -14,7 +14,14 @@ from torch import Tensor
 
 from scoremode.head.budget import rows_within
 from scoremode.head.definition import Columns, RowBlock
-from scoremode.head.divergence import Divergence, DivergencePartials, divergence_partials, finish_divergence
+from scoremode.head.divergence import (
+    Divergence,
+    DivergencePartials,
+    Gather,
+    divergence_partials,
+    finish_divergence,
+    gather_own,
+)
 from scoremode.head.matrix import Head
 from scoremode.head.partials import Partials, finish, partials, target_logits
 
@@ -82,6 +89,7 @@ def diverge_in_chunks(
     head_q: Head,
     targets: Tensor,
     share: Share = keep_own,
+    gather: Gather | None = None,
     budget: int = 0,
     one_pass: bool = True,
 ) -> tuple[DivergencePartials, Tensor]:
@@ -92,7 +100,7 @@ def diverge_in_chunks(
     def diverge(rows: slice) -> tuple[DivergencePartials, Tensor]:
         x_p, x_q = head_p.logits(hidden_p[rows]), head_q.logits(hidden_q[rows])
         at_q = share(target_logits(x_q, targets[rows], head_q.first_id))
-        return divergence_partials(x_p, x_q, targets[rows], at_q, head_q.first_id, one_pass), at_q
+        return divergence_partials(x_p, x_q, targets[rows], at_q, head_q.first_id, one_pass, gather), at_q
 
     # Chunks are sized by q: it is padded equally on all ranks, and a stored p is not. The products of q then have the
     # same shape as in ``reduce_in_chunks``; a matrix kernel may add in a different order for a different shape.
@@ -102,18 +110,19 @@ def diverge_in_chunks(
 def diverge_from_logits(
     hidden_p: Tensor, head_p: Head, hidden_q: Tensor, logits_of_q: LogitsOf, targets: Tensor, budget: int = 0
 ) -> Divergence:
-    """Computes KL(p‖q) if q's head is known only as a function, which gets the same rows as in ``score_rows``."""
+    """Computes a divergence if q's head is known only as a function, which gets the same rows as in ``score_rows``."""
     step = rows_within(budget, head_p.vocabulary, hidden_q.device.type)
     parts = []
     for rows in (slice(i, i + step) for i in range(0, max(1, len(hidden_q)), step)):
         x_q = logits_of_q(hidden_q[rows])[:, : head_p.vocabulary]
         x_p, at_q = head_p.logits(hidden_p[rows]), target_logits(x_q, targets[rows])
-        parts.append(finish_divergence(divergence_partials(x_p, x_q, targets[rows], at_q), at_q))
+        made = divergence_partials(x_p, x_q, targets[rows], at_q, gather=gather_own)
+        parts.append(finish_divergence(made, at_q))
     return Divergence.cat(parts)
 
 
 def diverge_logits(hidden_p: Tensor, head_p: Head, logits_q: Tensor, targets: Tensor, budget: int = 0) -> Divergence:
-    """Computes KL(p‖q) from q's logits (n, vocabulary), which may be overwritten."""
+    """Computes a divergence from q's logits (n, vocabulary), which may be overwritten."""
     return diverge_from_logits(hidden_p, head_p, logits_q, lambda logits: logits, targets, budget)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class RowBlock:
-    """A block of rows. Its fields are tensors with one line per row, or other blocks of the same rows."""
+    """A block of rows. Its fields are tensors with one line per row, other blocks of the same rows, or None."""
 
     __slots__ = ()
 
@@ -22,8 +22,14 @@ class RowBlock:
             return parts[0]
         build: Any = cls  # a dataclass, whose slots are its fields
         each: list[list[Any]] = [[getattr(part, name) for part in parts] for name in build.__slots__]
-        found: Self = build(*(type(x[0]).cat(x) if isinstance(x[0], RowBlock) else torch.cat(x) for x in each))
+        found: Self = build(*map(_joined, each))
         return found
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    if parts[0] is None:
+        return None
+    return type(parts[0]).cat(parts) if isinstance(parts[0], RowBlock) else torch.cat(list(parts))
 
 
 @dataclass(frozen=True, slots=True)

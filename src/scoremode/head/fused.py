@@ -25,7 +25,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from scoremode.head.chunked import Share, diverge_in_chunks, in_blocks, keep_own, reduce_in_chunks
-from scoremode.head.divergence import DivergencePartials, empty_sums
+from scoremode.head.divergence import DivergencePartials, Gather, empty_sums
 from scoremode.head.fused_kernels import diverge_spans, join_divergences, join_spans, reduce_spans, write_target_logits
 from scoremode.head.matrix import SHALLOW, Head
 from scoremode.head.partials import Partials, empty_partials
@@ -268,12 +268,21 @@ def _diverge(p: KernelOperands, q: KernelOperands, targets: Tensor, share: Share
 
 
 def diverge_fused(
-    hidden_p: Tensor, head_p: Head, hidden_q: Tensor, head_q: Head, targets: Tensor, share: Share = keep_own
+    hidden_p: Tensor,
+    head_p: Head,
+    hidden_q: Tensor,
+    head_q: Head,
+    targets: Tensor,
+    share: Share = keep_own,
+    gather: Gather | None = None,
 ) -> tuple[DivergencePartials, Tensor]:
-    """Returns the partials of the same slice of two heads, and the targets' logits of q. See kernels.Diverge."""
+    """Returns the partials of the same slice of two heads, and the targets' logits of q. See kernels.Diverge.
+
+    Only KL(p‖q) is measured here, because Σ |p - q| would take a second pass over the weights.
+    """
     if not _fit_together((hidden_p, head_p), (hidden_q, head_q)):  # then three products are computed
         own_q, at_q = reduce_fused(hidden_q, head_q, targets, share)
-        made, _ = diverge_in_chunks(hidden_p, head_p, hidden_q, head_q, targets)
+        made, _ = diverge_in_chunks(hidden_p, head_p, hidden_q, head_q, targets, gather=gather)
         return replace(made, q=own_q), at_q
     tiles = tiles_for(head_q.weight, two_products=True)
     targets = targets.contiguous()

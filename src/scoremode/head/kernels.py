@@ -6,7 +6,7 @@ that does not agree is skipped for a simpler one, and the result says so (``Choi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial, wraps
 from typing import Any, Protocol, TypeVar, cast
@@ -18,7 +18,14 @@ from scoremode.errors import EngineError, OptionError
 from scoremode.head.budget import check_kernel_name
 from scoremode.head.chunked import Share, diverge_in_chunks, keep_own, reduce_in_chunks
 from scoremode.head.definition import Columns, define_columns, define_logits
-from scoremode.head.divergence import Divergence, DivergencePartials, define_divergence, finish_divergence
+from scoremode.head.divergence import (
+    Divergence,
+    DivergencePartials,
+    Gather,
+    define_divergence,
+    finish_divergence,
+    gather_own,
+)
 from scoremode.head.matrix import SHALLOW, Head
 from scoremode.head.partials import Partials, finish
 from scoremode.head.precision import full_float32
@@ -35,11 +42,19 @@ class Reduce(Protocol):
 
 class Diverge(Protocol):
     def __call__(
-        self, hidden_p: Tensor, head_p: Head, hidden_q: Tensor, head_q: Head, targets: Tensor, share: Share = keep_own
+        self,
+        hidden_p: Tensor,
+        head_p: Head,
+        hidden_q: Tensor,
+        head_q: Head,
+        targets: Tensor,
+        share: Share = keep_own,
+        gather: Gather | None = None,
     ) -> tuple[DivergencePartials, Tensor]:
         """Returns the partials of the same slice of two heads, and the targets' logits of q.
 
-        The partials and logits of q have the same bits as from ``Reduce`` for the same rows.
+        The partials and logits of q have the same bits as from ``Reduce`` for the same rows. ``gather`` is called like
+        ``share``: equally often on all ranks, with equally many rows.
         """
 
 
@@ -61,8 +76,8 @@ class Kernel:
         return finish(*self.reduce(hidden, head, targets))
 
     def divergence(self, hidden_p: Tensor, head_p: Head, hidden_q: Tensor, head_q: Head, targets: Tensor) -> Divergence:
-        """Computes KL(p‖q), and q's columns with the same bits as ``score``, for two heads that are not sliced."""
-        return finish_divergence(*self.diverge(hidden_p, head_p, hidden_q, head_q, targets))
+        """Computes the divergence, and q's columns with the bits of ``score``, for two heads that are not sliced."""
+        return finish_divergence(*self.diverge(hidden_p, head_p, hidden_q, head_q, targets, gather=gather_own))
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,14 +218,22 @@ def _problems(kernel: Kernel, kind: HeadKind, divergence: bool, fine: bool) -> I
     other_hidden, other_head, _ = probe(kind, 2, fine=fine)
     found = kernel.divergence(hidden, head, other_hidden, other_head, targets)
     compared = define_divergence(_defined(hidden, head), _defined(other_hidden, other_head), targets.cpu())
-    yield from _differences(found.q, compared.q, exact, gap=float((found.kl.cpu() - compared.kl).abs().max()))
+    yield from _differences(found.q, compared.q, exact, _gaps(found, compared, "kl", "kl_reverse", "total_variation"))
+    if exact and any(_gaps(found, compared, "same_first")):
+        yield "wrong first choices on the probe"
     alone = kernel.score(other_hidden, other_head, targets)
     if not all(torch.equal(getattr(found.q, n), getattr(alone, n)) for n in Columns.__slots__):
         yield "a model's scores differ between scoring and comparing it"
 
 
-def _differences(found: Columns, true: Columns, exact: bool, gap: float = 0.0) -> Iterator[str]:
-    gaps = [gap, *(float((getattr(found, n).cpu() - getattr(true, n)).abs().max()) for n in ("logprob", "entropy"))]
+def _gaps(found: Columns | Divergence, true: Columns | Divergence, *names: str) -> list[float]:
+    """Returns the largest differences of the columns with these names that the kernel measures."""
+    measured = [(own.cpu(), getattr(true, name)) for name in names if (own := getattr(found, name)) is not None]
+    return [float((own - defined).abs().max()) for own, defined in measured]
+
+
+def _differences(found: Columns, true: Columns, exact: bool, more: Sequence[float] = ()) -> Iterator[str]:
+    gaps = [*more, *_gaps(found, true, "logprob", "entropy")]
     if not all(one < PROBE_NATS for one in gaps):  # NaN is caught too
         yield f"off by {max(gaps, key=lambda one: (one != one, one)):.2g} nats on the probe"  # noqa: PLR0124
     if exact and not (torch.equal(found.rank.cpu(), true.rank) and torch.equal(found.top.cpu(), true.top)):

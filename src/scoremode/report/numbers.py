@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from scoremode.errors import OptionError, did_you_mean, harmless
 from scoremode.statistics.comparison import (
     BY_NAME,
     STATISTICS,
@@ -50,12 +51,33 @@ OF_PATHS = {  # names and headings
 }
 
 
-def shown_statistics(comparisons: Sequence[Comparison]) -> list[Statistic]:
-    """The statistics that tables of these comparisons show, in their order."""
-    if not are_of_paths(comparisons):
-        return SHOWN
-    known = [(BY_NAME[name], title) for name, title in OF_PATHS.items()]
-    return [replace(s, label=title, column=TerminalColumn(title)) if title else s for s, title in known]
+def shown_statistics(comparisons: Sequence[Comparison], columns: Sequence[str] = ()) -> list[Statistic]:
+    """The statistics that tables of these comparisons show, in their order; at the end those asked for by name."""
+    usual = [*map(_titled, OF_PATHS, OF_PATHS.values())] if are_of_paths(comparisons) else SHOWN
+    names = {s.name for s in usual if s.column is not None}
+    added = [_titled(name, BY_NAME[name].title or BY_NAME[name].label or name) for name in columns if name not in names]
+    return [*(s for s in usual if s.name not in {one.name for one in added}), *added]
+
+
+def _titled(name: str, title: str) -> Statistic:
+    """A statistic as a column with this title; with its own if there is none."""
+    found = BY_NAME[name]
+    return replace(found, label=title, column=TerminalColumn(title)) if title else found
+
+
+def read_columns(given: str | None) -> list[str]:
+    """The names of statistics in ``--columns``, checked before the work.
+
+    >>> read_columns("overlap,top5_same")
+    ['overlap', 'top5_same']
+    """
+    names = list(dict.fromkeys(name.strip() for name in (given or "").split(",") if name.strip()))
+    for name in names:
+        if name not in BY_NAME:
+            raise OptionError(f"there is no statistic '{harmless(name)}'", fix=did_you_mean(name, tuple(BY_NAME)))
+    if given is not None and not names:
+        raise OptionError("--columns names no statistic", fix="give one, such as --columns overlap,kl_reverse_mean")
+    return names
 
 
 RUN_MEASURES = (

@@ -20,6 +20,7 @@ from typing import Any
 
 from scoremode import __version__
 from scoremode.errors import InputError, RunError
+from scoremode.head.budget import FIRST
 from scoremode.report.model_card import (
     NOTHING,
     code,
@@ -100,16 +101,21 @@ def compact(comparisons: Sequence[Comparison], statistics: Sequence[Statistics])
 
 
 def exl3(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> str:
-    """The measures of ExLlamaV3's comparisons that are known: KL in one direction, agreement on the first choice."""
+    """The measures of ExLlamaV3's comparisons: KL both ways, and agreement on the first 1 to 5 choices."""
     base = comparisons[0].baseline.manifest
-    own = [f"{public_name(str(base['model']))} (original)", _bits(served_manifest(base)), NOTHING, NOTHING]
-    rows = [[*own, baseline_perplexity(statistics)]]
+    tops = {"same_top": 1, **{f"top{count}_same": count for count in range(2, FIRST + 1)}}
+    columns = {
+        "kl_mean": "KL divergence (original, quantized)",
+        "kl_reverse_mean": "KL divergence (quantized, original)",
+    }
+    columns |= {name: f"top-{count} agreement" for name, count in tops.items()} | {"ppl_candidate": "perplexity"}
+    own = [f"{public_name(str(base['model']))} (original)", _bits(served_manifest(base))]
+    rows = [[*own, *[NOTHING] * (len(columns) - 1), baseline_perplexity(statistics)]]
     for i, c, its in _rows(comparisons):
-        numbers = [shown_cell(BY_NAME[name], statistics[i]) for name in ("kl_mean", "same_top", "ppl_candidate")]
-        rows.append([c.name, _bits(its), *numbers])
-    header = ["model", "bpw", "KL divergence (original, quantized)", "top-1 agreement", "perplexity"]
-    missing = "KL in the other direction and agreement on the first 2 to 5 choices are not measured."
-    return f"{_table(header, rows)}\n\n{_how(comparisons, statistics)} {missing}\n"
+        rows.append([c.name, _bits(its), *(shown_cell(BY_NAME[name], statistics[i]) for name in columns)])
+    is_whole = all(s["kl_reverse_mean"] is not None and s["top5_same"] is not None for s in statistics)
+    missing = "" if is_whole else f" {NOTHING} in a row of a model: not measured, or infinite."
+    return f"{_table(['model', 'bpw', *columns.values()], rows)}\n\n{_how(comparisons, statistics)}{missing}\n"
 
 
 def llamacpp(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> str:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
 from scoremode.errors import EngineError
-from scoremode.scores.schema import BUILT_IN, KL, Array, Column, Schema, ScoreColumns
-from scoremode.values import Floats, Ids, Ints, Raw
+from scoremode.scores.schema import BUILT_IN, DIVERGENCE, Array, Column, DivergenceColumns, Schema, ScoreColumns
+from scoremode.values import Ids, Ints, Raw
 
 FAULT = "this is a fault of the engine"
 
@@ -70,16 +70,16 @@ class WindowList:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Answers(ScoreColumns):
+class Answers(DivergenceColumns, ScoreColumns):
     """An engine's answer to one window: one line per requested row, one column per target of that row.
 
     Only ``logprob`` is required. A column that is None was not measured: it is shown so everywhere, never filled in.
     ``top`` and ``top_logprob`` are given together or not at all. All answers of one engine have the same columns.
-    Columns that the engine itself declared are given by name in ``more``, and are attributes too.
+    Columns that the engine itself declared are given by name in ``more``, and are attributes too. The columns of a
+    divergence have one number per row, and are given only if a baseline was.
     """
 
     states: Raw | None = None  # (m, d) final hidden states, bit for bit; only if they were requested
-    kl: Floats | None = None  # (m,) nats, KL(baseline‖this model); only if a baseline was given
     records: Raw | None = None  # (m, words) uint16, the whole distributions in 16 bits; only if they were requested
 
     if not TYPE_CHECKING:
@@ -101,11 +101,20 @@ class Answers(ScoreColumns):
         own = _NAMES if all(given) else tuple(name for name in _NAMES if getattr(self, name) is not None)
         return (*own, *self.more) if self.more else own
 
+    @property
+    def divergences(self) -> tuple[str, ...]:
+        """The names of the columns of a divergence that were measured, in the order of the schema."""
+        return tuple(column.name for column in DIVERGENCE if getattr(self, column.name) is not None)
+
     def arrays(self) -> Iterator[tuple[str, Array]]:
         """Yields every array that was given, by name: the columns, and the arrays that were requested in addition."""
         for name in (*self.columns, *REQUESTED):
             if (column := getattr(self, name)) is not None:
                 yield name, column
+
+    def apart(self, divergence: Mapping[str, Any]) -> Answers:
+        """Returns these answers with the columns of a divergence, by name."""
+        return replace(self, **divergence)
 
     @staticmethod
     def of(arrays: dict[str, Any]) -> Answers:
@@ -114,7 +123,7 @@ class Answers(ScoreColumns):
         return Answers(**known, more={name: array for name, array in arrays.items() if name not in known})
 
 
-REQUESTED = ("states", "kl", "records")
+REQUESTED = ("states", *(column.name for column in DIVERGENCE), "records")
 """Arrays that answers have only if they were requested, with one line per row."""
 
 _NAMES = BUILT_IN.names
@@ -149,7 +158,7 @@ def check_shapes(schema: Schema, shape: tuple[int, ...], index: int, answers: An
     wrong = schema.set_problem(answers.columns)
     if wrong is not None:
         raise EngineError(f"window {index} got wrong columns: {wrong}", fix=FAULT)
-    for column in (*schema.scores, KL):
+    for column in (*schema.scores, *DIVERGENCE):
         given = getattr(answers, column.name, None)
         wanted = shape if column.per == "target" else shape[:1]
         if given is not None and np.shape(given) != wanted:

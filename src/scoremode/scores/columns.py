@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
-from scoremode.scores.schema import BUILT_IN, Array, Column, FactColumns, ScoreColumns
+from scoremode.scores.schema import BUILT_IN, DIVERGENCE, Array, Column, DivergenceColumns, FactColumns, ScoreColumns
 from scoremode.values import BLOCK, Ids
 
 
@@ -66,6 +66,8 @@ class LazyColumns:
         stored = getattr(self, "_stored", None)
         names = [name for name in type(self).__slots__ if name != "more" and self.has(name)]
         names += self.more if stored is None and hasattr(self, "more") else stored.declared if stored else ()
+        if not names:
+            return f"{type(self).__name__}(not measured)"
         count = len(getattr(self, names[0])) if stored is None else stored.rows
         return f"{type(self).__name__}({count:,} targets: {', '.join(names)})"
 
@@ -127,6 +129,31 @@ class Scores(LazyColumns, ScoreColumns):
             if (column := getattr(self, name)) is not None:
                 yield name, column
         yield from self.more.items()
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Divergences(LazyColumns, DivergenceColumns):
+    """How far each row's distribution is from a baseline's, one row per target (n,), in plan order."""
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """The names of the columns that were measured; none of them is read for that."""
+        return tuple(column.name for column in DIVERGENCE if self.has(column.name))
+
+    @staticmethod
+    def empty(n: int, columns: Sequence[Column]) -> Divergences:
+        """Space for n rows of these columns, as ``Scores.empty`` makes it."""
+        return Divergences(**{c.name: np.full(n, EMPTY[c.dtype], c.numpy_type) for c in columns})
+
+    def lengths(self) -> dict[str, int]:
+        """How many values each measured column has."""
+        stored = getattr(self, "_stored", None)
+        return {name: len(getattr(self, name)) if stored is None else stored.rows for name in self.measured}
+
+    def columns(self) -> Iterator[tuple[str, Array]]:
+        """The columns that were measured, by name."""
+        for name in self.measured:
+            yield name, getattr(self, name)
 
 
 EMPTY = {"float64": np.nan, "int64": 0, "int32": -1}

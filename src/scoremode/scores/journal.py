@@ -1,13 +1,15 @@
 """Stores the scores of an unfinished run, one record per window, so that a kill loses only unfinished windows.
 
 header  = format, identity of the run
-record  = number of the window | seconds, then each column in the order of the schema, then kl if it is measured
+record  = number of the window | seconds, then each column in the order of the schema, then those of a divergence
         = number of the window | nothing: discards this window's earlier record; the window is scored again
         = COLUMNS_ARE | JSON: the columns that the engine gives, as in ["logprob", "rank"]
 
 The header is written before the engine answers, so it cannot name the columns. If the columns of the first answer are
 not exactly the built-in ones, the first record names them, and all other records have exactly these columns. Without
 such a record, all built-in columns are present, and the journal has the same bytes as before columns became optional.
+If a divergence is measured and the list names none of its columns, there is only kl: all that there once was. Such a
+journal is resumed without the other columns.
 One journal never mixes records with different columns. An older scoremode refuses COLUMNS_ARE as an impossible window.
 
 records.py adds checksums over the header, the number and the body. Checksums cannot detect an impossible value that was
@@ -30,11 +32,20 @@ import numpy as np
 from scoremode.disk.records import MAGIC, RecordFile, read_record_header
 from scoremode.errors import EngineError, RunError
 from scoremode.scores.answers import FAULT, Answers
-from scoremode.scores.columns import Scores
+from scoremode.scores.columns import Divergences, Scores
 from scoremode.scores.packing import flat_columns
-from scoremode.scores.schema import BUILT_IN, KL, Array, Column, Schema, contradiction, joined_names
+from scoremode.scores.schema import (
+    BUILT_IN,
+    KL,
+    Array,
+    Column,
+    Schema,
+    chosen_divergences,
+    contradiction,
+    joined_names,
+)
 from scoremode.strict_json import parse
-from scoremode.values import Bools, Floats, Ints
+from scoremode.values import Bools, Ints
 
 FORMAT = 2
 SECONDS = struct.Struct("<d")
@@ -78,8 +89,10 @@ class Journal:
         """
         self.path, self.plan, self.schema, self.vocabulary = path, plan, schema, vocabulary
         self.with_kl, self.least_kl = with_kl, least_kl
+        self._only_kl = (KL.name,) if with_kl else ()  # columns of a divergence, unless others are named
         self.measured: tuple[str, ...] | None = None  # columns of every record; None until the first record
-        self._use_columns(BUILT_IN.names)
+        self._use_columns(BUILT_IN.names, self._only_kl)
+        self.left_out: tuple[str, ...] = ()  # columns of a divergence that the engine gives and the file cannot have
         self._from_file = False  # were the columns read from the file, instead of given by this engine?
         self.done: Bools = np.zeros(len(plan), dtype=np.bool_)
         self._counts: Ints = plan.target_counts
@@ -93,9 +106,10 @@ class Journal:
             self._file.close()
             raise
 
-    def _use_columns(self, names: tuple[str, ...]) -> None:
-        """Sets the columns of every record from now on."""
-        self.columns: tuple[Column, ...] = (*self.schema.chosen(names), *((KL,) if self.with_kl else ()))
+    def _use_columns(self, names: tuple[str, ...], divergences: tuple[str, ...]) -> None:
+        """Sets the columns of every record from now on: scores, and those of a divergence."""
+        self.divergences = divergences
+        self.columns: tuple[Column, ...] = (*self.schema.chosen(names), *chosen_divergences(divergences))
         self._row_bytes = sum(column.numpy_type.itemsize for column in self.columns)
 
     def _replay_record(self, window: int, at: int, body: bytes) -> None:
@@ -120,13 +134,17 @@ class Journal:
             given = parse(body)
         except ValueError:
             given = None
-        named = tuple(name for name in self.schema.names if isinstance(given, list) and name in given)
-        if not isinstance(given, list) or list(named) != given or named == BUILT_IN.names:
+        listed = given if isinstance(given, list) else []
+        named = tuple(name for name in self.schema.names if name in listed)
+        apart = tuple(column.name for column in chosen_divergences(listed))
+        is_default = named == BUILT_IN.names and not apart
+        is_possible = not apart or (self.with_kl and KL.name in apart)
+        if given != [*named, *apart] or is_default or not is_possible:
             return "its list of columns is damaged"
         problem = self.schema.set_problem(named)
         if problem is None:
             self.measured, self._from_file = named, True
-            self._use_columns(named)
+            self._use_columns(named, apart or self._only_kl)
         return problem
 
     def _record_problem(self, window: int, body: bytes) -> str | None:
@@ -169,13 +187,14 @@ class Journal:
         problem = self._record_problem(window, body)
         if problem is not None:
             raise _unusable_scores(problem)
-        if begins and self.measured != BUILT_IN.names:
-            self._file.append(COLUMNS_ARE, json.dumps(self.measured).encode())
+        listed = (*(self.measured or ()), *(self.divergences if self.divergences != self._only_kl else ()))
+        if begins and listed != BUILT_IN.names:
+            self._file.append(COLUMNS_ARE, json.dumps(listed).encode())
         self._index_record(window, self._file.append(window, body), seconds)
 
     def _require_same_columns(self, window: int, answers: Answers) -> None:
         """Raises an error if the columns of an answer differ from those of the first answer."""
-        names = self.schema.in_order(answers.columns)
+        names, divergences = self.schema.in_order(answers.columns), answers.divergences if self.with_kl else ()
         problem = self.schema.set_problem(answers.columns)
         if self.with_kl and answers.kl is None:
             problem = f"window {window} has no divergence"
@@ -183,10 +202,13 @@ class Journal:
             raise _unusable_scores(problem)
         if self.measured is None:
             self.measured = names
-            self._use_columns(names)
-        if self.measured == names:
+            self._use_columns(names, divergences)
+        if self._from_file and self.divergences == self._only_kl:
+            self.left_out = divergences[1:]  # an older scoremode began the run, which does not have these
+            divergences = self._only_kl
+        if self.measured == names and self.divergences == divergences:
             return
-        given, known = joined_names(names), joined_names(self.measured)
+        given, known = joined_names((*names, *divergences)), joined_names((*self.measured, *self.divergences))
         if self._from_file:
             raise RunError(
                 f"{self.path} has {known} for each target, but the engine now gives {given}",
@@ -202,14 +224,14 @@ class Journal:
 
     def rows(self, begin: int, end: int) -> Scores:
         """Returns the scores of consecutive targets, from whole windows; NaN for windows that are not scored yet."""
-        return self.rows_and_kl(begin, end)[0]
+        return self.rows_and_divergences(begin, end)[0]
 
-    def rows_and_kl(self, begin: int, end: int) -> tuple[Scores, Floats | None]:
-        """Returns the scores that ``rows`` returns, and the divergence of each target if it is measured."""
+    def rows_and_divergences(self, begin: int, end: int) -> tuple[Scores, Divergences]:
+        """Returns the scores that ``rows`` returns, and the divergence of each target as far as it is measured."""
         offsets = self.plan.target_offsets
         found = Scores.empty(end - begin, self.schema.chosen(self.measured or ("logprob",)))
-        kl = np.full(end - begin, np.nan) if self.with_kl else None
-        into = dict(found.columns()) | ({} if kl is None else {"kl": kl})
+        apart = Divergences.empty(end - begin, chosen_divergences(self.divergences))
+        into = dict(found.columns()) | dict(apart.columns())
         for window in range(*np.searchsorted(offsets, (begin, end)).tolist()):
             if not self.done[window]:
                 continue
@@ -217,7 +239,7 @@ class Journal:
             columns = self._split(self._file.body(int(self._at[window]), window), n)
             for name, column in into.items():
                 column[row : row + n] = columns[name]
-        return found, kl
+        return found, apart
 
     def close(self) -> None:
         self._file.close()

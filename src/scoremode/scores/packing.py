@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from scoremode.errors import InputError, harmless
 from scoremode.scores.answers import REQUESTED, Answers, Window
-from scoremode.scores.schema import BUILT_IN, KL, Array, Column, Schema
-from scoremode.values import Floats, Ids, Ints, Raw
+from scoremode.scores.schema import BUILT_IN, DIVERGENCE, KL, Array, Column, Schema, chosen_divergences
+from scoremode.values import Ids, Ints, Raw
 
 INT32 = np.dtype("<i4")
 
@@ -113,9 +113,9 @@ class PackedAnswers:
     def of(found: Sequence[tuple[int, Answers]], schema: Schema) -> PackedAnswers:
         answers = [own for _, own in found]
         first = answers[0]
-        columns = flat_columns(answers, (*schema.chosen(first.columns), *((KL,) if first.kl is not None else ())))
+        columns = flat_columns(answers, (*schema.chosen(first.columns), *chosen_divergences(first.divergences)))
         for name in REQUESTED:
-            if name != KL.name and getattr(first, name) is not None:
+            if name not in columns and getattr(first, name) is not None:
                 columns[name] = np.concatenate([getattr(own, name) for own in answers])
         shapes = np.array([own.logprob.shape for own in answers], dtype=np.int64).reshape(-1, 2)
         return PackedAnswers(np.array([i for i, _ in found], np.int64), shapes[:, 0], shapes[:, 1], columns)
@@ -134,9 +134,10 @@ class PackedAnswers:
     def check(self, windows: Sequence[Window], schema: Schema, *, with_kl: bool) -> None:
         """Refuses a server's answers if they are about other windows, or if a column has a wrong type or length."""
         shapes = np.array([w.targets.shape for w in windows], np.int64).reshape(-1, 2)
-        given = (*schema.chosen(self.columns), *((KL,) if with_kl else ()))
-        names = [column.name for column in given]
-        if set(names) != self.columns.keys() or schema.set_problem(names[:-1] if with_kl else names):
+        scores, divergences = schema.chosen(self.columns), chosen_divergences(self.columns) if with_kl else ()
+        given, names = (*scores, *divergences), [column.name for column in scores]
+        has_kl = KL in divergences or not with_kl
+        if {column.name for column in given} != self.columns.keys() or schema.set_problem(names) or not has_kl:
             have = harmless(", ".join(self.columns))[:200]
             raise InputError(f"the answers have the wrong columns, {have}", fix="send it again")
         expected = (np.arange(len(windows)), shapes[:, 0], shapes[:, 1])
@@ -152,7 +153,7 @@ class PackedAnswers:
     @staticmethod
     def most_bytes(windows: Sequence[Window], schema: Schema) -> int:
         """Returns the largest size in bytes that the arrays of a correct answer to these windows may have."""
-        sizes = {per: sum(8 for c in (*schema.scores, KL) if c.per == per) for per in ("target", "row")}
+        sizes = {per: sum(8 for c in (*schema.scores, *DIVERGENCE) if c.per == per) for per in ("target", "row")}
         room = sum(sizes["target"] * w.targets.size + sizes["row"] * len(w.rows) for w in windows)
         return room + 24 * len(windows)
 
@@ -182,7 +183,7 @@ Words = npt.NDArray[np.int32]
 """Answers of workers: a line of int32 words per row. A float is stored as the bits of its float32. After the columns
 come the results that were requested in addition, such as a divergence in float64."""
 
-KL_WORDS = 2  # a divergence is one float64
+DIVERGENCE_WORDS = 2 * len(DIVERGENCE)  # each column is one float64; NaN where it was not measured
 
 
 def line_words(k: int) -> int:
@@ -202,9 +203,14 @@ def read_lines(words: Words, k: int) -> Answers:
     return Answers.of(found)
 
 
-def read_divergences(words: Words) -> Floats:
-    """Reads KL (m,) from the words (m, KL_WORDS) that follow the columns."""
-    return np.ascontiguousarray(words).view(np.float64)[:, 0].copy()
+def read_divergences(words: Words) -> dict[str, Array]:
+    """Reads the columns of a divergence (m,) from the words (m, DIVERGENCE_WORDS) that follow the columns.
+
+    KL is always there; it is NaN if the workers could not compute it. Another column that is NaN was not measured.
+    """
+    values = np.ascontiguousarray(words).view(np.float64)
+    measured = [c for c, own in zip(DIVERGENCE, values.T, strict=True) if c is KL or not np.isnan(own).any()]
+    return {column.name: values[:, DIVERGENCE.index(column)].astype(column.numpy_type) for column in measured}
 
 
 # ── messages ─────────────────────────────────────────────────────────────────────────────────────────────────────────

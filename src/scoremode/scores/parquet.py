@@ -1,7 +1,8 @@
 """The columns of a run as a Parquet file: written block by block, read column by column, never all at once.
 
-Every file has every column, with its type; only ``kl`` and ``slice`` are left out where there are none. A column that
-was not measured is null in every row and is read as None. A column that is null in only some rows is refused.
+Every file has every column, with its type. A column that was not measured is null in every row and is read as None. A
+column that is null in only some rows is refused. Only ``slice`` and the columns of a divergence are left out of a file
+where there are none: most runs are compared with nothing.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from scoremode.errors import RunError, harmless
-from scoremode.scores.columns import CodedTexts, Scores, TargetFacts
-from scoremode.scores.schema import BUILT_IN, FACTS, KL, Column, Schema
-from scoremode.values import BLOCK, LONG, Floats, mapped_column
+from scoremode.scores.columns import CodedTexts, Divergences, Scores, TargetFacts
+from scoremode.scores.schema import BUILT_IN, DIVERGENCE, FACTS, Column, Schema, chosen_divergences
+from scoremode.values import BLOCK, LONG, mapped_column
 
 NEAR = 64  # columns of row groups that ``value`` keeps
 TEXTS = frozenset(column.name for column in FACTS if column.dtype == "text")
@@ -31,10 +32,10 @@ class Rows(NamedTuple):
 
     scores: Scores
     facts: TargetFacts
-    kl: Floats | None
+    divergences: Divergences
 
 
-def to_arrow(scores: Scores, facts: TargetFacts, kl: Floats | None = None, schema: Schema = BUILT_IN) -> Any:
+def to_arrow(scores: Scores, facts: TargetFacts, divergences: Divergences, schema: Schema = BUILT_IN) -> Any:
     """A pyarrow Table with one row per target: its position, its token and its scores."""
     import pyarrow as pa
 
@@ -46,9 +47,7 @@ def to_arrow(scores: Scores, facts: TargetFacts, kl: Floats | None = None, schem
         columns[column.name] = _measured(column, known, len(scores))
     columns["top_text"] = _strings(top_text, len(scores))
     columns |= _slices(facts, len(scores))
-    if kl is not None:
-        columns["kl"] = _numbers(kl)
-    return pa.table(columns)
+    return pa.table(columns | {name: _numbers(column) for name, column in divergences.columns()})
 
 
 def pair_to_arrow(baseline: Rows, candidate: Rows, schema: Schema = BUILT_IN) -> Any:
@@ -66,9 +65,7 @@ def pair_to_arrow(baseline: Rows, candidate: Rows, schema: Schema = BUILT_IN) ->
     for side, texts in zip(sides, top_texts, strict=True):
         columns[f"top_text_{side}"] = _strings(texts, count)
     columns |= _slices(candidate.facts if candidate.facts.has("slice") else facts, count)
-    if candidate.kl is not None:
-        columns["kl"] = _numbers(candidate.kl)
-    return pa.table(columns)
+    return pa.table(columns | {name: _numbers(column) for name, column in candidate.divergences.columns()})
 
 
 def _slices(facts: TargetFacts, count: int) -> dict[str, Any]:
@@ -161,8 +158,9 @@ def columns_problem(path: Path, schema: Schema = BUILT_IN) -> str | None:
         types = {name: str(found.field(name).type) for name in found.names}
     except (pa.ArrowException, KeyError, OSError, ValueError) as error:
         return f"it is not Parquet: {harmless(' '.join(str(error).split()))[:100]}"
-    columns = (*FACTS, *schema.scores, KL)
-    for column in (one for one in columns if one.name in types or (one.always and one is not KL)):
+    for column in (*FACTS, *schema.scores, *chosen_divergences(types)):
+        if column.name not in types and not column.always:
+            continue
         kind = types.get(column.name, "absent")
         if column.dtype == "text" and "string" not in kind:
             return f"its column {column.name} is {kind}"
@@ -191,7 +189,9 @@ class ColumnFile:
         for column in absent:
             if column.always:
                 raise self._unreadable(f"it has no column {column.name}")
-        self.not_measured = frozenset(c.name for c in columns if c in absent or (c.optional and self._is_null(c.name)))
+        left_out = {column.name for column in (*columns, *DIVERGENCE) if column.name not in self.names}
+        empty = {c.name for c in columns if c.optional and c not in absent and self._is_null(c.name)}
+        self.not_measured = frozenset(left_out | empty)
         self.declared = tuple(c.name for c in schema.declared if c.name not in self.not_measured)
         for word in {column.together for column in columns if column.together}:
             joint = [column.name for column in (*schema.scores, *FACTS) if column.together == word]

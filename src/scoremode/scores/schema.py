@@ -1,6 +1,7 @@
 """Declares every column of a run once, for journal, Parquet, replicas, service, tables, JSON and docs.
 
-To add a column, add a field to ``ScoreColumns``, compute it (in head/, or in an engine), and test it. An engine from
+To add a column, add a field to ``ScoreColumns``, or to ``DivergenceColumns`` if it compares a model with a baseline,
+compute it (in head/, or in an engine), and test it. An engine from
 another package declares its own columns in its capabilities. They extend the schema for its runs.
 """
 
@@ -164,13 +165,40 @@ class FactColumns:
     ] = None
 
 
-KL = Column(
-    "float64",
-    "KL(baseline‖this model), if the run was compared with a baseline",
-    unit="nats",
-    least=0.0,
-    name="kl",
-)
+@dataclass(frozen=True, eq=False)
+class DivergenceColumns:
+    """How far the model's distribution is from a baseline's, for each row. None: not measured.
+
+    A run that was compared with a baseline has ``kl``, and the others as far as its engine and its baseline give them.
+    """
+
+    __slots__ = ()
+
+    kl: Annotated[
+        Floats | None,
+        Column("float64", "KL(baseline‖this model), if the run was compared with a baseline", unit="nats", least=0.0),
+    ] = None
+    kl_reverse: Annotated[
+        Floats | None, Column("float64", "KL(this model‖baseline), measured with `kl`", unit="nats", least=0.0)
+    ] = None
+    total_variation: Annotated[
+        Floats | None,
+        Column(
+            "float64",
+            "half of Σ abs(p - q) over all ids, measured with `kl`; 1 - it is Σ min(p, q)",
+            least=0.0,
+            most=1.0,
+        ),
+    ] = None
+    same_first: Annotated[
+        Ids | None,
+        Column(
+            "int32",
+            "leading choices that are the baseline's, in order, up to 5; measured with `kl`; 5 if all of fewer ids are",
+            least=0,
+            most=5,
+        ),
+    ] = None
 
 
 def _declared(owner: type) -> tuple[Column, ...]:
@@ -183,6 +211,8 @@ def _declared(owner: type) -> tuple[Column, ...]:
 
 
 FACTS = _declared(FactColumns)
+DIVERGENCE = _declared(DivergenceColumns)
+KL = DIVERGENCE[0]
 
 
 @dataclass(frozen=True)
@@ -259,10 +289,16 @@ class Schema:
         Minus infinity is allowed as the logarithm of probability zero. An infinite divergence is allowed, too.
         """
         ids = vocabulary or MOST_IDS
-        for column in self.scores:
-            if column.name in columns and (wrong := column.impossible_value(columns[column.name], ids)):
+        for column in (*self.scores, *DIVERGENCE):
+            least = least_kl if column is KL else None
+            if column.name in columns and (wrong := column.impossible_value(columns[column.name], ids, least)):
                 return wrong
-        return KL.impossible_value(columns[KL.name], ids, least_kl) if KL.name in columns else None
+        return None
+
+
+def chosen_divergences(names: Container[str]) -> tuple[Column, ...]:
+    """Returns the columns of a divergence with these names, in the order of the schema."""
+    return tuple(column for column in DIVERGENCE if column.name in names)
 
 
 def contradiction(columns: Mapping[str, Array]) -> str | None:
@@ -298,5 +334,5 @@ def _misdeclared(column: object, why: str) -> EngineError:
 BUILT_IN = Schema(_declared(ScoreColumns))
 """The columns that every engine may give."""
 
-RESERVED = frozenset({*(column.name for column in FACTS), KL.name, "states", "records", "more", "nll", ""})
+RESERVED = frozenset({*(column.name for column in (*FACTS, *DIVERGENCE)), "states", "records", "more", "nll", ""})
 """Names that a declared column may not have."""

@@ -36,7 +36,7 @@ from scoremode.engines.vllm.wire import Extra, Job, Request
 from scoremode.errors import EngineError, InputError
 from scoremode.models.subject import Subject
 from scoremode.scores.answers import Answers, WindowSource
-from scoremode.scores.packing import KL_WORDS, Words, line_words, read_divergences, read_lines
+from scoremode.scores.packing import DIVERGENCE_WORDS, Words, line_words, read_divergences, read_lines
 from scoremode.service.requests import Limits, ModelLimits, TooLargeError, check
 from scoremode.text.tokenizer import HuggingFaceTokenizer, TextTokenizer
 from scoremode.values import Bools, Ids
@@ -46,7 +46,7 @@ from scoremode.verbs.prob.sequence import SequenceProbability, paired
 PROB_EXAMPLE = 'send {"prompt": "The capital of France is", "targets": [" Paris", " London"]}'
 AT_A_TIME = 4  # requests of the prob route that are answered at once
 NO_EXTRA = Extra()
-WITH_KL = Extra("kl", words=KL_WORDS)
+WITH_KL = Extra("kl", words=DIVERGENCE_WORDS)
 
 
 class TokensInFlight:
@@ -177,7 +177,7 @@ class Scorer:
 
 
 def _with_kl(answers: Answers, words: Words, extra: Extra) -> Answers:
-    return replace(answers, kl=read_divergences(words)) if extra is WITH_KL else answers
+    return answers.apart(read_divergences(words)) if extra is WITH_KL else answers
 
 
 def _require_divergences(answers: Sequence[Answers]) -> None:

@@ -17,26 +17,32 @@ from typing import Any, Literal
 
 import numpy as np
 
+from scoremode.head.budget import FIRST
 from scoremode.plan.path import PREFILL
 from scoremode.plan.windows import measured
 from scoremode.scores.frames import ArrowTable, few_lines
 from scoremode.scores.parquet import Rows, pair_to_arrow
-from scoremode.scores.schema import BUILT_IN, Schema
+from scoremode.scores.schema import BUILT_IN, DIVERGENCE, Schema
 from scoremode.statistics.depth import DepthMeans, by_depth
 from scoremode.statistics.equivalence import Equivalence, answer_change, answer_logprob, equivalence, is_answer
 from scoremode.statistics.estimate import (
     error_fields,
-    exponential,
     finite_or_none,
-    ratio,
-    transformed,
-    with_bounds,
+    square_root,
     with_error_fields,
 )
 from scoremode.statistics.paired import PairedBlock, PairedMeans, PairedRuns, Values
+from scoremode.statistics.perplexities import (
+    log_ppl_ratio,
+    nll_added,
+    nll_of_baseline,
+    nll_of_candidate,
+    ppl_difference,
+    ppl_ratio,
+    stored_metric,
+)
 from scoremode.statistics.slices import SliceMeans, by_slice
-from scoremode.statistics.streams import quantiles
-from scoremode.store.run import Run
+from scoremode.statistics.streams import DELTA_P_QUANTILES, KL_QUANTILES, quantiles
 from scoremode.values import LONG, Estimate, Floats
 
 
@@ -62,11 +68,12 @@ class Statistic:
     of: Callable[[PairedMeans], Estimate | float | None] | None = None
     has_error: bool = True
     by_document: bool = False  # of perplexities: a method may average those of documents, instead of ``mean``
-    needs: Literal["", "logprob", "kl", "top", "noise"] = ""  # it is None where that was not measured, or is infinite
+    needs: str = ""  # logprob, top, noise, or a column of a divergence: None where it was not measured, or is infinite
     ranks: Literal[-1, 0, 1] = 0  # candidates can be ranked by it: 1 if more is better, -1 if less; 0 if they cannot
     better: Literal["low", "high", "one", "none"] = "none"  # which values are shown as better; one: closer to 1
     percent: bool = False  # shown as a percentage
     label: str = ""  # heading in the tables of the report; "": it is not in them
+    title: str = ""  # heading where a user asks for it by name; "": its label, or its name
     column: TerminalColumn | None = None
     card: str = ""  # heading in the table of a model card
     choice: str = ""  # on the switch of the chart against size; "": it is not drawn there
@@ -89,8 +96,7 @@ class Statistic:
 
     def compute(self, means: PairedMeans) -> dict[str, Any]:
         """The fields of the statistic; None for a value that does not exist, is infinite or is undefined."""
-        missing = {"kl": means.runs.kl is None, "top": not means.runs.has_top, "noise": means.runs.noise_kl is None}
-        if missing.get(self.needs):
+        if self.needs in _missing(means.runs):
             return dict.fromkeys(self.fields)
         found = means.mean(measured(self.mean)) if self.of is None else self.of(means)
         if isinstance(found, Estimate):
@@ -98,83 +104,13 @@ class Statistic:
         return {self.name: found if isinstance(found, int) else finite_or_none(found)}
 
 
-# ── values per target ────────────────────────────────────────────────────────────────────────────────────────────────
-def _nll_added(b: PairedBlock) -> Floats:
-    return b.base - b.cand
-
-
-def _nll_of_baseline(b: PairedBlock) -> Floats:
-    return -b.base
-
-
-def _nll_of_candidate(b: PairedBlock) -> Floats:
-    return -b.cand
-
-
-# ── perplexities ─────────────────────────────────────────────────────────────────────────────────────────────────────
-def _stored(side: Literal["baseline", "candidate"], name: str) -> Callable[[PairedMeans], Estimate]:
-    """A function that returns a metric as it is stored with one of the runs, averaged as the method does."""
-
-    def of(means: PairedMeans) -> Estimate:
-        run: Run = getattr(means.runs, side)
-        metrics = run.manifest["metrics"]
-        return Estimate.from_json(metrics[name]) if name in metrics else Estimate(math.nan, None, 0, 0)
-
-    return of
-
-
-def _ppl_ratio(means: PairedMeans) -> Estimate:
-    if means.documents is not None:
-        return means.documents.estimate()
-    logarithm = means.mean(_nll_added)
-    return exponential(logarithm) if math.isfinite(logarithm.value) else logarithm
-
-
-def _log_ppl_ratio(means: PairedMeans) -> Estimate:
-    if means.documents is None:
-        return means.mean(_nll_added)
-    e = means.documents.estimate()
-    if not (math.isfinite(e.value) and e.value > 0):
-        return Estimate(math.nan, None, e.n, e.groups)
-    return transformed(e, lambda x: math.log(x) if x > 0 else -math.inf, 1 / e.value)
-
-
-def _ppl_difference(means: PairedMeans) -> Estimate:
-    """exp(mean nll) of the candidate minus that of the baseline, with the error of its first-order expansion.
-
-    Near the means, exp(a) - exp(b) changes by exp(a)·da - exp(b)·db. That is one number per target, so that what both
-    runs share cancels before it is squared. It takes a second pass over the columns.
-    """
-    if (documents := means.documents) is not None:
-        moved = documents.numerator - documents.denominator
-        return ratio(moved, np.ones(len(moved)), documents.indices)
-    cand, base = means.mean(_nll_of_candidate), means.mean(_nll_of_baseline)
-    ppl_cand, ppl_base = exponential(cand).value, exponential(base).value
-    value = ppl_cand - ppl_base
-    if not math.isfinite(value):
-        return Estimate(math.nan, None, cand.n, cand.groups)
-
-    def moves(b: PairedBlock) -> Floats:
-        return ppl_cand * (-b.cand - cand.value) - ppl_base * (-b.base - base.value)
-
-    around_zero = means.mean(moves)
-    return with_bounds(Estimate(value, around_zero.stderr, cand.n, cand.groups, around_zero.freedom))
-
-
-def _square_root(square: Estimate) -> Estimate:
-    """The square root of an estimate; the error of zero is zero."""
-    value = math.sqrt(square.value)
-    return transformed(square, lambda x: 0.0 if x < 0 else math.sqrt(x), 1 / (2 * value) if value else 0.0)
+def _missing(runs: PairedRuns) -> set[str]:
+    """What a statistic may need and was not measured."""
+    known = {*runs.divergences.measured, *["top"] * runs.has_top, *["noise"] * (runs.noise_kl is not None)}
+    return {*(column.name for column in DIVERGENCE), "top", "noise"} - known
 
 
 # ── quantiles ────────────────────────────────────────────────────────────────────────────────────────────────────────
-KL_QUANTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999, "max": 1.0}
-DELTA_P_QUANTILES = {
-    **{"min": 0.0, "p001": 0.001, "p01": 0.01, "p05": 0.05, "p10": 0.1, "p25": 0.25, "median": 0.5},
-    **{"p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999, "max": 1.0},
-}
-
-
 def _kl_quantile(name: str, about: str = "a quantile of KL over targets, nats", **shown: Any) -> Statistic:
     def of(means: PairedMeans) -> float:
         return means.quantiles("kl", measured(means.runs.kl), KL_QUANTILES)[name]
@@ -220,6 +156,27 @@ def _squared_move(b: PairedBlock) -> Floats:
     return b.moved**2
 
 
+def _named(name: str, about: str, needs: str, title: str, mean: Values | None = None, **more: Any) -> Statistic:
+    """A statistic of a column of a divergence, which tables show by name; the mean of the column if not of ``mean``."""
+    mean = mean or (lambda b: measured(getattr(b.divergences, needs)))
+    return Statistic(name, about, mean, needs=needs, ranks=-1 if more["better"] == "low" else 1, title=title, **more)
+
+
+def _same_first(count: int) -> Statistic:
+    """The share of tokens whose first ``count`` choices are the same. With one choice, it is ``same_top``."""
+    about, shown = f"share of tokens with the same first {count} choices", {"better": "high", "percent": True}
+    mean: Values = lambda b: measured(b.divergences.same_first) >= count  # noqa: E731
+    return _named(f"top{count}_same", about, "same_first", f"same top {count}", mean, **shown)
+
+
+_OVERLAP: Values = lambda b: 1.0 - measured(b.divergences.total_variation)  # noqa: E731
+_NAMED = (
+    _named("kl_reverse_mean", "mean KL(candidate‖baseline), nats", "kl_reverse", "KL reverse", better="low"),
+    _named("total_variation_mean", "mean of half of Σ |p - q|", "total_variation", "TV", better="low"),
+    _named("overlap", "mean of Σ min(p, q)", "total_variation", "overlap", _OVERLAP, better="high", percent=True),
+)
+
+
 STATISTICS: tuple[Statistic, ...] = (
     _plain("targets", "number of targets", lambda means: len(means.runs.groups)),
     _plain("groups", "number of groups of targets", lambda means: means.mean(_worse).groups),
@@ -228,11 +185,11 @@ STATISTICS: tuple[Statistic, ...] = (
         "degrees of freedom of the bounds, for numbers that count each target once",
         lambda means: means.mean(_worse).freedom,
     ),
-    Statistic("ppl_baseline", "the baseline's perplexity", of=_stored("baseline", "perplexity"), needs="logprob"),
+    Statistic("ppl_baseline", "the baseline's perplexity", of=stored_metric("baseline", "perplexity"), needs="logprob"),
     Statistic(
         "ppl_candidate",
         "exponential of the mean surprise",
-        of=_stored("candidate", "perplexity"),
+        of=stored_metric("candidate", "perplexity"),
         needs="logprob",
         label="Perplexity",
         column=TerminalColumn("ppl"),
@@ -241,13 +198,13 @@ STATISTICS: tuple[Statistic, ...] = (
     _plain(
         "bits_per_byte_baseline",
         "bits per byte of the text under the baseline",
-        lambda means: _stored("baseline", "bits_per_byte")(means).value,
+        lambda means: stored_metric("baseline", "bits_per_byte")(means).value,
         needs="logprob",
     ),
     _plain(
         "bits_per_byte_candidate",
         "bits per byte of the text",
-        lambda means: _stored("candidate", "bits_per_byte")(means).value,
+        lambda means: stored_metric("candidate", "bits_per_byte")(means).value,
         needs="logprob",
         label="Bits/byte",
     ),
@@ -256,8 +213,8 @@ STATISTICS: tuple[Statistic, ...] = (
     Statistic(
         "ppl_ratio",
         "perplexity divided by the baseline's",
-        mean=_nll_added,
-        of=_ppl_ratio,
+        mean=nll_added,
+        of=ppl_ratio,
         by_document=True,
         needs="logprob",
         ranks=-1,
@@ -271,13 +228,13 @@ STATISTICS: tuple[Statistic, ...] = (
     Statistic(
         "log_ppl_ratio",
         "logarithm of the perplexity ratio",
-        mean=_nll_added,
-        of=_log_ppl_ratio,
+        mean=nll_added,
+        of=log_ppl_ratio,
         by_document=True,
         needs="logprob",
         ranks=-1,
     ),
-    Statistic("ppl_difference", "perplexity minus the baseline's", of=_ppl_difference, needs="logprob"),
+    Statistic("ppl_difference", "perplexity minus the baseline's", of=ppl_difference, needs="logprob"),
     Statistic(
         "kl_mean",
         "mean KL(baseline‖candidate), nats per token",
@@ -300,6 +257,7 @@ STATISTICS: tuple[Statistic, ...] = (
     ),
     _kl_quantile("p999", "99.9% of the tokens moved less", label="KL 99.9%"),
     _kl_quantile("max", "the token that moved most", label="KL max", column=TerminalColumn("KL max", 3)),
+    *_NAMED,
     _plain("noise_floor_kl_mean", "mean KL of the baseline against itself", _noise_mean, needs="noise"),
     _plain("noise_floor_kl_p99", "99 % quantile of that KL", _noise_p99, needs="noise"),
     Statistic("delta_logprob_mean", "mean of ln q - ln p", mean=lambda b: b.cand - b.base, needs="logprob", ranks=1),
@@ -315,7 +273,7 @@ STATISTICS: tuple[Statistic, ...] = (
         "delta_logprob_rms",
         "root mean square of ln q - ln p",
         mean=_squared_move,
-        of=lambda means: _square_root(means.mean(_squared_move)),
+        of=lambda means: square_root(means.mean(_squared_move)),
         needs="logprob",
         better="low",
     ),
@@ -325,7 +283,7 @@ STATISTICS: tuple[Statistic, ...] = (
         "delta_p_rms",
         "root mean square change in the probability of the text's own token",
         mean=_squared_delta_p,
-        of=lambda means: _square_root(means.mean(_squared_delta_p)),
+        of=lambda means: square_root(means.mean(_squared_delta_p)),
         better="low",
         percent=True,
         label="Δp RMS",
@@ -345,6 +303,7 @@ STATISTICS: tuple[Statistic, ...] = (
         choice="Same top",
         axis="same first choice, % of tokens",
     ),
+    *map(_same_first, range(2, FIRST + 1)),
     Statistic(
         "worse",
         "share of the text's tokens that became less likely",
@@ -417,7 +376,7 @@ class Comparison(PairedRuns, ArrowTable):
 
     def to_arrow(self) -> Any:
         """Every column of both runs, one row per target, as a ``pyarrow.Table``."""
-        base, cand = (Rows(run.scores, run.facts, self.kl) for run in (self.baseline, self.candidate))
+        base, cand = (Rows(run.scores, run.facts, self.divergences) for run in (self.baseline, self.candidate))
         declared = {column.name: column for run in (self.baseline, self.candidate) for column in run.schema.declared}
         return pair_to_arrow(base, cand, Schema((*BUILT_IN.scores, *declared.values())))
 
@@ -487,8 +446,8 @@ def comparison_statistics(c: Comparison) -> dict[str, Any]:
     0.0312
     """
     means = PairedMeans(c)
-    has = {"kl": c.kl is not None, "top": c.has_top}
-    wanted = [s.mean for s in STATISTICS if s.mean is not None and has.get(s.needs, True)]
+    missing = _missing(c)
+    wanted = [s.mean for s in STATISTICS if s.mean is not None and s.needs not in missing]
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # infinities become None
-        means.gather([*wanted, _nll_of_baseline, _nll_of_candidate, is_answer], columns=True)
+        means.gather([*wanted, nll_of_baseline, nll_of_candidate, is_answer], columns=True)
         return {"name": c.name, **{name: value for s in STATISTICS for name, value in s.compute(means).items()}}

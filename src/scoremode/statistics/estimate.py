@@ -182,3 +182,9 @@ def with_error_fields(name: str, e: Estimate | None) -> dict[str, float | None]:
     """
     values = (None,) * 4 if e is None else (e.value, e.stderr, e.low, e.high)
     return dict(zip(error_fields(name), map(finite_or_none, values), strict=True))
+
+
+def square_root(square: Estimate) -> Estimate:
+    """The square root of an estimate; the error of zero is zero."""
+    value = math.sqrt(square.value)
+    return transformed(square, lambda x: 0.0 if x < 0 else math.sqrt(x), 1 / (2 * value) if value else 0.0)

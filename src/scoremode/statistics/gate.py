@@ -20,11 +20,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from scoremode.errors import OptionError, harmless
+from scoremode.scores.schema import DIVERGENCE, KL
 from scoremode.statistics.comparison import BY_FIELD, FIELDS
 from scoremode.statistics.groups import FEWEST
 from scoremode.statistics.tasks import FIELDS as TASK_FIELDS
 
 SURELY = "surely"
+APART = frozenset(column.name for column in DIVERGENCE if column is not KL)
 OPERATORS: dict[str, tuple[Callable[[float, float], bool], str]] = {
     ">": (operator.gt, "above"),
     ">=": (operator.ge, "at or above"),
@@ -161,6 +163,7 @@ def _why_unknown(name: str, statistics: Mapping[str, Any]) -> str:
         (statistics.get("targets") == 0, "there are no targets"),
         (needs == "noise", "the noise floor was not measured"),
         (needs == "kl" and infinite is None, "KL was not measured"),
+        (needs in APART and statistics.get(BY_FIELD[name].name) is None, f"{needs} was not measured, or is infinite"),
         (needs == "kl" and infinite, f"targets with infinite KL: {infinite}"),
         (needs == "top" and statistics.get("same_top") is None, "the first choices (top) of a run were not measured"),
         (needs == "logprob" and zero, f"targets with probability zero: {zero}"),

@@ -14,6 +14,7 @@ import numpy as np
 
 from scoremode.errors import RunError
 from scoremode.plan.recipes import methods
+from scoremode.scores.columns import Divergences
 from scoremode.statistics.estimate import GroupSums
 from scoremode.statistics.groups import distinct
 from scoremode.statistics.streams import array_blocks, empty_column, quantiles
@@ -29,10 +30,14 @@ class PairedBlock:
     cand: Floats  # (n,)
     base_top: Ids | None  # (n,)
     cand_top: Ids | None  # (n,)
-    kl: Floats | None  # (n,)
+    divergences: Divergences  # (n,) each
     weight: Floats  # (n,)
     groups: Ints  # (n,)
     answer: Bools | None = None  # (n,) targets that are part of an answer; None: the text has no slices
+
+    @property
+    def kl(self) -> Floats | None:
+        return self.divergences.kl
 
     @property
     def delta_p(self) -> Floats:
@@ -60,9 +65,14 @@ class PairedRuns:
     candidate: Run
     groups: Ints  # (n,) targets of one group are not independent of each other
     weight: Floats  # (n,) weight of a target in the method's mean: 1 unless windows are averaged
-    kl: Floats | None  # (n,) nats, KL(baseline‖candidate) over the whole vocabulary; None between stored runs
+    divergences: Divergences  # of the candidate from the baseline, over the whole vocabulary; none between stored runs
     noise_kl: Floats | None  # (m,) KL of the baseline to itself, computed in a different way; None if not measured
     answer: Bools | None = field(default=None, kw_only=True)  # (n,) targets in the slice "answer"; None: no slices
+
+    @property
+    def kl(self) -> Floats | None:
+        """KL(baseline‖candidate) of each target, (n,) in nats; None if it was not measured."""
+        return self.divergences.kl
 
     @property
     def has_top(self) -> bool:
@@ -77,8 +87,8 @@ class PairedRuns:
 
     def blocks(self) -> Iterator[PairedBlock]:
         """Yields all targets in order without holding columns in memory. Raises RunError for NaN or unequal lengths."""
-        arrays = {"groups": self.groups, "weight": self.weight, "kl": self.kl, "answer": self.answer}
-        lengths = {name: len(array) for name, array in arrays.items() if array is not None}
+        lengths = {"groups": len(self.groups), "weight": len(self.weight), **self.divergences.lengths()}
+        lengths |= {} if self.answer is None else {"answer": len(self.answer)}
         lengths |= {"the baseline": len(self.baseline.scores), "the candidate": len(self.candidate.scores)}
         for name, length in lengths.items():
             if length != len(self.groups):
@@ -87,17 +97,20 @@ class PairedRuns:
                     fix="compare runs of one plan",
                 )
         self._require_numbers("noise_kl", self.noise_kl)
-        sides = (run.scores.blocks("logprob", "top") for run in (self.baseline, self.candidate))
+        names = self.divergences.measured
+        sides = [run.scores.blocks("logprob", "top") for run in (self.baseline, self.candidate)]
+        if names:
+            sides.append(self.divergences.blocks(*names))
         begin = 0
-        for number, ((base, base_top), (cand, cand_top)) in enumerate(zip(*sides, strict=True)):
-            here = slice(begin, begin + len(base))
-            kl, weight = None if self.kl is None else self.kl[here], self.weight[here]
-            for name, values in (("weight", weight), ("kl", kl), ("the baseline", base), ("the candidate", cand)):
+        for number, ((base, base_top), (cand, cand_top), *rest) in enumerate(zip(*sides, strict=True)):
+            here, apart = slice(begin, begin + len(base)), dict(zip(names, *rest, strict=True)) if rest else {}
+            weight = self.weight[here]
+            for name, values in {"weight": weight, **apart, "the baseline": base, "the candidate": cand}.items():
                 self._require_numbers(name, values)
-            answer = None if self.answer is None else self.answer[here]
-            yield PairedBlock(base, cand, base_top, cand_top, kl, weight, self.groups[here], answer)
+            answer, groups = None if self.answer is None else self.answer[here], self.groups[here]
+            yield PairedBlock(base, cand, base_top, cand_top, Divergences(**apart), weight, groups, answer)
             begin = here.stop
-            release_read_blocks((self.kl, self.weight, self.groups), number)
+            release_read_blocks((self.weight, self.groups), number)
 
     def _require_numbers(self, name: str, values: Floats | None) -> None:
         if values is not None and np.isnan(values).any():

@@ -24,6 +24,12 @@ Blocks = Callable[[], Iterable[Floats]]
 LEAF = 1 << 16  # values that NumPy adds in one call; any number from 128 on gives the same sum
 MOST = 1 << 20  # values that are stored and sorted in memory
 
+KL_QUANTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999, "max": 1.0}
+DELTA_P_QUANTILES = {
+    **{"min": 0.0, "p001": 0.001, "p01": 0.01, "p05": 0.05, "p10": 0.1, "p25": 0.25, "median": 0.5},
+    **{"p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999, "max": 1.0},
+}
+
 
 # ── columns ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def array_blocks(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:

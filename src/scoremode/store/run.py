@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,7 +14,7 @@ from scoremode.disk.files import file_sha256
 from scoremode.disk.folders import JOURNAL, MANIFEST
 from scoremode.disk.manifests import Count, NotNegative, Positive, Sha256, Text, Whole, is_sealed, unusable_field
 from scoremode.errors import EngineError, RunError, harmless
-from scoremode.scores.columns import Scores, TargetFacts
+from scoremode.scores.columns import Divergences, Scores, TargetFacts
 from scoremode.scores.frames import ArrowTable, few_lines
 from scoremode.scores.parquet import columns_problem, to_arrow
 from scoremode.scores.schema import BUILT_IN, Column, Schema
@@ -47,7 +47,12 @@ class Run(ArrowTable):
     manifest: Mapping[str, Any]  # model, tokenizer, corpus, method, engine, hardware, timings, metrics
     path: str | None = None  # the folder it is stored in
     cached: bool = False  # read from that folder instead of computed
-    kl: Floats | None = None  # (n,) nats, KL(baseline‖this model), if it was scored against a baseline
+    divergences: Divergences = field(default_factory=Divergences)  # measured if it was scored against a baseline
+
+    @property
+    def kl(self) -> Floats | None:
+        """KL(baseline‖this model) of each target, (n,) in nats; None if it was not measured."""
+        return self.divergences.kl
 
     def __repr__(self) -> str:
         m = self.manifest
@@ -113,7 +118,7 @@ class Run(ArrowTable):
 
     def to_arrow(self) -> Any:
         """Every column, one row per target, as a ``pyarrow.Table``."""
-        return to_arrow(self.scores, self.facts, self.kl, self.schema)
+        return to_arrow(self.scores, self.facts, self.divergences, self.schema)
 
     def summary(self) -> dict[str, Any]:
         """What ``--json`` prints: first the numbers, then how to reproduce them. None: not measured, or infinite."""

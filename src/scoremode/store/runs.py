@@ -33,7 +33,7 @@ from scoremode.references.writer import SHARD_BYTES
 from scoremode.remote.uri import Place, stored_at
 from scoremode.remote.writer import RemoteWriter
 from scoremode.scores import journal, parquet
-from scoremode.scores.columns import Scores, TargetFacts
+from scoremode.scores.columns import Divergences, Scores, TargetFacts
 from scoremode.store.remote_copies import copy_of, is_there
 from scoremode.store.run import FORMAT, Run, problem_in, read_run_manifest, require_columns, schema_of
 from scoremode.strict_json import read_object
@@ -275,7 +275,7 @@ def load(folder: str | Path | Place) -> Run:
 
 
 def _opened(folder: Path, manifest: dict[str, Any]) -> Run:
-    """The run in a folder; its columns are read on demand, except KL, which comparisons always need."""
+    """The run in a folder; its columns are read on demand."""
     schema = schema_of(manifest)
     stored = parquet.ColumnFile(folder / SCORES, schema)
     if stored.rows != manifest["targets"]:
@@ -297,7 +297,7 @@ def _opened(folder: Path, manifest: dict[str, Any]) -> Run:
         facts=TargetFacts.on_disk(stored),
         manifest=manifest,
         path=str(folder),
-        kl=stored.read("kl") if "kl" in stored.names else None,
+        divergences=Divergences.on_disk(stored),
     )
 
 

@@ -399,7 +399,7 @@ def lockstep(
             engine = baseline.engine_for(asked_p, folders.progress)
             run_p = score_run(asked_p, engine, claim_p, folders.progress)
         run_p, run_q = baseline.outliving(run_p, folders.out), candidate.outliving(run_q, folders.out)
-    return as_comparison(name_of(candidate), run_p, run_q, run_q.kl)
+    return as_comparison(name_of(candidate), run_p, run_q, run_q.divergences)
 
 
 def _score_both(p: _Side, q: _Side, progress: Progress | None) -> tuple[Run, Run]:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scoremode.errors import InputError, RunError, harmless
+from scoremode.scores.columns import Divergences
 from scoremode.statistics.comparison import Comparison
 from scoremode.store import runs
 from scoremode.store.run import Run
-from scoremode.values import Floats
 from scoremode.verbs.sides import as_comparison, short
 
 
@@ -32,23 +32,25 @@ def of_runs(baseline: str, candidates: Sequence[str], run_p: Run | None = None) 
                 f"{baseline} and {candidate} scored different plans (different {', '.join(what) or 'windows'})",
                 fix="score both on the same text with the same method",
             )
-        kl, missing = divergence_between(run_p, run_q)
-        found.append(as_comparison(run_q.manifest.get("variant") or short(candidate), run_p, run_q, kl, missing))
+        divergences, missing = divergence_between(run_p, run_q)
+        name = run_q.manifest.get("variant") or short(candidate)
+        found.append(as_comparison(name, run_p, run_q, divergences, missing))
     return found
 
 
-def divergence_between(baseline: Run, candidate: Run) -> tuple[Floats | None, str | None]:
-    """The KL of a finished run, if it was measured against exactly this baseline; else None and the reason.
+def divergence_between(baseline: Run, candidate: Run) -> tuple[Divergences, str | None]:
+    """The divergence of a finished run, if it was measured against exactly this baseline; else none and the reason.
 
     What counts is the baseline's whole identity: weights, engine, dtype, settings and versions.
     """
     measured = candidate.manifest["identity"]["settings"].get("against")
-    if candidate.kl is None or not isinstance(measured, dict):
-        return None, "KL is not known between two finished runs: compare with a reference, or with the model"
+    if not candidate.divergences.has("kl") or not isinstance(measured, dict):
+        return Divergences(), "KL is not known between two finished runs: compare with a reference, or with the model"
     differing = _differences(measured, baseline.manifest["identity"])
     if differing:
-        return None, f"KL was measured against another baseline: it differs in {harmless(', '.join(differing))}"
-    return candidate.kl, None
+        what = harmless(", ".join(differing))
+        return Divergences(), f"KL was measured against another baseline: it differs in {what}"
+    return candidate.divergences, None
 
 
 def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:

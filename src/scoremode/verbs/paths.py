@@ -202,7 +202,7 @@ class _PathsOfModel:
                     run_q = run.save(run.manifest() | self._facts(run_p, run, model, way))
                 run_q = model.outliving(run_q, out)
         name = f"{way.kind.replace('-', ' ')} {size}"
-        return as_comparison(name, run_p, run_q, run_q.kl, missing)
+        return as_comparison(name, run_p, run_q, run_q.divergences, missing)
 
     def _engine(self, way: Way, size: int, model: LazyModel, asked: Question) -> Engine:
         engine = model.engine_for(asked, self.folders.progress)

@@ -151,8 +151,8 @@ def rows_to_keep(asked: Question, journal: Journal) -> Iterator[Rows]:
     """Yields the columns of a run block by block: the scores, and the position of each target."""
     words, groups = Words(asked.subject.tokenizer), grouping(asked.plan)
     for block in asked.plan.blocks():
-        scores, kl = journal.rows_and_kl(block.begin, block.end)
-        yield Rows(scores, target_facts(asked, block, scores, words, groups), kl)
+        scores, divergences = journal.rows_and_divergences(block.begin, block.end)
+        yield Rows(scores, target_facts(asked, block, scores, words, groups), divergences)
         asked.tokens.release_pages()
 
 

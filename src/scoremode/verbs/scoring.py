@@ -26,10 +26,10 @@ from scoremode.plan.plan import Plan
 from scoremode.plan.windows import Answers, WindowSource
 from scoremode.scores.answers import FAULT, check_answers
 from scoremode.scores.journal import Journal
-from scoremode.scores.schema import joined_names
+from scoremode.scores.schema import BUILT_IN, joined_names
 from scoremode.store import runs
 from scoremode.store.run import Run
-from scoremode.values import Bools, Floats, Ids, Ints
+from scoremode.values import Bools, Ids, Ints
 from scoremode.verbs.progress import Progress, announce
 from scoremode.verbs.question import Question
 from scoremode.verbs.run_contents import add_account, make_manifest, rows_to_keep
@@ -81,7 +81,7 @@ def answered(
             if answers.columns != columns:
                 given, before = joined_names(answers.columns), joined_names(columns)
                 raise EngineError(f"window {index} has {given}, and windows before it have {before}", fix=FAULT)
-            check_divergence(index, answers.kl, least_kl)
+            check_divergence(index, answers, least_kl)
         for index, answers in found:
             yield index, answers
             fed += int(lengths[index])
@@ -106,10 +106,11 @@ def _next_answers(coming: Iterator[tuple[int, Answers]], waiting: Bools, count: 
     return found
 
 
-def check_divergence(index: int, kl: Floats | None, least: float = 0.0) -> None:
-    """Refuses a divergence that is NaN or below ``least``, which is under 0 if the baseline is not exact."""
-    if kl is not None and not (kl >= least).all():
-        raise EngineError(f"the divergence in window {index} is not a number", fix=FAULT)
+def check_divergence(index: int, answers: Answers, least_kl: float = 0.0) -> None:
+    """Refuses a divergence that is NaN or impossible. KL may be under 0 if the baseline is not exact."""
+    found = {name: getattr(answers, name) for name in answers.divergences}
+    if (wrong := BUILT_IN.impossible_value(found, least_kl=least_kl)) is not None:
+        raise EngineError(f"the divergence in window {index} is impossible: {wrong}", fix=FAULT)
 
 
 def score_plan(plan: Plan, engine: Engine, journal: Journal, progress: Progress | None = None) -> None:
@@ -258,6 +259,10 @@ class UnfinishedRun:
         announce(self.progress, "computing statistics and saving")
         journal = self.journal
         found = make_manifest(self.asked, self.engine.facts, journal, journal.seconds, self.claim.identity)
+        if journal.left_out:
+            words = f"an older scoremode began this run, so {joined_names(journal.left_out)} are left out"
+            note = f"{words}; --fresh measures them"
+            found |= {key: [*found[key], note] for key in ("notes", "model_notes")}
         add_account(found, self.engine.account())
         return found
 

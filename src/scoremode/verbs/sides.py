@@ -19,6 +19,7 @@ from scoremode.errors import InputError, ModelError
 from scoremode.references.kld import KldFile, is_kld, least_divergence
 from scoremode.references.reader import Reference
 from scoremode.remote.uri import Place, may_be_stored, name_in
+from scoremode.scores.columns import Divergences
 from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.equivalence import answer_targets
 from scoremode.statistics.estimate import as_json
@@ -26,7 +27,6 @@ from scoremode.statistics.run import all_metrics
 from scoremode.statistics.slices import metrics_by_slice
 from scoremode.store import runs
 from scoremode.store.run import Run
-from scoremode.values import Floats
 from scoremode.verbs.model import GivenTokenizer, LazyModel
 from scoremode.verbs.progress import Progress
 from scoremode.verbs.question import Question
@@ -180,7 +180,7 @@ def score_against(
     run_q = run_against(model, asked, run_p, stored, folders, out=folders.of(model), noise=noise)
     if run_q.plan_digest != run_p.plan_digest:
         run_p = first_targets(run_p, run_q, asked)
-    return as_comparison(name_of(model), run_p, run_q, run_q.kl)
+    return as_comparison(name_of(model), run_p, run_q, run_q.divergences)
 
 
 def run_against(
@@ -228,11 +228,11 @@ def require_vocabulary(file: KldFile, candidate: int) -> None:
 
 
 def as_comparison(
-    name: str, baseline: Run, candidate: Run, kl: Floats | None, kl_missing: str | None = None
+    name: str, baseline: Run, candidate: Run, divergences: Divergences, kl_missing: str | None = None
 ) -> Comparison:
     """Makes a Comparison of two runs of one plan. ``kl_missing`` says why there is no KL."""
     stored = candidate.manifest
-    floor, words = (stored.get(key) for key in NOISE) if kl is not None else (None, None)
+    floor, words = (stored.get(key) for key in NOISE) if divergences.has("kl") else (None, None)
     keys = {"bytes": "weight_bytes"} | {key: key for key in KEPT}
     manifest = {name: stored[key] for name, key in keys.items() if stored.get(key)}  # older runs may lack some
     return Comparison(
@@ -241,7 +241,7 @@ def as_comparison(
         candidate=candidate,
         groups=baseline.facts.group,
         weight=baseline.facts.weight,
-        kl=kl,
+        divergences=divergences,
         noise_kl=None if floor is None else np.array(floor),
         manifest=manifest if kl_missing is None else {**manifest, "kl_missing": kl_missing},
         path=candidate.path,

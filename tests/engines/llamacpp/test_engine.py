@@ -17,6 +17,7 @@ from scoremode.engines.plugin import Work
 from scoremode.engines.registry import choose, open_engine
 from scoremode.errors import EngineError, ModelError
 from scoremode.head.definition import define_columns
+from scoremode.head.divergence import define_divergence
 from scoremode.head.sixteen_bits import encode_records, kl_from_records
 from scoremode.plan.windows import Answers, Window, WindowList, WindowSource, measured
 from scoremode.values import Ids, Raw
@@ -222,6 +223,10 @@ def test_the_divergence_from_hidden_states_equals_its_float64_definition(
         p = true_logits(judge, window, vocabulary or VOCABULARY)
         assert np.abs(measured(answers.kl) - kl_of(p, p * 1.1)).max() < 1e-5
         assert measured(answers.kl).min() > 1e-4
+        true = define_divergence(p, p * 1.1, torch.zeros(len(p), 1, dtype=torch.int64))
+        assert np.abs(measured(answers.kl_reverse) - measured(true.kl_reverse).numpy()).max() < 1e-5
+        assert np.abs(measured(answers.total_variation) - measured(true.total_variation).numpy()).max() < 1e-5
+        assert measured(answers.same_first).tolist() == [5] * len(p)  # a factor keeps the order
 
 
 def kl_of(p: torch.Tensor, q: torch.Tensor) -> Any:

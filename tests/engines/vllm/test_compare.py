@@ -80,3 +80,7 @@ def test_divergence_by_vllm_is_that_of_transformers(
     assert kl_of(expected).mean() > 1e-3, "the models differ"
     assert kl_of(found) == pytest.approx(kl_of(expected), rel=1e-3, abs=1e-7)
     assert found.candidate.scores.logprob == pytest.approx(expected.candidate.scores.logprob, abs=1e-4)
+    ours, theirs = found.divergences, expected.divergences
+    assert ours.kl_reverse == pytest.approx(theirs.kl_reverse, rel=1e-3, abs=1e-7)
+    assert ours.total_variation == pytest.approx(theirs.total_variation, rel=1e-3, abs=1e-5)
+    assert np.array_equal(np.array(ours.same_first), np.array(theirs.same_first))

@@ -25,7 +25,7 @@ from scoremode.engines.base import (
     require_one_vocabulary,
 )
 from scoremode.errors import ModelError, did_you_mean
-from scoremode.head.budget import LEFT_OUT
+from scoremode.head.budget import FIRST, LEFT_OUT
 from scoremode.plan.plan import Plan
 from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.references.kld import log_probabilities
@@ -93,7 +93,7 @@ class TableEngine(Engine):
             if want.records:
                 answers = replace(answers, records=self._records(lines))
             if divergence is not None:
-                answers = replace(answers, kl=divergence(index, window, self.logprobs[lines]))
+                answers = answers.apart(divergence(index, window, self.logprobs[lines]))
             yield index, answers
 
     def _score_blocks(self, plan: Plan, done: Bools) -> Iterator[tuple[int, Answers]]:
@@ -163,17 +163,17 @@ class TableEngine(Engine):
         self._known[new] = True
 
 
-Divergence = Callable[[int, Window, Floats], Floats]
-"""A window's index, the window, and the candidate's log-probabilities of its rows -> KL."""
+Divergence = Callable[[int, Window, Floats], dict[str, Raw]]
+"""A window's index, the window, and the candidate's log-probabilities of its rows -> columns of a divergence."""
 
 
 def _divergence_from(baseline: Baseline | WholeDistributions, vocabulary: int) -> Divergence:
     if isinstance(baseline, LogitsBaseline):
         require_one_vocabulary(baseline.vocabulary, vocabulary)
 
-        def from_logits(index: int, window: Window, logq: Floats) -> Floats:
+        def from_logits(index: int, window: Window, logq: Floats) -> dict[str, Raw]:
             rows = baseline.logits(index, window)(slice(0, len(window.rows)))
-            return _kl(rows.double().log_softmax(1).cpu().numpy(), logq)
+            return _distances(rows.double().log_softmax(1).cpu().numpy(), logq)
 
         return from_logits
     if isinstance(baseline, WholeDistributions):
@@ -181,9 +181,9 @@ def _divergence_from(baseline: Baseline | WholeDistributions, vocabulary: int) -
         stored = baseline
         require_one_vocabulary(stored.vocabulary, vocabulary)
 
-        def from_records(index: int, window: Window, logq: Floats) -> Floats:
+        def from_records(index: int, window: Window, logq: Floats) -> dict[str, Raw]:
             logp = log_probabilities(stored.records(index, window), vocabulary)
-            return _kl(np.where(logp > LEFT_OUT, logp, -np.inf), logq)
+            return {"kl": _kl(np.where(logp > LEFT_OUT, logp, -np.inf), logq)}
 
         return from_records
     head = baseline.head
@@ -192,12 +192,24 @@ def _divergence_from(baseline: Baseline | WholeDistributions, vocabulary: int) -
         raise ModelError("a table can only be compared with a table", fix="use a table as the baseline")
     weight = head.weight.astype(np.float64).T
 
-    def from_states(index: int, window: Window, logq: Floats) -> Floats:
+    def from_states(index: int, window: Window, logq: Floats) -> dict[str, Raw]:
         x = baseline.states(index, window).astype(np.float64) @ weight
         x -= x.max(axis=1, keepdims=True)
-        return _kl(x - np.log(np.exp(x).sum(axis=1, keepdims=True)), logq)
+        return _distances(x - np.log(np.exp(x).sum(axis=1, keepdims=True)), logq)
 
     return from_states
+
+
+def _distances(logp: Floats, logq: Floats) -> dict[str, Raw]:
+    """Every column of a divergence."""
+    orders = (np.argsort(-logs, axis=1, kind="stable")[:, :FIRST] for logs in (logp, logq))
+    same = np.equal(*orders).cumprod(axis=1).sum(axis=1)
+    return {
+        "kl": _kl(logp, logq),
+        "kl_reverse": _kl(logq, logp),
+        "total_variation": np.minimum(np.abs(np.exp(logp) - np.exp(logq)).sum(axis=1) / 2, 1.0),
+        "same_first": np.where(same == logp.shape[1], FIRST, same).astype(np.int32),
+    }
 
 
 def _kl(logp: Floats, logq: Floats) -> Floats:

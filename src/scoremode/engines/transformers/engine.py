@@ -34,6 +34,7 @@ from scoremode.engines.distributions import (
     LogitsOfStates,
     StatesOnDevice,
     split_columns,
+    split_divergence,
     store_head,
     to_raw,
     with_distributions,
@@ -444,9 +445,7 @@ class TransformersEngine(Engine):
             found = self.choice.kernel.divergence(states, head_p, rows, self.head.within(width), targets)
         else:
             found = diverge_from_logits(states, head_p, rows, self._served_logits, targets)
-        ends = _ends(windows)
-        kl = np.split(found.kl.double().cpu().numpy(), ends[:-1])
-        return [replace(a, kl=own) for a, own in zip(split_columns(found.q, ends), kl, strict=True)]
+        return split_divergence(found, _ends(windows))
 
 
 def _targets(windows: list[IndexedWindow], like: Tensor) -> Tensor:

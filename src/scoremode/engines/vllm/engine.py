@@ -39,7 +39,7 @@ from scoremode.engines.vllm.wire import Extra, Job, Request, states_words
 from scoremode.errors import EngineError, InputError, ModelError, OptionError
 from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.references.format import RAW_DTYPES as RAW
-from scoremode.scores.packing import KL_WORDS, Words, line_words, read_divergences
+from scoremode.scores.packing import DIVERGENCE_WORDS, Words, line_words, read_divergences
 from scoremode.values import Bools, Ids, Ints
 
 logger = logging.getLogger(__name__)
@@ -149,8 +149,9 @@ class VllmEngine(Engine):
             if want.against.place is None:
                 raise EngineError("vLLM needs a reference to compare with", fix="make one with scoremode reference")
             require_one_vocabulary(want.against.head.vocabulary, self.facts.vocabulary)
-            for index, answers, words in self._score(source, done, Extra("kl", KL_WORDS, *want.against.place)):
-                yield index, replace(answers, kl=read_divergences(words))
+            extra = Extra("kl", DIVERGENCE_WORDS, *want.against.place)
+            for index, answers, words in self._score(source, done, extra):
+                yield index, answers.apart(read_divergences(words))
         else:
             for index, answers, _ in self._score(source, done, Extra()):
                 yield index, answers
@@ -174,8 +175,8 @@ class VllmEngine(Engine):
             return NoiseFloor(None, "the windows are too short to be shortened further")
         self._one_by_one = True
         try:
-            found = self._score(shortened, left_out, Extra("kl", KL_WORDS, *baseline.place))
-            kl = [words.view(np.float64)[counted[index], 0] for index, _, words in found]
+            found = self._score(shortened, left_out, Extra("kl", DIVERGENCE_WORDS, *baseline.place))
+            kl = [read_divergences(words)["kl"][counted[index]] for index, _, words in found]
         finally:
             self._one_by_one = False
         return NoiseFloor(np.concatenate(kl), "windows one by one, cut after half of their targets")

@@ -34,13 +34,19 @@ from scoremode.engines.vllm.wire import KERNEL_WORDS, KEY, Request, pack_words
 from scoremode.head.budget import rows_within
 from scoremode.head.chunked import Share, keep_own
 from scoremode.head.definition import Columns, define_columns
-from scoremode.head.divergence import combine_divergence, divergence_partials, finish_divergence
+from scoremode.head.divergence import (
+    Divergence,
+    combine_divergence,
+    divergence_partials,
+    finish_divergence,
+    gather_own,
+)
 from scoremode.head.kernels import Choice, choose, describe_kernel
 from scoremode.head.matrix import Head
 from scoremode.head.partials import combine, finish, partials, target_logits
 from scoremode.head.precision import product_precision
-from scoremode.scores.packing import KL_WORDS, line_words
-from scoremode.scores.schema import BUILT_IN
+from scoremode.scores.packing import DIVERGENCE_WORDS, line_words
+from scoremode.scores.schema import BUILT_IN, DIVERGENCE
 
 logger = logging.getLogger("vllm.scoremode")  # a child of vLLM's own logger, because vLLM's workers print that logger
 TASK = "token_classify"  # the pooling task of vLLM that gives one answer per token
@@ -189,7 +195,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
             return 2 * line_words(kind.k) + 3 + KERNEL_WORDS
         if kind.extra == "states":
             return line_words(kind.k) + as_words(self._matrix_of(hidden_states[:1])[0]).shape[1]
-        return line_words(kind.k) + (KL_WORDS if kind.extra == "kl" else 0)
+        return line_words(kind.k) + (DIVERGENCE_WORDS if kind.extra == "kl" else 0)
 
     def _lines(self, hidden: Tensor, targets: Tensor, kind: Kind, stored: Any) -> Tensor:
         if kind.self_test:
@@ -275,23 +281,22 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         return {"stored_head": " ".join(map(str, facts))}
 
     def _answer_with_kl(self, hidden: Tensor, targets: Tensor, kind: Kind, stored: Any) -> Tensor:
-        """Returns one line of scores per row, each followed by KL(baseline‖this model) in float64."""
+        """Returns one line of scores per row, each followed by the divergence from the baseline in float64."""
         baseline = self._baseline_of(kind)
         x, head, shard, share = self._projected(hidden, kind.gather, kind.vocabulary)
         head_p = baseline.head(hidden.device, shard.first_id, x.shape[1] if head is None else head.vocabulary)
         if not every_rank(head_p is not None) or head_p is None:
-            lines = self._answer(hidden, targets, kind.gather, kind.vocabulary)
-            return with_divergence(lines, torch.full((len(lines),), torch.nan, device=lines.device))
-        states = baseline.rows(stored, hidden.device)
+            return with_divergence(self._columns_of(hidden, targets, kind.gather, kind.vocabulary), None)
+        states, gather = baseline.rows(stored, hidden.device), across_ranks if shard.ranks > 1 else gather_own
         if head is not None and self._choice is not None:
-            part, at_q = self._choice.kernel.diverge(states, head_p, x, head, targets, share)
+            part, at_q = self._choice.kernel.diverge(states, head_p, x, head, targets, share, gather)
         else:
             at_q = share(target_logits(x, targets, shard.first_id))
-            part = divergence_partials(head_p.logits(states), x, targets, at_q, shard.first_id)
+            part = divergence_partials(head_p.logits(states), x, targets, at_q, shard.first_id, gather=gather)
         if shard.ranks > 1:
-            part = combine_divergence([unpack_divergence(w) for w in across_ranks(pack_divergence(part))])
+            part = combine_divergence([unpack_divergence(w, part) for w in across_ranks(pack_divergence(part))])
         made = finish_divergence(part, at_q)
-        return with_divergence(to_words(made.q), made.kl)
+        return with_divergence(made.q, made)
 
     def _baseline_of(self, kind: Kind) -> WorkerBaseline:
         wanted = f"{kind.reference} {kind.states_dtype}" if kind.states_dtype else kind.reference
@@ -396,8 +401,14 @@ def to_words(columns: Columns) -> Tensor:
     return torch.cat(found, dim=1)
 
 
-def with_divergence(lines: Tensor, kl: Tensor) -> Tensor:
-    return torch.cat([lines, kl.double()[:, None].contiguous().view(torch.int32)], dim=1)
+def with_divergence(columns: Columns, found: Divergence | None) -> Tensor:
+    """Packs columns and a divergence, which ``scores.packing.read_divergences`` reads; NaN where it is not measured."""
+    lines = to_words(columns)
+    apart = torch.full((len(lines), len(DIVERGENCE)), torch.nan, dtype=torch.float64, device=lines.device)
+    for place, column in enumerate(DIVERGENCE):
+        if (values := getattr(found, column.name, None)) is not None:
+            apart[:, place] = values
+    return torch.cat([lines, apart.view(torch.int32)], dim=1)
 
 
 def as_words(x: Tensor) -> Tensor:

@@ -156,14 +156,28 @@ def _head_of(processor: Any, lm_head: Any, bias: Tensor | None, shard: Shard) ->
 def pack_divergence(d: DivergencePartials) -> Tensor:
     """Packs all fields as float64, which is exact for ids and counts, viewed as float32. Gathering only copies bits."""
     columns = [c.double()[:, None] for c in (*d.sums, d.q.largest, d.q.total, d.q.weighted, d.q.where)]
-    return torch.cat([*columns, d.q.before.double()], dim=1).view(torch.float32)
+    more = [c.view(torch.float64).reshape(len(c), -1) for c in _optional(d) if c is not None]
+    return torch.cat([*columns, *more, d.q.before.double()], dim=1).view(torch.float32)
 
 
-def unpack_divergence(words: Tensor) -> DivergencePartials:
+def unpack_divergence(words: Tensor, like: DivergencePartials) -> DivergencePartials:
+    """Unpacks the partials of another rank, which measured the same fields as ``like``."""
     x = words.contiguous().view(torch.float64)
     largest_p, largest_q, total_p, total_q, cross, largest, total, weighted, where = x[:, :9].unbind(1)
-    q = Partials(largest.float(), where.long(), total.float(), weighted.float(), x[:, 9:].long())
-    return DivergencePartials(q, largest_p, largest_q, total_p, total_q, cross)
+    more: list[Tensor | None] = []
+    at = 9
+    for own in _optional(like):
+        width = 0 if own is None else 1 if own.dim() == 1 else own.shape[1]
+        part = x[:, at : at + width].contiguous()
+        more.append(None if own is None else part.view(own.dtype).reshape(-1, *own.shape[1:]))
+        at += width
+    q = Partials(largest.float(), where.long(), total.float(), weighted.float(), x[:, at:].long())
+    return DivergencePartials(q, largest_p, largest_q, total_p, total_q, cross, *more)
+
+
+def _optional(d: DivergencePartials) -> tuple[Tensor | None, ...]:
+    """The fields that a kernel may not measure, of 64 bits each."""
+    return d.cross_q, d.first_p, d.first_q, d.apart
 
 
 def pack_partials(p: Partials) -> Tensor:

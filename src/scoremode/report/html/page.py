@@ -36,8 +36,12 @@ def render(
     *,
     runs: Sequence[Run] = (),
     text_targets: int = TEXT_TARGETS,
+    more: Sequence[str] = (),
 ) -> str:
-    """The page as HTML. ``statistics[i]`` belongs to ``comparisons[i]``; ``runs`` are shown in addition, or alone."""
+    """The page as HTML. ``statistics[i]`` belongs to ``comparisons[i]``; ``runs`` are shown in addition, or alone.
+
+    ``more`` are the names of statistics that the table has in addition to the usual ones.
+    """
     assert len(comparisons) == len(statistics), "one record of statistics per comparison"
     compared = {run_key(run) for c in comparisons for run in (c.baseline, c.candidate)}
     alone = [run for run in runs if run_key(run) not in compared]
@@ -60,7 +64,7 @@ def render(
         by="kl_mean" if all(usable(s.get("kl_mean")) is not None for s in statistics) else "ppl_ratio",
         pairs=pairs_tested(len(comparisons)),
         parts=(
-            summary_section(comparisons, statistics, alone),
+            summary_section(comparisons, statistics, alone, more),
             *(() if of_paths else (size_section(comparisons, statistics),)),
             charts_section(comparisons, statistics, alone),
             text_section(comparisons, alone, text_targets),

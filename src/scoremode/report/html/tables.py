@@ -44,9 +44,9 @@ SIZE = ("Size", "the stored size of the weights")
 
 
 def summary_section(
-    comparisons: Sequence[Comparison], statistics: Sequence[Statistics], alone: Sequence[Run]
+    comparisons: Sequence[Comparison], statistics: Sequence[Statistics], alone: Sequence[Run], more: Sequence[str] = ()
 ) -> Markup:
-    tables = [comparisons_table(comparisons, statistics)] if comparisons else []
+    tables = [comparisons_table(comparisons, statistics, more)] if comparisons else []
     tables += [runs_table(alone)] if alone else []
     return fill("summary.html", tables=[*tables, slices_table(comparisons, alone)])
 
@@ -80,9 +80,15 @@ def size_cell(its: ServedModel) -> Markup:
 
 
 # ── comparisons ──────────────────────────────────────────────────────────────────────────────────────────────────────
-def comparisons_table(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> Markup:
-    """One row per candidate, in groups of one format and engine, below the baseline and its noise floor."""
-    shown = [m for m in shown_statistics(comparisons) if any(s.get(m.name) is not None for s in statistics)]
+def comparisons_table(
+    comparisons: Sequence[Comparison], statistics: Sequence[Statistics], more: Sequence[str] = ()
+) -> Markup:
+    """One row per candidate, in groups of one format and engine, below the baseline and its noise floor.
+
+    ``more`` are the names of statistics that the table has in addition to the usual ones.
+    """
+    every = shown_statistics(comparisons, more)
+    shown = [m for m in every if m.name in more or any(s.get(m.name) is not None for s in statistics)]
     of_paths = are_of_paths(comparisons)  # which differ by little more than noise: none is best
     marks = {m.name: {} if of_paths else _best_and_worst(m, statistics) for m in shown}
     facts = [served(c) for c in comparisons]

@@ -28,6 +28,7 @@ from scoremode.report.text import (
     top_words,
 )
 from scoremode.report.verdicts import rule_words, verdicts
+from scoremode.scores.schema import DIVERGENCE, KL
 from scoremode.statistics.comparison import Comparison, Statistic
 from scoremode.statistics.gate import too_few
 from scoremode.statistics.groups import FEWEST
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 NARROW = NOT_MEASURED.replace(" ", "\n")  # no wider than its column's title, to leave room for the other columns
+
+
+NARROW_IF_MISSING = {"top", *(column.name for column in DIVERGENCE if column is not KL)}
 
 
 def comparison_json(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -75,14 +79,19 @@ def llamacpp_layout(found: Sequence[Comparison]) -> str:
     return "\n\n".join(f"{shown(c.name)}\n\n{text}" for c, text in zip(found, texts, strict=True))
 
 
-def comparison_table(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) -> list[Any]:
-    """The table, a sentence per candidate, the noise floor, and which candidates cannot be told apart."""
+def comparison_table(
+    found: Sequence[Comparison], statistics: Sequence[dict[str, Any]], more: Sequence[str] = ()
+) -> list[Any]:
+    """The table, a sentence per candidate, the noise floor, and which candidates cannot be told apart.
+
+    ``more`` are the names of statistics that the table has in addition to the usual ones.
+    """
     baseline, facts = found[0].baseline, [served(c) for c in found]
     order = [i for members in in_groups(facts).values() for i in members]
     rows = [statistics[i] for i in order]
     names = [shown(name) for name in (found[0].baseline_name, *(s["name"] for s in rows))]
     columns = []
-    for statistic in shown_statistics(found):
+    for statistic in shown_statistics(found, more):
         if (column := statistic.column) is not None:
             own = baseline_perplexity(statistics) if statistic.name == "ppl_candidate" else "-"
             columns.append(TableColumn(column.title, [own, *(_cell(statistic, s) for s in rows)], leaves=column.leaves))
@@ -152,7 +161,7 @@ def _notes(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) ->
 def _cell(statistic: Statistic, s: Mapping[str, Any]) -> str:
     """A number above its error."""
     if s[statistic.name] is None:
-        return NARROW if statistic.needs == "top" else "-"
+        return NARROW if statistic.needs in NARROW_IF_MISSING else "-"
     return "\n".join(shown_statistic(statistic, s)).rstrip()
 
 
