@@ -13,7 +13,7 @@ import pytest
 from scoremode.report.html import scored_text
 from scoremode.report.html.page import render, write
 from scoremode.report.html.scored_text import distinct_tokens, reading_order, taken
-from scoremode.statistics import depth, streams
+from scoremode.statistics import parts, streams
 from scoremode.store.run import Run
 from scoremode.store.runs import load
 from scoremode.values import Ints
@@ -39,7 +39,7 @@ def test_the_page_does_not_depend_on_the_block(monkeypatch: pytest.MonkeyPatch) 
     ]
     at_once = [page() for page in pages]
     in_blocks_of(13, monkeypatch)
-    monkeypatch.setattr(depth, "SUMS", 1)  # a pass for each point of a curve
+    monkeypatch.setattr(parts, "SUMS", 1)  # a pass for each point of a curve
     assert [page() for page in pages] == at_once
 
 

@@ -234,7 +234,7 @@ class PathsVerb(Verb):
 
 
 class TasksVerb(Verb):
-    summary = "candidates against a baseline on tasks of lm-eval: recovery and flips, with errors"
+    summary = "candidates against a baseline on tasks of lm-eval"
     examples = (
         "scoremode tasks org/model org/model-W4A16 --tasks arc_easy,hellaswag",
         "scoremode tasks org/model model.gguf --tasks mmlu --limit 100",

@@ -11,10 +11,10 @@ from scoremode.cli.parser import Verb
 
 
 class MismatchVerb(Verb):
-    summary = "what a trainer thinks of sampled tokens: estimates of KL, importance ratios"
+    summary = "a trainer against rollouts: estimates of KL, importance ratios"
     examples = (
         "scoremode mismatch written org/model --dtype bfloat16",
-        'scoremode mismatch written org/model --fail-if "k3 > 0.015 surely" --report mismatch.html',
+        "scoremode mismatch written org/model --clip-high 1.28 --report page.html",
     )
     everyday = ("--clip-low", "--clip-high", *flags.EVERYDAY_ENGINE, "--fail-if", "--report", "--json")
     epilog = "Exit code 1: a --fail-if rule holds."
