@@ -98,7 +98,7 @@ def test_a_full_context_ends_texts(tiny: Path) -> None:
         sm.ppl(str(tiny), corpus=found, dtype="float32")
 
 
-def test_quantized_caches_and_served_heads_write_too(tiny: Path, written: Rollouts) -> None:
+def test_a_served_head_in_bfloat16_writes_too(tiny: Path, written: Rollouts) -> None:
     how: dict[str, Any] = {"temperature": 1, "max_tokens": 8, "samples": 2}
     served = sm.rollouts(str(tiny), PROMPTS, head="as-served", dtype="bfloat16", **how)
     run = sm.ppl(str(tiny), corpus=served, path="decode", head="as-served", dtype="bfloat16")

@@ -44,6 +44,14 @@ def test_a_model_reads_its_own_texts_and_drafts_for_itself(command: Command, wri
     assert "as a draft model" in command(*asked).out
 
 
+def test_the_chance_that_a_draft_is_accepted_is_exact(command: Command, written: dict[str, Path]) -> None:
+    """The successor's only token has a 256th of the uniform distribution: whatever was drawn, the overlap is that."""
+    asked = ("compare", "table:uniform", "table:successor", "--corpus", f"rollouts:{written['drawn']}")
+    (row,) = command(*asked, "--json").json["candidates"]
+    assert row["own_words"]["drafts"]["acceptance"] == pytest.approx(1 / 256)
+    assert row["own_words"]["drafts"]["acceptance_stderr"] == pytest.approx(0, abs=1e-12)
+
+
 def test_a_trainer_against_rollouts(command: Command, written: dict[str, Path], tmp_path: Path) -> None:
     asked = ("mismatch", written["drawn"], "table:uniform")
     found = command(*asked, "--json").json

@@ -82,5 +82,8 @@ def _read(c: Comparison, rollouts: Rollouts) -> tuple[OwnTexts, Speculation | No
     read = own_texts(document, group, writer, reader)
     if not drawn_from_own(rollouts):
         return read, None
-    accept = acceptances(writer, reader)
-    return read, speculation(document, group, accept, accept)
+    accept, variation = acceptances(writer, reader), c.divergences.total_variation
+    overlap = accept  # its mean over texts of the writer is that of the overlap
+    if variation is not None and is_writer(c.baseline, rollouts):
+        overlap = 1.0 - np.asarray(variation)[order]
+    return read, speculation(document, group, overlap, accept)
