@@ -42,8 +42,8 @@ def bare_llamacpp(engine: Any, source: WindowList) -> Callable[[], None]:
 
     def run() -> None:
         for window in source.items:
-            for first in range(0, len(window.ids), engine._at_once):
-                part = window.ids[first : first + engine._at_once]
+            for first in range(0, len(window.ids), engine.at_once):
+                part = window.ids[first : first + engine.at_once]
                 engine._decode(part, first, every[: len(part)])
 
     return run
