@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from scoremode.engines.vllm.wire import KERNEL_WORDS, Request, states_words
-from scoremode.scores.packing import line_words
+from scoremode.scores.packing import DIVERGENCE_WORDS, line_words
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make test installs it")
 from scoremode.engines.vllm import pooler
@@ -103,7 +103,7 @@ class Pooler(pooler.ScorePooler):
     [
         ({}, 0),
         ({"extra": "states"}, states_words(7, 2)),
-        ({"extra": "kl", "reference": "anywhere"}, 2),
+        ({"extra": "kl", "reference": "anywhere"}, DIVERGENCE_WORDS),
         ({"self_test": True}, line_words(3) + 3 + KERNEL_WORDS),
     ],
     ids=["scores", "states", "kl", "self-test"],
