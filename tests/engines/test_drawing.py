@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from scoremode.engines.drawing import draw, filtered
-from scoremode.engines.generation import DrawingRules
+from scoremode.engines.writing import DrawingRules
 from scoremode.errors import EngineError
 
 RULES = [

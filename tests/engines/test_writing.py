@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.engines.generation import DrawingRules, Sampling, WritingRequest
+from scoremode.engines.generation import Sampling
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import choose
+from scoremode.engines.writing import DrawingRules, WritingRequest
 from scoremode.text.rollouts import Rollouts
 
 PROMPTS: list[Any] = [

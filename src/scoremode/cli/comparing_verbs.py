@@ -326,11 +326,9 @@ def checked_report(parsed: argparse.Namespace) -> Any:
     """The file that ``--report`` names, checked before anything is scored; None without ``--report``."""
     from scoremode.verbs.outputs import check_report
 
-    return (
-        None
-        if parsed.report is None
-        else check_report(parsed.report, "--report", made_later=getattr(parsed, "out", None))
-    )
+    if parsed.report is None:
+        return None
+    return check_report(parsed.report, "--report", made_later=getattr(parsed, "out", None))
 
 
 def write_report(parsed: argparse.Namespace, output: Any, page: str) -> None:

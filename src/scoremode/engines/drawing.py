@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scoremode.engines.generation import DrawingRules, WritingRequest, WrittenTokens
+from scoremode.engines.writing import DrawingRules, WritingRequest, WrittenTokens
 from scoremode.errors import EngineError
 from scoremode.values import Bools, Floats, Ids, Ints
 

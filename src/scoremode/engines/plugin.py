@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from scoremode.engines.base import Engine
-    from scoremode.engines.generation import DrawingRules, Generator, Writer
+    from scoremode.engines.generation import Generator
+    from scoremode.engines.writing import DrawingRules, Writer
     from scoremode.models.subject import Subject
     from scoremode.scores.schema import Column
 

@@ -17,14 +17,14 @@ import numpy as np
 from scoremode import __version__
 from scoremode.arguments import whole_number
 from scoremode.cluster.spread import SPREAD
-from scoremode.engines.generation import DrawingRules, Writer, WritingRequest, WrittenTokens
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import all_options, require
+from scoremode.engines.writing import DrawingRules, Writer, WritingRequest, WrittenTokens
 from scoremode.errors import EngineError, OptionError, UnknownArgumentError, did_you_mean
 from scoremode.plan.path import DECODE, DecodePath, read_path
 from scoremode.remote.uri import Place, located
 from scoremode.scores.answers import FAULT
-from scoremode.store.rollouts import RolloutsFolder
+from scoremode.store.rollouts_folder import RolloutsFolder
 from scoremode.text.prompts import GivenPrompts, Prompts, encoded, read_prompts
 from scoremode.text.rollouts import FINISHES, Rollouts, WrittenText, prompts_digest, tokens_digest
 from scoremode.values import Ids

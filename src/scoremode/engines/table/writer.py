@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from scoremode.engines.drawing import TextsInProgress
-from scoremode.engines.generation import DrawingRules, Tell, Writer, WritingRequest, WrittenTokens
 from scoremode.engines.table.engine import TableEngine
+from scoremode.engines.writing import DrawingRules, Tell, Writer, WritingRequest, WrittenTokens
 from scoremode.values import Bools
 
 

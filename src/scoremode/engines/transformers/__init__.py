@@ -26,8 +26,9 @@ from scoremode.models.kv_cache import cache_bytes
 from scoremode.plan.path import PATHS, DecodePath
 
 if TYPE_CHECKING:
-    from scoremode.engines.generation import DrawingRules, Generator, Writer
+    from scoremode.engines.generation import Generator
     from scoremode.engines.transformers.engine import TransformersEngine
+    from scoremode.engines.writing import DrawingRules, Writer
     from scoremode.models.subject import Subject
 
 
@@ -94,8 +95,8 @@ class TransformersPlugin(EnginePlugin):
         return TransformersGenerator(model, subject.tokenizer.hf, options.batch_tokens)
 
     def open_writer(self, subject: Subject, options: TransformersOptions, work: Work, rules: DrawingRules) -> Writer:
-        from scoremode.engines.generation import end_tokens
         from scoremode.engines.transformers.writer import TransformersWriter
+        from scoremode.engines.writing import end_tokens
 
         assert subject.checkpoint is not None
         facts = subject.checkpoint

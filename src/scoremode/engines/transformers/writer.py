@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from scoremode.engines.drawing import TextsInProgress
-from scoremode.engines.generation import DrawingRules, Tell, Writer, WritingRequest, WrittenTokens, batches_of_texts
 from scoremode.engines.transformers import batches
 from scoremode.engines.transformers.engine import TransformersEngine
+from scoremode.engines.writing import DrawingRules, Tell, Writer, WritingRequest, WrittenTokens, batches_of_texts
 from scoremode.errors import EngineError
 from scoremode.values import Bools
 

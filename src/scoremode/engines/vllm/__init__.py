@@ -31,7 +31,8 @@ from scoremode.plan.path import CACHE_HIT, CHUNKED, PATHS
 
 if TYPE_CHECKING:
     from scoremode.engines.base import Engine
-    from scoremode.engines.generation import DrawingRules, Generator, Writer
+    from scoremode.engines.generation import Generator
+    from scoremode.engines.writing import DrawingRules, Writer
     from scoremode.models.subject import Subject
 
 
@@ -90,8 +91,8 @@ class VllmPlugin(EnginePlugin):
         return VllmGenerator(subject.checkpoint.path, options, work)
 
     def open_writer(self, subject: Subject, options: VllmOptions, work: Work, rules: DrawingRules) -> Writer:
-        from scoremode.engines.generation import end_tokens
         from scoremode.engines.vllm.writer import VllmWriter
+        from scoremode.engines.writing import end_tokens
 
         assert subject.checkpoint is not None
         facts = subject.checkpoint

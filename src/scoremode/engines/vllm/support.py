@@ -244,9 +244,14 @@ def check_decode(arguments: Mapping[str, Any]) -> None:
         "worker_extension_cls": "the decode path has an extension of its own",
         "kv_transfer_config": "a K/V cache from elsewhere was not computed by this decode path",
     }
+    refuse_arguments(arguments, why, ", or use --path prefill")
+
+
+def refuse_arguments(arguments: Mapping[str, Any], why: Mapping[str, str], instead: str = "") -> None:
+    """Refuse arguments of vLLM by name, each for its reason; ``instead`` is what else the user may do."""
     for name, words in why.items():
         if arguments.get(name):
-            raise OptionError(f"--engine-arg {name}: {words}", fix=f"leave {name} out, or use --path prefill")
+            raise OptionError(f"--engine-arg {name}: {words}", fix=f"leave {name} out{instead}")
 
 
 def has_int4_kernel() -> bool:

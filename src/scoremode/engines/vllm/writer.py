@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.engines.generation import DrawingRules, Tell, Writer, WritingRequest, WrittenTokens
 from scoremode.engines.plugin import Work
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.processes import VllmLog, end
 from scoremode.engines.vllm.self_test import Verdict, engine_facts
 from scoremode.engines.vllm.start import start
 from scoremode.engines.vllm.support import LaunchArguments, VllmOptions
-from scoremode.errors import EngineError, OptionError
+from scoremode.engines.writing import DrawingRules, Tell, Writer, WritingRequest, WrittenTokens
+from scoremode.errors import EngineError
 from scoremode.models.facts import ModelFacts
 from scoremode.values import Bools
 
@@ -124,9 +124,7 @@ def _needs_one_logprob(rules: DrawingRules) -> bool:
 
 def _arguments(given: LaunchArguments, work: Work, rules: DrawingRules) -> dict[str, Any]:
     """The arguments of ``vllm.LLM``."""
-    for name, why in NOT_WHILE_WRITING.items():
-        if given.extra.get(name):
-            raise OptionError(f"--engine-arg {name}: {why}", fix=f"leave {name} out")
+    support.refuse_arguments(given.extra, NOT_WHILE_WRITING)
     found: dict[str, Any] = {"logprobs_mode": "raw_logprobs", "skip_tokenizer_init": True}
     if not _needs_one_logprob(rules):
         extension = "scoremode.engines.vllm.written_tokens.WritingWorker"
