@@ -23,16 +23,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from scoremode.head import fused
+from scoremode.head import fused, fused_divergence
+from scoremode.head.budget import FIRST
 from scoremode.head.definition import Columns, define_columns, define_logits
 from scoremode.head.divergence import (
     Divergence,
     DivergencePartials,
+    Gather,
     combine_divergence,
     define_divergence,
     finish_divergence,
+    gather_own,
 )
-from scoremode.head.fused import diverge_fused, reduce_fused, tiles_for
+from scoremode.head.fused import reduce_fused, tiles_for
+from scoremode.head.fused_divergence import diverge_fused
 from scoremode.head.matrix import Head
 from scoremode.head.partials import Partials, combine, finish
 
@@ -41,6 +45,7 @@ DEVICE = "cuda" if ON_GPU else "cpu"
 FLOATS = ("logprob", "entropy", "top_logprob")
 INFINITY = math.inf
 ROUNDINGS = 4.0  # tolerance: roundings of the largest Σ |hidden · weight| of a row; naive sums have about one
+VARIATION = 1e-6  # error of a total variation allowed beyond that of naive
 KL_NATS, KL_SHARE = 2e-6, 1e-6  # error of a divergence allowed beyond that of naive: nats, and a relative part
 TILE = 256 if ON_GPU else 32  # ids that the kernel processes at a time (half or a quarter of it in some cases on a GPU)
 WIDE = 3000 if ON_GPU else 160  # a vocabulary of several tiles, and more than one span of them
@@ -650,8 +655,11 @@ def test_shards_are_asked_equally_often_when_rows_take_several_launches(monkeypa
 # ── the same bits ────────────────────────────────────────────────────────────────────────────────────────────────────
 def shrink_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "WORKSPACE", 1)
+    monkeypatch.setattr(fused_divergence, "KEPT", 1)
     if not ON_GPU:  # a launch has at least one group of row blocks: 256 rows would take the interpreter too long
-        monkeypatch.setattr(fused, "tiles_for", lambda *given, **named: replace(tiles_for(*given, **named), group=1))
+        one_block = lambda *given, **named: replace(tiles_for(*given, **named), group=1)  # noqa: E731
+        for module in (fused, fused_divergence):
+            monkeypatch.setattr(module, "tiles_for", one_block)
 
 
 def rows_of_launches(count: int) -> int:
@@ -740,11 +748,37 @@ def naive_kl(hidden_p: Tensor, head_p: Head, hidden_q: Tensor, head_q: Head) -> 
 def assert_divergence(found: Divergence, p: tuple[Tensor, Head], q: tuple[Tensor, Head], targets: Tensor) -> None:
     truth = define_divergence(defined_logits(*p), defined_logits(*q), targets)
     assert_no_worse(found.kl, naive_kl(*p, *q), truth.kl, KL_NATS + KL_SHARE * truth.kl, "kl")
+    assert found.kl_reverse is not None
+    assert truth.kl_reverse is not None
+    backwards = KL_NATS + KL_SHARE * truth.kl_reverse
+    assert_no_worse(found.kl_reverse, naive_kl(*q, *p), truth.kl_reverse, backwards, "kl_reverse")
+    assert_variation_and_choices(found, p, q, targets)
     assert_columns(found.q, *q, targets)
 
 
+def assert_variation_and_choices(
+    found: Divergence, p: tuple[Tensor, Head], q: tuple[Tensor, Head], targets: Tensor
+) -> None:
+    """Total variation is no worse than naive. First choices are those of the kernel's float32 logits, so whole numbers
+    are needed to know them: here the naive logits decide, where no two of the first six are close."""
+    truth = define_divergence(defined_logits(*p), defined_logits(*q), targets)
+    naive_p, naive_q = (torch.softmax(naive_logits(*side), -1) for side in (p, q))
+    assert found.total_variation is not None
+    assert truth.total_variation is not None
+    naive = (naive_p - naive_q).abs().sum(-1) / 2
+    assert_no_worse(found.total_variation, naive, truth.total_variation, VARIATION, "total_variation")
+    assert found.same_first is not None
+    assert truth.same_first is not None
+    clear = torch.ones(len(targets), dtype=torch.bool, device=DEVICE)
+    for side in (p, q):
+        first = defined_logits(*side).topk(min(FIRST + 1, side[1].vocabulary)).values
+        near = first[:, :-1] - first[:, 1:] < 2 * ROUNDINGS * rounding(*side)
+        clear &= ~near.any(1)
+    assert torch.equal(found.same_first[clear], truth.same_first[clear])
+
+
 def diverged(hidden_p: Tensor, head_p: Head, hidden_q: Tensor, head_q: Head, targets: Tensor) -> Divergence:
-    return finish_divergence(*diverge_fused(hidden_p, head_p, hidden_q, head_q, targets))
+    return finish_divergence(*diverge_fused(hidden_p, head_p, hidden_q, head_q, targets, gather=gather_own))
 
 
 def nearby(hidden: Tensor, head: Head, noise: float = 0.02) -> tuple[Tensor, Head]:
@@ -817,6 +851,22 @@ def test_columns_of_a_divergence_are_exactly_ranked() -> None:
     assert_exactly_ranked(found.q, hidden_q, head_q, targets)
 
 
+@pytest.mark.parametrize("vocabulary", [1, 2, 4, 5, 33, WIDE])
+def test_first_choices_in_order_with_ties(vocabulary: int) -> None:
+    """q is p with a few logits changed, so that they share from none to all of their first choices."""
+    maker = generator(vocabulary)
+    logits = torch.randint(-3, 4, (40, vocabulary), generator=maker).float()
+    other = torch.where(torch.rand(logits.shape, generator=maker) < 2 / vocabulary, logits + 1, logits)
+    (hidden_p, head_p), (hidden_q, head_q) = head_with_logits(logits), head_with_logits(other)
+    targets = torch.zeros(40, 1, dtype=torch.int64, device=DEVICE)
+    found = diverged(hidden_p, head_p, hidden_q, head_q, targets).same_first
+    truth = define_divergence(logits, other, targets.cpu()).same_first
+    assert found is not None
+    assert truth is not None
+    assert found.tolist() == truth.tolist()
+    assert vocabulary < 5 or len(set(truth.tolist())) > 2, "the rows are too much alike"
+
+
 @pytest.mark.parametrize("which", FORBIDDEN)
 def test_what_p_allows_and_q_forbids_is_infinitely_far(which: str) -> None:
     hidden, head, targets = random_problem(Case(rows=5, depth=7, vocabulary=WIDE))
@@ -866,12 +916,19 @@ def test_an_id_too_far_below_for_float32_that_q_forbids(peak: int) -> None:
 
 def diverge_sharded(p: tuple[Tensor, Head], q: tuple[Tensor, Head], targets: Tensor, cuts: list[int]) -> Divergence:
     heads = list(zip(shards_of(p[1], cuts), shards_of(q[1], cuts), strict=True))
+    sent: list[Tensor] = []
 
-    def run(index: int, share: Share) -> tuple[DivergencePartials, Tensor]:
+    def record(x: Tensor) -> list[Tensor]:
+        sent.append(x)
+        return [x]
+
+    def run(index: int, share: Share, gather: Gather = record) -> tuple[DivergencePartials, Tensor]:
         shard_p, shard_q = heads[index]
-        return diverge_fused(p[0], shard_p, q[0], shard_q, targets, share)
+        return diverge_fused(p[0], shard_p, q[0], shard_q, targets, share, gather)
 
-    done = [run(i, share) for i, share in enumerate(exchanged(run, len(heads)))]
+    shares = exchanged(run, len(heads))
+    assert len(sent) == len(heads), "each rank gathers once"
+    done = [run(i, share, lambda _: sent) for i, share in enumerate(shares)]
     assert all(torch.equal(at_q, done[0][1]) for _, at_q in done)
     return finish_divergence(combine_divergence([part for part, _ in done]), done[0][1])
 
@@ -909,8 +966,10 @@ def assert_same_divergence(
     rows: Tensor | slice,
 ) -> None:
     assert_same_bits(found[0].q, rows_of(expected[0].q, rows))
-    for own, whole in zip(found[0].sums, expected[0].sums, strict=True):
-        assert torch.equal(own, whole[rows])
+    for name in DivergencePartials.__slots__[1:]:
+        own, whole = getattr(found[0], name), getattr(expected[0], name)
+        assert (own is None) == (whole is None)
+        assert own is None or torch.equal(own, whole[rows]), name
     assert torch.equal(found[1], expected[1][rows])
 
 
@@ -919,12 +978,12 @@ def test_every_batching_of_a_divergence_gives_the_same_bits(dtype: torch.dtype) 
     n, v = (300, 20011) if ON_GPU else (20, 40)
     hidden_p, head_p, targets = random_problem(Case(rows=n, depth=61, vocabulary=v, targets=2, dtype=dtype))
     hidden_q, head_q, _ = random_problem(Case(rows=n, depth=64, vocabulary=v, seed=1, dtype=dtype))
-    expected = diverge_fused(hidden_p, head_p, hidden_q, head_q, targets)
+    expected = diverge_fused(hidden_p, head_p, hidden_q, head_q, targets, gather=gather_own)
     shuffled = torch.randperm(n, generator=generator(9)).to(DEVICE)
     pieces = [slice(a, b) for a, b in pairwise([0, 1, 8, n])]
     batchings: list[Tensor | slice] = [slice(None), shuffled, *pieces]
     for rows in batchings:
-        found = diverge_fused(hidden_p[rows], head_p, hidden_q[rows], head_q, targets[rows])
+        found = diverge_fused(hidden_p[rows], head_p, hidden_q[rows], head_q, targets[rows], gather=gather_own)
         assert_same_divergence(found, expected, rows)
 
 

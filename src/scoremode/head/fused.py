@@ -1,17 +1,15 @@
-"""Scores hidden states in one pass over the head's weights, in Triton; logits are never stored.
+"""Scores hidden states in one pass over the head's weights, in Triton.
 
 A program multiplies a block of rows with one tile of the vocabulary after the other, and reduces each tile while it is
-still in registers. It stores five numbers per row for a span of tiles; a second kernel joins the spans. A divergence
-multiplies both models' rows in the same program, and stores three more numbers.
+still in registers. It stores five numbers per row for a span of tiles; a second kernel joins the spans.
 
     hidden, weight ──write_target_logits──▶ the targets' logits
     hidden, weight, targets' logits ──reduce_spans──▶ (span, row) largest, where, total, weighted, before
                                     ──join_spans───▶ Partials
 
 Three things make the result the same bits on every run, however the rows are batched: spans depend only on the
-vocabulary, every sum has one fixed order, and a row's products never depend on its neighbours. A divergence needs
-smaller tiles than scores do. So both kernels add up the same units of a tile in the same order, and divide the
-vocabulary into the same spans: a model has the same scores, to the bit, whether it is scored alone or compared.
+vocabulary, every sum has one fixed order, and a row's products never depend on its neighbours. fused_divergence.py
+compares two models with the same parts.
 """
 
 from __future__ import annotations
@@ -24,9 +22,8 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from scoremode.head.chunked import Share, diverge_in_chunks, in_blocks, keep_own, reduce_in_chunks
-from scoremode.head.divergence import DivergencePartials, Gather, empty_sums
-from scoremode.head.fused_kernels import diverge_spans, join_divergences, join_spans, reduce_spans, write_target_logits
+from scoremode.head.chunked import Share, in_blocks, keep_own, reduce_in_chunks
+from scoremode.head.fused_kernels import join_spans, reduce_spans, write_target_logits
 from scoremode.head.matrix import SHALLOW, Head
 from scoremode.head.partials import Partials, empty_partials
 
@@ -173,12 +170,15 @@ class Launch:
 
     @staticmethod
     def of(side: KernelOperands, targets: Tensor, share: Share, floats: int) -> Launch:
-        """Prepares a launch: finds the targets' logits, and makes space for ``floats`` floats for each row and span."""
+        """Prepares a launch: finds the targets' logits, and makes space for ``floats`` floats for each row and span.
+
+        There may be no targets (n, 0).
+        """
         (n, k), tiles, device = targets.shape, side.tiles, targets.device
         spans = Spans.of(side.head.vocabulary, tiles)
         row_blocks = triton.cdiv(n, tiles.rows)
         touched = torch.zeros(row_blocks, spans.tiles, dtype=torch.int8, device=device)
-        at_target = share(find_target_logits(side, targets, touched, spans))
+        at_target = share(find_target_logits(side, targets, touched, spans)) if k else targets.float()
         numbers = torch.empty(floats, spans.count, n, dtype=torch.float32, device=device)
         ints = torch.empty(1 + k, spans.count, n, dtype=torch.int32, device=device)
         # Triton's interpreter cannot run GPU instructions
@@ -199,17 +199,22 @@ class Launch:
         return self.spans.tiles, self.spans.long, self.spans.count, self.at_target.shape[1]
 
 
-def _reduce(side: KernelOperands, targets: Tensor, share: Share) -> tuple[Partials, Tensor]:
+def reduce_side(
+    side: KernelOperands, targets: Tensor, share: Share, kept: Tensor | None = None
+) -> tuple[Launch, Partials]:
+    """Returns the launch, for its numbers by span, and the partials. Writes the logits to ``kept``, if it is given."""
     head, launch = side.head, Launch.of(side, targets, share, floats=3)
     sizes = (len(targets), head.vocabulary, side.hidden.shape[1], *side.strides())
     shaped = (head.first_id, head.scale, head.softcap or 1.0, *launch.counts)
     options = launch.options | side.shape_options() | {"unit": side.tiles.unit, "descriptors": side.descriptors}
+    floats, ints = launch.numbers
     kernel: Any = reduce_spans[launch.programs]
-    kernel(*side.matrices(), side.bias(), *launch.tensors, *sizes, *shaped, **options)
-    return _joined(*launch.numbers, head.first_id), launch.at_target
+    place = floats if kept is None else kept  # without ``keep`` it is not written
+    kernel(*side.matrices(), side.bias(), *launch.tensors, place, *sizes, *shaped, keep=kept is not None, **options)
+    return launch, join_numbers(floats, ints, head.first_id)
 
 
-def _joined(floats: Tensor, ints: Tensor, first_id: int) -> Partials:
+def join_numbers(floats: Tensor, ints: Tensor, first_id: int) -> Partials:
     """Joins the numbers of all spans, floats (3, spans, n) and ints (1 + k, spans, n), into partials."""
     _, spans, n = floats.shape
     k, device = len(ints) - 1, floats.device
@@ -232,8 +237,9 @@ def reduce_fused(hidden: Tensor, head: Head, targets: Tensor, share: Share = kee
 
     def reduce(rows: slice) -> tuple[Partials, Tensor]:
         if head.vocabulary == 0 or len(hidden) == 0:
-            return empty_partials(hidden[rows], targets[rows]), share(_absent(targets[rows]))
-        return _reduce(KernelOperands.of(hidden[rows], head, tiles), targets[rows], share)
+            return empty_partials(hidden[rows], targets[rows]), share(absent_logits(targets[rows]))
+        launch, made = reduce_side(KernelOperands.of(hidden[rows], head, tiles), targets[rows], share)
+        return made, launch.at_target
 
     return in_blocks(reduce, launches(len(hidden), words, tiles))
 
@@ -245,60 +251,6 @@ def launches(n: int, words: int, tiles: Tiles) -> list[slice]:
     return [slice(begin, begin + step) for begin in range(0, max(1, n), step)]
 
 
-def _absent(targets: Tensor) -> Tensor:
+def absent_logits(targets: Tensor) -> Tensor:
     """Returns the targets' logits in a slice that contains no target."""
     return torch.full(targets.shape, float("-inf"), device=targets.device)
-
-
-def _diverge(p: KernelOperands, q: KernelOperands, targets: Tensor, share: Share) -> tuple[DivergencePartials, Tensor]:
-    n, launch = len(targets), Launch.of(q, targets, share, floats=6)
-    matrices = (*p.matrices(), p.bias(), *q.matrices(), q.bias())
-    sizes = (n, q.head.vocabulary, p.hidden.shape[1], q.hidden.shape[1], *p.strides(), *q.strides())
-    shaped = (p.head.scale, q.head.scale, p.head.softcap or 1.0, q.head.softcap or 1.0)
-    options = launch.options | {"descriptors_p": p.descriptors, "descriptors_q": q.descriptors}
-    options |= {f"{name}_p": value for name, value in p.shape_options().items()}
-    options |= {f"{name}_q": value for name, value in q.shape_options().items()}
-    kernel: Any = diverge_spans[launch.programs]
-    kernel(*matrices, *launch.tensors, *sizes, q.head.first_id, *shaped, *launch.counts, **options)
-    floats, ints = launch.numbers
-    sums = torch.empty(5, n, dtype=torch.float32, device=targets.device)
-    join: Any = join_divergences[(triton.cdiv(n, 32),)]
-    join(floats, sums, n, launch.spans.count, block_rows=32, block_spans=32, num_warps=4)
-    return DivergencePartials(_joined(floats[:3], ints, q.head.first_id), *sums), launch.at_target
-
-
-def diverge_fused(
-    hidden_p: Tensor,
-    head_p: Head,
-    hidden_q: Tensor,
-    head_q: Head,
-    targets: Tensor,
-    share: Share = keep_own,
-    gather: Gather | None = None,
-) -> tuple[DivergencePartials, Tensor]:
-    """Returns the partials of the same slice of two heads, and the targets' logits of q. See kernels.Diverge.
-
-    Only KL(p‖q) is measured here, because Σ |p - q| would take a second pass over the weights.
-    """
-    if not _fit_together((hidden_p, head_p), (hidden_q, head_q)):  # then three products are computed
-        own_q, at_q = reduce_fused(hidden_q, head_q, targets, share)
-        made, _ = diverge_in_chunks(hidden_p, head_p, hidden_q, head_q, targets, gather=gather)
-        return replace(made, q=own_q), at_q
-    tiles = tiles_for(head_q.weight, two_products=True)
-    targets = targets.contiguous()
-    words = Spans.of(head_q.weight.shape[0], tiles).count * (7 + targets.shape[1])  # padded size: equal on all ranks
-
-    def diverge(rows: slice) -> tuple[DivergencePartials, Tensor]:
-        if head_q.vocabulary == 0 or len(targets) == 0:
-            own_q, at_target = empty_partials(hidden_q[rows], targets[rows]), share(_absent(targets[rows]))
-            return DivergencePartials(own_q, *empty_sums(hidden_q[rows], torch.float32)), at_target
-        p, q = (KernelOperands.of(h[rows], head, tiles) for h, head in ((hidden_p, head_p), (hidden_q, head_q)))
-        return _diverge(p, q, targets[rows], share)
-
-    return in_blocks(diverge, launches(len(targets), words, tiles))
-
-
-def _fit_together(*sides: tuple[Tensor, Head]) -> bool:
-    """Can one kernel multiply both sides? Matrix units need equal dtypes, and float32 needs smaller tiles."""
-    equal = all(hidden.dtype == head.weight.dtype for hidden, head in sides)
-    return equal and len({hidden.dtype == torch.float32 for hidden, _ in sides}) == 1

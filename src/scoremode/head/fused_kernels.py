@@ -229,7 +229,7 @@ def _place_and_counts(
 
 
 @triton.jit
-def _span(index, tiles, long_spans, span: tl.constexpr, short: tl.constexpr):
+def span_of_tiles(index, tiles, long_spans, span: tl.constexpr, short: tl.constexpr):
     """Returns (first tile, end tile) of a span. Spans of ``span`` tiles come first, then those of ``short`` tiles."""
     long = index < long_spans
     first = tl.where(long, index * span, long_spans * span + (index - long_spans) * short)
@@ -347,6 +347,7 @@ def reduce_spans(
     touched,
     floats,
     ints,
+    kept,
     rows,
     columns,
     width,
@@ -367,6 +368,7 @@ def reduce_spans(
     depth: tl.constexpr,
     unit: tl.constexpr,
     one_target: tl.constexpr,
+    keep: tl.constexpr,
     has_bias: tl.constexpr,
     has_scale: tl.constexpr,
     has_cap: tl.constexpr,
@@ -374,8 +376,9 @@ def reduce_spans(
     precision: tl.constexpr,
     compare: tl.constexpr,
 ):
+    """Reduces the logits of a block of rows over one span of tiles. With ``keep``, also writes them to ``kept``."""
     row_block, span_index = _place(tl.program_id(0), tl.cdiv(rows, tile_rows), spans, group)
-    first_tile, end_tile = _span(span_index, tiles, long_spans, span, short)
+    first_tile, end_tile = span_of_tiles(span_index, tiles, long_spans, span, short)
     row = row_block * tile_rows + tl.arange(0, tile_rows)
     real_row = row < rows
     at = span_index.to(tl.int64) * rows + row  # where this span's numbers are stored
@@ -406,6 +409,9 @@ def reduce_spans(
             precision,
         )
         x = _to_logits(x, bias, first_column, columns, scale, cap, has_bias, has_scale, has_cap)
+        if keep:
+            place = row.to(tl.int64)[:, None] * (tiles * tile_columns) + first_column
+            tl.store(kept + place + tl.arange(0, tile_columns)[None, :], x, mask=real_row[:, None])
         has_target = tl.load(touched + row_block * tiles + tile) != 0
         if unit == tile_columns:
             tile_largest = tl.max(x, 1)
@@ -490,7 +496,7 @@ def diverge_spans(
     A tile is one unit.
     """
     row_block, span_index = _place(tl.program_id(0), tl.cdiv(rows, tile_rows), spans, group)
-    first_tile, end_tile = _span(span_index, tiles, long_spans, span, short)
+    first_tile, end_tile = span_of_tiles(span_index, tiles, long_spans, span, short)
     row = row_block * tile_rows + tl.arange(0, tile_rows)
     real_row = row < rows
     at = span_index.to(tl.int64) * rows + row

@@ -146,7 +146,8 @@ def _kernel(name: str) -> Kernel:
     reduce: Reduce = partial(reduce_in_chunks, one_pass=one_pass)
     diverge: Diverge = partial(diverge_in_chunks, one_pass=one_pass)
     if name == "fused":
-        from scoremode.head.fused import diverge_fused, reduce_fused
+        from scoremode.head.fused import reduce_fused
+        from scoremode.head.fused_divergence import diverge_fused
 
         reduce, diverge = reduce_fused, diverge_fused
     elif name == "blocked":
