@@ -161,6 +161,10 @@ class CheckpointOptions(Options):
         "fused, rows, blocked or plain (default: the fastest kernel that passes its self-test on this device)",
         metavar="NAME",
     )
+    divergence: str | None = option(
+        "columns of a comparison: KL alone, or all, with the other direction, overlap and first choices (default: kl)",
+        choices=("kl", "all"),
+    )
     trust_remote_code: bool | None = option(
         "execute Python code shipped with the model; off unless given", may_vary=False
     )

@@ -13,6 +13,7 @@ keeps its logits in memory, some hundred rows at a time, and two more kernels re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -115,7 +116,8 @@ class SlicedSums(RowBlock):
 
 def _moved(sums: Tensor, part: Tensor, gap: Tensor, total: Tensor) -> Tensor:
     """Turns Σ p · (log p - log q) over a slice with the share ``part`` of p into ``DivergencePartials.cross``."""
-    return torch.where(part > 0, (sums / part + gap) * total, 0.0)
+    found = torch.where(gap.isinf(), math.inf, (sums / part + gap) * total)  # the other model forbids the whole slice
+    return torch.where(part > 0, found, 0.0)
 
 
 def _all_columns(

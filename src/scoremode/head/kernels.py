@@ -75,9 +75,15 @@ class Kernel:
         """
         return finish(*self.reduce(hidden, head, targets))
 
-    def divergence(self, hidden_p: Tensor, head_p: Head, hidden_q: Tensor, head_q: Head, targets: Tensor) -> Divergence:
-        """Computes the divergence, and q's columns with the bits of ``score``, for two heads that are not sliced."""
-        return finish_divergence(*self.diverge(hidden_p, head_p, hidden_q, head_q, targets, gather=gather_own))
+    def divergence(
+        self, hidden_p: Tensor, head_p: Head, hidden_q: Tensor, head_q: Head, targets: Tensor, whole: bool = True
+    ) -> Divergence:
+        """Computes the divergence, and q's columns with the bits of ``score``, for two heads that are not sliced.
+
+        Of the divergence, only KL(p‖q) unless it is to be ``whole``.
+        """
+        gather = gather_own if whole else None
+        return finish_divergence(*self.diverge(hidden_p, head_p, hidden_q, head_q, targets, gather=gather))
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,7 @@ class ServiceOptions:
 
     head: str = "exact"
     head_kernel: str | None = None
+    divergence: str = "kl"
     body_mib: int | None = None
     windows: int | None = None
     heads_mib: int | None = None
@@ -199,7 +200,12 @@ def _score_mode(model: str, given: dict[str, str | None], options: ServiceOption
         except ModelError as error:  # its remedy is another engine, and a server has only this one
             raise ModelError(error.message, fix="start it on a GPU") from None
     pooler = {"task": "token_classify", "seq_pooling_type": "LAST", "tok_pooling_type": "ALL"}
-    settings = {"exact": options.head == "exact", "head_bytes": 0, "head_kernel": options.head_kernel}
+    settings = {
+        "exact": options.head == "exact",
+        "head_bytes": 0,
+        "head_kernel": options.head_kernel,
+        "whole_divergence": options.divergence == "all",
+    }
     words = ["--runner", "pooling", "--convert", "embed", "--pooler-config", json.dumps(pooler)]
     words += ["--additional-config", json.dumps({KEY: settings, requests.KEY: options.limits()})]
     words += ["--hf-overrides", json.dumps({"head_dtype": "model", **_overrides(given)})]

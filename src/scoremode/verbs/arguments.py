@@ -66,6 +66,7 @@ class EngineOptionArguments(TypedDict, total=False):
     cache_type_v: str | Sequence[str] | None
     concurrency: int | None
     device: str | None
+    divergence: str | None
     dtype: str | None
     enforce_eager: bool | None
     engine_args: Mapping[str, Any] | Pairs | None

@@ -257,6 +257,7 @@ def wrap(
     batch_tokens: int | None = None,
     head: str | None = None,
     head_kernel: str | None = None,
+    divergence: str | None = None,
 ) -> Model:
     """Ask a causal LM of Transformers that is loaded already, with its tokenizer.
 
@@ -267,7 +268,7 @@ def wrap(
     >>> model = sm.wrap(hf_model, tokenizer)                       # doctest: +SKIP
     >>> model.ppl(text="The quick brown fox").perplexity           # doctest: +SKIP
     """
-    given = {"batch_tokens": batch_tokens, "head": head, "head_kernel": head_kernel}
+    given = {"batch_tokens": batch_tokens, "head": head, "head_kernel": head_kernel, "divergence": divergence}
     return Model(LazyModel.wrapped(hf_model, tokenizer, given, name))
 
 

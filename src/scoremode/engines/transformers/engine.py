@@ -94,6 +94,7 @@ class TransformersEngine(Engine):
             require_float32(model.device)
         self.choice: Choice | None = None  # the kernel that scores; None if the model computes its own logits
         self._forced_kernel, self._divergence_is_checked = options.head_kernel, False
+        self._whole_divergence = options.divergence == "all"
         self.head, self.vocabulary = self._choose_head(options.head or "exact", options.head_kernel)
         self.cache = CacheKind.of(model.config, options)  # of the decode path
         if path is not None:
@@ -442,7 +443,8 @@ class TransformersEngine(Engine):
     ) -> list[Answers]:
         states, targets, head_p = against.rows(windows), _targets(windows, rows), against.head.within(width)
         if self.head is not None and self.choice is not None:
-            found = self.choice.kernel.divergence(states, head_p, rows, self.head.within(width), targets)
+            head_q = self.head.within(width)
+            found = self.choice.kernel.divergence(states, head_p, rows, head_q, targets, self._whole_divergence)
         else:
             found = diverge_from_logits(states, head_p, rows, self._served_logits, targets)
         return split_divergence(found, _ends(windows))

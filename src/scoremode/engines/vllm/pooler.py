@@ -59,6 +59,7 @@ class Settings:
     exact: bool = True
     head_bytes: int = 0  # bytes of float32 logits in memory at once; 0: depends on the device
     head_kernel: str | None = None  # one of head.budget.KERNELS; None: the fastest kernel that passes its self-test
+    whole_divergence: bool = False  # every column of a divergence, not KL alone
 
     @staticmethod
     def read(vllm_config: Any) -> Settings:
@@ -287,7 +288,9 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         head_p = baseline.head(hidden.device, shard.first_id, x.shape[1] if head is None else head.vocabulary)
         if not every_rank(head_p is not None) or head_p is None:
             return with_divergence(self._columns_of(hidden, targets, kind.gather, kind.vocabulary), None)
-        states, gather = baseline.rows(stored, hidden.device), across_ranks if shard.ranks > 1 else gather_own
+        states, gather = baseline.rows(stored, hidden.device), None
+        if self._settings.whole_divergence:
+            gather = across_ranks if shard.ranks > 1 else gather_own
         if head is not None and self._choice is not None:
             part, at_q = self._choice.kernel.diverge(states, head_p, x, head, targets, share, gather)
         else:

@@ -88,6 +88,7 @@ class LaunchArguments:
 
     head: HeadChoice = "exact"
     head_kernel: str | None = None  # one of head.budget.KERNELS; None: the fastest kernel that passes its self-test
+    divergence: str | None = None  # "all": every column of a divergence; else KL alone
     dtype: str | None = None
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
