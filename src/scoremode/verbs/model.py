@@ -39,13 +39,8 @@ GivenModel = str | Any
 GivenTokenizer = str | Any
 """The folder or name of a tokenizer; of a model that is loaded already, its tokenizer itself."""
 
-OF_LOADED = (
-    "batch_tokens",
-    "divergence",
-    "head",
-    "head_kernel",
-    "kv_cache_dtype",
-)  # options of a model that is loaded already
+# options of a model that is loaded already
+OF_LOADED = ("batch_tokens", "divergence", "head", "head_kernel", "kv_cache_dtype")
 
 ONE_AT_A_TIME = threading.RLock()
 """Candidates on a cluster are prepared in threads. A text is cut on all cores anyway, and a library that is imported by
