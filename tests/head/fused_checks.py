@@ -853,10 +853,11 @@ def test_columns_of_a_divergence_are_exactly_ranked() -> None:
 
 @pytest.mark.parametrize("vocabulary", [1, 2, 4, 5, 33, WIDE])
 def test_first_choices_in_order_with_ties(vocabulary: int) -> None:
-    """q is p with a few logits changed, so that they share from none to all of their first choices."""
-    maker = generator(vocabulary)
-    logits = torch.randint(-3, 4, (40, vocabulary), generator=maker).float()
-    other = torch.where(torch.rand(logits.shape, generator=maker) < 2 / vocabulary, logits + 1, logits)
+    """q is p without one of its first choices, so that they share from none to all of them."""
+    logits = torch.randint(-3, 4, (40, vocabulary), generator=generator(vocabulary)).float()
+    order, other = logits.sort(dim=1, descending=True, stable=True).indices, logits.clone()
+    for row in range(40):
+        other[row, order[row, row % min(7, vocabulary)]] = -9.0
     (hidden_p, head_p), (hidden_q, head_q) = head_with_logits(logits), head_with_logits(other)
     targets = torch.zeros(40, 1, dtype=torch.int64, device=DEVICE)
     found = diverged(hidden_p, head_p, hidden_q, head_q, targets).same_first
