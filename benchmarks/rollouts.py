@@ -25,7 +25,7 @@ from typing import Any
 from common import child_result, last_lines, parsed_with_child, say, temporary_folder, write_config
 from vllm_engine import SHAPES, verdict
 
-RULES: dict[str, dict[str, float]] = {
+RULES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "own": {"temperature": 1.0},
     "filtered": {"temperature": 0.8, "top_p": 0.95},
@@ -39,7 +39,7 @@ Write = Callable[[Any], int]
 """Writes one text after each prompt (n, PROMPT), and returns how many tokens it wrote."""
 
 
-def plain(model: str, given: dict[str, Any], rules: dict[str, float], tokens: int) -> Write:
+def plain(model: str, given: dict[str, Any], rules: dict[str, Any], tokens: int) -> Write:
     from vllm import LLM, SamplingParams
 
     llm = LLM(model=model, skip_tokenizer_init=True, enable_prefix_caching=False, **given)
@@ -53,7 +53,7 @@ def plain(model: str, given: dict[str, Any], rules: dict[str, float], tokens: in
     return write
 
 
-def rollouts(model: str, given: dict[str, Any], rules: dict[str, float], tokens: int) -> Write:
+def rollouts(model: str, given: dict[str, Any], rules: dict[str, Any], tokens: int) -> Write:
     import numpy as np
 
     from scoremode.engines.plugin import Work

@@ -14,7 +14,6 @@ keeps its logits in memory, some hundred rows at a time, and two more kernels re
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -158,9 +157,9 @@ def diverge_fused(
     targets, padded = targets.contiguous(), head_q.weight.shape[0]  # the padded size is equal on all ranks
     nothing = head_q.vocabulary == 0 or len(targets) == 0
 
-    def sides(rows: slice, two_products: bool) -> Iterator[KernelOperands]:
-        for hidden, head in ((hidden_p, head_p), (hidden_q, head_q)):
-            yield KernelOperands.of(hidden[rows], head, tiles_for(head.weight, two_products))
+    def sides(rows: slice, two_products: bool) -> tuple[KernelOperands, KernelOperands]:
+        tiles_p, tiles_q = (tiles_for(head.weight, two_products) for head in (head_p, head_q))
+        return KernelOperands.of(hidden_p[rows], head_p, tiles_p), KernelOperands.of(hidden_q[rows], head_q, tiles_q)
 
     def kl_alone(rows: slice) -> tuple[DivergencePartials, Tensor]:
         if nothing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,8 @@ def far(found: list[Any], wanted: list[Any]) -> float:
 def test_greedy_texts_are_those_of_transformers_and_the_decode_path_gives_their_log_probabilities(
     own: Callable[..., Rollouts], small_llama: Path
 ) -> None:
-    written = own("greedy", samples=1)
+    written = own("greedy", samples=1, max_num_batched_tokens=8, sequences=4)  # some prompts are fed in chunks
+    assert max(map(len, written.prompt_ids)) > 8
     other = sm.rollouts(str(small_llama), PROMPTS, max_tokens=9, dtype="float32")
     assert [ids.tolist() for ids in written.written] == [ids.tolist() for ids in other.written]
     assert written.finish == other.finish
@@ -99,27 +101,45 @@ def test_draws_from_the_models_own_distribution_have_one_log_probability(
     )
 
 
-def test_both_samplers_of_vllm_are_wrapped_alike() -> None:
-    """The V2 runner's sampler is an object that is called; it runs on GPUs only."""
-    from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+class StockSampler:
+    """Stands for the V2 runner's sampler, which runs on GPUs only: an object that is called with logits and a batch."""
 
-    from scoremode.engines.vllm.written_tokens import WrappedSampler
+    states = "kept"
 
-    logits, chosen = torch.randn(70, 311), torch.arange(70)
+    def __init__(self, chosen: torch.Tensor) -> None:
+        self.chosen = chosen
 
-    class Stock:
-        states = "kept"
+    def __call__(self, logits: torch.Tensor, batch: Any) -> Any:
+        from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 
-        def __call__(self, logits: torch.Tensor, batch: str) -> Any:
-            ranks = torch.ones(len(logits), dtype=torch.int64)
-            given = LogprobsTensors(chosen[:, None], torch.zeros(len(logits), 1), ranks)
-            return SamplerOutput(chosen[:, None], given)
+        drawn = torch.full((len(logits), 1), -0.5)
+        ranks = torch.ones(len(logits), dtype=torch.int64)
+        return SamplerOutput(self.chosen[:, None], LogprobsTensors(self.chosen[:, None], drawn, ranks))
 
-    sampler = WrappedSampler(Stock())
+
+def test_the_second_runner_knows_its_tokens_by_the_length_of_the_sequence() -> None:
+    """A preempted text is prefilled again, in chunks: their rows sample tokens that vLLM discards."""
+    from scoremode.engines.vllm.written_tokens import KeptSteps, WrappedSampler
+
+    logits, chosen = torch.randn(2, 311), torch.tensor([5, 7])
+    kept = KeptSteps(own=False, first_wins=True)
+    sampler = WrappedSampler(StockSampler(chosen), kept)
     assert sampler.states == "kept"
-    found = sampler(logits, "batch").logprobs_tensors.selected_token_ranks
-    wanted = logits.double().log_softmax(1)[torch.arange(70), chosen]
-    assert np.abs(found.numpy().astype(np.int32).view(np.float32) - wanted.numpy()).max() < 1e-6
+    for lengths in ([3, 2], [4, 9], [3, 10], [5, 11]):  # of "scoremode-0", the third is a chunk of what it had before
+        batch = SimpleNamespace(
+            req_ids=["scoremode-0-1a", "scoremode-1-2b"], num_reqs=2, seq_lens_cpu_upper_bound=torch.tensor(lengths)
+        )
+        assert sampler(logits + sum(lengths), batch).logprobs_tensors is None
+        sampler._stock.chosen = sampler._stock.chosen + 1
+    first, second = (np.frombuffer(b, np.float32).reshape(-1, 3) for b in kept.take(TWO_TEXTS, [3, 9], [3, 3]))
+    assert np.ascontiguousarray(first[:, 2]).view(np.int32).tolist() == [5, 6, 8]
+    assert np.ascontiguousarray(second[:, 2]).view(np.int32).tolist() == [8, 9, 10]
+    wanted = logits.double().log_softmax(1)[0, [5, 6, 8]].numpy()
+    assert np.abs(first[:, 1] - wanted).max() < 1e-5
+    assert (first[:, 0] == -0.5).all()
+
+
+TWO_TEXTS = ["scoremode-0", "scoremode-1"]
 
 
 def test_what_would_change_the_draws_is_refused(small_llama: Path) -> None:

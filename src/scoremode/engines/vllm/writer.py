@@ -1,12 +1,13 @@
 """Writes texts with stock vLLM: its scheduler, CUDA graphs and sampler, as they are deployed.
 
-vLLM gives one log-probability of a sampled token. Drawn greedily, or from the model's own distribution, the other one
-follows from it. Else vLLM gives that of the distribution which was drawn from, and our wrapper around its sampler
-(written_tokens.py) adds the model's own: as the bits of a float32, in the field of the token's rank.
+Our wrapper around the sampler (written_tokens.py) keeps the log-probability of each token in the model's own
+distribution. If tokens are drawn from another one, vLLM computes that log-probability, and the wrapper keeps it too.
+What it kept of texts that have ended is fetched for many of them at a time.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,7 +23,10 @@ from scoremode.engines.vllm.support import LaunchArguments, VllmOptions
 from scoremode.engines.writing import DrawingRules, Tell, Writer, WritingRequest, WrittenTokens
 from scoremode.errors import EngineError
 from scoremode.models.facts import ModelFacts
-from scoremode.values import Bools
+from scoremode.values import Bools, Ids
+
+FETCHED = 64  # texts that have ended, at most, before what belongs to them is fetched: each time, vLLM stands still
+PATIENCE = 5.0  # seconds that an ended text waits to be fetched: a kill loses no more than these
 
 NOT_WHILE_WRITING = {
     "speculative_config": "tokens that are guessed ahead are drawn by another rule",
@@ -50,9 +54,7 @@ class VllmWriter(Writer):
             served = Verdict(0.0, 0.0, False, int(config.model_config.get_vocab_size()), {})
             found = engine_facts(config, version, served, gathered=False)
             self.facts = replace(found, context_length=facts.context_length, notes=(*facts.notes, *found.notes))
-            if not _needs_one_logprob(rules):
-                with self.log.explaining("vLLM stopped", EngineError):
-                    self.llm.llm_engine.collective_rpc("scoremode_write")
+            self._call_workers("scoremode_write", _draws_its_own(rules))
         except BaseException:
             self.close()
             raise
@@ -61,21 +63,46 @@ class VllmWriter(Writer):
         """vLLM forms batches from whatever is in flight: a resumed run writes the same texts only if its kernels do."""
         waiting, engine = iter(np.flatnonzero(~done).tolist()), self.llm.llm_engine
         flying: dict[str, int] = {}
+        ended: dict[int, Ids] = {}  # texts whose log-probabilities are not fetched yet
+        fetched = time.monotonic()
         while True:
             while len(flying) < self._most_requests and (index := next(waiting, None)) is not None:
                 with self.log.explaining("vLLM refused a prompt", EngineError):
                     prompt = {"type": "token", "prompt_token_ids": asked[index].prompt.tolist()}
-                    engine.add_request(name := f"scoremode-{index}", prompt, self._params(asked[index]))
+                    engine.add_request(name := _name(index), prompt, self._params(asked[index]))
                 flying[name] = index
+            if flying:
+                with self.log.explaining("vLLM stopped", EngineError):
+                    finished = [output for output in engine.step() if output.finished]
+                for output in finished:
+                    ids = np.array(output.outputs[0].token_ids, np.int32)
+                    ended[flying.pop(output.request_id)] = ids
+                    tell(len(ids))
+            if ended and (not flying or len(ended) >= FETCHED or time.monotonic() - fetched > PATIENCE):
+                yield from self._fetch(asked, ended)
+                ended, fetched = {}, time.monotonic()
             if not flying:
                 return
-            with self.log.explaining("vLLM stopped", EngineError):
-                finished = [output for output in engine.step() if output.finished]
-            for output in finished:
-                index = flying.pop(output.request_id)
-                written = self._written(output.outputs[0])
-                tell(len(written.ids))
-                yield index, written
+
+    def _fetch(self, asked: Sequence[WritingRequest], ended: dict[int, Ids]) -> Iterator[tuple[int, WrittenTokens]]:
+        prompts = [len(asked[index].prompt) for index in ended]
+        lengths = [len(ids) for ids in ended.values()]
+        ranks = self._call_workers("scoremode_take", list(map(_name, ended)), prompts, lengths)
+        parts: list[bytes] = next(filter(None, ranks))  # ranks that do not sample have nothing
+        for (index, ids), part in zip(ended.items(), parts, strict=True):
+            lines = np.frombuffer(part, np.float32).reshape(-1, 3)
+            if not np.array_equal(np.ascontiguousarray(lines[:, 2]).view(np.int32), ids):
+                raise EngineError(
+                    "the log-probabilities are of other tokens than vLLM gave",
+                    fix="please report the model and the version of vLLM",
+                )
+            drawn, own = np.minimum(lines[:, :2].astype(np.float64), 0.0).T
+            yield index, WrittenTokens(ids, np.zeros(len(ids)) if self.rules.is_greedy else drawn, own)
+
+    def _call_workers(self, method: str, *arguments: Any) -> list[Any]:
+        with self.log.explaining("vLLM stopped", EngineError):
+            found: list[Any] = self.llm.llm_engine.collective_rpc(method, args=arguments)
+        return found
 
     def _params(self, asked: WritingRequest) -> Any:
         from vllm import SamplingParams
@@ -91,26 +118,10 @@ class VllmWriter(Writer):
             max_tokens=asked.room,
             ignore_eos=True,  # the end tokens are named, so that every engine ends its texts at the same ones
             stop_token_ids=sorted(self.ends),
-            logprobs=0,
-            flat_logprobs=True,
+            logprobs=None if _draws_its_own(rules) else 0,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-
-    def _written(self, output: Any) -> WrittenTokens:
-        ids, given = np.array(output.token_ids, np.int32), output.logprobs
-        if given is None or list(given.token_ids) != ids.tolist():
-            raise EngineError(
-                "vLLM gave log-probabilities of other tokens than it sampled",
-                fix="please report the model and the version of vLLM",
-            )
-        drawn = np.minimum(np.array(given.logprobs, np.float64), 0.0)
-        if self.rules.is_greedy:
-            return WrittenTokens(ids, np.zeros(len(ids)), drawn)
-        raw = drawn
-        if not self.rules.is_own:
-            raw = np.minimum(np.array(given.ranks, np.int64).astype(np.int32).view(np.float32).astype(np.float64), 0.0)
-        return WrittenTokens(ids, drawn, raw)
 
     def close(self) -> None:
         llm, self.llm = self.llm, None
@@ -118,17 +129,29 @@ class VllmWriter(Writer):
             end(llm, self._processes, self.log)
 
 
-def _needs_one_logprob(rules: DrawingRules) -> bool:
+def _name(index: int) -> str:
+    return f"scoremode-{index}"
+
+
+def _draws_its_own(rules: DrawingRules) -> bool:
+    """Are tokens drawn from the model's own distribution, or greedily?"""
     return rules.is_greedy or rules.is_own
 
 
 def _arguments(given: LaunchArguments, work: Work, rules: DrawingRules) -> dict[str, Any]:
     """The arguments of ``vllm.LLM``."""
+    from vllm.platforms import current_platform
+
     support.refuse_arguments(given.extra, NOT_WHILE_WRITING)
-    found: dict[str, Any] = {"logprobs_mode": "raw_logprobs", "skip_tokenizer_init": True}
-    if not _needs_one_logprob(rules):
-        extension = "scoremode.engines.vllm.written_tokens.WritingWorker"
-        found |= {"logprobs_mode": "processed_logprobs", "worker_extension_cls": extension}
+    extension = "scoremode.engines.vllm.written_tokens.WritingWorker"
+    found: dict[str, Any] = {
+        "logprobs_mode": "processed_logprobs",
+        "skip_tokenizer_init": True,
+        "worker_extension_cls": extension,
+    }
+    if not rules.is_greedy and current_platform.is_cpu():
+        # vLLM takes a draw back that belongs to a chunk of a prompt, and a generator on a CPU cannot do that
+        found["enable_chunked_prefill"] = False
     if work.path is not None:
         found["max_num_seqs"] = work.path.sequences
     return {**given.arguments(), **found}
