@@ -30,7 +30,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from scoremode.disk.records import MAGIC, RecordFile, read_record_header
-from scoremode.errors import EngineError, RunError
+from scoremode.errors import EngineError, RunError, listed
 from scoremode.scores.answers import FAULT, Answers
 from scoremode.scores.columns import Divergences, Scores
 from scoremode.scores.packing import flat_columns
@@ -42,7 +42,6 @@ from scoremode.scores.schema import (
     Schema,
     chosen_divergences,
     contradiction,
-    joined_names,
 )
 from scoremode.strict_json import parse
 from scoremode.values import Bools, Ints
@@ -208,7 +207,7 @@ class Journal:
             divergences = self._only_kl
         if self.measured == names and self.divergences == divergences:
             return
-        given, known = joined_names((*names, *divergences)), joined_names((*self.measured, *self.divergences))
+        given, known = listed((*names, *divergences)), listed((*self.measured, *self.divergences))
         if self._from_file:
             raise RunError(
                 f"{self.path} has {known} for each target, but the engine now gives {given}",

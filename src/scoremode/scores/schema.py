@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from scoremode.errors import EngineError
+from scoremode.errors import EngineError, listed
 from scoremode.values import Floats, Ids, Ints, Raw
 
 ROUNDING = 1e-4
@@ -278,7 +278,7 @@ class Schema:
         for word in {column.together for column in self.scores if column.together}:
             joint = [column.name for column in self.scores if column.together == word]
             if 0 < sum(name in names for name in joint) < len(joint):
-                return f"{joined_names(joint)} come together or not at all"
+                return f"{listed(joint)} come together or not at all"
         return None
 
     def impossible_value(
@@ -315,15 +315,6 @@ def contradiction(columns: Mapping[str, Array]) -> str | None:
     if entropy is not None and (bad := entropy < -top - SLACK).any():
         return f"entropy is {entropy[bad][0]:g}, and top logprob {top[bad][0]:g}"
     return None
-
-
-def joined_names(names: Sequence[str]) -> str:
-    """Joins names for use in a sentence.
-
-    >>> joined_names(("logprob", "rank", "entropy"))
-    'logprob, rank and entropy'
-    """
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _misdeclared(column: object, why: str) -> EngineError:
