@@ -16,9 +16,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from scoremode.arguments import ALMOST_URI
-from scoremode.arguments import SERVERS as SERVERS  # noqa: PLC0414  # other modules import it from here
-from scoremode.arguments import STORES as STORES  # noqa: PLC0414
+from scoremode.arguments import ALMOST_URI, SERVERS
 from scoremode.errors import InputError, harmless
 
 URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
