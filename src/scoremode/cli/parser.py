@@ -149,7 +149,6 @@ class Parser(argparse.ArgumentParser):
         return dict(subparsers[0].choices) if subparsers else {}
 
     def flags(self) -> set[str]:
-        """Every flag of this verb."""
         return {flag for action in self._actions for flag in action.option_strings}
 
 

@@ -344,7 +344,6 @@ class Replica:
 
     @_returns_errors
     def probe(self, subset: WindowSubset) -> Floats:
-        """The log-probabilities of one window."""
         ((_, answers),) = self.engine.score(subset, np.zeros(len(subset), np.bool_))
         return answers.logprob
 

@@ -233,7 +233,6 @@ def _margin(document: TaskDocument, log_probs: Floats) -> float:
 
 
 def _choice(document: TaskDocument, log_probs: Floats, *, per_character: bool) -> int:
-    """The index of the likeliest choice."""
     return int((log_probs / _lengths(document) if per_character and document.choices else log_probs).argmax())
 
 

@@ -54,7 +54,6 @@ class ModelSizes:
         return 8 * self.bytes / self.weights if self.weights else None
 
     def as_json(self) -> dict[str, Any]:
-        """The sizes as plain data, for a manifest."""
         return {name: {"bytes": part.bytes, "weights": part.weights} for name, part in self.parts.items()}
 
 

@@ -56,12 +56,10 @@ class Place:
 
     @property
     def name(self) -> str:
-        """The last part of the path."""
         return self.path.rpartition("/")[2]
 
     @property
     def parent(self) -> Place:
-        """The folder that contains this place."""
         return Place(self.scheme, self.path.rpartition("/")[0], self.settings)
 
     @property

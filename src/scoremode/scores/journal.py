@@ -112,7 +112,6 @@ class Journal:
         self._row_bytes = sum(column.numpy_type.itemsize for column in self.columns)
 
     def _replay_record(self, window: int, at: int, body: bytes) -> None:
-        """Processes a record that was read from the file."""
         if window == COLUMNS_ARE and self.measured is None:
             problem = self._learn_columns(body)
         else:
@@ -172,13 +171,11 @@ class Journal:
         return found
 
     def _index_record(self, window: int, at: int, seconds: float) -> None:
-        """Stores the offset of this window's record."""
         self.seconds += seconds
         self._at[window] = at
         self.done[window] = True
 
     def add(self, window: int, answers: Answers, seconds: float) -> None:
-        """Appends a window's scores."""
         begins = self.measured is None
         self._require_same_columns(window, answers)
         columns = flat_columns([answers], self.columns)

@@ -185,7 +185,6 @@ class RemoteClaim(PlaceClaim):
         return None
 
     def _clear(self) -> None:
-        """Remove a run from the work folder."""
         self.writer.keep_sent(())
         for path in list(self.folder.iterdir()):
             if path.name not in (LOCK, PLACE):
@@ -316,7 +315,6 @@ class HubClaim(PlaceClaim):
 
 
 def claim_at(place: Place, identity: dict[str, Any], *, fresh: bool = False, kind: str = "runs") -> PlaceClaim:
-    """The claim of a folder behind a URI."""
     chosen = HubClaim if is_repository(place) else RemoteClaim
     return chosen(place, identity, fresh=fresh, kind=kind)
 

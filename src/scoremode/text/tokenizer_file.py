@@ -70,7 +70,6 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def load_transformers(folder: str | Path, *, trust_remote_code: bool = False) -> Any:
-    """The tokenizer of a folder, by Transformers."""
     from transformers import AutoTokenizer
 
     try:

@@ -50,7 +50,6 @@ class ServerFacts:
     system_fingerprint: str | None  # covers version, configuration and parallelism
 
     def facts(self) -> dict[str, Any]:
-        """Returns the facts that are known, by name."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
