@@ -319,7 +319,7 @@ def contradiction(columns: Mapping[str, Array]) -> str | None:
 
 def _misdeclared(column: object, why: str) -> EngineError:
     name = getattr(column, "name", column)
-    return EngineError(f"the engine declares the column {name!r} wrongly: {why}", fix="this is a fault of the engine")
+    return EngineError(f"the engine declares the column {name!r} wrongly: {why}", fix="report it to its author")
 
 
 BUILT_IN = Schema(_declared(ScoreColumns))

@@ -285,7 +285,7 @@ def message_slices(messages: list[Message], tokenizer: TextTokenizer, text: str,
 
 
 def _own_words(messages: list[Message], index: int, tokenizer: TextTokenizer, text: str) -> tuple[int, int] | None:
-    """The place of a message's own words: where a probe stands in the same conversation with the probe instead."""
+    """Finds a message's own words: renders the conversation with a probe in their place, and looks for the probe."""
     probe, replaced = _with_probe(messages[index], text)
     other = tokenizer.render_chat([*messages[:index], replaced, *messages[index + 1 :]], open_turn=False)
     before, found, after = other.partition(probe)

@@ -162,7 +162,7 @@ def _about(link: Link) -> dict[str, Any]:
 
 def _not_a_service(link: Link, why: str) -> EngineError:
     return EngineError(
-        f"{link.root}{SERVICE} does not say what a service must say ({why[:120]})",
+        f"{link.root}{SERVICE} lacks facts that a scoring service must give ({why[:120]})",
         fix="use one version of scoremode on both sides",
     )
 
