@@ -19,36 +19,30 @@ TYPE_CHECKING = False  # importing typing would take longer than all the rest, a
 if TYPE_CHECKING:
     from typing import Any
 
-    from scoremode.errors import ScoremodeError as ScoremodeError
-    from scoremode.harness.results import TasksComparison as TasksComparison
-    from scoremode.harness.tasks import tasks as tasks
-    from scoremode.plan.plan import Plan as Plan
-    from scoremode.report.html.page import report as report
-    from scoremode.scores.columns import Scores as Scores
-    from scoremode.statistics.comparison import Comparison as Comparison
-    from scoremode.statistics.comparison import Comparisons as Comparisons
-    from scoremode.statistics.mismatch import Mismatch as Mismatch
-    from scoremode.store.run import Run as Run
-    from scoremode.store.runs import load as load
-    from scoremode.text.rollouts import Rollouts as Rollouts
-    from scoremode.text.tokens import Tokens as Tokens
-    from scoremode.values import Estimate as Estimate
-    from scoremode.verbs.compare import compare as compare
-    from scoremode.verbs.mismatch import mismatch as mismatch
-    from scoremode.verbs.noise import Noise as Noise
-    from scoremode.verbs.noise import noise as noise
-    from scoremode.verbs.paths import paths as paths
-    from scoremode.verbs.plan import plan as plan
-    from scoremode.verbs.ppl import ppl as ppl
-    from scoremode.verbs.prob.sequence import SequenceProbability as SequenceProbability
-    from scoremode.verbs.prob.sequence import SequenceScore as SequenceScore
-    from scoremode.verbs.prob.sequence import prob as prob
-    from scoremode.verbs.progress import Progress as Progress
-    from scoremode.verbs.reference import reference as reference
-    from scoremode.verbs.rollouts import rollouts as rollouts
-    from scoremode.verbs.session import Model as Model
-    from scoremode.verbs.session import open as open
-    from scoremode.verbs.session import wrap as wrap
+    from scoremode.errors import ScoremodeError
+    from scoremode.harness.results import TasksComparison
+    from scoremode.harness.tasks import tasks
+    from scoremode.plan.plan import Plan
+    from scoremode.report.html.page import report
+    from scoremode.scores.columns import Scores
+    from scoremode.statistics.comparison import Comparison, Comparisons
+    from scoremode.statistics.mismatch import Mismatch
+    from scoremode.store.run import Run
+    from scoremode.store.runs import load
+    from scoremode.text.rollouts import Rollouts
+    from scoremode.text.tokens import Tokens
+    from scoremode.values import Estimate
+    from scoremode.verbs.compare import compare
+    from scoremode.verbs.mismatch import mismatch
+    from scoremode.verbs.noise import Noise, noise
+    from scoremode.verbs.paths import paths
+    from scoremode.verbs.plan import plan
+    from scoremode.verbs.ppl import ppl
+    from scoremode.verbs.prob.sequence import SequenceProbability, SequenceScore, prob
+    from scoremode.verbs.progress import Progress
+    from scoremode.verbs.reference import reference
+    from scoremode.verbs.rollouts import rollouts
+    from scoremode.verbs.session import Model, open, wrap
 
 _HOME = {
     "open": "verbs.session",
@@ -83,10 +77,54 @@ _HOME = {
     "Tokens": "text.tokens",
 }
 
-_SHOWS_RUNS = {"compare", "load", "open", "paths", "ppl", "reference", "tasks", "wrap"}  # their values, in notebooks
-_SHOWS_RUNS |= {"Comparison", "Comparisons", "Run", "TasksComparison"}
+_SHOWS_RUNS = {
+    "Comparison",
+    "Comparisons",
+    "Run",
+    "TasksComparison",
+    "compare",
+    "load",
+    "open",
+    "paths",
+    "ppl",
+    "reference",
+    "tasks",
+    "wrap",
+}  # their values, in notebooks
 
-__all__ = [*_HOME, "__version__"]  # noqa: PLE0604 - ruff does not see that the keys are strings
+__all__ = [
+    "Comparison",
+    "Comparisons",
+    "Estimate",
+    "Mismatch",
+    "Model",
+    "Noise",
+    "Plan",
+    "Progress",
+    "Rollouts",
+    "Run",
+    "ScoremodeError",
+    "Scores",
+    "SequenceProbability",
+    "SequenceScore",
+    "TasksComparison",
+    "Tokens",
+    "__version__",
+    "compare",
+    "load",
+    "mismatch",
+    "noise",
+    "open",
+    "paths",
+    "plan",
+    "ppl",
+    "prob",
+    "reference",
+    "report",
+    "rollouts",
+    "tasks",
+    "wrap",
+]
 
 
 def __getattr__(name: str) -> Any:
