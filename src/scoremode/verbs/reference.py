@@ -183,7 +183,9 @@ def _kld_question(question: dict[str, Any]) -> dict[str, Any]:
         fix = "leave --path out, or keep a reference with --out, which knows its path"
         raise OptionError("a .kld file cannot say that its distributions were decoded", fix=fix)
     if question.get("assistant_only"):
-        raise OptionError("--kld keeps every row of a chunk", fix="leave --assistant-only out")
+        raise OptionError(
+            "--kld keeps every row of a chunk, and --assistant-only drops rows", fix="leave --assistant-only out"
+        )
     return {**question, "method": KLD_METHOD}
 
 
