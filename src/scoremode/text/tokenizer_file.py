@@ -22,13 +22,13 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from scoremode.disk.files import remembered_sha256, write_atomically
 from scoremode.disk.folders import TOKENIZER_MARK, entry_folder
 from scoremode.errors import ModelError
+from scoremode.installation import installed_versions
 from scoremode.strict_json import read_object
 
 GENERAL_CLASS = "TokenizersBackend"
@@ -162,15 +162,8 @@ def _identity(folder: Path) -> dict[str, Any]:
         "format": 1,
         "folder": str(folder.resolve()),
         "files": {path.name: remembered_sha256(path) for path in files},
-        "libraries": {name: _version(name) for name in LIBRARIES},
+        "libraries": dict.fromkeys(LIBRARIES) | installed_versions(LIBRARIES),
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _read(entry: Path, folder: Path) -> TokenizerFile | None:
