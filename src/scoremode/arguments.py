@@ -6,7 +6,7 @@ import os
 import re
 from typing import Any
 
-from scoremode.errors import OptionError
+from scoremode.errors import OptionError, shortened
 
 LARGEST = 2**63 - 1  # what a file position, an array or a slice can still count
 SERVERS = ("http", "https")  # where a model is named, these are servers of models
@@ -57,8 +57,7 @@ def path_text(name: str, value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"
+    return shortened(repr(value), 60)
 
 
 def read_key(variable: str | None) -> str | None:

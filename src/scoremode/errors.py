@@ -19,7 +19,7 @@ from __future__ import annotations
 import difflib
 import logging
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 LOGGER = logging.getLogger("scoremode")
@@ -158,6 +158,19 @@ def escape(character: str) -> str:
     """
     units = character.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[i] << 8 | units[i + 1]:04x}" for i in range(0, len(units), 2))
+
+
+def shortened(text: str, most: int = 40) -> str:
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+def listed(words: Sequence[str], last: str = "and") -> str:
+    """Joins words for use in a sentence.
+
+    >>> listed(("logprob", "rank", "entropy"))
+    'logprob, rank and entropy'
+    """
+    return f" {last} ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def print_line(line: str) -> None:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,17 @@ def pip_install(extra: str) -> str:
     except PackageNotFoundError:  # run from its source, with PYTHONPATH
         origin, installer = {"url": Path(__file__).parents[2].as_uri(), "dir_info": {"editable": True}}, "pip"
     return f"{'uv pip' if installer == 'uv' else 'pip'} install {_requirement(extra, origin)}"
+
+
+def installed_versions(packages: Iterable[str]) -> dict[str, str]:
+    """The versions of packages, without those that are not installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {}
+    for package in dict.fromkeys(packages):
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def _parse(text: str | None) -> dict[str, Any]:

@@ -103,6 +103,13 @@ def in_parts(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
         release_pages(array)
 
 
+def change(values: Floats, before: Floats) -> Floats:
+    """Returns how far each number moved; a number that was and is the same infinity has not moved."""
+    with np.errstate(invalid="ignore"):
+        found: Floats = np.where(values == before, 0.0, values - before)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """A number with its uncertainty.

@@ -9,7 +9,7 @@ import pytest
 
 import scoremode as sm
 from scoremode.engines.registry import choose, known_engines
-from scoremode.models.kv_cache import cache_bytes, values_per_token
+from scoremode.models.sizes import cache_bytes, values_per_token
 from scoremode.verbs import model, reference
 from tests.gguf_files import gguf_of, require_llamacpp
 from tests.makers import make_tiny_model

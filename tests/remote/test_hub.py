@@ -13,7 +13,7 @@ import scoremode as sm
 from scoremode.errors import InputError, RunError, StorageError
 from scoremode.remote.hub import Repository
 from scoremode.remote.uri import Place, located
-from scoremode.store.hub_runs import HubClaim
+from scoremode.store.remote_runs import HubClaim
 from tests.hub import TOKEN, Hub, Repo, add_commit
 
 TEXT = "the cat sat on the mat and the dog sat on the log. " * 80

@@ -5,7 +5,7 @@ models/NAME                      converted checkpoints; scoremode.json is writte
 files/DIGEST                     copies of files behind URIs (remote/copies.py); results on their way to a URI
 tasks/DIGEST                     answers to documents of tasks (task_answers.py)
 texts/DIGEST                     tokens of long texts (token_store.py)
-tokenizers/DIGEST                tokenizers as Transformers made them (text/remembered_tokenizer.py)
+tokenizers/DIGEST                tokenizers as Transformers made them (text/tokenizer_file.py)
 logs/ENGINE-….log                messages of an engine that failed
 sha256.json, usage.txt           remembered hashes, remembered total size
 lm-eval-tasks.json               names of lm-eval's tasks, and the files they are defined in

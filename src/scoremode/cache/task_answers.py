@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.cache.entries import is_cached, mark_used
-from scoremode.disk.folders import ANSWERS, LOCK, entry_folder, give_another
+from scoremode.disk.folders import ANSWERS, LOCK, give_another
 from scoremode.disk.locks import hold_lock
 from scoremode.disk.manifests import differing_fields
 from scoremode.disk.records import RecordFile, read_record_header
@@ -47,11 +47,6 @@ def digest_of(asked: Sequence[tuple[Ids, int]]) -> str:
     for ids, first in asked:
         found.update(struct.pack("<QQ", len(ids), first) + ids.astype("<i4").tobytes())
     return found.hexdigest()[:32]
-
-
-def answers_folder(identity: dict[str, Any]) -> Path:
-    """Returns the cache folder for the answers of one model under one engine and its settings."""
-    return entry_folder("tasks", identity)
 
 
 class AnswerFile:

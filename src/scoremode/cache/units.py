@@ -6,11 +6,12 @@ import re
 import time
 from datetime import UTC, datetime
 
+from scoremode.errors import listed, shortened
+
 DECIMAL = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 BINARY = {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 SECONDS = {"h": 3600, "d": 86_400, "w": 7 * 86_400}
 NUMBER_AND_UNIT = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?) ?([A-Za-z]*)", re.ASCII)
-LONGEST = 40  # most characters of a bad value that an error quotes
 
 
 def parse_size(text: str) -> int:
@@ -24,7 +25,7 @@ def parse_size(text: str) -> int:
         return 0
     factor = {**DECIMAL, **BINARY}.get(found[2].upper()) if found else None
     if found is None or factor is None:
-        raise ValueError(f"'{_cut(text)}' is not a size, as in 500MB, 10GB or 1.5TB")
+        raise ValueError(f"'{shortened(text)}' is not a size, as in 500MB, 10GB or 1.5TB")
     return round(float(found[1]) * factor)
 
 
@@ -36,12 +37,8 @@ def parse_age(text: str) -> float:
     """
     found = NUMBER_AND_UNIT.fullmatch(text)
     if found is None or found[2] not in SECONDS:
-        raise ValueError(f"'{_cut(text)}' is not an age, as in 12h (hours), 30d (days) or 4w (weeks)")
+        raise ValueError(f"'{shortened(text)}' is not an age, as in 12h (hours), 30d (days) or 4w (weeks)")
     return float(found[1]) * SECONDS[found[2]]
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
 def size_words(size: float) -> str:
@@ -87,4 +84,4 @@ def counts_in_words(counts: dict[str, int]) -> str:
     ('1 reference and 12 runs', 'nothing')
     """
     words = [f"{n:,} {name.removesuffix('s') if n == 1 else name}" for name, n in counts.items() if n]
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words) or "nothing"
+    return listed(words) or "nothing"

@@ -87,7 +87,6 @@ def build_parser(wanted: str | None = None) -> Parser:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs a command line and returns the exit code."""
     logs.install()
     try:
         code = _run(list(arguments))

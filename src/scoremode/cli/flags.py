@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from scoremode import strict_json
 from scoremode.arguments import secret_on_command_line
 from scoremode.engines.options import HUB_TOKEN
-from scoremode.errors import OptionError
+from scoremode.errors import OptionError, shortened
 
 if TYPE_CHECKING:
     from scoremode.engines.options import KnownOption
@@ -27,9 +27,9 @@ Flags = Mapping[str, str]
 def integer(text: str) -> int:
     """Reads a whole number in plain digits, for argparse; refuses ``1e3``, ``' 5'`` and ``1_000``."""
     if not re.fullmatch(r"[+-]?[0-9]+", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"'{_cut(text)}' is not a whole number, as in 512")
+        raise argparse.ArgumentTypeError(f"'{shortened(text)}' is not a whole number, as in 512")
     if len(text) > 18:
-        raise argparse.ArgumentTypeError(f"{_cut(text)} is too large")
+        raise argparse.ArgumentTypeError(f"{shortened(text)} is too large")
     return int(text)
 
 
@@ -59,7 +59,7 @@ def amount(text: str) -> float:
     """Reads a finite number that is not negative, for argparse."""
     value = _number(text)
     if not math.isfinite(value) or value < 0:
-        raise argparse.ArgumentTypeError(f"'{_cut(text)}' is not a number, as in 1 or 0.5")
+        raise argparse.ArgumentTypeError(f"'{shortened(text)}' is not a number, as in 1 or 0.5")
     return value
 
 
@@ -69,7 +69,7 @@ def number_within(option: KnownOption) -> Callable[[str], float]:
     def read(text: str) -> float:
         low, high, value = option.details.above, option.details.at_most, _number(text)
         if not ((low is None or value > low) and (high is None or value <= high)) or math.isnan(value):
-            raise argparse.ArgumentTypeError(f"'{_cut(text)}' is not a number {option.bounds()}".rstrip())
+            raise argparse.ArgumentTypeError(f"'{shortened(text)}' is not a number {option.bounds()}".rstrip())
         return value
 
     return read
@@ -83,12 +83,8 @@ def cache_types(text: str) -> str | list[str]:
     """
     types = [one.strip() for one in text.split(",")]
     if len(types) > 1 and "" in types:
-        raise argparse.ArgumentTypeError(f"'{_cut(text)}' is not a list of types, as in f16,q8_0")
+        raise argparse.ArgumentTypeError(f"'{shortened(text)}' is not a list of types, as in f16,q8_0")
     return types if len(types) > 1 else text
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 40 else f"{text[:40]}…"
 
 
 NUMBERS: Mapping[str, Callable[[str], Any]] = {"N": integer, "N,…": integers}
@@ -270,7 +266,7 @@ def questions(parsed: argparse.Namespace) -> list[dict[str, Any]]:
     for flag, values in (("--corpus", corpora), ("--method", methods)):
         twice = next((value for value in values if values.count(value) > 1), None)
         if twice is not None:
-            raise OptionError(f"{flag} {_cut(twice)} is given twice", fix="give it once")
+            raise OptionError(f"{flag} {shortened(twice)} is given twice", fix="give it once")
     asked = [{**shared, "corpus": corpus, "method": method} for corpus in corpora for method in methods]
     return [{name: value for name, value in one.items() if value is not None and value is not False} for one in asked]
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from scoremode.cache.units import parse_age, parse_size
 from scoremode.cli import flags
 from scoremode.cli.output import print_json, print_parts, show
 from scoremode.cli.parser import Verb
@@ -124,9 +125,11 @@ class CacheVerb(Verb):
         kinds = "only these; may be repeated (default: all of them)"
         parser.add_argument("--kind", choices=KINDS, action="append", help=kinds)
         prune = parser.add_argument_group("prune", "at least one of the first two")
-        flags.add(prune, {"--older-than AGE": "what was not used for that long: 12h, 30d, 4w"}, type=_age)
+        flags.add(
+            prune, {"--older-than AGE": "what was not used for that long: 12h, 30d, 4w"}, type=_refusing(parse_age)
+        )
         larger = "the least recently used, until the rest is at most that large: 500MB, 10GB"
-        flags.add(prune, {"--larger-than SIZE": larger}, type=_size)
+        flags.add(prune, {"--larger-than SIZE": larger}, type=_refusing(parse_size))
         flags.add(prune, {"--dry-run": "say what would be removed, and remove nothing"})
         flags.add(parser, flags.JSON)
 
@@ -157,20 +160,13 @@ def _refuse_flags_of_prune(parsed: argparse.Namespace) -> None:
             raise OptionError(f"{flag} belongs to prune", fix=f"type scoremode cache prune {flag} …")
 
 
-def _age(text: str) -> float:
-    from scoremode.cache.units import parse_age
+def _refusing(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Makes a function for argparse, which shows the reason of a refusal."""
 
-    return _parsed(parse_age, text)
+    def read(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
 
-
-def _size(text: str) -> int:
-    from scoremode.cache.units import parse_size
-
-    return _parsed(parse_size, text)
-
-
-def _parsed(parse: Callable[[str], T], text: str) -> T:
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    return read

@@ -37,7 +37,11 @@ def entry() -> NoReturn:
     watch = signals.Signals()
     try:
         watch.install(instead_of=_end_at_once)
-        code = _run_with_streams()
+        from scoremode.cli import streams
+
+        streams.prepare()
+        code = main()
+        sys.stderr.flush()
         watch.finish(code)
     except KeyboardInterrupt as error:  # outside the code in ``main`` that explains an interruption
         code = watch.tell(error)
@@ -54,12 +58,3 @@ def _end_at_once(number: int, _: object) -> NoReturn:
         os.write(2, b"scoremode: interrupted; nothing was begun yet\n")
     finally:
         os._exit(128 + number)
-
-
-def _run_with_streams() -> int:
-    from scoremode.cli import streams
-
-    streams.prepare()
-    code = main()
-    sys.stderr.flush()
-    return code

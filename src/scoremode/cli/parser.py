@@ -13,9 +13,9 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
+from scoremode.arguments import STORES
 from scoremode.cli.help import verb_help
-from scoremode.errors import harmless, one_line
-from scoremode.remote.uri import STORES
+from scoremode.errors import harmless, listed, one_line
 
 BAD_INPUT = 2
 MAY_BE_EMPTY = {"prompt", "target", "text", "fail_if"}  # a prompt may be empty; the verbs refuse the others themselves
@@ -149,7 +149,6 @@ class Parser(argparse.ArgumentParser):
         return dict(subparsers[0].choices) if subparsers else {}
 
     def flags(self) -> set[str]:
-        """Every flag of this verb."""
         return {flag for action in self._actions for flag in action.option_strings}
 
 
@@ -167,9 +166,9 @@ def _unknown(unknown: list[str], chosen: Parser, verbs: dict[str, Parser]) -> st
         return f"{flag} is not a flag of scoremode itself; a command comes first, as in scoremode ppl MODEL {flag}"
     owners = [name for name, verb in verbs.items() if flag in verb.flags()]
     if owners:
-        return f"{flag} belongs to {_listed([f'scoremode {name}' for name in owners], 'and')}"
+        return f"{flag} belongs to {listed([f'scoremode {name}' for name in owners])}"
     near = _nearest(flag, chosen.flags())
-    return f"there is no flag {flag}" + (f"; did you mean {_listed(near, 'or')}?" if near else "")
+    return f"there is no flag {flag}" + (f"; did you mean {listed(near, 'or')}?" if near else "")
 
 
 def _nearest(flag: str, known: Iterable[str]) -> list[str]:
@@ -177,7 +176,3 @@ def _nearest(flag: str, known: Iterable[str]) -> list[str]:
     flags = sorted(f for f in known if f.startswith("--"))
     word = "--" + flag.lower().replace("_", "-").lstrip("-")
     return [f for f in flags if f.startswith(word)] or difflib.get_close_matches(word, flags, n=1, cutoff=0.7)
-
-
-def _listed(words: Sequence[str], last: str) -> str:
-    return f" {last} ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else list(words))

@@ -54,7 +54,7 @@ class RolloutsVerb(Verb):
         flags.add(parser, flags.JSON)
 
     def run(self, parsed: argparse.Namespace) -> None:
-        from scoremode.report.terminal.rollouts_table import rollouts_table
+        from scoremode.report.terminal.own_words_tables import rollouts_table
         from scoremode.verbs.rollouts import rollouts
 
         if (parsed.prompts is None) == (not parsed.prompt):

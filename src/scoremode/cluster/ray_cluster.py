@@ -29,7 +29,6 @@ TOKEN_SETTINGS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
 def require_ray() -> None:
-    """Raises an error if Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
         raise OptionError("--replicas and --ray need Ray, which is not installed", fix=pip_install("ray"))
 
@@ -87,7 +86,6 @@ class Cluster:
         return EngineError(f"there is no Ray cluster at {self.address} ({why})", fix=START)
 
     def _nodes(self) -> list[dict[str, float]]:
-        """The resources of each node."""
         return [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
 
     def fitting(self, room: Room) -> int:

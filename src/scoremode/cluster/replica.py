@@ -12,7 +12,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -27,6 +26,7 @@ from scoremode.engines.baseline import FileBaseline, HeldBaseline, StoredBaselin
 from scoremode.engines.plugin import EnginePlugin, Work
 from scoremode.engines.registry import Chosen, choose, open_engine
 from scoremode.errors import EngineError, RunError, ScoremodeError
+from scoremode.installation import installed_versions
 from scoremode.plan.windows import Window, WindowSource
 from scoremode.references.kld import KldFile
 from scoremode.references.reader import Reference
@@ -216,13 +216,7 @@ def _plain_settings(chosen: Chosen) -> dict[str, Any]:
 
 def _versions(plugin: EnginePlugin) -> dict[str, str]:
     """Versions of scoremode and of the libraries that the engine's numbers come from."""
-    found = {"scoremode": __version__}
-    for package in plugin.packages:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    return {"scoremode": __version__, **installed_versions(plugin.packages)}
 
 
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
@@ -344,7 +338,6 @@ class Replica:
 
     @_returns_errors
     def probe(self, subset: WindowSubset) -> Floats:
-        """The log-probabilities of one window."""
         ((_, answers),) = self.engine.score(subset, np.zeros(len(subset), np.bool_))
         return answers.logprob
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.values import Floats
+from scoremode.statistics.estimate import finite_or_none
+from scoremode.values import Floats, change
 
 logger = logging.getLogger(__name__)
 
@@ -33,14 +34,14 @@ class Probe:
         self.scores.append(np.array(logprob, np.float64).reshape(-1))
         if len(self.scores) == 1 or not self.scores[0].size:
             return 0.0
-        return float(_distance(self.scores[-1], self.scores[0]).mean())
+        return float(np.abs(change(self.scores[-1], self.scores[0])).mean())
 
     @property
     def rerun(self) -> tuple[float, float] | None:
         """The mean and the largest difference between the window's scores alone and in a batch with others, in nats."""
         if not self.scores or self.in_run is None or self.scores[0].shape != self.in_run.shape or not self.in_run.size:
             return None
-        distance = _distance(self.in_run, self.scores[0])
+        distance = np.abs(change(self.in_run, self.scores[0]))
         return float(distance.mean()), float(distance.max())
 
     @property
@@ -48,15 +49,17 @@ class Probe:
         """The largest difference between the scores of two replicas, in nats; None if fewer than two answered."""
         if len(self.scores) < 2:
             return None
-        return float(_distance(np.max(self.scores, axis=0), np.min(self.scores, axis=0)).max(initial=0.0))
+        return float(change(np.max(self.scores, axis=0), np.min(self.scores, axis=0)).max(initial=0.0))
 
     def as_json(self) -> dict[str, Any]:
         return {
             "window": self.window,
             "targets": len(self.scores[0]) if self.scores else 0,
             "replicas": len(self.scores),
-            "largest_difference": _finite(self.spread),
-            "mean_and_largest_difference_in_the_run": None if self.rerun is None else [*map(_finite, self.rerun)],
+            "largest_difference": finite_or_none(self.spread),
+            "mean_and_largest_difference_in_the_run": None
+            if self.rerun is None
+            else [*map(finite_or_none, self.rerun)],
         }
 
     def agreement(self) -> str:
@@ -70,12 +73,6 @@ class Probe:
         mean, largest = self.rerun
         words += ", and among others it" if words else "; a probe window"
         return f"{words} moves by {mean:.2g} on average and {largest:.2g} at most"
-
-
-def _distance(one: Floats, other: Floats) -> Floats:
-    with np.errstate(invalid="ignore"):
-        found: Floats = np.where(one == other, 0.0, np.abs(one - other))
-    return found
 
 
 @dataclass(slots=True)
@@ -94,7 +91,7 @@ class ReplicaStats:
 
     def as_json(self) -> dict[str, Any]:
         rounded = {name: round(getattr(self, name), 3) for name in ("seconds_to_start", "seconds")}
-        return {**asdict(self), **rounded, "probe_distance": _finite(self.probe_distance)}
+        return {**asdict(self), **rounded, "probe_distance": finite_or_none(self.probe_distance)}
 
 
 @dataclass(slots=True)
@@ -172,7 +169,3 @@ class ReplicaLog:
 
 def _many(n: int, what: str) -> str:
     return f"{n:,} {what}{'' if n == 1 else 's'}"
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and np.isfinite(value) else None

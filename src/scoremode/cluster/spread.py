@@ -37,7 +37,6 @@ class Spread:
     cpus_per_replica: float | None = None
 
     def given(self) -> dict[str, Any]:
-        """Returns the arguments that were given, by name."""
         return {name: value for name in SPREAD if (value := getattr(self, name)) is not None}
 
 

@@ -37,7 +37,6 @@ SET_IT = "set SCOREMODE_CACHE to a folder that can be written"
 
 
 def shard_name(shard: int) -> str:
-    """The name of a file of hidden states."""
     return f"states-{shard:05d}.safetensors"
 
 

@@ -41,7 +41,6 @@ Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
 def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the manifest with its seal."""
     return {**manifest, SEAL: _digest(manifest)}
 
 

@@ -61,13 +61,10 @@ class RecordFile:
             number, body = found
             at, self.end = self.end, self.end + HEAD.size + len(body)
             yield number, at, body
-        if self._is_damaged():
+        # a kill leaves nothing after an incomplete record
+        if MAGIC in os.pread(self._file.fileno(), SEARCHED, self.end + len(MAGIC)):
             print_line(f"scoremode: {self.path} is damaged after byte {self.end}: what followed is done again")
         self._file.truncate(self.end)
-
-    def _is_damaged(self) -> bool:
-        """Do other records follow the first incomplete one? A kill leaves nothing after an incomplete record."""
-        return MAGIC in os.pread(self._file.fileno(), SEARCHED, self.end + len(MAGIC))
 
     def append(self, number: int, *parts: Buffer) -> int:
         """Writes a record whose body is these parts. Returns its offset in the file."""

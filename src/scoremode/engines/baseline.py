@@ -31,6 +31,7 @@ from scoremode.plan.plan import Plan
 from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.references.kld import Coarseness, KldFile, read_scores
 from scoremode.references.reader import Reference
+from scoremode.scores.answers import FAULT
 from scoremode.values import Bools, Ints, Raw
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def head_of(stored: Reference, ids: slice = slice(None)) -> StoredHead:
 def states_in(answers: Answers) -> Raw:
     """The hidden states in an answer; EngineError if the engine left them out."""
     if answers.states is None:
-        raise EngineError("the engine gave no hidden states", fix="this is a fault of the engine")
+        raise EngineError("the engine gave no hidden states", fix=FAULT)
     return answers.states
 
 
@@ -214,7 +215,7 @@ class BaseLogitsEngine(Engine):
     """Reads log-probabilities and first choices from a file of base logits. Ranks and entropies would not be exact."""
 
     def __init__(self, file: KldFile, notes: tuple[str, ...] = ()) -> None:
-        """``notes`` tell a reader about the file, in addition to the notes that its records give rise to."""
+        """``notes`` tell a reader about the file, in addition to the notes that follow from its records."""
         self.file, self._notes = file, notes
         self.facts = EngineFacts(
             engine="base-logits",

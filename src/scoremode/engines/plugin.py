@@ -186,7 +186,7 @@ class EnginePlugin(ABC):
         raise NotImplementedError(f"the {self.name} engine has no chunked prefill")
 
     def promises_same_bits(self, options: Any) -> str:
-        """Names the setting that promises the same bits for a window in whatever batch and way; '' if none does."""
+        """Names the setting that promises equal bits for a window, whatever its batch and its path; '' if none does."""
         return ""
 
     def ranks(self, options: Any) -> int:

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.cache.task_answers import Answer, AnswerFile, answers_folder, digest_of, opened_answers
+from scoremode.cache.task_answers import Answer, AnswerFile, digest_of, opened_answers
+from scoremode.disk.folders import entry_folder
 from scoremode.engines.base import Engine
 from scoremode.engines.plugin import Work
 from scoremode.errors import EngineError
@@ -79,7 +80,7 @@ def answer_documents(
     with ExitStack() as stack:
         if out is None and held.is_given:  # only the caller knows which model this is, so nothing is stored
             out = Path(stack.enter_context(TemporaryDirectory(prefix="scoremode-")))
-        kept = stack.enter_context(opened_answers(out or answers_folder(identity), identity))
+        kept = stack.enter_context(opened_answers(out or entry_folder("tasks", identity), identity))
         done = {p.name: _done(p, kept, fresh=fresh) for p in prepared}
         missing = sum(int((~some).sum()) for some in done.values())
         if missing:

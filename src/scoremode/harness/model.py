@@ -42,8 +42,8 @@ class ScoremodeLM(GeneratingModel):
     """Scores requests of lm-evaluation-harness with any engine. Nothing is loaded before the first request.
 
     >>> lm = ScoremodeLM(model="table:uniform", prefix_token_id=0)
-    >>> lm.log_likelihood("ab", "cd")
-    (-11.090354888959125, False)
+    >>> lm._loglikelihood_tokens([("", lm.tok_encode("ab"), lm.tok_encode("cd"))], disable_tqdm=True)
+    [(-11.090354888959125, False)]
     """
 
     def __init__(
@@ -125,11 +125,6 @@ class ScoremodeLM(GeneratingModel):
         with request_bar(len(requests), "loglikelihood", disable_tqdm) as bar:
             found = self._score([one.asked for one in encoded], np.arange(len(encoded)), bar)
         return [(likelihood.log_prob, self._greedy(likelihood)) for likelihood in found]
-
-    def log_likelihood(self, context: str, continuation: str) -> tuple[float, bool]:
-        """Returns (log-likelihood, is the continuation greedy?) for one pair, by the rules of the harness."""
-        (found,) = self._score([self.encoder.pair(context, continuation).asked], np.arange(1))
-        return found.log_prob, self._greedy(found)
 
     # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def engine(self, longest: int) -> Engine:

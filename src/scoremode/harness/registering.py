@@ -17,7 +17,6 @@ COMMANDS = ("run", "ls", "validate")
 
 
 def require_harness() -> None:
-    """Raises an error of one line if the harness is not installed."""
     if find_spec("lm_eval") is None:
         raise InputError("lm-evaluation-harness is not installed", fix=pip_install("lm-eval"))
 

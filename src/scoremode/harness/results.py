@@ -45,8 +45,6 @@ class TaskGroup:
 
     name: str
     weights: Mapping[str, float]  # by task; they sum to 1
-    by_size: bool
-    own: bool  # does lm-eval aggregate it? Else its members count alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +233,6 @@ def _margin(document: TaskDocument, log_probs: Floats) -> float:
 
 
 def _choice(document: TaskDocument, log_probs: Floats, *, per_character: bool) -> int:
-    """The index of the likeliest choice."""
     return int((log_probs / _lengths(document) if per_character and document.choices else log_probs).argmax())
 
 
@@ -270,16 +267,15 @@ def groups_of(loaded: LoadedTasks, sizes: Mapping[str, int]) -> tuple[TaskGroup,
 
 def _group(group: Any, sizes: Mapping[str, int]) -> TaskGroup:
     names = [task.task_name for task in group.get_all_tasks()]
-    own = bool(group.aggregate_metric_list)
-    by_size = own and bool(group.aggregate_metric_list[0].weight_by_size)
-    if own:
+    if group.aggregate_metric_list:
+        by_size = bool(group.aggregate_metric_list[0].weight_by_size)
         parts = {name: float(sizes[name]) if by_size else 1.0 for name in names}
         total = sum(parts.values())
-        return TaskGroup(group.name, {name: part / total for name, part in parts.items()}, by_size, own)
+        return TaskGroup(group.name, {name: part / total for name, part in parts.items()})
     weights = dict.fromkeys(names, 0.0)
     children = list(group)
     for child in children:
         inner = _group(child, sizes).weights if hasattr(child, "get_all_tasks") else {child.task_name: 1.0}
         for name, weight in inner.items():
             weights[name] += weight / len(children)
-    return TaskGroup(group.name, weights, by_size, own)
+    return TaskGroup(group.name, weights)  # lm-eval does not aggregate it: its members count alike

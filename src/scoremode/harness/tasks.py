@@ -105,7 +105,7 @@ def _prepared(
     folders.require_candidates(candidates, "a model")
     for name in (baseline, *candidates):
         if runs.is_run(name) or is_kld(name):
-            raise InputError(f"{name} holds scores of a text, and tasks are asked of models", fix="name the model")
+            raise InputError(f"{name} has scores of a text, and tasks need a model", fix="name the model itself")
     first_settings, others = assign_engines(baseline, candidates, request, divergence=False)
     assert first_settings is not None, "a baseline that is a model is scored"
     return [first_settings.prepare(), *(others[name].prepare() for name in candidates)]

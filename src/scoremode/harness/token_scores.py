@@ -63,7 +63,6 @@ class TokenScoreFolder:
             raise RunError(f"{path} exists and is not an empty folder", fix="give another out")
 
     def describe(self, model: Mapping[str, Any]) -> None:
-        """Writes a file that describes the model that gave the scores."""
         self.path.mkdir(parents=True, exist_ok=True)
         text = json.dumps(model, indent=1, ensure_ascii=False, default=str)
         write_atomically(self.path / MODEL, text.encode() + b"\n")

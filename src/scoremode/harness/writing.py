@@ -65,7 +65,6 @@ class GeneratingModel(TemplateLM):  # type: ignore[misc]
         return [text for text in texts if text is not None]
 
     def require_generation(self) -> None:
-        """Raises an error if this engine cannot generate."""
         require(self.held.plugin, "generates", "generate text, which generate_until tasks need")
         if self.tokenizer is None:
             raise ModelError("generate_until needs a Hugging Face tokenizer", fix="give tokenizer=FOLDER")

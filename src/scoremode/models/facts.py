@@ -39,7 +39,6 @@ class ModelFacts:
     vocabulary: int | None
     context_length: int | None
     hidden_size: int | None
-    layers: int | None
     weight_bytes: int
     bits_per_weight: float | None  # stored bits / weights; None if the format is not understood
     config: dict[str, Any]
@@ -110,7 +109,6 @@ def inspect(name: str, *, revision: str | None = None, token: str | None = None)
             text_config, "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"
         ),
         hidden_size=_first_int(text_config, "hidden_size", "n_embd", "d_model"),
-        layers=_first_int(text_config, "num_hidden_layers", "n_layer"),
         weight_bytes=sum(stored_bytes(tensors.values()) for tensors in headers),
         bits_per_weight=emulated or (sizes.bits_per_weight if sizes else None),
         emulated_bytes=round(emulated * stored.weights / 8) if emulated and stored else None,
@@ -184,7 +182,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise ModelError(f"{file} is not a config in JSON ({error})", fix="download the model again") from None
 
 
-def _first_int(config: dict[str, Any], *names: str) -> int | None:
+def _first_int(config: Mapping[str, Any], *names: str) -> int | None:
     return next((config[n] for n in names if isinstance(config.get(n), int)), None)
 
 
@@ -205,7 +203,7 @@ def check_layers(name: str, config: Mapping[str, Any], tensors: Iterable[str]) -
     >>> check_layers("model", {"num_hidden_layers": 2}, ["model.layers.0.norm.weight", "model.layers.1.norm.weight"])
     []
     """
-    layers = next((config[key] for key in LAYERS if isinstance(config.get(key), int)), None)
+    layers = _first_int(config, *LAYERS)
     if layers is None:
         return []
     if layers < 1:

@@ -12,6 +12,10 @@ from scoremode.models.sizes import ModelSizes
 from scoremode.text.tokenizer import HuggingFaceTokenizer, TextTokenizer
 
 LONGEST_FORMAT = 60  # characters; a config may say anything
+SAME = (  # facts of a checkpoint that its Subject has under the same names
+    *("fingerprint", "vocabulary", "context_length", "hidden_size", "weight_bytes", "bits_per_weight"),
+    *("emulated_bytes", "sizes", "revision", "files"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +56,11 @@ def checkpoint_subject(
     folder: str | Path = tokenizer or facts.path
     loaded = HuggingFaceTokenizer.load(folder, trust_remote_code=trust_remote_code)
     stored = facts.config.get("dtype") or facts.config.get("torch_dtype")
-    left_out = f"not counted as weights: {', '.join(facts.left_out)}" if facts.left_out else None
-    return Subject(
-        name=model,
-        tokenizer=loaded,
-        fingerprint=facts.fingerprint,
-        vocabulary=facts.vocabulary,
-        context_length=facts.context_length,
-        hidden_size=facts.hidden_size,
-        dtype=stored if isinstance(stored, str) else None,
-        weight_bytes=facts.weight_bytes,
-        bits_per_weight=facts.bits_per_weight,
-        emulated_bytes=facts.emulated_bytes,
-        format=format_of(facts.config, stored if isinstance(stored, str) else None),
-        sizes=facts.sizes,
-        revision=facts.revision,
-        files=facts.files,
-        notes=(left_out,) if left_out else (),
-        checkpoint=facts,
-    )
+    dtype = stored if isinstance(stored, str) else None
+    notes = (f"not counted as weights: {', '.join(facts.left_out)}",) if facts.left_out else ()
+    same: dict[str, Any] = {name: getattr(facts, name) for name in SAME}
+    form = format_of(facts.config, dtype)
+    return Subject(model, loaded, **same, dtype=dtype, format=form, notes=notes, checkpoint=facts)
 
 
 # ── how weights are stored, in a few words ───────────────────────────────────────────────────────────────────────────

@@ -58,7 +58,6 @@ class WindowSpans:
         return len(self.start)
 
     def taken(self, which: slice | Bools) -> WindowSpans:
-        """Returns the windows that an index selects."""
         weight = None if self.weight is None else self.weight[which]
         return WindowSpans(
             self.start[which], self.stop[which], self.first[which], self.last[which], self.lead[which], weight

@@ -312,9 +312,3 @@ def discard(folder: Path) -> None:
     for path in sorted(folder.iterdir(), key=lambda p: p.name == PARTIAL):
         if is_reference_file(path.name):
             path.unlink(missing_ok=True)
-
-
-def discard_others(folder: Path, identity: Mapping[str, Any]) -> None:
-    """Removes the reference of another run, which a killed process left while it replaced that run."""
-    if identity_in(folder) != identity:
-        discard(folder)

@@ -103,7 +103,6 @@ class Reference:
 
     @property
     def dtype(self) -> str:
-        """The dtype of the states."""
         return self.layout.dtype
 
     @property
@@ -113,7 +112,6 @@ class Reference:
 
     @cached_property
     def head(self) -> HashedHead:
-        """The description of the head."""
         return msgspec.convert(self.manifest["head"], HashedHead)
 
     def rows(self, first: int, count: int, into: Raw | None = None) -> Raw:

@@ -199,7 +199,6 @@ class StatesWriter:
 
     # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     def has(self, first: int, count: int) -> bool:
-        """Are these rows written?"""
         return bool(self.present[first : first + count].all())
 
     def complete_windows(self, target_offsets: Ints) -> Bools:
@@ -209,7 +208,6 @@ class StatesWriter:
         return whole
 
     def write(self, first_target: int, rows: Raw) -> None:
-        """Writes the states of consecutive targets, bit for bit."""
         raw, layout = RAW_DTYPES[self.layout.dtype], self.layout
         if rows.ndim != 2 or rows.shape[1] != layout.width or rows.dtype != raw:
             raise EngineError(

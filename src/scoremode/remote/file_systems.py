@@ -12,10 +12,11 @@ from datetime import timedelta
 from functools import cache
 from typing import Any
 
+from scoremode.arguments import SERVERS
 from scoremode.errors import InputError, ScoremodeError, StorageError, did_you_mean, one_line
 from scoremode.remote.hub import endpoint, hub_error, hub_file_system
-from scoremode.remote.reachable import hub_is_reachable, is_reachable
-from scoremode.remote.uri import SERVERS, Place
+from scoremode.remote.reachable import is_reachable
+from scoremode.remote.uri import Place
 
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 15.0  # without a byte
@@ -25,7 +26,6 @@ BY_ARROW = ("hdfs", "viewfs", "abfs", "abfss")  # beside s3 and gs, which have s
 
 NETWORK = "check the network, the endpoint (AWS_ENDPOINT_URL or ?endpoint_override=HOST:PORT) and that it is up"
 GOOGLE = "https://storage.googleapis.com"
-HUB_NETWORK = "check the network and HF_ENDPOINT, or use a folder of this machine"
 ADDRESS = "check the address, and that the server is up"
 CREDENTIALS = "check the credentials in the environment, the profile or the machine's role, and what they may do"
 AGAIN = "try again later"
@@ -50,8 +50,6 @@ def _opened(scheme: str, root: str, settings: tuple[tuple[str, str], ...], hub: 
             return _s3(root, dict(settings))
         if scheme == "gs":
             return _gs(dict(settings))
-        if scheme == "hf" and not hub_is_reachable():
-            raise StorageError("hf:// cannot be used here: the hub cannot be reached", fix=HUB_NETWORK)
         return fs.FileSystem.from_uri(f"{scheme}://{root}/")[0] if scheme in BY_ARROW else _by_fsspec(scheme, root)
     except ScoremodeError:
         raise

@@ -8,18 +8,15 @@ Credentials are the hub's own: a login with ``hf auth login``, or HF_TOKEN. Noth
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from scoremode.errors import InputError, StorageError
 from scoremode.remote.uri import Place
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 T = TypeVar("T")
 
@@ -45,7 +42,6 @@ def endpoint() -> str | None:
 
 @cache
 def hub_file_system(address: str | None) -> Any:
-    """The pyarrow file system of the hub at this address."""
     from huggingface_hub import HfFileSystem
     from pyarrow import fs
 
@@ -129,7 +125,7 @@ class Repository:
             try:
                 return work(HfApi(endpoint=endpoint()))
             except Exception as error:  # the hub's client raises errors of several libraries
-                if _status(error) in CONFLICT:
+                if status_of(error) in CONFLICT:
                     raise ConflictError from None
                 raise hub_error(self.place, doing, error) from None
 
@@ -140,8 +136,8 @@ class MissingRepositoryError(StorageError):
 
 def hub_error(place: Place, doing: str, error: BaseException) -> StorageError:
     """The refusal for an error of the hub's client. ``doing`` completes "cannot …", as in "be read"."""
-    names = {kind.__name__ for one in _chain(error) for kind in type(one).__mro__}
-    status, may = _status(error), f"{LOGIN} {'read' if doing == 'be read' else 'write'} it"
+    names = {kind.__name__ for one in causes_of(error) for kind in type(one).__mro__}
+    status, may = status_of(error), f"{LOGIN} {'read' if doing == 'be read' else 'write'} it"
     is_hidden = bool(names & MISSING) and doing != "be created"
     known = (  # the first that is true counts
         ("OfflineModeIsEnabled" in names, "offline mode is on", "unset HF_HUB_OFFLINE"),
@@ -161,7 +157,9 @@ def hub_error(place: Place, doing: str, error: BaseException) -> StorageError:
 def is_missing_file(error: BaseException) -> bool:
     """Is only the file missing, and not its repository or the right to see it?"""
     more = {"RevisionNotFoundError", "HFValidationError"}
-    return isinstance(error, FileNotFoundError) and not (MISSING | more) & {type(one).__name__ for one in _chain(error)}
+    return isinstance(error, FileNotFoundError) and not (MISSING | more) & {
+        type(one).__name__ for one in causes_of(error)
+    }
 
 
 def forget_listings() -> None:
@@ -169,7 +167,8 @@ def forget_listings() -> None:
     hub_file_system(endpoint()).handler.fs.invalidate_cache()
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def causes_of(error: BaseException) -> Iterator[BaseException]:
+    """Yields an error, then its causes, the innermost last."""
     seen: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in seen:
@@ -178,9 +177,9 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__ or cause.__context__
 
 
-def _status(error: BaseException) -> int | None:
+def status_of(error: BaseException) -> int | None:
     """The HTTP status in an error or in its causes."""
-    found = (getattr(getattr(one, "response", None), "status_code", None) for one in _chain(error))
+    found = (getattr(getattr(one, "response", None), "status_code", None) for one in causes_of(error))
     return next((status for status in found if isinstance(status, int)), None)
 
 

@@ -148,7 +148,6 @@ class Lease:
             )
 
     def release(self) -> None:
-        """Take the flag down."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()

@@ -18,11 +18,11 @@ from io import RawIOBase
 from pathlib import Path
 from typing import Any, TypeVar
 
-from scoremode.arguments import seconds_in
+from scoremode.arguments import SERVERS, seconds_in
 from scoremode.errors import StorageError, one_line
 from scoremode.remote.file_systems import ADDRESS, UNREACHABLE, file_system, reason_of, refusal
 from scoremode.remote.hub import forget_listings, is_missing_file
-from scoremode.remote.uri import SERVERS, Place
+from scoremode.remote.uri import Place
 
 T = TypeVar("T")
 
@@ -102,11 +102,17 @@ class Objects:
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
+    def _if_there(self, name: str, work: Callable[[], T]) -> T | None:
+        """The result of ``work``, which reads a file; None if there is no such file."""
+        with suppress(FileNotFoundError):
+            return self._attempt(name, "be read", work, may_be_absent=True)
+        return None
+
     # ── look ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     def listed(self, folder: str = "", *, deep: bool = False) -> list[Found]:
         """The files in a folder, sorted by name; none if there is no such folder."""
         if self.place.scheme == "hf":
-            return self._attempt(folder, "be read", lambda: self._listed_on_hub(folder, deep=deep))
+            return self._if_there(folder, lambda: self._listed_on_hub(folder, deep=deep)) or []
         from pyarrow import fs
 
         before = self._path(folder)
@@ -120,7 +126,7 @@ class Objects:
         if self.place.scheme in SERVERS:
             return self._attempt(name, "be read", lambda: self._look_on_server(name))
         if self.place.scheme == "hf":
-            return self._attempt(name, "be read", lambda: self._look_on_hub(name))
+            return self._if_there(name, lambda: self._look_on_hub(name))
         info = self._attempt(name, "be read", lambda: self._arrow.get_file_info(self._path(name)))
         return self._found(info, name) if info.type.name != "NotFound" else None
 
@@ -146,27 +152,17 @@ class Objects:
         assert self._fsspec is not None
         self._fsspec.invalidate_cache()
         before = self._path(folder)
-        try:
-            found = self._fsspec.find(before, withdirs=True, detail=True, maxdepth=None if deep else 1).values()
-            if not found:
-                self._fsspec.info(before)  # raises if the folder is not merely empty
-        except FileNotFoundError as error:
-            if not is_missing_file(error):
-                raise
-            return []
+        found = self._fsspec.find(before, withdirs=True, detail=True, maxdepth=None if deep else 1).values()
+        if not found:
+            self._fsspec.info(before)  # raises if the folder is not merely empty
         below = [(one, one["name"][len(before) :].lstrip("/")) for one in found]
         files = [Found(name, one["size"] or 0, None, one["type"] == "directory") for one, name in below if name]
         return sorted(files, key=lambda one: one.name)
 
-    def _look_on_hub(self, name: str) -> Found | None:
+    def _look_on_hub(self, name: str) -> Found:
         assert self._fsspec is not None
         self._fsspec.invalidate_cache()
-        try:
-            found = self._fsspec.info(self._path(name))
-        except FileNotFoundError as error:
-            if not is_missing_file(error):
-                raise
-            return None
+        found = self._fsspec.info(self._path(name))
         return Found(name, found["size"] or 0, None, is_folder=found["type"] == "directory")
 
     def _found(self, info: Any, name: str) -> Found:
@@ -203,10 +199,7 @@ class Objects:
             with self._arrow.open_input_stream(self._path(name)) as stream:
                 return bytes(stream.read(most))
 
-        try:
-            return self._attempt(name, "be read", work, may_be_absent=True)
-        except FileNotFoundError:
-            return None
+        return self._if_there(name, work)
 
     def pieces(self, name: str, begin: int, end: int) -> Iterator[bytes]:
         """The bytes of a file from ``begin`` to ``end``, in pieces. If the connection breaks, a piece is read again."""

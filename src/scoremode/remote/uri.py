@@ -16,9 +16,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from scoremode.arguments import ALMOST_URI
-from scoremode.arguments import SERVERS as SERVERS  # noqa: PLC0414  # other modules import it from here
-from scoremode.arguments import STORES as STORES  # noqa: PLC0414
+from scoremode.arguments import ALMOST_URI, SERVERS
 from scoremode.errors import InputError, harmless
 
 URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
@@ -58,12 +56,10 @@ class Place:
 
     @property
     def name(self) -> str:
-        """The last part of the path."""
         return self.path.rpartition("/")[2]
 
     @property
     def parent(self) -> Place:
-        """The folder that contains this place."""
         return Place(self.scheme, self.path.rpartition("/")[0], self.settings)
 
     @property

@@ -159,7 +159,6 @@ class RemoteWriter:
             self._set_sent({name: self.sent[name] for name in names if name in self.sent})
 
     def record_sent(self, name: str, sha256: str) -> None:
-        """Note that this file was sent."""
         with self._changed:
             self._set_sent({**self.sent, name: sha256})
 
@@ -260,7 +259,6 @@ class RemoteWriter:
                 self._changed.notify_all()
 
     def _send_list(self, objects: Objects) -> None:
-        """Send the list of shards that lie elsewhere."""
         objects.write(f"{PARTIAL_FOLDER}/{self.holder}/{SENT}", msgspec.json.encode(self.sent))
 
     # ── the thread ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -252,5 +252,7 @@ def tasks_model_index(c: TasksComparison) -> str:
         if known := [metric for metric in metrics if metric[2] is not None]:
             results.append((task.name, f"{task.name}, {task.shots}-shot, {task.paired.documents:,} documents", known))
     if not results:
-        raise RunError(f"{c.name} has no metric that the hub could show", fix="ask more documents")
+        raise RunError(
+            f"{c.name} has no metric that the hub could show", fix="ask more documents, with a larger --limit"
+        )
     return _fill("model_index.yaml", name=c.name, results=results)

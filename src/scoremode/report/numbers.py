@@ -169,7 +169,7 @@ def shown_statistic(statistic: Statistic, s: Statistics, paired: Any = None) -> 
 
 
 def baseline_perplexity(statistics: Sequence[Statistics]) -> str:
-    """The baseline's perplexity, as exactly as the candidate that is closest to it can be told from it."""
+    """The baseline's perplexity, with as many digits as its smallest difference from a candidate is known to."""
     errors = [e for s in statistics if (e := usable(s.get("ppl_difference_stderr")))]
     return shown_statistic(BY_NAME["ppl_baseline"], statistics[0], min(errors, default=None))[0]
 

@@ -65,7 +65,7 @@ class ServedModel:
 
     @property
     def group(self) -> str:
-        """The kind of format, without its size, and the engine: what rows and marks are grouped by.
+        """The kind of format, without its size, and the engine. Rows of tables and marks of charts are grouped by it.
 
         >>> ServedModel("GGUF Q4_K_M", "table", "1.0", 4.85, None).group
         'GGUF · table'

@@ -110,7 +110,7 @@ def model_notes(run: Run) -> list[str]:
 
 
 def notes_on_candidates(comparisons: Sequence[Comparison]) -> list[str]:
-    """What a reader must know about the candidates' models and not about that of their baseline, by name."""
+    """Notes on the candidates' models, by name, without those that are also true of the baseline's model."""
     return [
         f"candidate {c.name}: {note}"
         for c in comparisons

@@ -12,7 +12,7 @@ from scoremode.errors import EngineError
 from scoremode.scores.schema import BUILT_IN, DIVERGENCE, Array, Column, DivergenceColumns, Schema, ScoreColumns
 from scoremode.values import Ids, Ints, Raw
 
-FAULT = "this is a fault of the engine"
+FAULT = "this is a fault of the engine: report it to its author"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

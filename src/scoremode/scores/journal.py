@@ -30,7 +30,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from scoremode.disk.records import MAGIC, RecordFile, read_record_header
-from scoremode.errors import EngineError, RunError
+from scoremode.errors import EngineError, RunError, listed
 from scoremode.scores.answers import FAULT, Answers
 from scoremode.scores.columns import Divergences, Scores
 from scoremode.scores.packing import flat_columns
@@ -42,7 +42,6 @@ from scoremode.scores.schema import (
     Schema,
     chosen_divergences,
     contradiction,
-    joined_names,
 )
 from scoremode.strict_json import parse
 from scoremode.values import Bools, Ints
@@ -113,7 +112,6 @@ class Journal:
         self._row_bytes = sum(column.numpy_type.itemsize for column in self.columns)
 
     def _replay_record(self, window: int, at: int, body: bytes) -> None:
-        """Processes a record that was read from the file."""
         if window == COLUMNS_ARE and self.measured is None:
             problem = self._learn_columns(body)
         else:
@@ -173,13 +171,11 @@ class Journal:
         return found
 
     def _index_record(self, window: int, at: int, seconds: float) -> None:
-        """Stores the offset of this window's record."""
         self.seconds += seconds
         self._at[window] = at
         self.done[window] = True
 
     def add(self, window: int, answers: Answers, seconds: float) -> None:
-        """Appends a window's scores."""
         begins = self.measured is None
         self._require_same_columns(window, answers)
         columns = flat_columns([answers], self.columns)
@@ -208,7 +204,7 @@ class Journal:
             divergences = self._only_kl
         if self.measured == names and self.divergences == divergences:
             return
-        given, known = joined_names((*names, *divergences)), joined_names((*self.measured, *self.divergences))
+        given, known = listed((*names, *divergences)), listed((*self.measured, *self.divergences))
         if self._from_file:
             raise RunError(
                 f"{self.path} has {known} for each target, but the engine now gives {given}",

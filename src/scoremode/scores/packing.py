@@ -72,7 +72,6 @@ class PackedWindows:
 
     @property
     def lengths(self) -> Ints:
-        """The number of tokens of each window."""
         return np.diff(self.id_ends, prepend=0)
 
     def window(self, index: int) -> Window:

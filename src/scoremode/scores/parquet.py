@@ -37,35 +37,29 @@ class Rows(NamedTuple):
 
 def to_arrow(scores: Scores, facts: TargetFacts, divergences: Divergences, schema: Schema = BUILT_IN) -> Any:
     """A pyarrow Table with one row per target: its position, its token and its scores."""
-    import pyarrow as pa
-
-    columns: dict[str, Any] = {c.name: _numbers(getattr(facts, c.name)) for c in FACTS if c.name not in TEXTS}
-    text, top_text = _one_dictionary(facts.text, facts.top_text)
-    columns["text"] = _strings(text, len(scores))
-    known = dict(scores.columns())
-    for column in schema.scores:
-        columns[column.name] = _measured(column, known, len(scores))
-    columns["top_text"] = _strings(top_text, len(scores))
-    columns |= _slices(facts, len(scores))
-    return pa.table(columns | {name: _numbers(column) for name, column in divergences.columns()})
+    return _table({"": Rows(scores, facts, divergences)}, schema)
 
 
 def pair_to_arrow(baseline: Rows, candidate: Rows, schema: Schema = BUILT_IN) -> Any:
     """A pyarrow Table of two runs of one plan: each score once as ``…_baseline`` and once as ``…_candidate``."""
+    return _table({"_baseline": baseline, "_candidate": candidate}, schema)
+
+
+def _table(sides: dict[str, Rows], schema: Schema) -> Any:
+    """A pyarrow Table of the same targets in one or two runs, by the endings of their columns' names."""
     import pyarrow as pa
 
-    facts, count = baseline.facts, len(baseline.scores)
+    first, last = next(iter(sides.values())), next(reversed(sides.values()))
+    facts, count = first.facts, len(first.scores)
     columns: dict[str, Any] = {c.name: _numbers(getattr(facts, c.name)) for c in FACTS if c.name not in TEXTS}
-    text, *top_texts = _one_dictionary(facts.text, facts.top_text, candidate.facts.top_text)
+    text, *top_texts = _one_dictionary(facts.text, *(rows.facts.top_text for rows in sides.values()))
     columns["text"] = _strings(text, count)
-    sides = {"baseline": dict(baseline.scores.columns()), "candidate": dict(candidate.scores.columns())}
+    known = {ending: dict(rows.scores.columns()) for ending, rows in sides.items()}
     for column in schema.scores:
-        for side, known in sides.items():
-            columns[f"{column.name}_{side}"] = _measured(column, known, count)
-    for side, texts in zip(sides, top_texts, strict=True):
-        columns[f"top_text_{side}"] = _strings(texts, count)
-    columns |= _slices(candidate.facts if candidate.facts.has("slice") else facts, count)
-    return pa.table(columns | {name: _numbers(column) for name, column in candidate.divergences.columns()})
+        columns |= {column.name + ending: _measured(column, own, count) for ending, own in known.items()}
+    columns |= {f"top_text{end}": _strings(texts, count) for end, texts in zip(sides, top_texts, strict=True)}
+    columns |= _slices(last.facts if last.facts.has("slice") else facts, count)
+    return pa.table(columns | {name: _numbers(column) for name, column in last.divergences.columns()})
 
 
 def _slices(facts: TargetFacts, count: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from scoremode.errors import EngineError
+from scoremode.errors import EngineError, listed
 from scoremode.values import Floats, Ids, Ints, Raw
 
 ROUNDING = 1e-4
@@ -278,7 +278,7 @@ class Schema:
         for word in {column.together for column in self.scores if column.together}:
             joint = [column.name for column in self.scores if column.together == word]
             if 0 < sum(name in names for name in joint) < len(joint):
-                return f"{joined_names(joint)} come together or not at all"
+                return f"{listed(joint)} come together or not at all"
         return None
 
     def impossible_value(
@@ -317,18 +317,9 @@ def contradiction(columns: Mapping[str, Array]) -> str | None:
     return None
 
 
-def joined_names(names: Sequence[str]) -> str:
-    """Joins names for use in a sentence.
-
-    >>> joined_names(("logprob", "rank", "entropy"))
-    'logprob, rank and entropy'
-    """
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
 def _misdeclared(column: object, why: str) -> EngineError:
     name = getattr(column, "name", column)
-    return EngineError(f"the engine declares the column {name!r} wrongly: {why}", fix="this is a fault of the engine")
+    return EngineError(f"the engine declares the column {name!r} wrongly: {why}", fix="report it to its author")
 
 
 BUILT_IN = Schema(_declared(ScoreColumns))

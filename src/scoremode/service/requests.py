@@ -146,7 +146,7 @@ class Bodies:
         if size > self.most_each:
             raise TooLargeError(f"a request has more than {self.most_each} bytes", fix="send several requests")
         if self.held and self.held + more > self.most_together:
-            raise BusyError("the server holds as many requests as it takes", fix="try again in a moment")
+            raise BusyError("the server is full of requests", fix="try again in a moment")
 
 
 # ── JSON ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

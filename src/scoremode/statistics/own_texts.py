@@ -5,7 +5,7 @@
                            KL(writer‖reader) of whole texts
     ppl_ratio            = exp(-Σ log_ratio / Σ tokens): the reader's perplexity divided by the writer's own
 
-Asked both ways (each model's texts, read by the other), it shows which of the two knows what the other would say.
+If each of two models reads the texts of the other, the two ratios show which of them predicts the other better.
 Errors are over prompts, because the samples of one prompt are alike.
 """
 

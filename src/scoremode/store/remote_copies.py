@@ -84,7 +84,6 @@ def read_manifests(objects: Objects) -> Manifests:
 
 
 def copy_folder(manifests: Manifests) -> Path:
-    """The folder in the cache for a run with these manifests."""
     digest = hashlib.sha256()
     for name, data in sorted(manifests.items()):
         digest.update(name.encode() + b"\0" + hashlib.sha256(data).digest())

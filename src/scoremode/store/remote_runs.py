@@ -11,6 +11,10 @@ has none: it makes one from the pieces. Files are sent in this order: pieces, co
 removed. With --fresh, a new journal is sent; then the old run's manifest is removed, then its columns, then a
 reference's files. So after a kill the folder elsewhere always contains a complete run, or pieces of the run that is
 being scored.
+
+In a repository of the Hugging Face hub, nothing is published before the run is complete. Then all files are added, and
+those of a run that is replaced are removed, in a single commit that must follow the commit seen before. Other files of
+the repository are never touched.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from scoremode.arguments import SERVERS
 from scoremode.cache.eviction import cache_limit
 from scoremode.disk.folders import (
     JOURNAL,
@@ -35,10 +40,11 @@ from scoremode.disk.folders import (
     is_reference_file,
 )
 from scoremode.disk.records import LONGEST_HEADER
-from scoremode.errors import InputError, RunError, StorageError, harmless
+from scoremode.errors import InputError, RunError, StorageError, harmless, print_line
+from scoremode.remote.hub import ConflictError, Repository, is_repository
 from scoremode.remote.lease import FLAG
 from scoremode.remote.objects import Objects, patience
-from scoremode.remote.uri import SERVERS, Place
+from scoremode.remote.uri import Place
 from scoremode.remote.writer import FIRST_CONTACT, PARTIAL_FOLDER, RemoteWriter, SentJournals
 from scoremode.scores import journal
 from scoremode.store import runs
@@ -47,6 +53,7 @@ from scoremode.store.run import Run
 from scoremode.strict_json import parse
 
 STAYS = "what was scored is kept on this machine: run the same command again to send it"
+ATTEMPTS = 5  # to commit, while others commit to the same repository of the hub
 
 
 class PlaceClaim(runs.Claim):
@@ -178,7 +185,6 @@ class RemoteClaim(PlaceClaim):
         return None
 
     def _clear(self) -> None:
-        """Remove a run from the work folder."""
         self.writer.keep_sent(())
         for path in list(self.folder.iterdir()):
             if path.name not in (LOCK, PLACE):
@@ -235,6 +241,82 @@ class RemoteClaim(PlaceClaim):
             if self._is_complete:
                 self._become_copy()
         super().release()
+
+
+class HubClaim(PlaceClaim):
+    """A folder of a repository for one run. Two processes may score the same; only one of them publishes."""
+
+    shard_bytes = 1 << 25  # small files, because a reader fetches those that contain the rows it needs
+
+    def __init__(self, place: Place, identity: dict[str, Any], *, fresh: bool = False, kind: str = "runs") -> None:
+        super().__init__(place, identity, fresh=fresh, kind=kind)
+        self._repository = Repository.of(place)
+        self._follows: str | None = None  # the newest commit when the folder was looked at
+
+    def _counts(self, name: str) -> bool:
+        return name in (MANIFEST, SCORES) or is_reference_file(name)
+
+    def _existing_run(self) -> Run | None:
+        self._follows = self._repository.last_commit()
+        if self._follows is None:  # there is no repository yet
+            return None
+        found = super()._existing_run()
+        self._old_files = {one.name for one in self._objects.listed() if self._counts(one.name)}
+        return found
+
+    def _take_place(self) -> None:
+        if self._follows is None:
+            self._repository.create()
+            print_line(
+                f"scoremode: created {self.place} on the hub; it is private until you change that in its settings"
+            )
+        else:
+            self._repository.require_writable()
+
+    def _prepare(self) -> Run | None:
+        if (self.folder / MANIFEST).exists() and not self._fresh:
+            with suppress(RunError):
+                found = runs.finished_in(self.folder, self.identity)
+                if all((self.folder / name).exists() for name, _ in self._files()):
+                    return self.publish(found)
+            for path in list(self.folder.iterdir()):  # another run, which was never published
+                if path.name != LOCK:
+                    path.unlink()
+        return None
+
+    def publish(self, run: Run) -> Run:
+        """Adds the files of the finished run in one commit, which also removes those of the run that it replaces."""
+        names = [*(name for name, _ in self._files()), *self._manifests()]
+        files = {name: self.folder / name for name in names}
+        what = "reference" if REFERENCE in files else "run"
+        try:
+            for _ in range(ATTEMPTS):
+                with suppress(ConflictError):
+                    self._repository.commit(
+                        files,
+                        sorted(self._old_files - files.keys()),
+                        follows=self._follows,
+                        message=f"Add a {what} made by scoremode",
+                    )
+                    self._is_complete = True
+                    return replace(run, path=str(self.place))
+                found = self._existing_run()  # an error if another run was published meanwhile
+                if found is not None:
+                    return found
+        except StorageError as error:
+            raise StorageError(f"the run is complete, but {error.message}", fix=f"{error.fix}; {STAYS}") from None
+        raise StorageError(f"{self.place} is changed by others all the time", fix=STAYS)
+
+    def release(self) -> None:
+        if self._is_complete:
+            self._become_copy()
+            self._is_complete = False
+        super().release()
+
+
+def claim_at(place: Place, identity: dict[str, Any], *, fresh: bool = False, kind: str = "runs") -> PlaceClaim:
+    chosen = HubClaim if is_repository(place) else RemoteClaim
+    return chosen(place, identity, fresh=fresh, kind=kind)
 
 
 def _identity_in(data: bytes) -> dict[str, Any] | None:

@@ -132,12 +132,10 @@ class RolloutsFolder:
         return done
 
     def add(self, number: int, ids: Ids, logprob: Floats, raw_logprob: Floats, finish: str) -> None:
-        """Keeps a finished text."""
         assert self._records is not None, "begin comes first"
         self._at[number] = self._records.append(number, pack(ids, logprob, raw_logprob, finish))
 
     def text(self, number: int) -> tuple[Ids, Floats, Floats, str]:
-        """Returns a finished text as it was added."""
         assert self._records is not None, "begin comes first"
         return unpack(self._records.body(self._at[number], number))
 

@@ -27,7 +27,7 @@ from scoremode.disk.folders import JOURNAL, LOCK, MANIFEST, SCORES, TEMPORARY, g
 from scoremode.disk.locks import Lock
 from scoremode.disk.manifests import differing_fields, sealed
 from scoremode.errors import RunError, harmless, readable
-from scoremode.references.format import discard, discard_others, is_reference
+from scoremode.references.format import discard, identity_in, is_reference
 from scoremode.references.reader import Reference
 from scoremode.references.writer import SHARD_BYTES
 from scoremode.remote.uri import Place, stored_at
@@ -110,10 +110,8 @@ class Claim:
             write_atomically(path, mine)
         for name in (MANIFEST, SCORES):
             (self.folder / name).unlink(missing_ok=True)
-        if fresh:
+        if fresh or identity_in(self.folder) != self.identity:  # another run's, left by a process that was killed
             discard(self.folder)
-        else:
-            discard_others(self.folder, self.identity)
         for left in self.folder.glob(TEMPORARY):  # incomplete files that a killed process left
             left.unlink(missing_ok=True)
 

@@ -217,7 +217,6 @@ def _already_loaded(corpus: Corpus, **others: object) -> Corpus:
 
 
 def specs_of(spec: Spec | Sequence[Spec] | None) -> list[str]:
-    """The named corpora as a list of strings."""
     if spec is None:
         return []
     several = spec if isinstance(spec, list | tuple) else [spec]

@@ -114,7 +114,6 @@ class PlainText:
         yield "".join(self.pieces())
 
     def first_lines(self, count: int) -> PlainText:
-        """Returns the first ``count`` lines of the text."""
         return PlainText(lambda: _first_lines(self.pieces(), count))
 
 
@@ -335,7 +334,6 @@ def parquet_column(path: Path, field: str | None) -> str:
 
 
 def parquet_rows(path: Path, column: str) -> Iterator[Row]:
-    """Yields the rows of one column."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from scoremode.errors import CorpusError, one_line
 from scoremode.installation import pip_install
+from scoremode.remote.hub import causes_of, status_of
 from scoremode.remote.reachable import offline_if_unreachable
 from scoremode.text.files import Row, RowKind, RowsOf, checked_row, kind_of_rows, parquet_rows, text_field
 
@@ -92,14 +93,8 @@ def explain_hub_error(error: Exception) -> tuple[str, str]:
     """What went wrong and what to do about it, for any error that the hub's client raises."""
     from huggingface_hub import constants, errors
 
-    chain: list[BaseException] = []  # the error and its causes, the innermost last
-    cause: BaseException | None = error
-    while cause is not None and cause not in chain:
-        chain.append(cause)
-        cause = cause.__cause__ or cause.__context__
-
     def is_among(kind: type[Exception]) -> bool:
-        return any(isinstance(one, kind) for one in chain)
+        return any(isinstance(one, kind) for one in causes_of(error))
 
     # the first match counts: a GatedRepoError is also a RepositoryNotFoundError
     known: tuple[tuple[type[Exception], str, str], ...] = (
@@ -115,11 +110,11 @@ def explain_hub_error(error: Exception) -> tuple[str, str]:
     missing = is_among(errors.LocalEntryNotFoundError)
     if is_among(errors.OfflineModeIsEnabled) or (missing and constants.HF_HUB_OFFLINE):
         return "it is not in the local cache, and offline mode is on", f"unset HF_HUB_OFFLINE, or {FOLDER}"
-    status = next((s for e in chain if (s := getattr(getattr(e, "response", None), "status_code", None))), None)
+    status = status_of(error)
     if status is not None:
         return f"the hub answered with HTTP status {status}", f"try again later, or {FOLDER}"
     # recognised by the names of classes, because the client's HTTP library has changed over time
-    names = {kind.__name__ for one in chain for kind in type(one).__mro__}
+    names = {kind.__name__ for one in causes_of(error) for kind in type(one).__mro__}
     if names & {"ConnectionError", "TimeoutError", "TransportError", "LocalEntryNotFoundError"}:
         return "the hub cannot be reached", f"check the network and HF_ENDPOINT, or {FOLDER}"
     return f"{type(error).__name__}: {one_line(str(error))[:200]}", f"check the name, or {FOLDER}"

@@ -258,7 +258,6 @@ class LongTextEncoder:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes for a reader of the result."""
         if self._uncut < NOTED:
             return ()
         return (f"no safe place to cut {self._uncut:,} characters of the text: the tokenizer encoded them at once",)

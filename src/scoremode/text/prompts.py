@@ -11,13 +11,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from scoremode import strict_json
 from scoremode.arguments import path_text
+from scoremode.disk.files import file_sha256
 from scoremode.errors import CorpusError, InputError
 from scoremode.text.files import Message, check_readable, checked_row, is_text, lines_of, text_in_file
 from scoremode.text.tokenizer import TextTokenizer
@@ -68,8 +69,10 @@ def _in_file(path: Path) -> Prompts:
     check_readable(path)
     if ending not in (".jsonl", ".ndjson", ".txt"):
         raise CorpusError(f"{path} is neither .jsonl nor .txt", fix=f"{ROWS_LIKE}, or one prompt per line of a .txt")
-    hasher, blank, rows = hashlib.sha256(), 0, list[Prompt]()
-    for number, line in enumerate(lines_of(_hashed(text_in_file(path).pieces(), hasher)), 1):
+    blank, rows = 0, list[Prompt]()
+    content = text_in_file(path)
+    sha256 = file_sha256(path)  # before the text is read, which raises an error if the file has changed meanwhile
+    for number, line in enumerate(lines_of(content.pieces()), 1):
         text = line.removesuffix("\n").removesuffix("\r")
         if not text.strip():
             blank += 1
@@ -85,13 +88,7 @@ def _in_file(path: Path) -> Prompts:
     if not rows:
         raise CorpusError(f"{path} has no prompts", fix=ROWS_LIKE)
     notes = (f"{blank:,} blank line{'s' * (blank > 1)} of {path.name} left out",) if blank else ()
-    return Prompts(tuple(rows), path.name, hasher.hexdigest(), notes)
-
-
-def _hashed(pieces: Iterable[str], hasher: Any) -> Iterator[str]:
-    for piece in pieces:
-        hasher.update(piece.encode())
-        yield piece
+    return Prompts(tuple(rows), path.name, sha256, notes)
 
 
 def _prompt(row: Any, where: str) -> Prompt:

@@ -181,7 +181,6 @@ def tokens_digest(pieces: Sequence[bytes], ids: Iterable[Ids]) -> str:
 
 # ── texts.parquet ────────────────────────────────────────────────────────────────────────────────────────────────────
 def schema() -> pa.Schema:
-    """The columns of texts.parquet."""
     import pyarrow as pa
 
     ids, numbers = pa.list_(pa.int32()), pa.list_(pa.float64())
@@ -191,7 +190,6 @@ def schema() -> pa.Schema:
 
 
 def write_texts(file: IO[bytes], blocks: Iterable[Sequence[WrittenText]]) -> None:
-    """Writes texts.parquet block by block."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -102,7 +102,7 @@ class Slicing:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names by code; most of them may have no token."""
+        """The names of slices, in the order of their codes. Most of them may have no token."""
         return tuple(self._codes)
 
     def code(self, name: str) -> int:

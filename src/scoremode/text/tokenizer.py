@@ -23,9 +23,8 @@ import numpy as np
 from scoremode.errors import CorpusError, ModelError, ScoremodeError
 from scoremode.text import memory
 from scoremode.text.files import Message
-from scoremode.text.remembered_tokenizer import load_tokenizer
 from scoremode.text.token_text import Vocabulary, byte_level_piece, sentencepiece_piece, spelled, unnamed
-from scoremode.text.tokenizer_file import TokenizerFile, unusable
+from scoremode.text.tokenizer_file import TokenizerFile, load_tokenizer, unusable
 from scoremode.values import Ids, Ints
 
 

@@ -201,7 +201,6 @@ class _BlockReader:
 def tokenize(
     documents: Iterable[Document], tokenizer: TextTokenizer, *, special: bool, sizes: Sizes | None = None
 ) -> Tokens:
-    """All documents as one stream of ids, in memory."""
     return TokenStream(documents, tokenizer, special=special, sizes=sizes).in_memory()
 
 
@@ -320,29 +319,35 @@ def tokens_of_rollouts(
     name = str(rollouts.manifest["model"])
     size = sum(len(one.raw) for one in spelled)
     corpus = Corpus(name, "documents", lambda: iter(texts), rollouts.manifest["texts_sha256"], len(ids), size)
-    lengths = np.array([len(one) for one in ids], np.int64)
+    tokens = _tokens_of(ids, spelled, tokenizer)
+    lengths = np.diff(tokens.doc_starts)
     written = np.array([len(one) for one in rollouts.written], np.int64)
-    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    place = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
+    place = np.arange(len(tokens)) - np.repeat(tokens.doc_starts[:-1], lengths)
     slicing = Slicing(rules)
     slices = _slices_of_rollouts(slicing, rollouts, tokenizer, known)
-    notes += slicing.finish()
-    tokens = Tokens(
-        ids=frozen(np.concatenate(ids).astype(np.int32)),
-        doc_starts=frozen(starts),
-        char_end=frozen(np.concatenate([one.ends for one in spelled]).astype(np.int64)),
-        byte_len=frozen(np.concatenate([one.byte_len for one in spelled])),
-        word_starts=frozen(np.concatenate([word_starts_in(one.text, one.ends) for one in spelled])),
-        doc_bytes=frozen(np.array([len(one.raw) for one in spelled], np.int64)),
-        doc_words=frozen(np.array([_words_in(text) for text in texts], np.int64)),
-        tokenizer=tokenizer.facts,
+    tokens = replace(
+        tokens,
         target_mask=frozen(place >= np.repeat(lengths - written, lengths)),
         doc_group=frozen(rollouts.prompt),
         slices=frozen(slices),
         slice_names=slicing.names,
-        notes=tuple(notes),
+        notes=(*notes, *slicing.finish()),
     )
     return RereadDocuments(corpus, "texts", tokenizer), tokens
+
+
+def _tokens_of(ids: Sequence[Ids], spelled: Sequence[SpelledIds], tokenizer: TextTokenizer) -> Tokens:
+    """Documents whose ids and texts are known, as one stream."""
+    return Tokens(
+        ids=frozen(np.concatenate(ids).astype(np.int32)),
+        doc_starts=frozen(np.cumsum([0, *map(len, ids)], dtype=np.int64)),
+        char_end=frozen(np.concatenate([one.ends for one in spelled]).astype(np.int64)),
+        byte_len=frozen(np.concatenate([one.byte_len for one in spelled])),
+        word_starts=frozen(np.concatenate([word_starts_in(one.text, one.ends) for one in spelled])),
+        doc_bytes=frozen(np.array([len(one.raw) for one in spelled], np.int64)),
+        doc_words=frozen(np.array([_words_in(one.text) for one in spelled], np.int64)),
+        tokenizer=tokenizer.facts,
+    )
 
 
 def _slices_of_rollouts(slicing: Slicing, rollouts: Rollouts, tokenizer: TextTokenizer, known: list[bytes]) -> Ids:
@@ -390,24 +395,13 @@ def text_of_ids(ids: Ids, tokenizer: TextTokenizer, name: str) -> tuple[Corpus, 
 
     A byte that belongs to no character is shown as �, counts as one byte, and is counted in a note.
     """
-    known = tokenizer.pieces()
-    spelled = SpelledIds.of(ids, known)
+    spelled = SpelledIds.of(ids, tokenizer.pieces())
     text, ends, whole = spelled.text, spelled.ends, spelled.raw
     starts = np.concatenate([[0], ends[:-1]])
     encoding = Encoding(ids, starts, ends, starts)
     notes = tuple(_notes(text, encoding, tokenizer, spelled.lone))
     corpus = Corpus(name, "text", lambda: iter([text]), hashlib.sha256(whole).hexdigest(), 1, len(whole), notes=notes)
-    tokens = Tokens(
-        ids=frozen(ids),
-        doc_starts=frozen(np.array([0, len(ids)], np.int64)),
-        char_end=frozen(ends),
-        byte_len=frozen(spelled.byte_len),
-        word_starts=frozen(word_starts_in(text, ends)),
-        doc_bytes=frozen(np.array([len(whole)], np.int64)),
-        doc_words=frozen(np.array([_words_in(text)], np.int64)),
-        tokenizer=tokenizer.facts,
-    )
-    return corpus, RereadDocuments(corpus, "texts", tokenizer), tokens
+    return corpus, RereadDocuments(corpus, "texts", tokenizer), _tokens_of([ids], [spelled], tokenizer)
 
 
 def _notes(text: str, stored: Encoding, tokenizer: TextTokenizer, lone: int) -> Iterator[str]:

@@ -25,13 +25,13 @@ from scoremode.disk.folders import cache_folder
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import Chosen, find_engine, known_engines, open_engine, read_options, registry
 from scoremode.errors import EngineError, ModelError, OptionError, ScoremodeError
+from scoremode.installation import installed_versions
 from scoremode.models.embedded import CONVERSION, EMBEDDED, EMBEDDED_INSTALL, SMALL_VOCABULARY, make_small_llama
 from scoremode.models.facts import inspect
 from scoremode.models.subject import Subject
 from scoremode.plan.windows import Answers, Window, WindowList
 from scoremode.text.tokenizer import ByteTokenizer
 from scoremode.values import Ids
-from scoremode.verbs.question import installed_versions
 from scoremode.verbs.run_contents import processor_name
 
 PACKAGES = ("triton", "numpy")  # in addition to those of the engines

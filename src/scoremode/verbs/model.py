@@ -28,7 +28,7 @@ from scoremode.models.subject import Subject
 from scoremode.plan.path import DECODE, PREFILL, DecodePath
 from scoremode.remote.uri import Place, located, may_be_stored, shown
 from scoremode.store import runs
-from scoremode.store.hub_runs import claim_at
+from scoremode.store.remote_runs import claim_at
 from scoremode.store.run import Run
 from scoremode.verbs.progress import Progress, announce
 from scoremode.verbs.question import LastTokens, Question, identify, prepare_question

@@ -31,13 +31,13 @@ from scoremode.scores.frames import few_lines
 from scoremode.scores.journal import Journal
 from scoremode.statistics.estimate import finite_or_none
 from scoremode.statistics.run import all_metrics
-from scoremode.values import Floats
+from scoremode.values import Floats, change
 from scoremode.verbs.arguments import PATH, AllArguments, spelled_out, split_arguments
 from scoremode.verbs.model import GivenModel, GivenTokenizer, LazyModel
 from scoremode.verbs.progress import Progress, part_of
 from scoremode.verbs.progress_display import shows_progress
 from scoremode.verbs.question import Question, library_versions
-from scoremode.verbs.rerun import difference, kept_promise
+from scoremode.verbs.rerun import kept_promise
 from scoremode.verbs.scoring import check_fits, score_plan
 
 QUANTILE = 0.999
@@ -243,9 +243,9 @@ def _promise(first: Setting, setting: Setting, model: LazyModel, reference: Floa
     changed = {name for name in setting if setting[name] != first[name]}
     if changed and changed <= SAME_BITS:
         what = ", ".join(f"{_flag(name)} {setting[name]} instead of {first[name]}" for name in sorted(changed))
-        said.append(kept_promise(promise, difference(passes[0], reference), what))
+        said.append(kept_promise(promise, change(passes[0], reference), what))
     if len(passes) > 1:
-        again = np.concatenate([difference(later, passes[0]) for later in passes[1:]])
+        again = np.concatenate([change(later, passes[0]) for later in passes[1:]])
         said.append(kept_promise(promise, again, "a later pass"))
     return "; ".join(words for words in said if words)
 
@@ -383,7 +383,7 @@ def _score(
 # ── comparing ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def drift(plan: Plan, logprob: Floats, reference: Floats) -> Drift:
     """How far the scores of one pass over a plan lie from another's."""
-    d = difference(logprob, reference)
+    d = change(logprob, reference)
     with np.errstate(invalid="ignore"):
         sums: Floats = np.bincount(_sequences(plan)[1], weights=d).astype(np.float64)
     size = np.abs(d)

@@ -28,13 +28,14 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from scoremode.arguments import SERVERS
 from scoremode.disk.files import write_atomically
 from scoremode.disk.folders import JOURNAL, MANIFEST, SCORES, cache_folder
 from scoremode.errors import InputError, RunError, StorageError, alias_path, print_line
 from scoremode.references.format import is_reference
 from scoremode.remote.copies import FILES
 from scoremode.remote.objects import Objects
-from scoremode.remote.uri import SERVERS, Place, is_uri, located, require_path
+from scoremode.remote.uri import Place, is_uri, located, require_path
 from scoremode.remote.writer import PARTIAL_FOLDER, RemoteWriter
 from scoremode.store import runs
 from scoremode.store.remote_runs import STAYS

@@ -24,6 +24,7 @@ from scoremode.statistics.comparison import Comparison, Comparisons
 from scoremode.store.remote_copies import open_reference
 from scoremode.store.run import Run
 from scoremode.text.memory import available
+from scoremode.values import change
 from scoremode.verbs.arguments import PATH, AllArguments, check_question, spelled_out, split_arguments
 from scoremode.verbs.memory import is_by_logits, require_both_fit
 from scoremode.verbs.model import GivenModel, GivenTokenizer, LazyModel, tokenizer_name
@@ -32,7 +33,7 @@ from scoremode.verbs.progress import Progress, announce
 from scoremode.verbs.progress_display import shows_progress
 from scoremode.verbs.question import Question
 from scoremode.verbs.reference import reference_of
-from scoremode.verbs.rerun import NOT_RERUN, difference, kept_promise, rerun
+from scoremode.verbs.rerun import NOT_RERUN, kept_promise, rerun
 from scoremode.verbs.scoring import UnfinishedRun
 from scoremode.verbs.sides import NOISE, Folders, as_comparison, compared_with
 
@@ -222,7 +223,7 @@ class _PathsOfModel:
         announce(self.folders.progress, "scoring a few windows again")
         facts["rerun"] = rerun(run.engine, run.asked.plan, logprob) if model.spread is None else NOT_RERUN
         promise = model.plugin.promises_same_bits(model.chosen.options)
-        if said := kept_promise(promise, difference(logprob, run_p.scores.logprob), f"{way.kind} against prefill"):
+        if said := kept_promise(promise, change(logprob, run_p.scores.logprob), f"{way.kind} against prefill"):
             facts["promise"] = said
         return facts
 

@@ -65,7 +65,6 @@ def plan(
 
 
 def _cache(model: LazyModel, asked: Question) -> dict[str, int]:
-    """The bytes of the K/V cache of the decode path, if they are known."""
     size = model.cache_bytes(int(asked.plan.lengths.max()), asked.plan.path)
     return {} if size is None else {"kv_cache": size}
 

@@ -116,7 +116,6 @@ class ProgressState:
         return ", ".join(said)
 
     def line(self) -> str:
-        """The whole state in one line."""
         counts = self.counts() or f"for {duration(time.monotonic() - self._phase_began)}"
         return ", ".join(part for part in (self.words, counts, self.details) if part)
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Unpack
 
 import numpy as np
@@ -18,6 +16,7 @@ from scoremode.cache.token_store import STORED_FROM, kept_tokens
 from scoremode.disk.manifests import without_secrets
 from scoremode.engines.registry import known_engines
 from scoremode.errors import MethodError, OptionError
+from scoremode.installation import installed_versions
 from scoremode.models.subject import Subject
 from scoremode.plan.build import make_plan
 from scoremode.plan.plan import Plan
@@ -176,12 +175,3 @@ def library_versions(engine: str) -> dict[str, str]:
 def _library_versions(engine: str) -> dict[str, str]:
     plugins = [p for name, p in known_engines().items() if p.known_to_all_runs or name == engine]
     return {"scoremode": __version__, **installed_versions(name for plugin in plugins for name in plugin.packages)}
-
-
-def installed_versions(packages: Iterable[str]) -> dict[str, str]:
-    """Returns the versions of packages; omits packages that are not installed."""
-    found = {}
-    for package in dict.fromkeys(packages):
-        with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found

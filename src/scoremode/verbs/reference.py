@@ -26,6 +26,7 @@ from scoremode.references.format import RAW_DTYPES
 from scoremode.references.kld import MAGIC, KldLayout, KldWriter
 from scoremode.references.writer import StatesWriter
 from scoremode.remote.uri import Place
+from scoremode.scores.answers import FAULT
 from scoremode.store import runs
 from scoremode.store.remote_copies import open_reference
 from scoremode.store.run import Run
@@ -182,7 +183,9 @@ def _kld_question(question: dict[str, Any]) -> dict[str, Any]:
         fix = "leave --path out, or keep a reference with --out, which knows its path"
         raise OptionError("a .kld file cannot say that its distributions were decoded", fix=fix)
     if question.get("assistant_only"):
-        raise OptionError("--kld keeps every row of a chunk", fix="leave --assistant-only out")
+        raise OptionError(
+            "--kld keeps every row of a chunk, and --assistant-only drops rows", fix="leave --assistant-only out"
+        )
     return {**question, "method": KLD_METHOD}
 
 
@@ -208,7 +211,7 @@ def _write_kld(
                 unfinished.forget_except(writer.complete_chunks())
                 for index, answers in unfinished.answers(Want(records=True)):
                     if answers.records is None:
-                        raise EngineError("the engine gave no distributions", fix="this is a fault of the engine")
+                        raise EngineError("the engine gave no distributions", fix=FAULT)
                     writer.write(index, answers.records)
                     unfinished.keep(index, answers)
                 manifest = unfinished.manifest()

@@ -10,7 +10,7 @@ from scoremode.engines.base import Engine
 from scoremode.engines.baseline import few_windows
 from scoremode.plan.plan import Plan
 from scoremode.plan.windows import WindowList
-from scoremode.values import Floats
+from scoremode.values import Floats, change
 from scoremode.verbs.scoring import answered
 
 SHARE = 4  # one window in so many is computed again at most, but two at least
@@ -32,7 +32,7 @@ def rerun(engine: Engine, plan: Plan, logprob: Floats) -> dict[str, Any]:
         for place, answers in answered(engine, windows):
             first = int(plan.target_offsets[some[place]])
             before = logprob[first : first + len(answers.logprob)]
-            moved.append(difference(answers.logprob[:, 0], before))
+            moved.append(change(answers.logprob[:, 0], before))
     engine.account()  # belongs to this pass, which is not part of the run
     d = np.concatenate(moved)
     size = f"{len(chosen)} window{'s' if len(chosen) > 1 else ''}"
@@ -47,13 +47,6 @@ def rerun(engine: Engine, plan: Plan, logprob: Floats) -> dict[str, Any]:
 
 
 NOT_RERUN = {"rms": None, "largest": None, "targets": 0, "words": "not measured with replicas"}
-
-
-def difference(logprob: Floats, reference: Floats) -> Floats:
-    """Returns the change of each target in nats; a target of probability zero in both has not changed."""
-    with np.errstate(invalid="ignore"):
-        found: Floats = np.where(logprob == reference, 0.0, logprob - reference)
-    return found
 
 
 def kept_promise(promise: str, d: Floats, what: str) -> str:

@@ -20,13 +20,13 @@ from typing import Any, Self
 import numpy as np
 
 from scoremode.engines.base import SCORES, Engine, Want
-from scoremode.errors import EngineError, ModelError
+from scoremode.errors import EngineError, ModelError, listed
 from scoremode.plan.build import plan_of_pairs
 from scoremode.plan.plan import Plan
 from scoremode.plan.windows import Answers, WindowSource
 from scoremode.scores.answers import FAULT, check_answers
 from scoremode.scores.journal import Journal
-from scoremode.scores.schema import BUILT_IN, joined_names
+from scoremode.scores.schema import BUILT_IN
 from scoremode.store import runs
 from scoremode.store.run import Run
 from scoremode.values import Bools, Ids, Ints
@@ -79,7 +79,7 @@ def answered(
         for index, answers in found:
             columns = columns or answers.columns
             if answers.columns != columns:
-                given, before = joined_names(answers.columns), joined_names(columns)
+                given, before = listed(answers.columns), listed(columns)
                 raise EngineError(f"window {index} has {given}, and windows before it have {before}", fix=FAULT)
             check_divergence(index, answers, least_kl)
         for index, answers in found:
@@ -261,7 +261,7 @@ class UnfinishedRun:
         journal = self.journal
         found = make_manifest(self.asked, self.engine.facts, journal, journal.seconds, self.claim.identity)
         if journal.left_out:
-            words = f"an older scoremode began this run, so {joined_names(journal.left_out)} are left out"
+            words = f"an older scoremode began this run, so {listed(journal.left_out)} are left out"
             note = f"{words}; --fresh measures them"
             found |= {key: [*found[key], note] for key in ("notes", "model_notes")}
         add_account(found, self.engine.account())

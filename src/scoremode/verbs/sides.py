@@ -131,7 +131,7 @@ class Folders:
         return None if self.out is None else self.out / (name_in(name) or "candidate")
 
     def of(self, candidate: LazyModel) -> Path | Place | None:
-        """The folder for the run of a candidate. That of a variant has no spaces in its name."""
+        """The folder for a candidate's run, named after the variant or the model; spaces become hyphens."""
         variant = candidate.variant
         return self.folder(candidate.subject.name if variant is None else variant.replace(" ", "-"))
 
@@ -160,7 +160,7 @@ def name_of(candidate: LazyModel) -> str:
 def compared_with(run_p: Run, noise: Mapping[str, Any], candidate: LazyModel) -> dict[str, Any]:
     """The fields of a candidate's manifest about its baseline and about the baseline's noise against itself.
 
-    The name of a variant is among them, because that of its model does not tell it from others.
+    They include the name of a variant, because all variants of a model have the model's name.
     """
     of_p = run_p.manifest
     named = {} if candidate.variant is None else {"variant": candidate.variant}

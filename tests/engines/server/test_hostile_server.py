@@ -120,7 +120,7 @@ def test_a_service_that_says_the_impossible_is_refused(
     served.more[ROOT] = SERVICE
     assert is_service(served.address)
     served.edit = replaced(ROOT, old, new)
-    assert "does not say what a service must say" in refused(capsys, "ppl", served)
+    assert "lacks facts that a scoring service must give" in refused(capsys, "ppl", served)
     assert is_service(served.address) is not False  # it is asked again, with the key and the user's own patience
     refused(capsys, "compare", served)
 

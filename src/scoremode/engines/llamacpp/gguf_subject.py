@@ -75,7 +75,7 @@ def _require_sound(facts: GgufFacts) -> None:
     for key in ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"):
         epsilon = facts.values.get(f"{facts.architecture}.{key}", 0.0)
         if not isinstance(epsilon, float) or not 0 <= epsilon < math.inf:  # written so that NaN is refused
-            raise ModelError(f"{facts.files[0]} gives {epsilon} as its {key}", fix="download it again")
+            raise ModelError(f"{facts.files[0]} is damaged: its {key} is {epsilon}", fix="download it again")
 
 
 class LlamaTokenizer:

@@ -50,7 +50,9 @@ class Choices:
         n_batch = options.n_batch or 2048
         n_ubatch = min(options.n_ubatch or 512, n_batch)
         if options.n_ubatch is not None and options.n_ubatch > n_batch:
-            raise OptionError(f"--n-ubatch {options.n_ubatch} is larger than --n-batch {n_batch}", fix="give less")
+            raise OptionError(
+                f"--n-ubatch {options.n_ubatch} is larger than --n-batch {n_batch}", fix=f"give {n_batch} or less"
+            )
         keys, values = options.cache_type_k or "f16", options.cache_type_v or "f16"
         flash = options.flash_attn or "off"
         if flash == "off" and values not in ("f32", "f16", "bf16"):

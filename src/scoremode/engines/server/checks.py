@@ -26,7 +26,7 @@ from scoremode.engines.server.link import Link
 from scoremode.engines.server.served import FORMS, MOST, Form, RefusedError, WrongAnswerError, ask, not_logprobs, score
 from scoremode.errors import EngineError
 from scoremode.text.tokenizer import TextTokenizer
-from scoremode.values import Floats
+from scoremode.values import Floats, change
 
 TEXT = "one two three one two three one two three one two three one two three one two three " * 2
 LENGTH, SHORTEST = 32, 4
@@ -95,9 +95,7 @@ def _require_same(link: Link, one: Floats, other: Floats) -> None:
 
 def distance(one: Floats, other: Floats) -> float:
     """Returns the mean absolute difference of two sequences of scores; equal infinities differ by 0."""
-    with np.errstate(invalid="ignore"):
-        d = np.where(one == other, 0.0, np.abs(one - other))
-    return float(d.mean()) if len(d) else 0.0
+    return float(np.abs(change(one, other)).mean()) if len(one) else 0.0
 
 
 def _largest(link: Link, form: Form, model: str, ids: Sequence[int]) -> list[list[float]] | None:

@@ -315,7 +315,8 @@ class ServiceEngine(RequestEngine):
 
     def _refused(self, what: str, reply: Reply) -> EngineError:
         return EngineError(
-            f"{self.subject.root} refuses {what} ({reply.status}: {reply.words})", fix="what is scored is kept"
+            f"{self.subject.root} refuses {what} ({reply.status}: {reply.words})",
+            fix="see the server's log; what is scored is kept: run the same command again to resume",
         )
 
 

@@ -50,7 +50,6 @@ class ServerFacts:
     system_fingerprint: str | None  # covers version, configuration and parallelism
 
     def facts(self) -> dict[str, Any]:
-        """Returns the facts that are known, by name."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -163,7 +162,7 @@ def _about(link: Link) -> dict[str, Any]:
 
 def _not_a_service(link: Link, why: str) -> EngineError:
     return EngineError(
-        f"{link.root}{SERVICE} does not say what a service must say ({why[:120]})",
+        f"{link.root}{SERVICE} lacks facts that a scoring service must give ({why[:120]})",
         fix="use one version of scoremode on both sides",
     )
 

@@ -220,8 +220,9 @@ class ComparedTokenizer:
     """A local tokenizer. The server encodes many of the same texts too, and must give the same ids."""
 
     def __init__(self, local: TextTokenizer, service: TokenService) -> None:
-        self.local, self.service = local, service
-        self.facts = local.facts
+        self.local, self.service, self.facts = local, service, local.facts
+        self.decode, self.pieces = local.decode, local.pieces
+        self.token_text, self.render_chat = local.token_text, local.render_chat
         self.texts = self.compared = self.characters = 0
         if service.exists:
             self._compare(PROBE, local.encode(PROBE, special=False), special=False)
@@ -260,18 +261,6 @@ class ComparedTokenizer:
             f"the server's tokenizer gave the same ids for {self.compared} of {self.texts} texts "
             f"({self.characters:,} characters); the rest was not compared"
         )
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self.local.decode(ids)
-
-    def pieces(self) -> list[bytes]:
-        return self.local.pieces()
-
-    def token_text(self, token: int) -> str:
-        return self.local.token_text(token)
-
-    def render_chat(self, messages: list[Message], *, open_turn: bool) -> str:
-        return self.local.render_chat(messages, open_turn=open_turn)
 
 
 class ServedTokenizer:

@@ -22,7 +22,7 @@ from scoremode.engines.transformers.choices import (
     require_quantization_library,
 )
 from scoremode.errors import EngineError
-from scoremode.models.kv_cache import cache_bytes
+from scoremode.models.sizes import cache_bytes
 from scoremode.plan.path import PATHS, DecodePath
 
 if TYPE_CHECKING:

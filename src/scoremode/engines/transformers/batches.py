@@ -144,7 +144,7 @@ class OtherBatches:
 
     @staticmethod
     def of(usual: list[Ints], padding: int) -> OtherBatches:
-        """Derives these batches from ``usual``, the usual split of all windows into batches."""
+        """Makes unusual batches from ``usual``, the batches in which the engine feeds all windows otherwise."""
         sizes = np.repeat([len(batch) for batch in usual], [len(batch) for batch in usual])
         was_alone = np.zeros(len(sizes), np.bool_)
         was_alone[np.concatenate(usual)] = sizes == 1

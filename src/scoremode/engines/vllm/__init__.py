@@ -26,7 +26,7 @@ from scoremode.engines.plugin import (
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.support import LaunchArguments, VllmOptions
 from scoremode.errors import ScoremodeError
-from scoremode.models.kv_cache import cache_bytes
+from scoremode.models.sizes import cache_bytes
 from scoremode.plan.path import CACHE_HIT, CHUNKED, PATHS
 
 if TYPE_CHECKING:

@@ -85,7 +85,9 @@ class SamplingParams:
 
     def __init__(self, *, score_mode: bool = False, max_tokens: int | None = None, **sampling: Any) -> None:
         if score_mode and max_tokens not in (None, 0):
-            raise OptionError(f"score mode generates nothing, max_tokens={max_tokens}", fix="leave max_tokens out")
+            raise OptionError(
+                f"score mode generates nothing, but max_tokens is {max_tokens}", fix="leave max_tokens out"
+            )
         if not score_mode and max_tokens == 0:
             raise OptionError("max_tokens=0 without score mode", fix="SamplingParams(score_mode=True)")
         if not score_mode:

@@ -221,7 +221,7 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
     if external and int(arguments.get("pipeline_parallel_size") or 1) > 1:
         raise OptionError(
             "external_launcher does not return the answers of the last pipeline stage",
-            fix="--engine-arg distributed_executor_backend=mp, or --pipeline-parallel-size 1",
+            fix="give --engine-arg distributed_executor_backend=mp, or --pipeline-parallel-size 1",
         )
 
 

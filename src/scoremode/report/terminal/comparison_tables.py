@@ -47,7 +47,6 @@ NARROW_IF_MISSING = {"top", *(column.name for column in DIVERGENCE if column is 
 
 
 def comparison_json(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What ``--json`` prints."""
     baseline = found[0].baseline
     return {
         "baseline": baseline.manifest["model"],
@@ -167,7 +166,6 @@ def _cell(statistic: Statistic, s: Mapping[str, Any]) -> str:
 
 # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def tasks_json(found: Sequence[TasksComparison]) -> dict[str, Any]:
-    """What ``--json`` prints."""
     first = found[0]
     return {
         "baseline": first.baseline_name,
@@ -249,7 +247,6 @@ def _accuracy(r: Row, name: str) -> str:
 
 
 def _recovery(row: Row) -> str:
-    """Recovery in percent above its paired error."""
     if row["recovery"] is None and row["accuracy_baseline"] == 0:
         return "undefined"
     return above_error(row, "recovery", percent=True)

@@ -61,7 +61,6 @@ class CutPairs:
 
     @property
     def largest(self) -> int:
-        """The largest token id of all pairs."""
         return max(int(self.found.ids.max(initial=-1)), int(np.concatenate(self.fronts).max(initial=-1)))
 
     @property
@@ -70,7 +69,6 @@ class CutPairs:
         return np.flatnonzero(self.found.touches[self.owns] < self.cuts)
 
     def split(self) -> list[EncodedPair]:
-        """Splits the pairs into one EncodedPair each."""
         joined, edges = self.found.joined, self.found.bounds.tolist()
         begins, ends = self.found.char_start.tolist(), self.found.char_end.tolist()
         owns, firsts = self.owns.tolist(), self.firsts.tolist()

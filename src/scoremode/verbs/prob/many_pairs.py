@@ -114,7 +114,6 @@ def as_line(pair: Pair) -> bytes:
 
 
 def digest_of(pairs: Pairs) -> str:
-    """Returns the sha256 of all pairs in order."""
     if isinstance(pairs, PairFile):
         return pairs.digest
     return hashlib.sha256(b"".join(map(as_line, pairs[:]))).hexdigest()
