@@ -64,6 +64,7 @@ class Writer(ABC):
 
     facts: EngineFacts
     ends: frozenset[int]  # the tokens that end a text
+    size: int = 0  # texts of a batch, as ``batches_of_texts`` forms them; 0: batches change no number, or are not known
     missing: tuple[str, ...] = ()  # "logprob" if only those of the model's own distribution are known: it is NaN then
 
     @abstractmethod

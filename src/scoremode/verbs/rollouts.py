@@ -130,10 +130,7 @@ class _Numbers:
 
 
 def _check_options(given: ModelArguments) -> None:
-    for name, value in given.items():
-        if name in SPREAD and value is not None:
-            flag = f"--{name.replace('_', '-')}"
-            raise OptionError(f"{flag}: rollouts are written by one engine", fix=f"leave {flag} out")
+    for name in given:
         if name not in (*all_options(), *SPREAD):
             raise UnknownArgumentError(f"there is no argument {name}", fix=did_you_mean(name, list(all_options())))
 
@@ -210,8 +207,7 @@ def _written(
         if found is None:
             announce(progress, f"loading {lazy.subject.name} with {lazy.engine_name}")
             work = Work(task.longest, shares_prompts=task.numbers.samples > 1, path=task.path)
-            opened = lazy.plugin.open_writer(lazy.subject, lazy.chosen.options, work, task.rules)
-            writer = stack.enter_context(closing(opened))
+            writer = stack.enter_context(closing(lazy.open_writer(work, task.rules, progress)))
             found = _write(writer, lazy, task, claim, progress)
         return found if out is not None else replace(found, path=None)
 

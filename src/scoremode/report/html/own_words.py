@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from markupsafe import Markup
@@ -51,6 +52,7 @@ def _survival(found: Sequence[tuple[int, str, Partings]]) -> Chart | None:
         known = [length for length in lengths if length <= survival.longest]
         ends = [*known[1:], min(longest, survival.longest)]
         pieces = [(begin, end, survival.at(begin)) for begin, end in zip(known, ends, strict=True)]
+        pieces[0] = (*pieces[0][:2], replace(pieces[0][2], low=None, high=None))  # no text parts before its first token
         curves.append((i, name, pieces))
     along = linear(0, longest, "tokens of the text")
     text = "Share of texts without a parting so far (Kaplan-Meier), with 95 % bounds."
