@@ -64,20 +64,21 @@ def _acceptance(found: Sequence[tuple[int, str, Speculation]]) -> Chart | None:
     if not any(len(one.by_position) > 1 for *_, one in found):
         return None
     last = max(last for *_, one in found for _, last, _ in one.by_position)
-    curves = [(i, name, [(first, last + 1, e) for first, last, e in one.by_position]) for i, name, one in found]
+    least = (found[0][2].by_position[0][1] + 1) / 2  # the first stretch is drawn as its second half
+    curves = [
+        (i, name, [(max(least, first), end + 1, e) for first, end, e in one.by_position]) for i, name, one in found
+    ]
     text = "Share of drafted tokens that would be accepted, by position in the text, with 95 % bounds."
     lowest = min(e.value if e.low is None else e.low for *_, pieces in curves for *_, e in pieces)
     up = _percent(0.0 if lowest < 0.6 else max(0.0, lowest - 0.05), 1.0, "accepted")
-    return _steps("Drafts along the text", text, logarithmic(1, last + 1, "position in the text"), up, curves)
+    return _steps("Drafts along the text", text, logarithmic(least, last + 1, "position in the text"), up, curves)
 
 
 def _tokens_per_step(found: Sequence[tuple[int, str, Speculation]]) -> Chart | None:
     """Draws the tokens that a step would write, against the number of drafted tokens."""
     if not found:
         return None
-    curves = [
-        (i, name, [(d.draft - 0.5, d.draft + 0.5, d.tokens_per_step) for d in one.drafts]) for i, name, one in found
-    ]
+    curves = [(i, name, [(d.draft, d.draft, d.tokens_per_step) for d in one.drafts]) for i, name, one in found]
     most = max(draft.draft for *_, one in found for draft in one.drafts)
     high = max(e.value if e.high is None else e.high for *_, pieces in curves for *_, e in pieces)
     along = Axis(lambda v: (v - 0.5) / most, tuple((float(n), str(n)) for n in range(1, most + 1)), "drafted tokens")
