@@ -37,4 +37,4 @@ def test_a_killed_command_resumes_to_the_same_texts(tiny: Path, tmp_path: Path) 
     whole = sm.rollouts(str(tiny), prompts, engine="transformers", **how)  # type: ignore[arg-type]
     assert len(kept) > 3000
     for one, other in ((resumed.written, whole.written), (resumed.raw_logprob, whole.raw_logprob)):
-        assert [a.tolist() for a in one] == [b.tolist() for b in other]  # type: ignore[attr-defined]
+        assert [a.tolist() for a in one] == [b.tolist() for b in other]

@@ -354,8 +354,9 @@ def _diverge(p: _BlockedProduct, q: _BlockedProduct, gather: Gather | None) -> D
     whole_p, whole_q = ((drop.exp() * total).sum(0) for drop, total in ((drop_p, total_p), (drop_q, total_q)))
     moved = moved_cross(drop_p, drop_q, total_p, cross), moved_cross(drop_q, drop_p, total_q, cross_q)
     sums = (largest_p, q.largest, whole_p, whole_q, *moved)
+    first_p, first_q = (own.keys for own in choices)
     apart = None if gather is None else kept.sum_apart(*log_totals(sums, gather))
-    return DivergencePartials(q.partials(sums_q), *sums, *(own.keys for own in choices), apart)
+    return DivergencePartials(q.partials(sums_q), *sums, first_p, first_q, apart)
 
 
 def _steps(x: Tensor) -> Iterator[slice]:

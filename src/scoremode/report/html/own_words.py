@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 from markupsafe import Markup
 
-from scoremode.report.html.drawing import SMALL, Axis, Chart, Shape, linear, logarithmic, plain
+from scoremode.report.html.charts import doubling
+from scoremode.report.html.drawing import SMALL, Axis, Chart, Shape, linear, plain
 from scoremode.report.html.templating import fill
 from scoremode.statistics.parting import Partings
 from scoremode.statistics.speculation import Speculation
@@ -63,15 +64,14 @@ def _acceptance(found: Sequence[tuple[int, str, Speculation]]) -> Chart | None:
     """Draws the share of drafted tokens that would be accepted, against the position in the text."""
     if not any(len(one.by_position) > 1 for *_, one in found):
         return None
-    last = max(last for *_, one in found for _, last, _ in one.by_position)
-    least = (found[0][2].by_position[0][1] + 1) / 2  # the first stretch is drawn as its second half
-    curves = [
-        (i, name, [(max(least, first), end + 1, e) for first, end, e in one.by_position]) for i, name, one in found
-    ]
+    edges = np.array([0, *sorted({end + 1 for *_, one in found for _, end, _ in one.by_position})])
+    least = edges[1] / 2  # the first stretch is drawn as its second half
+    each = [(i, name, one.by_position) for i, name, one in found]
+    curves = [(i, name, [(max(least, first), end + 1, e) for first, end, e in own]) for i, name, own in each]
     text = "Share of drafted tokens that would be accepted, by position in the text, with 95 % bounds."
     lowest = min(e.value if e.low is None else e.low for *_, pieces in curves for *_, e in pieces)
     up = _percent(0.0 if lowest < 0.6 else max(0.0, lowest - 0.05), 1.0, "accepted")
-    return _steps("Drafts along the text", text, logarithmic(least, last + 1, "position in the text"), up, curves)
+    return _steps("Drafts along the text", text, doubling(edges, "position in the text"), up, curves)
 
 
 def _tokens_per_step(found: Sequence[tuple[int, str, Speculation]]) -> Chart | None:
@@ -90,7 +90,7 @@ def _percent(low: float, high: float, label: str) -> Axis:
     return linear(low, high, label, count=4, write=lambda v: f"{plain(100 * v)}%")
 
 
-def _steps(title: str, text: str, along: Axis, up: Axis, curves: Sequence[tuple[int, str, list[Piece]]]) -> Chart:
+def _steps(title: str, text: str, along: Axis, up: Axis, curves: Sequence[tuple[int, str, Sequence[Piece]]]) -> Chart:
     """Draws a line of steps for each candidate, and its bounds as a band."""
     bands, lines = list[Shape](), list[Shape]()
     for series, name, pieces in curves:
