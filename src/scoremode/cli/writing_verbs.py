@@ -72,8 +72,9 @@ class RolloutsVerb(Verb):
         each = {flag: getattr(parsed, _name(flag)) for flag in TASKS}
         of_tasks = {flag: value for flag, value in each.items() if value is not None and value is not False}
         is_task = parsed.prompts is not None and parsed.prompts.startswith(TASK)
-        if not is_task and (given := [flag.split()[0] for flag, value in of_tasks.items()]):
-            raise InputError(f"{given[0]} is about tasks", fix=f"give --prompts {TASK}NAME, or leave it out")
+        if of_tasks and not is_task:
+            what = f"{next(iter(of_tasks)).split()[0]} is about tasks"
+            raise InputError(what, fix=f"give --prompts {TASK}NAME, or leave it out")
         if parsed.out is None:
             raise InputError("the texts have no place to go", fix="give --out DIR")
         numbers = ("samples", "temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "sequences")
