@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from scoremode.errors import ScoremodeError
+    from scoremode.harness.prompts import task_prompts
     from scoremode.harness.results import TasksComparison
     from scoremode.harness.tasks import tasks
     from scoremode.plan.plan import Plan
@@ -64,6 +65,7 @@ _HOME = {
     "noise": "verbs.noise",
     "Progress": "verbs.progress",
     "tasks": "harness.tasks",
+    "task_prompts": "harness.prompts",
     "TasksComparison": "harness.results",
     "Noise": "verbs.noise",
     "SequenceProbability": "verbs.prob.sequence",
@@ -122,6 +124,7 @@ __all__ = [
     "reference",
     "report",
     "rollouts",
+    "task_prompts",
     "tasks",
     "wrap",
 ]

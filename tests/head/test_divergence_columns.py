@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from scoremode.head import blocked
 from scoremode.head.blocked import diverge_blocked
 from scoremode.head.chunked import diverge_from_logits, diverge_in_chunks
 from scoremode.head.definition import Columns
@@ -155,3 +156,14 @@ def test_ranks_that_exchange_their_sums(way: Diverge, cuts: list[int]) -> None:
     whole = finish_divergence(combine_divergence([part for part, _ in parts]), parts[0][1])
     agree(whole, p.logits(hidden), q.logits(hidden), targets, 1e-6)
     assert isinstance(whole.q, Columns)
+
+
+@pytest.mark.parametrize("kept", [0, 2 * 300 * 1024, 2 * 300 * 3000])
+def test_weights_that_are_not_kept_are_computed_again_with_the_same_bits(
+    kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden, p, q, targets = drawn(300, 17, 15003)
+    whole = finish_divergence(*diverge_blocked(hidden, p, hidden, q, targets, gather=gather_own))
+    monkeypatch.setattr(blocked, "KEPT_WEIGHTS", kept)
+    found = finish_divergence(*diverge_blocked(hidden, p, hidden, q, targets, gather=gather_own))
+    assert all(torch.equal(getattr(found, name), getattr(whole, name)) for name in NAMES)

@@ -242,3 +242,63 @@ def test_written_tokens_are_divided_like_a_turn_and_by_rules() -> None:
     found = [slicing.names[code] for code in codes.tolist()]
     counts = {name: found.count(name) for name in dict.fromkeys(found)}
     assert counts == {"prompt": 7, "thinking": len("<think>hm</think>"), "answer": 4, "b": len("<b>x</b>")}
+
+
+# templates in the form of published ones: how the assistant's turn is opened, and what a model writes in it
+TURNS = {
+    "Qwen3": (
+        "<|im_start|>assistant\n",
+        [("thinking", "<think>\nhm\n</think>"), ("answer", "\n\nYes"), ("tool call", "<tool_call>\n{}\n</tool_call>")],
+    ),
+    "Qwen3, not thinking": ("<|im_start|>assistant\n<think>\n\n</think>\n\n", [("answer", "Yes<|im_end|>")]),
+    "DeepSeek-R1": (
+        "<｜Assistant｜><think>\n",
+        [
+            ("thinking", "hm</think>"),
+            ("answer", "Yes"),
+            ("tool call", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁calls▁end｜>"),
+            ("answer", "<｜end▁of▁sentence｜>"),
+        ],
+    ),
+    "DeepSeek-V3.1, not thinking": ("<｜Assistant｜></think>", [("answer", "Yes<｜end▁of▁sentence｜>")]),
+    "Llama 3": (
+        "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        [("tool call", "<|python_tag|>clock.call()<|eom_id|>")],
+    ),
+    "Llama 3, end of turn": (
+        "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        [("answer", "Wait."), ("tool call", "<|python_tag|>{}<|eot_id|>")],
+    ),
+    "Mistral": ("[INST]Q[/INST]", [("answer", "Wait."), ("tool call", '[TOOL_CALLS][{"name": "f"}]</s>')]),
+    "Mistral, thinking": (
+        "[INST]Q[/INST]",
+        [("thinking", "[THINK]hm[/THINK]"), ("answer", "Yes"), ("tool call", "[TOOL_CALLS]f[ARGS]{}</s>")],
+    ),
+    "gpt-oss": (
+        "<|start|>assistant",
+        [
+            ("thinking", "<|channel|>analysis<|message|>hm<|end|>"),
+            ("answer", "<|start|>assistant<|channel|>final<|message|>Yes<|return|>"),
+        ],
+    ),
+    "gpt-oss, a tool": (
+        "<|start|>assistant",
+        [
+            ("answer", "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"),
+            ("tool call", " to=functions.f<|channel|>commentary json<|message|>{}<|call|>"),
+        ],
+    ),
+    "gpt-oss, the channel names the tool": (
+        "<|start|>assistant",
+        [("tool call", "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>")],
+    ),
+}
+
+
+@pytest.mark.parametrize("model", TURNS)
+def test_turns_as_published_templates_write_them(model: str) -> None:
+    opened, parts = TURNS[model]
+    text, slicing = opened + "".join(part for _, part in parts), Slicing()
+    found = [(name, text[begin:end]) for begin, end, name in slicing.turn(text, len(opened), len(text))]
+    assert found == parts
+    assert slicing.finish() == ()

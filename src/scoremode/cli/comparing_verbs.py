@@ -16,9 +16,9 @@ from scoremode.cli.parser import Verb
 from scoremode.errors import CandidatesError, ScoremodeError
 
 if TYPE_CHECKING:
+    from scoremode.report.terminal.comparison_parts import ResultPart
     from scoremode.statistics.comparison import Comparison
-    from scoremode.statistics.equivalence import Equivalence
-    from scoremode.verbs.own_words import OwnWords
+    from scoremode.text.rollouts import Rollouts
 
 logger = logging.getLogger(__name__)
 
@@ -75,11 +75,13 @@ class CompareVerb(Verb):
 
     def run(self, parsed: argparse.Namespace) -> int:
         from scoremode.report.numbers import read_columns
+        from scoremode.report.terminal.comparison_parts import comparison_parts
         from scoremode.statistics import gate
         from scoremode.statistics.comparison import comparison_statistics
         from scoremode.statistics.equivalence import require_margin
         from scoremode.store.runs import is_run
         from scoremode.verbs.compare import compare
+        from scoremode.verbs.own_words import own_words
 
         rules = [gate.parse(text) for text in parsed.fail_if or ()]  # before an hour of scoring
         more = read_columns(parsed.columns)
@@ -87,6 +89,7 @@ class CompareVerb(Verb):
             require_margin(parsed.no_worse_than)
         output = checked_report(parsed)
         failed: dict[str, ScoremodeError] = {}
+        rollouts, question = _opened_rollouts(parsed), flags.question(parsed)
         with progress_bar("scoring") as progress:
             try:
                 compared: Sequence[Comparison] = compare(
@@ -95,7 +98,7 @@ class CompareVerb(Verb):
                     out=parsed.out,
                     fresh=parsed.fresh,
                     progress=progress,
-                    **flags.question(parsed),
+                    **(question if rollouts is None else {**question, "corpus": rollouts}),
                     **flags.model_arguments(parsed),
                     **flags.baseline_arguments(parsed),
                 )
@@ -108,11 +111,13 @@ class CompareVerb(Verb):
             found = [replace(c, manifest={**c.manifest, "command": _command_line()}) for c in found]
         statistics = [comparison_statistics(c) for c in found]
         tested = [] if parsed.no_worse_than is None else [c.no_worse_than(parsed.no_worse_than) for c in found]
-        _show_comparison(parsed, found, statistics, failed, tested)
+        words = [] if rollouts is None else own_words(found, rollouts, parsed.num_samples)
+        parts = comparison_parts(found, by_depth=parsed.by_depth, words=words, tested=tested)
+        _show_comparison(parsed, found, statistics, failed, parts)
         if output:
             from scoremode.report.html.page import render
 
-            write_report(parsed, output, render(found, statistics, more=more))
+            write_report(parsed, output, render(found, statistics, more=more, words=words))
         worse = [f"{one.name}: {one.sentence}" for one in tested if not one.no_worse]
         code = verdict([*(gate.check(rule, one) for rule in rules for one in statistics), *worse])
         return _tell_failed(failed) if failed else code
@@ -123,15 +128,12 @@ def _show_comparison(
     found: Sequence[Comparison],
     statistics: Sequence[dict[str, Any]],
     failed: Mapping[str, ScoremodeError],
-    tested: Sequence[Equivalence],
+    parts: Sequence[ResultPart],
 ) -> None:
-    """Prints a comparison in the layout that was asked for."""
+    """Prints a comparison in the layout that was asked for; ``parts`` are shown below its table."""
     from scoremode.report.model_card import markdown, model_index
     from scoremode.report.numbers import read_columns
-    from scoremode.report.served import are_variants
     from scoremode.report.terminal.comparison_tables import comparison_json, comparison_table, llamacpp_layout
-    from scoremode.report.terminal.own_words_tables import equivalence_lines, own_words_tables
-    from scoremode.report.terminal.part_tables import depth_json, depth_table, slices_json, slices_table
 
     if parsed.markdown:
         print(markdown(found, statistics))
@@ -140,38 +142,31 @@ def _show_comparison(
     elif parsed.model_index:
         print("\n".join(map(model_index, found, statistics)))
     else:
-        reasons = {"failed": [{"name": name, "reason": str(error)} for name, error in failed.items()]}
-        facts = {**comparison_json(found, statistics), **(reasons if failed else {})} if parsed.json else {}
-        by_depth = parsed.by_depth or are_variants(found)
-        for row, rows in zip(facts["candidates"], depth_json(found), strict=True) if facts and by_depth else ():
-            row["by_depth"] = rows
-        for row, rows in zip(facts["candidates"], slices_json(found), strict=True) if facts else ():
-            row.update({"by_slice": rows} if rows else {})
-        for row, one in zip(facts["candidates"], tested, strict=True) if facts and tested else ():
-            row["equivalence"] = one.as_json()
-        said = _own_words(parsed, found)
-        for row, words in zip(facts["candidates"], said, strict=True) if facts and said else ():
-            row["own_words"] = words.as_json()
-        below: list[Any] = []
-        if not parsed.json:
-            below += [*(depth_table(found) if by_depth else ()), *slices_table(found)]
-            below += own_words_tables(said) if said else []
-        below += equivalence_lines(tested) if tested else []
-        more = read_columns(parsed.columns)
-        show(parsed, lambda: facts, lambda: [*comparison_table(found, statistics, more), *below])
+
+        def facts() -> dict[str, Any]:
+            reasons = {"failed": [{"name": name, "reason": str(error)} for name, error in failed.items()]}
+            told = {**comparison_json(found, statistics), **(reasons if failed else {})}
+            for part in parts:
+                for row, own in zip(told["candidates"], part.facts(), strict=True):
+                    row.update({part.field: own} if own else {})
+            return told
+
+        def tables() -> list[Any]:
+            table = comparison_table(found, statistics, read_columns(parsed.columns))
+            return [*table, *(line for part in parts for line in part.lines())]
+
+        show(parsed, facts, tables)
 
 
-def _own_words(parsed: argparse.Namespace, found: Sequence[Comparison]) -> list[OwnWords]:
-    """What texts say that a model wrote; nothing for other texts."""
+def _opened_rollouts(parsed: argparse.Namespace) -> Rollouts | None:
+    """The rollouts that are compared on, read once for all models; None for another text."""
     from scoremode.text.corpus import WRITTEN
     from scoremode.text.rollouts import Rollouts
-    from scoremode.verbs.own_words import own_words
 
-    named = parsed.corpus[0] if parsed.corpus else ""
-    if not named.startswith(WRITTEN):
-        return []
-    rollouts = Rollouts.open(named.removeprefix(WRITTEN))
-    return own_words(found, rollouts if parsed.num_samples is None else rollouts.first(parsed.num_samples))
+    named = parsed.corpus or []
+    if len(named) != 1 or not named[0].startswith(WRITTEN):
+        return None
+    return Rollouts.open(named[0].removeprefix(WRITTEN))
 
 
 class PathsVerb(Verb):

@@ -103,7 +103,7 @@ MODEL: Flags = {
 }
 TEXT: Flags = {
     "--corpus TEXT …": "wikitext2, wikitext2:FILE, python-docs, a file (.txt .md .jsonl .parquet), a folder, a pattern "
-    "of files, rollouts:DIR, or - for stdin",
+    "of files, rollouts:DIR, answers:FILE-or-DIR, or - for stdin",
     "--text TEXT": "a text given here",
     "--dataset NAME": "a dataset on the Hugging Face hub",
     "--dataset-config CONFIG": "",

@@ -10,9 +10,18 @@ from scoremode.cli.parser import Verb
 from scoremode.errors import InputError
 
 PROMPTS: flags.Flags = {
-    "--prompts FILE": 'rows of a .jsonl ({"prompt": "…"} or {"messages": […]}, perhaps "answer"), or lines of a .txt',
+    "--prompts FILE": 'rows of a .jsonl ({"prompt": "…"} or {"messages": […]}, perhaps "answer"), or lines of a .txt; '
+    "or task:NAMES, the questions of lm-eval's tasks with the answers that they know",
     "--prompt TEXT …": "a prompt given here; may be given again",
 }
+TASKS: flags.Flags = {
+    "--limit N": "only the first N questions of each task",
+    "--num-fewshot N": "examples before a question (default: what the task says)",
+    "--task-data DIR": "local data of tasks: DIR/TASK_SPLIT.jsonl, one row per line",
+    "--include-path DIR …": "YAML files of your own tasks; their code is run",
+    "--apply-chat-template": "ask a task's questions as messages of a user",
+}
+TASK = "task:"  # before names of tasks
 WRITING: flags.Flags = {
     "--samples N": "texts for each prompt (default: 1)",
     "--max-tokens N": "most tokens of a text (default: 256)",
@@ -40,7 +49,7 @@ class RolloutsVerb(Verb):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         flags.add(parser, flags.MODEL)
-        flags.add(parser.add_argument_group("prompts"), PROMPTS)
+        flags.add(parser.add_argument_group("prompts"), {**PROMPTS, **TASKS})
         texts = parser.add_argument_group("texts")
         flags.add(texts, WRITING)
         flags.add(texts, DRAWING, type=flags.amount)
@@ -60,14 +69,26 @@ class RolloutsVerb(Verb):
         if (parsed.prompts is None) == (not parsed.prompt):
             what = "--prompts and --prompt were given together" if parsed.prompt else "no prompt was given"
             raise InputError(what, fix="give --prompts FILE, or --prompt TEXT")
+        each = {flag: getattr(parsed, _name(flag)) for flag in TASKS}
+        of_tasks = {flag: value for flag, value in each.items() if value is not None and value is not False}
+        is_task = parsed.prompts is not None and parsed.prompts.startswith(TASK)
+        if of_tasks and not is_task:
+            what = f"{next(iter(of_tasks)).split()[0]} is about tasks"
+            raise InputError(what, fix=f"give --prompts {TASK}NAME, or leave it out")
         if parsed.out is None:
             raise InputError("the texts have no place to go", fix="give --out DIR")
         numbers = ("samples", "temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "sequences")
         given = {name: value for name in numbers if (value := getattr(parsed, name)) is not None}
         with progress_bar("writing") as progress:
+            prompts = parsed.prompts or parsed.prompt
+            if is_task:
+                from scoremode.harness.prompts import task_prompts
+
+                known = {_name(flag): value for flag, value in of_tasks.items()}
+                prompts = task_prompts(parsed.prompts.removeprefix(TASK), progress=progress, **known)
             found = rollouts(
                 parsed.model,
-                parsed.prompts or parsed.prompt,
+                prompts,
                 out=parsed.out,
                 fresh=parsed.fresh,
                 progress=progress,
@@ -75,3 +96,8 @@ class RolloutsVerb(Verb):
                 **flags.model_arguments(parsed),
             )
         show(parsed, lambda: found.manifest, lambda: rollouts_table(found, parsed.out))
+
+
+def _name(flag: str) -> str:
+    """The name of a flag's value, as argparse makes it."""
+    return flag.split(maxsplit=1)[0].removeprefix("--").replace("-", "_")

@@ -124,7 +124,9 @@ class Dispatcher:
     # ── answers of replicas ──────────────────────────────────────────────────────────────────────────────────────────
     def _accept(self, replica: ReplicaHandle, block: PackedAnswers) -> Iterator[tuple[int, Answers]]:
         replica.failures = 0
-        indices = replica.assignments[0].subset.indices
+        subset = replica.assignments[0].subset
+        assert subset is not None
+        indices = subset.indices
         for window, answers in block.answers(self.schema):
             index = int(indices[window])
             if self._is_first_nan(replica, index, answers) or not self.ledger.received(index):

@@ -45,7 +45,7 @@ def require_alone(spread: Spread | None) -> None:
         )
 
 
-def _environment(spread: Spread) -> dict[str, str]:
+def environment_of(spread: Spread) -> dict[str, str]:
     """Returns the variable for as many threads per replica as here: the bits of a CPU's sums depend on the number."""
     threads = os.environ.get("OMP_NUM_THREADS")
     if not threads and spread.cpus_per_replica is not None and spread.cpus_per_replica >= 1:
@@ -80,7 +80,7 @@ class ReplicatedEngine(Engine):
             if say is not None:
                 self._log.say = say
             spec = ReplicaSpec.of(chosen, tokenizer, work)
-            self._pool = ReplicaPool(self._cluster, spec, room, _environment(spread), self._log)
+            self._pool = ReplicaPool(self._cluster, spec, room, environment_of(spread), self._log)
             self._pool.show = tell
             first = self._pool.wait_for_one().opened
         except BaseException:

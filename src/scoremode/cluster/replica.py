@@ -25,6 +25,7 @@ from scoremode.engines.base import Baseline, Engine, EngineFacts, NoiseFloor, St
 from scoremode.engines.baseline import FileBaseline, HeldBaseline, StoredBaseline
 from scoremode.engines.plugin import EnginePlugin, Work
 from scoremode.engines.registry import Chosen, choose, open_engine
+from scoremode.engines.writing import DrawingRules, Writer, WritingRequest, WrittenTokens
 from scoremode.errors import EngineError, RunError, ScoremodeError
 from scoremode.installation import installed_versions
 from scoremode.plan.windows import Window, WindowSource
@@ -171,9 +172,10 @@ class ReplicaSpec:
     tokenizer_fingerprint: str
     settings: Mapping[str, Any]
     versions: Mapping[str, str]
+    rules: DrawingRules | None = None  # to write texts by; None: the replica scores
 
     @staticmethod
-    def of(chosen: Chosen, tokenizer: str | None, work: Work) -> ReplicaSpec:
+    def of(chosen: Chosen, tokenizer: str | None, work: Work, rules: DrawingRules | None = None) -> ReplicaSpec:
         return ReplicaSpec(
             model=chosen.subject.name,
             engine=chosen.plugin.called,
@@ -185,6 +187,7 @@ class ReplicaSpec:
             tokenizer_fingerprint=chosen.subject.tokenizer.facts.fingerprint,
             settings=_plain_settings(chosen),
             versions=_versions(chosen.plugin),
+            rules=rules,
         )
 
     def require_same(self, chosen: Chosen) -> None:
@@ -225,6 +228,15 @@ def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 # ── the replica ───────────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True)
+class WriterFacts:
+    """What the driver must know of a writer: the fields of ``Writer``."""
+
+    ends: frozenset[int]
+    size: int
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Opened:
     """What a replica reports when its engine is open."""
 
@@ -234,6 +246,7 @@ class Opened:
     node: str  # its id in Ray
     pid: int
     seconds: float  # to open the engine
+    writes: WriterFacts | None = None  # of a replica that writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +286,7 @@ class Replica:
 
     def __init__(self) -> None:
         self._engine: Engine | None = None
+        self._writer: Writer | None = None
         self._opened: dict[str, Reference | KldFile] = {}  # baselines, so that each is checked once
 
     @property
@@ -293,9 +307,16 @@ class Replica:
             os.chdir(spec.folder)
         chosen = choose(spec.model, spec.engine, spec.options, spec.tokenizer)
         spec.require_same(chosen)
-        self._engine = open_engine(chosen, spec.work)
+        writes, longest = None, None
+        if spec.rules is None:
+            self._engine = open_engine(chosen, spec.work)
+            facts, longest = self.engine.facts, self.engine.longest
+        else:
+            self._writer = chosen.plugin.open_writer(chosen.subject, chosen.options, spec.work, spec.rules)
+            facts, writer = self._writer.facts, self._writer
+            writes = WriterFacts(writer.ends, writer.size, writer.missing)
         seconds, node = time.perf_counter() - began, ray.get_runtime_context().get_node_id()
-        return Opened(self.engine.facts, self.engine.longest, socket.gethostname(), node, os.getpid(), seconds)
+        return Opened(facts, longest, socket.gethostname(), node, os.getpid(), seconds, writes)
 
     @_returns_errors
     def batches(self, source: WindowSubset | WindowLengths) -> list[Ints] | None:
@@ -336,6 +357,24 @@ class Replica:
             yield waiting.take()
         yield refusal or Finished(time.perf_counter() - began)
 
+    def write(
+        self, asked: Sequence[WritingRequest], done: Bools
+    ) -> Iterator[tuple[int, WrittenTokens] | Finished | ScoremodeError]:
+        """Yields the texts of an assignment, each when it has ended; then ``Finished`` or an error."""
+        assert self._writer is not None, "a replica that was opened to write"
+        began = time.perf_counter()
+        try:
+            yield from self._writer.write(asked, done, lambda tokens: None)
+            yield Finished(time.perf_counter() - began)
+        except Exception as error:
+            yield as_our_error(error)
+
+    @_returns_errors
+    def account(self) -> list[str]:
+        """What a reader of the texts must know about how they were written."""
+        assert self._writer is not None, "a replica that was opened to write"
+        return self._writer.account()
+
     @_returns_errors
     def probe(self, subset: WindowSubset) -> Floats:
         ((_, answers),) = self.engine.score(subset, np.zeros(len(subset), np.bool_))
@@ -359,6 +398,6 @@ class Replica:
         return self.engine.noise_floor(baseline, subset, done)
 
     def close(self) -> None:
-        engine, self._engine = self._engine, None
+        engine, self._engine = self._engine or self._writer, None
         if engine is not None:
             engine.close()

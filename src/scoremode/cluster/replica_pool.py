@@ -30,7 +30,7 @@ class Assignment:
     """Batches that a replica computes, and the stream of its answers."""
 
     batches: list[int]
-    subset: WindowSubset
+    subset: WindowSubset | None  # None: texts are written
     tokens: int
     stream: Any
     sent: float

@@ -52,6 +52,7 @@ class WrittenTokens:
     ids: Ids
     logprob: Floats  # in the distribution that each token was drawn from; 0 for greedy choices
     raw_logprob: Floats  # in the model's own distribution, before temperature and filters
+    finish: str | None = None  # "stop" if the engine says that the text ended by itself; None: its last token says it
 
 
 Tell = Callable[[int], None]
@@ -63,6 +64,8 @@ class Writer(ABC):
 
     facts: EngineFacts
     ends: frozenset[int]  # the tokens that end a text
+    size: int = 0  # texts of a batch, as ``batches_of_texts`` forms them; 0: batches change no number, or are not known
+    missing: tuple[str, ...] = ()  # "logprob" if only those of the model's own distribution are known: it is NaN then
 
     @abstractmethod
     def write(self, asked: Sequence[WritingRequest], done: Bools, tell: Tell) -> Iterator[tuple[int, WrittenTokens]]:

@@ -27,6 +27,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from scoremode.arguments import whole_number
 from scoremode.disk.files import write_atomically
 from scoremode.disk.folders import TASK_INDEX, cache_folder
 from scoremode.errors import InputError, OptionError, ScoremodeError, harmless
@@ -57,6 +58,41 @@ class TaskSelection:
     chat_template: bool = False
     task_data: Path | None = None
     include: tuple[Path, ...] = ()
+    generates: bool = False  # may the tasks ask for generated text?
+
+
+def task_selection(
+    tasks: str | Sequence[str],
+    num_fewshot: int | None,
+    limit: int | None,
+    task_data: str | Path | None,
+    include_path: str | Path | Sequence[str | Path],
+    *,
+    chat_template: bool = False,
+    generates: bool = False,
+) -> TaskSelection:
+    """Returns the tasks that a caller named, checked; ``tasks`` may have commas."""
+    names = tuple(name.strip() for name in (tasks.split(",") if isinstance(tasks, str) else tasks))
+    if not names or not all(names):
+        raise OptionError("no task was named", fix="give --tasks arc_easy,hellaswag")
+    include = [include_path] if isinstance(include_path, str | Path) else include_path
+    return TaskSelection(
+        names,
+        _at_least(0, "num_fewshot", num_fewshot, "is negative"),
+        _at_least(1, "limit", limit, "leaves no document"),
+        chat_template,
+        Path(task_data) if task_data is not None else None,
+        tuple(map(Path, include)),
+        generates,
+    )
+
+
+def _at_least(least: int, name: str, value: Any, problem: str) -> int | None:
+    """A whole number that is at least ``least``, or None if none was given."""
+    number = whole_number(name, value)
+    if number is not None and number < least:
+        raise OptionError(f"--{name.replace('_', '-')} {number} {problem}", fix=f"give {least} or more")
+    return number
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +119,7 @@ def load_tasks(wanted: TaskSelection, progress: Progress | None = None) -> Loade
         manager = task_manager(wanted.include, progress)
         names = known_names(manager.task_index, wanted.names)
         announce(progress, "loading the tasks' data")
-        with _own_download(data, wanted.num_fewshot) as building, seeded():
+        with _own_download(data, wanted) as building, seeded():
             try:
                 found = manager.load(names)
             except ScoremodeError:
@@ -92,7 +128,7 @@ def load_tasks(wanted: TaskSelection, progress: Progress | None = None) -> Loade
                 raise _unusable(error, building) from None
     tasks, groups = found["tasks"], found.get("groups") or {}
     for name, task in tasks.items():
-        _require_supported(task, name)
+        _require_supported(task, name, generates=wanted.generates)
         if data is not None and not hasattr(task, "fewshot_cfg"):
             raise InputError(f"{name} is written in Python and loads its own data", fix="leave it out of --tasks")
     notes = [*(data.notes if data else ()), *_set_shots(tasks, wanted.num_fewshot)]
@@ -135,13 +171,14 @@ def shots_of(config: Any, given: int | None) -> int:
     return int(own or 0) if given is None or own == 0 else given
 
 
-def _require_supported(task: Any, name: str) -> None:
-    """Refuse a task that log-likelihoods cannot answer."""
+def _require_supported(task: Any, name: str, *, generates: bool) -> None:
+    """Refuse a task that log-likelihoods cannot answer, unless texts are to be generated."""
     kind = task.OUTPUT_TYPE
-    if kind in REFUSED:
+    may_generate = generates and kind == "generate_until"
+    if kind in REFUSED and not may_generate:
         what, fix = REFUSED[kind]
         raise InputError(f"the task {name} {what}", fix=fix)
-    if kind not in ("multiple_choice", "loglikelihood"):
+    if kind not in ("multiple_choice", "loglikelihood") and not may_generate:
         raise InputError(f"the task {name} has an unknown kind of question ({kind})", fix="name another task")
     if getattr(task, "MULTIMODAL", False):
         raise InputError(f"the task {name} needs images or sound", fix="name a task of text alone")
@@ -151,7 +188,7 @@ def _require_supported(task: Any, name: str) -> None:
 
 # ── inside of lm-eval ────────────────────────────────────────────────────────────────────────────────────────────────
 @contextlib.contextmanager
-def _own_download(data: TaskData | None, num_fewshot: int | None) -> Iterator[list[str]]:
+def _own_download(data: TaskData | None, wanted: TaskSelection) -> Iterator[list[str]]:
     """Inside the block, tasks are checked before their data are loaded, and local files are used if there are any.
 
     lm-eval loads the data while it makes a task, inside of groups and tags as well; this is the one place where all
@@ -164,9 +201,9 @@ def _own_download(data: TaskData | None, num_fewshot: int | None) -> Iterator[li
     def download(task: Any, dataset_kwargs: dict[str, Any] | None = None, **more: Any) -> None:
         name = str(task.config.task)
         begun.append(name)
-        _require_supported(task, name)
+        _require_supported(task, name, generates=wanted.generates)
         if data is not None:
-            task.dataset = data.load(task, shots_of(task.config, num_fewshot))
+            task.dataset = data.load(task, shots_of(task.config, wanted.num_fewshot))
             return
         safe = {key: value for key, value in (dataset_kwargs or {}).items() if key != "trust_remote_code"}
         try:

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
-from scoremode.arguments import require_flag, whole_number
+from scoremode.arguments import require_flag
 from scoremode.errors import InputError, OptionError, did_you_mean
 from scoremode.harness.answering import ModelAnswers, TaskDocuments, answer_documents
 from scoremode.harness.documents import Render, build_documents, judges_itself
 from scoremode.harness.encoding import hugging_face_tokenizer, render
-from scoremode.harness.loading import SEEDS, LoadedTasks, TaskSelection, check_task_names, load_tasks
+from scoremode.harness.loading import SEEDS, LoadedTasks, check_task_names, load_tasks, task_selection
 from scoremode.harness.results import TasksComparison, groups_of, pair_tasks
 from scoremode.references.kld import is_kld
 from scoremode.remote.uri import Place, local_path
@@ -67,15 +67,7 @@ def tasks(
     """
     folders = Folders(local_path(out, "--out") if out is not None else None, fresh, progress)
     require_flag("apply_chat_template", apply_chat_template)
-    include = [include_path] if isinstance(include_path, str | Path) else include_path
-    asked = TaskSelection(
-        _names(tasks),
-        _at_least(0, "num_fewshot", num_fewshot, "is negative"),
-        _at_least(1, "limit", limit, "leaves no document"),
-        apply_chat_template,
-        Path(task_data) if task_data is not None else None,
-        tuple(map(Path, include)),
-    )
+    asked = task_selection(tasks, num_fewshot, limit, task_data, include_path, chat_template=apply_chat_template)
     _, given = split_arguments(options)
     check_task_names(asked)
     request = CompareRequest(engine, given, baseline_engine, baseline_options, tokenizer)
@@ -123,21 +115,6 @@ def _require_metric(loaded: LoadedTasks, metric: str | None) -> None:
     known = sorted({name for task in loaded.tasks.values() for name in task.aggregation()})
     if metric is not None and metric.split(",")[0] not in known:  # lm-eval writes a filter after a comma
         raise OptionError(f"no task here has the metric '{metric}'", fix=did_you_mean(metric, known))
-
-
-def _names(tasks: str | Sequence[str]) -> tuple[str, ...]:
-    listed = tuple(name.strip() for name in (tasks.split(",") if isinstance(tasks, str) else tasks))
-    if not listed or not all(listed):
-        raise OptionError("no task was named", fix="give --tasks arc_easy,hellaswag")
-    return listed
-
-
-def _at_least(least: int, name: str, value: Any, problem: str) -> int | None:
-    """A whole number that is at least ``least``, or None if none was given."""
-    number = whole_number(name, value)
-    if number is not None and number < least:
-        raise OptionError(f"--{name.replace('_', '-')} {number} {problem}", fix=f"give {least} or more")
-    return number
 
 
 @dataclass(slots=True)

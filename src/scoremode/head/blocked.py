@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,10 +27,9 @@ from scoremode.head.divergence import (
     COPIES,
     DivergencePartials,
     Gather,
-    empty_sums,
     log_totals,
     moved_cross,
-    sum_apart,
+    sum_cross,
 )
 from scoremode.head.first_choices import LeadingChoices
 from scoremode.head.matrix import Head
@@ -44,6 +42,7 @@ TIED_ROWS = 128  # rows whose logits are copied together to look for ties: half 
 CHUNK = 256  # the largest logit is found per chunk first, so that its position is searched in one chunk only
 BLOCK_LOGITS = 1 << 20  # logits per block: 4 MiB. Smaller blocks lose more to call overhead than the cache saves
 COPIED_WEIGHTS = 3 << 19  # most weights copied per block: 6 MiB
+KEPT_WEIGHTS = 1 << 27  # exponentials of both models that a divergence keeps: 512 MiB
 
 
 def reduce_blocked(hidden: Tensor, head: Head, targets: Tensor, share: Share = keep_own) -> tuple[Partials, Tensor]:
@@ -253,6 +252,7 @@ class _BlockedProduct:
             chosen = chunk[better]
             self.best[better] = chunks[better, chosen]
             self.best_begin[better] = begin + self.plan.chunk * chosen
+        self.largest_here = here  # of the last block
         torch.maximum(self.largest, here, out=self.largest)
 
     def partials(self, sums: _Sums) -> Partials:
@@ -328,34 +328,42 @@ def _add_up(side: _BlockedProduct, x: Tensor, sums: _Sums, line: int) -> None:
 def _diverge(p: _BlockedProduct, q: _BlockedProduct, gather: Gather | None) -> DivergencePartials:
     """Returns the partials of q and the sums of the divergence, which are in float64 as in divergence.py."""
     with_ids, choices = p.plan.with_ids, [LeadingChoices(p.n) for _ in (p, q)]
-    if not with_ids:
-        sums = empty_sums(q.hidden, torch.float64, both_ways=True)
-        return DivergencePartials(q.partials(_sums(q)), *sums, *_last_fields(p, q, sums, choices, gather))
     largest_p = torch.full((p.n,), float("-inf"))
     sums_q, reference_p = _Sums.zeros(len(with_ids), q.n), torch.zeros(len(with_ids), p.n)
     total_p, total_q, cross, cross_q = torch.zeros(4, len(with_ids), p.n, dtype=torch.float64)
+    kept = _KeptWeights(p, q, reference_p, sums_q.reference, gather)
     for line, index in enumerate(with_ids):
         x_p, x_q = p.product(index)[:, p.plan.blocks[index].fresh :], q.ids(index)
-        for own, x in zip(choices, (x_p, x_q), strict=True):
-            own.add(x, q.head.first_id + p.plan.last_id(index) - x.shape[1])
-        torch.maximum(largest_p, x_p.amax(1), out=largest_p)
+        first_id, here_p = q.head.first_id + p.plan.last_id(index) - x_q.shape[1], x_p.amax(1)
+        for own, x, here in zip(choices, (x_p, x_q), (here_p, q.largest_here), strict=True):
+            own.add(x, here, first_id)
+        torch.maximum(largest_p, here_p, out=largest_p)
         most_p = torch.clamp_min(largest_p, LOWEST, out=reference_p[line])
-        most_q = q.largest.clamp_min(LOWEST)
-        step = rows_of_workspace(x_q.shape[1], 8 * COPIES, "cpu")
-        for rows in (slice(i, i + step) for i in range(0, p.n, step)):
+        most_q = torch.clamp_min(q.largest, LOWEST, out=sums_q.reference[line])
+        for rows in _steps(x_q):
             below_p, weight_p = _weigh(p, x_p[rows], most_p[rows])
             below_q, weight_q = _weigh(q, x_q[rows], most_q[rows])
+            kept.keep(line, rows, weight_p, weight_q)
             torch.sum(weight_p, 1, out=total_p[line, rows])
             torch.sum(weight_q, 1, out=total_q[line, rows])
             gap = below_p.sub_(below_q)
-            torch.neg(_cross(gap, weight_q, cross_q[line, rows], below_q), out=cross_q[line, rows])
-            _cross(gap, weight_p, cross[line, rows], gap)
+            sum_cross(gap, weight_q, below_q, cross_q[line, rows]).neg_()
+            sum_cross(gap, weight_p, gap, cross[line, rows])
         _add_up(q, x_q, sums_q, line)
     drop_p, drop_q = _drop(reference_p, largest_p), sums_q.drop(q.largest)
     whole_p, whole_q = ((drop.exp() * total).sum(0) for drop, total in ((drop_p, total_p), (drop_q, total_q)))
     moved = moved_cross(drop_p, drop_q, total_p, cross), moved_cross(drop_q, drop_p, total_q, cross_q)
     sums = (largest_p, q.largest, whole_p, whole_q, *moved)
-    return DivergencePartials(q.partials(sums_q), *sums, *_last_fields(p, q, sums, choices, gather))
+    first_p, first_q = (own.keys for own in choices)
+    apart = None if gather is None else kept.sum_apart(*log_totals(sums, gather))
+    return DivergencePartials(q.partials(sums_q), *sums, first_p, first_q, apart)
+
+
+def _steps(x: Tensor) -> Iterator[slice]:
+    """Yields as many rows as are reduced at a time in float64."""
+    step = rows_of_workspace(x.shape[1], 8 * COPIES, "cpu")
+    for begin in range(0, len(x), step):
+        yield slice(begin, min(begin + step, len(x)))
 
 
 def _weigh(side: _BlockedProduct, x: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
@@ -364,27 +372,52 @@ def _weigh(side: _BlockedProduct, x: Tensor, most: Tensor) -> tuple[Tensor, Tens
     return below, torch.exp(below, out=side.space("weight", *x.shape, dtype=torch.float64))
 
 
-def _cross(gap: Tensor, weight: Tensor, out: Tensor, scratch: Tensor) -> Tensor:
-    """Writes Σ weight · gap to ``out``. Ids without weight add 0; an infinite gap with a weight makes Σ infinite."""
-    torch.sum(torch.mul(gap, weight, out=scratch), 1, out=out)
-    if math.isnan(float(out.sum())):  # from 0 · -inf, or -inf - -inf
-        torch.sum(scratch.masked_fill_(weight == 0, 0.0), 1, out=out)
-    return out
+class _KeptWeights:
+    """The weights exp(x - reference) of both models, in float32, for Σ |p - q|: probabilities are known only at last.
 
-
-def _last_fields(
-    p: _BlockedProduct, q: _BlockedProduct, sums: Sequence[Tensor], choices: list[LeadingChoices], gather: Gather | None
-) -> tuple[Any, ...]:
-    """Returns the last fields of ``DivergencePartials``: the first choices of p and q, and Σ |p - q|.
-
-    Probabilities are known only now. All logits of these rows would take a GiB, so the products are computed again.
+    All weights of 1,024 rows may take a GiB, so only those of the first blocks are kept. The products of the others are
+    computed again, with the same bits.
     """
-    first_p, first_q = (own.keys for own in choices)
-    if gather is None:
-        return first_p, first_q, None
-    logs, apart = log_totals(sums, gather), torch.zeros(p.n, dtype=torch.float64)
-    p.held = q.held = -1  # the buffers of the products were overwritten
-    for index in p.plan.with_ids:
-        x_p, x_q = (side.product(index)[:, p.plan.blocks[index].fresh :] for side in (p, q))
-        apart += sum_apart(x_p, x_q, *logs)
-    return first_p, first_q, apart
+
+    def __init__(
+        self, p: _BlockedProduct, q: _BlockedProduct, reference_p: Tensor, reference_q: Tensor, gather: Gather | None
+    ) -> None:
+        self.sides, self.references = (p, q), (reference_p, reference_q)
+        each = p.n * p.plan.columns  # weights per block and model
+        self.blocks = 0 if gather is None else min(len(reference_p), KEPT_WEIGHTS // max(1, 2 * each))
+        self.kept = [side.space("kept", self.blocks, p.n, p.plan.columns) for side in self.sides]
+
+    def keep(self, line: int, rows: slice, *weights: Tensor) -> None:
+        """Keeps the weights of some rows of a block, if there is room for it."""
+        for own, weight in zip(self.kept, weights, strict=True) if line < self.blocks else ():
+            own[line, rows, : weight.shape[1]].copy_(weight)
+
+    def sum_apart(self, log_p: Tensor, log_q: Tensor) -> Tensor:
+        """Σ |p - q| (n,) in float64, given log Σ exp(x) of both models over the whole vocabulary."""
+        p, q = self.sides
+        apart = torch.zeros(p.n, dtype=torch.float64)
+        p.held = q.held = -1  # the buffers of the products were overwritten
+        for line, index in enumerate(p.plan.with_ids):
+            shares = [
+                (of[line].double() - log).exp().float()[:, None]
+                for of, log in zip(self.references, (log_p, log_q), strict=True)
+            ]
+            for rows, weights in self._weights(line, index):
+                own_p, own_q = (
+                    torch.mul(weight, share[rows], out=side.space("share", *weight.shape))
+                    for side, weight, share in zip(self.sides, weights, shares, strict=True)
+                )
+                apart[rows] += own_p.sub_(own_q).abs_().sum(1)
+        return apart
+
+    def _weights(self, line: int, index: int) -> Iterator[tuple[slice, list[Tensor]]]:
+        """Yields the weights of both models for some rows of a block."""
+        fresh = self.sides[0].plan.blocks[index].fresh
+        if line < self.blocks:
+            whole = [own[line, :, : own.shape[2] - fresh] for own in self.kept]
+            yield from ((rows, [own[rows] for own in whole]) for rows in _steps(whole[0]))
+            return
+        logits = [side.product(index)[:, fresh:] for side in self.sides]
+        for rows in _steps(logits[0]):
+            each = zip(self.sides, logits, self.references, strict=True)
+            yield rows, [_weigh(side, x[rows], most[line, rows])[1].float() for side, x, most in each]

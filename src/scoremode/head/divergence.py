@@ -9,6 +9,7 @@ their sums in between (``Gather``).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -147,12 +148,20 @@ def _sums_in_float64(x_p: Tensor, x_q: Tensor) -> tuple[Tensor, ...]:
         weight_p, weight_q = below_p.exp(), below_q.exp()
         torch.sum(weight_q, 1, out=total_q[rows])
         torch.sum(weight_p, 1, out=total_p[rows])
-        gap = below_p.sub_(below_q)  # an id that p forbids adds 0 to KL(p‖q), one that q forbids to KL(q‖p)
-        torch.sum(torch.mul(gap, weight_q, out=below_q).masked_fill_(weight_q == 0, 0.0).neg_(), 1, out=cross_q[rows])
-        torch.sum(gap.mul_(weight_p).masked_fill_(weight_p == 0, 0.0), 1, out=cross[rows])
+        gap = below_p.sub_(below_q)
+        sum_cross(gap, weight_q, below_q, cross_q[rows]).neg_()
+        sum_cross(gap, weight_p, gap, cross[rows])
         p, q = weight_p.div_(total_p[rows, None]), weight_q.div_(total_q[rows, None])
         torch.sum(p.sub_(q).abs_(), 1, out=apart[rows])
     return *largest, total_p, total_q, cross, cross_q, apart
+
+
+def sum_cross(gap: Tensor, weight: Tensor, scratch: Tensor, out: Tensor) -> Tensor:
+    """Writes Σ weight · gap to ``out``. Ids without weight add 0; an infinite gap with a weight makes Σ infinite."""
+    product = torch.mul(gap, weight, out=scratch)
+    if product.device.type != "cpu" or math.isnan(float(torch.sum(product, 1, out=out).sum())):  # a GPU is not read
+        torch.sum(product.masked_fill_(weight == 0, 0.0), 1, out=out)  # NaN is from 0 · -inf, or -inf - -inf
+    return out
 
 
 def log_totals(sums: Sequence[Tensor], gather: Gather) -> tuple[Tensor, Tensor]:

@@ -64,11 +64,14 @@ class LeadingChoices:
     def __init__(self, n: int) -> None:
         self.keys = torch.full((n, FIRST), ABSENT, dtype=torch.int64)
 
-    def add(self, x: Tensor, first_id: int) -> None:
-        """Adds a block of logits (n, width). Few rows of a late block have a choice that comes before the last one."""
+    def add(self, x: Tensor, largest: Tensor, first_id: int) -> None:
+        """Adds a block of logits (n, width), given the largest of each row.
+
+        Few rows of a late block have a choice that comes before the last one.
+        """
         ordered = (self.keys[:, -1] >> 32).int()
         last = torch.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered).view(torch.float32)  # NaN if it is absent
-        rows = (~(x.amax(1) <= last)).nonzero()[:, 0]  # an equal logit has a higher id, so it comes after
+        rows = (~(largest <= last)).nonzero()[:, 0]  # an equal logit has a higher id, so it comes after
         if len(rows):
             self.keys[rows] = joined_choices([self.keys[rows], first_choices(x[rows], first_id)])
 

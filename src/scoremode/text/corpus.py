@@ -32,6 +32,7 @@ from scoremode.entry_points import Plugins
 from scoremode.errors import CorpusError, OptionError
 from scoremode.remote.copies import local_files
 from scoremode.remote.uri import is_uri, require_path
+from scoremode.text.answers import KnownAnswers, check_answers, read_answers
 from scoremode.text.files import (
     PIECE,
     PlainText,
@@ -56,6 +57,7 @@ WIKITEXT2_BLANK = " \n"  # a blank line of wiki.test.raw; the rows on the hub ha
 TEXTS = (".txt", ".md", ".jsonl", ".ndjson", ".parquet")  # files that are read from a folder
 BYTE_ORDER_MARK = "\ufeff"
 WRITTEN = "rollouts:"  # before the folder of texts that a model wrote
+RIGHT = "answers:"  # before a file of prompts or a folder of rollouts with answers that are known to be right
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ class Corpus:
     parts: tuple[Corpus, ...] = ()  # each of the texts, if several were named
     notes: tuple[str, ...] = ()  # what a reader of the result should know about the text
     rollouts: Rollouts | None = None  # texts that a model wrote, whose ids are taken as they are
+    answers: KnownAnswers | None = None  # after prompts, which are context
 
     def texts(self) -> Iterator[str]:
         """The rows as texts, for a corpus that is not a chat."""
@@ -126,20 +129,21 @@ def check_names(
         raise CorpusError(f"--num-samples {num_samples} leaves no text", fix="give 1 or more")
     if dataset:
         require_datasets()
-    if any(name.startswith(WRITTEN) for name in specs):
-        _check_rollouts(specs, field)
-        return
+    for before, check in {WRITTEN: require_folder, RIGHT: check_answers}.items():
+        if any(name.startswith(before) for name in specs):
+            _check_alone(specs, field, before.removesuffix(":"))
+            check(specs[0].removeprefix(before))
+            return
     for name in specs:
         _check_local(name)
 
 
-def _check_rollouts(specs: list[str], field: str | None) -> None:
-    """Refuses rollouts together with other texts, a field of them, and folders that have none."""
+def _check_alone(specs: list[str], field: str | None, what: str) -> None:
+    """Refuses rollouts or answers together with other texts, and a field of them."""
     if len(specs) > 1:
-        raise CorpusError("rollouts were given together with other texts", fix="score them in separate runs")
+        raise CorpusError(f"{what} were given together with other texts", fix="score them in separate runs")
     if field is not None:
-        raise CorpusError("--field does not apply to rollouts", fix="leave --field out")
-    require_folder(specs[0].removeprefix(WRITTEN))
+        raise CorpusError(f"--field does not apply to {what}", fix="leave --field out")
 
 
 def _check_local(spec: str) -> None:
@@ -169,13 +173,16 @@ def load(
     named: dict[str, Any] = {"text": text, "field": field, "num_samples": num_samples, "dataset": dataset}
     named |= {"dataset_config": dataset_config, "split": split}
     if isinstance(spec, Rollouts):
-        spec = corpus_of_rollouts(spec)
+        _check_alone([], field, WRITTEN.removesuffix(":"))
+        spec, named["num_samples"] = corpus_of_rollouts(spec, num_samples), None
     if isinstance(spec, Corpus):
         return _already_loaded(spec, **named)
     check_names(spec, **named)
     specs, files = specs_of(spec), list[str]()
     if specs and specs[0].startswith(WRITTEN):
         return corpus_of_rollouts(Rollouts.open(specs[0].removeprefix(WRITTEN)), num_samples)
+    if specs and specs[0].startswith(RIGHT):
+        return _corpus_of_answers(read_answers(specs[0].removeprefix(RIGHT)), num_samples)
     sources: list[Source]
     if dataset:
         sources = [hub_dataset(dataset, dataset_config, split, field)]
@@ -201,6 +208,14 @@ def corpus_of_rollouts(rollouts: Rollouts, count: int | None = None) -> Corpus:
     size = sum(len(text.encode()) for text in texts)
     name = WRITTEN + (Path(rollouts.path).resolve().name if rollouts.path else str(rollouts.manifest["model"]))
     return Corpus(name, "documents", lambda: iter(texts), sha256, len(texts), size, rollouts=rollouts)
+
+
+def _corpus_of_answers(known: KnownAnswers, count: int | None) -> Corpus:
+    sha256 = hashlib.sha256(f"answers of {known.sha256}, the first {count}".encode()).hexdigest()
+    known = replace(known if count is None else known.first(count), sha256=sha256)
+    size = sum(len(text.encode()) for text in known.texts)
+    name, texts, notes = RIGHT + known.name, known.texts, known.notes
+    return Corpus(name, "documents", lambda: iter(texts), sha256, len(texts), size, notes=notes, answers=known)
 
 
 Source = tuple[str, Layout, RowsOf]

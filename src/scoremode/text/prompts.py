@@ -25,8 +25,6 @@ from scoremode.text.tokenizer import TextTokenizer
 from scoremode.values import Ids
 
 ROWS_LIKE = 'use rows like {"prompt": "…"} or {"messages": […]}'
-GivenPrompts = str | os.PathLike[str] | Sequence["str | Mapping[str, Any]"]
-"""The name of a file; or prompts themselves, each a text, or a row as a file of prompts has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +45,18 @@ class Prompts:
     notes: tuple[str, ...] = ()
 
 
+GivenPrompts = str | os.PathLike[str] | Sequence["str | Mapping[str, Any]"] | Prompts
+"""The name of a file; prompts themselves, each a text, or a row as a file has it; or prompts that were read."""
+
+
 def read_prompts(given: GivenPrompts) -> Prompts:
     """Reads prompts from a file, or takes those that were given.
 
     >>> read_prompts(["One plus one is", {"prompt": "Two plus two is", "answer": " four"}]).rows[1]
     Prompt(content='Two plus two is', answer=' four')
     """
+    if isinstance(given, Prompts):
+        return given
     if isinstance(given, str | os.PathLike):
         return _in_file(Path(path_text("prompts", given)))
     if not isinstance(given, Sequence):

@@ -50,7 +50,7 @@ class WrittenText:
     prompt_text: str  # as the model saw it
     prompt_ids: Ids
     ids: Ids  # the written tokens, with the end token if there is one
-    logprob: Floats  # of each token in the distribution that it was drawn from; 0 for greedy choices
+    logprob: Floats  # of each token in the distribution that it was drawn from; 0 for greedy choices; NaN: not known
     raw_logprob: Floats  # in the model's own distribution, before temperature and filters
     finish: str  # one of FINISHES
     text: str
@@ -134,6 +134,7 @@ class ManifestForm(msgspec.Struct):
     sampling: dict[str, Any]
     notes: list[str]
     identity: dict[str, Any]
+    missing: list[Literal["logprob"]] = []  # columns that the engine could not give: NaN
 
 
 def require_folder(folder: str | os.PathLike[str]) -> Path:
@@ -253,7 +254,8 @@ def _check(found: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
             raise ValueError(f"row {number} has another finish or other lengths than a text can have")
         if any((ids < 0).any() for ids in (own[0], found["prompt_ids"][number])):
             raise ValueError(f"row {number} has an id that no model has")
-        if not all((numbers <= ROUNDING).all() for numbers in own[1:]):  # written so that NaN is refused
+        known = own[2:] if "logprob" in manifest.get("missing", ()) else own[1:]
+        if not all((numbers <= ROUNDING).all() for numbers in known):  # written so that NaN is refused
             raise ValueError(f"row {number} has a log-probability that cannot be")
 
 

@@ -33,19 +33,24 @@ LIKE = "as in --slice 'thinking=<think>..</think>'"
 LONGEST_NAME = 40
 MOST_NAMES, OTHER_ROLES = 64, "other roles"  # a file may have any number of roles
 
-Mark = tuple[str, str, str]
+Mark = tuple[str, str, *tuple[str, ...]]
 TURN_MARKS: tuple[Mark, ...] = (
     (THINKING, "<think>", "</think>"),
     (THINKING, "<thinking>", "</thinking>"),
     (THINKING, "[THINK]", "[/THINK]"),
-    (THINKING, "<|channel|>analysis<|message|>", "<|end|>"),
+    (THINKING, "<|channel|>analysis<|message|>", "<|end|>"),  # gpt-oss, as some calls of tools below
     (THINKING, "<|START_THINKING|>", "<|END_THINKING|>"),
     (TOOL_CALL, "<tool_call>", "</tool_call>"),
     (TOOL_CALL, "<|START_ACTION|>", "<|END_ACTION|>"),
     (TOOL_CALL, "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
     (TOOL_CALL, "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    (TOOL_CALL, "<|channel|>commentary to=", "<|call|>"),
+    (TOOL_CALL, "<|channel|>analysis to=", "<|call|>"),
+    (TOOL_CALL, " to=functions.", "<|call|>"),
+    (TOOL_CALL, "<|python_tag|>", "<|eom_id|>", "<|eot_id|>"),  # Llama 3
+    (TOOL_CALL, "[TOOL_CALLS]"),  # Mistral: up to the end of the turn
 )
-"""What models write around their thinking and their calls of tools: slice, start, end."""
+"""What models write around their thinking and their calls of tools: slice, start, and its ends; none: with the turn."""
 
 LONGEST_MARK = 64  # characters in front of a turn in which a marker may stand, with white space after it
 
@@ -130,10 +135,10 @@ class Slicing:
                 spans += [(at, first, ANSWER)] if at < first else []
                 at = first
             else:
-                name, _, close = mark
-                closed = text.find(close, at, end)
-                self._open_turns += closed < 0
-                after = end if closed < 0 else closed + len(close)
+                name, _, *closes = mark
+                ends = [found + len(close) for close in closes if (found := text.find(close, at, end)) >= 0]
+                self._open_turns += bool(closes) and not ends
+                after = min(ends, default=end)
                 spans.append((at, after, name))
                 at, mark = after, None
         return spans

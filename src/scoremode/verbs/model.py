@@ -17,12 +17,14 @@ from scoremode.cache.units import size_words
 from scoremode.cluster.engine import ReplicatedEngine, check_spread
 from scoremode.cluster.ray_cluster import require_ray
 from scoremode.cluster.spread import Spread, read_spread
+from scoremode.cluster.writer import ReplicatedWriter
 from scoremode.disk.folders import entry_folder
 from scoremode.engines import registry
 from scoremode.engines.base import Engine, EngineFacts
 from scoremode.engines.options import Options
 from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, MemoryNeed, Work
 from scoremode.engines.registry import Chosen
+from scoremode.engines.writing import DrawingRules, Writer
 from scoremode.errors import ModelError, OptionError, print_line
 from scoremode.models.subject import Subject
 from scoremode.plan.path import DECODE, PREFILL, DecodePath
@@ -249,6 +251,13 @@ class LazyModel:
         if isinstance(self._engine, ReplicatedEngine):
             self._engine.pool.show = getattr(progress, "detail", None)
         return self._engine
+
+    def open_writer(self, work: Work, rules: DrawingRules, progress: Progress | None = None) -> Writer:
+        """Opens the model to write texts, on replicas if these were asked for. The caller closes it."""
+        if self.spread is None:
+            return self.plugin.open_writer(self.subject, self.chosen.options, work, rules)
+        say, tell = (getattr(progress, name, None) for name in ("say", "detail"))
+        return ReplicatedWriter(self.chosen, work, self.spread, rules, self._tokenizer, tell=tell, say=say)
 
     def engine_for(self, asked: Question, progress: Progress | None = None) -> Engine:
         """The open engine, ready for all windows of a question."""

@@ -39,8 +39,9 @@ class OwnWords:
         return {name: one.statistics() for name, one in found.items() if one is not None}
 
 
-def own_words(found: Sequence[Comparison], rollouts: Rollouts) -> list[OwnWords]:
-    """Returns what the texts of rollouts say about each candidate of comparisons on them."""
+def own_words(found: Sequence[Comparison], rollouts: Rollouts, count: int | None = None) -> list[OwnWords]:
+    """Returns what the texts of rollouts say about each candidate of comparisons on them, or on the first ``count``."""
+    rollouts = rollouts if count is None else rollouts.first(count)
     writer = str(rollouts.manifest["model"])
     if rollouts.manifest["sampling"].get("temperature") == 0:
         return [OwnWords(writer, c.name, _partings(c, rollouts), None, None) for c in found]

@@ -26,7 +26,7 @@ from scoremode.text.documents import RereadDocuments, notes_on
 from scoremode.text.rollouts import Rollouts
 from scoremode.text.slices import read_rules
 from scoremode.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer
-from scoremode.text.tokens import Tokens, TokenStream, first_tokens, tokens_of_rollouts
+from scoremode.text.tokens import Tokens, TokenStream, first_tokens, tokenizer_notes, tokens_of_rollouts
 from scoremode.values import NUMERICS
 from scoremode.verbs.arguments import QuestionArguments, asked_path, check_question
 
@@ -75,14 +75,20 @@ def prepare_question(
     )
     if corpus.layout == "chat":
         rule = replace(rule, special=False)  # a chat template writes special tokens itself
-    if corpus.rollouts is not None:
-        rule = _rule_for_rollouts(corpus.rollouts, rule, given, subject)
+    written, on_answers = corpus.rollouts, list[str]()
+    if corpus.answers is not None:
+        if corpus.answers.rollouts is not None:  # whose prompts have ids already
+            on_answers += tokenizer_notes(corpus.answers.rollouts, subject.tokenizer)
+        written, more = corpus.answers.as_written(subject.tokenizer)
+        on_answers += more
+    if written is not None:
+        rule = _rule_for_rollouts(written, rule, given, subject)
     key = (corpus.sha256, corpus.layout, rule.arrangement, rule.special, assistant_only, slices)
     last = memory or LastTokens()
     if last.found is None or last.key != key:
         last.key = last.found = None  # before new tokens are made, because both at once may not fit in memory
-        if corpus.rollouts is not None:
-            last.found = tokens_of_rollouts(corpus.rollouts, subject.tokenizer, slices)
+        if written is not None:
+            last.found = tokens_of_rollouts(written, subject.tokenizer, slices)
         else:
             documents = RereadDocuments(
                 corpus, rule.arrangement, subject.tokenizer, assistant_only=assistant_only, rules=slices
@@ -90,7 +96,7 @@ def prepare_question(
             last.found = documents, _tokenized(documents, special=rule.special)
         last.key = key
     documents, tokens = last.found
-    notes = [*notes_on(corpus, rule.arrangement), *tokens.notes]
+    notes = [*notes_on(corpus, rule.arrangement), *on_answers, *tokens.notes]
     if document_tokens is not None:
         tokens, cut = first_tokens(tokens, document_tokens)
         notes.append(f"{cut} of {tokens.documents} documents cut to their first {document_tokens} tokens")
@@ -111,11 +117,12 @@ def _rule_for_rollouts(rollouts: Rollouts, rule: Method, given: QuestionArgument
     """Returns the method with windows in which every text fits whole, unless the user chose their length."""
     if rule.name != ROLLOUTS_METHOD:
         raise MethodError(
-            f"{rule.name} does not score rollouts, where prompts are context and written tokens are targets",
+            f"{rule.name} does not score rollouts and answers, whose prompts are context",
             fix=f"use --method {ROLLOUTS_METHOD}",
         )
     if given.get("assistant_only"):
-        raise OptionError("--assistant-only does not apply to rollouts", fix="leave it out: their targets are known")
+        what = "--assistant-only does not apply to rollouts and answers"
+        raise OptionError(what, fix="leave it out: their targets are known")
     lengths = [len(a) + len(b) for a, b in zip(rollouts.prompt_ids, rollouts.written, strict=True)]
     longest, room = max(2, *lengths), subject.context_length
     if given.get("context_length") is None and room is not None and longest > room:

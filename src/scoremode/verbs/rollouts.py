@@ -130,10 +130,7 @@ class _Numbers:
 
 
 def _check_options(given: ModelArguments) -> None:
-    for name, value in given.items():
-        if name in SPREAD and value is not None:
-            flag = f"--{name.replace('_', '-')}"
-            raise OptionError(f"{flag}: rollouts are written by one engine", fix=f"leave {flag} out")
+    for name in given:
         if name not in (*all_options(), *SPREAD):
             raise UnknownArgumentError(f"there is no argument {name}", fix=did_you_mean(name, list(all_options())))
 
@@ -210,8 +207,7 @@ def _written(
         if found is None:
             announce(progress, f"loading {lazy.subject.name} with {lazy.engine_name}")
             work = Work(task.longest, shares_prompts=task.numbers.samples > 1, path=task.path)
-            opened = lazy.plugin.open_writer(lazy.subject, lazy.chosen.options, work, task.rules)
-            writer = stack.enter_context(closing(opened))
+            writer = stack.enter_context(closing(lazy.open_writer(work, task.rules, progress)))
             found = _write(writer, lazy, task, claim, progress)
         return found if out is not None else replace(found, path=None)
 
@@ -231,7 +227,7 @@ def _write(
     asked, vocabulary = task.requests(which), writer.facts.vocabulary
     for at, written in writer.write(asked, done[which], count.tell):
         number = which[at]
-        _check(written, asked[at], writer.ends, vocabulary)
+        _check(written, asked[at], writer, vocabulary)
         claim.add(number, written.ids, written.logprob, written.raw_logprob, _finish(written, task, writer.ends))
         done[number] = True
         count.end(at, len(written.ids))
@@ -247,22 +243,23 @@ def _nothing() -> tuple[Any, Any, Any]:
 
 
 def _finish(written: WrittenTokens, task: WritingTask, ends: frozenset[int]) -> str:
-    if int(written.ids[-1]) in ends:
+    if written.finish == "stop" or int(written.ids[-1]) in ends:
         return "stop"
     return "length" if len(written.ids) == task.numbers.max_tokens else "context"
 
 
-def _check(written: WrittenTokens, asked: WritingRequest, ends: frozenset[int], vocabulary: int | None) -> None:
+def _check(written: WrittenTokens, asked: WritingRequest, writer: Writer, vocabulary: int | None) -> None:
     """Stops if an engine gave a text that cannot be, instead of keeping it."""
-    ids, columns = written.ids, (written.logprob, written.raw_logprob)
-    is_end = np.isin(ids, list(ends))
+    ids = written.ids
+    columns = [getattr(written, name) for name in ("logprob", "raw_logprob") if name not in writer.missing]
+    is_end = np.isin(ids, list(writer.ends))
     possible = (
         0 < len(ids) <= asked.room
         and all(len(one) == len(ids) and bool((np.isfinite(one) & (one <= 0)).all()) for one in columns)
         and int(ids.min()) >= 0
         and (vocabulary is None or int(ids.max()) < vocabulary)
         and not is_end[:-1].any()
-        and (bool(is_end[-1]) or len(ids) == asked.room)
+        and (bool(is_end[-1]) or written.finish == "stop" or len(ids) == asked.room)
     )
     if not possible:
         raise EngineError("the engine gave a text that cannot be", fix=FAULT)
@@ -321,6 +318,7 @@ def _manifest(
         "written_tokens": sum(len(ids) for ids, *_ in texts),
         "finish": finishes,
         "sampling": {**asdict(task.rules), "max_tokens": task.numbers.max_tokens, "ends": sorted(writer.ends)},
+        "missing": list(writer.missing),
         "seed": task.numbers.seed,
         "notes": [*task.prompts.notes, *writer.facts.notes, *writer.account(), *_notes(task, finishes, writer.ends)],
         "seconds": seconds,
@@ -340,5 +338,5 @@ def _notes(task: WritingTask, finishes: dict[str, int], ends: frozenset[int]) ->
     empty = task.rooms.count(0)
     if empty:
         yield f"{empty:,} of them have no token, because their prompt fills the context"
-    if not ends:
+    if not ends and not finishes["stop"]:
         yield "the model has no end token, so no text ends by itself"

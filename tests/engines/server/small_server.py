@@ -55,6 +55,10 @@ class SmallServer:
     edit: Callable[[str, bytes], bytes] = lambda path, body: body  # path and JSON of an answer: what is sent instead
     wire: Callable[[str], Iterable[bytes] | None] = lambda path: None  # what goes over the connection, instead of HTTP
     ids: int = 256  # the size of its vocabulary
+    end: int = -1  # the id with which texts that it writes end
+    is_strict: bool = False  # does it refuse sampling parameters that OpenAI's API does not have?
+    is_deaf: bool = False  # does it ignore them?
+    before_temperature: bool = True  # are the log-probabilities of written tokens those before the temperature?
     more: dict[str, Any] = field(default_factory=dict)  # what other paths answer
     completions: int = 0
     requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)  # path and headers of each
@@ -122,12 +126,15 @@ class SmallServer:
             return 400, {"error": {"message": f"Token id {max(ids)} is out of vocabulary"}}
         if max(k or 0, asked.get("logprobs") or 0) > self.most:
             return 400, {"error": {"message": f"more than max allowed: {self.most}"}}
+        echoes_ids = asked.get("echo") and "return_tokens_as_token_ids" in asked
+        if (self.is_strict and "top_k" in asked) or (echoes_ids and not self.names_ids):
+            return 422, {"detail": "extra fields not permitted"}
         choice: dict[str, Any] = {"index": 0, "text": "", "logprobs": None, "prompt_logprobs": None}
         if k is not None and "prompt_logprobs" in self.forms:
             choice["prompt_logprobs"] = [None, *self._dictionaries(ids, k)]
+        elif asked.get("logprobs") and not asked.get("echo") and k is None:
+            choice |= self._written(ids, asked)
         elif asked.get("echo") and "echo" in self.forms:
-            if "return_tokens_as_token_ids" in asked and not self.names_ids:
-                return 422, {"detail": "extra fields not permitted"}
             choice["logprobs"] = self._echo(ids, asked)
         return 200, {"model": self.model, "choices": [choice], "system_fingerprint": self.fingerprint}
 
@@ -139,6 +146,25 @@ class SmallServer:
                 {str(i): {"logprob": self._number(row[i]), "rank": int((row >= row[i]).sum())} for i in wanted}
             )
         return found
+
+    def _written(self, ids: list[int], asked: dict[str, Any]) -> dict[str, Any]:
+        """A text drawn from the table, which ends with the id ``end``; as vLLM answers."""
+        random, heat = np.random.default_rng(asked["seed"]), asked["temperature"]
+        tokens, numbers, likely, last = list[str](), list[float](), list[dict[str, float]](), ids[-1]
+        names = [f"token_id:{i}" if self.names_ids else chr(i) for i in range(256)]
+        while len(tokens) < asked["max_tokens"] and (not tokens or last != self.end):
+            raw = TableEngine(self.logits).logprobs[last]
+            cooled = raw if not heat else raw / heat - np.logaddexp.reduce(raw / heat)
+            order = np.argsort(-raw)
+            kept = order[: asked["top_k"] if asked.get("top_k", -1) > 0 and not self.is_deaf else 256]
+            chance = np.exp(cooled[kept]) / np.exp(cooled[kept]).sum()
+            last = int(random.choice(kept, p=chance)) if heat else int(order[0])
+            given = raw if self.before_temperature else cooled
+            tokens.append(names[last])
+            numbers.append(self._number(given[last]))
+            likely.append({names[i]: self._number(given[i]) for i in order[: asked["logprobs"]].tolist()})
+        found = {"tokens": tokens, "token_logprobs": numbers, "top_logprobs": likely}
+        return {"logprobs": found, "finish_reason": "stop" if last == self.end else "length"}
 
     def _echo(self, ids: list[int], asked: dict[str, Any]) -> dict[str, Any]:
         as_ids = bool(asked.get("return_tokens_as_token_ids"))

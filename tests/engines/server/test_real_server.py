@@ -118,6 +118,25 @@ def test_windows_up_to_the_last_token_that_fits(real: RealServer) -> None:
         sm.ppl("llama", engine=real.address, text=TEXT, context_length=255)
 
 
+def test_rollouts_have_the_log_probabilities_of_a_local_model(real: RealServer, tmp_path: Path) -> None:
+    how: dict[str, Any] = {"engine": real.address, "tokenizer": str(real.model)}
+    ours: dict[str, Any] = {"engine": "transformers", "dtype": "float32"}
+    found = sm.rollouts(
+        "llama", ["the cat", "a dog ran"], temperature=1, samples=2, max_tokens=12, out=tmp_path / "w", **how
+    )
+    local = sm.ppl(str(real.model), corpus=found, **ours)
+    np.testing.assert_allclose(local.scores.logprob, np.concatenate(found.raw_logprob), rtol=0, atol=NATS)
+    warm = sm.rollouts("llama", ["the cat"], temperature=0.7, top_k=5, max_tokens=8, **how)
+    assert warm.manifest["missing"] == ["logprob"]
+    local = sm.ppl(str(real.model), corpus=warm, **ours)
+    np.testing.assert_allclose(local.scores.logprob, warm.raw_logprob[0], rtol=0, atol=NATS)
+    greedy = sm.rollouts("llama", ["the cat"], max_tokens=8, **how)
+    assert (
+        greedy.written[0].tolist()
+        == sm.rollouts(str(real.model), ["the cat"], max_tokens=8, **ours).written[0].tolist()
+    )
+
+
 def test_wrong_model_and_wrong_tokenizer(real: RealServer, tiny_bos: Path) -> None:
     with pytest.raises(ModelError, match="it serves llama"):
         sm.ppl("lama", engine=real.address, text=TEXT)

@@ -9,6 +9,7 @@ A scoring service is asked in a form of its own, with many windows per request.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,6 +20,7 @@ from scoremode.installation import pip_install
 
 if TYPE_CHECKING:
     from scoremode.engines.base import Engine
+    from scoremode.engines.writing import DrawingRules, Writer
     from scoremode.models.subject import Subject
 
 
@@ -86,6 +88,15 @@ class ServerPlugin(EnginePlugin):
         if subject.service is not None:
             return ServiceEngine(subject, subject.service, options.concurrency)
         return ServerEngine(subject, options.concurrency)
+
+    def open_writer(self, subject: Subject, options: ServerOptions, work: Work, rules: DrawingRules) -> Writer:
+        from scoremode.engines.server.engine import ServerEngine
+        from scoremode.engines.server.writer import ServerWriter
+
+        concurrency = options.concurrency if work.path is None else work.path.sequences
+        engine = self.open(subject, replace(options, concurrency=concurrency), work)
+        assert isinstance(engine, ServerEngine), "a scoring service does not write"
+        return ServerWriter(engine, rules)
 
 
 PLUGIN = ServerPlugin

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from queue import SimpleQueue
@@ -29,10 +29,10 @@ from scoremode.engines.batching import in_groups
 from scoremode.engines.messages import Asked, BaselineStates, Parts, digest_of, head_parts, read_answers
 from scoremode.engines.server.checks import Description, SameServer, changed, probe, probe_ids
 from scoremode.engines.server.link import ANYTHING, SMALL, Link, Reply
-from scoremode.engines.server.served import SERVICE, PromptScores, ServiceFacts, find_service, look, score
+from scoremode.engines.server.served import SERVICE, ServiceFacts, find_service, look, score
 from scoremode.engines.server.server_options import CONCURRENCY, SERVICE_CONCURRENCY
 from scoremode.engines.server.subject import ServedSubject
-from scoremode.errors import EngineError, InputError, ModelError
+from scoremode.errors import EngineError, InputError, ModelError, harmless
 from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.scores import parquet
 from scoremode.scores.packing import PackedAnswers
@@ -90,7 +90,7 @@ class ServerEngine(RequestEngine):
         try:
             room = None if served.max_model_len is None else served.max_model_len - 1
             found = probe(self._asking, self.form, served.model, probe_ids(subject.tokenizer, room))
-            self._probe_ids = found.ids
+            self.probe_ids = found.ids
             self._same = SameServer(subject.root, Description(served.facts(), found.scores), self._describe)
             self._same.check()
         except BaseException:
@@ -124,28 +124,36 @@ class ServerEngine(RequestEngine):
         count = min(self.concurrency, max(1, len(missing)))
         try:
             for finished in in_threads(count, lambda index: self._answers(link, source.window(index)), missing):
-                self._confirm(link)
+                self.confirm(link)
                 yield from finished
-            self._same.check()
+            self.require_same()
         finally:
             link.close()
 
     def _answers(self, link: Link, window: Window) -> Answers:
         found = score(link, self.form, self.subject.served.model, _prompt(window).tolist())
-        self._require_names(found)
+        self._require_names(found.model, found.fingerprint)
         return Answers(logprob=found.logprob[window.rows][:, None])
 
     # ── is it the same server? ───────────────────────────────────────────────────────────────────────────────────────
-    def _require_names(self, found: PromptScores) -> None:
-        """Require that an answer names the server and the model that the run began with."""
+    def require_names(self, answer: Mapping[str, Any]) -> None:
+        """Require that the fields of an answer name the server and the model that the run began with."""
+        said = (answer.get(name) for name in ("model", "system_fingerprint"))
+        self._require_names(*(harmless(one)[:200] if isinstance(one, str) else None for one in said))
+
+    def require_same(self) -> None:
+        """Require that the server is the one that the run began with."""
+        self._same.check()
+
+    def _require_names(self, model: str | None, fingerprint: str | None) -> None:
         served = self.subject.served
-        if found.fingerprint != served.system_fingerprint:
+        if fingerprint != served.system_fingerprint:
             raise changed(
                 self.subject.root,
-                f"its system_fingerprint was {served.system_fingerprint} and is {str(found.fingerprint)[:200]}",
+                f"its system_fingerprint was {served.system_fingerprint} and is {str(fingerprint)[:200]}",
             )
-        if found.model is not None and found.model != served.model:
-            raise changed(self.subject.root, f"its model was {served.model} and is {found.model[:200]}")
+        if model is not None and model != served.model:
+            raise changed(self.subject.root, f"its model was {served.model} and is {model[:200]}")
 
     def _describe(self) -> Description:
         name = self.subject.served.model
@@ -153,11 +161,11 @@ class ServerEngine(RequestEngine):
             now = look(self._asking, name)
         except ModelError as gone:
             raise changed(self.subject.root, f"it does not serve '{name}' any more; {gone.fix}") from None
-        found = score(self._asking, self.form, name, self._probe_ids)
-        self._require_names(found)
+        found = score(self._asking, self.form, name, self.probe_ids)
+        self._require_names(found.model, found.fingerprint)
         return Description(replace(now, system_fingerprint=found.fingerprint).facts(), found.logprob)
 
-    def _confirm(self, link: Link) -> None:
+    def confirm(self, link: Link) -> None:
         """Check the server if the workers have new connections, or if the last check was long ago."""
         now = link, link.made
         is_new = now != self._covered

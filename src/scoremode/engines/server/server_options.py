@@ -10,7 +10,7 @@ from scoremode.engines.options import Options, option
 from scoremode.engines.plugin import Capabilities
 from scoremode.errors import OptionError
 
-PLAIN = Capabilities(replicas=True)
+PLAIN = Capabilities(replicas=True, writes=True)
 SERVICE = Capabilities(rank=True, entropy=True, top=True, any_target=True, divergence=True, replicas=True)
 CONCURRENCY = 32
 SERVICE_CONCURRENCY = 8  # requests of many windows

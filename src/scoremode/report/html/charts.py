@@ -205,7 +205,7 @@ def along_the_window(
     room = (high - low) * 0.06 or 1.0
     up = linear(low - (room if low < 0 else 0), high + room, measured, count=4)
     label = "distance from the first scored token of the window"
-    along = _doubling(edges, label) if is_long else linear(0, last + 1, label, count=5)
+    along = doubling(edges, label) if is_long else linear(0, last + 1, label, count=5)
     x = along.place(_middles(edges) if is_long else (edges[1:] + edges[:-1]) / 2)
     shapes = [Shape("mark", SMALL.path([(0, up.place(0.0))]) + f"H{SMALL.x(1):g}")] if low < 0 < high else []
     lines = []  # drawn above all bands
@@ -244,7 +244,7 @@ def _middles(edges: Floats | Ints) -> Floats:
     return np.sqrt(begin * edges[1:])
 
 
-def _doubling(edges: Floats | Ints, label: str) -> Axis:
+def doubling(edges: Floats | Ints, label: str) -> Axis:
     """Returns an axis on which each stretch has the same width, with ticks at edges between stretches."""
     low, high = math.log2(edges[1] / 2), math.log2(edges[-1])
     inner = [int(edge) for edge in edges[1:-1]]

@@ -15,6 +15,7 @@ from scoremode.errors import InputError, RunError
 from scoremode.harness.results import TasksComparison
 from scoremode.report.html.charts import charts_section
 from scoremode.report.html.mismatch_page import render_mismatch
+from scoremode.report.html.own_words import own_words_section
 from scoremode.report.html.provenance import distinct_baselines, provenance_section, run_key
 from scoremode.report.html.scored_text import TEXT_TARGETS, page_data, text_section, worst_view
 from scoremode.report.html.size_chart import has_sizes, size_section
@@ -27,7 +28,9 @@ from scoremode.statistics.comparison import Comparison, are_of_paths
 from scoremode.statistics.mismatch import Mismatch
 from scoremode.statistics.ranking import closest, pairs_tested
 from scoremode.store.run import Run
+from scoremode.text.rollouts import Rollouts
 from scoremode.verbs.outputs import check_report
+from scoremode.verbs.own_words import OwnWords, own_words
 
 
 def render(
@@ -37,10 +40,12 @@ def render(
     runs: Sequence[Run] = (),
     text_targets: int = TEXT_TARGETS,
     more: Sequence[str] = (),
+    words: Sequence[OwnWords] = (),
 ) -> str:
     """The page as HTML. ``statistics[i]`` belongs to ``comparisons[i]``; ``runs`` are shown in addition, or alone.
 
-    ``more`` are the names of statistics that the table has in addition to the usual ones.
+    ``more`` are the names of statistics that the table has in addition to the usual ones, ``words`` what texts that a
+    model wrote say about the candidates.
     """
     assert len(comparisons) == len(statistics), "one record of statistics per comparison"
     compared = {run_key(run) for c in comparisons for run in (c.baseline, c.candidate)}
@@ -52,6 +57,7 @@ def render(
     if comparisons and (len(comparisons) == 1 or not of_paths):
         with suppress(RunError, ValueError):  # baselines or texts differ, or no candidate has a value
             best, *tied = closest(comparisons) if len(comparisons) > 1 else [0]
+    about_words = own_words_section(words)
     return fill_page(
         "report.html",
         title=_title(names, baselines, texts, of_paths=of_paths),
@@ -67,6 +73,7 @@ def render(
             summary_section(comparisons, statistics, alone, more),
             *(() if of_paths else (size_section(comparisons, statistics),)),
             charts_section(comparisons, statistics, alone),
+            about_words,
             text_section(comparisons, alone, text_targets),
             *(() if of_paths else (publish_section(comparisons, statistics),)),
             provenance_section(comparisons, alone),
@@ -74,6 +81,7 @@ def render(
         left_out=(
             *(() if has_sizes(comparisons) and not of_paths else ("quality",)),
             *(() if comparisons and not of_paths else ("publish",)),
+            *(() if about_words else ("own-words",)),
         ),
         data={**page_data(comparisons, alone, text_targets), "first": worst_view(comparisons, statistics, alone)},
     )
@@ -104,13 +112,20 @@ def write(path: str | Path, page: str, flag: str = "-o") -> Path | str:
 
 
 @overload
-def report(path: Path, *found: Comparison | Run | TasksComparison | Mismatch) -> Path: ...
+def report(
+    path: Path, *found: Comparison | Run | TasksComparison | Mismatch, rollouts: Rollouts | None = None
+) -> Path: ...
 @overload
-def report(path: str | Path, *found: Comparison | Run | TasksComparison | Mismatch) -> Path | str: ...
-def report(path: str | Path, *found: Comparison | Run | TasksComparison | Mismatch) -> Path | str:
+def report(
+    path: str | Path, *found: Comparison | Run | TasksComparison | Mismatch, rollouts: Rollouts | None = None
+) -> Path | str: ...
+def report(
+    path: str | Path, *found: Comparison | Run | TasksComparison | Mismatch, rollouts: Rollouts | None = None
+) -> Path | str:
     """Writes comparisons or runs as one HTML page. Comparisons on tasks, on texts and mismatches need separate pages.
 
-    Returns the path of the page, or its URI as text.
+    With ``rollouts`` that comparisons were made on, the page also shows where candidates part from these texts, or what
+    they would save as draft models. Returns the path of the page, or its URI as text.
 
     >>> import scoremode as sm
     >>> sm.report("report.html", *sm.compare("ref/", "candidate"))     # doctest: +SKIP
@@ -128,4 +143,6 @@ def report(path: str | Path, *found: Comparison | Run | TasksComparison | Mismat
             return write(path, render_mismatch(one))
     comparisons = [f for f in found if isinstance(f, Comparison)]
     runs = [f for f in found if isinstance(f, Run)]
-    return write(path, render(comparisons, [c.statistics() for c in comparisons], runs=runs))
+    statistics = [c.statistics() for c in comparisons]
+    words = [] if rollouts is None or not comparisons else own_words(comparisons, rollouts)
+    return write(path, render(comparisons, statistics, runs=runs, words=words))

@@ -1,0 +1,155 @@
+"""A model on several replicas that write texts, behind the face of one writer.
+
+A batch of texts goes to one replica at a time. Which texts share a batch follows from the prompts alone, so the texts
+do not depend on the number of replicas, nor on which of them wrote what.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from scoremode.cluster.engine import environment_of
+from scoremode.cluster.ray_cluster import Cluster
+from scoremode.cluster.replica import Finished, ReplicaSpec
+from scoremode.cluster.replica_log import ReplicaLog
+from scoremode.cluster.replica_pool import RESUME, Assignment, Lost, ReplicaHandle, ReplicaPool
+from scoremode.cluster.spread import Spread, room_for
+from scoremode.engines.plugin import Work
+from scoremode.engines.registry import Chosen
+from scoremode.engines.writing import DrawingRules, Tell, Writer, WritingRequest, WrittenTokens, batches_of_texts
+from scoremode.errors import EngineError, InputError, ScoremodeError
+from scoremode.values import Bools, Ints
+
+TEXTS = 64  # of an assignment, if batches do not matter
+MOST_DEATHS = 3  # of replicas that were writing the same batch
+
+
+class ReplicatedWriter(Writer):
+    """A model on several replicas. The writer is open as soon as one replica is; the other replicas join later."""
+
+    def __init__(
+        self,
+        chosen: Chosen,
+        work: Work,
+        spread: Spread,
+        rules: DrawingRules,
+        tokenizer: str | None = None,
+        *,
+        tell: Callable[[str], None] | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        """``tell`` receives the replicas' rates, four times a second; ``say`` receives lines that a user should see."""
+        self._pool: ReplicaPool | None = None
+        room = room_for(spread, chosen.plugin, chosen.options)
+        self._cluster = Cluster(spread, room)
+        try:
+            self._log = ReplicaLog(spread.replicas, self._cluster.address)
+            if say is not None:
+                self._log.say = say
+            spec = ReplicaSpec.of(chosen, tokenizer, work, rules)
+            self._pool = ReplicaPool(self._cluster, spec, room, environment_of(spread), self._log)
+            self._pool.show = tell
+            first = self._pool.wait_for_one().opened
+        except BaseException:
+            self.close()
+            raise
+        assert first is not None
+        assert first.writes is not None, "a replica that was opened to write"
+        self.facts = first.facts
+        self.ends, self.size, self.missing = first.writes.ends, first.writes.size, first.writes.missing
+
+    def write(self, asked: Sequence[WritingRequest], done: Bools, tell: Tell) -> Iterator[tuple[int, WrittenTokens]]:
+        if done.all():
+            return
+        assert self._pool is not None, "closed"
+        yield from _Question(self._pool, self._log, asked, done, self.size).texts(tell)
+
+    def account(self) -> list[str]:
+        assert self._pool is not None, "closed"
+        found: list[str] = self._pool.ask("account")
+        return [*found, *self._log.notes()]
+
+    def close(self) -> None:
+        """Ends the replicas, and Ray if this writer started it."""
+        pool, self._pool = self._pool, None
+        try:
+            if pool is not None:
+                pool.close()
+        finally:
+            self._cluster.close()
+
+
+class _Question:
+    """All texts of one call: batches that wait, and those that replicas write."""
+
+    def __init__(
+        self, pool: ReplicaPool, log: ReplicaLog, asked: Sequence[WritingRequest], done: Bools, size: int
+    ) -> None:
+        self.pool, self.log, self.asked, self.done = pool, log, asked, done.copy()
+        self.batches: list[Ints] = batches_of_texts(asked, size or TEXTS)
+        self.waiting = deque(number for number, batch in enumerate(self.batches) if not done[batch].all())
+        self.deaths, self.refusals = Counter[int](), Counter[int]()
+
+    def texts(self, tell: Tell) -> Iterator[tuple[int, WrittenTokens]]:
+        try:
+            while not self.done.all():
+                for replica in self.pool.ready:
+                    if not replica.assignments and self.waiting:
+                        self._send(replica, self.waiting.popleft())
+                for replica, _, result in self.pool.poll():
+                    for number, text in self._handle(replica, result):
+                        tell(len(text.ids))
+                        yield number, text
+        finally:
+            for replica in self.pool.replicas:
+                replica.assignments.clear()
+
+    def _send(self, replica: ReplicaHandle, number: int) -> None:
+        batch = self.batches[number]
+        asked = [self.asked[place] for place in batch.tolist()]
+        stream = replica.actor.write.options(num_returns="streaming").remote(asked, self.done[batch])
+        tokens = sum(one.room for one in asked)
+        replica.assignments.append(Assignment([number], None, tokens, stream, time.monotonic()))
+
+    def _handle(self, replica: ReplicaHandle, result: Any) -> Iterator[tuple[int, WrittenTokens]]:
+        number = replica.assignments[0].batches[0] if replica.assignments else -1
+        match result:
+            case Lost() if number < 0:
+                self.log.event(f"{replica.name} was gone before it wrote anything ({result.why})", is_detail=True)
+                self.pool.replace(replica, result.why)
+            case Lost():
+                self.log.event(f"{replica.name} is gone ({result.why}); its texts go to others")
+                self.deaths[number] += 1
+                if self.deaths[number] >= MOST_DEATHS:
+                    what = f"{MOST_DEATHS} replicas died while they wrote the same texts ({result.why})"
+                    raise EngineError(what, fix=f"give fewer --sequences, or replicas with more memory; {RESUME}")
+                self._again(replica, number, result.why)
+            case ScoremodeError():
+                self.refusals[number] += 1
+                if isinstance(result, InputError) or self.refusals[number] > 1:
+                    raise result
+                self.log.event(f"the engine of {replica.name} failed: {result.message}; its texts go to others")
+                self._again(replica, number, "its engine failed again and again")
+            case Finished():
+                ended = replica.assignments.popleft()
+                replica.pace.measured(ended.tokens, result.seconds)
+                replica.stats.seconds += result.seconds
+                if not self.done[self.batches[number]].all():
+                    raise EngineError("the engine left texts unwritten", fix="run it again")
+            case (int() as place, WrittenTokens() as text):
+                replica.failures = 0
+                index = int(self.batches[number][place])
+                if not self.done[index]:
+                    self.done[index] = True
+                    replica.stats.windows += 1
+                    replica.stats.tokens += len(text.ids)
+                    yield index, text
+            case _:
+                raise AssertionError(f"a replica said {result!r}")
+
+    def _again(self, replica: ReplicaHandle, number: int, why: str) -> None:
+        self.waiting.appendleft(number)
+        self.pool.replace(replica, why)

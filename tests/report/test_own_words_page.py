@@ -1,0 +1,57 @@
+"""The section of the page on texts that a model wrote: its curves, its tables, and names that are escaped."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from scoremode.report.html.own_words import own_words_section
+from scoremode.statistics.own_texts import own_texts
+from scoremode.statistics.parting import partings
+from scoremode.statistics.speculation import speculation
+from scoremode.verbs.own_words import OwnWords
+
+TEXTS, LENGTH = 12, 600
+TEXT = np.repeat(np.arange(TEXTS), LENGTH)
+
+
+def parted(at: int) -> OwnWords:
+    """Every text has another choice at token ``at`` + its number."""
+    place = np.tile(np.arange(1, LENGTH + 1), TEXTS)
+    top = np.where(place == at + TEXT, 7, 5).astype(np.int32)
+    found = partings(TEXT, TEXT, np.full(len(TEXT), 5, np.int32), top, np.where(top == 7, 0.5, 0.0), noise=0.02)
+    return OwnWords("<b>writer</b>", f"q{at} & co", found, None, None)
+
+
+def drafted(rate: float) -> OwnWords:
+    overlap = np.clip(np.random.default_rng(0).normal(rate, 0.05, len(TEXT)), 0, 1)
+    logprob = np.full(len(TEXT), -1.0)
+    read = own_texts(TEXT, TEXT, logprob, logprob - 0.1)
+    return OwnWords("writer", f"draft {rate}", None, read, speculation(TEXT, TEXT, overlap, overlap))
+
+
+def test_nothing_is_shown_of_other_texts() -> None:
+    assert own_words_section([]) == ""
+    assert own_words_section([OwnWords("a", "b", None, None, None)]) == ""
+
+
+def test_survival_is_drawn_with_its_bounds() -> None:
+    page = own_words_section([parted(100), parted(500)])
+    assert page.count("<figure") == 1
+    assert (page.count('class="band'), len(re.findall(r'<path class="line s[01]"', page))) == (2, 2)
+    assert "Where candidates part" in page
+    assert "&lt;b&gt;writer&lt;/b&gt;" in page
+    assert "q100 &amp; co" in page
+    assert "<b>" not in page
+    row = re.search(r"q100 &amp; co</th>(.*?)</tr>", page, re.DOTALL)
+    assert row is not None
+    cells = re.findall(r"<td[^>]*>(.*?)</td>", row[1])
+    assert (cells[0], cells[3], cells[4], cells[5]) == ("12", "105", "12", "0")
+
+
+def test_drafts_are_drawn_by_position_and_by_length() -> None:
+    page = own_words_section([drafted(0.8), drafted(0.5)])
+    assert page.count("<figure") == 2
+    assert page.count('class="band') == 4
+    assert all(words in page for words in ("Drafts along the text", "What drafts would save", "8 drafted", "1.105"))
