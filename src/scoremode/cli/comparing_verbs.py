@@ -97,6 +97,7 @@ class CompareVerb(Verb):
                     *(parsed.candidates or ()),
                     out=parsed.out,
                     fresh=parsed.fresh,
+                    columns=[*more, *(rule.name for rule in rules)],
                     progress=progress,
                     **(question if rollouts is None else {**question, "corpus": rollouts}),
                     **flags.model_arguments(parsed),

@@ -327,7 +327,8 @@ def _add_up(side: _BlockedProduct, x: Tensor, sums: _Sums, line: int) -> None:
 
 def _diverge(p: _BlockedProduct, q: _BlockedProduct, gather: Gather | None) -> DivergencePartials:
     """Returns the partials of q and the sums of the divergence, which are in float64 as in divergence.py."""
-    with_ids, choices = p.plan.with_ids, [LeadingChoices(p.n) for _ in (p, q)]
+    with_ids, whole = p.plan.with_ids, gather is not None
+    choices = [LeadingChoices(p.n) for _ in ((p, q) if whole else ())]
     largest_p = torch.full((p.n,), float("-inf"))
     sums_q, reference_p = _Sums.zeros(len(with_ids), q.n), torch.zeros(len(with_ids), p.n)
     total_p, total_q, cross, cross_q = torch.zeros(4, len(with_ids), p.n, dtype=torch.float64)
@@ -335,7 +336,7 @@ def _diverge(p: _BlockedProduct, q: _BlockedProduct, gather: Gather | None) -> D
     for line, index in enumerate(with_ids):
         x_p, x_q = p.product(index)[:, p.plan.blocks[index].fresh :], q.ids(index)
         first_id, here_p = q.head.first_id + p.plan.last_id(index) - x_q.shape[1], x_p.amax(1)
-        for own, x, here in zip(choices, (x_p, x_q), (here_p, q.largest_here), strict=True):
+        for own, x, here in zip(choices, (x_p, x_q), (here_p, q.largest_here), strict=False):
             own.add(x, here, first_id)
         torch.maximum(largest_p, here_p, out=largest_p)
         most_p = torch.clamp_min(largest_p, LOWEST, out=reference_p[line])
@@ -347,16 +348,19 @@ def _diverge(p: _BlockedProduct, q: _BlockedProduct, gather: Gather | None) -> D
             torch.sum(weight_p, 1, out=total_p[line, rows])
             torch.sum(weight_q, 1, out=total_q[line, rows])
             gap = below_p.sub_(below_q)
-            sum_cross(gap, weight_q, below_q, cross_q[line, rows]).neg_()
+            if whole:
+                sum_cross(gap, weight_q, below_q, cross_q[line, rows]).neg_()
             sum_cross(gap, weight_p, gap, cross[line, rows])
         _add_up(q, x_q, sums_q, line)
     drop_p, drop_q = _drop(reference_p, largest_p), sums_q.drop(q.largest)
     whole_p, whole_q = ((drop.exp() * total).sum(0) for drop, total in ((drop_p, total_p), (drop_q, total_q)))
-    moved = moved_cross(drop_p, drop_q, total_p, cross), moved_cross(drop_q, drop_p, total_q, cross_q)
-    sums = (largest_p, q.largest, whole_p, whole_q, *moved)
+    sums = (largest_p, q.largest, whole_p, whole_q, moved_cross(drop_p, drop_q, total_p, cross))
+    if gather is None:
+        return DivergencePartials(q.partials(sums_q), *sums)
+    apart = kept.sum_apart(*log_totals(sums, gather))
     first_p, first_q = (own.keys for own in choices)
-    apart = None if gather is None else kept.sum_apart(*log_totals(sums, gather))
-    return DivergencePartials(q.partials(sums_q), *sums, first_p, first_q, apart)
+    cross_q = moved_cross(drop_q, drop_p, total_q, cross_q)
+    return DivergencePartials(q.partials(sums_q), *sums, cross_q, first_p, first_q, apart)
 
 
 def _steps(x: Tensor) -> Iterator[slice]:

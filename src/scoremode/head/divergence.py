@@ -24,7 +24,8 @@ from scoremode.head.partials import FAR_BELOW, LOWEST, Partials, combine, finish
 
 Gather = Callable[[Tensor], list[Tensor]]
 """Gives a tensor (n, c) of every slice to every slice, in the order of their ids. Tensor-parallel ranks exchange it.
-Without it, Σ |p - q| is not measured: a slice alone does not know its probabilities."""
+Without it, only KL(p‖q) is measured: a slice alone does not know the probabilities that Σ |p - q| needs, and the other
+columns take time that a comparison which shows none of them can save."""
 
 
 def gather_own(sums: Tensor) -> list[Tensor]:
@@ -101,15 +102,15 @@ def divergence_partials(
     KL is a small difference of large sums: in float32 it would be accurate to only about 3e-7 nats, which is more than
     the difference between two good quantizations.
     """
-    *sums, apart_if_whole = _sums_in_float64(x_p, x_q)
-    apart = apart_if_whole if gather is gather_own else None
-    if gather is not None and gather is not gather_own:  # other slices change the probabilities
-        apart = sum_apart(x_p, x_q, *log_totals(sums, gather))
-    first = [first_choices(x, first_id) for x in (x_p, x_q)]
+    fields: tuple[Any, ...]
+    *sums, cross_q, apart = _sums_in_float64(x_p, x_q, whole=gather is not None)
+    fields = (*sums,)
+    if gather is not None:
+        if gather is not gather_own:  # other slices change the probabilities
+            apart = sum_apart(x_p, x_q, *log_totals(sums, gather))
+        fields = (*sums, cross_q, *(first_choices(x, first_id) for x in (x_p, x_q)), apart)
     # the same call on the same memory layout as in ``Kernel.reduce``, so that q's bits are the same
-    own_q = partials(x_q, targets, at_q, first_id, one_pass)
-    fields: tuple[Any, ...] = (*sums, *first, apart)
-    return DivergencePartials(own_q, *fields)
+    return DivergencePartials(partials(x_q, targets, at_q, first_id, one_pass), *fields)
 
 
 def divergence_of(p_logits: Tensor, q_logits: Tensor) -> dict[str, Tensor]:
@@ -131,8 +132,11 @@ COPIES = 4  # most float64 copies of a row's logits in memory at once
 APART_COPIES = 8  # two copies, in a quarter of the workspace: what is read again at once should stay in the L2 cache
 
 
-def _sums_in_float64(x_p: Tensor, x_q: Tensor) -> tuple[Tensor, ...]:
-    """The sums of a block, a few rows at a time, because float64 copies need memory; at last Σ |p - q| if it is all."""
+def _sums_in_float64(x_p: Tensor, x_q: Tensor, whole: bool = True) -> tuple[Tensor, ...]:
+    """The sums of a block, a few rows at a time, because float64 copies need memory.
+
+    The last two are ``cross_q`` and Σ |p - q|, as if the block were all ids. Unless ``whole``, they are not computed.
+    """
     n, width = x_p.shape
     if n == 0 or width == 0:
         empty = empty_sums(x_p, torch.float64, both_ways=True)
@@ -149,8 +153,11 @@ def _sums_in_float64(x_p: Tensor, x_q: Tensor) -> tuple[Tensor, ...]:
         torch.sum(weight_q, 1, out=total_q[rows])
         torch.sum(weight_p, 1, out=total_p[rows])
         gap = below_p.sub_(below_q)
-        sum_cross(gap, weight_q, below_q, cross_q[rows]).neg_()
+        if whole:
+            sum_cross(gap, weight_q, below_q, cross_q[rows]).neg_()
         sum_cross(gap, weight_p, gap, cross[rows])
+        if not whole:
+            continue
         p, q = weight_p.div_(total_p[rows, None]), weight_q.div_(total_q[rows, None])
         torch.sum(p.sub_(q).abs_(), 1, out=apart[rows])
     return *largest, total_p, total_q, cross, cross_q, apart

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import UserList
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from scoremode.plan.path import PREFILL
 from scoremode.plan.windows import measured
 from scoremode.scores.frames import ArrowTable, few_lines
 from scoremode.scores.parquet import Rows, pair_to_arrow
-from scoremode.scores.schema import BUILT_IN, DIVERGENCE, Schema
+from scoremode.scores.schema import BUILT_IN, DIVERGENCE, KL, Schema
 from scoremode.statistics.depth import DepthMeans, by_depth
 from scoremode.statistics.equivalence import Equivalence, answer_change, answer_logprob, equivalence, is_answer
 from scoremode.statistics.estimate import (
@@ -102,6 +102,16 @@ class Statistic:
         if isinstance(found, Estimate):
             return with_error_fields(self.name, found)
         return {self.name: found if isinstance(found, int) else finite_or_none(found)}
+
+
+def needs_whole_divergence(names: Iterable[str]) -> bool:
+    """Does one of these statistics need more of a divergence than KL?
+
+    >>> needs_whole_divergence(["kl_mean"]), needs_whole_divergence(["kl_mean", "overlap"])
+    (False, True)
+    """
+    others = {column.name for column in DIVERGENCE} - {KL.name}
+    return any(name in BY_FIELD and BY_FIELD[name].needs in others for name in names)
 
 
 def _missing(runs: PairedRuns) -> set[str]:

@@ -197,6 +197,11 @@ def load(
     return found if files == specs else replace(found, name="+".join(map(_short, specs)))
 
 
+def is_of_rollouts(corpus: Any) -> bool:
+    """Are these texts that a model wrote: ``rollouts:DIR``, or rollouts themselves?"""
+    return isinstance(corpus, Rollouts) or (isinstance(corpus, str) and corpus.startswith(WRITTEN))
+
+
 def corpus_of_rollouts(rollouts: Rollouts, count: int | None = None) -> Corpus:
     """The corpus of texts that a model wrote: each with its prompt is a row. ``count``: only the first of them."""
     sha256 = str(rollouts.manifest["texts_sha256"])

@@ -26,10 +26,11 @@ from scoremode.references.kld import is_kld
 from scoremode.references.reader import Reference
 from scoremode.remote.uri import Place, is_uri, located
 from scoremode.scores.answers import check_answers
-from scoremode.statistics.comparison import Comparison, Comparisons
+from scoremode.statistics.comparison import Comparison, Comparisons, needs_whole_divergence
 from scoremode.store import runs
 from scoremode.store.remote_copies import is_there, open_reference
 from scoremode.store.run import Run
+from scoremode.text.corpus import is_of_rollouts
 from scoremode.values import Ids
 from scoremode.verbs.arguments import AllArguments, EngineOptionArguments, check_question, spelled_out, split_arguments
 from scoremode.verbs.base_logits import against_file, require_models, require_no_question
@@ -74,6 +75,7 @@ def compare(
     baseline_options: EngineOptionArguments | None = None,
     out: str | Path | None = None,
     fresh: bool = False,
+    columns: Sequence[str] = (),
     progress: Progress | None = None,
     **arguments: Unpack[AllArguments],
 ) -> Comparisons:
@@ -88,6 +90,9 @@ def compare(
     baseline runs beside a single candidate if both engines allow that; else its states are kept first. One that has
     logits only, such as a GGUF file, runs beside each candidate.
 
+    Without ``divergence="all"``, engines with a choice measure KL alone. ``columns`` names statistics that will be
+    asked for: if one needs more, or the text is rollouts, everything is measured.
+
     Models may also be given as causal LMs of Transformers that are loaded already, with their ``tokenizer``: then every
     candidate is scored beside the baseline.
 
@@ -96,12 +101,16 @@ def compare(
     """
     folders = Folders(located(out) if out is not None else None, fresh, progress)
     question, options = split_arguments(arguments)
+    whole = needs_whole_divergence(columns) or is_of_rollouts(question.get("corpus"))
     if any(map(is_loaded, (baseline, *candidates))):
         its = baseline, baseline_engine or engine, {**options, **(baseline_options or {})}
-        sides = [its, *((candidate, engine, options) for candidate in candidates)]
+        chosen = {"divergence": "all", **options} if whole else options
+        sides = [its, *((candidate, engine, chosen) for candidate in candidates)]
         return _compare_loaded(baseline, sides, tokenizer, question, folders)
     request = CompareRequest(engine, options, baseline_engine, baseline_options, tokenizer)
     baseline_model, candidates, models = sides_in_types(baseline, expand_candidates(candidates), request, folders)
+    if whole:
+        models = {name: one.with_default("divergence", "all") for name, one in models.items()}
     for side in (*((baseline_model,) if baseline_model else ()), *models.values()):
         require_path(side.plugin, question.get("path"))
     if is_kld(baseline):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,12 @@ class ModelSettings:
         spread, options = read_spread(self.options)
         assert spread is not None, "no replicas"
         return room_for(spread, self.plugin, read_options(self.plugin, options))
+
+    def with_default(self, option: str, value: str) -> ModelSettings:
+        """The same with a value for an option that the engine has and that was not given."""
+        if option not in self.plugin.options.known() or self.options.get(option) is not None:
+            return self
+        return replace(self, options={**self.options, option: value})
 
     def prepare(self) -> LazyModel:
         model = LazyModel.named(self.model, self.plugin, self.options, self.tokenizer)
