@@ -113,7 +113,10 @@ def kl_of(found: Comparison) -> Any:
 
 
 def test_the_divergence_is_that_of_a_models_logits_in_float64(models: tuple[Path, Path], tmp_path: Path) -> None:
-    (found,) = compare(*map(str, models), out=tmp_path, **SMALL)
+    (found,) = compare(*map(str, models), out=tmp_path / "all", divergence="all", **SMALL)
+    (alone,) = compare(*map(str, models), out=tmp_path / "kl", **SMALL)
+    assert alone.divergences.measured == ("kl",)
+    assert np.array_equal(kl_of(alone), kl_of(found))
     plan = ask(str(models[0]), **SMALL).plan
     both = [AutoModelForCausalLM.from_pretrained(m, dtype=torch.float64) for m in models]
     expected = []
