@@ -10,7 +10,7 @@ from scoremode.cli.parser import Verb
 from scoremode.errors import InputError
 
 PROMPTS: flags.Flags = {
-    "--prompts FILE": '.jsonl rows {"prompt": "…"} or {"messages": […]}, lines of a .txt, or task:NAME for its questions',
+    "--prompts FILE": '.jsonl rows {"prompt": "…"} or {"messages": […]}, lines of a .txt, or task:NAME: its questions',
     "--prompt TEXT …": "a prompt given here; may be given again",
 }
 TASKS: flags.Flags = {
