@@ -102,8 +102,8 @@ MODEL: Flags = {
     "the name that a server has for it (--engine http://HOST:PORT)"
 }
 TEXT: Flags = {
-    "--corpus TEXT …": "wikitext2, wikitext2:FILE, python-docs, a file (.txt .md .jsonl .parquet), a folder, a pattern "
-    "of files, rollouts:DIR, answers:FILE-or-DIR, or - for stdin",
+    "--corpus TEXT …": "wikitext2, wikitext2:FILE, python-docs, a file (.txt .md .jsonl .parquet), folder or pattern, "
+    "rollouts:DIR, answers:FILE, or - for stdin",
     "--text TEXT": "a text given here",
     "--dataset NAME": "a dataset on the Hugging Face hub",
     "--dataset-config CONFIG": "",

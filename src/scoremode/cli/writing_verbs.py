@@ -10,8 +10,7 @@ from scoremode.cli.parser import Verb
 from scoremode.errors import InputError
 
 PROMPTS: flags.Flags = {
-    "--prompts FILE": 'rows of a .jsonl ({"prompt": "…"} or {"messages": […]}, perhaps "answer"), or lines of a .txt; '
-    "or task:NAMES, the questions of lm-eval's tasks with the answers that they know",
+    "--prompts FILE": '.jsonl rows {"prompt": "…"} or {"messages": […]}, lines of a .txt, or task:NAME: its questions',
     "--prompt TEXT …": "a prompt given here; may be given again",
 }
 TASKS: flags.Flags = {

@@ -74,7 +74,8 @@ def task_selection(
     """Returns the tasks that a caller named, checked; ``tasks`` may have commas."""
     names = tuple(name.strip() for name in (tasks.split(",") if isinstance(tasks, str) else tasks))
     if not names or not all(names):
-        raise OptionError("no task was named", fix="give --tasks arc_easy,hellaswag")
+        like = "--prompts task:arc_easy" if generates else "--tasks arc_easy,hellaswag"
+        raise OptionError("no task was named", fix=f"give {like}")
     include = [include_path] if isinstance(include_path, str | Path) else include_path
     return TaskSelection(
         names,

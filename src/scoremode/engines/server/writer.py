@@ -157,7 +157,7 @@ def _read(link: Link, value: Any, room: int) -> _Completion:
         if not all(isinstance(name, str) and name.startswith(IDS) for name in names):
             raise EngineError(
                 f"{link.root} does not give the ids of the tokens that it writes",
-                fix="use a server that knows return_tokens_as_token_ids, such as vLLM's",
+                fix="use a server that knows return_tokens_as_token_ids",
             )
         ids = np.array([int(name.removeprefix(IDS)) for name in names], np.int32)
         logprob = np.array([float(number) for number in numbers])
