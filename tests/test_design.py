@@ -15,6 +15,7 @@ INSIDE = (
     "engines/llamacpp",
     "engines/exllamav3",
     "engines/server",
+    "models/weight_formats",
     "verbs/prob",
     "report/terminal",
     "report/html",
