@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from scoremode.plan.plan import Plan
     from scoremode.report.html.page import report
     from scoremode.scores.columns import Scores
+    from scoremode.statistics.attribution import Attribution
     from scoremode.statistics.comparison import Comparison, Comparisons
     from scoremode.statistics.mismatch import Mismatch
     from scoremode.store.run import Run
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from scoremode.text.rollouts import Rollouts
     from scoremode.text.tokens import Tokens
     from scoremode.values import Estimate
+    from scoremode.verbs.attribute import attribute
     from scoremode.verbs.compare import compare
     from scoremode.verbs.mismatch import mismatch
     from scoremode.verbs.noise import Noise, noise
@@ -51,6 +53,8 @@ _HOME = {
     "ppl": "verbs.ppl",
     "compare": "verbs.compare",
     "paths": "verbs.paths",
+    "attribute": "verbs.attribute",
+    "Attribution": "statistics.attribution",
     "mismatch": "verbs.mismatch",
     "Mismatch": "statistics.mismatch",
     "reference": "verbs.reference",
@@ -93,6 +97,7 @@ _SHOWS_RUNS = {
 }  # their values, in notebooks
 
 __all__ = [
+    "Attribution",
     "Comparison",
     "Comparisons",
     "Estimate",
@@ -110,6 +115,7 @@ __all__ = [
     "TasksComparison",
     "Tokens",
     "__version__",
+    "attribute",
     "compare",
     "load",
     "mismatch",

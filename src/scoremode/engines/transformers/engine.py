@@ -443,9 +443,7 @@ class TransformersEngine(Engine):
             columns = score_rows(rows, lambda hidden: self._served_logits(hidden)[:, :width], targets, width)
         return split_columns(columns, _ends(windows))
 
-    def _with_kl(
-        self, rows: Tensor, windows: list[IndexedWindow], width: int, against: DeviceStates
-    ) -> list[Answers]:
+    def _with_kl(self, rows: Tensor, windows: list[IndexedWindow], width: int, against: DeviceStates) -> list[Answers]:
         states, targets, head_p = against.rows(windows), _targets(windows, rows), against.head.within(width)
         if self.head is not None and self.choice is not None:
             found = self.choice.kernel.divergence(states, head_p, rows, self.head.within(width), targets)

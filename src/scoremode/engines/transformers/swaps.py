@@ -4,15 +4,15 @@ record      one forward pass per batch of windows; what the layers before each s
 swapped     new weights in place of the model's own, which come back bit for bit
 diverge     the same forward pass: layers before the start are skipped, and the last of them gives what was kept
 
-The model's own code runs in between: embeddings, masks, positions and the last norm are never rebuilt here, so that every
-architecture of Transformers works. A model whose layers use more than the output of the layer before is found by a
-probe; its swaps compute all layers.
+The model's own code runs in between: embeddings, masks, positions and the last norm are never rebuilt here, so that
+every architecture of Transformers works. A model whose layers use more than the output of the layer before is found by
+a probe; its swaps compute all layers.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -100,14 +100,16 @@ class SwappableModel:
     @torch.inference_mode()
     def _probe(self) -> None:
         """Finds out whether layers can be skipped: final states must have the bits of a whole pass, for every start."""
-        ids = torch.arange(PROBE_TOKENS, device=self.device)[None] % self.model.get_input_embeddings().weight.shape[0]
+        rows = self.model.get_input_embeddings().weight.shape[0]
+        ids, other = ((torch.arange(PROBE_TOKENS, device=self.device)[None] + i) % rows for i in (0, 1))
         self._kept = KeptStates(PROBE, self.device)
         starts = range(1, len(self.layers) + 1)
         try:
             whole = self._pass(ids, wanted=starts)
-            self._skips = not any(isinstance(x, Tensor) for rest in self._rest.values() for x in rest) and all(
-                torch.equal(self._pass(ids, start=start), whole) for start in starts
-            )
+            more = any(isinstance(x, Tensor) for rest in self._rest.values() for x in rest)
+            for start in starts:
+                self._pass(other)  # so that nothing is right by chance that layers remember from the pass before
+                self._skips = self._skips and not more and torch.equal(self._pass(ids, start=start), whole)
         except (RuntimeError, TypeError, AttributeError, KeyError):  # of an architecture that is built otherwise
             self._skips = False
         finally:
@@ -131,7 +133,7 @@ class SwappableModel:
         if not self._skips:
             return 0
         if name.startswith(f"{self.layers_name}."):
-            return int(name[len(self.layers_name) + 1 :].split(".")[0])
+            return int(name[len(self.layers_name) + 1 :].split(".", maxsplit=1)[0])
         return len(self.layers) if self.is_head(name) and not self.is_embedding(name) else 0
 
     def is_head(self, name: str) -> bool:
@@ -168,22 +170,29 @@ class SwappableModel:
 
     # ── swaps ────────────────────────────────────────────────────────────────────────────────────────────────────────
     @contextlib.contextmanager
-    def swapped(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
-        """Puts weights into the model inside this block; its own come back afterwards, bit for bit."""
+    def swapped(self, names: Collection[str], read: Callable[[str], Tensor]) -> Iterator[list[str]]:
+        """Puts the weights that ``read`` gives into the model inside this block; its own come back, bit for bit.
+
+        Yields the names of those that differ from the model's own. One tensor is read at a time.
+        """
         own: dict[str, Tensor] = {}
-        size = sum(self.parameters[name].nbytes for name in weights)
+        size = sum(self.parameters[name].nbytes for name in names)
         aside = self.device.type == "cuda" and 1.25 * size > free_on(self.device)
         try:
-            for name, new in weights.items():
-                parameter = self.parameters[name]
+            for name in names:
+                parameter, new = self.parameters[name], read(name)
                 if new.shape != parameter.shape:
-                    raise EngineError(f"{name} has the shape {tuple(new.shape)}", fix="this is a fault of the candidate")
-                own[name] = parameter.data.cpu() if aside else parameter.data
-                parameter.data = new.to(parameter.device, parameter.dtype)
-            head = find_head(self.model) if any(map(self.is_head, weights)) else self.head
+                    raise EngineError(
+                        f"{name} has the shape {tuple(new.shape)}", fix="this is a fault of the candidate"
+                    )
+                new = new.to(parameter.device, parameter.dtype)
+                if not torch.equal(new, parameter.data):
+                    own[name] = parameter.data.cpu() if aside else parameter.data
+                    parameter.data = new
+            head = find_head(self.model) if any(map(self.is_head, own)) else self.head
             assert head is not None, "only its numbers are others"
             self.engine.head = head
-            yield
+            yield list(own)
         finally:
             for name, old in own.items():
                 self.parameters[name].data = old.to(self.parameters[name].device if aside else old.device)
@@ -196,12 +205,6 @@ class SwappableModel:
             yield from self.engine.diverge(source, self)
         finally:
             self._start = 0
-
-    def changed(self, name: str, new: Tensor) -> Tensor | None:
-        """New weights in the dtype and on the device of the model's own; None if they are equal to those."""
-        own = self.parameters[name].data
-        new = new.to(own.device, own.dtype)
-        return None if torch.equal(new, own) else new
 
 
 def _decoder_layers(engine: TransformersEngine) -> tuple[str, list[Any]]:

@@ -51,7 +51,7 @@ class RoundedWeights:
         self.notes = (f"{label} is the baseline rounded to nearest; {kept} unchanged",)
 
     def tensor(self, name: str) -> torch.Tensor:
-        weight = self._read(name).float().cpu()
+        weight = self._read(name).float()  # on the device of the baseline
         if name not in self._rounded:
             return weight
         axis = self._input_axis(name, tuple(weight.shape))
