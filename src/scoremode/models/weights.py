@@ -6,12 +6,15 @@ The candidate is another version of the baseline: quantized, fine-tuned, an adap
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scoremode.errors import ModelError, OptionError
 from scoremode.models.facts import ModelFacts, inspect, weight_files
+from scoremode.models.gguf import SUFFIX, gguf_models, read_gguf
 from scoremode.models.safetensors import read_header
 from scoremode.models.weight_formats.checkpoint import PlainTensors
+from scoremode.models.weight_formats.gguf_tensors import GgufTensors
 from scoremode.models.weight_formats.matching import OTHER, MatchedWeights
 from scoremode.models.weight_formats.round_to_nearest import PREFIX, RoundedWeights
 from scoremode.models.weight_formats.stored import CandidateWeights, Shape, StoredWeight
@@ -43,6 +46,9 @@ def open_weights(
         if read_baseline is None or baseline_stored is None:
             raise OptionError(f"{candidate} is made from a baseline, and there is none", fix="name a checkpoint first")
         return RoundedWeights(candidate, baseline, read_baseline, own_bits=baseline_stored, model_type=model_type)
+    if _is_gguf(candidate):
+        tensors = GgufTensors(candidate, read_gguf(candidate), baseline, model_type)
+        return MatchedWeights(candidate, tensors, baseline)
     facts = inspect(candidate, revision=revision, token=token)
     _require_same_type(candidate, facts.config, model_type)
     return _checkpoint(candidate, facts, baseline)
@@ -52,6 +58,13 @@ def _checkpoint(candidate: str, facts: ModelFacts, baseline: Mapping[str, Shape]
     files, _ = weight_files(facts.path)
     tensors = {name: tensor for file in files for name, tensor in read_header(file).items()}
     return MatchedWeights(candidate, PlainTensors(tensors), baseline, facts.notes)
+
+
+def _is_gguf(candidate: str) -> bool:
+    path = Path(candidate).expanduser()
+    if not path.is_dir():
+        return candidate.endswith(SUFFIX)
+    return not any(path.glob("*.safetensors")) and bool(gguf_models(path))
 
 
 def _require_same_type(candidate: str, config: Mapping[str, Any], model_type: str) -> None:
