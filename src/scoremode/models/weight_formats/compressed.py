@@ -42,14 +42,11 @@ class CompressedTensors:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        rounded = any(scheme.input_activations for _, scheme in self._schemes.values())
-        floats = {kind.upper() for kind, _ in self._schemes.values() for kind in FLOATS_IN_BYTES if kind in kind}
         found = []
-        if rounded:
+        if any(scheme.input_activations for _, scheme in self._schemes.values()):
             found.append(f"{self._label} also rounds activations; here only its weights are put in")
         if any("nvfp4" in kind for kind, _ in self._schemes.values()):
             found.append(f"compressed-tensors gives the NVFP4 weights of {self._label} in bfloat16")
-        del floats
         return tuple(found)
 
     def read(self, name: str) -> torch.Tensor:
@@ -83,7 +80,7 @@ class CompressedTensors:
         by_class = [group for group in groups if {"Linear", "Embedding"} & set(group.targets)]
         chosen = next(iter([*by_name, *by_class]), None)
         if chosen is None or chosen.weights is None:
-            raise ModelError(f"the config of {self._label} does not say how {module} is quantized", fix="download it again")
+            raise ModelError(f"{self._label} does not say how {module} is quantized", fix="check its config.json")
         named = chosen.format or (self._config.format if self._config.format != MIXED else None)
         kind = getattr(named, "value", named) or infer_module_format(torch.nn.Linear, chosen).value
         return str(kind), chosen

@@ -54,7 +54,8 @@ class PackedIntegers:
         inputs = self.stored[f"{module}.weight"].shape[1]
         scales = raw(f"{module}.scales").float()
         numbers = unpacked(raw(f"{module}.qweight"), self._bits, inputs)
-        zeros = unpacked(raw(f"{module}.qzeros").T, self._bits, scales.shape[1]).T + self._zero
+        zeros = unpacked(raw(f"{module}.qzeros").T, self._bits, scales.shape[1]).T
+        zeros = (zeros + self._zero) & (2**self._bits - 1)  # a zero point of 0, less 1, has all bits set
         has_order = f"{module}.g_idx" in self._plain.tensors
         group = raw(f"{module}.g_idx").long() if has_order else torch.arange(inputs) // (inputs // len(scales))
         if int(group.min()) < 0 or int(group.max()) >= len(scales):
