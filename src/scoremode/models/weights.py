@@ -6,18 +6,26 @@ The candidate is another version of the baseline: quantized, fine-tuned, an adap
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scoremode.errors import ModelError, OptionError
 from scoremode.models.facts import ModelFacts, inspect, weight_files
+from scoremode.models.gguf import SUFFIX, gguf_models, read_gguf
 from scoremode.models.safetensors import read_header
+from scoremode.models.weight_formats.adapter import AdaptedWeights, is_adapter
 from scoremode.models.weight_formats.checkpoint import PlainTensors
+from scoremode.models.weight_formats.compressed import CompressedTensors
+from scoremode.models.weight_formats.gguf_tensors import GgufTensors
 from scoremode.models.weight_formats.matching import OTHER, MatchedWeights
+from scoremode.models.weight_formats.packed_integers import OTHER_FORMAT, PackedIntegers
 from scoremode.models.weight_formats.round_to_nearest import PREFIX, RoundedWeights
-from scoremode.models.weight_formats.stored import CandidateWeights, Shape, StoredWeight
+from scoremode.models.weight_formats.stored import CandidateWeights, Shape, StoredWeight, TensorReader
 
 if TYPE_CHECKING:
     import torch
+
+EMULATED = "{} emulates a quantization of {:.3g} bits per weight; the bits of its parts are those of its files"
 
 __all__ = ["CandidateWeights", "StoredWeight", "open_weights"]
 
@@ -39,19 +47,50 @@ def open_weights(
     that are made from the baseline need both, rounding to nearest and adapters. No weight is read here.
     """
     model_type = str(_text_config(config or {}).get("model_type", ""))
-    if candidate.startswith(PREFIX):
+    if candidate.startswith(PREFIX) or is_adapter(candidate):
         if read_baseline is None or baseline_stored is None:
             raise OptionError(f"{candidate} is made from a baseline, and there is none", fix="name a checkpoint first")
+        if is_adapter(candidate):
+            return AdaptedWeights(candidate, baseline, read_baseline, own_bits=baseline_stored)
         return RoundedWeights(candidate, baseline, read_baseline, own_bits=baseline_stored, model_type=model_type)
+    if _is_gguf(candidate):
+        tensors = GgufTensors(candidate, read_gguf(candidate), baseline, model_type)
+        return MatchedWeights(candidate, tensors, baseline)
     facts = inspect(candidate, revision=revision, token=token)
     _require_same_type(candidate, facts.config, model_type)
-    return _checkpoint(candidate, facts, baseline)
+    reader, notes = _reader(candidate, facts)
+    return MatchedWeights(candidate, reader, baseline, (*facts.notes, *notes))
 
 
-def _checkpoint(candidate: str, facts: ModelFacts, baseline: Mapping[str, Shape]) -> CandidateWeights:
+def _reader(candidate: str, facts: ModelFacts) -> tuple[TensorReader, tuple[str, ...]]:
+    """What reads a checkpoint's tensors, and notes about it."""
     files, _ = weight_files(facts.path)
-    tensors = {name: tensor for file in files for name, tensor in read_header(file).items()}
-    return MatchedWeights(candidate, PlainTensors(tensors), baseline, facts.notes)
+    plain = PlainTensors({name: tensor for file in files for name, tensor in read_header(file).items()})
+    quantization = facts.config.get("quantization_config")
+    if not quantization:
+        bits = facts.bits_per_weight
+        return plain, (EMULATED.format(candidate, bits),) if facts.emulated_bytes is not None else ()
+    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+    if method == "compressed-tensors":
+        compressed = CompressedTensors(candidate, plain, quantization)
+        return compressed, compressed.notes
+    if method in ("gptq", "awq"):
+        return PackedIntegers(candidate, plain, quantization), ()
+    if method == "exl3":
+        raise ModelError(
+            f"{candidate} is in the format EXL3, whose weights only ExLlamaV3 can reconstruct, on a GPU",
+            fix=OTHER_FORMAT,
+        )
+    raise ModelError(
+        f"{candidate} is quantized by the method {method!r}, whose weights scoremode cannot read", fix=OTHER_FORMAT
+    )
+
+
+def _is_gguf(candidate: str) -> bool:
+    path = Path(candidate).expanduser()
+    if not path.is_dir():
+        return candidate.endswith(SUFFIX)
+    return not any(path.glob("*.safetensors")) and bool(gguf_models(path))
 
 
 def _require_same_type(candidate: str, config: Mapping[str, Any], model_type: str) -> None:
