@@ -217,5 +217,9 @@ def attribution_notes(facts: Mapping[str, Any]) -> list[str]:
         floor = f"no noise floor: {facts['noise_perturbed']}"
     else:
         floor = f"noise floor: KL {rounded(noise)[0]} of the baseline to itself ({facts['noise_perturbed']})"
-    of_candidates = [f"{c['name']}: {note}" for c in facts["candidates"] for note in c["notes"]]
+    of_candidates = [
+        note if note.startswith(c["name"]) else f"{c['name']}: {note}"
+        for c in facts["candidates"]
+        for note in c["notes"]
+    ]
     return [f"{tokens}; {errors if groups >= FEWEST else too_few}", floor, *facts["notes"], *of_candidates]

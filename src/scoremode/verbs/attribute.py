@@ -186,7 +186,7 @@ class _Work:
             noise_kl, perturbed = measurement.noise()
             notes = [*engine.facts.notes, *swaps.notes, *KEPT_AS]
         return {
-            "baseline": self.request.baseline,
+            "baseline": short(self.request.baseline),
             "by": self.request.by,
             "cells": cells.cells.as_json(),
             "noise_kl": None if noise_kl is None else noise_kl.tolist(),

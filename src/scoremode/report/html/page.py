@@ -13,6 +13,7 @@ from typing import overload
 
 from scoremode.errors import InputError, RunError
 from scoremode.harness.results import TasksComparison
+from scoremode.report.html.attribution_page import render_attribution
 from scoremode.report.html.charts import charts_section
 from scoremode.report.html.mismatch_page import render_mismatch
 from scoremode.report.html.provenance import distinct_baselines, provenance_section, run_key
@@ -23,6 +24,7 @@ from scoremode.report.html.tasks_page import render_tasks
 from scoremode.report.html.templating import fill_page
 from scoremode.report.numbers import Statistics, usable
 from scoremode.report.text import listed
+from scoremode.statistics.attribution import Attribution
 from scoremode.statistics.comparison import Comparison, are_of_paths
 from scoremode.statistics.mismatch import Mismatch
 from scoremode.statistics.ranking import closest, pairs_tested
@@ -104,11 +106,11 @@ def write(path: str | Path, page: str, flag: str = "-o") -> Path | str:
 
 
 @overload
-def report(path: Path, *found: Comparison | Run | TasksComparison | Mismatch) -> Path: ...
+def report(path: Path, *found: Comparison | Run | TasksComparison | Mismatch | Attribution) -> Path: ...
 @overload
-def report(path: str | Path, *found: Comparison | Run | TasksComparison | Mismatch) -> Path | str: ...
-def report(path: str | Path, *found: Comparison | Run | TasksComparison | Mismatch) -> Path | str:
-    """Writes comparisons or runs as one HTML page. Comparisons on tasks, on texts and mismatches need separate pages.
+def report(path: str | Path, *found: Comparison | Run | TasksComparison | Mismatch | Attribution) -> Path | str: ...
+def report(path: str | Path, *found: Comparison | Run | TasksComparison | Mismatch | Attribution) -> Path | str:
+    """Writes comparisons or runs as one HTML page. Other results need a page each: tasks, mismatch, attribution.
 
     Returns the path of the page, or its URI as text.
 
@@ -126,6 +128,10 @@ def report(path: str | Path, *found: Comparison | Run | TasksComparison | Mismat
             if len(found) > 1:
                 raise InputError("a mismatch has a page of its own", fix="write several reports")
             return write(path, render_mismatch(one))
+        if isinstance(one, Attribution):
+            if len(found) > 1:
+                raise InputError("an attribution has a page of its own", fix="write several reports")
+            return write(path, render_attribution(one))
     comparisons = [f for f in found if isinstance(f, Comparison)]
     runs = [f for f in found if isinstance(f, Run)]
     return write(path, render(comparisons, [c.statistics() for c in comparisons], runs=runs))
