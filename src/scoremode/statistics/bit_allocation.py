@@ -182,10 +182,7 @@ def _hull(item: _Items) -> list[tuple[float, float, int]]:
         while len(corners) > 1 and _slope(item, corners[-1], i) <= _slope(item, corners[-2], corners[-1]):
             corners.pop()
         corners.append(i)
-    return [
-        (float(item.cost[b] - item.cost[a]), float(item.value[b] - item.value[a]), b)
-        for a, b in pairwise(corners)
-    ]
+    return [(float(item.cost[b] - item.cost[a]), float(item.value[b] - item.value[a]), b) for a, b in pairwise(corners)]
 
 
 def _slope(item: _Items, a: int, b: int) -> float:
