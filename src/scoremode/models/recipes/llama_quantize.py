@@ -55,8 +55,8 @@ def llama_quantize_recipe(mixture: Mixture) -> WrittenRecipe | None:
 def type_of(weight: StoredWeight) -> str:
     """The type of a GGUF tensor for a stored weight: its own, or the nearest in bits that its rows can be cut into.
 
-    >>> type_of(StoredWeight("w", (64, 576), 4.5, "rtn 4 bit g32")), type_of(StoredWeight("w", (64, 576), 16, "bfloat16"))
-    ('Q4_0', 'BF16')
+    >>> type_of(StoredWeight("w", (64, 576), 4.5, "rtn 4 bit g32"))
+    'Q4_0'
     """
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
