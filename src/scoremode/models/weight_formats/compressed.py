@@ -116,7 +116,8 @@ def _format(kind: str, scheme: Any) -> str:
     size = scheme.weights.group_size
     block = scheme.weights.block_structure
     suffix = f" g{size}" if size and size > 0 else f" blocks {block[0]}×{block[1]}" if block else ""
-    return scheme_of(scheme.model_dump(mode="json")) + suffix
+    kind_of_zero = "" if scheme.weights.symmetric else " asym"
+    return scheme_of(scheme.model_dump(mode="json")) + kind_of_zero + suffix
 
 
 def _require_plain_layout(label: str, quantization: Mapping[str, Any]) -> None:

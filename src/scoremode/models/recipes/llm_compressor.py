@@ -1,0 +1,99 @@
+"""A mixture as a recipe of llm-compressor: one group of its QuantizationModifier per precision, and an ignore list."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from scoremode.models.recipes.mixture import Mixture, Precision, WrittenRecipe, counted, precision_of
+from scoremode.models.sizes import EMBEDDING
+
+LAYER = re.compile(r"\.(\d+)\.")
+COMMAND = 'python -c "from llmcompressor import oneshot; oneshot(model=MODEL, recipe=FILE, output_dir=OUT)"'
+ACTIVATIONS = {"strategy": "token", "dynamic": True, "symmetric": True}  # one scale per token, when it is computed
+
+
+def llm_compressor_recipe(mixture: Mixture) -> WrittenRecipe:
+    """The recipe; matrices that keep their numbers and, as usual, the embedding are not targets."""
+    groups: dict[Precision, list[str]] = {}
+    kept: list[str] = []
+    near = embeddings = experts = 0
+    for weight in mixture.matrices:
+        precision, is_exact = precision_of(weight)
+        is_expert = len(weight.shape) > 2
+        module = weight.name.removesuffix(".weight")
+        embeddings += bool(EMBEDDING.search(weight.name)) and not precision.is_kept
+        experts += is_expert and not precision.is_kept
+        if precision.is_kept or is_expert or EMBEDDING.search(weight.name):
+            kept += [] if is_expert or EMBEDDING.search(weight.name) else [module]
+            continue
+        near += not is_exact
+        groups.setdefault(precision, []).append(module)
+    notes = []
+    if near:
+        notes.append(f"{counted(near, 'matrix')} of GGUF types become the nearest integers in groups of 32")
+    if embeddings:
+        notes.append("the embedding is not a target of llm-compressor's recipe and stays as it is")
+    if experts:
+        notes.append("the experts are one tensor in Transformers, so this recipe leaves them as they are")
+    return WrittenRecipe("llm-compressor", ".llm-compressor.yaml", _text(groups, kept), COMMAND, tuple(notes))
+
+
+def _text(groups: Mapping[Precision, Iterable[str]], kept: Iterable[str]) -> str:
+    lines = ["quant_stage:", "  quant_modifiers:", "    QuantizationModifier:"]
+    lines += _listed("ignore", patterns(kept), 6)
+    lines.append("      config_groups:" if groups else "      config_groups: {}")
+    for number, (precision, modules) in enumerate(sorted(groups.items(), key=lambda item: item[0].bits)):
+        lines.append(f"        group_{number}:")
+        lines.append(f"          weights: {json.dumps(weights_of(precision))}")
+        if inputs := activations_of(precision):
+            lines.append(f"          input_activations: {json.dumps(inputs)}")
+        lines += _listed("targets", patterns(modules), 10)
+    return "\n".join(lines) + "\n"
+
+
+def _listed(name: str, entries: Iterable[str], indent: int) -> list[str]:
+    found = [f"{' ' * indent}  - {json.dumps(entry)}" for entry in entries]
+    return [f"{' ' * indent}{name}:", *found] if found else [f"{' ' * indent}{name}: []"]
+
+
+def weights_of(precision: Precision) -> dict[str, Any]:
+    """The arguments of compressed-tensors for the weights of a group."""
+    common = {"num_bits": precision.bits, "symmetric": precision.is_symmetric, "dynamic": False}
+    if precision.kind == "NVFP4":
+        scale = {"strategy": "tensor_group", "group_size": 16, "scale_dtype": "torch.float8_e4m3fn"}
+        return {**common, "type": "float", **scale}
+    if precision.kind == "MXFP4":
+        return {**common, "type": "float", "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
+    strategy = {"strategy": "channel"} if precision.group is None else {}
+    strategy = strategy or {"strategy": "group", "group_size": precision.group}
+    return {**common, "type": "float" if precision.is_float else "int", **strategy}
+
+
+def activations_of(precision: Precision) -> dict[str, Any] | None:
+    if precision.activation_bits >= 16:
+        return None
+    return {"num_bits": precision.activation_bits, "type": "float" if precision.is_float else "int", **ACTIVATIONS}
+
+
+def patterns(modules: Iterable[str]) -> list[str]:
+    """Module names as regular expressions of llm-compressor, one for each kind of module.
+
+    >>> patterns(["model.layers.0.mlp.up_proj", "model.layers.7.mlp.up_proj", "lm_head"])
+    ['re:model\\\\.layers\\\\.(0|7)\\\\.mlp\\\\.up_proj$', 'lm_head']
+    """
+    kinds: dict[str, list[int]] = {}
+    for module in modules:
+        layer = LAYER.search(module)
+        kind = f"{module[: layer.start(1)]}#{module[layer.end(1) :]}" if layer else module
+        kinds.setdefault(kind, []).extend([int(layer[1])] if layer else [])
+    return [_pattern(kind, layers) for kind, layers in kinds.items()]
+
+
+def _pattern(kind: str, layers: list[int]) -> str:
+    before, found, after = kind.partition("#")
+    if not found:
+        return kind
+    return f"re:{re.escape(before)}({'|'.join(map(str, sorted(layers)))}){re.escape(after)}$"
