@@ -9,15 +9,20 @@ from scoremode.cli.comparing_verbs import checked_report, write_report
 from scoremode.cli.output import progress_bar, show
 from scoremode.cli.parser import Verb
 
+BUDGET: flags.Flags = {
+    "--bits-budget B": "choose a mixture of the candidates: mean bits per weight, embedding and head included",
+    "--kl-budget K": "the same with the fewest bits for a KL",
+}
+
 
 class AttributeVerb(Verb):
     summary = "which layers and matrices of a candidate do the damage"
     examples = (
         "scoremode attribute org/model org/model-W4A16 --corpus wikitext2 --report layers.html",
-        "scoremode attribute smollm2-135m rtn:4:32 --by matrix --corpus python-docs",
+        "scoremode attribute org/model model-Q4_K_M.gguf --by matrix --bits-budget 5 --write-recipe recipe",
     )
     everyday = (
-        *(*flags.EVERYDAY_TEXT, "--context-length", "--max-windows", "--by"),
+        *(*flags.EVERYDAY_TEXT, "--context-length", "--by", "--bits-budget", "--write-recipe"),
         *(*flags.EVERYDAY_ENGINE, "--out", "--fresh", "--report", "--json"),
     )
     epilog = (
@@ -37,7 +42,8 @@ class AttributeVerb(Verb):
             "--fresh": "measure again, and replace what is there",
             **flags.REPORT,
         }
-        flags.add(group, kept)
+        flags.add(group, BUDGET, type=flags.amount)
+        flags.add(group, {"--write-recipe PREFIX": "write it for llm-compressor, llama-quantize and ExLlamaV3", **kept})
         flags.add_question(parser)
         flags.add_engine(parser)
         flags.add(parser, flags.JSON)
@@ -52,6 +58,9 @@ class AttributeVerb(Verb):
                 parsed.baseline,
                 *parsed.candidates,
                 by=parsed.by or "layer",
+                bits_budget=parsed.bits_budget,
+                kl_budget=parsed.kl_budget,
+                write_recipe=parsed.write_recipe,
                 out=parsed.out,
                 fresh=parsed.fresh,
                 progress=progress,

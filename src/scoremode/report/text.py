@@ -188,6 +188,9 @@ def mismatch_facts(s: Statistics) -> list[tuple[str, str]]:
     ]
 
 
+PREDICTED = "the sum of its units, on the windows that it was chosen on"
+
+
 # ── attributions ─────────────────────────────────────────────────────────────────────────────────────────────────────
 def account_lines(candidate: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     """The account of a candidate in ``Attribution.as_json()``: name, KL, its error, and what it is."""
@@ -223,3 +226,9 @@ def attribution_notes(facts: Mapping[str, Any]) -> list[str]:
         for note in c["notes"]
     ]
     return [f"{tokens}; {errors if groups >= FEWEST else too_few}", floor, *facts["notes"], *of_candidates]
+
+
+def chosen_words(recipe: Mapping[str, Any]) -> str:
+    """How many units a mixture takes from each candidate."""
+    names = list(recipe["chosen"].values())
+    return ", ".join(f"{names.count(name):,} of {name}" for name in dict.fromkeys(names))

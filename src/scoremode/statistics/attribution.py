@@ -16,6 +16,7 @@ import numpy as np
 from scoremode.statistics.account import Account, account_of
 from scoremode.statistics.cells import Cells, Damage
 from scoremode.statistics.estimate import transformed, with_error_fields
+from scoremode.statistics.recipe import Recipe
 from scoremode.values import Estimate, Floats
 
 GIGA = 1e9
@@ -60,7 +61,7 @@ class Attribution:
     noise_perturbed: str | None
     facts: Mapping[str, Any] = field(default_factory=dict)  # text, plan, engine: where the numbers come from
     notes: tuple[str, ...] = ()
-    recipe: Any = None
+    recipe: Recipe | None = None
 
     @property
     def noise(self) -> float | None:
@@ -97,7 +98,7 @@ class Attribution:
             "noise_perturbed": self.noise_perturbed,
             "notes": list(self.notes),
             "candidates": [self._candidate_json(one) for one in self.candidates],
-            **({} if self.recipe is None else {"recipe": self.recipe.as_json()}),
+            **({} if self.recipe is None else {"recipe": self.recipe.as_json(self.cells)}),
         }
 
     def _candidate_json(self, candidate: CandidateDamage) -> dict[str, Any]:

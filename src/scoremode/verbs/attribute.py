@@ -26,6 +26,7 @@ from scoremode.plan.path import DECODE
 from scoremode.remote.uri import Place, located
 from scoremode.statistics.attribution import Attribution, CandidateDamage, UnitDamage
 from scoremode.statistics.cells import Cells, Damage, PlanCells
+from scoremode.statistics.recipe import Uniform
 from scoremode.store.attribution_folder import AttributionFolder
 from scoremode.verbs.arguments import AllArguments, spelled_out, split_arguments
 from scoremode.verbs.compare import compare
@@ -33,6 +34,7 @@ from scoremode.verbs.model import GivenTokenizer, LazyModel
 from scoremode.verbs.progress import Progress, announce
 from scoremode.verbs.progress_display import shows_progress
 from scoremode.verbs.question import Question
+from scoremode.verbs.recipe import Budget, Choices, make_recipe, restored_recipe, write_files
 from scoremode.verbs.run_contents import describe_engine
 from scoremode.verbs.scoring import check_fits
 from scoremode.verbs.sides import CompareRequest, assign_engines, short
@@ -62,6 +64,7 @@ class AttributeRequest:
     by: str
     engine: str | None  # that serves the candidates, to be measured beside the weights
     tokenizer: GivenTokenizer | None
+    budget: Budget
 
     def check(self, options: Mapping[str, Any], question: Mapping[str, Any]) -> None:
         """Refuses what cannot be, before anything is loaded."""
@@ -77,7 +80,8 @@ class AttributeRequest:
             raise OptionError("attribute has the prefill path only", fix="leave --path out")
 
     def as_json(self) -> dict[str, Any]:
-        return {"candidates": list(self.candidates), "by": self.by, "engine": self.engine}
+        budget = self.budget.words if self.budget else None
+        return {"candidates": list(self.candidates), "by": self.by, "engine": self.engine, "budget": budget}
 
 
 @spelled_out(AllArguments)
@@ -88,6 +92,9 @@ def attribute(
     by: str = "layer",
     engine: str | None = None,
     tokenizer: GivenTokenizer | None = None,
+    bits_budget: float | None = None,
+    kl_budget: float | None = None,
+    write_recipe: str | None = None,
     out: str | Path | None = None,
     fresh: bool = False,
     progress: Progress | None = None,
@@ -100,12 +107,19 @@ def attribute(
     result says how much of the damage is not in the weights. ``arguments`` are those of a question, and options of
     Transformers, which computes the baseline, and of ``engine``.
 
+    With ``bits_budget`` (mean bits per weight, embedding and head included) or ``kl_budget``, a mixture of candidates
+    and baseline is chosen on the first half of the windows, built, and measured on the second half. ``write_recipe`` is
+    the beginning of the names of files that tools read.
+
     >>> sm.attribute("org/model", "rtn:4:32", corpus="wikitext2")[0].units[3].name     # doctest: +SKIP
     'layer 2'
     """
-    request = AttributeRequest(str(baseline), tuple(map(str, candidates)), by, engine, tokenizer)
+    request = AttributeRequest(
+        str(baseline), tuple(map(str, candidates)), by, engine, tokenizer, Budget(bits_budget, kl_budget)
+    )
     question, options = split_arguments(arguments, needs_text=True)
     request.check(options, question)
+    request.budget.check(write_recipe)
     where = located(out) if out is not None else None
     if isinstance(where, Place):
         raise OptionError("--out of attribute is a folder of this machine", fix="give a folder")
@@ -122,11 +136,14 @@ def attribute(
         prints = {name: fingerprint_of(name, model) for name in request.candidates}
         folder = stack.enter_context(AttributionFolder(where, model.identity(asked), fresh=fresh))
         known = {**request.as_json(), "fingerprints": prints}
-        if folder.finished is not None and folder.finished.get("request") == known:
-            return _restored(folder, folder.finished)
-        work = _Work(request, asked, model, folder, prints, progress)
-        manifest = {"request": known, **work.measured(), **work.served(served, arguments)}
-        return _restored(folder, folder.save(manifest))
+        manifest = folder.finished
+        if manifest is None or manifest.get("request") != known:
+            work = _Work(request, asked, model, folder, prints, progress)
+            manifest = folder.save({"request": known, **work.measured(), **work.served(served, arguments)})
+        found = _restored(folder, manifest)
+    if write_recipe is not None and found.recipe is not None:
+        write_files(found.recipe, write_recipe)
+    return found
 
 
 def fingerprint_of(candidate: str, baseline: LazyModel) -> str:
@@ -183,6 +200,11 @@ class _Work:
                 job_of(weights, self.prints[name], unit) for name, weights in opened.items() for unit in (*units, None)
             ]
             measurement.measure(jobs)
+            recipe = None
+            if self.request.budget:
+                model_type = str(config.get("model_type", ""))
+                choices = Choices(opened, self.prints, own, units, model_type)
+                recipe = make_recipe(self.request.budget, choices, measurement)
             noise_kl, perturbed = measurement.noise()
             notes = [*engine.facts.notes, *swaps.notes, *KEPT_AS]
         return {
@@ -194,6 +216,7 @@ class _Work:
             "facts": self._facts(engine.facts, cells.kind),
             "notes": [*notes, *plan.notes],
             "candidates": [self._candidate(name, opened[name], own, units) for name in opened],
+            "recipe": recipe,
         }
 
     def _open(self, name: str, shapes: Mapping[str, tuple[int, ...]], config: Any, **more: Any) -> CandidateWeights:
@@ -306,6 +329,7 @@ def _restored(folder: AttributionFolder, stored: Mapping[str, Any]) -> Attributi
                 tuple(one["notes"]),
             )
         )
+    uniform = [Uniform(one.name, one.bits_per_weight, one.whole) for one in candidates]
     return Attribution(
         baseline=stored["baseline"],
         by=stored["by"],
@@ -315,4 +339,5 @@ def _restored(folder: AttributionFolder, stored: Mapping[str, Any]) -> Attributi
         noise_perturbed=stored["noise_perturbed"],
         facts=stored["facts"],
         notes=tuple(stored["notes"]),
+        recipe=None if stored["recipe"] is None else restored_recipe(stored["recipe"], damage, uniform),
     )

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from scoremode.report.html.drawing import Axis, Frame, linear, plain
 from scoremode.report.html.templating import fill, fill_page
 from scoremode.report.numbers import rounded
-from scoremode.report.text import account_lines, attribution_notes
+from scoremode.report.text import PREDICTED, account_lines, attribution_notes, chosen_words
 from scoremode.statistics.attribution import Attribution, CandidateDamage, UnitDamage
 from scoremode.values import Estimate, Floats
 
@@ -38,13 +38,16 @@ def render_attribution(found: Attribution) -> str:
         }
         for own, c in zip(found.candidates, facts["candidates"], strict=True)
     ]
-    left_out = () if any(c["maps"] for c in candidates) else ("map",)
+    left_out = [*(() if any(c["maps"] for c in candidates) else ("map",)), *(() if "recipe" in facts else ("recipe",))]
     return fill_page(
         "attribution.html",
         title=f"Where {', '.join(c.name for c in found.candidates)} differs from {found.baseline}",
         facts=facts,
         candidates=candidates,
         notes=attribution_notes(facts),
+        recipe=facts.get("recipe"),
+        units_from="" if found.recipe is None else chosen_words(facts["recipe"]),
+        predicted=PREDICTED,
         left_out=left_out,
     )
 
@@ -96,11 +99,15 @@ def _account(found: Attribution, candidate: CandidateDamage, facts: Mapping[str,
         words = f"{rest} other units: KL {_words(found.cells.mean(_sum(changed[NAMED_PARTS:])))}"
         segments.append(Segment(at, account.parts.value, "part others", words))
     rows = [("units", segments)]
+    whole = Segment(0.0, account.whole.value, "whole", f"all weights: KL {_words(account.whole)}")
     steps = [("interaction", account.parts, account.interaction, account.whole, "interaction")]
     if account.rest is not None and account.served is not None:
         steps.append(("not in the weights", account.whole, account.rest, account.served, "rest"))
     for name, before, step, after, kind in steps:
         rows.append((name, [Segment(before.value, after.value, kind, f"{name}: KL {_words(step)}")]))
+        rows += [("all weights", [whole])] if name == "interaction" else []
+    if account.served is not None:
+        rows.append(("served", [Segment(0.0, account.served.value, "whole", f"served: KL {_words(account.served)}")]))
     ends = [e.value for e in (account.parts, account.whole, account.served) if e is not None]
     axis = linear(0.0, max(*ends, 1e-12) * 1.04, "KL, nats per token")
     frames = [
@@ -141,6 +148,8 @@ def _maps(found: Attribution, candidate: CandidateDamage) -> list[Markup]:
 def _map(
     found: Attribution, units: Sequence[UnitDamage], title: str, text: str, value: Callable[[UnitDamage], float | None]
 ) -> Markup:
+    idle = {one.kind for one in units} - {one.kind for one in units if one.damage.is_changed}
+    units = [one for one in units if one.kind not in idle or len(idle) == len({one.kind for one in units})]
     kinds, layers = (list(dict.fromkeys(getattr(one, name) for one in units)) for name in ("kind", "layer"))
     values = [value(one) for one in units]
     largest = max((v for v in values if v is not None and math.isfinite(v)), default=0.0)
@@ -157,7 +166,8 @@ def _map(
     ]
     every = max(1, math.ceil(11 / height))
     scale = [
-        (plain(largest * 10.0**-power), depth(largest * 10.0**-power, largest)) for power in range(DECADES, -1, -1)
+        (plain(float(f"{largest * 10.0**-power:.2g}")), depth(largest * 10.0**-power, largest))
+        for power in range(DECADES, -1, -1)
     ]
     return fill(
         "heat_map.html",

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from scoremode.report.numbers import rounded
 from scoremode.report.terminal.console import BlockTable, Facts, TableColumn
-from scoremode.report.text import account_lines, attribution_notes, counted, shown
+from scoremode.report.text import PREDICTED, account_lines, attribution_notes, chosen_words, counted, shown
 
 MOST = 12  # units in a table; the page and JSON have all
 
@@ -21,7 +21,39 @@ def attribution_tables(facts: Row, *, most: int = MOST) -> list[Any]:
     parts: list[Any] = []
     for candidate in facts["candidates"]:
         parts += [*_candidate(facts, candidate, most), ""]
+    if "recipe" in facts:
+        parts += [*_recipe(facts["recipe"]), ""]
     return [*parts, *(Text(shown(note), "dim") for note in attribution_notes(facts))]
+
+
+def _recipe(recipe: Row) -> list[Any]:
+    """The mixture, predicted and measured, beside uniform candidates."""
+    mixture = {
+        "name": "mixture",
+        "bits_per_weight": recipe["bits_per_weight"],
+        **{name.replace("measured_", ""): value for name, value in recipe.items() if name.startswith("measured_kl")},
+        **dict.fromkeys(("difference", "difference_stderr")),
+    }
+    rows = sorted([mixture, *recipe["uniform"]], key=lambda row: row["bits_per_weight"])
+    table = BlockTable(
+        [shown(row["name"]) for row in rows],
+        [
+            TableColumn("bits per weight", [f"{row['bits_per_weight']:.3f}" for row in rows]),
+            _column("KL, held out", rows, "kl"),
+            _column("mixture minus this", rows, "difference"),
+        ],
+    )
+    facts = Facts()
+    facts.line("predicted", f"KL {rounded(recipe['predicted_kl'])[0]}  {PREDICTED}")
+    facts.line("units", chosen_words(recipe))
+    return [
+        Text(f"a mixture for {recipe['budget']}", "bold"),
+        table,
+        "",
+        facts,
+        Text(shown(recipe["verdict"])),
+        *(Text(shown(f"{one['tool']}: {note}"), "dim") for one in recipe["tools"] for note in one["notes"]),
+    ]
 
 
 def _candidate(facts: Row, candidate: Row, most: int) -> list[Any]:
