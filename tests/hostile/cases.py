@@ -717,6 +717,10 @@ WRITING = [
     ("attribute {model:good} rtn:4:16 --text abcdef --out {good.txt}", "is a file"),
     ("attribute {model:good} rtn:4:16 --text abcdef --report {empty-folder}", "is a folder"),
     ("attribute {model:good} rtn:4:16 --text abcdef --engine nope", "nope"),
+    ("attribute {model:good} rtn:4:16 --text abcdef --bits-budget x", "not a number"),
+    ("attribute {model:good} rtn:4:16 --text abcdef --bits-budget 4 --kl-budget 1", "give one of them"),
+    ("attribute {model:good} rtn:4:16 --text abcdef --write-recipe x", "needs a budget"),
+    ("attribute {model:good} rtn:4:16 --text abcdef --bits-budget 8 --write-recipe {nothing-here}/x", "no folder"),
     ("compare table:uniform table:successor --text abcdef --no-worse-than nan", "not a number"),
 ]
 

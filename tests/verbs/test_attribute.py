@@ -15,6 +15,8 @@ from safetensors.torch import load_file, save_file
 import scoremode as sm
 from scoremode.disk.folders import ATTRIBUTION, PARTIAL_ATTRIBUTION
 from scoremode.errors import InputError, ModelError, OptionError, RunError
+from scoremode.models.units import units_of
+from scoremode.models.weight_formats.round_to_nearest import round_groups
 from tests.makers import make_tiny_model
 
 SENTENCE = "The quick brown fox jumps over the lazy dog, and the dog does not mind; item "
@@ -150,6 +152,52 @@ def test_halves_of_the_windows_are_apart(base: Path, corpus: str) -> None:
     assert both == pytest.approx(cells.mean(kl).value)
 
 
+def test_a_mixture_is_predicted_built_and_measured(base: Path, corpus: str, tmp_path: Path) -> None:
+    options, prefix = ["rtn:3:16", "rtn:4:16", "rtn:6:16"], str(tmp_path / "recipe")
+    size = sm.attribute(str(base), options[1], **asked(corpus))[0].bits_per_weight
+    found = sm.attribute(
+        str(base), *options, by="kind", bits_budget=size, write_recipe=prefix, out=tmp_path / "out", **asked(corpus)
+    )
+    recipe = found.recipe
+    assert recipe is not None
+    assert recipe.bits_per_weight <= size * (1 + 1e-6)
+    assert set(recipe.chosen.values()) <= {"baseline", *options}
+    expected = sum(
+        found.cells.mean(one.damage.kl, "first").value
+        for candidate in found.candidates
+        for one in candidate.units
+        if recipe.chosen[one.name] == candidate.name
+    )
+    assert recipe.predicted == pytest.approx(expected)
+    rival = recipe.rival()
+    assert rival is not None
+    assert rival.name == "rtn:4:16"
+    assert "rtn:4:16" in recipe.verdict(found.cells)
+    facts = found.as_json()["recipe"]
+    four = next(row for row in facts["uniform"] if row["name"] == "rtn:4:16")
+    assert facts["measured_kl"] - four["kl"] == pytest.approx(four["difference"])
+    written = sorted(path.name for path in tmp_path.glob("recipe.*"))
+    assert len(written) == 3
+    again = sm.attribute(str(base), *options, by="kind", bits_budget=size, out=tmp_path / "out", **asked(corpus))
+    assert again.as_json() == found.as_json()
+    mixture = {name: recipe.chosen[unit.name] for unit in units_of(shapes_of(base), "kind") for name in unit.tensors}
+    built = with_changes(base, tmp_path / "built", lambda name, t: rounded(mixture[name], name, t))
+    compared = sm.compare(str(base), built, **asked(corpus))[0].statistics()
+    assert found.cells.mean(recipe.damage.kl).value == pytest.approx(compared["kl_mean"], rel=1e-9)
+
+
+def shapes_of(base: Path) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(t.shape) for name, t in load_file(base / "model.safetensors").items()}
+
+
+def rounded(candidate: str, name: str, weight: torch.Tensor) -> torch.Tensor:
+    """What the candidate of that name stores, by hand."""
+    if candidate == "baseline" or weight.dim() < 2 or ".layers." not in name:
+        return weight
+    _, bits, group = candidate.split(":")
+    return round_groups(weight, int(bits), int(group))
+
+
 @pytest.mark.parametrize(
     ("candidates", "arguments", "words"),
     [
@@ -160,6 +208,10 @@ def test_halves_of_the_windows_are_apart(base: Path, corpus: str) -> None:
         (("rtn:4:16", "rtn:4:16"), {}, "same name"),
         (("rtn:99:16",), {}, "99 bits"),
         (("rtn:4:16",), {"out": "s3://bucket/x"}, "folder of this machine"),
+        (("rtn:4:16",), {"bits_budget": 4.0, "kl_budget": 0.1}, "give one of them"),
+        (("rtn:4:16",), {"write_recipe": "x"}, "needs a budget"),
+        (("rtn:4:16",), {"bits_budget": 4.0, "write_recipe": "no/such/x"}, "no folder"),
+        (("rtn:4:16",), {"bits_budget": 1.0}, "too small"),
     ],
 )
 def test_bad_input_is_refused(

@@ -11,7 +11,7 @@ from scoremode.statistics.estimate import with_error_fields
 from scoremode.values import Estimate
 
 SEEN, HELD_OUT = "first", "second"  # halves of the windows
-SAME_SIZE = 0.005  # a uniform candidate is no smaller than a mixture if it lacks at most this share of its bits
+SMALLER, LARGER = 0.995, 1.02  # a uniform candidate has the size of a mixture within these factors
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Recipe:
 
     def rival(self) -> Uniform | None:
         """The smallest uniform candidate that is not smaller than the mixture."""
-        large = [one for one in self.uniform if one.bits_per_weight >= self.bits_per_weight * (1 - SAME_SIZE)]
+        large = [one for one in self.uniform if one.bits_per_weight >= self.bits_per_weight * SMALLER]
         return min(large, key=lambda one: one.bits_per_weight, default=None)
 
     def difference(self, cells: Cells, other: Uniform) -> Estimate:
@@ -56,6 +56,8 @@ class Recipe:
             return "no uniform candidate is as large as the mixture, so it has no rival"
         found = self.difference(cells, rival)
         named = f"{rival.name} ({rival.bits_per_weight:.2f} bits per weight)"
+        if found.value >= 0 and rival.bits_per_weight > LARGER * self.bits_per_weight:
+            return f"no uniform candidate has the size of the mixture; the next larger one, {named}, has less KL"
         if found.value >= 0:
             return f"the mixture does not beat {named} on held-out windows"
         if found.high is None:
