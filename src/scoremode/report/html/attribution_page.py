@@ -153,8 +153,8 @@ def _map(
     kinds, layers = (list(dict.fromkeys(getattr(one, name) for one in units)) for name in ("kind", "layer"))
     values = [value(one) for one in units]
     largest = max((v for v in values if v is not None and math.isfinite(v)), default=0.0)
-    width, left, top = 420.0, 34.0, 64.0
-    cell, height = (width - left - 4) / len(kinds), max(9.0, min(18.0, 520 / len(layers)))
+    width, left, right, top = 420.0, 34.0, 40.0, 64.0  # names of columns lean to the right
+    cell, height = (width - left - right) / len(kinds), max(9.0, min(18.0, 520 / len(layers)))
     cells = [
         {
             "x": left + cell * kinds.index(one.kind),
@@ -165,10 +165,7 @@ def _map(
         for one, v in zip(units, values, strict=True)
     ]
     every = max(1, math.ceil(11 / height))
-    scale = [
-        (plain(float(f"{largest * 10.0**-power:.2g}")), depth(largest * 10.0**-power, largest))
-        for power in range(DECADES, -1, -1)
-    ]
+    steps = [largest * 10.0**-power for power in range(DECADES, -1, -1)]
     return fill(
         "heat_map.html",
         title=title,
@@ -182,8 +179,12 @@ def _map(
         top=top,
         left=left,
         cells=cells,
-        scale=scale if largest > 0 else [],
+        scale=[(_two_digits(step), depth(step, largest)) for step in steps] if largest > 0 else [],
     )
+
+
+def _two_digits(value: float) -> str:
+    return f"{float(f'{value:.2g}'):,.0f}" if value >= 100 else plain(float(f"{value:.2g}"))
 
 
 def depth(value: float | None, largest: float) -> float | None:
@@ -209,6 +210,8 @@ def _bars(found: Attribution, candidate: CandidateDamage) -> list[Markup]:
     for name, title in (("layer", "KL by layer"), ("kind", "KL by kind of matrix")):
         groups: dict[str, list[UnitDamage]] = {}
         for one in candidate.units:
+            if not one.damage.is_changed:
+                continue
             key = getattr(one, name)
             if key is not None or (name == "layer" and one.layer is None and one.kind is not None):
                 groups.setdefault(str(one.kind if key is None else key), []).append(one)
