@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from scoremode.report.html.page import report
     from scoremode.scores.columns import Scores
     from scoremode.statistics.comparison import Comparison, Comparisons
+    from scoremode.statistics.depth_profile import DepthProfile
     from scoremode.statistics.mismatch import Mismatch
     from scoremode.store.run import Run
     from scoremode.store.runs import load
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from scoremode.text.tokens import Tokens
     from scoremode.values import Estimate
     from scoremode.verbs.compare import compare
+    from scoremode.verbs.depth_profile import layer_profile
     from scoremode.verbs.mismatch import mismatch
     from scoremode.verbs.noise import Noise, noise
     from scoremode.verbs.paths import paths
@@ -51,6 +53,8 @@ _HOME = {
     "ppl": "verbs.ppl",
     "compare": "verbs.compare",
     "paths": "verbs.paths",
+    "layer_profile": "verbs.depth_profile",
+    "DepthProfile": "statistics.depth_profile",
     "mismatch": "verbs.mismatch",
     "Mismatch": "statistics.mismatch",
     "reference": "verbs.reference",
@@ -95,6 +99,7 @@ _SHOWS_RUNS = {
 __all__ = [
     "Comparison",
     "Comparisons",
+    "DepthProfile",
     "Estimate",
     "Mismatch",
     "Model",
@@ -111,6 +116,7 @@ __all__ = [
     "Tokens",
     "__version__",
     "compare",
+    "layer_profile",
     "load",
     "mismatch",
     "noise",

@@ -64,13 +64,13 @@ def fed_tokens(window: Window) -> int:
     return int(window.rows[-1]) + 1
 
 
-def require_alike(baseline: LayerStates, candidate: LayerStates) -> None:
-    """Refuses models whose layers do not correspond to each other."""
+def require_alike(layers: int | None, width: int | None, candidate: LayerStates) -> None:
+    """Refuses a candidate whose layers do not correspond to those of a baseline with these sizes, if they are known."""
     for what, its, other in (
-        ("layers", baseline.layers, candidate.layers),
-        ("numbers per hidden state", baseline.width, candidate.width),
+        ("decoder layers", layers, candidate.layers),
+        ("numbers per hidden state", width, candidate.width),
     ):
-        if its != other:
+        if its is not None and its != other:
             raise EngineError(
                 f"the baseline has {its:,} {what} and the candidate {other:,}", fix="compare models of one architecture"
             )
