@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from scoremode.statistics.comparison import Comparison, Comparisons
     from scoremode.statistics.depth_profile import DepthProfile
     from scoremode.statistics.mismatch import Mismatch
+    from scoremode.statistics.routing import Routing
     from scoremode.store.run import Run
     from scoremode.store.runs import load
     from scoremode.text.rollouts import Rollouts
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from scoremode.verbs.progress import Progress
     from scoremode.verbs.reference import reference
     from scoremode.verbs.rollouts import rollouts
+    from scoremode.verbs.routing import routing
     from scoremode.verbs.session import Model, open, wrap
 
 _HOME = {
@@ -60,6 +62,8 @@ _HOME = {
     "reference": "verbs.reference",
     "rollouts": "verbs.rollouts",
     "Rollouts": "text.rollouts",
+    "routing": "verbs.routing",
+    "Routing": "statistics.routing",
     "report": "report.html.page",
     "Comparison": "statistics.comparison",
     "Comparisons": "statistics.comparison",
@@ -107,6 +111,7 @@ __all__ = [
     "Plan",
     "Progress",
     "Rollouts",
+    "Routing",
     "Run",
     "ScoremodeError",
     "Scores",
@@ -128,6 +133,7 @@ __all__ = [
     "reference",
     "report",
     "rollouts",
+    "routing",
     "tasks",
     "wrap",
 ]

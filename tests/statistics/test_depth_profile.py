@@ -39,7 +39,11 @@ def test_sums_equal_a_longhand_computation() -> None:
     """Windows of other lengths, one of a single token, in six groups: every number by loops over tokens."""
     windows, numbers = [], []
     for group, tokens in enumerate((4, 1, 7, 2, 3, 6)):
-        a, b, f = random_states(group, tokens), random_states(50 + group, tokens), random_states(90 + group, tokens, LAYERS)
+        a, b, f = (
+            random_states(group, tokens),
+            random_states(50 + group, tokens),
+            random_states(90 + group, tokens, LAYERS),
+        )
         windows.append((np.full(tokens, group), a, b, f))
         for t in range(tokens):
             numbers.append([[[float(x) for x in states[i, t]] for i in range(len(states))] for states in (a, b, f)])

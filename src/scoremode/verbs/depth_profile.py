@@ -89,6 +89,8 @@ def profile_of(
     """The profile of a candidate against a baseline that Transformers loads; neither is open yet."""
     if (whole_number("tokens", tokens) or 0) < 1:
         raise OptionError(f"--tokens {tokens} leaves nothing to compare", fix="give a number of at least 1")
+    for model in (baseline, candidate):
+        model.require_layers()
     asked = baseline.ask(question, progress)
     require_same_question(comparable_facts(asked), candidate.ask(question, progress), asked.tokens.ids)
     check_fits(asked.plan, asked.subject.vocabulary, asked.subject.context_length)

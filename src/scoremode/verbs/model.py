@@ -254,11 +254,14 @@ class LazyModel:
         """The open engine, ready for all windows of a question."""
         return self.engine(Work(longest=int(asked.plan.lengths.max()), path=asked.plan.path), progress)
 
-    def open_layers(self, longest: int, progress: Progress | None = None) -> LayerStates:
-        """Opens the model to give hidden states between its layers; the caller closes it."""
+    def require_layers(self) -> None:
+        """Refuses a model that gives no hidden states between its layers, before anything is read."""
         registry.require(self.plugin, "layer_states", "give hidden states between layers")
         if self.spread is not None:
             raise OptionError("hidden states between layers come from one engine", fix="leave --replicas out")
+
+    def open_layers(self, longest: int, progress: Progress | None = None) -> LayerStates:
+        """Opens the model to give hidden states between its layers; the caller closes it."""
         announce(progress, f"loading {self.subject.name} with {self.engine_name}")
         return self.plugin.open_layers(self.subject, self.chosen.options, Work(longest=longest))
 
