@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from scoremode.scores.columns import Scores
     from scoremode.statistics.attribution import Attribution
     from scoremode.statistics.comparison import Comparison, Comparisons
+    from scoremode.statistics.depth_profile import DepthProfile
     from scoremode.statistics.mismatch import Mismatch
+    from scoremode.statistics.routing import Routing
     from scoremode.store.run import Run
     from scoremode.store.runs import load
     from scoremode.text.rollouts import Rollouts
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from scoremode.values import Estimate
     from scoremode.verbs.attribute import attribute
     from scoremode.verbs.compare import compare
+    from scoremode.verbs.depth_profile import layer_profile
     from scoremode.verbs.mismatch import mismatch
     from scoremode.verbs.noise import Noise, noise
     from scoremode.verbs.paths import paths
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
     from scoremode.verbs.progress import Progress
     from scoremode.verbs.reference import reference
     from scoremode.verbs.rollouts import rollouts
+    from scoremode.verbs.routing import routing
     from scoremode.verbs.session import Model, open, wrap
 
 _HOME = {
@@ -55,11 +59,15 @@ _HOME = {
     "paths": "verbs.paths",
     "attribute": "verbs.attribute",
     "Attribution": "statistics.attribution",
+    "layer_profile": "verbs.depth_profile",
+    "DepthProfile": "statistics.depth_profile",
     "mismatch": "verbs.mismatch",
     "Mismatch": "statistics.mismatch",
     "reference": "verbs.reference",
     "rollouts": "verbs.rollouts",
     "Rollouts": "text.rollouts",
+    "routing": "verbs.routing",
+    "Routing": "statistics.routing",
     "report": "report.html.page",
     "Comparison": "statistics.comparison",
     "Comparisons": "statistics.comparison",
@@ -100,6 +108,7 @@ __all__ = [
     "Attribution",
     "Comparison",
     "Comparisons",
+    "DepthProfile",
     "Estimate",
     "Mismatch",
     "Model",
@@ -107,6 +116,7 @@ __all__ = [
     "Plan",
     "Progress",
     "Rollouts",
+    "Routing",
     "Run",
     "ScoremodeError",
     "Scores",
@@ -117,6 +127,7 @@ __all__ = [
     "__version__",
     "attribute",
     "compare",
+    "layer_profile",
     "load",
     "mismatch",
     "noise",
@@ -128,6 +139,7 @@ __all__ = [
     "reference",
     "report",
     "rollouts",
+    "routing",
     "tasks",
     "wrap",
 ]

@@ -100,6 +100,7 @@ def _start_scoring(
             "exact": options.head == "exact",
             "head_bytes": options.head_bytes,
             "head_kernel": options.head_kernel,
+            "layers": options.layers,
         }
         try:
             with (
