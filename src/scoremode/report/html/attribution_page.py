@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
+from scoremode.report.html.depth_profile_chart import depth_profile_section
 from scoremode.report.html.drawing import Axis, Frame, linear, plain
 from scoremode.report.html.templating import fill, fill_page
 from scoremode.report.numbers import rounded
 from scoremode.report.text import PREDICTED, account_lines, attribution_notes, chosen_words
 from scoremode.statistics.attribution import Attribution, CandidateDamage, UnitDamage
+from scoremode.statistics.depth_profile import DepthProfile
 from scoremode.values import Estimate, Floats
 
 DECADES = 3  # of the colours of a map: what is a thousandth of the largest is white
@@ -25,8 +27,8 @@ NAMED_PARTS = 6  # units that have a segment of their own in the account
 WIDE, NARROW = ("wide", 760.0), ("narrow", 380.0)
 
 
-def render_attribution(found: Attribution) -> str:
-    """Renders the page of an attribution."""
+def render_attribution(found: Attribution, profiles: Sequence[DepthProfile] = (), more: Sequence[str] = ()) -> str:
+    """Renders the page of an attribution, with profiles of served candidates, and more notes."""
     facts = found.as_json()
     candidates = [
         {
@@ -39,17 +41,25 @@ def render_attribution(found: Attribution) -> str:
         for own, c in zip(found.candidates, facts["candidates"], strict=True)
     ]
     left_out = [*(() if any(c["maps"] for c in candidates) else ("map",)), *(() if "recipe" in facts else ("recipe",))]
+    left_out += [] if profiles else ["charts"]
     return fill_page(
         "attribution.html",
         title=f"Where {', '.join(c.name for c in found.candidates)} differs from {found.baseline}",
         facts=facts,
         candidates=candidates,
-        notes=attribution_notes(facts),
+        notes=[*attribution_notes(facts), *more],
+        profiles=[depth_profile_section(profile) for profile in profiles],
         recipe=facts.get("recipe"),
         units_from="" if found.recipe is None else chosen_words(facts["recipe"]),
         predicted=PREDICTED,
         left_out=left_out,
     )
+
+
+def render_profile(found: DepthProfile) -> str:
+    """Renders the page of a profile alone."""
+    title = f"{found.names[1]} against {found.names[0]}, layer by layer"
+    return fill_page("profile.html", title=title, verdict=found.verdict, profile=depth_profile_section(found))
 
 
 def figures(found: Attribution, one: UnitDamage) -> str:
