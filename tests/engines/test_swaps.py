@@ -73,7 +73,7 @@ def compared(baseline: HeldBaseline, candidate: Any, source: WindowList) -> dict
 
 
 def noisy(model: Any, name: str) -> torch.Tensor:
-    own = dict(model.named_parameters())[name].data
+    own: torch.Tensor = dict(model.named_parameters())[name].data
     return own + 0.1 * torch.randn(own.shape, generator=torch.Generator().manual_seed(1))
 
 
@@ -95,7 +95,7 @@ def test_a_swap_of_each_weight_has_the_bits_of_a_model_with_that_weight(kind: st
             new = noisy(model, name)
             candidate = copy.deepcopy(model)
             dict(candidate.named_parameters())[name].data.copy_(new)
-            with swaps.swapped([name], lambda _, new=new: new) as changed:
+            with swaps.swapped([name], {name: new}.__getitem__) as changed:
                 assert changed == [name]
                 found = dict(swaps.diverge(source, swaps.start_of([name])))
             require_same(found, compared(baseline, candidate, source))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -232,3 +233,9 @@ def chosen_words(recipe: Mapping[str, Any]) -> str:
     """How many units a mixture takes from each candidate."""
     names = list(recipe["chosen"].values())
     return ", ".join(f"{names.count(name):,} of {name}" for name in dict.fromkeys(names))
+
+
+def unit_rows(candidate: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The units of a candidate in ``Attribution.as_json()``, the most damage first; JSON has no infinite KL."""
+    rows = [{**row, "kl": math.inf if row["kl"] is None else row["kl"]} for row in candidate["units"]]
+    return sorted(rows, key=lambda row: (-row["kl"], not row["changed"]))

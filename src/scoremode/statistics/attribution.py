@@ -15,7 +15,7 @@ import numpy as np
 
 from scoremode.statistics.account import Account, account_of
 from scoremode.statistics.cells import Cells, Damage
-from scoremode.statistics.estimate import transformed, with_error_fields
+from scoremode.statistics.estimate import finite_or_none, transformed, with_error_fields
 from scoremode.statistics.recipe import Recipe
 from scoremode.values import Estimate, Floats
 
@@ -126,7 +126,7 @@ class Attribution:
             "bits_saved": one.bits_saved,
             "changed": one.damage.is_changed,
             **self.statistics(one.damage),
-            "share": kl.value / parts if parts else 0.0,
+            "share": finite_or_none(kl.value / parts) if parts else 0.0,
             **with_error_fields("kl_per_gigabit", self.kl_per_gigabit(one)),
         }
 

@@ -94,10 +94,12 @@ class PlanCells:
             self.weight[here] = weights_of(plan, block)
         count = 2 * max(1, groups.count)
         numbers = np.arange(count)
-        weight = np.bincount(self.index, self.weight, count)
+        weight: Floats = np.bincount(self.index, self.weight, count).astype(np.float64)
         self.cells = Cells(numbers // 2, numbers % 2, weight, np.bincount(self.index, minlength=count))
 
     def damage(self, kl: Floats, moved: Floats, same: Bools) -> Damage:
         """Adds up the columns of a swap, one line per target."""
         count = len(self.cells.weight)
-        return Damage(*(np.bincount(self.index, x * self.weight, count) for x in (kl, moved, same)))
+        columns = (kl, moved, same)
+        sums: list[Floats] = [np.bincount(self.index, x * self.weight, count).astype(np.float64) for x in columns]
+        return Damage(sums[0], sums[1], sums[2])

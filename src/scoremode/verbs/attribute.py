@@ -275,7 +275,7 @@ class _Work:
                 baseline_engine="transformers",
                 tokenizer=self.request.tokenizer,
                 progress=self.progress,
-                **arguments,  # type: ignore[arg-type]
+                **arguments,
             )[0]
             if compared.baseline.plan_digest != self.asked.plan.digest:
                 raise InputError(f"{name} was served with other windows", fix="give --context-length")

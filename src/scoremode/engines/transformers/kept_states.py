@@ -78,7 +78,7 @@ class KeptStates:
             return
         raw, dtype = to_raw(states), str(states.dtype).removeprefix("torch.")
         self._where[key] = (self._end, raw.shape, raw.dtype, dtype)
-        write_at(self._file.fileno(), memoryview(np.ascontiguousarray(raw)).cast("B"), self._end)
+        write_at(self._file.fileno(), np.ascontiguousarray(raw).data.cast("B"), self._end)
         self._end += raw.nbytes
 
     def __contains__(self, key: Hashable) -> bool:

@@ -17,8 +17,8 @@ from scoremode.report.html.depth_profile_chart import depth_profile_section
 from scoremode.report.html.drawing import Axis, Frame, linear, plain
 from scoremode.report.html.templating import fill, fill_page
 from scoremode.report.numbers import rounded
-from scoremode.report.text import PREDICTED, account_lines, attribution_notes, chosen_words
-from scoremode.statistics.attribution import Attribution, CandidateDamage, UnitDamage
+from scoremode.report.text import PREDICTED, account_lines, attribution_notes, chosen_words, unit_rows
+from scoremode.statistics.attribution import Attribution, CandidateDamage, UnitDamage, ordered
 from scoremode.statistics.depth_profile import DepthProfile
 from scoremode.values import Estimate, Floats
 
@@ -33,8 +33,9 @@ def render_attribution(found: Attribution, profiles: Sequence[DepthProfile] = ()
     candidates = [
         {
             "facts": c,
-            "account": _account(found, own, c),
+            "account": _account(found, own),
             "lines": account_lines(c),
+            "rows": unit_rows(c),
             "maps": _maps(found, own),
             "bars": _bars(found, own),
         }
@@ -92,11 +93,10 @@ class Segment:
     title: str
 
 
-def _account(found: Attribution, candidate: CandidateDamage, facts: Mapping[str, Any]) -> Markup:
+def _account(found: Attribution, candidate: CandidateDamage) -> Markup:
     """The account as one stacked bar: units, then interaction, then what is not in the weights."""
     account = found.account(candidate)
-    parts = sorted(candidate.units, key=lambda one: -found.kl(one).value)
-    changed = [one for one in parts if one.damage.is_changed]
+    changed = [one for one in ordered(found, candidate.units) if one.damage.is_changed]
     if not all(math.isfinite(e.value) for e in (account.parts, account.whole)):
         return Markup()
     segments, at = [], 0.0
@@ -235,8 +235,8 @@ def _bar_chart(found: Attribution, title: str, groups: Mapping[str, Sequence[Uni
     bars = []
     for name, units in groups.items():
         kl = found.cells.mean(_sum(units))
-        several = f"{name}, {len(units)} units: KL {_words(kl)}"
-        bars.append((name, kl, figures(found, units[0]) if len(units) == 1 else several))
+        together = f"{name}, {len(units)} units: KL {_words(kl)}"
+        bars.append((name, kl, figures(found, units[0]) if len(units) == 1 else together))
     finite = [b for _, kl, _ in bars for b in (kl.value, kl.high) if b is not None and math.isfinite(b)]
     axis = linear(0.0, max([*finite, 1e-12]) * 1.02, "KL, nats per token")
     noise = found.noise if found.noise is not None and found.noise < max([*finite, 0.0]) else None

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from scoremode.report.numbers import rounded
 from scoremode.report.terminal.console import BlockTable, Facts, TableColumn
-from scoremode.report.text import PREDICTED, account_lines, attribution_notes, chosen_words, counted, shown
+from scoremode.report.text import PREDICTED, account_lines, attribution_notes, chosen_words, counted, shown, unit_rows
 
 MOST = 12  # units in a table; the page and JSON have all
 
@@ -45,7 +45,7 @@ def _recipe(recipe: Row) -> list[Any]:
     )
     facts = Facts()
     facts.line("predicted", f"KL {rounded(recipe['predicted_kl'])[0]}  {PREDICTED}")
-    facts.line("units", chosen_words(recipe))
+    facts.line("units", shown(chosen_words(recipe)))
     return [
         Text(f"a mixture for {recipe['budget']}", "bold"),
         table,
@@ -59,15 +59,14 @@ def _recipe(recipe: Row) -> list[Any]:
 def _candidate(facts: Row, candidate: Row, most: int) -> list[Any]:
     title = f"{candidate['name']} in {facts['baseline']}, by {facts['by']}"
     bits = f"{candidate['bits_per_weight']:.2f} bits per weight"
-    rows = sorted(candidate["units"], key=lambda row: -(row["kl"] or 0.0))
-    changed = [row for row in rows if row["changed"]]
+    changed = [row for row in unit_rows(candidate) if row["changed"]]
     named, rest = changed[:most], changed[most:]
     found: list[Any] = [Text(f"{shown(title)} ({bits})", "bold")]
     if named:
         found.append(_units(named))
     said = []
     if rest:
-        share = sum(row["share"] for row in rest)
+        share = sum(row["share"] or 0.0 for row in rest)
         said.append(f"{counted(len(rest), 'more units')} have {100 * share:.1f}% of the sum")
     if equal := [row["unit"] for row in candidate["units"] if not row["changed"]]:
         names = ", ".join(equal[:4]) + (", …" if len(equal) > 4 else "")
@@ -81,10 +80,10 @@ def _candidate(facts: Row, candidate: Row, most: int) -> list[Any]:
 
 def _units(rows: Sequence[Row]) -> BlockTable:
     return BlockTable(
-        [row["unit"] for row in rows],
+        [shown(row["unit"]) for row in rows],
         [
             _column("KL", rows, "kl"),
-            TableColumn("share", [f"{100 * row['share']:.1f}%" for row in rows]),
+            TableColumn("share", [rounded(row["share"], 5e-4, percent=True)[0] for row in rows]),
             _column("Δ logprob", rows, "delta_logprob"),
             _column("same top", rows, "same_top", percent=True),
             TableColumn("bits", [f"{row['bits']:.2f}" for row in rows]),
