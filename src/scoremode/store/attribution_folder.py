@@ -93,6 +93,8 @@ class AttributionFolder:
             raise RunError(f"{self.folder} contains another attribution (it differs in: {differing})", fix=REPLACE)
 
     def _open(self) -> None:
+        if self._file is not None:
+            self._file.close()
         self._file = RecordFile(self.folder / PARTIAL_ATTRIBUTION, {"for": KIND, "identity": self.identity})
         self.records = {number: body for number, _, body in self._file.replay()}
 

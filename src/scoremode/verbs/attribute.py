@@ -124,9 +124,11 @@ def attribute(
     if isinstance(where, Place):
         raise OptionError("--out of attribute is a folder of this machine", fix="give a folder")
     served = [name for name in request.candidates if not name.startswith(MADE)] if engine else []
-    wanted = CompareRequest(engine if served else None, options, "transformers", None, tokenizer)
+    if engine and not served:
+        raise OptionError(f"--engine {engine} serves none of the candidates: rtn is emulated", fix="leave --engine out")
+    wanted = CompareRequest(engine, options, "transformers", None, tokenizer)
     own, _ = assign_engines(request.baseline, served, wanted)
-    if own is None:
+    if own is None or own.plugin.name != "transformers":  # a run, or a format that another engine opens
         raise InputError(f"{request.baseline} has no weights to swap", fix="give a checkpoint as the baseline")
     with closing(own.prepare()) as model, ExitStack() as stack:
         if where is None:
