@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 
@@ -30,8 +31,11 @@ def llama_quantize_recipe(mixture: Mixture) -> WrittenRecipe | None:
     matrices = {weight.name: weight for weight in mixture.matrices}
     names = names_in_files(architecture, layers, iter(matrices))
     chosen: dict[str, str] = {}
+    before, after = [], []  # bits per weight and the number of weights, of each matrix
     near = imatrix = 0
     for parameter, weight in matrices.items():
+        before.append((weight.bits, math.prod(weight.shape)))
+        after.append((bits_of(type_of(weight)), math.prod(weight.shape)))
         for name in names.get(parameter, ()):
             if ROUTERS.search(name):
                 continue
@@ -42,6 +46,9 @@ def llama_quantize_recipe(mixture: Mixture) -> WrittenRecipe | None:
     notes = []
     if near:
         notes.append(f"{counted(near, 'matrix')} get the nearest type of GGUF files, which rounds in its own way")
+        notes.append(
+            f"the matrices take {_mean(after):.3g} bits per weight in these types, and {_mean(before):.3g} as measured"
+        )
     if imatrix:
         notes.append("some types need an importance matrix: add --imatrix FILE")
     if missing := len(matrices.keys() - names.keys()):
@@ -58,11 +65,31 @@ def type_of(weight: StoredWeight) -> str:
     >>> type_of(StoredWeight("w", (64, 576), 4.5, "rtn 4 bit g32"))
     'Q4_0'
     """
-    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+    from gguf.constants import GGMLQuantizationType
 
     kind = PLAIN.get(weight.format, weight.format)
     if kind in GGMLQuantizationType.__members__:
         return kind
-    sizes = {name: GGML_QUANT_SIZES[GGMLQuantizationType[name]] for name in NEAREST}
-    fitting = {name: 8 * stored / block for name, (block, stored) in sizes.items() if weight.shape[-1] % block == 0}
+    fitting = {name: bits_of(name) for name in NEAREST if weight.shape[-1] % _block(name)[0] == 0}
     return min(fitting, key=lambda name: (abs(fitting[name] - weight.bits), fitting[name]))
+
+
+def bits_of(kind: str) -> float:
+    """The bits per weight of a type.
+
+    >>> bits_of("Q4_0")
+    4.5
+    """
+    block, stored = _block(kind)
+    return 8 * stored / block
+
+
+def _block(kind: str) -> tuple[int, int]:
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    block, stored = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    return int(block), int(stored)
+
+
+def _mean(parts: list[tuple[float, int]]) -> float:
+    return sum(bits * count for bits, count in parts) / max(sum(count for _, count in parts), 1)

@@ -11,6 +11,7 @@ from scoremode.models.weight_formats.stored import StoredWeight
 FLOATS = {"float64": 64, "float32": 32, "F32": 32, "float16": 16, "bfloat16": 16, "F16": 16, "BF16": 16}
 INTEGERS = re.compile(r"(?:rtn |GPTQ |AWQ )(\d+) bit|W(\d+)A(\d+)")
 GROUP = re.compile(r"\bg(\d+)\b")
+GGUF_BITS = re.compile(r"I?Q(\d)_")
 BLOCKS = 32  # weights that share a scale in most GGUF types
 
 
@@ -73,7 +74,8 @@ def precision_of(weight: StoredWeight) -> tuple[Precision, bool]:
         activations = int(found[3]) if found[3] else 16
         size = int(group[1]) if group else None
         return Precision(int(found[1] or found[2]), size, False, is_symmetric, activations), True
-    bits = max(2, min(int(weight.bits), 8))
+    named = GGUF_BITS.match(name)
+    bits = max(2, min(int(named[1]) if named else int(weight.bits), 8))
     return Precision(bits if weight.bits < 16 else 16, BLOCKS, is_symmetric=False), False
 
 

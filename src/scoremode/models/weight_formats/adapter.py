@@ -60,15 +60,14 @@ class AdaptedWeights:
             else own_bits[name]
             for name in baseline
         }
-        changed = len(self._pairs) + len(self._whole)
+        changed = len(self._pairs.keys() | self._whole.keys())
         self.notes = (
             f"{label} is merged into the baseline: {changed} of {len(baseline)} tensors change, none takes more bits",
         )
 
     def tensor(self, name: str) -> torch.Tensor:
-        if name in self._whole:
-            return self._adapter.read(self._whole[name])
-        weight = self._read(name).float().cpu()
+        whole = self._whole.get(name)
+        weight = self._read(name).float().cpu() if whole is None else self._adapter.read(whole)
         pair = self._pairs.get(name)
         if pair is None:
             return weight
@@ -76,7 +75,10 @@ class AdaptedWeights:
         return weight + (product.T if pair.is_transposed else product) * self._factors[name]
 
     def _sorted(self) -> tuple[dict[str, Pair], dict[str, str]]:
-        """Parameters that are changed by a pair of factors, and parameters that are stored whole."""
+        """Parameters that are changed by a pair of factors, and parameters that are stored whole.
+
+        PEFT stores an embedding both ways: whole, and the change of it.
+        """
         pairs: dict[str, Pair] = {}
         whole: dict[str, str] = {}
         for stored in self._adapter.stored:
@@ -95,8 +97,6 @@ class AdaptedWeights:
         for name in (*self._pairs, *self._whole):
             if name not in baseline:
                 raise ModelError(f"the adapter {label} changes {name}, which the baseline does not have", fix=MERGED)
-            if name in self._pairs and name in self._whole:
-                raise ModelError(f"the adapter {label} has both a change of {name} and its own version", fix=MERGED)
         shapes = {name: stored[own].shape for name, own in self._whole.items()}
         for name, pair in self._pairs.items():
             if missing := {pair.first, pair.second} - stored.keys():
