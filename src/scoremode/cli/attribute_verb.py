@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 OTHERWISE = ("served", "routes")  # what --by may be beside units of weights
 MADE = "rtn:"  # nothing serves these
 
-BY = "layer (default), kind (of matrix, in all layers), matrix; served: states between layers alone; routes: of experts"
+BY = "layer (default), kind of matrix, matrix; served: states between layers; routes: of experts"
 BUDGET: flags.Flags = {
-    "--bits-budget B": "choose a mixture of the candidates: mean bits per weight, embedding and head included",
-    "--kl-budget K": "the same with the fewest bits for a KL",
+    "--bits-budget B": "choose a mixture: mean bits per weight",
+    "--kl-budget K": "choose a mixture: the fewest bits for a KL",
 }
 
 
 class AttributeVerb(Verb):
     summary = "which layers and matrices of a candidate do the damage"
     examples = (
-        "scoremode attribute org/model org/model-W4A16 --corpus wikitext2 --report layers.html",
-        "scoremode attribute org/model model-Q4_K_M.gguf --by matrix --bits-budget 5 --write-recipe recipe",
+        "scoremode attribute org/model model-W4A16 --corpus wikitext2 --report x.html",
+        "scoremode attribute org/model rtn:3:32 rtn:5:32 --bits-budget 6 --corpus notes",
     )
     everyday = (
-        *(*flags.EVERYDAY_TEXT, "--context-length", "--by", "--bits-budget", "--write-recipe"),
-        *(*flags.EVERYDAY_ENGINE, "--out", "--fresh", "--report", "--json"),
+        *("--corpus", "--num-samples", "--by", "--bits-budget", "--write-recipe"),
+        *(*flags.EVERYDAY_ENGINE, "--out", "--report", "--json"),
     )
     epilog = (
         "The baseline is computed by Transformers. --engine serves the candidate as well: then the account says how "
@@ -41,19 +41,19 @@ class AttributeVerb(Verb):
     )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        versions = "versions of it: checkpoints, GGUF files, adapters, or rtn:BITS:GROUP (it is rounded to nearest)"
+        versions = "checkpoints, GGUF files or adapters of it, or rtn:BITS:GROUP (rounded to nearest)"
         flags.add(
             parser, {"baseline BASELINE": "a checkpoint that is not quantized", "candidates CANDIDATE …": versions}
         )
         group = parser.add_argument_group("attribution")
         flags.add(group, {"--by UNIT": BY})
         kept = {
-            "--out DIR": "keep every finished unit there; an interrupted one resumes",
+            "--out DIR": "keep every finished unit; interrupted ones resume",
             "--fresh": "measure again, and replace what is there",
             **flags.REPORT,
         }
         flags.add(group, BUDGET, type=flags.amount)
-        flags.add(group, {"--write-recipe PREFIX": "write it for llm-compressor, llama-quantize and ExLlamaV3", **kept})
+        flags.add(group, {"--write-recipe PREFIX": "write the mixture for other tools", **kept})
         flags.add_question(parser)
         flags.add_engine(parser)
         flags.add(parser, flags.JSON)
