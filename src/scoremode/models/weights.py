@@ -16,6 +16,7 @@ from scoremode.models.safetensors import read_header
 from scoremode.models.weight_formats.adapter import AdaptedWeights, is_adapter
 from scoremode.models.weight_formats.checkpoint import PlainTensors
 from scoremode.models.weight_formats.compressed import CompressedTensors
+from scoremode.models.weight_formats.float8 import Float8Tensors
 from scoremode.models.weight_formats.gguf_tensors import GgufTensors
 from scoremode.models.weight_formats.matching import OTHER, MatchedWeights
 from scoremode.models.weight_formats.packed_integers import OTHER_FORMAT, PackedIntegers
@@ -76,6 +77,9 @@ def _reader(candidate: str, facts: ModelFacts) -> tuple[TensorReader, tuple[str,
         return compressed, compressed.notes
     if method in ("gptq", "awq"):
         return PackedIntegers(candidate, plain, quantization), ()
+    if method == "fp8":
+        floats = Float8Tensors(candidate, plain, quantization)
+        return floats, floats.notes
     if method == "exl3":
         raise ModelError(
             f"{candidate} is in the format EXL3, whose weights only ExLlamaV3 can reconstruct, on a GPU",

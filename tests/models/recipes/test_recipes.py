@@ -72,14 +72,15 @@ def test_llm_compressors_groups_are_what_compressed_tensors_understands() -> Non
         "MXFP4",
         "GPTQ 4 bit g128",
         "Q4_K",
+        "FP8 blocks 128×128",
     )
-    chosen = mixture({rf"layers\.{layer}\.": kind for layer, kind in enumerate(formats)}, layers=9)
+    chosen = mixture({rf"layers\.{layer}\.": kind for layer, kind in enumerate(formats)}, layers=10)
     found = modifier(llm_compressor_recipe(chosen).text)
     config = QuantizationConfig.model_validate({"config_groups": found["config_groups"], "ignore": found["ignore"]})
     groups = list(config.config_groups.values())
     assert len(groups) == len(formats)
     assert {g.weights.num_bits for g in groups} == {4, 8}
-    assert [g.input_activations.num_bits for g in groups if g.input_activations] == [8, 8]
+    assert [g.input_activations.num_bits for g in groups if g.input_activations] == [8, 8, 8]
     assert sorted(g.weights.group_size for g in groups if g.weights.symmetric and g.weights.num_bits == 4) == [
         16,
         32,

@@ -11,6 +11,7 @@ import torch
 
 from scoremode.errors import ModelError
 from scoremode.models.facts import inspect
+from scoremode.models.weight_formats import packed_integers
 from tests.models.weights.checkpoints import Tensors, llama_tensors, opened, save
 
 NAME = "model.layers.1.mlp.down_proj"
@@ -72,6 +73,17 @@ def test_gptq(tmp_path: Path, bits: int, group: int, order: bool) -> None:
     stored = sum(tensor.numel() * tensor.itemsize for tensor in module.values())
     assert found.stored[f"{NAME}.weight"].bits == 8 * stored / (32 * 96)
     assert found.stored[f"{NAME}.weight"].format == f"GPTQ {bits} bit" + ("" if group < 0 else f" g{group}")
+
+
+@pytest.mark.parametrize("size", [1, 100, 96 * 7])
+def test_matrices_that_are_unpacked_in_parts_are_the_same(
+    tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, weight = gptq(96, 32, 4, 16, order=True)
+    folder = checkpoint(tmp_path, module, quant_method="gptq", bits=4, group_size=16)
+    monkeypatch.setattr(packed_integers, "UNPACKED_TOGETHER", size)
+    found = opened(folder, {**llama_tensors(), f"{NAME}.weight": torch.zeros(32, 96)})
+    assert torch.equal(found.tensor(f"{NAME}.weight"), weight)
 
 
 def test_the_second_version_of_gptq_stores_zero_points_as_they_are(tmp_path: Path) -> None:

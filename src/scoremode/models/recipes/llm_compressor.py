@@ -12,7 +12,11 @@ from scoremode.models.sizes import EMBEDDING
 
 LAYER = re.compile(r"\.(\d+)\.")
 COMMAND = 'python -c "from llmcompressor import oneshot; oneshot(model=MODEL, recipe=FILE, output_dir=OUT)"'
-ACTIVATIONS = {"strategy": "token", "dynamic": True, "symmetric": True}  # one scale per token, when it is computed
+ACTIVATIONS: dict[str, Any] = {
+    "strategy": "token",
+    "dynamic": True,
+    "symmetric": True,
+}  # one scale per token, when it is computed
 
 
 def llm_compressor_recipe(mixture: Mixture) -> WrittenRecipe:
@@ -67,15 +71,21 @@ def weights_of(precision: Precision) -> dict[str, Any]:
         return {**common, "type": "float", **scale}
     if precision.kind == "MXFP4":
         return {**common, "type": "float", "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
-    strategy = {"strategy": "channel"} if precision.group is None else {}
-    strategy = strategy or {"strategy": "group", "group_size": precision.group}
-    return {**common, "type": "float" if precision.is_float else "int", **strategy}
+    kind = {**common, "type": "float" if precision.is_float else "int"}
+    if precision.blocks is not None:
+        return {**kind, "strategy": "block", "block_structure": list(precision.blocks)}
+    if precision.group is None:
+        return {**kind, "strategy": "channel"}
+    return {**kind, "strategy": "group", "group_size": precision.group}
 
 
 def activations_of(precision: Precision) -> dict[str, Any] | None:
     if precision.activation_bits >= 16:
         return None
-    return {"num_bits": precision.activation_bits, "type": "float" if precision.is_float else "int", **ACTIVATIONS}
+    scales = ACTIVATIONS
+    if precision.blocks is not None:  # as many scales as the weights have along their input
+        scales = {**ACTIVATIONS, "strategy": "group", "group_size": precision.blocks[1]}
+    return {"num_bits": precision.activation_bits, "type": "float" if precision.is_float else "int", **scales}
 
 
 def patterns(modules: Iterable[str]) -> list[str]:

@@ -11,6 +11,7 @@ from scoremode.models.weight_formats.stored import StoredWeight
 FLOATS = {"float64": 64, "float32": 32, "F32": 32, "float16": 16, "bfloat16": 16, "F16": 16, "BF16": 16}
 INTEGERS = re.compile(r"(?:rtn |GPTQ |AWQ )(\d+) bit|W(\d+)A(\d+)")
 GROUP = re.compile(r"\bg(\d+)\b")
+BLOCK = re.compile(r"blocks (\d+)×(\d+)")
 GGUF_BITS = re.compile(r"I?Q(\d)_")
 BLOCKS = 32  # weights that share a scale in most GGUF types
 
@@ -49,6 +50,7 @@ class Precision:
     is_symmetric: bool = True
     activation_bits: int = 16
     kind: str = ""  # NVFP4 or MXFP4
+    blocks: tuple[int, int] | None = None  # rows and columns that share a scale
 
     @property
     def is_kept(self) -> bool:
@@ -59,7 +61,7 @@ def precision_of(weight: StoredWeight) -> tuple[Precision, bool]:
     """The precision of a stored weight, and whether its format says exactly that. Otherwise its bits decide.
 
     >>> precision_of(StoredWeight("w", (4, 64), 4.5, "rtn 4 bit g32"))
-    (Precision(bits=4, group=32, is_float=False, is_symmetric=True, activation_bits=16, kind=''), True)
+    (Precision(bits=4, group=32, is_float=False, is_symmetric=True, activation_bits=16, kind='', blocks=None), True)
     """
     name = weight.format.removesuffix(" + LoRA")
     if name in FLOATS:
@@ -67,7 +69,9 @@ def precision_of(weight: StoredWeight) -> tuple[Precision, bool]:
     if name in ("NVFP4", "MXFP4"):
         return Precision(4, 16 if name == "NVFP4" else 32, is_float=True, kind=name), True
     if name.startswith("FP8"):
-        return Precision(8, is_float=True, activation_bits=16 if "A16" in name else 8), "blocks" not in name
+        found = BLOCK.search(name)
+        blocks = (int(found[1]), int(found[2])) if found else None
+        return Precision(8, is_float=True, activation_bits=16 if "A16" in name else 8, blocks=blocks), True
     if found := INTEGERS.search(name):
         group = GROUP.search(name)
         is_symmetric = not (name.startswith("AWQ") or " asym" in name)

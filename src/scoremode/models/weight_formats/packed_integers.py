@@ -7,7 +7,7 @@ into a word, in an order of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from scoremode.errors import ModelError
@@ -23,6 +23,7 @@ BESIDE = ("qweight", "qzeros", "scales", "g_idx")
 GPTQ_BITS = (2, 3, 4, 8)
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which output each four bits of a word belong to, from the lowest on
 WORD = 32
+UNPACKED_TOGETHER = 1 << 22  # numbers
 VERSIONS = {"gptq": 1, "gptq_v2": 0}  # what must be added to a stored zero point
 OTHER_FORMAT = "give a checkpoint in another format, such as compressed-tensors or GGUF"
 
@@ -51,26 +52,33 @@ class PackedIntegers:
         import torch
 
         raw = self._plain.raw
-        inputs = self.stored[f"{module}.weight"].shape[1]
-        scales = raw(f"{module}.scales").float()
-        numbers = unpacked(raw(f"{module}.qweight"), self._bits, inputs)
-        zeros = unpacked(raw(f"{module}.qzeros").T, self._bits, scales.shape[1]).T
+        outputs, inputs = self.stored[f"{module}.weight"].shape
+        scales, words = raw(f"{module}.scales").float(), raw(f"{module}.qweight")
+        zeros = unpacked(raw(f"{module}.qzeros").T, self._bits, outputs).T
         zeros = (zeros + self._zero) & (2**self._bits - 1)  # a zero point of 0, less 1, has all bits set
         has_order = f"{module}.g_idx" in self._plain.tensors
         group = raw(f"{module}.g_idx").long() if has_order else torch.arange(inputs) // (inputs // len(scales))
         if int(group.min()) < 0 or int(group.max()) >= len(scales):
             raise ModelError(f"{module}.g_idx of {self._label} names groups that do not exist", fix="download it again")
-        return ((numbers - zeros[group]) * scales[group]).T.contiguous()
+        weight = torch.empty(outputs, inputs)
+        for some in _blocks(outputs, inputs):
+            numbers = unpacked(words[:, some], self._bits, inputs)
+            weight[some] = ((numbers - zeros[group, some]) * scales[group, some]).T
+        return weight
 
     def _awq(self, module: str) -> torch.Tensor:
+        import torch
+
         raw = self._plain.raw
-        scales = raw(f"{module}.scales").float()
-        outputs = scales.shape[1]
-        numbers = in_awq_order(unpacked(raw(f"{module}.qweight").T, self._bits, outputs).T)
+        outputs, inputs = self.stored[f"{module}.weight"].shape
+        scales, words = raw(f"{module}.scales").float(), raw(f"{module}.qweight")
         zeros = in_awq_order(unpacked(raw(f"{module}.qzeros").T, self._bits, outputs).T)
-        size = len(numbers) // len(scales)
-        weight = (numbers - zeros.repeat_interleave(size, 0)) * scales.repeat_interleave(size, 0)
-        return weight.T.contiguous()
+        group = torch.arange(inputs) // (inputs // len(scales))
+        weight = torch.empty(outputs, inputs)
+        for some in _blocks(inputs, outputs):
+            numbers = in_awq_order(unpacked(words[some].T, self._bits, outputs).T)
+            weight[:, some] = ((numbers - zeros[group[some]]) * scales[group[some]]).T
+        return weight
 
     def _stored(self, name: str, module: str) -> StoredWeight:
         tensors = self._plain.tensors
@@ -119,6 +127,12 @@ def unpacked(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     spans = torch.nonzero(offset[:, 0] + bits > WORD)[:, 0]
     found[spans] |= unsigned[word[spans] + 1] << (WORD - offset[spans])
     return (found & (2**bits - 1)).to(torch.int32)
+
+
+def _blocks(count: int, width: int) -> Iterator[slice]:
+    """Parts of a matrix that are unpacked together, because unpacking takes several times the room of the result."""
+    size = max(1, UNPACKED_TOGETHER // max(width, 1))
+    return (slice(begin, begin + size) for begin in range(0, count, size))
 
 
 def in_awq_order(numbers: torch.Tensor) -> torch.Tensor:
