@@ -50,13 +50,14 @@ def test_states_are_those_of_transformers_in_batches_and_chunks(deep: Path) -> N
 
 def test_a_broken_layer_of_a_served_model_is_named_and_a_healthy_model_names_none(deep: Path, tmp_path: Path) -> None:
     def change(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor * 1.05 if name == BROKEN else tensor
+        return tensor * 1.25 if name == BROKEN else tensor
 
     broken = with_changed_tensors(deep, tmp_path / "broken", change)
-    found = sm.layer_profile(str(deep), str(broken), engine="vllm", dtype="bfloat16", **TEXT)
+    how: dict[str, Any] = {"engine": "vllm", "dtype": "bfloat16", "baseline_options": {"dtype": "float32"}, **TEXT}
+    found = sm.layer_profile(str(deep), str(broken), **how)
     assert [place.name for place in found.out_of_line] == ["layer 3"]
     assert found.engines[1].startswith("vllm, bfloat16")
-    healthy = sm.layer_profile(str(deep), str(deep), engine="vllm", dtype="bfloat16", **TEXT)
+    healthy = sm.layer_profile(str(deep), str(deep), **how)
     assert healthy.out_of_line == ()
 
 
