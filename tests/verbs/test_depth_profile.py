@@ -215,7 +215,7 @@ def test_what_cannot_be_profiled_is_refused(deep: Path, tiny_gguf_of_deep: Path)
         sm.layer_profile(str(tiny_gguf_of_deep), str(deep), **QUESTION)
     with pytest.raises(ScoremodeError, match="computed by prefill"):
         sm.layer_profile(str(deep), str(deep), path="decode", **QUESTION)
-    with pytest.raises(ScoremodeError, match="--tokens 0 leaves nothing"):
+    with pytest.raises(ScoremodeError, match="tokens=0 leaves nothing"):
         sm.layer_profile(str(deep), str(deep), tokens=0, **QUESTION)
 
 

@@ -16,13 +16,14 @@ ALIKE = 0.999  # cosine of the final states and our last states after the norm; 
 
 def decoder_layers(model: Any) -> tuple[Any, list[Any]]:
     """Returns the module that has the decoder layers of a causal LM, and the layers in their order."""
-    text = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+    config = getattr(model, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
     count = getattr(text, "num_hidden_layers", None)
-    for module in model.modules():
+    for module in model.modules() if count else ():
         for child in module.children():
             if isinstance(child, torch.nn.ModuleList) and len(child) == count:
                 return module, list(child)
-    raise ModelError(f"no list of {count} decoder layers was found in {type(model).__name__}", fix="use another model")
+    raise ModelError(f"no list of decoder layers was found in {type(model).__name__}", fix="use another model")
 
 
 def final_norm(owner: Any, width: int) -> Any:
@@ -77,7 +78,10 @@ class LayerHooks:
 
     def _enter(self, _layer: Any, arguments: Any, named: Any) -> None:
         given = self._signature.bind(*arguments, **named).arguments
-        hidden, residual = given["hidden_states"], given.get("residual")
+        hidden, residual = given.get("hidden_states"), given.get("residual")
+        if hidden is None:
+            name = type(self.layers[0]).__name__
+            raise ModelError(f"{name} has no argument hidden_states", fix="use another model")
         self._places[0] = hidden.float().clone() if residual is None else hidden.float() + residual.float()
 
     def _replace(self, index: int) -> Any:

@@ -31,6 +31,7 @@ OUT_OF_LINE = 2.0  # times the own error of the other places, at their UPPER qua
 UPPER = 0.9
 HARMLESS = 1e-3  # own errors below are those of 16-bit rounding, and are never out of line
 ABOVE_NOISE = 10.0  # times the noise floor: what another order of additions does not explain
+LEAST_NOISE = 2.0**-22  # of float32: a baseline that happens to give equal bits in both ways has no less
 
 States = npt.NDArray[np.float32]
 
@@ -49,7 +50,7 @@ class Place:
     @property
     def is_above_noise(self) -> bool:
         """Is the error larger than another way to compute the baseline explains?"""
-        return self.noise is not None and self.error.value > ABOVE_NOISE * self.noise.value
+        return self.noise is not None and self.error.value > ABOVE_NOISE * max(self.noise.value, LEAST_NOISE)
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -88,7 +88,7 @@ def profile_of(
 ) -> DepthProfile:
     """The profile of a candidate against a baseline that Transformers loads; neither is open yet."""
     if (whole_number("tokens", tokens) or 0) < 1:
-        raise OptionError(f"--tokens {tokens} leaves nothing to compare", fix="give a number of at least 1")
+        raise OptionError(f"tokens={tokens} leaves nothing to compare", fix="give a number of at least 1")
     for model in (baseline, candidate):
         model.require_layers()
     asked = baseline.ask(question, progress)
@@ -191,7 +191,7 @@ class _KeptStates:
             raise EngineError(
                 f"the states between layers take {size_words(size)}, and {tempfile.gettempdir()} has "
                 f"{size_words(free)} left",
-                fix="give fewer --tokens, or set TMPDIR",
+                fix="give a smaller --max-windows or --context-length, or set TMPDIR",
             )
         if size >= TOLD_FROM:
             print_line(f"scoremode: the states between layers take {size_words(size)}, in {tempfile.gettempdir()}")
