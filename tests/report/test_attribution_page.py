@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
 
+import scoremode as sm
+from scoremode.errors import InputError
 from scoremode.report.html.attribution_page import depth, render_attribution
 from scoremode.report.terminal.attribution_tables import attribution_tables
 from scoremode.statistics.attribution import Attribution, CandidateDamage, UnitDamage
@@ -58,6 +61,13 @@ def test_the_page_has_every_part(by: str) -> None:
     assert "beats candidate (4.50 bits per weight) on held-out windows, surely" in page
     assert "served: KL" in page
     assert "noise floor" in page
+
+
+def test_an_attribution_has_a_page_of_its_own(tmp_path: Path) -> None:
+    found = attribution()
+    assert sm.report(tmp_path / "page.html", found) == tmp_path / "page.html"
+    with pytest.raises(InputError, match="page of its own"):
+        sm.report(tmp_path / "page.html", found, found)
 
 
 def test_hostile_names_stay_words() -> None:

@@ -60,11 +60,13 @@ class SwappableModel:
 
     # ── layers ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def __enter__(self) -> SwappableModel:
-        for index, layer in enumerate(self.layers):
-            self._opened.enter_context(replaced(layer, "forward", self._watched(index, layer.forward)))
-        hook = self.engine.body.register_forward_pre_hook(self._begin, with_kwargs=True)
-        self._opened.callback(hook.remove)
-        self._probe()
+        with ExitStack() as opened:  # an error here leaves no hook behind
+            for index, layer in enumerate(self.layers):
+                opened.enter_context(replaced(layer, "forward", self._watched(index, layer.forward)))
+            hook = self.engine.body.register_forward_pre_hook(self._begin, with_kwargs=True)
+            opened.callback(hook.remove)
+            self._probe()
+            self._opened = opened.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
