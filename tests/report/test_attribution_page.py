@@ -57,7 +57,7 @@ def test_the_page_has_every_part(by: str) -> None:
     page = render_attribution(attribution(by))
     assert ('id="map"' in page) == (by == "matrix")
     assert all(f'id="{name}"' in page for name in ("account", "bars", "recipe", "units"))
-    assert page.count('class="heat') == (2 * (5 * 3 + 4) if by == "matrix" else 0)  # cells and the scale; no norms
+    assert page.count('class="heat') == (2 * (5 * 3 + 3) if by == "matrix" else 0)  # cells and the scale; no norms
     assert "beats candidate (4.50 bits per weight) on held-out windows, surely" in page
     assert "served: KL" in page
     assert "noise floor" in page
@@ -108,7 +108,7 @@ def test_nothing_changed_is_a_page_too() -> None:
 
 
 def test_colours_are_logarithmic() -> None:
-    assert depth(0.1, 1.0) == pytest.approx(0.06 + 0.94 * 2 / 3, abs=1e-3)
+    assert depth(0.1, 1.0) == pytest.approx(0.06 + 0.94 / 2, abs=1e-3)
     assert depth(1e-9, 1.0) == 0.06
     assert depth(float("inf"), 1.0) == 1.0
     assert depth(0.0, 0.0) == 0.0

@@ -22,7 +22,7 @@ from scoremode.statistics.attribution import Attribution, CandidateDamage, UnitD
 from scoremode.statistics.depth_profile import DepthProfile
 from scoremode.values import Estimate, Floats
 
-DECADES = 3  # of the colours of a map: what is a thousandth of the largest is white
+DECADES = 2  # of the colours of a map: a hundredth of the largest, and less, is almost white
 NAMED_PARTS = 6  # units that have a segment of their own in the account
 WIDE, NARROW = ("wide", 760.0), ("narrow", 380.0)
 
@@ -108,11 +108,11 @@ def _account(found: Attribution, candidate: CandidateDamage) -> Markup:
         rest = len(changed) - NAMED_PARTS
         words = f"{rest} other units: KL {_words(found.cells.mean(_sum(changed[NAMED_PARTS:])))}"
         segments.append(Segment(at, account.parts.value, "part others", words))
-    rows = [("units", segments)]
+    rows = [("sum of parts", segments)]
     whole = Segment(0.0, account.whole.value, "whole", f"all weights: KL {_words(account.whole)}")
     steps = [("interaction", account.parts, account.interaction, account.whole, "interaction")]
     if account.rest is not None and account.served is not None:
-        steps.append(("not in the weights", account.whole, account.rest, account.served, "rest"))
+        steps.append(("rest", account.whole, account.rest, account.served, "rest"))
     for name, before, step, after, kind in steps:
         rows.append((name, [Segment(before.value, after.value, kind, f"{name}: KL {_words(step)}")]))
         rows += [("all weights", [whole])] if name == "interaction" else []
@@ -150,7 +150,7 @@ def _maps(found: Attribution, candidate: CandidateDamage) -> list[Markup]:
         )
     ]
     if any(each(one) for one in units):
-        text = "Nats per token for each 10⁹ bits that it saves: dark matrices are the first to keep."
+        text = "Nats per token for each 10⁹ bits that it saves: the deepest colours are the first to keep."
         drawn.append(_map(found, units, "KL per Gbit saved", text, each))
     return drawn
 
