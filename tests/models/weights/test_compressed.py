@@ -125,7 +125,7 @@ def test_floats_of_four_bits_with_powers_of_two(tmp_path: Path) -> None:
     weights = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
     found = opened(checkpoint(tmp_path / "mx", module, config(weights, "mxfp4-pack-quantized")), baseline())
     assert torch.equal(found.tensor(f"{NAME}.weight"), weight)
-    assert (found.stored[f"{NAME}.weight"].format, found.stored[f"{NAME}.weight"].bits) == ("MXFP4", 4 + 8 / 32)
+    assert (found.stored[f"{NAME}.weight"].format, found.stored[f"{NAME}.weight"].bits) == ("MXFP4 A16", 4 + 8 / 32)
 
 
 def test_groups_by_name_come_before_groups_by_class(tmp_path: Path) -> None:

@@ -12,11 +12,10 @@ from scoremode.models.sizes import EMBEDDING
 
 LAYER = re.compile(r"\.(\d+)\.")
 COMMAND = 'python -c "from llmcompressor import oneshot; oneshot(model=MODEL, recipe=FILE, output_dir=OUT)"'
-ACTIVATIONS: dict[str, Any] = {
-    "strategy": "token",
-    "dynamic": True,
-    "symmetric": True,
-}  # one scale per token, when it is computed
+FOUR_BIT_FLOATS: dict[str, dict[str, Any]] = {
+    "NVFP4": {"strategy": "tensor_group", "group_size": 16, "scale_dtype": "torch.float8_e4m3fn"},
+    "MXFP4": {"strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"},
+}
 
 
 def llm_compressor_recipe(mixture: Mixture) -> WrittenRecipe:
@@ -65,27 +64,31 @@ def _listed(name: str, entries: Iterable[str], indent: int) -> list[str]:
 
 def weights_of(precision: Precision) -> dict[str, Any]:
     """The arguments of compressed-tensors for the weights of a group."""
-    common = {"num_bits": precision.bits, "symmetric": precision.is_symmetric, "dynamic": False}
-    if precision.kind == "NVFP4":
-        scale = {"strategy": "tensor_group", "group_size": 16, "scale_dtype": "torch.float8_e4m3fn"}
-        return {**common, "type": "float", **scale}
-    if precision.kind == "MXFP4":
-        return {**common, "type": "float", "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
-    kind = {**common, "type": "float" if precision.is_float else "int"}
+    kind = {"num_bits": precision.bits, "type": "float" if precision.is_float else "int"}
+    common = {**kind, "symmetric": precision.is_symmetric, "dynamic": False}
+    if precision.kind:
+        return {**common, **FOUR_BIT_FLOATS[precision.kind]}
     if precision.blocks is not None:
-        return {**kind, "strategy": "block", "block_structure": list(precision.blocks)}
+        return {**common, "strategy": "block", "block_structure": list(precision.blocks)}
     if precision.group is None:
-        return {**kind, "strategy": "channel"}
-    return {**kind, "strategy": "group", "group_size": precision.group}
+        return {**common, "strategy": "channel"}
+    return {**common, "strategy": "group", "group_size": precision.group}
 
 
 def activations_of(precision: Precision) -> dict[str, Any] | None:
+    """The arguments of compressed-tensors for the activations of a group; None if they are not rounded."""
     if precision.activation_bits >= 16:
         return None
-    scales = ACTIVATIONS
+    kind = {"num_bits": precision.activation_bits, "type": "float" if precision.is_float else "int", "symmetric": True}
+    if (
+        precision.kind == "NVFP4"
+    ):  # a scale for each matrix from calibration, and one for each group when it is computed
+        return {**kind, **FOUR_BIT_FLOATS["NVFP4"], "dynamic": "local", "observer": "static_minmax"}
+    if precision.kind:
+        return {**kind, **FOUR_BIT_FLOATS[precision.kind], "dynamic": True}
     if precision.blocks is not None:  # as many scales as the weights have along their input
-        scales = {**ACTIVATIONS, "strategy": "group", "group_size": precision.blocks[1]}
-    return {"num_bits": precision.activation_bits, "type": "float" if precision.is_float else "int", **scales}
+        return {**kind, "strategy": "group", "group_size": precision.blocks[1], "dynamic": True}
+    return {**kind, "strategy": "token", "dynamic": True}
 
 
 def patterns(modules: Iterable[str]) -> list[str]:

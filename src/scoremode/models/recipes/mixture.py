@@ -66,8 +66,9 @@ def precision_of(weight: StoredWeight) -> tuple[Precision, bool]:
     name = weight.format.removesuffix(" + LoRA")
     if name in FLOATS:
         return Precision(FLOATS[name], is_float=True), True
-    if name in ("NVFP4", "MXFP4"):
-        return Precision(4, 16 if name == "NVFP4" else 32, is_float=True, kind=name), True
+    if name.startswith(("NVFP4", "MXFP4")):
+        group = 16 if name.startswith("NV") else 32
+        return Precision(4, group, True, activation_bits=16 if "A16" in name else 4, kind=name[:5]), True
     if name.startswith("FP8"):
         found = BLOCK.search(name)
         blocks = (int(found[1]), int(found[2])) if found else None

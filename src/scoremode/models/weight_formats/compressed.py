@@ -112,7 +112,7 @@ def _quantized_module(name: str) -> str | None:
 def _format(kind: str, scheme: Any) -> str:
     for known in FLOATS_IN_BYTES:
         if known in kind:
-            return known.upper()
+            return known.upper() if scheme.input_activations else f"{known.upper()} A16"
     size = scheme.weights.group_size
     block = scheme.weights.block_structure
     suffix = f" g{size}" if size and size > 0 else f" blocks {block[0]}×{block[1]}" if block else ""
