@@ -40,14 +40,15 @@ class AdaptedWeights:
     def __init__(
         self,
         label: str,
+        folder: Path,
         baseline: Mapping[str, Shape],
         read: Callable[[str], torch.Tensor],
         *,
         own_bits: Mapping[str, StoredWeight],
     ) -> None:
         self.label, self._read = label, read
-        self._config = _read_config(label)
-        file = Path(label).expanduser() / WEIGHTS
+        self._config = _read_config(label, folder)
+        file = folder / WEIGHTS
         if not file.is_file():
             raise ModelError(f"the adapter folder {label} has no {WEIGHTS}", fix="give a folder that PEFT saved")
         self._adapter = PlainTensors(read_header(file))
@@ -117,8 +118,8 @@ class AdaptedWeights:
         return float(alpha / (math.sqrt(rank) if self._config.get("use_rslora") else rank))
 
 
-def is_adapter(candidate: str) -> bool:
-    return (Path(candidate).expanduser() / CONFIG).is_file()
+def is_adapter(folder: Path) -> bool:
+    return (folder / CONFIG).is_file()
 
 
 def _of_module(patterns: object, module: str, default: Any) -> Any:
@@ -129,9 +130,9 @@ def _of_module(patterns: object, module: str, default: Any) -> Any:
     return default
 
 
-def _read_config(label: str) -> dict[str, Any]:
+def _read_config(label: str, folder: Path) -> dict[str, Any]:
     try:
-        config = read_object(Path(label).expanduser() / CONFIG)
+        config = read_object(folder / CONFIG)
     except ValueError as error:
         raise ModelError(f"the {CONFIG} of {label} is not JSON ({error})", fix="download it again") from None
     kind = config.get("peft_type")
