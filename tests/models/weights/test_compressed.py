@@ -160,6 +160,20 @@ def test_what_is_refused(tmp_path: Path, change: dict[str, Any], says: str) -> N
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("damage", ["scale", "shape"])
+def test_a_damaged_module_is_named_when_it_is_read(tmp_path: Path, damage: str) -> None:
+    state = {"weight": torch.ones(ROWS, COLUMNS), "weight_scale": torch.ones(ROWS, COLUMNS // GROUP)}
+    module = packed_by("pack-quantized", INTS, state)
+    if damage == "scale":
+        del module[f"{NAME}.weight_scale"]
+    else:
+        module[f"{NAME}.weight_scale"] = torch.ones(ROWS + 1, 5)
+    found = opened(checkpoint(tmp_path / "damaged", module, config(INTS, "pack-quantized")), baseline())
+    with pytest.raises(ModelError, match=rf"{NAME} of .* cannot be de-quantized") as refusal:
+        found.tensor(f"{NAME}.weight")
+    assert "\n" not in str(refusal.value)
+
+
 @pytest.mark.parametrize("name", ["w8a8", "fp8", "w4a16-asym", "nvfp4a16"])
 def test_real_checkpoints_are_what_transformers_loads(small_llama: Path, tmp_path: Path, name: str) -> None:
     """Bit for bit, in float32."""

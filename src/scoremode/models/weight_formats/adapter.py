@@ -111,8 +111,11 @@ class AdaptedWeights:
 
     def _factor(self, module: str) -> float:
         """alpha / r of a module, which may have its own."""
-        rank = _of_module(self._config.get("rank_pattern"), module, self._config.get("r"))
-        alpha = _of_module(self._config.get("alpha_pattern"), module, self._config.get("lora_alpha"))
+        try:
+            rank = _of_module(self._config.get("rank_pattern"), module, self._config.get("r"))
+            alpha = _of_module(self._config.get("alpha_pattern"), module, self._config.get("lora_alpha"))
+        except re.error as error:
+            raise ModelError(f"the {CONFIG} of {self.label} has a pattern that is none ({error})", fix=MERGED) from None
         if not all(isinstance(n, int | float) and not isinstance(n, bool) and n > 0 for n in (rank, alpha)):
             raise ModelError(f"the {CONFIG} of {self.label} has no rank or no alpha for {module}", fix=MERGED)
         return float(alpha / (math.sqrt(rank) if self._config.get("use_rslora") else rank))
