@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from scoremode.models.recipes.mixture import Mixture, Precision, WrittenRecipe, counted, precision_of
+from scoremode.models.recipes.mixture import Mixture, Precision, WrittenRecipe, counted, modules_of, precision_of
 from scoremode.models.sizes import EMBEDDING
+from scoremode.models.weight_formats.stored import ROUTER
 
 LAYER = re.compile(r"\.(\d+)\.")
 COMMAND = 'python -c "from llmcompressor import oneshot; oneshot(model=MODEL, recipe=FILE, output_dir=OUT)"'
@@ -22,25 +23,22 @@ def llm_compressor_recipe(mixture: Mixture) -> WrittenRecipe:
     """The recipe; matrices that keep their numbers and, as usual, the embedding are not targets."""
     groups: dict[Precision, list[str]] = {}
     kept: list[str] = []
-    near = embeddings = experts = 0
+    near = embeddings = 0
     for weight in mixture.matrices:
         precision, is_exact = precision_of(weight)
-        is_expert = len(weight.shape) > 2
-        module = weight.name.removesuffix(".weight")
-        embeddings += bool(EMBEDDING.search(weight.name)) and not precision.is_kept
-        experts += is_expert and not precision.is_kept
-        if precision.is_kept or is_expert or EMBEDDING.search(weight.name):
-            kept += [] if is_expert or EMBEDDING.search(weight.name) else [module]
+        if EMBEDDING.search(weight.name):
+            embeddings += not precision.is_kept
             continue
         near += not is_exact
-        groups.setdefault(precision, []).append(module)
+        (kept if precision.is_kept else groups.setdefault(precision, [])).extend(modules_of(weight))
+    kept += [w.name.removesuffix(".weight") for w in mixture.parameters.values() if ROUTER.search(w.name)]
     notes = []
     if near:
         notes.append(f"{counted(near, 'matrix')} of GGUF types become the nearest integers in groups of 32")
     if embeddings:
         notes.append("the embedding is not a target of llm-compressor's recipe and stays as it is")
-    if experts:
-        notes.append("the experts are one tensor in Transformers, so this recipe leaves them as they are")
+    if any(precision.kind == "NVFP4" and precision.activation_bits < 16 for precision in groups):
+        notes.append("NVFP4 with activations needs calibration data: give oneshot a dataset")
     return WrittenRecipe("llm-compressor", ".llm-compressor.yaml", _text(groups, kept), COMMAND, tuple(notes))
 
 
@@ -109,4 +107,5 @@ def _pattern(kind: str, layers: list[int]) -> str:
     before, found, after = kind.partition("#")
     if not found:
         return kind
-    return f"re:{re.escape(before)}({'|'.join(map(str, sorted(layers)))}){re.escape(after)}$"
+    numbers, after = "|".join(map(str, sorted(layers))), re.escape(after).replace(r"\*", r"\d+")
+    return f"re:{re.escape(before)}({numbers}){after}$"
