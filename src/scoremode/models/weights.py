@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scoremode.errors import ModelError, OptionError
-from scoremode.models.facts import ModelFacts, inspect, weight_files
+from scoremode.models.facts import ModelFacts, inspect, resolve, weight_files
 from scoremode.models.gguf import SUFFIX, gguf_models, read_gguf
 from scoremode.models.safetensors import read_header
 from scoremode.models.weight_formats.adapter import AdaptedWeights, is_adapter
@@ -26,6 +26,9 @@ from scoremode.models.weight_formats.stored import CandidateWeights, Shape, Stor
 if TYPE_CHECKING:
     import torch
 
+    Read = Callable[[str], torch.Tensor]
+
+Stored = Mapping[str, StoredWeight]
 EMULATED = "{} emulates a quantization of {:.3g} bits per weight; the bits of its parts are those of its files"
 
 __all__ = ["CandidateWeights", "StoredWeight", "open_weights"]
@@ -35,8 +38,8 @@ def open_weights(
     candidate: str,
     baseline: Mapping[str, Shape],
     *,
-    read_baseline: Callable[[str], torch.Tensor] | None = None,
-    baseline_stored: Mapping[str, StoredWeight] | None = None,
+    read_baseline: Read | None = None,
+    baseline_stored: Stored | None = None,
     config: Mapping[str, Any] | None = None,
     revision: str | None = None,
     token: str | None = None,
@@ -48,19 +51,27 @@ def open_weights(
     that are made from the baseline need both, rounding to nearest and adapters. No weight is read here.
     """
     model_type = str(_text_config(config or {}).get("model_type", ""))
-    if candidate.startswith(PREFIX) or is_adapter(candidate):
-        if read_baseline is None or baseline_stored is None:
-            raise OptionError(f"{candidate} is made from a baseline, and there is none", fix="name a checkpoint first")
-        if is_adapter(candidate):
-            return AdaptedWeights(candidate, baseline, read_baseline, own_bits=baseline_stored)
-        return RoundedWeights(candidate, baseline, read_baseline, own_bits=baseline_stored, model_type=model_type)
+    if candidate.startswith(PREFIX):
+        read, own_bits = _require_baseline(candidate, read_baseline, baseline_stored)
+        return RoundedWeights(candidate, baseline, read, own_bits=own_bits, model_type=model_type)
     if _is_gguf(candidate):
         tensors = GgufTensors(candidate, read_gguf(candidate), baseline, model_type)
         return MatchedWeights(candidate, tensors, baseline)
+    folder = resolve(candidate, revision=revision, token=token)
+    if is_adapter(folder):
+        read, own_bits = _require_baseline(candidate, read_baseline, baseline_stored)
+        return AdaptedWeights(candidate, folder, baseline, read, own_bits=own_bits)
     facts = inspect(candidate, revision=revision, token=token)
     _require_same_type(candidate, facts.config, model_type)
     reader, notes = _reader(candidate, facts)
-    return MatchedWeights(candidate, reader, baseline, (*facts.notes, *notes))
+    is_untied = _text_config(facts.config).get("tie_word_embeddings", facts.config.get("tie_word_embeddings")) is False
+    return MatchedWeights(candidate, reader, baseline, (*facts.notes, *notes), needs_head=is_untied)
+
+
+def _require_baseline(candidate: str, read: Read | None, stored: Stored | None) -> tuple[Read, Stored]:
+    if read is None or stored is None:
+        raise OptionError(f"{candidate} is made from a baseline, and there is none", fix="name a checkpoint first")
+    return read, stored
 
 
 def _reader(candidate: str, facts: ModelFacts) -> tuple[TensorReader, tuple[str, ...]]:

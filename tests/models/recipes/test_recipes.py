@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -69,7 +70,7 @@ def test_llm_compressors_groups_are_what_compressed_tensors_understands() -> Non
         "FP8",
         "FP8 A16",
         "NVFP4",
-        "MXFP4",
+        "MXFP4 A16",
         "GPTQ 4 bit g128",
         "Q4_K",
         "FP8 blocks 128×128",
@@ -80,13 +81,9 @@ def test_llm_compressors_groups_are_what_compressed_tensors_understands() -> Non
     groups = list(config.config_groups.values())
     assert len(groups) == len(formats)
     assert {g.weights.num_bits for g in groups} == {4, 8}
-    assert [g.input_activations.num_bits for g in groups if g.input_activations] == [8, 8, 8]
-    assert sorted(g.weights.group_size for g in groups if g.weights.symmetric and g.weights.num_bits == 4) == [
-        16,
-        32,
-        32,
-        128,
-    ]
+    assert sorted(g.input_activations.num_bits for g in groups if g.input_activations) == [4, 8, 8, 8]
+    fours = [g.weights.group_size for g in groups if g.weights.symmetric and g.weights.num_bits == 4]
+    assert sorted(fours) == [16, 32, 32, 128]
 
 
 def test_llm_compressor_is_told_what_it_cannot_do() -> None:
@@ -172,6 +169,48 @@ def test_one_precision_needs_no_overrides_and_kept_matrices_are_said() -> None:
     assert recipe is not None
     assert yaml.safe_load(recipe.text) == {"sources": [], "overrides": []}
     assert "37 matrices that the mixture keeps as they are get 8 bits" in recipe.notes[1]
+
+
+def experts(model_type: str) -> Mixture:
+    layer = "model.layers.3.mlp"
+    sizes = {f"{layer}.experts.gate_up_proj": (4, 64, 32), f"{layer}.experts.down_proj": (4, 32, 32)}
+    found = {name: StoredWeight(name, shape, 4.5, "rtn 4 bit g32") for name, shape in sizes.items()}
+    router = f"{layer}.gate.weight"
+    return Mixture(model_type, {**found, router: StoredWeight(router, (4, 32), 32, "float32")})
+
+
+def test_experts_are_named_one_by_one_and_routers_stay() -> None:
+    compressor = modifier(llm_compressor_recipe(experts("qwen3_moe")).text)
+    (group,) = compressor["config_groups"].values()
+    for leaf in ("gate_proj", "up_proj", "down_proj"):
+        assert matches(group["targets"], f"model.layers.3.mlp.experts.17.{leaf}")
+    assert not matches(group["targets"], "model.layers.3.mlp.gate")
+    assert matches(compressor["ignore"], "model.layers.3.mlp.gate")
+    exl3, mixtral = (exllamav3_recipe(experts(kind)) for kind in ("qwen3_moe", "mixtral"))
+    assert exl3 is not None
+    assert mixtral is not None
+    assert yaml.safe_load(exl3.text) == yaml.safe_load(mixtral.text) == {"sources": [], "overrides": []}
+    text = llama_quantize_recipe(experts("qwen3_moe"))
+    assert text is not None
+    assert {type_for(text.text, f"blk.3.ffn_{x}_exps.weight") for x in ("gate", "up", "down")} == {"q4_0"}
+    assert type_for(text.text, "blk.3.ffn_gate_inp.weight") is None
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name", "expected"),
+    [
+        ("qwen3_moe", "down_proj", {"model.layers.3.mlp.experts.*.down_proj.*"}),
+        ("mixtral", "down_proj", {"model.layers.3.block_sparse_moe.experts.*.w2.*"}),
+    ],
+)
+def test_keys_of_experts_for_exllamav3(model_type: str, name: str, expected: set[str]) -> None:
+    chosen = experts(model_type)
+    other = {
+        n: replace(w, bits=8.5, format="rtn 8 bit g32") if n.endswith(name) else w for n, w in chosen.parameters.items()
+    }
+    recipe = exllamav3_recipe(Mixture(model_type, other))
+    assert recipe is not None
+    assert {entry["key"] for entry in yaml.safe_load(recipe.text)["overrides"]} == expected
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,7 @@ def test_peft_merges_the_same(tiny: Path, tmp_path: Path) -> None:
     [
         (pair(), {"peft_type": "LOHA"}, "of the type LOHA, and only LORA"),
         (pair(), {"use_dora": True}, "has use_dora, which scoremode cannot merge"),
+        (pair(), {"rank_pattern": {"(": 4}}, "has a pattern that is none"),
         (pair(), {"r": 0}, f"has no rank or no alpha for {NAME}"),
         (
             pair("model.layers.9.mlp.up_proj"),

@@ -125,7 +125,7 @@ def test_floats_of_four_bits_with_powers_of_two(tmp_path: Path) -> None:
     weights = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
     found = opened(checkpoint(tmp_path / "mx", module, config(weights, "mxfp4-pack-quantized")), baseline())
     assert torch.equal(found.tensor(f"{NAME}.weight"), weight)
-    assert (found.stored[f"{NAME}.weight"].format, found.stored[f"{NAME}.weight"].bits) == ("MXFP4", 4 + 8 / 32)
+    assert (found.stored[f"{NAME}.weight"].format, found.stored[f"{NAME}.weight"].bits) == ("MXFP4 A16", 4 + 8 / 32)
 
 
 def test_groups_by_name_come_before_groups_by_class(tmp_path: Path) -> None:
@@ -157,6 +157,20 @@ def test_what_is_refused(tmp_path: Path, change: dict[str, Any], says: str) -> N
     folder = checkpoint(tmp_path / "bad", module, {**config(INTS, "pack-quantized"), **change})
     with pytest.raises(ModelError, match=says) as refusal:
         opened(folder, baseline())
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("damage", ["scale", "shape"])
+def test_a_damaged_module_is_named_when_it_is_read(tmp_path: Path, damage: str) -> None:
+    state = {"weight": torch.ones(ROWS, COLUMNS), "weight_scale": torch.ones(ROWS, COLUMNS // GROUP)}
+    module = packed_by("pack-quantized", INTS, state)
+    if damage == "scale":
+        del module[f"{NAME}.weight_scale"]
+    else:
+        module[f"{NAME}.weight_scale"] = torch.ones(ROWS + 1, 5)
+    found = opened(checkpoint(tmp_path / "damaged", module, config(INTS, "pack-quantized")), baseline())
+    with pytest.raises(ModelError, match=rf"{NAME} of .* cannot be de-quantized") as refusal:
+        found.tensor(f"{NAME}.weight")
     assert "\n" not in str(refusal.value)
 
 

@@ -33,6 +33,8 @@ def test_tied_heads(tmp_path: Path) -> None:
     tied, whole = llama_tensors(2, tied=True), llama_tensors(3)
     found = opened(save(tmp_path / "tied", tied), whole)
     assert torch.equal(found.tensor("lm_head.weight"), tied["model.embed_tokens.weight"])
+    with pytest.raises(ModelError, match=r"no tensor for the baseline's lm_head.weight"):
+        opened(save(tmp_path / "untied", tied, tie_word_embeddings=False), whole)
     twice = {**tied, "lm_head.weight": tied["model.embed_tokens.weight"].clone()}
     assert_equal(opened(save(tmp_path / "twice", twice), tied), tied)
     with pytest.raises(ModelError, match=r"has a head of its own \(lm_head.weight\)"):

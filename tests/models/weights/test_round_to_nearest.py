@@ -52,6 +52,15 @@ def test_only_matrices_of_layers_are_rounded_unless_all_are_asked_for() -> None:
     assert torch.equal(both.tensor("model.norm.weight"), baseline["model.norm.weight"])
 
 
+def test_routers_of_experts_stay() -> None:
+    names = ("mlp.gate.weight", "mlp.shared_expert_gate.weight", "mlp.router.weight", "mlp.gate_proj.weight")
+    baseline = {f"model.layers.0.{name}": torch.randn(4, 8) for name in names}
+    baseline["model.layers.0.mlp.experts.gate_up_proj"] = torch.randn(2, 6, 8)
+    found = opened("rtn:2:8", baseline)
+    rounded = {name for name in baseline if not torch.equal(found.tensor(name), baseline[name])}
+    assert rounded == {"model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.experts.gate_up_proj"}
+
+
 def test_a_group_that_does_not_divide_the_row_costs_one_scale_more() -> None:
     found = opened("rtn:3:10", llama_tensors())
     assert found.stored["model.layers.0.mlp.up_proj.weight"].bits == 3 + 16 * 2 / 16

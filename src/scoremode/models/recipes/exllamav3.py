@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-from scoremode.models.recipes.mixture import Mixture, WrittenRecipe, counted, precision_of
+from scoremode.models.recipes.mixture import Mixture, WrittenRecipe, counted, modules_of, precision_of
 from scoremode.models.sizes import EMBEDDING
 
+MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 LEAST, MOST = 1, 8  # bits per weight
 HEADER = """\
 # python util/recompile.py -i model-exl3-{most}bpw -o model-exl3-mixed -or FILE
-# Convert the model once for each of these first: python convert.py -i MODEL -o model-exl3-{most}bpw -b {most}
+# Convert the model once for each number of bits first, the head too:
+# python convert.py -i MODEL -o model-exl3-{most}bpw -w WORK -b {most} -hb {most}
 """
 COMMAND = "python util/recompile.py -i model-exl3-{most}bpw -o model-exl3-mixed -or FILE"
 
@@ -30,8 +32,8 @@ def exllamav3_recipe(mixture: Mixture) -> WrittenRecipe | None:
         precision, _ = precision_of(weight)
         kept += precision.is_kept
         near += not precision.is_kept
-        module = weight.name.removesuffix(".weight")
-        bits[f"{module}.*"] = max(LEAST, min(MOST, precision.bits))
+        keys = (module if mixture.model_type != "mixtral" else _in_mixtral(module) for module in modules_of(weight))
+        bits |= {f"{key}.*": max(LEAST, min(MOST, precision.bits)) for key in keys}
     if not bits:
         return None
     most = Counter(bits.values()).most_common(1)[0][0]
@@ -47,6 +49,12 @@ def exllamav3_recipe(mixture: Mixture) -> WrittenRecipe | None:
         notes.append(f"{counted(near, 'matrix')} get the same number of bits in EXL3, which rounds in its own way")
     command = COMMAND.format(most=most)
     return WrittenRecipe("ExLlamaV3", ".exllamav3.yaml", "\n".join(lines) + "\n", command, tuple(notes))
+
+
+def _in_mixtral(module: str) -> str:
+    """The name of an expert's matrix in the files of Mixtral."""
+    stem, _, leaf = module.replace(".mlp.experts.", ".block_sparse_moe.experts.").rpartition(".")
+    return f"{stem}.{MIXTRAL[leaf]}" if ".experts." in stem else module
 
 
 def _sources(others: list[int]) -> list[str]:

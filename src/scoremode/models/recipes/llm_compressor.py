@@ -7,41 +7,38 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from scoremode.models.recipes.mixture import Mixture, Precision, WrittenRecipe, counted, precision_of
+from scoremode.models.recipes.mixture import Mixture, Precision, WrittenRecipe, counted, modules_of, precision_of
 from scoremode.models.sizes import EMBEDDING
+from scoremode.models.weight_formats.stored import ROUTER
 
 LAYER = re.compile(r"\.(\d+)\.")
 COMMAND = 'python -c "from llmcompressor import oneshot; oneshot(model=MODEL, recipe=FILE, output_dir=OUT)"'
-ACTIVATIONS: dict[str, Any] = {
-    "strategy": "token",
-    "dynamic": True,
-    "symmetric": True,
-}  # one scale per token, when it is computed
+FOUR_BIT_FLOATS: dict[str, dict[str, Any]] = {
+    "NVFP4": {"strategy": "tensor_group", "group_size": 16, "scale_dtype": "torch.float8_e4m3fn"},
+    "MXFP4": {"strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"},
+}
 
 
 def llm_compressor_recipe(mixture: Mixture) -> WrittenRecipe:
     """The recipe; matrices that keep their numbers and, as usual, the embedding are not targets."""
     groups: dict[Precision, list[str]] = {}
     kept: list[str] = []
-    near = embeddings = experts = 0
+    near = embeddings = 0
     for weight in mixture.matrices:
         precision, is_exact = precision_of(weight)
-        is_expert = len(weight.shape) > 2
-        module = weight.name.removesuffix(".weight")
-        embeddings += bool(EMBEDDING.search(weight.name)) and not precision.is_kept
-        experts += is_expert and not precision.is_kept
-        if precision.is_kept or is_expert or EMBEDDING.search(weight.name):
-            kept += [] if is_expert or EMBEDDING.search(weight.name) else [module]
+        if EMBEDDING.search(weight.name):
+            embeddings += not precision.is_kept
             continue
         near += not is_exact
-        groups.setdefault(precision, []).append(module)
+        (kept if precision.is_kept else groups.setdefault(precision, [])).extend(modules_of(weight))
+    kept += [w.name.removesuffix(".weight") for w in mixture.parameters.values() if ROUTER.search(w.name)]
     notes = []
     if near:
         notes.append(f"{counted(near, 'matrix')} of GGUF types become the nearest integers in groups of 32")
     if embeddings:
         notes.append("the embedding is not a target of llm-compressor's recipe and stays as it is")
-    if experts:
-        notes.append("the experts are one tensor in Transformers, so this recipe leaves them as they are")
+    if any(precision.kind == "NVFP4" and precision.activation_bits < 16 for precision in groups):
+        notes.append("NVFP4 with activations needs calibration data: give oneshot a dataset")
     return WrittenRecipe("llm-compressor", ".llm-compressor.yaml", _text(groups, kept), COMMAND, tuple(notes))
 
 
@@ -65,27 +62,31 @@ def _listed(name: str, entries: Iterable[str], indent: int) -> list[str]:
 
 def weights_of(precision: Precision) -> dict[str, Any]:
     """The arguments of compressed-tensors for the weights of a group."""
-    common = {"num_bits": precision.bits, "symmetric": precision.is_symmetric, "dynamic": False}
-    if precision.kind == "NVFP4":
-        scale = {"strategy": "tensor_group", "group_size": 16, "scale_dtype": "torch.float8_e4m3fn"}
-        return {**common, "type": "float", **scale}
-    if precision.kind == "MXFP4":
-        return {**common, "type": "float", "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
-    kind = {**common, "type": "float" if precision.is_float else "int"}
+    kind = {"num_bits": precision.bits, "type": "float" if precision.is_float else "int"}
+    common = {**kind, "symmetric": precision.is_symmetric, "dynamic": False}
+    if precision.kind:
+        return {**common, **FOUR_BIT_FLOATS[precision.kind]}
     if precision.blocks is not None:
-        return {**kind, "strategy": "block", "block_structure": list(precision.blocks)}
+        return {**common, "strategy": "block", "block_structure": list(precision.blocks)}
     if precision.group is None:
-        return {**kind, "strategy": "channel"}
-    return {**kind, "strategy": "group", "group_size": precision.group}
+        return {**common, "strategy": "channel"}
+    return {**common, "strategy": "group", "group_size": precision.group}
 
 
 def activations_of(precision: Precision) -> dict[str, Any] | None:
+    """The arguments of compressed-tensors for the activations of a group; None if they are not rounded."""
     if precision.activation_bits >= 16:
         return None
-    scales = ACTIVATIONS
+    kind = {"num_bits": precision.activation_bits, "type": "float" if precision.is_float else "int", "symmetric": True}
+    if (
+        precision.kind == "NVFP4"
+    ):  # a scale for each matrix from calibration, and one for each group when it is computed
+        return {**kind, **FOUR_BIT_FLOATS["NVFP4"], "dynamic": "local", "observer": "static_minmax"}
+    if precision.kind:
+        return {**kind, **FOUR_BIT_FLOATS[precision.kind], "dynamic": True}
     if precision.blocks is not None:  # as many scales as the weights have along their input
-        scales = {**ACTIVATIONS, "strategy": "group", "group_size": precision.blocks[1]}
-    return {"num_bits": precision.activation_bits, "type": "float" if precision.is_float else "int", **scales}
+        return {**kind, "strategy": "group", "group_size": precision.blocks[1], "dynamic": True}
+    return {**kind, "strategy": "token", "dynamic": True}
 
 
 def patterns(modules: Iterable[str]) -> list[str]:
@@ -106,4 +107,5 @@ def _pattern(kind: str, layers: list[int]) -> str:
     before, found, after = kind.partition("#")
     if not found:
         return kind
-    return f"re:{re.escape(before)}({'|'.join(map(str, sorted(layers)))}){re.escape(after)}$"
+    numbers, after = "|".join(map(str, sorted(layers))), re.escape(after).replace(r"\*", r"\d+")
+    return f"re:{re.escape(before)}({numbers}){after}$"

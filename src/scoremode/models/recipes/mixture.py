@@ -6,13 +6,14 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from scoremode.models.weight_formats.stored import StoredWeight
+from scoremode.models.weight_formats.stored import ROUTER, StoredWeight
 
 FLOATS = {"float64": 64, "float32": 32, "F32": 32, "float16": 16, "bfloat16": 16, "F16": 16, "BF16": 16}
 INTEGERS = re.compile(r"(?:rtn |GPTQ |AWQ )(\d+) bit|W(\d+)A(\d+)")
 GROUP = re.compile(r"\bg(\d+)\b")
 BLOCK = re.compile(r"blocks (\d+)×(\d+)")
 GGUF_BITS = re.compile(r"I?Q(\d)_")
+EXPERTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 BLOCKS = 32  # weights that share a scale in most GGUF types
 
 
@@ -25,8 +26,8 @@ class Mixture:
 
     @property
     def matrices(self) -> Iterator[StoredWeight]:
-        """What tools quantize: everything with more than one axis."""
-        return (weight for weight in self.parameters.values() if len(weight.shape) > 1)
+        """What tools quantize: everything with more than one axis but routers of experts."""
+        return (w for w in self.parameters.values() if len(w.shape) > 1 and not ROUTER.search(w.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,18 @@ class Precision:
         return self.bits >= 16
 
 
+def modules_of(weight: StoredWeight) -> tuple[str, ...]:
+    """The modules that a matrix consists of in files, where the experts of a layer are stored one by one: ``*``.
+
+    >>> modules_of(StoredWeight("model.layers.0.mlp.experts.gate_up_proj", (8, 4, 2), 16, "bfloat16"))
+    ('model.layers.0.mlp.experts.*.gate_proj', 'model.layers.0.mlp.experts.*.up_proj')
+    """
+    module, dot, leaf = weight.name.rpartition(".")
+    if len(weight.shape) != 3 or leaf not in EXPERTS:
+        return (weight.name.removesuffix(".weight"),)
+    return tuple(f"{module}{dot}*.{piece}" for piece in EXPERTS[leaf])
+
+
 def precision_of(weight: StoredWeight) -> tuple[Precision, bool]:
     """The precision of a stored weight, and whether its format says exactly that. Otherwise its bits decide.
 
@@ -66,8 +79,9 @@ def precision_of(weight: StoredWeight) -> tuple[Precision, bool]:
     name = weight.format.removesuffix(" + LoRA")
     if name in FLOATS:
         return Precision(FLOATS[name], is_float=True), True
-    if name in ("NVFP4", "MXFP4"):
-        return Precision(4, 16 if name == "NVFP4" else 32, is_float=True, kind=name), True
+    if name.startswith(("NVFP4", "MXFP4")):
+        group = 16 if name.startswith("NV") else 32
+        return Precision(4, group, True, activation_bits=16 if "A16" in name else 4, kind=name[:5]), True
     if name.startswith("FP8"):
         found = BLOCK.search(name)
         blocks = (int(found[1]), int(found[2])) if found else None

@@ -40,14 +40,15 @@ class AdaptedWeights:
     def __init__(
         self,
         label: str,
+        folder: Path,
         baseline: Mapping[str, Shape],
         read: Callable[[str], torch.Tensor],
         *,
         own_bits: Mapping[str, StoredWeight],
     ) -> None:
         self.label, self._read = label, read
-        self._config = _read_config(label)
-        file = Path(label).expanduser() / WEIGHTS
+        self._config = _read_config(label, folder)
+        file = folder / WEIGHTS
         if not file.is_file():
             raise ModelError(f"the adapter folder {label} has no {WEIGHTS}", fix="give a folder that PEFT saved")
         self._adapter = PlainTensors(read_header(file))
@@ -110,15 +111,18 @@ class AdaptedWeights:
 
     def _factor(self, module: str) -> float:
         """alpha / r of a module, which may have its own."""
-        rank = _of_module(self._config.get("rank_pattern"), module, self._config.get("r"))
-        alpha = _of_module(self._config.get("alpha_pattern"), module, self._config.get("lora_alpha"))
+        try:
+            rank = _of_module(self._config.get("rank_pattern"), module, self._config.get("r"))
+            alpha = _of_module(self._config.get("alpha_pattern"), module, self._config.get("lora_alpha"))
+        except re.error as error:
+            raise ModelError(f"the {CONFIG} of {self.label} has a pattern that is none ({error})", fix=MERGED) from None
         if not all(isinstance(n, int | float) and not isinstance(n, bool) and n > 0 for n in (rank, alpha)):
             raise ModelError(f"the {CONFIG} of {self.label} has no rank or no alpha for {module}", fix=MERGED)
         return float(alpha / (math.sqrt(rank) if self._config.get("use_rslora") else rank))
 
 
-def is_adapter(candidate: str) -> bool:
-    return (Path(candidate).expanduser() / CONFIG).is_file()
+def is_adapter(folder: Path) -> bool:
+    return (folder / CONFIG).is_file()
 
 
 def _of_module(patterns: object, module: str, default: Any) -> Any:
@@ -129,9 +133,9 @@ def _of_module(patterns: object, module: str, default: Any) -> Any:
     return default
 
 
-def _read_config(label: str) -> dict[str, Any]:
+def _read_config(label: str, folder: Path) -> dict[str, Any]:
     try:
-        config = read_object(Path(label).expanduser() / CONFIG)
+        config = read_object(folder / CONFIG)
     except ValueError as error:
         raise ModelError(f"the {CONFIG} of {label} is not JSON ({error})", fix="download it again") from None
     kind = config.get("peft_type")

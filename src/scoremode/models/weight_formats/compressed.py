@@ -62,8 +62,17 @@ class CompressedTensors:
         for leaf in ("weight_scale", "weight_global_scale"):  # 16-bit scales would round the products
             if leaf in state and state[leaf].dtype in (torch.float16, torch.bfloat16):
                 state[leaf] = state[leaf].float()
-        weight: torch.Tensor = compressor.decompress(state, scheme)["weight"]
+        try:
+            weight: torch.Tensor = compressor.decompress(state, scheme)["weight"]
+        except Exception as error:  # the library checks little: what is missing or does not fit raises anything
+            raise self._damaged(module, f"{type(error).__name__}: {error}") from None
+        if tuple(weight.shape) != self.stored[name].shape:
+            raise self._damaged(module, "its shape is another")
         return weight.detach().float()
+
+    def _damaged(self, module: str, reason: str) -> ModelError:
+        what = f"{module} of {self._label} cannot be de-quantized ({reason[:200]})"
+        return ModelError(what, fix="download it again")
 
     def _leaves(self, module: str) -> Iterator[str]:
         known = ("weight_packed", "weight", *sorted(BESIDE_WEIGHTS))
@@ -112,7 +121,7 @@ def _quantized_module(name: str) -> str | None:
 def _format(kind: str, scheme: Any) -> str:
     for known in FLOATS_IN_BYTES:
         if known in kind:
-            return known.upper()
+            return known.upper() if scheme.input_activations else f"{known.upper()} A16"
     size = scheme.weights.group_size
     block = scheme.weights.block_structure
     suffix = f" g{size}" if size and size > 0 else f" blocks {block[0]}×{block[1]}" if block else ""

@@ -58,11 +58,18 @@ class MatchedWeights:
     """A candidate whose tensors are read by a TensorReader, under the names of a baseline."""
 
     def __init__(
-        self, label: str, reader: TensorReader, baseline: Mapping[str, Shape], notes: Sequence[str] = ()
+        self,
+        label: str,
+        reader: TensorReader,
+        baseline: Mapping[str, Shape],
+        notes: Sequence[str] = (),
+        *,
+        needs_head: bool = False,
     ) -> None:
+        """``needs_head``: a head that is not stored is missing; otherwise it is the embedding."""
         require_layers(label, reader.stored, baseline)
         self.label, self._reader = label, reader
-        self._sources = {name: _find(label, name, baseline, reader.stored) for name in baseline}
+        self._sources = {name: _find(label, name, baseline, reader.stored, needs_head) for name in baseline}
         self.stored = {name: _stored(name, baseline[name], self._sources[name], reader.stored) for name in baseline}
         used = {name for source in self._sources.values() for name in source.names}
         unused = [name for name in reader.stored if name not in used and not BUFFERS.search(name)]
@@ -109,8 +116,10 @@ def require_layers(label: str, stored: Mapping[str, StoredWeight], baseline: Map
 
 
 # ── finding ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def _find(label: str, name: str, baseline: Mapping[str, Shape], stored: Mapping[str, StoredWeight]) -> Source:
-    for found in _possible(name, baseline, stored):
+def _find(
+    label: str, name: str, baseline: Mapping[str, Shape], stored: Mapping[str, StoredWeight], needs_head: bool
+) -> Source:
+    for found in _possible(name, baseline, stored, needs_head):
         shape = _shape(found, stored)
         if shape == baseline[name]:
             return found
@@ -122,13 +131,16 @@ def _find(label: str, name: str, baseline: Mapping[str, Shape], stored: Mapping[
     raise ModelError(f"{label} has no tensor for the baseline's {name}", fix=OTHER)
 
 
-def _possible(name: str, baseline: Mapping[str, Shape], stored: Mapping[str, StoredWeight]) -> Iterator[Source]:
+def _possible(
+    name: str, baseline: Mapping[str, Shape], stored: Mapping[str, StoredWeight], needs_head: bool
+) -> Iterator[Source]:
     """Where a parameter may be found, the most direct place first."""
     for own in _spellings(name):
         if own in stored:
             yield Source(((Rows(own),),))
-    if HEAD.search(name) and name.endswith(".weight"):  # the candidate's head is its embedding
-        yield from (Source(((Rows(own),),)) for own in stored if EMBEDDING.search(own) and own.endswith(".weight"))
+    if HEAD.search(name) and not needs_head:
+        embeddings = (own for own in stored if EMBEDDING.search(own) and stored[own].shape == baseline[name])
+        yield from (Source(((Rows(own),),)) for own in embeddings)
     for own in _spellings(name):
         yield from _piece_of_fused(name, own, baseline, stored)
         yield from _fused_of_pieces(own, stored)

@@ -2,7 +2,7 @@
 
 Every matrix of the decoder layers is cut into groups of GROUP numbers along its input. A group is stored as one scale
 in float16 and whole numbers of BITS bits, symmetric around zero. So a weight takes BITS + 16 / GROUP bits. Embedding,
-head, norms and biases are the baseline's own; ``rtn:BITS:GROUP:all`` rounds embedding and head too.
+head, norms, biases and routers of experts are the baseline's own; ``rtn:BITS:GROUP:all`` rounds embedding and head too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from scoremode.errors import ModelError, OptionError
 from scoremode.models.facts import LAYER
-from scoremode.models.weight_formats.stored import Shape, StoredWeight
+from scoremode.models.weight_formats.stored import ROUTER, Shape, StoredWeight
 
 if TYPE_CHECKING:
     import torch
@@ -94,4 +94,5 @@ def _read_name(label: str) -> tuple[int, int, bool]:
 
 
 def _is_rounded(name: str, shape: Shape, everything: bool) -> bool:
-    return len(shape) >= 2 and name.endswith(("weight", "_proj")) and (everything or LAYER.match(name) is not None)
+    is_matrix = len(shape) >= 2 and name.endswith(("weight", "_proj")) and not ROUTER.search(name)
+    return is_matrix and (everything or LAYER.match(name) is not None)

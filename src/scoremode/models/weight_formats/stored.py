@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     import torch
 
 Shape = tuple[int, ...]
+ROUTER = re.compile(r"\.(gate|router|shared_expert_gate)\.weight$")  # tells tokens their experts; nobody quantizes it
 
 
 @dataclass(frozen=True, slots=True)
