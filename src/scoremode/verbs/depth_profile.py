@@ -60,7 +60,7 @@ def layer_profile(
     that are compared: whole windows, spread over the text. ``arguments`` are those of a question, and options of the
     candidate's engine; the baseline gets those that Transformers has, and ``baseline_options``.
 
-    >>> sm.layer_profile("org/model", "org/model-W4A16", engine="vllm", corpus="wikitext2").verdict    # doctest: +SKIP
+    >>> sm.layer_profile("org/model", "model-Q4_K_M.gguf", corpus="wikitext2").verdict    # doctest: +SKIP
     'no layer is out of line'
     """
     question, options = split_arguments(arguments, needs_text=True)

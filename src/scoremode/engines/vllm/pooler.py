@@ -145,9 +145,9 @@ class ScorePooler(Pooler):  # type: ignore[misc]
                     lines[i] = self.head_rows(hidden_states[:1], parts[i].request)
                 continue
             if kind.extra == "layers":
-                states = self._states_of_layers(hidden_states)
+                kept = self._states_of_layers(hidden_states)
                 for i in members:
-                    lines[i] = states.rows(to_device(parts[i].index, hidden_states.device))
+                    lines[i] = kept.rows(to_device(parts[i].index, hidden_states.device))
                 continue
             together = self._score(hidden_states, [parts[i] for i in members])
             sizes = [len(parts[i].index) for i in members]
