@@ -182,7 +182,7 @@ def measure(shape: dict[str, Any], device: str) -> None:
         print(f"the head's part of a unit {head:.3f} s: {len(jobs)} × = {len(jobs) * head / one_pass:.1f} passes")
 
 
-def main(given: Sequence[str] | None = None) -> None:
+def main(given: Sequence[str] | None = None) -> int:
     import torch
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -194,7 +194,8 @@ def main(given: Sequence[str] | None = None) -> None:
     shape = SHAPES["quick" if arguments.quick else arguments.shape]
     shape = {**shape, "tokens": arguments.tokens or shape["tokens"]}
     measure(shape, "cpu" if arguments.quick else arguments.device)
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))
