@@ -214,7 +214,7 @@ def attribution_notes(facts: Mapping[str, Any]) -> list[str]:
     """What a reader of an attribution must know, in sentences."""
     groups = facts["groups"]
     errors = f"errors are over {counted(groups, 'groups')} ({facts['stderr_groups']})"
-    too_few = f"no errors: {counted(groups, 'groups')} of text are too few, {FEWEST} are needed"
+    too_few = f"no errors: the text has {counted(groups, 'groups')}, and {FEWEST} are needed"
     tokens = f"{facts['targets']:,} tokens of {facts['corpus']}; KL in nats per token"
     noise = facts["noise_kl_mean"]
     if noise is None:

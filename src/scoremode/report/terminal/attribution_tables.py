@@ -83,7 +83,7 @@ def _units(rows: Sequence[Row]) -> BlockTable:
         [shown(row["unit"]) for row in rows],
         [
             _column("KL", rows, "kl"),
-            TableColumn("share", [rounded(row["share"], 5e-4, percent=True)[0] for row in rows]),
+            TableColumn("share", ["–" if row["share"] is None else f"{100 * row['share']:.1f}%" for row in rows]),
             _column("Δ logprob", rows, "delta_logprob"),
             _column("same top", rows, "same_top", percent=True),
             TableColumn("bits", [f"{row['bits']:.2f}" for row in rows]),
