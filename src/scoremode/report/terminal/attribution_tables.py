@@ -87,7 +87,7 @@ def _units(rows: Sequence[Row]) -> BlockTable:
             _column("Δ logprob", rows, "delta_logprob"),
             _column("same top", rows, "same_top", percent=True),
             TableColumn("bits", [f"{row['bits']:.2f}" for row in rows]),
-            _column("KL per Gbit saved", rows, "kl_per_gigabit", leaves=1),
+            _column("KL per Gbit", rows, "kl_per_gigabit", leaves=1),
             TableColumn("format", [shown(row["format"]) for row in rows], number=False, leaves=2),
         ],
     )
