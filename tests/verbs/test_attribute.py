@@ -18,7 +18,7 @@ from scoremode.errors import InputError, ModelError, OptionError, RunError
 from scoremode.models.units import units_of
 from scoremode.models.weight_formats.round_to_nearest import round_groups
 from scoremode.statistics.attribution import ordered
-from tests.gguf_files import gguf_of
+from tests.gguf_files import gguf_of, require_llamacpp
 from tests.makers import make_tiny_model
 
 SENTENCE = "The quick brown fox jumps over the lazy dog, and the dog does not mind; item "
@@ -81,14 +81,21 @@ def test_a_swap_equals_a_checkpoint_with_that_unit_replaced(part: str, base: Pat
     assert found.noise is not None
 
 
-def test_a_damaged_matrix_of_a_gguf_is_found(base: Path, corpus: str, tmp_path: Path) -> None:
+def test_a_damaged_matrix_of_a_served_gguf_is_found(base: Path, corpus: str, tmp_path: Path) -> None:
+    require_llamacpp()
     file = gguf_of(base, tmp_path / "x.gguf", "F16", weights=lambda name, x: x * (1.2 if "blk.1.ffn_up" in name else 1))
-    found = sm.attribute(str(base), str(file), by="matrix", **asked(corpus))
+    found = sm.attribute(str(base), str(file), by="matrix", engine="llamacpp", **asked(corpus))
     worst, second = ordered(found, found[0].units)[:2]
     assert worst.name == "layer 1 up_proj"
     assert worst.format == "F16"
     assert worst.bits == 16.0
     assert found.kl(worst).value > 100 * found.kl(second).value
+    account = found.account(found[0])
+    assert found[0].served_by == "llamacpp"
+    assert account.served is not None
+    assert account.rest is not None
+    assert account.served.value == pytest.approx(account.whole.value, rel=0.1)  # F16 products and sums of llama.cpp
+    assert account.rest.value == pytest.approx(account.served.value - account.whole.value)
 
 
 def test_the_account_adds_up(base: Path, corpus: str) -> None:
