@@ -156,6 +156,7 @@ def test_a_killed_attribution_resumes_to_the_same_numbers(base: Path, corpus: st
 
 def test_units_of_a_kind_and_half_precision(base: Path, corpus: str) -> None:
     found = sm.attribute(str(base), "rtn:3:16", by="kind", **asked(corpus, dtype="bfloat16"))
+    assert any("rounded to bfloat16" in note for note in found.notes)
     names = [one.name for one in found[0].units]
     assert {"q_proj", "down_proj", "norms", "embedding", "head"} <= set(names)
     changed = {one.name for one in found[0].units if one.damage.is_changed}

@@ -209,6 +209,10 @@ class _Work:
                 recipe = make_recipe(self.request.budget, choices, measurement)
             noise_kl, perturbed = measurement.noise()
             notes = [*engine.facts.notes, *swaps.notes, *KEPT_AS]
+            if engine.facts.dtype in ("bfloat16", "float16"):
+                notes.append(
+                    f"de-quantized weights are rounded to {engine.facts.dtype}, in which the baseline computes"
+                )
         return {
             "baseline": short(self.request.baseline),
             "by": self.request.by,
