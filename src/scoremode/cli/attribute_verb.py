@@ -121,6 +121,8 @@ def _require_alone(parsed: argparse.Namespace) -> None:
     """Refuses what --by served and --by routes do not take."""
     if len(parsed.candidates) > 1:
         raise OptionError(f"--by {parsed.by} takes one candidate", fix="run it once for each")
+    if parsed.candidates[0].startswith(MADE):
+        raise OptionError(f"--by {parsed.by} needs a model, and {parsed.candidates[0]} is none", fix="give --by layer")
     for name in ("bits_budget", "kl_budget", "write_recipe", "out"):
         if getattr(parsed, name) is not None:
             flag = f"--{name.replace('_', '-')}"
