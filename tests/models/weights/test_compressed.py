@@ -112,15 +112,36 @@ def test_floats_of_eight_bits(tmp_path: Path, strategy: str) -> None:
     assert found.stored[f"{NAME}.weight"].format == "FP8 A16"
 
 
+def four_bit_floats(random: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers, and two of them in each byte: a sign and one of eight sizes."""
+    sizes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    codes = torch.randint(0, 16, (ROWS, COLUMNS), generator=random)
+    values = torch.where(codes >= 8, -1.0, 1.0) * sizes[codes % 8]
+    return values, (codes[:, 0::2] + 16 * codes[:, 1::2]).to(torch.uint8)
+
+
+def test_floats_of_four_bits_with_two_scales(tmp_path: Path) -> None:
+    """NVFP4: a scale of 8 bits for each group of 16, and one for the matrix. The library gives bfloat16."""
+    random = torch.Generator().manual_seed(4)
+    values, bytes_ = four_bit_floats(random)
+    scales = (torch.rand((ROWS, COLUMNS // 16), generator=random) * 400 + 1).to(torch.float8_e4m3fn)
+    whole = torch.tensor([1234.5])
+    module = {f"{NAME}.weight_packed": bytes_, f"{NAME}.weight_scale": scales, f"{NAME}.weight_global_scale": whole}
+    weights = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
+    found = opened(checkpoint(tmp_path / "nv", module, config(weights, "nvfp4-pack-quantized")), baseline())
+    expected = values.double() * scales.double().repeat_interleave(16, 1) / whole.double()
+    assert torch.allclose(found.tensor(f"{NAME}.weight").double(), expected, rtol=2**-7, atol=0)
+    stored = found.stored[f"{NAME}.weight"]
+    assert (stored.format, stored.bits) == ("NVFP4 A16", 4 + 8 / 16 + 32 / (ROWS * COLUMNS))
+    assert found.notes == (f"compressed-tensors gives the NVFP4 weights of {found.label} in bfloat16",)
+
+
 def test_floats_of_four_bits_with_powers_of_two(tmp_path: Path) -> None:
     """MXFP4: a sign, eight sizes, and an exponent for each group of 32."""
-    sizes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
     random = torch.Generator().manual_seed(3)
-    codes = torch.randint(0, 16, (ROWS, COLUMNS), generator=random)
+    values, bytes_ = four_bit_floats(random)
     exponents = torch.randint(120, 130, (ROWS, COLUMNS // 32), generator=random)
-    values = torch.where(codes >= 8, -1.0, 1.0) * sizes[codes % 8]
     weight = values * (2.0 ** (exponents - 127)).repeat_interleave(32, 1)
-    bytes_ = (codes[:, 0::2] + 16 * codes[:, 1::2]).to(torch.uint8)
     module = {f"{NAME}.weight_packed": bytes_, f"{NAME}.weight_scale": exponents.to(torch.uint8)}
     weights = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
     found = opened(checkpoint(tmp_path / "mx", module, config(weights, "mxfp4-pack-quantized")), baseline())
@@ -174,7 +195,7 @@ def test_a_damaged_module_is_named_when_it_is_read(tmp_path: Path, damage: str) 
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("name", ["w8a8", "fp8", "w4a16-asym", "nvfp4a16"])
+@pytest.mark.parametrize("name", ["w8a8", "fp8", "w4a16-asym"])
 def test_real_checkpoints_are_what_transformers_loads(small_llama: Path, tmp_path: Path, name: str) -> None:
     """Bit for bit, in float32."""
     from transformers import AutoModelForCausalLM, CompressedTensorsConfig

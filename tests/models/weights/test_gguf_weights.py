@@ -201,7 +201,7 @@ def test_refusals_name_what_differs(tmp_path: Path) -> None:
     weight = random(4, 6)
     baseline = tensors_of({DOWN: weight})
     one = {"blk.0.ffn_down.weight": weight}
-    cases = (
+    cases: tuple[tuple[str, dict[str, str], str], ...] = (
         (written(tmp_path / "a.gguf", "llama", one, block_count=2), {}, "has 2 layers, and the baseline has 1"),
         (
             written(tmp_path / "b.gguf", "qwen2", one),

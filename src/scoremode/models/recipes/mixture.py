@@ -80,11 +80,12 @@ def precision_of(weight: StoredWeight) -> tuple[Precision, bool]:
     if name in FLOATS:
         return Precision(FLOATS[name], is_float=True), True
     if name.startswith(("NVFP4", "MXFP4")):
-        group = 16 if name.startswith("NV") else 32
-        return Precision(4, group, True, activation_bits=16 if "A16" in name else 4, kind=name[:5]), True
+        return Precision(
+            4, 16 if name[0] == "N" else 32, True, activation_bits=16 if "A16" in name else 4, kind=name[:5]
+        ), True
     if name.startswith("FP8"):
-        found = BLOCK.search(name)
-        blocks = (int(found[1]), int(found[2])) if found else None
+        block = BLOCK.search(name)
+        blocks = (int(block[1]), int(block[2])) if block else None
         return Precision(8, is_float=True, activation_bits=16 if "A16" in name else 8, blocks=blocks), True
     if found := INTEGERS.search(name):
         group = GROUP.search(name)

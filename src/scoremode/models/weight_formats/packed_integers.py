@@ -123,7 +123,7 @@ def unpacked(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     at = torch.arange(count) * bits
     word, offset = at // WORD, (at % WORD).to(torch.int64)[:, None]
     unsigned = words.to(torch.int64) & 0xFFFFFFFF
-    found = unsigned[word] >> offset
+    found: torch.Tensor = unsigned[word] >> offset
     spans = torch.nonzero(offset[:, 0] + bits > WORD)[:, 0]
     found[spans] |= unsigned[word[spans] + 1] << (WORD - offset[spans])
     return (found & (2**bits - 1)).to(torch.int32)

@@ -78,7 +78,8 @@ def round_groups(weight: torch.Tensor, bits: int, group: int) -> torch.Tensor:
     largest = 2 ** (bits - 1) - 1
     scale = (groups.abs().amax(-1, keepdim=True) / largest).half().float()
     steps = torch.where(scale > 0, groups / scale, torch.zeros_like(groups)).round().clamp(-largest - 1, largest)
-    return (steps * scale).reshape(*rows, -1)[..., :columns]
+    rounded: torch.Tensor = (steps * scale).reshape(*rows, -1)
+    return rounded[..., :columns]
 
 
 def _read_name(label: str) -> tuple[int, int, bool]:
