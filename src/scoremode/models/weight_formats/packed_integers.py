@@ -123,10 +123,11 @@ def unpacked(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     at = torch.arange(count) * bits
     word, offset = at // WORD, (at % WORD).to(torch.int64)[:, None]
     unsigned = words.to(torch.int64) & 0xFFFFFFFF
-    found: torch.Tensor = unsigned[word] >> offset
+    found = unsigned[word] >> offset
     spans = torch.nonzero(offset[:, 0] + bits > WORD)[:, 0]
     found[spans] |= unsigned[word[spans] + 1] << (WORD - offset[spans])
-    return (found & (2**bits - 1)).to(torch.int32)
+    numbers: torch.Tensor = found & (2**bits - 1)
+    return numbers.to(torch.int32)
 
 
 def _blocks(count: int, width: int) -> Iterator[slice]:
