@@ -59,7 +59,8 @@ def rounded_to(bits: int) -> Callable[[str, torch.Tensor], torch.Tensor]:
             return tensor
         groups = tensor.reshape(len(tensor), -1, 32)
         scale = groups.abs().amax(-1, keepdim=True) / (2 ** (bits - 1) - 1)
-        return (torch.round(groups / scale) * scale).reshape(tensor.shape)
+        found: torch.Tensor = (torch.round(groups / scale) * scale).reshape(tensor.shape)
+        return found
 
     return change
 
@@ -180,7 +181,7 @@ def test_errors_are_over_documents_and_tokens_are_bounded(deep: Path, tmp_path: 
     file = tmp_path / "texts.jsonl"
     file.write_text(TEXTS)
     candidate = with_changed_tensors(deep, tmp_path / "candidate", rounded_to(4))
-    question = {"corpus": str(file), "method": "mean-of-texts"}
+    question: dict[str, Any] = {"corpus": str(file), "method": "mean-of-texts"}
     found = sm.layer_profile(str(deep), str(candidate), dtype="float32", **question)
     assert found.windows == 8
     assert found.groups == "documents"

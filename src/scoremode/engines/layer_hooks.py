@@ -16,7 +16,7 @@ ALIKE = 0.999  # cosine of the final states and our last states after the norm; 
 
 def decoder_layers(model: Any) -> tuple[Any, list[Any]]:
     """Returns the module that has the decoder layers of a causal LM, and the layers in their order."""
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     count = getattr(text, "num_hidden_layers", None)
     for module in model.modules() if count else ():

@@ -120,14 +120,14 @@ class DepthProfile:
         }
 
 
-def out_of_line(own: Sequence[float], not_finite: Sequence[int]) -> Bools:
+def out_of_line(own: Sequence[float] | Floats, not_finite: Sequence[int]) -> Bools:
     """Which places have own errors that do not fit those of the other places.
 
     >>> out_of_line([0.001, 0.011, 0.013, 0.061, 0.012], [0] * 5).tolist()
     [False, False, False, True, False]
     """
     values = np.where(np.asarray(not_finite) > 0, np.nan, np.asarray(own, np.float64))
-    found = np.isnan(values)
+    found: Bools = np.isnan(values)
     # states that are not finite spread to all later layers: only the first place is named
     found[np.flatnonzero(found)[1:]] = False
     for index in np.flatnonzero(~np.isnan(values)):

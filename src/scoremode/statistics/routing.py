@@ -67,17 +67,18 @@ def routing_of(
 ) -> Routing:
     """The agreement of two models' routes, and the KL (targets,) of tokens with and without a changed route."""
     changed = changed_routes(*routes)
-    anywhere, ones = changed.any(axis=0), np.ones(len(kl))
+    anywhere: Bools = np.asarray(changed.any(axis=0))
+    ones, on_changed = np.ones(len(kl)), np.asarray(np.where(anywhere, kl, 0.0), np.float64)
     return Routing(
         names=names,
         changed=tuple(
             (name, ratio(own.astype(np.float64), ones, groups)) for name, own in zip(layers, changed, strict=True)
         ),
-        any_changed=ratio(anywhere.astype(np.float64), ones, groups),
+        any_changed=ratio(np.asarray(anywhere, np.float64), ones, groups),
         kl=ratio(kl, ones, groups),
         kl_changed=_mean(kl, groups, anywhere),
         kl_same=_mean(kl, groups, ~anywhere),
-        share_of_kl=ratio(np.where(anywhere, kl, 0.0), kl, groups),
+        share_of_kl=ratio(on_changed, kl, groups),
         experts=routes[0].shape[2],
         of_experts=of_experts,
         notes=notes,

@@ -31,7 +31,7 @@ class RouterHooks:
         self.names, self.of_experts = [], 0
         _, layers = decoder_layers(engine.model)
         for index, layer in enumerate(layers):
-            router = next((m for m in layer.modules() if isinstance(m, router_classes(engine.model))), None)
+            router: Any = next((m for m in layer.modules() if isinstance(m, router_classes(engine.model))), None)
             if router is not None:
                 self.names.append(f"layer {index}")
                 router.register_forward_hook(self._keep(self.names[-1]))
