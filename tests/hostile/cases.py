@@ -709,7 +709,6 @@ WRITING = [
     ("attribute {nothing-here} rtn:4:16 --text abcdef", "no model or folder"),
     ("attribute {model:good} {empty-folder} --text abcdef", "no config.json|no weights"),
     ("attribute table:uniform rtn:4:16 --text abcdef", "no weights to swap"),
-    ("attribute {stock:gguf} rtn:4:16 --text abcdef", "no weights to swap"),
     ("attribute {model:good} {model:good} rtn:4:16 --by served --text abcdef", "takes one candidate"),
     ("attribute {model:good} {model:good} --by served --text abcdef --out {nothing-here}", "leave --out out"),
     ("attribute {model:good} rtn:4:16 --by served --text abcdef", "needs a model"),
