@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -174,3 +176,45 @@ def make_family(kind: str, hidden: int = 32) -> Any:
 def ask(model: str, *, engine: str | None = None, **question: Any) -> Question:
     """A question to the model of that name, as the verbs make it."""
     return prepare_question(choose(model, engine).subject, **question)
+
+
+def make_deep_model(folder: Path, **changes: Any) -> Path:
+    """A seeded Llama of six layers, whose layers add about as much as trained ones, for profiles by layer."""
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 6, "initializer_range": 0.08}
+    return make_tiny_model(folder, adds_bos=False, **{**sizes, **changes})
+
+
+def with_changed_tensors(folder: Path, copy: Path, change: Callable[[str, Any], Any]) -> Path:
+    """A copy of a checkpoint of one file, with every tensor as ``change(name, tensor)`` returns it."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(folder, copy, dirs_exist_ok=True)
+    file = copy / "model.safetensors"
+    changed = {name: change(name, tensor).contiguous() for name, tensor in load_file(file).items()}
+    save_file(changed, file, metadata={"format": "pt"})
+    return copy
+
+
+def make_mixture(folder: Path, **changes: Any) -> Path:
+    """A seeded Mixtral of three layers and four experts, of which a token has two."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    make_tokenizer(folder, adds_bos=False)
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 3}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
+    more = {"max_position_embeddings": 128, "initializer_range": 0.3, "bos_token_id": 0, "eos_token_id": 1}
+    torch.manual_seed(3)
+    MixtralForCausalLM(MixtralConfig(**{**sizes, **heads, **more, **changes})).save_pretrained(folder)
+    return folder
+
+
+def checkpoint_maker() -> Callable[[str, Path, str], Path]:
+    """``make(model, folder, name)`` from the example script, which writes compressed-tensors checkpoints."""
+    script = Path(__file__).resolve().parents[1] / "examples" / "make_checkpoints.py"
+    spec = importlib.util.spec_from_file_location("make_checkpoints", script)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    make: Callable[[str, Path, str], Path] = module.make
+    return make

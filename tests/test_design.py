@@ -15,6 +15,8 @@ INSIDE = (
     "engines/llamacpp",
     "engines/exllamav3",
     "engines/server",
+    "models/recipes",
+    "models/weight_formats",
     "verbs/prob",
     "report/terminal",
     "report/html",

@@ -26,14 +26,19 @@ if TYPE_CHECKING:
     from scoremode.plan.plan import Plan
     from scoremode.report.html.page import report
     from scoremode.scores.columns import Scores
+    from scoremode.statistics.attribution import Attribution
     from scoremode.statistics.comparison import Comparison, Comparisons
+    from scoremode.statistics.depth_profile import DepthProfile
     from scoremode.statistics.mismatch import Mismatch
+    from scoremode.statistics.routing import Routing
     from scoremode.store.run import Run
     from scoremode.store.runs import load
     from scoremode.text.rollouts import Rollouts
     from scoremode.text.tokens import Tokens
     from scoremode.values import Estimate
+    from scoremode.verbs.attribute import attribute
     from scoremode.verbs.compare import compare
+    from scoremode.verbs.depth_profile import layer_profile
     from scoremode.verbs.mismatch import mismatch
     from scoremode.verbs.noise import Noise, noise
     from scoremode.verbs.paths import paths
@@ -43,6 +48,7 @@ if TYPE_CHECKING:
     from scoremode.verbs.progress import Progress
     from scoremode.verbs.reference import reference
     from scoremode.verbs.rollouts import rollouts
+    from scoremode.verbs.routing import routing
     from scoremode.verbs.session import Model, open, wrap
 
 _HOME = {
@@ -52,11 +58,17 @@ _HOME = {
     "ppl": "verbs.ppl",
     "compare": "verbs.compare",
     "paths": "verbs.paths",
+    "attribute": "verbs.attribute",
+    "Attribution": "statistics.attribution",
+    "layer_profile": "verbs.depth_profile",
+    "DepthProfile": "statistics.depth_profile",
     "mismatch": "verbs.mismatch",
     "Mismatch": "statistics.mismatch",
     "reference": "verbs.reference",
     "rollouts": "verbs.rollouts",
     "Rollouts": "text.rollouts",
+    "routing": "verbs.routing",
+    "Routing": "statistics.routing",
     "report": "report.html.page",
     "Comparison": "statistics.comparison",
     "Comparisons": "statistics.comparison",
@@ -95,8 +107,10 @@ _SHOWS_RUNS = {
 }  # their values, in notebooks
 
 __all__ = [
+    "Attribution",
     "Comparison",
     "Comparisons",
+    "DepthProfile",
     "Estimate",
     "Mismatch",
     "Model",
@@ -104,6 +118,7 @@ __all__ = [
     "Plan",
     "Progress",
     "Rollouts",
+    "Routing",
     "Run",
     "ScoremodeError",
     "Scores",
@@ -112,7 +127,9 @@ __all__ = [
     "TasksComparison",
     "Tokens",
     "__version__",
+    "attribute",
     "compare",
+    "layer_profile",
     "load",
     "mismatch",
     "noise",
@@ -124,6 +141,7 @@ __all__ = [
     "reference",
     "report",
     "rollouts",
+    "routing",
     "task_prompts",
     "tasks",
     "wrap",

@@ -51,6 +51,17 @@ class Row:
 
 HEAD = "--device cpu --rows 20 --repeats 1"
 ROWS = (
+    Row(
+        "attribute",
+        "--quick",
+        (
+            "one scoring pass # s",
+            "the baseline's pass that keeps states # s",
+            "4 units # s = # × one scoring pass",
+            "# MiB after a quarter of the units, # MiB after all",
+            "the head's part of a unit # s",
+        ),
+    ),
     Row("compare", "memory --targets 100 1000", ("1,000 targets +# MiB at the peak +# s", "# bytes per target")),
     Row("compare", "bytes --tokens 1000", ("1/# of float16 logits", "stored once: 1/#")),
     Row(

@@ -139,7 +139,7 @@ def results_of(out: Path) -> dict[str, Any]:
         name = path.name if out.is_file() else str(path.relative_to(out))
         if path.suffix == ".parquet":
             found[name] = _digest_of_table(pq.read_table(path))
-        elif path.suffix in (".safetensors", ".jsonl"):
+        elif path.suffix in (".safetensors", ".jsonl") or path.name == "attribution.journal":
             found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
         elif path.name == "manifest.json":
             found[name] = json.loads(path.read_bytes())["metrics"]
@@ -164,7 +164,7 @@ def same_results(found: dict[str, Any], wanted: dict[str, Any], exact: bool) -> 
     return abs(ours - theirs) <= NATS
 
 
-FINISHED = ("manifest.json", "rollouts.json")
+FINISHED = ("manifest.json", "rollouts.json", "attribution.json")
 
 
 def something_to_resume(out: Path) -> bool:
@@ -312,6 +312,9 @@ def model_jobs(folder: Path, size: int) -> list[Job]:
         ),
         Job("reference", lambda out: ["reference", str(first), *asked, "--out", str(out)]),
         Job("compare", lambda out: ["compare", str(first), str(second), *asked, "--out", str(out)]),
+        Job(
+            "attribute", lambda out: ["attribute", str(first), str(second), *asked, "--by", "matrix", "--out", str(out)]
+        ),
     ]
 
 

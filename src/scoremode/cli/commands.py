@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from scoremode import __version__
 from scoremode.cli import logs, signals, streams
+from scoremode.cli.attribute_verb import AttributeVerb
 from scoremode.cli.comparing_verbs import CardVerb, CompareVerb, PathsVerb, ReportVerb, TasksVerb
 from scoremode.cli.completion import CompletionVerb
 from scoremode.cli.forwarding_verbs import LmEvalVerb, ServeVerb, run_lm_eval
@@ -32,6 +33,7 @@ GROUPS: dict[str, dict[str, Verb]] = {
     "compare models": {
         "compare": CompareVerb(),
         "paths": PathsVerb(),
+        "attribute": AttributeVerb(),
         "tasks": TasksVerb(),
         "mismatch": MismatchVerb(),
         "reference": ReferenceVerb(),

@@ -390,7 +390,7 @@ class ReportVerb(Verb):
 
 
 class CardVerb(Verb):
-    summary = "comparisons for a model card, in the dialects that people publish"
+    summary = "comparisons for a model card, in the dialects of publishers"
     examples = (
         "scoremode card runs/quants --write README.md",
         "scoremode card runs/quants --dialect json --out results",

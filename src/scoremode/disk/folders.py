@@ -24,6 +24,7 @@ MANIFEST, SCORES, JOURNAL = "manifest.json", "scores.parquet", "partial.journal"
 PLACE = ".place.json"  # in the work folder of a run behind a URI: that URI
 
 ROLLOUTS, TEXTS, PARTIAL_TEXTS = "rollouts.json", "texts.parquet", "partial.rollouts"  # of texts that a model wrote
+ATTRIBUTION, PARTIAL_ATTRIBUTION = "attribution.json", "attribution.journal"  # of an attribution
 
 REFERENCE, HEAD = "reference.json", "head.safetensors"  # of a reference, beside the files of its run
 PARTIAL, ROWS, PARTIAL_HEAD = "partial.reference.json", "partial.rows", ".head.safetensors.partial"

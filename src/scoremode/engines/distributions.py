@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -99,6 +100,16 @@ def loaded_head(stored: StoredHead, device: torch.device) -> Head:
 # ── baselines ────────────────────────────────────────────────────────────────────────────────────────────────────────
 RowsOf = Callable[[slice], Tensor]
 """Some of a window's rows -> what a baseline gives for them, on the device of the candidate."""
+
+
+class DeviceStates(Protocol):
+    """A baseline whose hidden states and head are on the device of the candidate, or come there when asked for."""
+
+    @property
+    def head(self) -> Head: ...
+
+    def rows(self, windows: list[IndexedWindow]) -> Tensor:
+        """The baseline's hidden states for the rows of these windows, concatenated."""
 
 
 class StatesOnDevice:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from scoremode.engines.base import Engine
     from scoremode.engines.generation import Generator
+    from scoremode.engines.layer_states import LayerStates
     from scoremode.engines.writing import DrawingRules, Writer
     from scoremode.models.subject import Subject
     from scoremode.scores.schema import Column
@@ -53,6 +54,7 @@ class Capabilities:
     logits: bool = False  # has ``Engine.logits``: baselines without hidden states; not in EVERYTHING, as the next
     generates: bool = False  # has ``open_generator``; not in EVERYTHING, which plug-ins used before this was asked for
     writes: bool = False  # has ``open_writer``; not in EVERYTHING
+    layer_states: bool = False  # has ``open_layers``: hidden states between layers; not in EVERYTHING
     columns: tuple[Column, ...] = ()  # that it measures beside the built-in ones; its answers have them in ``more``
     paths: tuple[str, ...] = (PREFILL,)  # how it can feed a window, chunked and cache-hit included: see plan/path.py
 
@@ -180,6 +182,10 @@ class EnginePlugin(ABC):
         side; None: the engine's own choice.
         """
         raise NotImplementedError(f"the {self.name} engine does not write")
+
+    def open_layers(self, subject: Subject, options: Any, work: Work) -> LayerStates:
+        """Open the model to give hidden states between its layers. Only if ``able().layer_states`` is true."""
+        raise NotImplementedError(f"the {self.name} engine does not give the states of layers")
 
     def chunked(self, options: Any, tokens: int) -> Any:
         """The options with which at most ``tokens`` tokens are computed at once. Only if ``able().paths`` has it."""

@@ -87,7 +87,7 @@ def inspect(name: str, *, revision: str | None = None, token: str | None = None)
     """Reads the facts in a model's files; ModelError if they are incomplete."""
     path = resolve(name, revision=revision, token=token)
     config = _read_config(path)
-    weights, left_out = _weight_files(path)
+    weights, left_out = weight_files(path)
     headers = [read_header(p) for p in weights]
     stored = sizes_of(
         {name: t for tensors in headers for name, t in tensors.items()}, config.get("quantization_config")
@@ -119,7 +119,7 @@ def inspect(name: str, *, revision: str | None = None, token: str | None = None)
     )
 
 
-def _weight_files(path: Path) -> tuple[list[Path], list[Path]]:
+def weight_files(path: Path) -> tuple[list[Path], list[Path]]:
     """The files that contain a checkpoint's weights, and the other safetensors files in the folder.
 
     If there is an index, the weights are in the files that it names, because loaders read those. Mistral's repositories
@@ -208,7 +208,7 @@ def check_layers(name: str, config: Mapping[str, Any], tensors: Iterable[str]) -
         return []
     if layers < 1:
         raise ModelError(f"the config of {name} gives {layers} as the number of layers", fix="download the model again")
-    stored = _layers_of_text(tensors)
+    stored = layers_of_text(tensors)
     predicting = config.get("num_nextn_predict_layers")  # stored after the other layers; predict several tokens ahead
     most = layers + (predicting if isinstance(predicting, int) and predicting > 0 else 0)
     if stored is None or stored == layers:
@@ -221,7 +221,7 @@ def check_layers(name: str, config: Mapping[str, Any], tensors: Iterable[str]) -
     )
 
 
-def _layers_of_text(tensors: Iterable[str]) -> int | None:
+def layers_of_text(tensors: Iterable[str]) -> int | None:
     """Number of layers of the language model that have weights; None if the names do not show it."""
     counts: dict[str, int] = {}
     for tensor in tensors:

@@ -36,6 +36,9 @@ class GgufTensor:
     type: str
     weights: int
     bytes: int
+    shape: tuple[int, ...]  # rows first, as in Transformers; a header lists the columns first
+    file: Path
+    begin: int  # byte offset in the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +227,8 @@ class _Reader:
             name, axes = self.text(), self.number("I")
             if axes > 8:
                 raise ValueError("a tensor has too many axes")
-            weights = math.prod(self.number("Q") for _ in range(axes))
+            shape = tuple(self.number("Q") for _ in range(axes))[::-1]
+            weights = math.prod(shape)
             kind, offset = self.number("I"), self.number("Q")
             if kind not in iter(GGMLQuantizationType):
                 raise ValueError(f"tensor {name} has type {kind}, which this version of the gguf package does not know")
@@ -232,11 +236,11 @@ class _Reader:
             block, stored = GGML_QUANT_SIZES[known]
             if weights % block or weights >> 60:
                 raise ValueError(f"the size of tensor {name} is not possible")
-            entries.append((GgufTensor(name, known.name, weights, weights // block * stored), offset))
+            entries.append((name, known.name, shape, weights, weights // block * stored, offset))
         begin = -(-self.at // alignment) * alignment
         if begin % ALIGNMENT:  # llama.cpp would end the process
             raise ValueError(f"its weights begin at byte {begin}, which {ALIGNMENT} does not divide")
-        for tensor, offset in entries:
-            if begin + offset + tensor.bytes > self.size:
-                raise ValueError(f"truncated: tensor {tensor.name} ends after the file")
-            yield tensor
+        for name, kind, shape, weights, stored, offset in entries:
+            if begin + offset + stored > self.size:
+                raise ValueError(f"truncated: tensor {name} ends after the file")
+            yield GgufTensor(name, kind, weights, stored, shape, self.path, begin + offset)

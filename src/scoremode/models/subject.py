@@ -100,11 +100,11 @@ def _scheme(quantization: Mapping[str, Any]) -> str:
         if known in named:
             return known.upper()
     groups = quantization.get("config_groups")
-    found = {_scheme_of(group) for group in groups.values()} if isinstance(groups, Mapping) else set()
+    found = {scheme_of(group) for group in groups.values()} if isinstance(groups, Mapping) else set()
     return found.pop() if len(found) == 1 else "mixed" if found else ""
 
 
-def _scheme_of(group: object) -> str:
+def scheme_of(group: object) -> str:
     weights = group.get("weights") if isinstance(group, Mapping) else None
     if not isinstance(group, Mapping) or not isinstance(weights, Mapping):
         return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from scoremode.errors import harmless
 from scoremode.report.numbers import Statistics, rounded
 from scoremode.statistics.comparison import Comparison
+from scoremode.statistics.groups import FEWEST
 from scoremode.store.run import Run
 from scoremode.text.token_text import joined
 
@@ -185,3 +187,55 @@ def mismatch_facts(s: Statistics) -> list[tuple[str, str]]:
         ("effective sample size of sequences", said("sequence_effective_sample_size", percent=True)),
         ("impossible for the trainer", counted(s["zero_probability"], "tokens")),
     ]
+
+
+PREDICTED = "the sum of its units, on the windows that it was chosen on"
+
+
+# ── attributions ─────────────────────────────────────────────────────────────────────────────────────────────────────
+def account_lines(candidate: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """The account of a candidate in ``Attribution.as_json()``: name, KL, its error, and what it is."""
+    account, served = candidate["account"], candidate["served_by"]
+    ratio = account["parts_over_whole"]
+    lines = [
+        ("sum of parts", "parts", "" if ratio is None else f"{ratio:.3f} of all weights together"),
+        ("interaction", "interaction", "what units do to each other's damage"),
+        ("all weights", "whole", "swapped together"),
+    ]
+    if served is not None:
+        lines += [
+            ("rest", "rest", "activations, K/V cache and kernels: not in the weights"),
+            ("served", "served", f"by {served}"),
+        ]
+    return [(name, *rounded(account[key], account[f"{key}_stderr"]), about) for name, key, about in lines]
+
+
+def attribution_notes(facts: Mapping[str, Any]) -> list[str]:
+    """What a reader of an attribution must know, in sentences."""
+    groups = facts["groups"]
+    errors = f"errors are over {counted(groups, 'groups')} ({facts['stderr_groups']})"
+    too_few = f"no errors: the text has {counted(groups, 'groups')}, and {FEWEST} are needed"
+    tokens = f"{facts['targets']:,} tokens of {facts['corpus']}; KL in nats per token"
+    noise = facts["noise_kl_mean"]
+    if noise is None:
+        floor = f"no noise floor: {facts['noise_perturbed']}"
+    else:
+        floor = f"noise floor: KL {rounded(noise)[0]} of the baseline to itself ({facts['noise_perturbed']})"
+    of_candidates = [
+        note if note.startswith(c["name"]) else f"{c['name']}: {note}"
+        for c in facts["candidates"]
+        for note in c["notes"]
+    ]
+    return [f"{tokens}; {errors if groups >= FEWEST else too_few}", floor, *facts["notes"], *of_candidates]
+
+
+def chosen_words(recipe: Mapping[str, Any]) -> str:
+    """How many units a mixture takes from each candidate."""
+    names = list(recipe["chosen"].values())
+    return ", ".join(f"{names.count(name):,} of {name}" for name in dict.fromkeys(names))
+
+
+def unit_rows(candidate: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The units of a candidate in ``Attribution.as_json()``, the most damage first; JSON has no infinite KL."""
+    rows = [{**row, "kl": math.inf if row["kl"] is None else row["kl"]} for row in candidate["units"]]
+    return sorted(rows, key=lambda row: (-row["kl"], not row["changed"]))

@@ -343,7 +343,7 @@ def _asks_for_less(
 
 
 def _require_comparable(stored: StoredReference, asked: Question) -> None:
-    candidate, facts = _comparable_facts(asked), stored.run.facts
+    candidate, facts = comparable_facts(asked), stored.run.facts
     if candidate.vocabulary is None:
         candidate = replace(candidate, vocabulary=stored.states.vocabulary)
     require_comparable(
@@ -387,10 +387,10 @@ def lockstep(
             require_alone(model.spread)
             require(model.plugin, "side_by_side", "run beside another; make a reference of the baseline first")
     first = baseline.ask(question, folders.progress)
-    known, ids = _comparable_facts(first), first.tokens.ids
+    known, ids = comparable_facts(first), first.tokens.ids
     del first  # where the two may be compared, they have the same text, tokens and plan: one of each is enough
     asked = candidate.ask(question, folders.progress)
-    _require_same_question(known, asked, ids)
+    require_same_question(known, asked, ids)
     del ids
     asked_p = replace(asked, subject=baseline.subject)
     own, against = folders.of(candidate), baseline.identity(asked_p)
@@ -451,7 +451,7 @@ def _keep_answers(run: UnfinishedRun, live: LiveBaseline | LiveLogits | LiveStep
             run.keep(index, answers, seconds)
 
 
-def _comparable_facts(asked: Question) -> ComparableFacts:
+def comparable_facts(asked: Question) -> ComparableFacts:
     return ComparableFacts(
         tokenizer=asked.tokens.tokenizer.fingerprint,
         vocabulary=asked.subject.vocabulary,
@@ -462,13 +462,13 @@ def _comparable_facts(asked: Question) -> ComparableFacts:
     )
 
 
-def _require_same_question(baseline: ComparableFacts, asked: Question, ids: Ids) -> None:
+def require_same_question(baseline: ComparableFacts, asked: Question, ids: Ids) -> None:
     """Refuse models that cannot be compared; say why, and what would make them so. ``ids`` are the baseline's."""
 
     def where() -> str | None:
         return first_difference(np.arange(len(ids)), ids, len(ids), asked.tokens, asked.documents)
 
-    found = difference(baseline, _comparable_facts(asked), where)
+    found = difference(baseline, comparable_facts(asked), where)
     if found is None:
         return
     fixes = {

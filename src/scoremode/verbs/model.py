@@ -21,6 +21,7 @@ from scoremode.cluster.writer import ReplicatedWriter
 from scoremode.disk.folders import entry_folder
 from scoremode.engines import registry
 from scoremode.engines.base import Engine, EngineFacts
+from scoremode.engines.layer_states import LayerStates
 from scoremode.engines.options import Options
 from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, MemoryNeed, Work
 from scoremode.engines.registry import Chosen
@@ -262,6 +263,17 @@ class LazyModel:
     def engine_for(self, asked: Question, progress: Progress | None = None) -> Engine:
         """The open engine, ready for all windows of a question."""
         return self.engine(Work(longest=int(asked.plan.lengths.max()), path=asked.plan.path), progress)
+
+    def require_layers(self) -> None:
+        """Refuses a model that gives no hidden states between its layers, before anything is read."""
+        registry.require(self.plugin, "layer_states", "give hidden states between layers")
+        if self.spread is not None:
+            raise OptionError("hidden states between layers come from one engine", fix="leave --replicas out")
+
+    def open_layers(self, longest: int, progress: Progress | None = None) -> LayerStates:
+        """Opens the model to give hidden states between its layers; the caller closes it."""
+        announce(progress, f"loading {self.subject.name} with {self.engine_name}")
+        return self.plugin.open_layers(self.subject, self.chosen.options, Work(longest=longest))
 
     def memory(self, longest: int) -> MemoryNeed:
         """The memory that the open engine takes for windows of at most ``longest`` tokens, about."""

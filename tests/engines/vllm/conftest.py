@@ -19,9 +19,9 @@ from scoremode.head.definition import define_columns
 from scoremode.plan.windows import Answers, Window, WindowList, measured
 from scoremode.values import Ids
 from tests import forked
+from tests.makers import checkpoint_maker
 
 QUIET = "ignore::FutureWarning"  # as our engine sets it
-EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -51,13 +51,7 @@ def smollm2() -> Path:
 @pytest.fixture(scope="session")
 def quantize() -> Callable[[str, Path, str], Path]:
     """``make(model, folder, name)`` from the example script."""
-    spec = importlib.util.spec_from_file_location("make_checkpoints", EXAMPLES / "make_checkpoints.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    make: Callable[[str, Path, str], Path] = module.make
-    return make
+    return checkpoint_maker()
 
 
 @pytest.fixture(scope="session")

@@ -73,9 +73,10 @@ def test_divergence_by_vllm_is_that_of_transformers(
     small_llama: Path, moved: Path, by_transformers: Path, tmp_path: Path, options: dict[str, Any]
 ) -> None:
     """Each rank has a slice of both heads; an as-served head gives its logits."""
-    (expected,) = compare(str(by_transformers), str(moved), out=tmp_path / "transformers", dtype="float32")
+    asked: dict[str, Any] = {"dtype": "float32", "divergence": "all"}
+    (expected,) = compare(str(by_transformers), str(moved), out=tmp_path / "transformers", **asked)
     (found,) = compare(
-        str(by_transformers), str(moved), engine="vllm", out=tmp_path / "vllm", dtype="float32", **STEPS, **options
+        str(by_transformers), str(moved), engine="vllm", out=tmp_path / "vllm", **asked, **STEPS, **options
     )
     assert kl_of(expected).mean() > 1e-3, "the models differ"
     assert kl_of(found) == pytest.approx(kl_of(expected), rel=1e-3, abs=1e-7)

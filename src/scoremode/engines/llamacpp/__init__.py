@@ -13,6 +13,7 @@ from scoremode.plan.path import CHUNKED, PATHS, DecodePath
 
 if TYPE_CHECKING:
     from scoremode.engines.llamacpp.engine import LlamaCppEngine
+    from scoremode.engines.llamacpp.layer_states import LlamaCppLayers
     from scoremode.engines.writing import DrawingRules, Writer
     from scoremode.models.subject import Subject
 
@@ -26,7 +27,7 @@ class LlamaCppPlugin(EnginePlugin):
     name = "llamacpp"
     summary = "GGUF files as llama.cpp serves them"
     capabilities: ClassVar[Capabilities] = replace(
-        EVERYTHING, hidden_states=False, logits=True, writes=True, paths=(*PATHS, CHUNKED)
+        EVERYTHING, hidden_states=False, logits=True, writes=True, layer_states=True, paths=(*PATHS, CHUNKED)
     )
     options = LlamaCppOptions
     instead: ClassVar[dict[str, str]] = {
@@ -67,8 +68,15 @@ class LlamaCppPlugin(EnginePlugin):
         from scoremode.engines.llamacpp.engine import LlamaCppEngine
         from scoremode.models.gguf import read_gguf
 
-        longest = work.longest or min(subject.context_length or USUAL_CONTEXT, USUAL_CONTEXT)
+        longest = _longest(subject, work)
         return LlamaCppEngine(read_gguf(subject.name), subject.vocabulary or 0, options, longest, work.path)
+
+    def open_layers(self, subject: Subject, options: LlamaCppOptions, work: Work) -> LlamaCppLayers:
+        from scoremode.engines.llamacpp.layer_states import LlamaCppLayers
+        from scoremode.models.gguf import read_gguf
+
+        longest = _longest(subject, work)
+        return LlamaCppLayers(read_gguf(subject.name), subject.vocabulary or 0, options, longest)
 
     def open_writer(self, subject: Subject, options: LlamaCppOptions, work: Work, rules: DrawingRules) -> Writer:
         from scoremode.engines.llamacpp.writer import LlamaCppWriter
@@ -104,6 +112,11 @@ class LlamaCppPlugin(EnginePlugin):
 
     def self_test_options(self) -> dict[str, Any]:
         return {"cache_type_k": "f32", "cache_type_v": "f32"}  # the judge rounds no keys and values
+
+
+def _longest(subject: Subject, work: Work) -> int:
+    """The tokens that a context is opened for."""
+    return work.longest or min(subject.context_length or USUAL_CONTEXT, USUAL_CONTEXT)
 
 
 PLUGIN = LlamaCppPlugin

@@ -105,6 +105,7 @@ class LlamaCppEngine(StepEngine):
         parameters.type_k = int(GGMLQuantizationType[choices.cache_type_k.upper()])
         parameters.type_v = int(GGMLQuantizationType[choices.cache_type_v.upper()])
         parameters.no_perf = True
+        self._observe(parameters)
         self._llama.complaints.clear()
         context = call.llama_init_from_model(self._model, parameters)
         if not context:
@@ -116,6 +117,9 @@ class LlamaCppEngine(StepEngine):
             )
         self._held.callback(call.llama_free, context)
         return context
+
+    def _observe(self, parameters: Any) -> None:
+        """Sets callbacks of a context that is about to be opened."""
 
     def _self_test(self) -> tuple[str, ...]:
         """Check that logits read together equal those read row by row, and that no row depends on later tokens."""

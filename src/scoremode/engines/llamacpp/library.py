@@ -16,7 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack
-from ctypes import POINTER, c_bool, c_char_p, c_float, c_int, c_int32, c_size_t, c_uint32, c_void_p
+from ctypes import POINTER, c_bool, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -125,6 +125,12 @@ def _signatures(model: type, context: type) -> dict[str, tuple[Any, tuple[Any, .
         "llama_model_is_recurrent": (c_bool, (p,)),
         "llama_model_is_hybrid": (c_bool, (p,)),
         "llama_model_has_encoder": (c_bool, (p,)),
+        "llama_model_n_layer": (c_int32, (p,)),
+        "llama_model_n_embd": (c_int32, (p,)),
+        "ggml_get_name": (c_char_p, (p,)),
+        "ggml_nelements": (c_int64, (p,)),
+        "ggml_nbytes": (c_size_t, (p,)),
+        "ggml_backend_tensor_get": (None, (p, p, c_size_t, c_size_t)),
         "llama_init_from_model": (p, (p, context)),
         "llama_free": (None, (p,)),
         "llama_n_batch": (c_uint32, (p,)),

@@ -28,6 +28,7 @@ from scoremode.plan.path import PATHS, DecodePath
 if TYPE_CHECKING:
     from scoremode.engines.generation import Generator
     from scoremode.engines.transformers.engine import TransformersEngine
+    from scoremode.engines.transformers.layer_states import TransformersLayers
     from scoremode.engines.writing import DrawingRules, Writer
     from scoremode.models.subject import Subject
 
@@ -38,7 +39,9 @@ class TransformersPlugin(EnginePlugin):
     contract = 1
     name = "transformers"
     summary = "any causal LM that Transformers loads, in this process (the default)"
-    capabilities: ClassVar[Capabilities] = replace(EVERYTHING, generates=True, writes=True, paths=PATHS)
+    capabilities: ClassVar[Capabilities] = replace(
+        EVERYTHING, generates=True, writes=True, layer_states=True, paths=PATHS
+    )
     options = TransformersOptions
     instead: ClassVar[dict[str, str]] = {
         "tensor_parallel_size": "use --device auto for several GPUs",
@@ -104,6 +107,11 @@ class TransformersPlugin(EnginePlugin):
         return TransformersWriter(
             self.open(subject, options, replace(work, path=work.path or DecodePath())), ends, rules
         )
+
+    def open_layers(self, subject: Subject, options: TransformersOptions, work: Work) -> TransformersLayers:
+        from scoremode.engines.transformers.layer_states import TransformersLayers
+
+        return TransformersLayers(self.open(subject, options, work))
 
     def memory(self, subject: Subject, options: TransformersOptions, longest: int) -> MemoryNeed:
         found, stored = super().memory(subject, options, longest), subject.weight_bytes or 0

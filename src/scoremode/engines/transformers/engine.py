@@ -30,6 +30,7 @@ from scoremode.engines.base import (
 )
 from scoremode.engines.batching import batches_by_length, batches_side_by_side, common_prefix, in_touched_batches
 from scoremode.engines.distributions import (
+    DeviceStates,
     IndexedWindow,
     LogitsOfStates,
     StatesOnDevice,
@@ -174,7 +175,7 @@ class TransformersEngine(Engine):
     def _served_logits(self, hidden: Tensor) -> Tensor:
         """The model's own logits for given hidden states: its forward pass, with the body replaced by these states."""
         output = self._output_type(last_hidden_state=hidden[None])
-        with _replaced(self.body, "forward", lambda *_, **__: output):
+        with replaced(self.body, "forward", lambda *_, **__: output):
             ids = torch.zeros((1, len(hidden)), dtype=torch.long, device=hidden.device)
             logits: Tensor = self.model(input_ids=ids, use_cache=False).logits[0]
         return logits
@@ -237,7 +238,7 @@ class TransformersEngine(Engine):
 
     def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
         needs_distributions = want.records or isinstance(want.against, WholeDistributions)
-        against: StatesOnDevice | None = None
+        against: DeviceStates | None = None
         if want.against is not None and not isinstance(want.against, WholeDistributions) and not want.records:
             self._check_divergence()
             against = StatesOnDevice(want.against, self.model.device, self.vocabulary)
@@ -246,6 +247,11 @@ class TransformersEngine(Engine):
             made = LogitsOfStates(self.logits_of, self.facts.dtype, self.model.device, self.vocabulary)
             found = with_distributions(found, source, want, made)
         yield from found
+
+    def diverge(self, source: WindowSource, against: DeviceStates) -> Iterator[tuple[int, Answers]]:
+        """Answers of every window with the divergence from states that are on this device already."""
+        self._check_divergence()
+        yield from self._each(source, np.zeros(len(source), np.bool_), against, states=False)
 
     def _check_divergence(self) -> None:
         """Check the kernel's divergences before the first one is computed; most questions ask for none."""
@@ -310,7 +316,7 @@ class TransformersEngine(Engine):
         return store_head(replace(self.head, weight=layer.weight.detach()))
 
     def _each(
-        self, source: WindowSource, done: Bools, against: StatesOnDevice | None, *, states: bool
+        self, source: WindowSource, done: Bools, against: DeviceStates | None, *, states: bool
     ) -> Iterator[tuple[int, Answers]]:
         """Answers of every window that is not done, with KL if there is a baseline, and with hidden states if asked."""
         width = min(source.vocabulary or self.vocabulary, self.vocabulary)
@@ -438,9 +444,7 @@ class TransformersEngine(Engine):
             columns = score_rows(rows, lambda hidden: self._served_logits(hidden)[:, :width], targets, width)
         return split_columns(columns, _ends(windows))
 
-    def _with_kl(
-        self, rows: Tensor, windows: list[IndexedWindow], width: int, against: StatesOnDevice
-    ) -> list[Answers]:
+    def _with_kl(self, rows: Tensor, windows: list[IndexedWindow], width: int, against: DeviceStates) -> list[Answers]:
         states, targets, head_p = against.rows(windows), _targets(windows, rows), against.head.within(width)
         if self.head is not None and self.choice is not None:
             head_q = self.head.within(width)
@@ -463,7 +467,7 @@ def _index(rows: Ids, like: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Replace an attribute of an object inside this block; restore the object's own value afterwards."""
     own = vars(owner)
     had, before = name in own, own.get(name)

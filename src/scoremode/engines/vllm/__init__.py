@@ -32,6 +32,7 @@ from scoremode.plan.path import CACHE_HIT, CHUNKED, PATHS
 if TYPE_CHECKING:
     from scoremode.engines.base import Engine
     from scoremode.engines.generation import Generator
+    from scoremode.engines.layer_states import LayerStates
     from scoremode.engines.writing import DrawingRules, Writer
     from scoremode.models.subject import Subject
 
@@ -46,7 +47,12 @@ class VllmPlugin(EnginePlugin):
     name = "vllm"
     summary = "quantized weights as served, any parallel size"
     capabilities: ClassVar[Capabilities] = replace(
-        EVERYTHING, side_by_side=False, generates=True, writes=True, paths=(*PATHS, CHUNKED, CACHE_HIT)
+        EVERYTHING,
+        side_by_side=False,
+        generates=True,
+        writes=True,
+        layer_states=True,
+        paths=(*PATHS, CHUNKED, CACHE_HIT),
     )
     options = VllmOptions
     instead: ClassVar[dict[str, str]] = {
@@ -98,6 +104,14 @@ class VllmPlugin(EnginePlugin):
         facts = subject.checkpoint
         ends = end_tokens(facts.path, facts.config, subject.tokenizer.facts.eos)
         return VllmWriter(facts, options, work, rules, ends)
+
+    def open_layers(self, subject: Subject, options: VllmOptions, work: Work) -> LayerStates:
+        from scoremode.engines.vllm.layer_engine import VllmLayers
+
+        assert subject.checkpoint is not None
+        facts = subject.checkpoint
+        taken = LaunchArguments.of(options, work, facts.context_length)
+        return VllmLayers(str(facts.path), taken, context=facts.context_length, notes=facts.notes)
 
     def limit(self, options: VllmOptions) -> tuple[str, int] | None:
         other = options.extra.get("max_model_len")

@@ -17,6 +17,7 @@ from torch import Tensor
 from vllm.model_executor.layers.pooler.abstract import Pooler
 from vllm.model_executor.layers.pooler.common import PoolingParamsUpdate
 
+from scoremode.engines.vllm.layer_states import WorkerLayers
 from scoremode.engines.vllm.states import SentStates, StoredStates, WorkerBaseline
 from scoremode.engines.vllm.tap import (
     Shard,
@@ -60,6 +61,7 @@ class Settings:
     head_bytes: int = 0  # bytes of float32 logits in memory at once; 0: depends on the device
     head_kernel: str | None = None  # one of head.budget.KERNELS; None: the fastest kernel that passes its self-test
     whole_divergence: bool = False  # every column of a divergence, not KL alone
+    layers: bool = False  # keep the hidden states between layers
 
     @staticmethod
     def read(vllm_config: Any) -> Settings:
@@ -126,6 +128,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         self._choice: Choice | None = None
         self._asks_for_logits = not settings.exact
         self._baseline: WorkerBaseline | None = None  # the baseline that KL is measured against
+        self._layers = WorkerLayers(model) if settings.layers else None
 
     def get_supported_tasks(self) -> Set[Any]:
         return {TASK}
@@ -142,12 +145,23 @@ class ScorePooler(Pooler):  # type: ignore[misc]
                 for i in members:
                     lines[i] = self.head_rows(hidden_states[:1], parts[i].request)
                 continue
+            if kind.extra == "layers":
+                kept = self._states_of_layers(hidden_states)
+                for i in members:
+                    lines[i] = kept.rows(to_device(parts[i].index, hidden_states.device))
+                continue
             together = self._score(hidden_states, [parts[i] for i in members])
             sizes = [len(parts[i].index) for i in members]
             for i, own in zip(members, torch.split(together, sizes), strict=True):
                 lines[i] = own
         states = pooling_metadata.pooling_states
         return [keep(s.hidden_states_cache, p, own) for s, p, own in zip(states, parts, lines, strict=True)]
+
+    def _states_of_layers(self, hidden_states: Tensor) -> WorkerLayers:
+        if self._layers is None:
+            raise RuntimeError("scoremode: this engine was not started to give the states of layers")
+        self._layers.begin_step(hidden_states)
+        return self._layers
 
     def _score(self, hidden_states: Tensor, parts: list[Part]) -> Tensor:
         """Scores parts of one kind: returns the lines of their rows, concatenated, int32 (rows, words)."""

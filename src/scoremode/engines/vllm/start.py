@@ -101,6 +101,7 @@ def _start_scoring(
             "head_bytes": options.head_bytes,
             "head_kernel": options.head_kernel,
             "whole_divergence": options.divergence == "all",
+            "layers": options.layers,
         }
         try:
             with (

@@ -104,6 +104,7 @@ class LaunchArguments:
     allow_untested: bool = False
     extra: dict[str, Any] = field(default_factory=dict)  # any other argument of vllm.LLM
     path: DecodePath | None = None  # how windows are fed; None: by prefill
+    layers: bool = False  # give hidden states between layers, in addition to scores
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of ``vllm.LLM``, without those that score mode sets."""

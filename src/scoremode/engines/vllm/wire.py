@@ -47,7 +47,7 @@ class Request:
     vocabulary: int = 0  # ids from this one upwards get no probability; 0: all ids count
     gather: bool = False  # reduce the gathered logits instead of each shard's own
     self_test: bool = False  # also answer through the model's own compute_logits
-    extra: Literal["", "states", "kl", "head"] = ""  # hidden states or KL after each line, or rows of the head instead
+    extra: Literal["", "states", "kl", "head", "layers"] = ""  # states or KL after each line; others instead of lines
     reference: str = ""  # baseline of KL: folder of a reference, or digest of a head that was sent
     states: Raw | None = None  # (m, d) the baseline's states for these rows, if they were sent and are in no folder
     states_dtype: str = ""

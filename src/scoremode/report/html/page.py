@@ -13,6 +13,7 @@ from typing import overload
 
 from scoremode.errors import InputError, RunError
 from scoremode.harness.results import TasksComparison
+from scoremode.report.html.attribution_page import render_attribution
 from scoremode.report.html.charts import charts_section
 from scoremode.report.html.mismatch_page import render_mismatch
 from scoremode.report.html.own_words import own_words_section
@@ -24,6 +25,7 @@ from scoremode.report.html.tasks_page import render_tasks
 from scoremode.report.html.templating import fill_page
 from scoremode.report.numbers import Statistics, usable
 from scoremode.report.text import listed
+from scoremode.statistics.attribution import Attribution
 from scoremode.statistics.comparison import Comparison, are_of_paths
 from scoremode.statistics.mismatch import Mismatch
 from scoremode.statistics.ranking import closest, pairs_tested
@@ -111,18 +113,15 @@ def write(path: str | Path, page: str, flag: str = "-o") -> Path | str:
     return output.where
 
 
+Found = Comparison | Run | TasksComparison | Mismatch | Attribution
+
+
 @overload
-def report(
-    path: Path, *found: Comparison | Run | TasksComparison | Mismatch, rollouts: Rollouts | None = None
-) -> Path: ...
+def report(path: Path, *found: Found, rollouts: Rollouts | None = None) -> Path: ...
 @overload
-def report(
-    path: str | Path, *found: Comparison | Run | TasksComparison | Mismatch, rollouts: Rollouts | None = None
-) -> Path | str: ...
-def report(
-    path: str | Path, *found: Comparison | Run | TasksComparison | Mismatch, rollouts: Rollouts | None = None
-) -> Path | str:
-    """Writes comparisons or runs as one HTML page. Comparisons on tasks, on texts and mismatches need separate pages.
+def report(path: str | Path, *found: Found, rollouts: Rollouts | None = None) -> Path | str: ...
+def report(path: str | Path, *found: Found, rollouts: Rollouts | None = None) -> Path | str:
+    """Writes comparisons or runs as one HTML page. Other results need a page each: tasks, mismatch, attribution.
 
     With ``rollouts`` that comparisons were made on, the page also shows where candidates part from these texts, or what
     they would save as draft models. Returns the path of the page, or its URI as text.
@@ -141,6 +140,10 @@ def report(
             if len(found) > 1:
                 raise InputError("a mismatch has a page of its own", fix="write several reports")
             return write(path, render_mismatch(one))
+        if isinstance(one, Attribution):
+            if len(found) > 1:
+                raise InputError("an attribution has a page of its own", fix="write several reports")
+            return write(path, render_attribution(one))
     comparisons = [f for f in found if isinstance(f, Comparison)]
     runs = [f for f in found if isinstance(f, Run)]
     statistics = [c.statistics() for c in comparisons]

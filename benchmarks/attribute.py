@@ -1,0 +1,201 @@
+"""What an attribution costs: all units of a model against one scoring pass, and memory against the number of units.
+
+    python benchmarks/attribute.py                       an 8B shape in bfloat16, all layers, 20,000 tokens
+    python benchmarks/attribute.py --shape smollm2       SmolLM2's shape in float32, all matrices, 8,192 tokens
+    python benchmarks/attribute.py --quick               a small shape on a CPU
+
+Weights and tokens are seeded: nothing is downloaded. The candidate is the model rounded to nearest in 4 bits.
+Prints the time of one scoring pass, of the baseline's pass that keeps states, of all units, and of a unit's parts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from common import own_windows, peak_mib, score_all
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "8b": {
+        "config": {
+            "vocab_size": 128256,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 8192,
+            "tie_word_embeddings": False,
+        },
+        "dtype": "bfloat16",
+        "by": "layer",
+        "tokens": 20_000,
+        "context": 2048,
+    },
+    "smollm2": {
+        "config": {
+            "vocab_size": 49152,
+            "hidden_size": 576,
+            "intermediate_size": 1536,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "max_position_embeddings": 8192,
+            "tie_word_embeddings": True,
+        },
+        "dtype": "float32",
+        "by": "matrix",
+        "tokens": 8192,
+        "context": 2048,
+    },
+    "quick": {
+        "config": {
+            "vocab_size": 503,
+            "hidden_size": 48,
+            "intermediate_size": 80,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 128,
+            "tie_word_embeddings": False,
+        },
+        "dtype": "float32",
+        "by": "layer",
+        "tokens": 256,
+        "context": 64,
+    },
+}
+
+
+def seeded_engine(shape: dict[str, Any], device: str) -> Any:
+    """An engine on a Llama of this shape, with seeded weights that are made on the device."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from scoremode.engines.transformers.engine import TransformersEngine
+
+    torch.manual_seed(0)
+    config = LlamaConfig(**shape["config"], initializer_range=0.02)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, shape["dtype"]))
+    try:
+        with torch.device(device):
+            model = LlamaForCausalLM(config)
+    finally:
+        torch.set_default_dtype(before)
+    return TransformersEngine(model)
+
+
+def timed(function: Any) -> tuple[float, Any]:
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    begin = time.perf_counter()
+    found = function()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - begin, found
+
+
+class Records:
+    """A folder of an attribution that keeps nothing."""
+
+    def __init__(self) -> None:
+        self.records: dict[int, bytes] = {}
+
+    def add(self, number: int, body: bytes) -> None:
+        self.records[number] = body
+
+
+def plan_of(ids: Any) -> Any:
+    """The plan of windows in which every token but the first is scored."""
+    from scoremode.plan.build import plan_of_pairs
+
+    return replace(plan_of_pairs([(row, 1) for row in ids], np.arange(len(ids))), prefix_group=None)
+
+
+def measure(shape: dict[str, Any], device: str) -> None:
+    import torch
+
+    from scoremode.engines.transformers.swaps import SwappableModel
+    from scoremode.models.units import units_of
+    from scoremode.models.weights import StoredWeight, open_weights
+    from scoremode.statistics.cells import PlanCells
+    from scoremode.verbs.swapping import SwapMeasurement, job_of
+
+    engine = seeded_engine(shape, device)
+    count = -(-shape["tokens"] // shape["context"])
+    rng = np.random.default_rng(1)
+    ids = rng.integers(0, shape["config"]["vocab_size"], (count, shape["context"])).astype(np.int32)
+    windows, plan = own_windows(ids), plan_of(ids)
+    weights = sum(p.numel() for p in engine.model.parameters())
+    print(f"{weights / 1e9:.2f} billion weights, {shape['dtype']} on {device}; {ids.size:,} tokens in {count} windows")
+    score_all(engine, windows)
+    one_pass = min(timed(lambda: score_all(engine, windows))[0] for _ in range(3))
+    print(f"one scoring pass {one_pass:.3f} s")
+    with SwappableModel(engine) as swaps:
+        shapes = {name: tuple(p.shape) for name, p in swaps.parameters.items()}
+        bits = 8 * engine.model.dtype.itemsize
+        own = {name: StoredWeight(name, its, bits, shape["dtype"]) for name, its in shapes.items()}
+        candidate = open_weights(
+            "rtn:4:32",
+            shapes,
+            read_baseline=lambda name: swaps.parameters[name].data,
+            baseline_stored=own,
+            config=engine.model.config.to_dict(),
+        )
+        units = [
+            unit
+            for unit in units_of(shapes, shape["by"], swaps.layers_name)
+            if unit.layer is not None and unit.kind != "norms"
+        ]
+        jobs = [job_of(candidate, "rtn", unit) for unit in units]
+        print(swaps.place(plan, {swaps.start_of(job.tensors) for job in jobs}).words)
+        measurement = SwapMeasurement(swaps, plan, PlanCells(plan), Records(), None)  # type: ignore[arg-type]
+        first, _ = timed(lambda: measurement.measure(jobs[-1:] if shape["by"] == "layer" else jobs[:1]))
+        measurement.folder, measurement._logprob = Records(), None  # type: ignore[assignment]
+        keeping, _ = timed(lambda: measurement._score_baseline(jobs))
+        memory = peak_mib()
+        rounding, _ = timed(lambda: [candidate.tensor(name).shape for name in jobs[0].tensors])
+        each = []
+        for job in jobs:
+            seconds, _ = timed(lambda job=job: measurement.measure([job]))
+            each.append(seconds)
+            if len(each) == max(1, len(jobs) // 4):
+                memory = peak_mib()
+        print(f"warm-up with the first unit {first:.2f} s")
+        print(f"the baseline's pass that keeps states {keeping:.3f} s")
+        print(f"rounding the weights of one unit {1000 * rounding:.1f} ms")
+        print(f"first unit {each[0]:.3f} s, last unit {each[-1]:.3f} s")
+        total = keeping + sum(each)
+        print(f"{len(jobs)} units {total:.2f} s = {total / one_pass:.1f} × one scoring pass")
+        print(f"host memory: {memory:,.0f} MiB after a quarter of the units, {peak_mib():,.0f} MiB after all")
+        if torch.cuda.is_available():
+            print(f"GPU memory at the peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
+        head = timed(lambda: list(swaps.diverge(plan, len(swaps.layers))))[0]
+        print(f"the head's part of a unit {head:.3f} s: {len(jobs)} × = {len(jobs) * head / one_pass:.1f} passes")
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    import torch
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=[name for name in SHAPES if name != "quick"], default="8b")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--tokens", type=int)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    arguments = parser.parse_args(given)
+    shape = SHAPES["quick" if arguments.quick else arguments.shape]
+    shape = {**shape, "tokens": arguments.tokens or shape["tokens"]}
+    measure(shape, "cpu" if arguments.quick else arguments.device)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

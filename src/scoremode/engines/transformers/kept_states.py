@@ -1,0 +1,100 @@
+"""Hidden states that are kept between the layers of a model: on its GPU, in memory, or in a mapped file.
+
+The place is chosen by size before anything is computed, and ``place.words`` says it to the user.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scoremode.cache.units import size_words
+from scoremode.disk.files import write_at
+from scoremode.engines.distributions import from_raw, to_raw
+from scoremode.errors import EngineError
+from scoremode.text.memory import available
+
+SHARE = 0.5  # the most of the free memory that states may take; a swap needs the rest
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where states are kept: ``gpu``, ``memory`` or ``file``, and how many bytes there will be, about."""
+
+    kind: str
+    size: int
+
+    @property
+    def words(self) -> str:
+        where = {"gpu": "on the GPU", "memory": "in memory", "file": f"in a file in {tempfile.gettempdir()}"}
+        return f"states between layers: about {size_words(self.size)}, kept {where[self.kind]}"
+
+
+def choose_place(size: int, device: torch.device, *, memory: int | None = None, disk: int | None = None) -> Place:
+    """Chooses where ``size`` bytes of states go. EngineError if there is no room anywhere.
+
+    ``memory`` and ``disk`` are the free bytes, if the caller knows better than the system.
+    """
+    if device.type == "cuda" and size <= SHARE * free_on(device):
+        return Place("gpu", size)
+    memory = available() if memory is None else memory
+    if memory is None or size <= SHARE * memory:
+        return Place("memory", size)
+    disk = shutil.disk_usage(tempfile.gettempdir()).free if disk is None else disk
+    if size <= disk:
+        return Place("file", size)
+    raise EngineError(
+        f"the states between layers take about {size_words(size)}, and there is no room for them",
+        fix="give fewer tokens (--max-windows N), or set TMPDIR to a larger disk",
+    )
+
+
+def free_on(device: torch.device) -> int:
+    """The bytes that may still be allocated on a GPU."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+class KeptStates:
+    """States by key. What was put is what comes back, bit for bit, on the model's device."""
+
+    def __init__(self, place: Place, device: torch.device) -> None:
+        self.place, self.device = place, device
+        self._held: dict[Hashable, Tensor] = {}
+        self._file = tempfile.TemporaryFile(prefix="scoremode-states-") if place.kind == "file" else None  # noqa: SIM115
+        self._end = 0
+        self._where: dict[Hashable, tuple[int, tuple[int, ...], np.dtype[np.generic], str]] = {}
+
+    def put(self, key: Hashable, states: Tensor) -> None:
+        if self._file is None:
+            # a copy: a layer may write into what it is given
+            self._held[key] = states.detach().to("cpu" if self.place.kind == "memory" else self.device, copy=True)
+            return
+        raw, dtype = to_raw(states), str(states.dtype).removeprefix("torch.")
+        self._where[key] = (self._end, raw.shape, raw.dtype, dtype)
+        write_at(self._file.fileno(), np.ascontiguousarray(raw).data.cast("B"), self._end)
+        self._end += raw.nbytes
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._held or key in self._where
+
+    def get(self, key: Hashable) -> Tensor:
+        """A copy that the caller may change."""
+        if self._file is None:
+            return self._held[key].to(self.device, copy=True)
+        offset, shape, kind, dtype = self._where[key]
+        mapped = np.memmap(self._file, kind, "r", offset, shape) if np.prod(shape) else np.zeros(shape, kind)
+        return from_raw(np.array(mapped), dtype).to(self.device)
+
+    def clear(self) -> None:
+        """Gives back the memory or the file."""
+        self._held.clear()
+        self._where.clear()
+        if self._file is not None:
+            self._file.close()

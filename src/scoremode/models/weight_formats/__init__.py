@@ -1,0 +1,1 @@
+"""The weights of a candidate, de-quantized: one file per format."""

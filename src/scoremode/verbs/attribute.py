@@ -1,0 +1,349 @@
+"""``scoremode attribute``: which layers and matrices of a candidate do the damage.
+
+Each unit of the candidate's weights is put into the baseline, alone, and compared with the baseline over the whole
+vocabulary. The sum of these parts, all weights together, and the candidate as it is served make up the account.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+import numpy as np
+
+from scoremode.cluster.spread import SPREAD
+from scoremode.disk.files import remembered_sha256
+from scoremode.errors import InputError, OptionError, did_you_mean
+from scoremode.models.facts import resolve
+from scoremode.models.units import BY, Unit, units_of
+from scoremode.models.weights import CandidateWeights, open_weights
+from scoremode.plan.path import DECODE
+from scoremode.remote.uri import Place, located
+from scoremode.statistics.attribution import Attribution, CandidateDamage, UnitDamage
+from scoremode.statistics.cells import Cells, Damage, PlanCells
+from scoremode.statistics.recipe import Uniform
+from scoremode.store.attribution_folder import AttributionFolder
+from scoremode.verbs.arguments import AllArguments, spelled_out, split_arguments
+from scoremode.verbs.compare import compare
+from scoremode.verbs.model import GivenTokenizer, LazyModel
+from scoremode.verbs.progress import Progress, announce
+from scoremode.verbs.progress_display import shows_progress
+from scoremode.verbs.question import Question
+from scoremode.verbs.recipe import Budget, Choices, make_recipe, restored_recipe, write_files
+from scoremode.verbs.run_contents import describe_engine
+from scoremode.verbs.scoring import check_fits
+from scoremode.verbs.sides import CompareRequest, assign_engines, short
+from scoremode.verbs.swapping import (
+    SwapMeasurement,
+    formats_of,
+    job_of,
+    record_number,
+    require_float_weights,
+    stored_bits,
+)
+
+if TYPE_CHECKING:
+    from scoremode.engines.base import EngineFacts
+    from scoremode.statistics.comparison import Comparison
+
+MADE = "rtn:"  # candidates that are made from the baseline, and which nothing serves
+KEPT_AS = ("KL of parts and of the whole is of weights alone: activations are computed as the baseline computes them",)
+
+
+@dataclass(frozen=True, slots=True)
+class AttributeRequest:
+    """What a user asked for, beside the question."""
+
+    baseline: str
+    candidates: tuple[str, ...]
+    by: str
+    engine: str | None  # that serves the candidates, to be measured beside the weights
+    tokenizer: GivenTokenizer | None
+    budget: Budget
+
+    def check(self, options: Mapping[str, Any], question: Mapping[str, Any]) -> None:
+        """Refuses what cannot be, before anything is loaded."""
+        if self.by not in BY:
+            raise OptionError(f"--by {self.by} is not known", fix=did_you_mean(self.by, BY))
+        if not self.candidates:
+            raise InputError("there is no candidate", fix="name one after the baseline, as in rtn:4:32")
+        if len({short(name) for name in self.candidates}) < len(self.candidates):
+            raise InputError("two candidates have the same name", fix="rename one, so that tables can tell them apart")
+        if any(options.get(name) is not None for name in SPREAD):
+            raise OptionError("attribute works in one process", fix="leave --replicas out")
+        if question.get("path") == DECODE:
+            raise OptionError("attribute has the prefill path only", fix="leave --path out")
+
+    def as_json(self) -> dict[str, Any]:
+        budget = self.budget.words if self.budget else None
+        return {"candidates": list(self.candidates), "by": self.by, "engine": self.engine, "budget": budget}
+
+
+@spelled_out(AllArguments)
+@shows_progress
+def attribute(
+    baseline: str,
+    *candidates: str,
+    by: str = "layer",
+    engine: str | None = None,
+    tokenizer: GivenTokenizer | None = None,
+    bits_budget: float | None = None,
+    kl_budget: float | None = None,
+    write_recipe: str | None = None,
+    out: str | Path | None = None,
+    fresh: bool = False,
+    progress: Progress | None = None,
+    **arguments: Unpack[AllArguments],
+) -> Attribution:
+    """Measures what each unit of a candidate's weights does to the baseline: a layer, a kind of matrix, or a matrix.
+
+    A candidate is another version of the baseline: quantized (compressed-tensors, GPTQ, AWQ, GGUF), fine-tuned, an
+    adapter, or ``rtn:BITS:GROUP``, the baseline rounded to nearest. ``engine`` serves the candidate as well, and the
+    result says how much of the damage is not in the weights. ``arguments`` are those of a question, and options of
+    Transformers, which computes the baseline, and of ``engine``.
+
+    With ``bits_budget`` (mean bits per weight, embedding and head included) or ``kl_budget``, a mixture of candidates
+    and baseline is chosen on the first half of the windows, built, and measured on the second half. ``write_recipe`` is
+    the beginning of the names of files that tools read.
+
+    >>> sm.attribute("org/model", "rtn:4:32", corpus="wikitext2")[0].units[3].name     # doctest: +SKIP
+    'layer 2'
+    """
+    request = AttributeRequest(
+        str(baseline), tuple(map(str, candidates)), by, engine, tokenizer, Budget(bits_budget, kl_budget)
+    )
+    question, options = split_arguments(arguments, needs_text=True)
+    request.check(options, question)
+    request.budget.check(write_recipe)
+    where = located(out) if out is not None else None
+    if isinstance(where, Place):
+        raise OptionError("--out of attribute is a folder of this machine", fix="give a folder")
+    served = [name for name in request.candidates if not name.startswith(MADE)] if engine else []
+    if engine and not served:
+        raise OptionError(f"--engine {engine} serves none of the candidates: rtn is emulated", fix="leave --engine out")
+    wanted = CompareRequest(engine, options, "transformers", None, tokenizer)
+    own, _ = assign_engines(request.baseline, served, wanted)
+    if own is None or own.plugin.name != "transformers":  # a run, or a format that another engine opens
+        raise InputError(f"{request.baseline} has no weights to swap", fix="give a checkpoint as the baseline")
+    with closing(own.prepare()) as model, ExitStack() as stack:
+        if where is None:
+            where = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="scoremode-")))
+        asked = model.ask(question, progress)
+        check_fits(asked.plan, asked.subject.vocabulary, asked.subject.context_length)
+        prints = {name: fingerprint_of(name, model) for name in request.candidates}
+        folder = stack.enter_context(AttributionFolder(where, model.identity(asked), fresh=fresh))
+        known = {**request.as_json(), "fingerprints": prints}
+        manifest = folder.finished
+        if manifest is None or manifest.get("request") != known:
+            work = _Work(request, asked, model, folder, prints, progress)
+            manifest = folder.save({"request": known, **work.measured(), **work.served(served, arguments)})
+        found = _restored(folder, manifest)
+    if write_recipe is not None and found.recipe is not None:
+        write_files(found.recipe, write_recipe)
+    return found
+
+
+def fingerprint_of(candidate: str, baseline: LazyModel) -> str:
+    """What tells a candidate's weights from others: the hashes of its files; of one that is made, its name."""
+    if candidate.startswith(MADE):
+        return candidate
+    path = Path(candidate).expanduser()
+    if not path.exists():
+        options = baseline.chosen.options
+        path = resolve(candidate, revision=None, token=getattr(options, "token", None))
+    if path.is_file():
+        return remembered_sha256(path)
+    kept = sorted(p for p in path.iterdir() if p.suffix in (".safetensors", ".gguf", ".json") and p.is_file())
+    return hashlib.sha256("\n".join(f"{p.name} {remembered_sha256(p)}" for p in kept).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One attribution while it is measured."""
+
+    request: AttributeRequest
+    asked: Question
+    model: LazyModel
+    folder: AttributionFolder
+    prints: Mapping[str, str]
+    progress: Progress | None
+
+    def measured(self) -> dict[str, Any]:
+        """Swaps all units of all candidates; returns the manifest of what was measured. Sums are in the folder."""
+        from scoremode.engines.transformers.engine import TransformersEngine
+        from scoremode.engines.transformers.swaps import SwappableModel
+
+        engine = self.model.engine_for(self.asked, self.progress)
+        assert isinstance(engine, TransformersEngine), "assign_engines chose it"
+        plan = self.asked.plan
+        check_fits(plan, engine.facts.vocabulary, engine.facts.context_length)
+        cells = PlanCells(plan)
+        with SwappableModel(engine) as swaps:
+            require_float_weights(swaps, self.request.baseline)
+            shapes = {name: tuple(p.shape) for name, p in swaps.parameters.items()}
+            config = swaps.model.config.to_dict()
+            announce(self.progress, "reading the candidates' weights")
+            own = self._open(str(_folder_of(self.model)), shapes, config)
+            opened = {
+                name: self._open(
+                    name, shapes, config, read_baseline=lambda n: swaps.parameters[n].data, baseline_stored=own.stored
+                )
+                for name in self.request.candidates
+            }
+            units = units_of(shapes, self.request.by, swaps.layers_name)
+            self.folder.begin()
+            measurement = SwapMeasurement(swaps, plan, cells, self.folder, self.progress)
+            jobs = [
+                job_of(weights, self.prints[name], unit) for name, weights in opened.items() for unit in (*units, None)
+            ]
+            measurement.measure(jobs)
+            recipe = None
+            if self.request.budget:
+                model_type = str(config.get("model_type", ""))
+                choices = Choices(opened, self.prints, own, units, model_type)
+                recipe = make_recipe(self.request.budget, choices, measurement)
+            noise_kl, perturbed = measurement.noise()
+            notes = [*engine.facts.notes, *swaps.notes, *KEPT_AS]
+            if engine.facts.dtype in ("bfloat16", "float16"):
+                notes.append(
+                    f"de-quantized weights are rounded to {engine.facts.dtype}, in which the baseline computes"
+                )
+        return {
+            "baseline": short(self.request.baseline),
+            "by": self.request.by,
+            "cells": cells.cells.as_json(),
+            "noise_kl": None if noise_kl is None else noise_kl.tolist(),
+            "noise_perturbed": perturbed,
+            "facts": self._facts(engine.facts, cells.kind),
+            "notes": [*notes, *plan.notes],
+            "candidates": [self._candidate(name, opened[name], own, units) for name in opened],
+            "recipe": recipe,
+        }
+
+    def _open(self, name: str, shapes: Mapping[str, tuple[int, ...]], config: Any, **more: Any) -> CandidateWeights:
+        token = getattr(self.model.chosen.options, "token", None)
+        return open_weights(name, shapes, config=config, token=token, **more)
+
+    def _facts(self, engine: EngineFacts, groups: str) -> dict[str, Any]:
+        asked = self.asked
+        return {
+            "corpus": asked.corpus.name,
+            "method": asked.plan.method,
+            "method_settings": dict(asked.plan.settings),
+            "windows": len(asked.plan),
+            "forward_tokens": asked.plan.forward_tokens,
+            "stderr_groups": groups,
+            **describe_engine(engine),
+        }
+
+    def _candidate(
+        self, name: str, weights: CandidateWeights, own: CandidateWeights, units: Sequence[Unit]
+    ) -> dict[str, Any]:
+        every = tuple(weights.stored)
+        count = sum(unit.weights for unit in units)
+        return {
+            "name": short(name),
+            "bits_per_weight": stored_bits(weights, every) / count,
+            "notes": list(weights.notes),
+            "whole": job_of(weights, self.prints[name], None).number,
+            "units": [
+                {
+                    "name": unit.name,
+                    "layer": unit.layer,
+                    "kind": unit.kind,
+                    "weights": unit.weights,
+                    "format": formats_of(weights, unit.tensors),
+                    "bits": stored_bits(weights, unit.tensors) / unit.weights,
+                    "bits_saved": stored_bits(own, unit.tensors) - stored_bits(weights, unit.tensors),
+                    "record": job_of(weights, self.prints[name], unit).number,
+                }
+                for unit in units
+            ],
+        }
+
+    def served(self, candidates: Sequence[str], arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Compares the candidates as an engine serves them with the baseline: normal comparisons, kept in the cache."""
+        if not candidates:
+            return {}
+        self.model.close()
+        cells, found = PlanCells(self.asked.plan), {}
+        for name in candidates:
+            number = record_number(self.prints[name], "served", str(self.request.engine), repr(sorted(arguments)))
+            compared = compare(
+                self.request.baseline,
+                name,
+                engine=self.request.engine,
+                baseline_engine="transformers",
+                tokenizer=self.request.tokenizer,
+                progress=self.progress,
+                **arguments,
+            )[0]
+            if compared.baseline.plan_digest != self.asked.plan.digest:
+                raise InputError(f"{name} was served with other windows", fix="give --context-length")
+            self.folder.add(number, _damage_of(compared, cells).packed())
+            found[short(name)] = {"record": number, "engine": compared.candidate.manifest["engine"]}
+        return {"served": found}
+
+
+def _damage_of(compared: Comparison, cells: PlanCells) -> Damage:
+    """The sums of a comparison of the same plan."""
+    kl, moved, same = [], [], []
+    for block in compared.blocks():
+        if block.kl is None or block.base_top is None or block.cand_top is None:
+            raise InputError(f"the engine of {compared.name} gives no KL", fix="leave --engine out")
+        kl.append(block.kl)
+        moved.append(block.moved)
+        same.append(block.base_top == block.cand_top)
+    return cells.damage(np.concatenate(kl), np.concatenate(moved), np.concatenate(same))
+
+
+def _folder_of(model: LazyModel) -> Path:
+    assert model.subject.checkpoint is not None, "a checkpoint of Transformers"
+    return model.subject.checkpoint.path
+
+
+def _restored(folder: AttributionFolder, stored: Mapping[str, Any]) -> Attribution:
+    """The attribution in a folder: its manifest, and the sums in its records."""
+    served = stored.get("served", {})
+
+    def damage(number: int) -> Damage:
+        return Damage.unpacked(folder.records[number])
+
+    candidates = []
+    for one in stored["candidates"]:
+        its = served.get(one["name"])
+        units = [
+            UnitDamage(
+                **{name: unit[name] for name in ("name", "layer", "kind", "weights", "format", "bits", "bits_saved")},
+                damage=damage(unit["record"]),
+            )
+            for unit in one["units"]
+        ]
+        candidates.append(
+            CandidateDamage(
+                one["name"],
+                one["bits_per_weight"],
+                tuple(units),
+                damage(one["whole"]),
+                None if its is None else damage(its["record"]),
+                None if its is None else its["engine"],
+                tuple(one["notes"]),
+            )
+        )
+    uniform = [Uniform(one.name, one.bits_per_weight, one.whole) for one in candidates]
+    return Attribution(
+        baseline=stored["baseline"],
+        by=stored["by"],
+        cells=Cells.from_json(stored["cells"]),
+        candidates=tuple(candidates),
+        noise_kl=None if stored["noise_kl"] is None else np.asarray(stored["noise_kl"]),
+        noise_perturbed=stored["noise_perturbed"],
+        facts=stored["facts"],
+        notes=tuple(stored["notes"]),
+        recipe=None if stored["recipe"] is None else restored_recipe(stored["recipe"], damage, uniform),
+    )

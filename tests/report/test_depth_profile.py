@@ -1,0 +1,106 @@
+"""The table and the charts of a profile by layer, and the table of routes."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from scoremode.report.html.depth_profile_chart import depth_profile_charts, depth_profile_section
+from scoremode.report.terminal.depth_profile_tables import depth_profile_table, routing_table
+from scoremode.statistics.depth_profile import DepthProfile, Place
+from scoremode.statistics.routing import routing_of
+from scoremode.values import Estimate
+
+
+def estimate(value: float) -> Estimate:
+    return Estimate(value, value / 20, 100, 8)
+
+
+def profile(own: list[float], **changes: Any) -> DepthProfile:
+    places = tuple(
+        Place(
+            "embedding" if i == 0 else f"layer {i - 1}",
+            estimate(0.0 if i == 0 else 0.01 * i),
+            estimate(1 - 0.001 * i),
+            estimate(value),
+            estimate(1e-7 * i),
+        )
+        for i, value in enumerate(own)
+    )
+    found = DepthProfile(
+        names=("org/base", "<b>served</b>"),
+        engines=("transformers, float32, cpu", "llamacpp, Q8_0, cpu"),
+        places=places,
+        tokens=100,
+        windows=4,
+        groups="documents",
+        unusual_way="1 thread instead of 2",
+    )
+    return replace(found, **changes)
+
+
+HEALTHY = [0.0, 0.01, 0.012, 0.011]
+BROKEN = [0.0, 0.01, 0.5, 0.011]
+
+
+def printed(parts: list[Any], width: int = 140) -> str:
+    console = Console(width=width, record=True, file=io.StringIO())
+    for part in parts:
+        console.print(part)
+    return console.export_text()
+
+
+def test_table_marks_the_layer_that_is_out_of_line() -> None:
+    text = printed(depth_profile_table(profile(BROKEN)))
+    assert "layer 1 ◀" in text
+    assert "layer 1 is out of line: its own error is 0.5" in text
+    assert "before the final norm: 100 tokens of 4 windows, errors over documents" in text
+    assert "the noise floor is exceeded from layer 0 on" in text
+    healthy = printed(depth_profile_table(profile(HEALTHY)))
+    assert "◀" not in healthy
+    assert "no layer is out of line" in healthy
+
+
+def test_table_of_a_profile_without_a_noise_floor_and_with_notes() -> None:
+    found = profile(HEALTHY, notes=("a note",))
+    found = replace(found, places=tuple(replace(place, noise=None) for place in found.places))
+    text = printed(depth_profile_table(found))
+    assert "no error is above the noise floor" in text
+    assert "a note" in text
+
+
+def test_charts_have_the_line_the_noise_floor_and_a_point_per_place() -> None:
+    error, own = depth_profile_charts(profile(BROKEN))
+    assert [shape.kind for shape in error.shapes].count("dot") == 4
+    assert error.shapes[0].kind == "noise"
+    (mark,) = [shape for shape in own.shapes if shape.kind == "mark"]
+    assert mark.note is not None
+    assert mark.note[3] == "layer 1"
+    assert "mark" not in {shape.kind for chart in depth_profile_charts(profile(HEALTHY)) for shape in chart.shapes}
+    heights = [float(re.findall(r"[\d.]+", shape.path)[1]) for shape in own.shapes if shape.kind == "dot"]
+    assert int(np.argmin(heights)) == 2, "the largest own error is drawn highest"
+
+
+@pytest.mark.parametrize("own", [HEALTHY, BROKEN, [0.0, 0.0], [float("nan"), float("nan")]])
+def test_section_is_escaped_and_drawn_whatever_the_numbers(own: list[float]) -> None:
+    page = str(depth_profile_section(profile(own)))
+    assert "<b>" not in page
+    assert "&lt;b&gt;served&lt;/b&gt;" in page
+    assert "nan" not in page.split("<svg", 1)[1].split("</svg>", maxsplit=1)[0]
+
+
+def test_table_of_routes() -> None:
+    a = np.zeros((2, 10, 1), np.int16)
+    b = a.copy()
+    b[1, :5] = 1
+    kl = np.where(np.arange(10) < 5, 3.0, 1.0)
+    found = routing_of(("b", "c"), ("layer 0", "layer 1"), (a, b), kl, np.arange(10), of_experts=4)
+    text = printed(routing_table(found))
+    assert re.search(r"layer 1 +50\.00% ± 16\.67%|layer 1 +50% ± 17%", text)
+    assert "of the tokens have other experts in at least one layer; they hold 75" in text
