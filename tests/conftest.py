@@ -24,16 +24,9 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB, all of which an eng
 LONGEST = (
     *("engines/vllm/test_quantized", "engines/vllm/test_parallel", "engines/vllm/test_cli", "service/test_service"),
     *("engines/server/test_real_server", "engines/vllm/test_smollm2", "engines/vllm/test_compare", "cluster/"),
-    *(
-        "engines/vllm/test_prob",
-        "service/",
-        "engines/vllm/test_",
-        "hostile/",
-        "head/test_fused",
-        "store/test_manifests",
-    ),
-    *("test_wheel", "test_docs", "benchmarks/", "oracles/", "harness/", "remote/", "verbs/", "cli/"),
-    "report/test_browser",
+    *("engines/vllm/test_prob", "service/", "engines/vllm/test_", "hostile/", "head/test_fused"),
+    *("store/test_manifests", "test_wheel", "test_docs", "benchmarks/", "oracles/", "harness/", "remote/"),
+    *("verbs/", "cli/", "report/test_browser"),
 )
 # files that start vLLM, in two groups, one process for each: importing vLLM takes long, and engines are shared
 VLLM_FIRST = ("engines/vllm/test_quantized", "engines/vllm/test_parallel", "engines/vllm/test_compare", "benchmarks/")
