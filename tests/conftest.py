@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,12 +24,13 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB, all of which an eng
 LONGEST = (
     *("engines/vllm/test_quantized", "engines/vllm/test_parallel", "engines/vllm/test_cli", "service/test_service"),
     *("engines/server/test_real_server", "engines/vllm/test_smollm2", "engines/vllm/test_compare", "cluster/"),
-    *("engines/vllm/test_prob", "service/", "engines/vllm/test_", "hostile/", "head/test_fused", "test_wheel"),
-    *("test_docs", "benchmarks/", "oracles/", "harness/", "store/test_remote", "verbs/", "cli/", "report/test_browser"),
+    *("engines/vllm/test_prob", "service/", "engines/vllm/test_", "hostile/", "head/test_fused"),
+    *("store/test_manifests", "test_wheel", "test_docs", "benchmarks/", "oracles/", "harness/", "remote/"),
+    *("verbs/", "cli/", "report/test_browser"),
 )
 # files that start vLLM, in two groups, one process for each: importing vLLM takes long, and engines are shared
 VLLM_FIRST = ("engines/vllm/test_quantized", "engines/vllm/test_parallel", "engines/vllm/test_compare", "benchmarks/")
-VLLM = ("engines/vllm/", "engines/server/test_real_server", "service/", "verbs/test_noise")
+VLLM = ("engines/vllm/", "engines/server/test_real_server", "service/", "verbs/test_noise", "cli/test_doctor")
 
 
 def pytest_configure() -> None:
@@ -91,16 +93,23 @@ def _as_it_was() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Runs and hashes of the tests stay out of the user's cache; the embedded model, slow to make, comes from it."""
-    from scoremode.disk.folders import cache_folder
+    """Runs and hashes of the tests stay out of the user's cache. What is slow to make comes from it, and goes there:
+    the embedded model, and the names of lm-eval's tasks."""
+    from scoremode.disk.files import write_atomically
+    from scoremode.disk.folders import TASK_INDEX, cache_folder
 
-    models = cache_folder() / "models"
+    models, index = cache_folder() / "models", cache_folder() / TASK_INDEX
     models.mkdir(parents=True, exist_ok=True)
     folder = tmp_path_factory.mktemp("cache")
     (folder / "models").symlink_to(models)
+    if index.exists():
+        shutil.copy(index, folder)
     before = os.environ.get("SCOREMODE_CACHE")
     os.environ["SCOREMODE_CACHE"] = str(folder)
     yield folder
+    made = (folder / TASK_INDEX).read_bytes() if (folder / TASK_INDEX).exists() else b""
+    if made and (not index.exists() or index.read_bytes() != made):  # none, or that of another version
+        write_atomically(index, made)
     if before is None:
         del os.environ["SCOREMODE_CACHE"]
     else:

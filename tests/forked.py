@@ -61,6 +61,7 @@ SET_BY_VLLM = (  # when it is imported or starts an engine, the last one by benc
     "VLLM_USE_FLASHINFER_SAMPLER",
 )
 PYTHONPATH = os.environ.get("PYTHONPATH", "")  # that of the suite
+FRESH_ENGINES = "SCOREMODE_TESTS_FRESH_ENGINES"  # in the environment: engines of vLLM import it themselves
 SPAWNED = "--multiprocessing-fork"  # the last word of a process that multiprocessing's method "spawn" starts
 HIGH = 500  # a number of descriptors that nobody asks for
 SET_SUBREAPER = 36  # of prctl: orphans among our descendants become our children
@@ -152,8 +153,9 @@ _templates: dict[Any, Template] = {}
 
 
 def template_for(environment: dict[str, str], libraries: tuple[str, ...] = LIBRARIES) -> Template:
+    environment = {n: v for n, v in environment.items() if n not in SET_BY_VLLM}
     if libraries == VLLM:  # no test of it fetches anything
-        environment = {n: v for n, v in environment.items() if n not in SET_BY_VLLM} | {"HF_HUB_OFFLINE": "1"}
+        environment["HF_HUB_OFFLINE"] = "1"
     read = {n: v for n, v in environment.items() if v and n.startswith(READ_AT_IMPORT) and n not in READ_AGAIN}
     key = libraries, frozenset(read.items())
     if key not in _templates or _templates[key].channel.fileno() == -1:
@@ -175,7 +177,7 @@ def vllm_engines(template: Template | None = None) -> Iterator[None]:
     stock = util.spawnv_passfds
 
     def spawn(program: bytes, words: list[str], descriptors: list[int]) -> Any:
-        if SPAWNED not in words or sys.platform != "linux":
+        if SPAWNED not in words or sys.platform != "linux" or os.environ.get(FRESH_ENGINES):
             return stock(program, words, descriptors)
         return (template or template_for(dict(os.environ), VLLM)).spawn(words, descriptors)
 

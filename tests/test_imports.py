@@ -22,7 +22,11 @@ HEAVY = ("torch", "numpy", "transformers", "pyarrow", "rich", "huggingface_hub",
 LONGEST = 500  # lines
 KERNELS = "head.fused_kernels"  # Triton compiles a kernel as one function
 SHORT_NAME = "vllm"  # scoremode/vllm.py: nothing but the name that people import engines/vllm/llm.py by
-GRAPH = {own: targets for own, targets in arrows().items() if own != SHORT_NAME}
+
+
+@pytest.fixture(scope="module")
+def graph() -> dict[str, set[str]]:
+    return {own: targets for own, targets in arrows().items() if own != SHORT_NAME}
 
 
 def at_module_level(tree: ast.Module) -> list[ast.stmt]:
@@ -40,17 +44,17 @@ def at_module_level(tree: ast.Module) -> list[ast.stmt]:
     return found
 
 
-def test_every_file_is_in_a_room() -> None:
-    assert {room_of(own) for own in GRAPH} - FLOOR.keys() == set()
+def test_every_file_is_in_a_room(graph: dict[str, set[str]]) -> None:
+    assert {room_of(own) for own in graph} - FLOOR.keys() == set()
 
 
-def test_no_import_goes_up() -> None:
+def test_no_import_goes_up(graph: dict[str, set[str]]) -> None:
     """Imports inside of functions and under TYPE_CHECKING count as well."""
-    assert upward(GRAPH) == []
+    assert upward(graph) == []
 
 
-def test_no_files_import_each_other_in_a_circle() -> None:
-    assert circles(GRAPH) == []
+def test_no_files_import_each_other_in_a_circle(graph: dict[str, set[str]]) -> None:
+    assert circles(graph) == []
 
 
 def test_an_upward_arrow_and_a_circle_would_be_seen() -> None:

@@ -1,8 +1,8 @@
 """Every benchmark runs, on the smallest sizes, and prints the figures that it is there for.
 
 Scripts run in this process. A child of theirs is a call of the same script here, unless it is there to measure a whole
-process. What needs vLLM has one engine and one service between all rows; vLLM's own ways to score, which need an engine
-each, are played by Transformers.
+process: those are forked from one that has the libraries. What needs vLLM has one engine and one service between all
+rows; vLLM's own ways to score, which need an engine each, are played by Transformers.
 """
 
 from __future__ import annotations
@@ -242,6 +242,7 @@ ROWS = (
     ),
     Row("wider", "{tiny} {folder}/wide", ("largest difference of a logit: #",)),
 )
+MEASURE_PROCESSES = {"start", "text"}
 MISSED = {"gpu_checks", "server_engine", "text"}  # exit code 1 is a missed goal: these sizes are too small for goals
 
 
@@ -400,6 +401,8 @@ def run_here(row: Row, words: list[str], patch: pytest.MonkeyPatch, capsys: pyte
     for module in (load("common"), script):
         if hasattr(module, "run_child"):
             patch.setattr(module, "run_child", called_here)
+    if row.script in MEASURE_PROCESSES:
+        patch.setattr(script, "subprocess", forked)
     code = script.main(words)
     said = capsys.readouterr()
     assert code == 0 or row.script in MISSED, said.err[-3000:]

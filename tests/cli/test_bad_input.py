@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests import forked
 from tests.cli.conftest import Command, Refused
 from tests.cli.test_main import PROGRAM, run
 
@@ -322,7 +323,7 @@ def limited(gigabytes: float, *arguments: object) -> subprocess.CompletedProcess
         f"resource.setrlimit(resource.RLIMIT_AS, (mapped + int({gigabytes} * 1e9),) * 2)\n"
         "from scoremode.cli.main import main\nsys.exit(main(sys.argv[1:]))"
     )
-    return subprocess.run(
+    return forked.run(
         [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=300
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests import forked
 from tests.cli.conftest import Command, Refused
 from tests.gguf_files import require_llamacpp
 
@@ -136,7 +137,8 @@ def test_an_engine_that_cannot_be_tested_is_refused_or_listed(
 @pytest.mark.slow
 def test_vllm_passes(command: Command) -> None:
     pytest.importorskip("vllm")
-    outcome = command("doctor", "--engine", "vllm", "--json")
+    with forked.vllm_engines():
+        outcome = command("doctor", "--engine", "vllm", "--json")
     assert outcome.code == 0, outcome.err
     (about,) = {one["name"]: one for one in outcome.json["engines"]}["vllm"]["about"]
     assert (about["label"], about["good"]) == ("vLLM plugin", True)

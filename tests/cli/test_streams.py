@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import functools
 import io
 import json
 import os
@@ -26,8 +27,9 @@ CLOSED = pytest.param(">&-", "it is closed", id="closed")
 BUFFERING = pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
 
 
+@functools.cache
 def run(arguments: str, redirection: str, unbuffered: str = "") -> subprocess.CompletedProcess[str]:
-    """Through a shell, which alone can close a stream."""
+    """Through a shell, which alone can close a stream. The same command is run once."""
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     command = f"{PROGRAM} {arguments} {redirection}"
     return subprocess.run(

@@ -21,6 +21,7 @@ from scoremode.scores.schema import BUILT_IN
 from scoremode.store.runs import JOURNAL
 from scoremode.verbs.candidates import score_together, slots_and_shares
 from scoremode.verbs.progress import Progress
+from tests import forked
 from tests.cluster.conftest import ROOT, wait_until
 from tests.cluster.test_command_line import command, family_of, left_of, scoremode
 from tests.makers import SENTENCES, make_tiny_model
@@ -93,7 +94,7 @@ def test_a_killed_driver_resumes(
     out = tmp_path / "out"
     asked = ["compare", reference, *candidates, "--out", str(out), "--batch-tokens", str(BATCH)]
     nowhere = subprocess.DEVNULL
-    started = subprocess.Popen(command(*asked, "--replicas", "2"), env=environment, cwd=ROOT, stdout=nowhere)
+    started = forked.Popen(command(*asked, "--replicas", "2"), env=environment, cwd=ROOT, stdout=nowhere)
     try:
         wait_until(lambda: any(path.stat().st_size > 3000 for path in out.glob(f"*/{JOURNAL}")), 240)
         family = family_of(started)

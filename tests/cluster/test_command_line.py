@@ -17,6 +17,7 @@ import pytest
 
 from scoremode.installation import pip_install
 from scoremode.store.runs import JOURNAL
+from tests import forked
 from tests.cluster.conftest import ROOT, Nodes, wait_until
 
 # "auto" looks at all processes of the machine: clusters of others must not be found
@@ -36,8 +37,8 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "scoremode", *arguments]
 
 
-def scoremode(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+def scoremode(environment: dict[str, str], *arguments: str, run: Any = forked.run) -> subprocess.CompletedProcess[str]:
+    return run(  # type: ignore[no-any-return]
         command(*arguments), env=environment, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
     )
 
@@ -55,9 +56,7 @@ def left_of(family: list[psutil.Process]) -> list[str]:
 def started(cache: dict[str, str], text: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A command that has scored some of its windows on two replicas, with Ray of its own."""
     asked = ["ppl", "paced:wait=0.2", "--corpus", str(text), *SIZES, "--out", str(tmp_path / "run"), "--replicas", "2"]
-    made = subprocess.Popen(
-        command(*asked), env=cache, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    made = forked.Popen(command(*asked), env=cache, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     journal = tmp_path / "run" / JOURNAL
     try:
         wait_until(lambda: journal.exists() and journal.stat().st_size > 3000, 120)
@@ -116,7 +115,7 @@ def test_an_address_without_a_cluster_is_answered_at_once(
 ) -> None:
     began = time.monotonic()
     asked = ["ppl", "table:uniform", "--corpus", str(text), *flags]
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-c", ALONE, *asked], env=cache, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 2
@@ -136,16 +135,16 @@ def test_without_ray_one_line_says_what_to_install(cache: dict[str, str], text: 
     )
     cache["PYTHONPATH"] = os.pathsep.join([str(tmp_path / "site"), cache["PYTHONPATH"]])
     asked = ("ppl", "table:uniform", "--corpus", str(text), "--json")
-    refused = scoremode(cache, *asked, "--replicas", "2")
+    refused = scoremode(cache, *asked, "--replicas", "2", run=subprocess.run)
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert pip_install("ray") in refused.stderr
-    assert scoremode(cache, *asked).returncode == 0
+    assert scoremode(cache, *asked, run=subprocess.run).returncode == 0
 
 
 def test_a_ray_of_ours_leaves_no_token_behind(cache: dict[str, str], text: Path, tmp_path: Path) -> None:
     """Ray would write one into the home folder, and then use it for clusters that have none."""
     asked = ("ppl", "paced:", "--corpus", str(text), *SIZES, "--replicas", "2", "--json")
-    done = scoremode({**cache, "HOME": str(tmp_path)}, *asked)
+    done = scoremode({**cache, "HOME": str(tmp_path)}, *asked, run=subprocess.run)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / ".ray").exists()
 

@@ -159,8 +159,9 @@ def test_tags_and_patterns_stand_for_their_tasks(tmp_path: Path) -> None:
         load_tasks(TaskSelection(("arc_easy", "arc_eas[y]"), task_data=tmp_path))
 
 
-def test_the_remembered_index_is_that_of_lm_eval(tmp_path: Path) -> None:
+def test_the_remembered_index_is_that_of_lm_eval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And one that is damaged, or of another version, is made again."""
+    monkeypatch.setenv("SCOREMODE_CACHE", str(tmp_path / "cache"))
     first = loading.task_manager().task_index
     path = cache_folder() / TASK_INDEX
     stored = json.loads(path.read_text())

@@ -11,7 +11,6 @@ those of the definition.
 
 from __future__ import annotations
 
-import inspect
 import math
 import random
 from collections.abc import Callable, Iterator
@@ -48,23 +47,26 @@ ROUNDINGS = 4.0  # tolerance: roundings of the largest Σ |hidden · weight| of 
 VARIATION = 1e-6  # error of a total variation allowed beyond that of naive
 KL_NATS, KL_SHARE = 2e-6, 1e-6  # error of a divergence allowed beyond that of naive: nats, and a relative part
 TILE = 256 if ON_GPU else 32  # ids that the kernel processes at a time (half or a quarter of it in some cases on a GPU)
-WIDE = 3000 if ON_GPU else 160  # a vocabulary of several tiles, and more than one span of them
+WIDE = 3000 if ON_GPU else 80  # a vocabulary of several tiles, and more than one span of them
+MANY = 9 if ON_GPU else 4  # targets of a row
 HUGE = 3e4  # the value in padding: large, but still a float16
 
 
-def patch_the_language_once_per_launch() -> None:
-    """Triton's interpreter replaces the functions of its language again for every call inside a kernel: thousands of
-    times for one launch, and a third of the time of these checks. The first time is enough."""
+def spare_work_of_the_interpreter() -> None:
+    """What Triton's interpreter does thousands of times for one launch, and what takes most of its time.
+
+    It replaces the functions of its language again for every call inside a kernel: the first time is enough. It looks
+    for overflows of integers, and drops what it finds unless a kernel is debugged. It makes the same table of types.
+    """
     from triton.runtime import interpreter
 
     patch, executor = interpreter._patch_lang, interpreter.GridExecutor
-    launch, seen = executor.__call__, set[frozenset[int]]()
+    launch, seen = executor.__call__, set[int]()
 
     def patch_once(function: Any) -> Any:
-        modules = frozenset(id(value) for value in function.__globals__.values() if inspect.ismodule(value))
-        if modules in seen:
+        if id(function.__globals__) in seen:
             return None
-        seen.add(modules)
+        seen.add(id(function.__globals__))
         return patch(function)
 
     def launch_anew(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -72,10 +74,20 @@ def patch_the_language_once_per_launch() -> None:
         return launch(self, *arguments, **named)
 
     interpreter._patch_lang, executor.__call__ = patch_once, launch_anew
+    builder = interpreter.interpreter_builder
+    builder.options = replace(builder.options, sanitize_overflow=False)
+    find, types = interpreter._get_np_dtype, dict[str, Any]()
+
+    def remembered(type_: Any) -> Any:
+        if (name := type_.scalar.name) not in types:
+            types[name] = find(type_)
+        return types[name]
+
+    interpreter._get_np_dtype = remembered
 
 
 if not ON_GPU:
-    patch_the_language_once_per_launch()
+    spare_work_of_the_interpreter()
 
 
 # ── what goes in ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -351,7 +363,7 @@ def test_hidden_states_narrower_than_the_weights() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_logits_of_ten_thousand(dtype: torch.dtype) -> None:
     """Their spacing is 2⁻¹⁰ in float32: an error of one step in a logit causes an error of the same size in a score."""
-    hidden, head, targets = random_problem(Case(rows=5, depth=61, vocabulary=WIDE, targets=3, dtype=dtype), spread=3e3)
+    hidden, head, targets = random_problem(Case(rows=5, depth=61, vocabulary=WIDE, targets=3, dtype=dtype), spread=4e3)
     assert float(defined_logits(hidden, head).abs().max()) > 9e3
     assert_columns(scored(hidden, head, targets), hidden, head, targets)
 
@@ -467,7 +479,7 @@ FORBIDDEN: dict[str, list[int] | slice] = {
     "a few": [0, 40, WIDE - 1],
     "a tile": slice(TILE, 2 * TILE),
     "the first tiles": slice(0, 2 * TILE + 4),
-    "a span of tiles": slice(0, 2048 if ON_GPU else 128),
+    "a span of tiles": slice(0, 2048 if ON_GPU else 64),
     "the last tiles": slice(WIDE - TILE - 5, WIDE),
     "all but one": [*range(70), *range(71, WIDE)],
     "all but the last": slice(0, WIDE - 1),
@@ -497,7 +509,7 @@ def test_forbidden_ids_with_scale_and_cap() -> None:
 
 # ── ranks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("d", "k"), [(1, 1), (7, 1), (16, 3), (40, 9)])
+@pytest.mark.parametrize(("d", "k"), [(1, 1), (7, 1), (16, 3), (40, MANY)])
 def test_ties_are_ranked_by_id(d: int, k: int, dtype: torch.dtype) -> None:
     hidden, head, targets = whole_problem(
         129 if ON_GPU else 17 if k == 1 else 5, d, 50021 if ON_GPU else WIDE, k, dtype=dtype, seed=d
@@ -605,7 +617,7 @@ CUTS = {
     "uneven": [1, WIDE // 9, 2 * WIDE // 3],
     "an empty one": [WIDE // 3, WIDE // 3, 3 * WIDE // 5],
     "empty at both ends": [0, 2 * TILE, WIDE],
-    "on tiles": [TILE, 4 * TILE],
+    "on tiles": [TILE, 2 * TILE],
     "beside tiles": [TILE - 1, 2 * TILE + 1],
 }
 
@@ -629,7 +641,7 @@ def test_shards_add_up_with_ties_and_targets_beside_the_cuts(cuts: str, k: int) 
 ], ids=str)  # fmt: skip
 def test_shards_of_random_logits(case: Case) -> None:
     hidden, head, targets = random_problem(case)
-    ours = finish(*reduce_sharded(hidden, head, targets, [1, 70, 70, 100]))
+    ours = finish(*reduce_sharded(hidden, head, targets, [1, 50, 50, 70]))
     assert_columns(ours, hidden, head, targets)
 
 
@@ -795,7 +807,7 @@ PAIRS = [
         Case(rows=5, depth=61, vocabulary=WIDE, dtype=torch.bfloat16, bias=True, padding=19),
     ),
     (
-        Case(rows=5, depth=7, vocabulary=31, targets=9, scale=0.37, softcap=5.0),
+        Case(rows=5, depth=7, vocabulary=31, targets=MANY, scale=0.37, softcap=5.0),
         Case(rows=5, depth=64, vocabulary=31, softcap=5.0),
     ),
     (

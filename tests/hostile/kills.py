@@ -87,11 +87,13 @@ class Started:
 
     def watch(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
         """Wait until the process ends, or ``until`` holds; False where neither happens in time."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+        deadline, next_look = time.monotonic() + seconds, 0.0
+        while (now := time.monotonic()) < deadline:
             if self.ended or until():
                 return True
-            self._look()
+            if now >= next_look:  # it reads about every process of the machine
+                self._look()
+                next_look = time.monotonic() + 0.2
             time.sleep(0.02)
         return False
 

@@ -12,7 +12,7 @@ from tests.hostile import kills
 from tests.hostile.kills import Assault, Job, Started, results_of, table_jobs
 
 VERBS = ("ppl", "prob", "rollouts", "reference", "compare")
-BYTES, KILLS = 200_000, 4
+BYTES, KILLS = 100_000, 4
 
 
 @pytest.mark.slow

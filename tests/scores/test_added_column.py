@@ -28,6 +28,7 @@ from scoremode.plan.windows import WindowList
 from scoremode.scores.answers import Answers
 from scoremode.scores.schema import BUILT_IN, DIVERGENCE, FACTS, Column
 from scoremode.store.runs import JOURNAL, MANIFEST, SCORES
+from tests import forked
 from tests.cluster.conftest import ROOT, plugged  # noqa: F401  # a fixture
 from tests.engines.server.small_server import NAMES
 from tests.scores.margins import DIES_AFTER, MARGIN, MarginEngine
@@ -44,7 +45,7 @@ def expected() -> sm.Run:
 
 
 def command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return forked.run(
         [sys.executable, "-m", "scoremode", *words],
         env={**os.environ, **environment},
         capture_output=True,

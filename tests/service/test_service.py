@@ -435,7 +435,7 @@ def test_two_clients_at_once(served: ServedModel) -> None:
 def test_a_client_that_vanishes_frees_its_requests(served: ServedModel) -> None:
     ids = np.tile(np.arange(3, 259, dtype=np.int32), 1)
     window = Window(ids, np.arange(255, dtype=np.int32), ids[1:, None])
-    body = message(*[window] * 1024)
+    body = message(*[window] * 384)
     with socket.create_connection(("127.0.0.1", served.port)) as door:
         door.sendall(
             f"POST {SCORE} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Type: {CONTENT_TYPE}\r\n"

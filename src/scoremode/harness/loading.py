@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import fnmatch
+import functools
 import hashlib
 import importlib.util
 import logging
@@ -360,6 +361,16 @@ def _own_entries(progress: Progress | None) -> dict[str, Any]:
 
 def _remembered(path: Path, stamp: str, root: Path) -> dict[str, Any] | None:
     """The index in the cache as lm-eval's own entries; None if it is missing, outdated or damaged."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return _read_entries(path, stat.st_mtime_ns, stat.st_size, stamp, root)
+
+
+@functools.lru_cache(maxsize=1)
+def _read_entries(path: Path, _written: int, _size: int, stamp: str, root: Path) -> dict[str, Any] | None:
+    """Reads the entries, once for each state of the file: several comparisons in one process share them."""
     from lm_eval.tasks._index import Entry, Kind
 
     known = _remembered_index(path, stamp)
@@ -380,7 +391,7 @@ def _remembered_index(path: Path, stamp: str) -> TaskIndex | None:
         known = msgspec.json.decode(path.read_bytes(), type=TaskIndex)
     except (OSError, ValueError, RecursionError):
         return None
-    outside = any(".." in Path(file or "").parts for _, file, _ in known.entries.values())
+    outside = any(file and ".." in file and ".." in Path(file).parts for _, file, _ in known.entries.values())
     return None if known.stamp != stamp or outside else known
 
 

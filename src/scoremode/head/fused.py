@@ -56,7 +56,7 @@ class Tiles:
 def tiles_for(weight: Tensor, two_products: bool = False) -> Tiles:
     """Returns the tiles for one product, or for the two products of a divergence, with the same units and spans."""
     if weight.device.type != "cuda":  # in Triton's interpreter
-        one = Tiles(16, 32, 16, 4, 1, span=4, descriptors=True, unit=16)
+        one = Tiles(16, 32, 16, 4, 1, span=2, descriptors=True, unit=16)
         return _halved(one) if two_products else one
     modern = torch.cuda.get_device_capability(weight.device) >= (9, 0)
     if weight.dtype == torch.float32:

@@ -17,7 +17,7 @@ from tests import forked
 from tests.makers import OBEY_INTERRUPTS
 
 SENTENCE = "The quick brown fox jumps over the lazy dog, and the dog does not mind. "
-TEXT = SENTENCE * 600  # takes seconds to score, so that the signal arrives before the end
+TEXT = SENTENCE * 300  # takes seconds to score, so that the signal arrives before the end
 FLAGS = ["--context-length", "64", "--stride", "32", "--engine", "vllm", "--max-num-batched-tokens", "64", "--json"]
 ENTRY = OBEY_INTERRUPTS + "from scoremode.cli.main import entry; entry()"
 # the same from Python, with two ranks, and a very long text
@@ -32,13 +32,14 @@ RESUME = "what was scored is kept: run the same command again to resume"
 Process = subprocess.Popen[str]
 
 
-def start(model: Path, out: Path, popen: type[Process] = forked.VllmPopen) -> Process:
-    return _popen("-c", ENTRY, "ppl", str(model), "--text", TEXT, *FLAGS, "--out", str(out), popen=popen)
+def start(model: Path, out: Path, **environment: str) -> Process:
+    return _popen("-c", ENTRY, "ppl", str(model), "--text", TEXT, *FLAGS, "--out", str(out), **environment)
 
 
-def _popen(*arguments: str, popen: type[Process] = forked.VllmPopen) -> Process:
-    pipe = subprocess.PIPE
-    return popen([sys.executable, *arguments], stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+def _popen(*arguments: str, **environment: str) -> Process:
+    pipe, its = subprocess.PIPE, {**os.environ, **environment}
+    command = [sys.executable, *arguments]
+    return forked.VllmPopen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True, env=its)
 
 
 def children(pid: int) -> list[int]:
@@ -76,7 +77,7 @@ def wait_for_process(process: Process, name: bytes) -> int:
     while not (found := named(process.pid, name)):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline, f"no process {name!r} was started"
-        time.sleep(0.02)
+        time.sleep(0.05)
     return found[0]
 
 
@@ -146,7 +147,7 @@ def test_ctrl_c_twice_while_scoring(small_llama: Path, tmp_path: Path) -> None:
 
 def test_ctrl_c_while_vllm_starts(small_llama: Path, tmp_path: Path) -> None:
     """During the start vLLM does not react to signals, and swallows a KeyboardInterrupt in the waiting process."""
-    process = start(small_llama, tmp_path / "run", subprocess.Popen)
+    process = start(small_llama, tmp_path / "run")
     engine_core(process)
     began = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
@@ -159,7 +160,7 @@ def test_ctrl_c_while_vllm_starts(small_llama: Path, tmp_path: Path) -> None:
 def test_a_process_that_just_began_to_import_vllm_does_not_outlive_its_parent(
     small_llama: Path, tmp_path: Path
 ) -> None:
-    process = start(small_llama, tmp_path / "run", subprocess.Popen)
+    process = start(small_llama, tmp_path / "run", **{forked.FRESH_ENGINES: "1"})
     wait_for_process(process, b"spawn_main")
     process.kill()
     process.wait()

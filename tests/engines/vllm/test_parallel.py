@@ -42,7 +42,7 @@ def test_one_rank_against_transformers(alone: list[Answers], windows: list[Windo
     "options",
     [
         {"tensor_parallel_size": 2, "max_num_batched_tokens": 96},
-        {"tensor_parallel_size": 4, "head": "as-served", "head_bytes": 4 * 251 * 7 + 1},
+        {"tensor_parallel_size": 4, "head": "as-served", "head_bytes": 4 * 251 * 29 + 1},
         {"pipeline_parallel_size": 2, "max_num_batched_tokens": 200},
     ],
     ids=["tp2-chunked", "tp4-as-served-small-blocks", "pp2"],

@@ -13,7 +13,7 @@ from scoremode.engines.vllm import engine as of_prefill
 from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.plan.windows import measured
 
-TEXT = "Nobody minds the lazy dog at all, and the quick brown fox jumps over it again. " * 24
+TEXT = "Nobody minds the lazy dog at all, and the quick brown fox jumps over it again. " * 14
 
 
 def test_every_way_to_feed_a_window_gives_its_scores(small_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
