@@ -24,6 +24,9 @@ from typing import Any, Self
 
 import pytest
 
+from scoremode.engines.plugin import Work
+from scoremode.engines.registry import choose
+from scoremode.engines.writing import DrawingRules, Writer
 from tests import forked
 from tests.benchmarks.conftest import FOLDER, load
 from tests.engines.server.small_server import SmallServer
@@ -227,6 +230,12 @@ ROWS = (
         needs="vllm",
     ),
     Row(
+        "rollouts",
+        "--model {small_llama} --dtype float32 --rules own,filtered --texts 2 --tokens 9 --repeat 1",
+        ("own +2 +# +# +#", "filtered +2 +# +# +#"),
+        needs="vllm",
+    ),
+    Row(
         "vllm_engine",
         "--model {small_llama} --variants plain,logprobs0,ours,against --dtype float32 "
         "--context 40 --prompts 3 --repeat 1",
@@ -366,9 +375,10 @@ class PlayedLLM:
         return [False]
 
     def generate(self, prompts: list[dict[str, list[int]]], params: Any, use_tqdm: bool) -> list[Any]:
-        return [self._one(prompt["prompt_token_ids"], params.prompt_logprobs) for prompt in prompts]
+        each = params if isinstance(params, list) else [params] * len(prompts)
+        return [self._one(prompt["prompt_token_ids"], own) for prompt, own in zip(prompts, each, strict=True)]
 
-    def _one(self, ids: list[int], wanted: int | None) -> Any:
+    def _one(self, ids: list[int], params: Any) -> Any:
         import torch
 
         with torch.inference_mode():
@@ -377,8 +387,16 @@ class PlayedLLM:
         for row, target in zip(logp[:-1], ids[1:], strict=True):
             rank = int((row > row[target]).sum()) + 1
             lines.append({target: SimpleNamespace(logprob=float(row[target]), rank=rank)})
-        written = [SimpleNamespace(token_ids=[int(logp[-1].argmax())])]
-        return SimpleNamespace(prompt_logprobs=None if wanted is None else lines, outputs=written)
+        written = [SimpleNamespace(token_ids=[int(logp[-1].argmax())] * params.max_tokens)]
+        return SimpleNamespace(prompt_logprobs=None if params.prompt_logprobs is None else lines, outputs=written)
+
+
+def played_writer(facts: Any, _options: Any, work: Work, rules: DrawingRules, ends: frozenset[int]) -> Writer:
+    """Takes the place of ``VllmWriter``: Transformers writes."""
+    chosen = choose(str(facts.path), "transformers", {"dtype": "float32"})
+    writer = chosen.plugin.open_writer(chosen.subject, chosen.options, work, rules)
+    writer.ends = ends
+    return writer
 
 
 # ── scripts, and children of scripts ─────────────────────────────────────────────────────────────────────────────────
@@ -430,6 +448,7 @@ def test_it_runs_and_prints_its_figures(
         # the subclass first: its module needs the real class
         monkeypatch.setattr("scoremode.engines.vllm.decode.VllmDecodeEngine", lambda *_, **__: lent)
         monkeypatch.setattr("scoremode.engines.vllm.engine.VllmEngine", lambda *_, **__: lent)
+        monkeypatch.setattr("scoremode.engines.vllm.writer.VllmWriter", played_writer)
         monkeypatch.setattr("vllm.LLM", PlayedLLM)
     printed = run_in_process(row, words) if row.own_process else run_here(row, words, monkeypatch, capsys)
     for figure in row.figures:
