@@ -30,7 +30,8 @@ def test_a_model_does_not_part_from_itself(command: Command, written: dict[str, 
     assert "without a parting" in command(*asked).out
     (row,) = command(*asked, "--json").json["candidates"]
     found = row["own_words"]
-    assert list(found) == ["partings"]
+    assert list(found) == ["partings", "drafts"]
+    assert found["drafts"]["acceptance"] == 1
     assert (found["partings"]["without_other_choice"], found["partings"]["other_choices"]) == (1, 0)
 
 

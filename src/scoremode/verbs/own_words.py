@@ -1,6 +1,6 @@
 """Comparisons on rollouts: what else their texts say, because a model wrote them.
 
-greedy texts                         where each candidate parts from them
+greedy texts                         where each candidate parts from them; tokens per step if it drafted for their writer
 sampled texts                        what each candidate thinks of them; tokens per step if it drafted for their writer
 the baseline is not their writer     then the writer's log-probabilities are those of the rollouts
 """
@@ -31,7 +31,7 @@ class OwnWords:
     candidate: str
     partings: Partings | None  # for greedy texts, if the candidate's first choices were measured
     read: OwnTexts | None  # for sampled texts
-    drafts: Speculation | None  # for texts that were drawn from the writer's own distribution
+    drafts: Speculation | None  # for greedy texts, and for those that were drawn from the writer's own distribution
 
     def as_json(self) -> dict[str, Any]:
         """The statistics by subject."""
@@ -44,7 +44,7 @@ def own_words(found: Sequence[Comparison], rollouts: Rollouts, count: int | None
     rollouts = rollouts if count is None else rollouts.first(count)
     writer = str(rollouts.manifest["model"])
     if rollouts.manifest["sampling"].get("temperature") == 0:
-        return [OwnWords(writer, c.name, _partings(c, rollouts), None, None) for c in found]
+        return [OwnWords(writer, c.name, _partings(c, rollouts), None, _greedy_drafts(c, rollouts)) for c in found]
     return [OwnWords(writer, c.name, None, *_read(c, rollouts)) for c in found]
 
 
@@ -70,6 +70,15 @@ def _partings(c: Comparison, rollouts: Rollouts) -> Partings | None:
     facts, top = c.candidate.facts, np.asarray(c.candidate.scores.top)
     columns = (np.asarray(column)[order] for column in (facts.document, facts.group, facts.id, top, _gaps(c.candidate)))
     return partings(*columns, noise=noise)
+
+
+def _greedy_drafts(c: Comparison, rollouts: Rollouts) -> Speculation | None:
+    """Finds what a draft model would save a greedy target: a draft is accepted if it is the text's own token."""
+    if not c.candidate.scores.has("top"):
+        return None
+    order, facts = in_order_of(rollouts, c.candidate), c.candidate.facts
+    same = np.asarray(c.candidate.scores.top) == np.asarray(facts.id)
+    return speculation(facts.document[order], facts.group[order], same[order].astype(np.float64))
 
 
 def _read(c: Comparison, rollouts: Rollouts) -> tuple[OwnTexts, Speculation | None]:
