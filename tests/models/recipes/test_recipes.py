@@ -96,6 +96,13 @@ def test_llm_compressor_is_told_what_it_cannot_do() -> None:
     assert nothing["config_groups"] == {}
 
 
+def test_matrices_that_servers_fuse_with_several_precisions_are_said() -> None:
+    chosen = mixture({"layers.*q_proj": "rtn 4 bit g32", "layers": "rtn 8 bit g32"}, layers=3)
+    (note,) = llm_compressor_recipe(chosen).notes
+    assert note.startswith("model.layers.0.self_attn.q_proj|k_proj|v_proj and 2 more have several precisions")
+    assert llm_compressor_recipe(mixture({"layers": "rtn 4 bit g32"})).notes == ()
+
+
 # ── llama-quantize ───────────────────────────────────────────────────────────────────────────────────────────────────
 def type_for(recipe: str, tensor: str) -> str | None:
     """As llama-quantize reads it: words, split at the first =; the first expression that matches counts."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from scoremode.models.recipes.mixture import Mixture, Precision, WrittenRecipe, counted, modules_of, precision_of
 from scoremode.models.sizes import EMBEDDING
+from scoremode.models.weight_formats.matching import FUSED
 from scoremode.models.weight_formats.stored import ROUTER
 
 LAYER = re.compile(r"\.(\d+)\.")
@@ -39,7 +40,21 @@ def llm_compressor_recipe(mixture: Mixture) -> WrittenRecipe:
         notes.append("the embedding is not a target of llm-compressor's recipe and stays as it is")
     if any(precision.kind == "NVFP4" and precision.activation_bits < 16 for precision in groups):
         notes.append("NVFP4 with activations needs calibration data: give oneshot a dataset")
+    if mixed := _mixed(groups):
+        notes.append(f"{mixed}: servers that fuse them refuse this, and llm-compressor does for NVFP4; use --by layer")
     return WrittenRecipe("llm-compressor", ".llm-compressor.yaml", _text(groups, kept), COMMAND, tuple(notes))
+
+
+def _mixed(groups: Mapping[Precision, Iterable[str]]) -> str:
+    """Which matrices that servers fuse have different precisions, in words; nothing if none have."""
+    found: dict[str, set[Precision]] = {}
+    for precision, modules in groups.items():
+        for module in modules:
+            stem, _, leaf = module.rpartition(".")
+            for fused in (pieces for pieces in FUSED.values() if leaf in pieces):
+                found.setdefault(f"{stem}.{'|'.join(fused)}", set()).add(precision)
+    mixed = [name for name, precisions in found.items() if len(precisions) > 1]
+    return f"{mixed[0]} and {len(mixed) - 1} more have several precisions" if mixed else ""
 
 
 def _text(groups: Mapping[Precision, Iterable[str]], kept: Iterable[str]) -> str:
