@@ -1,8 +1,8 @@
 """Comparisons on rollouts: what else their texts say, because a model wrote them.
 
-greedy texts                         where each candidate parts from them; tokens per step if it drafted for their writer
-sampled texts                        what each candidate thinks of them; tokens per step if it drafted for their writer
-the baseline is not their writer     then the writer's log-probabilities are those of the rollouts
+greedy texts                      where each candidate parts from them; tokens per step if it drafted for their writer
+sampled texts                     what each candidate thinks of them; tokens per step if it drafted for their writer
+the baseline is not their writer  then the writer's log-probabilities are those of the rollouts
 """
 
 from __future__ import annotations
