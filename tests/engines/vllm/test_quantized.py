@@ -85,7 +85,7 @@ def test_max_tokens_is_zero_in_score_mode_and_zero_without_it_is_an_error() -> N
     assert SamplingParams(score_mode=True, max_tokens=0).max_tokens == 0
     with pytest.raises(OptionError, match="max_tokens=0 without score mode"):
         SamplingParams(max_tokens=0)
-    with pytest.raises(OptionError, match="max_tokens=5"):
+    with pytest.raises(OptionError, match="max_tokens is 5"):
         SamplingParams(score_mode=True, max_tokens=5)
 
 
