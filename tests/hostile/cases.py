@@ -618,7 +618,7 @@ TASKS = [
     (f"{ASK} --tasks arc_easy --json --markdown", "--markdown"),
     (f"{ASK} --tasks arc_easy --engine nope", "nope"),
     (f"{ASK} table:uniform --tasks arc_easy", "same name"),
-    ("tasks {stock:run} table:uniform --tasks arc_easy", "holds scores"),
+    ("tasks {stock:run} table:uniform --tasks arc_easy", "has scores of a text"),
     ("tasks table:uniform {model:no-config} --tasks arc_easy", ""),
 ]
 

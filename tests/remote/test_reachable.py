@@ -78,7 +78,7 @@ def test_clients_are_offline_inside_the_block_and_as_before_afterwards(
 
 
 def test_texts_on_an_unreachable_hub_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scoremode.remote.file_systems.hub_is_reachable", lambda: False)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     _opened.cache_clear()
     began = time.monotonic()
     with pytest.raises(CorpusError, match="the hub cannot be reached; check the network and HF_ENDPOINT"):
