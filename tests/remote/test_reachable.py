@@ -83,7 +83,7 @@ def test_texts_on_an_unreachable_hub_are_refused_at_once(monkeypatch: pytest.Mon
     began = time.monotonic()
     with pytest.raises(CorpusError, match="the hub cannot be reached; check the network and HF_ENDPOINT"):
         load("hf://datasets/org/none/a.txt")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30, "the client alone tries for a minute"
 
 
 def test_a_dataset_without_a_hub_is_refused_on_one_line(
