@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from scoremode.cli import flags
+from scoremode.cli import flags, signals
 from scoremode.cli.comparing_verbs import checked_report, write_report
 from scoremode.cli.output import progress_bar, show
 from scoremode.cli.parser import Verb
@@ -60,6 +60,8 @@ class AttributeVerb(Verb):
 
     def run(self, parsed: argparse.Namespace) -> None:
         output = checked_report(parsed)
+        if parsed.out is None:
+            signals.nothing_is_kept("give --out DIR, and finished units are")
         if parsed.by in OTHERWISE:
             _require_alone(parsed)
             (self._served if parsed.by == "served" else self._routes)(parsed, output)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 GRACE = 10.0  # seconds
 RESUME = "what was scored is kept: run the same command again to resume"
+_kept = [RESUME]  # what the line says at its end
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "the terminal was closed"}
 SHOW_CURSOR = b"\x1b[?25h"  # a progress bar hides the cursor
 
@@ -35,7 +36,12 @@ class Stopped(KeyboardInterrupt):
 def explain(error: KeyboardInterrupt) -> tuple[str, int]:
     """Returns the line to print and the exit code for an interruption."""
     number = error.number if isinstance(error, Stopped) else signal.SIGINT
-    return f"{WORDS[signal.Signals(number)]}; {RESUME}", 128 + number
+    return f"{WORDS[signal.Signals(number)]}; {_kept[-1]}", 128 + number
+
+
+def nothing_is_kept(advice: str) -> None:
+    """Tells an interrupted user that there is nothing to resume, and what to type to have it next time."""
+    _kept.append(f"nothing was kept: {advice}")
 
 
 def _copy_of_standard_error() -> int:
