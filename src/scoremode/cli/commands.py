@@ -90,6 +90,7 @@ def build_parser(wanted: str | None = None) -> Parser:
 
 def run(arguments: Sequence[str]) -> int:
     logs.install()
+    signals.everything_is_kept()
     try:
         code = _run(list(arguments))
         streams.check()  # a full disk or a closed pipe shows here, where it can still be explained

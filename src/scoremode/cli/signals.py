@@ -36,12 +36,17 @@ class Stopped(KeyboardInterrupt):
 def explain(error: KeyboardInterrupt) -> tuple[str, int]:
     """Returns the line to print and the exit code for an interruption."""
     number = error.number if isinstance(error, Stopped) else signal.SIGINT
-    return f"{WORDS[signal.Signals(number)]}; {_kept[-1]}", 128 + number
+    return f"{WORDS[signal.Signals(number)]}; {_kept[0]}", 128 + number
 
 
 def nothing_is_kept(advice: str) -> None:
     """Tells an interrupted user that there is nothing to resume, and what to type to have it next time."""
-    _kept.append(f"nothing was kept: {advice}")
+    _kept[:] = [f"nothing was kept: {advice}"]
+
+
+def everything_is_kept() -> None:
+    """Tells an interrupted user to resume: so begins every command, of which a process may run several."""
+    _kept[:] = [RESUME]
 
 
 def _copy_of_standard_error() -> int:
