@@ -65,6 +65,8 @@ def ask(words: list[str]) -> bool:
     environment = {**os.environ, **variables}
     if any("$" in value for value in variables.values()) or environment.get("OMP_NUM_THREADS") != "1":
         return False
+    if TEMPLATE not in os.environ:  # a Ray that another test started: this file stays in place of Ray's script
+        return False
     rest = [word for word in words if not word.startswith((CONTEXT, LANGUAGE))]
     request: dict[str, Any] = {"words": rest, "folder": os.getcwd(), "environment": environment, "numbers": [0, 1, 2]}
     data = json.dumps(request).encode()
