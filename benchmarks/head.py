@@ -9,7 +9,8 @@ cut-cross-entropy           Apple's, one loss per token
 torch linear_cross_entropy  PyTorch's own, one loss per token
 scoremode                   logprob, rank, entropy, top token and its logprob, by the kernel chosen on this device
 naive KL                    KL(p‖q) of two models, log_softmax of both in float32, 1,024 rows at a time
-scoremode KL                KL(p‖q) and every column of both models
+scoremode KL                KL(p‖q) and the columns of q
+scoremode divergence        every column of a divergence, and those of q
 
 ``ms`` is a median over interleaved rounds; ``× matmul`` divides it by matmul's in the same rounds (a divergence needs
 two products). ``peak MiB`` is what a warm call takes in addition to its inputs and the columns it returns: the

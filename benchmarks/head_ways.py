@@ -251,17 +251,18 @@ def scoremode(problem: Problem, kernel: str | None = None) -> Way:
     return Way(name, columns, call, lambda: problem.true_logprob, choice.kernel.name)
 
 
-def scoremode_kl(problem: Problem) -> Way:
+def scoremode_kl(problem: Problem, whole: bool = False) -> Way:
     hidden, weight = problem.second
     head_p, head_q = (Head(w, problem.size.vocabulary) for w in (problem.weight, weight))
     choice = choose(head_p)
 
     def call() -> tuple[Tensor, ...]:
-        found = choice.kernel.divergence(problem.hidden, head_p, hidden, head_q, problem.targets)
+        found = choice.kernel.divergence(problem.hidden, head_p, hidden, head_q, problem.targets, whole)
         return found.kl, *(getattr(found.q, name) for name in type(found.q).__slots__)
 
-    columns = _noted(f"KL, all five of q; {choice.kernel.name}", choice.note)
-    return Way("scoremode KL", columns, call, lambda: problem.true_divergence, choice.kernel.name)
+    what, name = ("all four", "scoremode divergence") if whole else ("KL", "scoremode KL")
+    columns = _noted(f"{what}, all five of q; {choice.kernel.name}", choice.note)
+    return Way(name, columns, call, lambda: problem.true_divergence, choice.kernel.name)
 
 
 def _noted(columns: str, note: str) -> str:
@@ -291,6 +292,7 @@ BUILDERS: dict[str, Callable[[Problem], Way]] = {
     "scoremode": scoremode,
     "naive KL": naive_kl,
     "scoremode KL": scoremode_kl,
+    "scoremode divergence": partial(scoremode_kl, whole=True),
 }
 OTHER_KERNELS: dict[str, Callable[[Problem], Way]] = {
     f"scoremode ({name})": partial(scoremode, kernel=name) for name in KERNELS

@@ -114,7 +114,8 @@ ROWS = (
     ),
     Row(
         "head",
-        f"{HEAD} --shapes 32:700 --only 'naive,vllm,liger,scoremode,naive KL,scoremode KL' --kernels",
+        f"{HEAD} --shapes 32:700 --kernels "
+        "--only 'naive,vllm,liger,scoremode,naive KL,scoremode KL,scoremode divergence'",
         (
             "matmul +# +1.000 +#",
             "naive +# +# +# +#  logprob, rank",
@@ -123,6 +124,7 @@ ROWS = (
             r"scoremode \(plain\) +# +# +# +#  all five; plain",
             "naive KL +# +# +# +#  KL",
             "scoremode KL +# +# +# +#  KL, all five of q; blocked",
+            "scoremode divergence +# +# +# +#  all four, all five of q; blocked",
         ),
     ),
     Row(

@@ -33,8 +33,8 @@ def test_replicas_write_the_texts_of_one_engine(tiny: Path, tmp_path: Path, monk
 
     def write(writer: ReplicatedWriter, *given: Any) -> Any:
         for found in original(writer, *given):
-            if not killed and writer._pool is not None:
-                busy = next(one for one in writer._pool.ready if one.assignments)
+            if not killed:
+                busy = next(one for one in writer._replicas.pool.ready if one.assignments)
                 assert busy.opened is not None
                 killed.append(busy.opened.pid)
                 os.kill(busy.opened.pid, signal.SIGKILL)

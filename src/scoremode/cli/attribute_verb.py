@@ -60,12 +60,13 @@ class AttributeVerb(Verb):
 
     def run(self, parsed: argparse.Namespace) -> None:
         output = checked_report(parsed)
-        if parsed.out is None:
-            signals.nothing_is_kept("give --out DIR, and finished units are")
         if parsed.by in OTHERWISE:
             _require_alone(parsed)
+            signals.nothing_is_kept("run it again")
             (self._served if parsed.by == "served" else self._routes)(parsed, output)
             return
+        if parsed.out is None:
+            signals.nothing_is_kept("give --out DIR, and finished units are")
         from scoremode.report.terminal.attribution_tables import attribution_tables
         from scoremode.report.terminal.depth_profile_tables import depth_profile_table
         from scoremode.verbs.attribute import attribute

@@ -14,7 +14,7 @@ import numpy as np
 from scoremode.cluster.dispatcher import Dispatcher
 from scoremode.cluster.ledger import Batches, Ledger
 from scoremode.cluster.ray_cluster import Cluster, require_ray
-from scoremode.cluster.replica import ReplicaSpec, SentBaseline, WindowLengths, WindowSubset, subset_of
+from scoremode.cluster.replica import Opened, ReplicaSpec, SentBaseline, WindowLengths, WindowSubset, subset_of
 from scoremode.cluster.replica_log import Probe, ReplicaLog
 from scoremode.cluster.replica_pool import ReplicaPool
 from scoremode.cluster.spread import Spread, room_for
@@ -55,6 +55,49 @@ def environment_of(spread: Spread) -> dict[str, str]:
     return {"OMP_NUM_THREADS": threads} if threads else {}
 
 
+class StartedReplicas:
+    """The replicas of a model, of which at least one is open; the other replicas join later."""
+
+    def __init__(
+        self,
+        chosen: Chosen,
+        spec: ReplicaSpec,
+        spread: Spread,
+        tell: Callable[[str], None] | None,
+        say: Callable[[str], None] | None,
+    ) -> None:
+        """``tell`` receives the replicas' rates, four times a second; ``say`` receives lines that a user should see."""
+        self._pool: ReplicaPool | None = None
+        room = room_for(spread, chosen.plugin, chosen.options)
+        self._cluster = Cluster(spread, room)
+        try:
+            self.log = ReplicaLog(spread.replicas, self._cluster.address)
+            if say is not None:
+                self.log.say = say
+            self._pool = ReplicaPool(self._cluster, spec, room, environment_of(spread), self.log)
+            self._pool.show = tell
+            first = self._pool.wait_for_one().opened
+        except BaseException:
+            self.close()
+            raise
+        assert first is not None
+        self.first: Opened = first
+
+    @property
+    def pool(self) -> ReplicaPool:
+        assert self._pool is not None, "closed"
+        return self._pool
+
+    def close(self) -> None:
+        """Ends the replicas, and Ray if it was started for them."""
+        pool, self._pool = self._pool, None
+        try:
+            if pool is not None:
+                pool.close()
+        finally:
+            self._cluster.close()
+
+
 class ReplicatedEngine(Engine):
     """A model on several replicas. The engine is open as soon as one replica is; the other replicas join later."""
 
@@ -68,31 +111,17 @@ class ReplicatedEngine(Engine):
         tell: Callable[[str], None] | None = None,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        """``tell`` receives the replicas' rates, four times a second; ``say`` receives lines that a user should see."""
+        """``tell`` and ``say`` are those of ``StartedReplicas``."""
         self._batches: tuple[Any, Batches] | None = None  # the last source and its batches
         self._probe: WindowSubset | None = None
         self._is_accounted = False
-        self._pool: ReplicaPool | None = None
-        room = room_for(spread, chosen.plugin, chosen.options)
-        self._cluster = Cluster(spread, room)
-        try:
-            self._log = ReplicaLog(spread.replicas, self._cluster.address)
-            if say is not None:
-                self._log.say = say
-            spec = ReplicaSpec.of(chosen, tokenizer, work)
-            self._pool = ReplicaPool(self._cluster, spec, room, environment_of(spread), self._log)
-            self._pool.show = tell
-            first = self._pool.wait_for_one().opened
-        except BaseException:
-            self.close()
-            raise
-        assert first is not None
-        self.facts, self.longest = first.facts, first.longest
+        self._replicas = StartedReplicas(chosen, ReplicaSpec.of(chosen, tokenizer, work), spread, tell, say)
+        self._log = self._replicas.log
+        self.facts, self.longest = self._replicas.first.facts, self._replicas.first.longest
 
     @property
     def pool(self) -> ReplicaPool:
-        assert self._pool is not None, "closed"
-        return self._pool
+        return self._replicas.pool
 
     def wait_for_all(self, seconds: float = 300.0) -> int:
         """Waits until every replica is ready or left out; returns how many are ready. Scoring need not wait."""
@@ -160,10 +189,4 @@ class ReplicatedEngine(Engine):
         return {"replicas": self._log.as_json(), "notes": self._log.notes()}
 
     def close(self) -> None:
-        """Ends the replicas, and Ray if this engine started it."""
-        pool, self._pool = self._pool, None
-        try:
-            if pool is not None:
-                pool.close()
-        finally:
-            self._cluster.close()
+        self._replicas.close()

@@ -11,12 +11,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from scoremode.cluster.engine import environment_of
-from scoremode.cluster.ray_cluster import Cluster
+from scoremode.cluster.engine import StartedReplicas
 from scoremode.cluster.replica import Finished, ReplicaSpec
 from scoremode.cluster.replica_log import ReplicaLog
 from scoremode.cluster.replica_pool import RESUME, Assignment, Lost, ReplicaHandle, ReplicaPool
-from scoremode.cluster.spread import Spread, room_for
+from scoremode.cluster.spread import Spread
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import Chosen
 from scoremode.engines.writing import DrawingRules, Tell, Writer, WritingRequest, WrittenTokens, batches_of_texts
@@ -28,7 +27,7 @@ MOST_DEATHS = 3  # of replicas that were writing the same batch
 
 
 class ReplicatedWriter(Writer):
-    """A model on several replicas. The writer is open as soon as one replica is; the other replicas join later."""
+    """A model on several replicas. The writer is open as soon as one replica is."""
 
     def __init__(
         self,
@@ -41,45 +40,24 @@ class ReplicatedWriter(Writer):
         tell: Callable[[str], None] | None = None,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        """``tell`` receives the replicas' rates, four times a second; ``say`` receives lines that a user should see."""
-        self._pool: ReplicaPool | None = None
-        room = room_for(spread, chosen.plugin, chosen.options)
-        self._cluster = Cluster(spread, room)
-        try:
-            self._log = ReplicaLog(spread.replicas, self._cluster.address)
-            if say is not None:
-                self._log.say = say
-            spec = ReplicaSpec.of(chosen, tokenizer, work, rules)
-            self._pool = ReplicaPool(self._cluster, spec, room, environment_of(spread), self._log)
-            self._pool.show = tell
-            first = self._pool.wait_for_one().opened
-        except BaseException:
-            self.close()
-            raise
-        assert first is not None
-        assert first.writes is not None, "a replica that was opened to write"
-        self.facts = first.facts
-        self.ends, self.size, self.missing = first.writes.ends, first.writes.size, first.writes.missing
+        """``tell`` and ``say`` are those of ``StartedReplicas``."""
+        self._replicas = StartedReplicas(chosen, ReplicaSpec.of(chosen, tokenizer, work, rules), spread, tell, say)
+        writes = self._replicas.first.writes
+        assert writes is not None, "a replica that was opened to write"
+        self.facts = self._replicas.first.facts
+        self.ends, self.size, self.missing = writes.ends, writes.size, writes.missing
 
     def write(self, asked: Sequence[WritingRequest], done: Bools, tell: Tell) -> Iterator[tuple[int, WrittenTokens]]:
         if done.all():
             return
-        assert self._pool is not None, "closed"
-        yield from _Question(self._pool, self._log, asked, done, self.size).texts(tell)
+        yield from _Question(self._replicas.pool, self._replicas.log, asked, done, self.size).texts(tell)
 
     def account(self) -> list[str]:
-        assert self._pool is not None, "closed"
-        found: list[str] = self._pool.ask("account")
-        return [*found, *self._log.notes()]
+        found: list[str] = self._replicas.pool.ask("account")
+        return [*found, *self._replicas.log.notes()]
 
     def close(self) -> None:
-        """Ends the replicas, and Ray if this writer started it."""
-        pool, self._pool = self._pool, None
-        try:
-            if pool is not None:
-                pool.close()
-        finally:
-            self._cluster.close()
+        self._replicas.close()
 
 
 class _Question:
