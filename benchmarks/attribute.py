@@ -14,6 +14,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -123,11 +124,10 @@ def plan_of(ids: Any) -> Any:
 def measure(shape: dict[str, Any], device: str) -> None:
     import torch
 
-    from scoremode.engines.transformers.swaps import SwappableModel
+    from scoremode.engines.transformers.swapper import TransformersSwapper
     from scoremode.models.units import units_of
-    from scoremode.models.weights import StoredWeight, open_weights
     from scoremode.statistics.cells import PlanCells
-    from scoremode.verbs.swapping import SwapMeasurement, job_of
+    from scoremode.verbs.swapping import Candidate, SwapMeasurement
 
     engine = seeded_engine(shape, device)
     count = -(-shape["tokens"] // shape["context"])
@@ -139,30 +139,23 @@ def measure(shape: dict[str, Any], device: str) -> None:
     score_all(engine, windows)
     one_pass = min(timed(lambda: score_all(engine, windows))[0] for _ in range(3))
     print(f"one scoring pass {one_pass:.3f} s")
-    with SwappableModel(engine) as swaps:
-        shapes = {name: tuple(p.shape) for name, p in swaps.parameters.items()}
-        bits = 8 * engine.model.dtype.itemsize
-        own = {name: StoredWeight(name, its, bits, shape["dtype"]) for name, its in shapes.items()}
-        candidate = open_weights(
-            "rtn:4:32",
-            shapes,
-            read_baseline=lambda name: swaps.parameters[name].data,
-            baseline_stored=own,
-            config=engine.model.config.to_dict(),
-        )
+    with closing(TransformersSwapper(engine, None, ["rtn:4:32"], name="seeded")) as swapper:
+        facts = swapper.facts
+        candidate = Candidate("rtn:4:32", "", facts.candidates["rtn:4:32"])
         units = [
             unit
-            for unit in units_of(shapes, shape["by"], swaps.layers_name)
+            for unit in units_of(facts.shapes, shape["by"], facts.layers_name)
             if unit.layer is not None and unit.kind != "norms"
         ]
-        jobs = [job_of(candidate, "rtn", unit) for unit in units]
-        print(swaps.place(plan, {swaps.start_of(job.tensors) for job in jobs}).words)
-        measurement = SwapMeasurement(swaps, plan, PlanCells(plan), Records(), None)  # type: ignore[arg-type]
+        jobs = [candidate.job(unit) for unit in units]
+        swaps = [job.swap for job in jobs]
+        print(swapper.swaps.place(plan, {facts.start_of(swap.sources) for swap in swaps}).words)
+        measurement = SwapMeasurement(swapper, plan, PlanCells(plan), Records(), None)  # type: ignore[arg-type]
         first, _ = timed(lambda: measurement.measure(jobs[-1:] if shape["by"] == "layer" else jobs[:1]))
-        measurement.folder, measurement._logprob = Records(), None  # type: ignore[assignment]
-        keeping, _ = timed(lambda: measurement._score_baseline(jobs))
+        measurement.folder, swapper.recorded = Records(), None  # type: ignore[assignment]
+        keeping, _ = timed(lambda: swapper.record(plan, swaps, lambda fed: None))
         memory = peak_mib()
-        rounding, _ = timed(lambda: [candidate.tensor(name).shape for name in jobs[0].tensors])
+        rounding, _ = timed(lambda: [swapper.opened["rtn:4:32"].tensor(name).shape for name in swaps[0].sources])
         each = []
         for job in jobs:
             seconds, _ = timed(lambda job=job: measurement.measure([job]))
@@ -178,8 +171,8 @@ def measure(shape: dict[str, Any], device: str) -> None:
         print(f"host memory: {memory:,.0f} MiB after a quarter of the units, {peak_mib():,.0f} MiB after all")
         if torch.cuda.is_available():
             print(f"GPU memory at the peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
-        last = len(swaps.layers)
-        _, head = (timed(lambda: list(swaps.diverge(plan, last)))[0] for _ in range(2))  # the first is a warm-up
+        # the first is a warm-up
+        _, head = (timed(lambda: list(swapper.swaps.diverge(plan, facts.layers)))[0] for _ in range(2))
         print(f"the head's part of a unit {head:.3f} s: {len(jobs)} × = {len(jobs) * head / one_pass:.1f} passes")
 
 

@@ -723,7 +723,7 @@ WRITING = [
     ("attribute {model:good} rtn:4:16 --by served --text abcdef", "needs a model"),
     ("attribute {model:good} {model:good} --by routes --text abcdef --report {nothing-here}.html", "has no page"),
     ("attribute {stock:run} rtn:4:16 --text abcdef", "no weights to swap"),
-    ("attribute {model:good} rtn:4:16 --text abcdef --replicas 2", "leave --replicas out"),
+    ("attribute {model:good} rtn:4:16 --text abcdef --replicas 0", "leaves nobody to score"),
     ("attribute {model:good} rtn:4:16 --text abcdef --path decode", "prefill path only"),
     ("attribute {model:good} rtn:4:16 --text abcdef --out s3://bucket/x", "folder of this machine"),
     ("attribute {model:good} rtn:4:16 --text abcdef --out {stock:run}", "not a folder of an attribution"),

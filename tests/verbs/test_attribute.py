@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from scoremode.errors import InputError, ModelError, OptionError, RunError
 from scoremode.models.units import units_of
 from scoremode.models.weight_formats.round_to_nearest import round_groups
 from scoremode.statistics.attribution import ordered
+from scoremode.verbs.cache import list_cache
+from scoremode.verbs.swapping import Job, SwapMeasurement
 from tests.gguf_files import gguf_of, require_llamacpp
 from tests.makers import make_tiny_model
 
@@ -154,6 +156,30 @@ def test_a_killed_attribution_resumes_to_the_same_numbers(base: Path, corpus: st
     assert fresh.as_json() == other.as_json()
 
 
+def test_units_are_kept_in_the_cache(base: Path, corpus: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SCOREMODE_CACHE", str(tmp_path))
+    first = sm.attribute(str(base), "rtn:5:16", **asked(corpus))
+    (entry,) = list_cache(["attributions"])["entries"]
+    assert entry["state"] == "finished"
+    assert (entry["what"], entry["model"], entry["engine"]) == ("units of candidates", base.name, "transformers")
+    again, measured = list[int](), SwapMeasurement._measure
+
+    def counted(measurement: SwapMeasurement, jobs: Sequence[Job]) -> None:
+        again.append(len(jobs))
+        measured(measurement, jobs)
+
+    monkeypatch.setattr(SwapMeasurement, "_measure", counted)
+    assert sm.attribute(str(base), "rtn:5:16", **asked(corpus)).as_json() == first.as_json()
+    assert not again
+    sm.attribute(str(base), "rtn:5:16", "rtn:6:16", **asked(corpus))
+    assert again == [len(first[0].units) + 1]  # of the new candidate, and all its weights
+    (tmp_path / entry["path"] / ATTRIBUTION).unlink()
+    (entry,) = list_cache(["attributions"])["entries"]
+    assert entry["state"] == "unfinished"
+    sm.attribute(str(base), "rtn:5:16", fresh=True, **asked(corpus))
+    assert again[1:] == [len(first[0].units) + 1]
+
+
 def test_units_of_a_kind_and_half_precision(base: Path, corpus: str) -> None:
     found = sm.attribute(str(base), "rtn:3:16", by="kind", **asked(corpus, dtype="bfloat16"))
     assert any("rounded to bfloat16" in note for note in found.notes)
@@ -223,7 +249,7 @@ def rounded(candidate: str, name: str, weight: torch.Tensor) -> torch.Tensor:
     [
         ((), {}, "no candidate"),
         (("rtn:4:16",), {"by": "layers"}, "did you mean 'layer'"),
-        (("rtn:4:16",), {"replicas": 2}, "leave --replicas out"),
+        (("rtn:4:16",), {"replicas": 0}, "leaves nobody"),
         (("rtn:4:16",), {"path": "decode"}, "prefill path only"),
         (("rtn:4:16", "rtn:4:16"), {}, "same name"),
         (("rtn:99:16",), {}, "99 bits"),

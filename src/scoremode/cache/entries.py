@@ -1,6 +1,7 @@
 """The contents of the cache folder: every entry with its size, its last use and its state.
 
 runs/DIGEST, references/DIGEST   run folders; DIGEST is computed from the run's identity
+attributions/DIGEST              measured units of candidates (store/attribution_folder.py)
 models/NAME                      converted checkpoints; scoremode.json is written last
 files/DIGEST                     copies of files behind URIs (remote/copies.py); results on their way to a URI
 tasks/DIGEST                     answers to documents of tasks (task_answers.py)
@@ -37,8 +38,9 @@ from scoremode.disk.manifests import is_line
 from scoremode.errors import RunError, harmless
 from scoremode.strict_json import read_object
 
-KINDS = ("runs", "references", "models", "logs", "tasks", "texts", "files", "tokenizers")
+KINDS = ("runs", "references", "attributions", "models", "logs", "tasks", "texts", "files", "tokenizers")
 MARKS = {
+    "attributions": folders.ATTRIBUTION,
     "models": MODEL_MARK,
     "tasks": folders.ANSWERS,
     "texts": TOKENS_MARK,
@@ -168,7 +170,8 @@ def _digest_folder(kind: str, path: Path, info: os.stat_result) -> Entry:
         strange += shown
     if strange:
         return _foreign(kind, path, info, f"contains {harmless(min(strange))}")
-    telling = files.keys() & {mark, JOURNAL} or files.keys() - {LOCK}  # a lock file changes the folder's own time
+    # not the folder's own time, which a lock file changes
+    telling = files.keys() & {mark, JOURNAL, folders.PARTIAL_ATTRIBUTION} or files.keys() - {LOCK}
     used = max((files[name].st_mtime for name in telling), default=info.st_mtime)
     entry = Entry(kind, path, _size(files), used, FINISHED)
     is_run = kind in ("runs", "references")
@@ -185,8 +188,10 @@ def _is_ours(kind: str, name: str) -> bool:
     """May an entry of this kind contain a file of this name?"""
     if kind == "files" or name in (LOCK, MARKS.get(kind, MANIFEST)):
         return True
-    if kind in ("texts", "tokenizers") and folders.is_temporary(name):
+    if kind in ("texts", "tokenizers", "attributions") and folders.is_temporary(name):
         return True
+    if kind == "attributions":
+        return name == folders.PARTIAL_ATTRIBUTION
     if kind == "texts":
         return COLUMN.fullmatch(name) is not None
     known = name in (folders.SCORES, JOURNAL, PLACE) or folders.is_reference_file(name) or folders.is_temporary(name)

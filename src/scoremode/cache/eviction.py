@@ -27,7 +27,7 @@ from scoremode.disk.locks import Lock, hold_lock, open_locked
 from scoremode.errors import OptionError, RunError, print_line
 
 DEFAULT_LIMIT = 50 * 10**9
-LIMITED = ("references", "runs", "texts", "files", "tokenizers")  # kinds of entries that the limit applies to
+LIMITED = ("references", "runs", "attributions", "texts", "files", "tokenizers")  # what the limit applies to
 FILLED_AFTER_REMOVAL = 0.9  # share of the limit that stays filled, so that not every run causes another removal
 LONGEST_AGE = 86_400.0  # seconds after which the total is measured again
 LONGEST_USAGE = 1 << 20  # bytes; about 100,000 entries. A longer usage.txt is not read
@@ -155,7 +155,7 @@ def _delete(folder: Path) -> str | None:
 
 # ── the limit ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def cache_limit() -> int | None:
-    """The most bytes of runs, references, texts and fetched files: ``$SCOREMODE_CACHE_LIMIT``; None: no limit."""
+    """The most bytes of entries of the kinds in LIMITED: ``$SCOREMODE_CACHE_LIMIT``; None: no limit."""
     given = os.environ.get("SCOREMODE_CACHE_LIMIT", "").strip()
     if not given:
         return DEFAULT_LIMIT
@@ -168,8 +168,8 @@ def cache_limit() -> int | None:
 def make_room(kept: Path) -> None:
     """Remove the least recently used entries if the cache exceeds its limit. ``kept`` is the newest entry.
 
-    The limit applies to runs, references, texts and fetched files. Most calls read only usage.txt, and a removal leaves
-    a tenth of the limit free.
+    The limit applies to the kinds in LIMITED. Most calls read only usage.txt, and a removal leaves a tenth of the limit
+    free.
     """
     limit = cache_limit()
     if limit is None or not is_cached(kept):

@@ -48,7 +48,7 @@ class AttributeVerb(Verb):
         group = parser.add_argument_group("attribution")
         flags.add(group, {"--by UNIT": BY})
         kept = {
-            "--out DIR": "keep every finished unit; interrupted ones resume",
+            "--out DIR": "keep finished units there, not in the cache",
             "--fresh": "measure again, and replace what is there",
             **flags.REPORT,
         }
@@ -65,8 +65,6 @@ class AttributeVerb(Verb):
             signals.nothing_is_kept("run it again")
             (self._served if parsed.by == "served" else self._routes)(parsed, output)
             return
-        if parsed.out is None:
-            signals.nothing_is_kept("give --out DIR, and finished units are")
         from scoremode.report.terminal.attribution_tables import attribution_tables
         from scoremode.report.terminal.depth_profile_tables import depth_profile_table
         from scoremode.verbs.attribute import attribute

@@ -14,7 +14,7 @@ from scoremode.cli.output import print_json, print_parts, show
 from scoremode.cli.parser import Verb
 from scoremode.errors import OptionError, did_you_mean
 
-KINDS = ("runs", "references", "models", "logs", "tasks", "texts", "files")
+KINDS = ("runs", "references", "attributions", "models", "logs", "tasks", "texts", "files", "tokenizers")
 METHOD_FACTS = ("name", "summary", "context", "stride", "max_windows", "average", "special", "arrangement")
 T = TypeVar("T")
 

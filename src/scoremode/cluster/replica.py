@@ -25,9 +25,12 @@ from scoremode.engines.base import Baseline, Engine, EngineFacts, NoiseFloor, St
 from scoremode.engines.baseline import FileBaseline, HeldBaseline, StoredBaseline
 from scoremode.engines.plugin import EnginePlugin, Work
 from scoremode.engines.registry import Chosen, choose, open_engine
+from scoremode.engines.swapping import Swap, SwapColumns, SwapFacts, Swapper
 from scoremode.engines.writing import DrawingRules, Writer, WritingRequest, WrittenTokens
 from scoremode.errors import EngineError, RunError, ScoremodeError
 from scoremode.installation import installed_versions
+from scoremode.models.weights import candidate_fingerprint
+from scoremode.plan.plan import Plan
 from scoremode.plan.windows import Window, WindowSource
 from scoremode.references.kld import KldFile
 from scoremode.references.reader import Reference
@@ -172,10 +175,17 @@ class ReplicaSpec:
     tokenizer_fingerprint: str
     settings: Mapping[str, Any]
     versions: Mapping[str, str]
-    rules: DrawingRules | None = None  # to write texts by; None: the replica scores
+    rules: DrawingRules | None = None  # to write texts by
+    candidates: Mapping[str, str] | None = None  # whose weights are swapped in, each with the fingerprint of its files
 
     @staticmethod
-    def of(chosen: Chosen, tokenizer: str | None, work: Work, rules: DrawingRules | None = None) -> ReplicaSpec:
+    def of(
+        chosen: Chosen,
+        tokenizer: str | None,
+        work: Work,
+        rules: DrawingRules | None = None,
+        candidates: Mapping[str, str] | None = None,
+    ) -> ReplicaSpec:
         return ReplicaSpec(
             model=chosen.subject.name,
             engine=chosen.plugin.called,
@@ -188,6 +198,7 @@ class ReplicaSpec:
             settings=_plain_settings(chosen),
             versions=_versions(chosen.plugin),
             rules=rules,
+            candidates=candidates,
         )
 
     def require_same(self, chosen: Chosen) -> None:
@@ -209,6 +220,10 @@ class ReplicaSpec:
                 f"the engine on {host} would be set up in another way: {', '.join(differences)}",
                 fix="give the options that both can use, as in --device cpu",
             )
+        token = getattr(chosen.options, "token", None)
+        for name, fingerprint in (self.candidates or {}).items():
+            if candidate_fingerprint(name, token) != fingerprint:
+                raise EngineError(f"{host} has other weights in {name}", fix=OTHER_FILES)
 
 
 def _plain_settings(chosen: Chosen) -> dict[str, Any]:
@@ -247,12 +262,21 @@ class Opened:
     pid: int
     seconds: float  # to open the engine
     writes: WriterFacts | None = None  # of a replica that writes
+    swaps: SwapFacts | None = None  # of a replica that swaps weights
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
     """The last item that a replica sends for an assignment."""
 
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSwap:
+    """What a swap did; None if its weights are the baseline's."""
+
+    columns: SwapColumns | None
     seconds: float
 
 
@@ -287,6 +311,7 @@ class Replica:
     def __init__(self) -> None:
         self._engine: Engine | None = None
         self._writer: Writer | None = None
+        self._swapper: Swapper | None = None
         self._opened: dict[str, Reference | KldFile] = {}  # baselines, so that each is checked once
 
     @property
@@ -307,16 +332,19 @@ class Replica:
             os.chdir(spec.folder)
         chosen = choose(spec.model, spec.engine, spec.options, spec.tokenizer)
         spec.require_same(chosen)
-        writes, longest = None, None
-        if spec.rules is None:
+        writes, swaps, longest = None, None, None
+        plugin, opening = chosen.plugin, (chosen.subject, chosen.options, spec.work)
+        if spec.rules is not None:
+            self._writer = writer = plugin.open_writer(*opening, spec.rules)
+            facts, writes = writer.facts, WriterFacts(writer.ends, writer.size, writer.missing)
+        elif spec.candidates is not None:
+            self._swapper = plugin.open_swapper(*opening, tuple(spec.candidates))
+            facts, swaps = self._swapper.engine_facts(), self._swapper.facts
+        else:
             self._engine = open_engine(chosen, spec.work)
             facts, longest = self.engine.facts, self.engine.longest
-        else:
-            self._writer = chosen.plugin.open_writer(chosen.subject, chosen.options, spec.work, spec.rules)
-            facts, writer = self._writer.facts, self._writer
-            writes = WriterFacts(writer.ends, writer.size, writer.missing)
         seconds, node = time.perf_counter() - began, ray.get_runtime_context().get_node_id()
-        return Opened(facts, longest, socket.gethostname(), node, os.getpid(), seconds, writes)
+        return Opened(facts, longest, socket.gethostname(), node, os.getpid(), seconds, writes, swaps)
 
     @_returns_errors
     def batches(self, source: WindowSubset | WindowLengths) -> list[Ints] | None:
@@ -376,13 +404,27 @@ class Replica:
         return self._writer.account()
 
     @_returns_errors
+    def swap(self, sent: tuple[Plan, list[Swap]], number: int) -> MeasuredSwap:
+        """Measures one of the swaps that were sent, with the states that all of them start from."""
+        assert self._swapper is not None, "a replica that was opened to swap"
+        began, (plan, swaps) = time.perf_counter(), sent
+        self._swapper.record(plan, swaps, lambda fed: None)
+        ((_, columns),) = self._swapper.columns(plan, [swaps[number]], lambda number, part: None)
+        return MeasuredSwap(columns, time.perf_counter() - began)
+
+    @_returns_errors
+    def swap_noise(self, plan: Plan) -> NoiseFloor:
+        assert self._swapper is not None, "a replica that was opened to swap"
+        return self._swapper.noise(plan)
+
+    @_returns_errors
     def probe(self, subset: WindowSubset) -> Floats:
         ((_, answers),) = self.engine.score(subset, np.zeros(len(subset), np.bool_))
         return answers.logprob
 
     def facts(self) -> EngineFacts:
         """The engine's current facts. They may change: the kernel of divergences is checked when it is first used."""
-        return self.engine.facts
+        return self.engine.facts if self._swapper is None else self._swapper.engine_facts()
 
     @_returns_errors
     def stored_head(self) -> StoredHead:
@@ -398,6 +440,6 @@ class Replica:
         return self.engine.noise_floor(baseline, subset, done)
 
     def close(self) -> None:
-        engine, self._engine = self._engine or self._writer, None
+        engine, self._engine = self._engine or self._writer or self._swapper, None
         if engine is not None:
             engine.close()

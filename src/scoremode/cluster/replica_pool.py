@@ -67,6 +67,13 @@ class ReplicaHandle:
     def is_ready(self) -> bool:
         return self.opened is not None
 
+    def worked(self, windows: int, tokens: int, seconds: float) -> None:
+        """Adds up what it did."""
+        self.pace.measured(tokens, seconds)
+        self.stats.windows += windows
+        self.stats.tokens += tokens
+        self.stats.seconds += seconds
+
     @property
     def rate(self) -> str:
         """Tokens per second in a few characters; – if the replica is not ready, … if its rate is not known yet."""
@@ -146,7 +153,7 @@ class ReplicaPool:
                 self.replace(replica, result.why)
 
     def poll(self, timeout: float = 0.25) -> Iterator[tuple[ReplicaHandle, str, Any]]:
-        """Restarts dead replicas, and yields the results of the methods ``score`` and ``probe`` since the last poll.
+        """Restarts dead replicas, and yields what the methods of replicas returned since the last poll.
 
         The result of a method whose replica has died is ``Lost``.
         """
@@ -275,6 +282,10 @@ class ReplicaPool:
 
     def is_node_lost(self, replica: ReplicaHandle) -> bool:
         return replica.opened is not None and not self.cluster.is_alive(replica.opened.node)
+
+    def put(self, value: Any) -> Any:
+        """Sends a value once, for many calls; returns what to give to them in its place."""
+        return self._ray.put(value)
 
     def ask(self, method: str, *arguments: Any) -> Any:
         """Calls a method of one replica, or of another if that one dies. Raises an error that the engine returns."""

@@ -7,23 +7,21 @@ do not depend on the number of replicas, nor on which of them wrote what.
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from scoremode.cluster.engine import StartedReplicas
 from scoremode.cluster.replica import Finished, ReplicaSpec
-from scoremode.cluster.replica_log import ReplicaLog
 from scoremode.cluster.replica_pool import RESUME, Assignment, Lost, ReplicaHandle, ReplicaPool
+from scoremode.cluster.retries import Retries
 from scoremode.cluster.spread import Spread
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import Chosen
 from scoremode.engines.writing import DrawingRules, Tell, Writer, WritingRequest, WrittenTokens, batches_of_texts
-from scoremode.errors import EngineError, InputError, ScoremodeError
+from scoremode.errors import EngineError, ScoremodeError
 from scoremode.values import Bools, Ints
 
 TEXTS = 64  # of an assignment, if batches do not matter
-MOST_DEATHS = 3  # of replicas that were writing the same batch
 
 
 class ReplicatedWriter(Writer):
@@ -50,7 +48,7 @@ class ReplicatedWriter(Writer):
     def write(self, asked: Sequence[WritingRequest], done: Bools, tell: Tell) -> Iterator[tuple[int, WrittenTokens]]:
         if done.all():
             return
-        yield from _Question(self._replicas.pool, self._replicas.log, asked, done, self.size).texts(tell)
+        yield from _Question(self._replicas.pool, asked, done, self.size).texts(tell)
 
     def account(self) -> list[str]:
         found: list[str] = self._replicas.pool.ask("account")
@@ -63,20 +61,19 @@ class ReplicatedWriter(Writer):
 class _Question:
     """All texts of one call: batches that wait, and those that replicas write."""
 
-    def __init__(
-        self, pool: ReplicaPool, log: ReplicaLog, asked: Sequence[WritingRequest], done: Bools, size: int
-    ) -> None:
-        self.pool, self.log, self.asked, self.done = pool, log, asked, done.copy()
+    def __init__(self, pool: ReplicaPool, asked: Sequence[WritingRequest], done: Bools, size: int) -> None:
+        self.pool, self.asked, self.done = pool, asked, done.copy()
         self.batches: list[Ints] = batches_of_texts(asked, size or TEXTS)
-        self.waiting = deque(number for number, batch in enumerate(self.batches) if not done[batch].all())
-        self.deaths, self.refusals = Counter[int](), Counter[int]()
+        unwritten = (number for number, batch in enumerate(self.batches) if not done[batch].all())
+        fix = f"give fewer --sequences, or replicas with more memory; {RESUME}"
+        self.retries = Retries(pool, unwritten, what="texts", fix=fix)
 
     def texts(self, tell: Tell) -> Iterator[tuple[int, WrittenTokens]]:
         try:
             while not self.done.all():
                 for replica in self.pool.ready:
-                    if not replica.assignments and self.waiting:
-                        self._send(replica, self.waiting.popleft())
+                    if not replica.assignments and self.retries.waiting:
+                        self._send(replica, self.retries.waiting.popleft())
                 for replica, _, result in self.pool.poll():
                     for number, text in self._handle(replica, result):
                         tell(len(text.ids))
@@ -93,24 +90,11 @@ class _Question:
         replica.assignments.append(Assignment([number], None, tokens, stream, time.monotonic()))
 
     def _handle(self, replica: ReplicaHandle, result: Any) -> Iterator[tuple[int, WrittenTokens]]:
-        number = replica.assignments[0].batches[0] if replica.assignments else -1
+        number = replica.assignments[0].batches[0] if replica.assignments else None
+        if number is None or isinstance(result, Lost | ScoremodeError):
+            self.retries.failed(replica, number, result)
+            return
         match result:
-            case Lost() if number < 0:
-                self.log.event(f"{replica.name} was gone before it wrote anything ({result.why})", is_detail=True)
-                self.pool.replace(replica, result.why)
-            case Lost():
-                self.log.event(f"{replica.name} is gone ({result.why}); its texts go to others")
-                self.deaths[number] += 1
-                if self.deaths[number] >= MOST_DEATHS:
-                    what = f"{MOST_DEATHS} replicas died while they wrote the same texts ({result.why})"
-                    raise EngineError(what, fix=f"give fewer --sequences, or replicas with more memory; {RESUME}")
-                self._again(replica, number, result.why)
-            case ScoremodeError():
-                self.refusals[number] += 1
-                if isinstance(result, InputError) or self.refusals[number] > 1:
-                    raise result
-                self.log.event(f"the engine of {replica.name} failed: {result.message}; its texts go to others")
-                self._again(replica, number, "its engine failed again and again")
             case Finished():
                 ended = replica.assignments.popleft()
                 replica.pace.measured(ended.tokens, result.seconds)
@@ -127,7 +111,3 @@ class _Question:
                     yield index, text
             case _:
                 raise AssertionError(f"a replica said {result!r}")
-
-    def _again(self, replica: ReplicaHandle, number: int, why: str) -> None:
-        self.waiting.appendleft(number)
-        self.pool.replace(replica, why)

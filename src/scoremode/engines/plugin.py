@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from scoremode.engines.base import Engine
     from scoremode.engines.generation import Generator
     from scoremode.engines.layer_states import LayerStates
+    from scoremode.engines.swapping import Swapper
     from scoremode.engines.writing import DrawingRules, Writer
     from scoremode.models.subject import Subject
     from scoremode.scores.schema import Column
@@ -55,6 +56,7 @@ class Capabilities:
     generates: bool = False  # has ``open_generator``; not in EVERYTHING, which plug-ins used before this was asked for
     writes: bool = False  # has ``open_writer``; not in EVERYTHING
     layer_states: bool = False  # has ``open_layers``: hidden states between layers; not in EVERYTHING
+    swaps: bool = False  # has ``open_swapper``; not in EVERYTHING
     columns: tuple[Column, ...] = ()  # that it measures beside the built-in ones; its answers have them in ``more``
     paths: tuple[str, ...] = (PREFILL,)  # how it can feed a window, chunked and cache-hit included: see plan/path.py
 
@@ -186,6 +188,10 @@ class EnginePlugin(ABC):
     def open_layers(self, subject: Subject, options: Any, work: Work) -> LayerStates:
         """Open the model to give hidden states between its layers. Only if ``able().layer_states`` is true."""
         raise NotImplementedError(f"the {self.name} engine does not give the states of layers")
+
+    def open_swapper(self, subject: Subject, options: Any, work: Work, candidates: Sequence[str]) -> Swapper:
+        """Open the model to swap its weights for those of candidates, for attributions. Only if ``able().swaps``."""
+        raise NotImplementedError(f"the {self.name} engine does not swap weights")
 
     def chunked(self, options: Any, tokens: int) -> Any:
         """The options with which at most ``tokens`` tokens are computed at once. Only if ``able().paths`` has it."""

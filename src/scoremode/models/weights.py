@@ -5,10 +5,12 @@ The candidate is another version of the baseline: quantized, fine-tuned, an adap
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scoremode.disk.files import remembered_sha256
 from scoremode.errors import ModelError, OptionError
 from scoremode.models.facts import ModelFacts, inspect, resolve, weight_files
 from scoremode.models.gguf import SUFFIX, gguf_models, read_gguf
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 Stored = Mapping[str, StoredWeight]
 EMULATED = "{} emulates a quantization of {:.3g} bits per weight; the bits of its parts are those of its files"
 
-__all__ = ["CandidateWeights", "StoredWeight", "open_weights"]
+__all__ = ["CandidateWeights", "StoredWeight", "candidate_fingerprint", "open_weights"]
 
 
 def open_weights(
@@ -66,6 +68,19 @@ def open_weights(
     reader, notes = _reader(candidate, facts)
     is_untied = _text_config(facts.config).get("tie_word_embeddings", facts.config.get("tie_word_embeddings")) is False
     return MatchedWeights(candidate, reader, baseline, (*facts.notes, *notes), needs_head=is_untied)
+
+
+def candidate_fingerprint(candidate: str, token: str | None = None) -> str:
+    """What tells a candidate's weights from others: the hashes of its files; of one that is made, its name."""
+    if candidate.startswith(PREFIX):
+        return candidate
+    path = Path(candidate).expanduser()
+    if not path.exists():
+        path = resolve(candidate, revision=None, token=token)
+    if path.is_file():
+        return remembered_sha256(path)
+    kept = sorted(p for p in path.iterdir() if p.suffix in (".safetensors", ".gguf", ".json") and p.is_file())
+    return hashlib.sha256("\n".join(f"{p.name} {remembered_sha256(p)}" for p in kept).encode()).hexdigest()
 
 
 def _require_baseline(candidate: str, read: Read | None, stored: Stored | None) -> tuple[Read, Stored]:

@@ -153,6 +153,13 @@ def check_answers(schema: Schema, source: WindowSource, found: Sequence[tuple[in
         _check_window(schema, source, index, answers)
 
 
+def check_divergence(index: int, answers: Answers, least_kl: float = 0.0) -> None:
+    """Refuses a divergence that is NaN or impossible. KL may be under 0 if the baseline is not exact."""
+    found = {name: getattr(answers, name) for name in answers.divergences}
+    if (wrong := BUILT_IN.impossible_value(found, least_kl=least_kl)) is not None:
+        raise EngineError(f"the divergence in window {index} is impossible: {wrong}", fix=FAULT)
+
+
 def check_shapes(schema: Schema, shape: tuple[int, ...], index: int, answers: Answers) -> None:
     """Requires columns that the schema allows, each in the shape that follows from the shape of a window's targets."""
     wrong = schema.set_problem(answers.columns)

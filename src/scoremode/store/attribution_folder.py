@@ -10,6 +10,8 @@ import json
 from pathlib import Path
 from typing import Any, Self
 
+from scoremode.cache.entries import is_cached, mark_used
+from scoremode.cache.eviction import make_room
 from scoremode.disk.files import write_atomically
 from scoremode.disk.folders import ATTRIBUTION, PARTIAL_ATTRIBUTION, TEMPORARY
 from scoremode.disk.locks import Lock
@@ -36,11 +38,12 @@ class AttributionFolder:
     def __enter__(self) -> Self:
         require_possible(self.folder)
         self._check()  # before a folder is made
-        self._lock, _ = lock_folder(self.folder, waits=False)
+        self._lock, _ = lock_folder(self.folder, waits=is_cached(self.folder))
         try:
             self.finished = self._check()
             if self.finished is not None:
                 self._open()
+                mark_used(self.folder)
         except BaseException:
             self.__exit__()
             raise
@@ -118,4 +121,5 @@ class AttributionFolder:
         whole = {"identity": self.identity, **manifest}
         whole = sealed(json.loads(readable(json.dumps(whole, ensure_ascii=False, allow_nan=False))))
         write_atomically(self.folder / ATTRIBUTION, json.dumps(whole, indent=1).encode())
+        make_room(self.folder)
         return whole

@@ -6,22 +6,20 @@ vocabulary. The sum of these parts, all weights together, and the candidate as i
 
 from __future__ import annotations
 
-import hashlib
-import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from scoremode.cluster.spread import SPREAD
-from scoremode.disk.files import remembered_sha256
+from scoremode.disk.folders import entry_folder
+from scoremode.engines.plugin import Work
+from scoremode.engines.swapping import WeightFacts
 from scoremode.errors import InputError, OptionError, did_you_mean
-from scoremode.models.facts import resolve
 from scoremode.models.units import BY, Unit, units_of
-from scoremode.models.weights import CandidateWeights, open_weights
+from scoremode.models.weights import candidate_fingerprint
 from scoremode.plan.path import DECODE
 from scoremode.remote.uri import Place, located
 from scoremode.statistics.attribution import Attribution, CandidateDamage, UnitDamage
@@ -31,21 +29,14 @@ from scoremode.store.attribution_folder import AttributionFolder
 from scoremode.verbs.arguments import AllArguments, spelled_out, split_arguments
 from scoremode.verbs.compare import compare
 from scoremode.verbs.model import GivenTokenizer, LazyModel
-from scoremode.verbs.progress import Progress, announce
+from scoremode.verbs.progress import Progress
 from scoremode.verbs.progress_display import shows_progress
 from scoremode.verbs.question import Question
 from scoremode.verbs.recipe import Budget, Choices, make_recipe, restored_recipe, write_files
 from scoremode.verbs.run_contents import describe_engine
 from scoremode.verbs.scoring import check_fits
 from scoremode.verbs.sides import CompareRequest, assign_engines, short
-from scoremode.verbs.swapping import (
-    SwapMeasurement,
-    formats_of,
-    job_of,
-    record_number,
-    require_float_weights,
-    stored_bits,
-)
+from scoremode.verbs.swapping import Candidate, SwapMeasurement, formats_of, record_number, stored_bits
 
 if TYPE_CHECKING:
     from scoremode.engines.base import EngineFacts
@@ -66,7 +57,7 @@ class AttributeRequest:
     tokenizer: GivenTokenizer | None
     budget: Budget
 
-    def check(self, options: Mapping[str, Any], question: Mapping[str, Any]) -> None:
+    def check(self, question: Mapping[str, Any]) -> None:
         """Refuses what cannot be, before anything is loaded."""
         if self.by not in BY:
             raise OptionError(f"--by {self.by} is not known", fix=did_you_mean(self.by, BY))
@@ -74,8 +65,6 @@ class AttributeRequest:
             raise InputError("there is no candidate", fix="name one after the baseline, as in rtn:4:32")
         if len({short(name) for name in self.candidates}) < len(self.candidates):
             raise InputError("two candidates have the same name", fix="rename one, so that tables can tell them apart")
-        if any(options.get(name) is not None for name in SPREAD):
-            raise OptionError("attribute works in one process", fix="leave --replicas out")
         if question.get("path") == DECODE:
             raise OptionError("attribute has the prefill path only", fix="leave --path out")
 
@@ -111,6 +100,9 @@ def attribute(
     and baseline is chosen on the first half of the windows, built, and measured on the second half. ``write_recipe`` is
     the beginning of the names of files that tools read.
 
+    Every finished unit is kept at once, in ``out`` or in the cache, and the same call resumes. ``replicas`` measure
+    units side by side.
+
     >>> sm.attribute("org/model", "rtn:4:32", corpus="wikitext2")[0].units[3].name     # doctest: +SKIP
     'layer 2'
     """
@@ -118,7 +110,7 @@ def attribute(
         str(baseline), tuple(map(str, candidates)), by, engine, tokenizer, Budget(bits_budget, kl_budget)
     )
     question, options = split_arguments(arguments, needs_text=True)
-    request.check(options, question)
+    request.check(question)
     request.budget.check(write_recipe)
     where = located(out) if out is not None else None
     if isinstance(where, Place):
@@ -128,38 +120,24 @@ def attribute(
         raise OptionError(f"--engine {engine} serves none of the candidates: rtn is emulated", fix="leave --engine out")
     wanted = CompareRequest(engine, options, "transformers", None, tokenizer)
     own, _ = assign_engines(request.baseline, served, wanted)
-    if own is None or own.plugin.name != "transformers":  # a run, or a format that another engine opens
+    if own is None or not own.plugin.able().swaps:  # a run, or a format that another engine opens
         raise InputError(f"{request.baseline} has no weights to swap", fix="give a checkpoint as the baseline")
-    with closing(own.prepare()) as model, ExitStack() as stack:
-        if where is None:
-            where = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="scoremode-")))
+    with closing(own.prepare()) as model:
         asked = model.ask(question, progress)
         check_fits(asked.plan, asked.subject.vocabulary, asked.subject.context_length)
-        prints = {name: fingerprint_of(name, model) for name in request.candidates}
-        folder = stack.enter_context(AttributionFolder(where, model.identity(asked), fresh=fresh))
-        known = {**request.as_json(), "fingerprints": prints}
-        manifest = folder.finished
-        if manifest is None or manifest.get("request") != known:
-            work = _Work(request, asked, model, folder, prints, progress)
-            manifest = folder.save({"request": known, **work.measured(), **work.served(served, arguments)})
-        found = _restored(folder, manifest)
+        token = getattr(model.chosen.options, "token", None)
+        prints = {name: candidate_fingerprint(name, token) for name in request.candidates}
+        identity = model.identity(asked)
+        with AttributionFolder(where or entry_folder("attributions", identity), identity, fresh=fresh) as folder:
+            known = {**request.as_json(), "fingerprints": prints}
+            manifest = folder.finished
+            if manifest is None or manifest.get("request") != known:
+                work = _Work(request, asked, model, folder, prints, progress)
+                manifest = folder.save({"request": known, **work.measured(), **work.served(served, arguments)})
+            found = _restored(folder, manifest)
     if write_recipe is not None and found.recipe is not None:
         write_files(found.recipe, write_recipe)
     return found
-
-
-def fingerprint_of(candidate: str, baseline: LazyModel) -> str:
-    """What tells a candidate's weights from others: the hashes of its files; of one that is made, its name."""
-    if candidate.startswith(MADE):
-        return candidate
-    path = Path(candidate).expanduser()
-    if not path.exists():
-        options = baseline.chosen.options
-        path = resolve(candidate, revision=None, token=getattr(options, "token", None))
-    if path.is_file():
-        return remembered_sha256(path)
-    kept = sorted(p for p in path.iterdir() if p.suffix in (".safetensors", ".gguf", ".json") and p.is_file())
-    return hashlib.sha256("\n".join(f"{p.name} {remembered_sha256(p)}" for p in kept).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,59 +153,35 @@ class _Work:
 
     def measured(self) -> dict[str, Any]:
         """Swaps all units of all candidates; returns the manifest of what was measured. Sums are in the folder."""
-        from scoremode.engines.transformers.engine import TransformersEngine
-        from scoremode.engines.transformers.swaps import SwappableModel
-
-        engine = self.model.engine_for(self.asked, self.progress)
-        assert isinstance(engine, TransformersEngine), "assign_engines chose it"
         plan = self.asked.plan
-        check_fits(plan, engine.facts.vocabulary, engine.facts.context_length)
-        cells = PlanCells(plan)
-        with SwappableModel(engine) as swaps:
-            require_float_weights(swaps, self.request.baseline)
-            shapes = {name: tuple(p.shape) for name, p in swaps.parameters.items()}
-            config = swaps.model.config.to_dict()
-            announce(self.progress, "reading the candidates' weights")
-            own = self._open(str(_folder_of(self.model)), shapes, config)
-            opened = {
-                name: self._open(
-                    name, shapes, config, read_baseline=lambda n: swaps.parameters[n].data, baseline_stored=own.stored
-                )
-                for name in self.request.candidates
-            }
-            units = units_of(shapes, self.request.by, swaps.layers_name)
+        work, cells = Work(longest=int(plan.lengths.max())), PlanCells(plan)
+        with closing(self.model.open_swapper(work, self.prints, self.progress)) as swapper:
+            facts, engine = swapper.facts, swapper.engine_facts()
+            check_fits(plan, engine.vocabulary, engine.context_length)
+            candidates = [Candidate(name, self.prints[name], weights) for name, weights in facts.candidates.items()]
+            units = units_of(facts.shapes, self.request.by, facts.layers_name)
+            choices = Choices({one.name: one for one in candidates}, facts.own, units, facts.model_type)
+            choices.check(self.request.budget)
             self.folder.begin()
-            measurement = SwapMeasurement(swaps, plan, cells, self.folder, self.progress)
-            jobs = [
-                job_of(weights, self.prints[name], unit) for name, weights in opened.items() for unit in (*units, None)
-            ]
-            measurement.measure(jobs)
-            recipe = None
-            if self.request.budget:
-                model_type = str(config.get("model_type", ""))
-                choices = Choices(opened, self.prints, own, units, model_type)
-                recipe = make_recipe(self.request.budget, choices, measurement)
+            measurement = SwapMeasurement(swapper, plan, cells, self.folder, self.progress)
+            measurement.measure([candidate.job(unit) for candidate in candidates for unit in (*units, None)])
+            recipe = make_recipe(self.request.budget, choices, measurement) if self.request.budget else None
             noise_kl, perturbed = measurement.noise()
-            notes = [*engine.facts.notes, *swaps.notes, *KEPT_AS]
-            if engine.facts.dtype in ("bfloat16", "float16"):
-                notes.append(
-                    f"de-quantized weights are rounded to {engine.facts.dtype}, in which the baseline computes"
-                )
+            engine = swapper.engine_facts()
+            notes = [*engine.notes, *facts.notes, *KEPT_AS, *swapper.account()]
+        if engine.dtype in ("bfloat16", "float16"):
+            notes.append(f"de-quantized weights are rounded to {engine.dtype}, in which the baseline computes")
         return {
             "baseline": short(self.request.baseline),
             "by": self.request.by,
             "cells": cells.cells.as_json(),
             "noise_kl": None if noise_kl is None else noise_kl.tolist(),
             "noise_perturbed": perturbed,
-            "facts": self._facts(engine.facts, cells.kind),
+            "facts": self._facts(engine, cells.kind),
             "notes": [*notes, *plan.notes],
-            "candidates": [self._candidate(name, opened[name], own, units) for name in opened],
+            "candidates": [_candidate(candidate, facts.own, units) for candidate in candidates],
             "recipe": recipe,
         }
-
-    def _open(self, name: str, shapes: Mapping[str, tuple[int, ...]], config: Any, **more: Any) -> CandidateWeights:
-        token = getattr(self.model.chosen.options, "token", None)
-        return open_weights(name, shapes, config=config, token=token, **more)
 
     def _facts(self, engine: EngineFacts, groups: str) -> dict[str, Any]:
         asked = self.asked
@@ -239,31 +193,6 @@ class _Work:
             "forward_tokens": asked.plan.forward_tokens,
             "stderr_groups": groups,
             **describe_engine(engine),
-        }
-
-    def _candidate(
-        self, name: str, weights: CandidateWeights, own: CandidateWeights, units: Sequence[Unit]
-    ) -> dict[str, Any]:
-        every = tuple(weights.stored)
-        count = sum(unit.weights for unit in units)
-        return {
-            "name": short(name),
-            "bits_per_weight": stored_bits(weights, every) / count,
-            "notes": list(weights.notes),
-            "whole": job_of(weights, self.prints[name], None).number,
-            "units": [
-                {
-                    "name": unit.name,
-                    "layer": unit.layer,
-                    "kind": unit.kind,
-                    "weights": unit.weights,
-                    "format": formats_of(weights, unit.tensors),
-                    "bits": stored_bits(weights, unit.tensors) / unit.weights,
-                    "bits_saved": stored_bits(own, unit.tensors) - stored_bits(weights, unit.tensors),
-                    "record": job_of(weights, self.prints[name], unit).number,
-                }
-                for unit in units
-            ],
         }
 
     def served(self, candidates: Sequence[str], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -290,6 +219,30 @@ class _Work:
         return {"served": found}
 
 
+def _candidate(candidate: Candidate, own: WeightFacts, units: Sequence[Unit]) -> dict[str, Any]:
+    """What the manifest keeps of a candidate."""
+    weights = candidate.weights
+    return {
+        "name": short(candidate.name),
+        "bits_per_weight": stored_bits(weights, tuple(weights.stored)) / sum(unit.weights for unit in units),
+        "notes": list(weights.notes),
+        "whole": candidate.job(None).number,
+        "units": [
+            {
+                "name": unit.name,
+                "layer": unit.layer,
+                "kind": unit.kind,
+                "weights": unit.weights,
+                "format": formats_of(weights, unit.tensors),
+                "bits": stored_bits(weights, unit.tensors) / unit.weights,
+                "bits_saved": stored_bits(own, unit.tensors) - stored_bits(weights, unit.tensors),
+                "record": candidate.job(unit).number,
+            }
+            for unit in units
+        ],
+    }
+
+
 def _damage_of(compared: Comparison, cells: PlanCells) -> Damage:
     """The sums of a comparison of the same plan."""
     kl, moved, same = [], [], []
@@ -300,11 +253,6 @@ def _damage_of(compared: Comparison, cells: PlanCells) -> Damage:
         moved.append(block.moved)
         same.append(block.base_top == block.cand_top)
     return cells.damage(np.concatenate(kl), np.concatenate(moved), np.concatenate(same))
-
-
-def _folder_of(model: LazyModel) -> Path:
-    assert model.subject.checkpoint is not None, "a checkpoint of Transformers"
-    return model.subject.checkpoint.path
 
 
 def _restored(folder: AttributionFolder, stored: Mapping[str, Any]) -> Attribution:

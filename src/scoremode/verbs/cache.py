@@ -97,6 +97,10 @@ def _facts(entry: Entry, mark: Path) -> dict[str, Any]:
     """Returns the facts of a finished entry that is not a run."""
     if entry.kind == "tasks":
         return {"what": "answers", **_texts((read_record_header(mark) or {}).get("identity"), "model", "engine")}
+    if entry.kind == "attributions":
+        found = read_object(mark)
+        of = {"model": found.get("baseline"), **_texts(found.get("facts"), "corpus", "engine")}
+        return {"what": "units of candidates", **_texts(of, "model", "corpus", "engine")}
     if entry.kind == "texts":
         return {"what": "tokens", **_texts(read_object(mark).get("key"), "corpus")}
     if entry.kind == "files" and (entry.path / PLACE).exists():

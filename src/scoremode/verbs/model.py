@@ -17,6 +17,7 @@ from scoremode.cache.units import size_words
 from scoremode.cluster.engine import ReplicatedEngine, check_spread
 from scoremode.cluster.ray_cluster import require_ray
 from scoremode.cluster.spread import Spread, read_spread
+from scoremode.cluster.swapper import ReplicatedSwapper
 from scoremode.cluster.writer import ReplicatedWriter
 from scoremode.disk.folders import entry_folder
 from scoremode.engines import registry
@@ -25,6 +26,7 @@ from scoremode.engines.layer_states import LayerStates
 from scoremode.engines.options import Options
 from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, MemoryNeed, Work
 from scoremode.engines.registry import Chosen
+from scoremode.engines.swapping import Swapper
 from scoremode.engines.writing import DrawingRules, Writer
 from scoremode.errors import ModelError, OptionError, print_line
 from scoremode.models.subject import Subject
@@ -259,6 +261,15 @@ class LazyModel:
             return self.plugin.open_writer(self.subject, self.chosen.options, work, rules)
         say, tell = (getattr(progress, name, None) for name in ("say", "detail"))
         return ReplicatedWriter(self.chosen, work, self.spread, rules, self._tokenizer, tell=tell, say=say)
+
+    def open_swapper(self, work: Work, candidates: Mapping[str, str], progress: Progress | None = None) -> Swapper:
+        """Opens the model to swap its weights for those of candidates, given with their fingerprints; the caller closes
+        it."""
+        announce(progress, f"loading {self.subject.name} with {self.engine_name}")
+        if self.spread is None:
+            return self.plugin.open_swapper(self.subject, self.chosen.options, work, tuple(candidates))
+        say, tell = (getattr(progress, name, None) for name in ("say", "detail"))
+        return ReplicatedSwapper(self.chosen, work, self.spread, candidates, self._tokenizer, tell=tell, say=say)
 
     def engine_for(self, asked: Question, progress: Progress | None = None) -> Engine:
         """The open engine, ready for all windows of a question."""

@@ -7,16 +7,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from scoremode.engines.swapping import Swap, WeightFacts
 from scoremode.errors import InputError, OptionError, print_line
 from scoremode.models.recipes.mixture import Mixture
 from scoremode.models.recipes.writing import write_recipes
 from scoremode.models.units import Unit
-from scoremode.models.weights import CandidateWeights
 from scoremode.statistics.bit_allocation import Allocation, Option, allocate
 from scoremode.statistics.cells import Cells, Damage
 from scoremode.statistics.recipe import SEEN, Recipe, Uniform
 from scoremode.verbs.outputs import check_output
-from scoremode.verbs.swapping import Job, SwapMeasurement, job_of, record_number, stored_bits
+from scoremode.verbs.swapping import Candidate, Job, SwapMeasurement, record_number, stored_bits
 
 BASELINE = "baseline"
 
@@ -48,34 +48,41 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What a recipe chooses from: the candidates' weights by name, their fingerprints, the baseline's and the units."""
+    """What a recipe chooses from: the candidates by name, the baseline's own weights, and the units."""
 
-    opened: Mapping[str, CandidateWeights]
-    prints: Mapping[str, str]
-    own: CandidateWeights
+    candidates: Mapping[str, Candidate]
+    own: WeightFacts
     units: Sequence[Unit]
     model_type: str
 
     def options(self, unit: Unit, damage: Callable[[Job], Damage], cells: Cells) -> list[Option]:
         """The precisions of a unit, with the damage on the windows that recipes are chosen on."""
         found = [Option(BASELINE, stored_bits(self.own, unit.tensors), 0.0)]
-        for name, weights in self.opened.items():
-            kl = cells.mean(damage(job_of(weights, self.prints[name], unit)).kl, SEEN).value
-            found.append(Option(name, stored_bits(weights, unit.tensors), kl))
+        for name, candidate in self.candidates.items():
+            kl = cells.mean(damage(candidate.job(unit)).kl, SEEN).value
+            found.append(Option(name, stored_bits(candidate.weights, unit.tensors), kl))
         return found
 
-    def weights(self, chosen: str) -> CandidateWeights:
-        return self.own if chosen == BASELINE else self.opened[chosen]
+    def check(self, budget: Budget) -> None:
+        """Refuses, before anything is measured, a budget in bits that no choice meets."""
+        every = [self.own, *(one.weights for one in self.candidates.values())]
+        least = sum(min(stored_bits(one, unit.tensors) for one in every) for unit in self.units)
+        least /= sum(unit.weights for unit in self.units)
+        if budget.bits is not None and budget.bits < least * (1 - 1e-6):
+            raise OptionError(
+                f"--bits-budget {budget.bits:g} is too small: the smallest options take {least:.4g} bits per weight",
+                fix="raise the budget, or add candidates",
+            )
+
+    def weights(self, chosen: str) -> WeightFacts:
+        return self.own if chosen == BASELINE else self.candidates[chosen].weights
 
     def mixture_job(self, allocation: Allocation) -> Job:
         """The job of measuring the mixture: the tensors of every unit that is not the baseline's."""
         chosen = {unit.name: allocation.chosen[unit.name].name for unit in self.units}
-        source = {t: self.opened[chosen[u.name]] for u in self.units if chosen[u.name] != BASELINE for t in u.tensors}
-        parts = [
-            f"{t} {self.prints[chosen[u.name]]}" for u in self.units if chosen[u.name] != BASELINE for t in u.tensors
-        ]
-        number = record_number("mixture", *parts)
-        return Job("the mixture", number, tuple(source), lambda name: source[name].tensor(name))
+        sources = {t: chosen[u.name] for u in self.units if chosen[u.name] != BASELINE for t in u.tensors}
+        parts = [f"{tensor} {self.candidates[name].fingerprint}" for tensor, name in sources.items()]
+        return Job(Swap("the mixture", sources), record_number("mixture", *parts))
 
     def texts(self, allocation: Allocation) -> list[dict[str, Any]]:
         """The recipe in the dialects of tools."""

@@ -24,9 +24,8 @@ from scoremode.errors import EngineError, ModelError, listed
 from scoremode.plan.build import plan_of_pairs
 from scoremode.plan.plan import Plan
 from scoremode.plan.windows import Answers, WindowSource
-from scoremode.scores.answers import FAULT, check_answers
+from scoremode.scores.answers import FAULT, check_answers, check_divergence
 from scoremode.scores.journal import Journal
-from scoremode.scores.schema import BUILT_IN
 from scoremode.store import runs
 from scoremode.store.run import Run
 from scoremode.values import Bools, Ids, Ints
@@ -105,13 +104,6 @@ def _next_answers(coming: Iterator[tuple[int, Answers]], waiting: Bools, count: 
         waiting[index] = False
         found.append(item)
     return found
-
-
-def check_divergence(index: int, answers: Answers, least_kl: float = 0.0) -> None:
-    """Refuses a divergence that is NaN or impossible. KL may be under 0 if the baseline is not exact."""
-    found = {name: getattr(answers, name) for name in answers.divergences}
-    if (wrong := BUILT_IN.impossible_value(found, least_kl=least_kl)) is not None:
-        raise EngineError(f"the divergence in window {index} is impossible: {wrong}", fix=FAULT)
 
 
 def score_plan(plan: Plan, engine: Engine, journal: Journal, progress: Progress | None = None) -> None:

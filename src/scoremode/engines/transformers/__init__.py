@@ -26,9 +26,12 @@ from scoremode.models.sizes import cache_bytes
 from scoremode.plan.path import PATHS, DecodePath
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from scoremode.engines.generation import Generator
     from scoremode.engines.transformers.engine import TransformersEngine
     from scoremode.engines.transformers.layer_states import TransformersLayers
+    from scoremode.engines.transformers.swapper import TransformersSwapper
     from scoremode.engines.writing import DrawingRules, Writer
     from scoremode.models.subject import Subject
 
@@ -40,7 +43,7 @@ class TransformersPlugin(EnginePlugin):
     name = "transformers"
     summary = "any causal LM that Transformers loads, in this process (the default)"
     capabilities: ClassVar[Capabilities] = replace(
-        EVERYTHING, generates=True, writes=True, layer_states=True, paths=PATHS
+        EVERYTHING, generates=True, writes=True, layer_states=True, swaps=True, paths=PATHS
     )
     options = TransformersOptions
     instead: ClassVar[dict[str, str]] = {
@@ -112,6 +115,16 @@ class TransformersPlugin(EnginePlugin):
         from scoremode.engines.transformers.layer_states import TransformersLayers
 
         return TransformersLayers(self.open(subject, options, work))
+
+    def open_swapper(
+        self, subject: Subject, options: TransformersOptions, work: Work, candidates: Sequence[str]
+    ) -> TransformersSwapper:
+        from scoremode.engines.transformers.swapper import TransformersSwapper
+
+        assert subject.checkpoint is not None
+        where = subject.checkpoint.path
+        engine = self.open(subject, options, work)
+        return TransformersSwapper(engine, where, candidates, name=subject.name, token=options.token)
 
     def memory(self, subject: Subject, options: TransformersOptions, longest: int) -> MemoryNeed:
         found, stored = super().memory(subject, options, longest), subject.weight_bytes or 0

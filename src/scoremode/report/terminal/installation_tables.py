@@ -103,7 +103,7 @@ def prune_lines(found: dict[str, Any]) -> list[str]:
 def _row(entry: dict[str, Any]) -> tuple[str, ...]:
     used = f"{age_words(entry['age_seconds'])} ago"
     size = "-" if entry["state"] == "foreign" else size_words(entry["size"])
-    resumes = entry["state"] == "unfinished" and entry["kind"] in ("runs", "references")
+    resumes = entry["state"] == "unfinished" and entry["kind"] in ("runs", "references", "attributions")
     state = RESUMES if resumes else entry["state"]
     return shown(entry["path"]), size, used, state, shown(_what(entry))
 
