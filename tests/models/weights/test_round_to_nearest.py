@@ -27,6 +27,19 @@ def longhand(row: list[float], bits: int, group: int) -> list[float]:
     return found
 
 
+def longhand_asymmetric(row: list[float], bits: int, group: int) -> list[float]:
+    """Each group: the smallest number is step 0, the largest the last step; scale and smallest in float16."""
+    found = []
+    for begin in range(0, len(row), group):
+        numbers = [np.float32(x) for x in row[begin : begin + group]]
+        least, last = np.float32(np.float16(min(numbers))), 2**bits - 1
+        scale = np.float32(np.float16((max(numbers) - min(numbers)) / np.float32(last)))
+        for number in numbers:
+            step = 0.0 if scale == 0 else float(np.round((number - least) / scale))
+            found.append(float(np.float32(min(max(step, 0), last)) * scale + least))
+    return found
+
+
 @pytest.mark.parametrize(("bits", "group", "columns"), [(2, 4, 12), (3, 32, 64), (4, 5, 17), (6, 32, 33), (8, 64, 7)])
 def test_against_longhand_with_groups_that_do_not_divide_the_row(bits: int, group: int, columns: int) -> None:
     weight = torch.randn(3, columns, generator=torch.Generator().manual_seed(bits)) * 0.05
@@ -34,6 +47,9 @@ def test_against_longhand_with_groups_that_do_not_divide_the_row(bits: int, grou
     weight[2, 0] = 1e-9  # its scale is 0 in float16 if the group is small
     expected = torch.tensor([longhand(row, bits, group) for row in weight.tolist()])
     assert torch.equal(round_groups(weight, bits, group), expected)
+    weight[0] += 0.3  # all numbers of a group on one side of zero
+    expected = torch.tensor([longhand_asymmetric(row, bits, group) for row in weight.tolist()])
+    assert torch.equal(round_groups(weight, bits, group, asymmetric=True), expected)
 
 
 def test_only_matrices_of_layers_are_rounded_unless_all_are_asked_for() -> None:
@@ -46,6 +62,8 @@ def test_only_matrices_of_layers_are_rounded_unless_all_are_asked_for() -> None:
     assert found.notes == (
         "rtn:4:8 is the baseline rounded to nearest; embedding, head, norms and biases are unchanged",
     )
+    wider = opened("rtn:4:8:asym", baseline).stored["model.layers.0.mlp.down_proj.weight"]
+    assert (wider.bits, wider.format) == (4 + 32 / 8, "rtn 4 bit g8 asym")
     both = opened("rtn:4:8:all", baseline)
     assert not torch.equal(both.tensor("lm_head.weight"), baseline["lm_head.weight"])
     assert both.stored["model.embed_tokens.weight"].format == "rtn 4 bit g8"
@@ -83,7 +101,8 @@ def test_more_bits_are_less_wrong() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["rtn:", "rtn:4", "rtn:4:32:most", "rtn:1:32", "rtn:17:32", "rtn:4:0", "rtn:-4:32", "rtn:4:x"]
+    "name",
+    ["rtn:", "rtn:4", "rtn:4:32:most", "rtn:4:32:all:asym", "rtn:1:32", "rtn:17:32", "rtn:4:0", "rtn:-4:32", "rtn:4:x"],
 )
 def test_names_that_are_refused(name: str) -> None:
     with pytest.raises(OptionError) as refusal:
