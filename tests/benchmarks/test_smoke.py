@@ -172,7 +172,11 @@ ROWS = (
     Row(
         "same_numbers",
         "compare {recorded} {recorded}",
-        ("ppl-table-gptq: # targets, # columns, equal", "# files of hidden states and heads: equal", "all equal"),
+        (
+            "ppl-table-gptq, columns of # targets: # compared, equal",
+            "hidden states, heads and base logits: # compared, equal",
+            "all equal",
+        ),
     ),
     Row(
         "same_numbers",
