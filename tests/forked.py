@@ -329,6 +329,12 @@ def spare_work_of_vllm() -> None:
         # Who waits sleeps: a loop of a second costs the others. Not at once, because of two messages within a
         # millisecond ZeroMQ drops the second one's wake-up, and vLLM would sleep for a minute.
         messages.SpinCondition.__init__.__defaults__ = (0.05,)
+    if platforms := sys.modules.get("vllm.platforms"):  # each worker would search all modules for Triton's kernels
+        platforms.current_platform.register_triton_kernel_overrides()
+        type(platforms.current_platform).register_triton_kernel_overrides = classmethod(lambda _: None)
+        torch: Any = sys.modules["torch"]
+        with contextlib.suppress(Exception):  # no compiler. A process takes seconds to compile for the first time
+            torch.compile(lambda x: x + 1)(torch.zeros(2))
     if caches := sys.modules.get("vllm.v1.worker.utils"):  # its K/V cache is the one tensor of bytes that it makes
         vars(caches)["torch"] = LazyZeros()
     vars(gc)["unfreeze"] = lambda: None  # when an engine ends, it would search and copy all that was imported here

@@ -37,22 +37,25 @@ def _listener() -> socket.socket:
 
 
 def fork_workers() -> None:
-    """Let the clusters that this process starts send their workers to the template."""
+    """Let the clusters that this process starts send their workers to the template: its own, or that of the process
+    whose variables it was given."""
     from ray._private import ray_constants
 
     ray_constants.SETUP_WORKER_FILENAME = __file__
-    os.environ[TEMPLATE] = _listener().getsockname()
+    if TEMPLATE not in os.environ:
+        os.environ[TEMPLATE] = _listener().getsockname()
 
 
 @functools.cache
-def start_template() -> None:
-    """Start the template, which ends with this process. Workers that were sent before wait for it."""
+def start_template() -> int:
+    """Start the template, which ends with this process; its id. Workers that were sent before wait for it."""
     import subprocess
 
     number, no = _listener().fileno(), subprocess.DEVNULL
     command = [sys.executable, "-P", __file__, "serve", str(number)]
     template = subprocess.Popen(command, stdin=no, stdout=no, pass_fds=[number])
     atexit.register(template.kill)
+    return template.pid
 
 
 def ask(words: list[str]) -> bool:

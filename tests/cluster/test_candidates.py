@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 import scoremode as sm
@@ -22,13 +24,26 @@ from scoremode.store.runs import JOURNAL
 from scoremode.verbs.candidates import score_together, slots_and_shares
 from scoremode.verbs.progress import Progress
 from tests import forked
+from tests.cluster import ray_workers
 from tests.cluster.conftest import ROOT, wait_until
-from tests.cluster.test_command_line import command, family_of, left_of, scoremode
+from tests.cluster.test_command_line import family_of, left_of, scoremode
 from tests.makers import SENTENCES, make_tiny_model
 
 SIZES: dict[str, Any] = {"method": "sliding-once", "context_length": 32, "stride": 16}
 BATCH = 32  # tokens: many small batches, so that a kill comes between two of them
 COLUMNS = BUILT_IN.names
+# a driver whose Ray gets its workers from the template of this process; those of tests/cluster/test_command_line.py,
+# where nothing may be left running, are Ray's own
+DRIVER = (
+    "from tests.cluster import ray_workers; ray_workers.fork_workers(); from scoremode.cli.main import entry; entry()"
+)
+
+
+@pytest.fixture(scope="module")
+def workers(plugged: None) -> psutil.Process:
+    """The template that all workers of Ray are forked from. It imports its libraries while models are made."""
+    ray_workers.fork_workers()
+    return psutil.Process(ray_workers.start_template())
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +88,11 @@ def require_same_bits(found: list[sm.Run], alone: Sequence[sm.Comparison]) -> No
 
 
 def test_a_broken_candidate_is_named_and_the_others_have_the_bits_of_one_after_the_other(
-    plugged: None, reference: str, candidates: list[str], one_by_one: Sequence[sm.Comparison], tmp_path: Path
+    workers: psutil.Process,
+    reference: str,
+    candidates: list[str],
+    one_by_one: Sequence[sm.Comparison],
+    tmp_path: Path,
 ) -> None:
     broken = broken_copy(candidates[0], tmp_path / "models" / "broken")
     order = [candidates[0], broken, candidates[1]]  # one waits for a slot
@@ -87,17 +106,22 @@ def test_a_broken_candidate_is_named_and_the_others_have_the_bits_of_one_after_t
 
 
 def test_a_killed_driver_resumes(
-    plugged: None, reference: str, candidates: list[str], one_by_one: Sequence[sm.Comparison], tmp_path: Path
+    workers: psutil.Process,
+    reference: str,
+    candidates: list[str],
+    one_by_one: Sequence[sm.Comparison],
+    tmp_path: Path,
 ) -> None:
     """kill -9 while two candidates are scored, with Ray of its own; without replicas it is the same comparison."""
     environment = {**os.environ, "SCOREMODE_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
     out = tmp_path / "out"
     asked = ["compare", reference, *candidates, "--out", str(out), "--batch-tokens", str(BATCH)]
     nowhere = subprocess.DEVNULL
-    started = forked.Popen(command(*asked, "--replicas", "2"), env=environment, cwd=ROOT, stdout=nowhere)
+    driver = [sys.executable, "-c", DRIVER, *asked, "--replicas", "2"]
+    started = forked.Popen(driver, env=environment, cwd=ROOT, stdout=nowhere)
     try:
         wait_until(lambda: any(path.stat().st_size > 3000 for path in out.glob(f"*/{JOURNAL}")), 240)
-        family = family_of(started)
+        family = [*family_of(started), *workers.children()]
     finally:
         started.kill()
         started.wait()

@@ -146,7 +146,7 @@ def test_wrong_model_and_wrong_tokenizer(real: RealServer, tiny_bos: Path) -> No
 
 def test_killed_and_started_again(real: RealServer, tmp_path: Path) -> None:
     """Killed mid-run and started again, a server ends the run in the numbers of an undisturbed one."""
-    question: dict[str, Any] = {"text": TEXT * 8, "context_length": 100, "tokenizer": str(real.model)}
+    question: dict[str, Any] = {"text": TEXT * 4, "context_length": 100, "tokenizer": str(real.model)}
     undisturbed = sm.ppl("llama", engine=real.address, fresh=True, **question)
     (tmp_path / "text.txt").write_text(question["text"])
     words = [
