@@ -30,6 +30,8 @@ LONGEST = (
 )
 # files that start vLLM, in two groups, one process for each: importing vLLM takes long, and engines are shared
 VLLM_FIRST = ("engines/vllm/test_quantized", "engines/vllm/test_parallel", "engines/vllm/test_compare", "benchmarks/")
+# files that start Ray themselves: its workers are forked from one process, which imports torch once
+RAY = ("cluster/test_candidates", "cluster/test_writing", "cluster/test_swapping")
 VLLM = ("engines/vllm/", "engines/server/test_real_server", "service/", "verbs/test_noise", "cli/test_doctor")
 
 
@@ -66,6 +68,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             name = nodeid.removeprefix("tests/")
             if name.startswith(VLLM_FIRST):
                 return "vLLM, first"
+            if name.startswith(RAY):
+                return "Ray"
             return "vLLM, second" if name.startswith(VLLM) else str(super()._split_scope(nodeid))
 
     return LoadGroups(config, log)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from scoremode.cluster import ray_cluster
@@ -48,6 +49,13 @@ def plugged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     else:
         os.environ["PYTHONPATH"] = before
     registry.registry.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def workers(plugged: None) -> psutil.Process:
+    """The template that all workers of Ray are forked from. It imports its libraries while models are made."""
+    ray_workers.fork_workers()
+    return psutil.Process(ray_workers.start_template())
 
 
 class Nodes:

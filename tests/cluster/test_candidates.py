@@ -24,7 +24,6 @@ from scoremode.store.runs import JOURNAL
 from scoremode.verbs.candidates import score_together, slots_and_shares
 from scoremode.verbs.progress import Progress
 from tests import forked
-from tests.cluster import ray_workers
 from tests.cluster.conftest import ROOT, wait_until
 from tests.cluster.test_command_line import family_of, left_of, scoremode
 from tests.makers import SENTENCES, make_tiny_model
@@ -37,13 +36,6 @@ COLUMNS = BUILT_IN.names
 DRIVER = (
     "from tests.cluster import ray_workers; ray_workers.fork_workers(); from scoremode.cli.main import entry; entry()"
 )
-
-
-@pytest.fixture(scope="module")
-def workers(plugged: None) -> psutil.Process:
-    """The template that all workers of Ray are forked from. It imports its libraries while models are made."""
-    ray_workers.fork_workers()
-    return psutil.Process(ray_workers.start_template())
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import scoremode as sm
@@ -16,7 +17,9 @@ from tests.makers import make_tiny_model
 TEXT = "the cat sat on the mat and the dog sat on the log. " * 8
 
 
-def test_replicas_measure_what_one_process_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replicas_measure_what_one_process_does(
+    workers: psutil.Process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One of two replicas is killed after the first unit; the other one measures what is missing."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     base = str(make_tiny_model(tmp_path / "base", adds_bos=True, num_hidden_layers=3))

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import scoremode as sm
@@ -23,7 +24,9 @@ def same(one: sm.Rollouts, other: sm.Rollouts) -> bool:
     return all(a == b for a, b in (*pairs, *numbers))
 
 
-def test_replicas_write_the_texts_of_one_engine(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replicas_write_the_texts_of_one_engine(
+    workers: psutil.Process, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One of two replicas is killed after the first text; the other one writes what is missing."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     engine: dict[str, Any] = {"engine": "transformers", "dtype": "float32", "device": "cpu", **HOW}
