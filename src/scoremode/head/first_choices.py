@@ -26,11 +26,16 @@ def first_choices(x: Tensor, first_id: int = 0) -> Tensor:
     logits, ids = _largest(x, min(FIRST + 1, width))
     count = min(FIRST, width)
     found[:, :count] = _keys(logits, ids + first_id)[:, :count]
-    tied = (logits[:, 1:] == logits[:, :-1]).any(1).nonzero()[:, 0]  # rare, so only these rows are looked at again
-    step, every = rows_of_workspace(width, 32, x.device.type), torch.arange(width, device=x.device) + first_id
-    for rows in torch.split(tied, step) if len(tied) else ():
+    every = torch.arange(width, device=x.device) + first_id
+    for rows in _tied(logits, width):
         found[rows, :count] = _keys(x[rows], every).topk(count).values
     return found
+
+
+def _tied(logits: Tensor, width: int) -> tuple[Tensor, ...]:
+    """Returns the rows with equal logits, a few at a time. They are rare, so only these are looked at again."""
+    rows = (logits[:, 1:] == logits[:, :-1]).any(1).nonzero()[:, 0]
+    return torch.split(rows, rows_of_workspace(width, 32, logits.device.type)) if len(rows) else ()
 
 
 def _largest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -67,7 +72,7 @@ class LeadingChoices:
     def __init__(self, n: int, length: int) -> None:
         self.keys = torch.full((n, FIRST), ABSENT, dtype=torch.int64)  # of each chunk, as if its largest were its first
         self.begins = torch.zeros(n, FIRST, dtype=torch.int64)  # id of each chunk's first logit
-        self.logits = torch.zeros(n, FIRST, length)
+        self.logits = torch.full((n, FIRST, length), float("-inf"))
 
     def add(self, chunks: Tensor, largest: Tensor, begin: int, first_id: int) -> None:
         """Adds a block (n, chunks, length), given each chunk's largest logit and the id of the block's first logit.
@@ -85,10 +90,11 @@ class LeadingChoices:
 
     def choices(self) -> Tensor:
         """Returns the keys (n, FIRST) of the first choices, after all blocks were added."""
-        n, _, length = self.logits.shape
-        found, inside = torch.empty(n, FIRST, dtype=torch.int64), torch.arange(length)
-        step = rows_of_workspace(FIRST * length, 32, "cpu")
-        for rows in (slice(i, i + step) for i in range(0, n, step)):
+        inside = torch.arange(self.logits.shape[2])
+        logits, places = self.logits.flatten(1).topk(FIRST + 1)
+        ids = self.begins.gather(1, places // len(inside)) + places % len(inside)
+        found = _keys(logits, ids)[:, :FIRST]
+        for rows in _tied(logits, FIRST * len(inside)):
             ids, first_id = self.begins[rows, :, None] + inside, LAST_ID - (self.keys[rows, :, None] & 0xFFFFFFFF)
             keys = _keys(self.logits[rows], ids).masked_fill_(ids < first_id, ABSENT)
             found[rows] = keys.flatten(1).topk(FIRST).values
