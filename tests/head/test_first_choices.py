@@ -37,11 +37,15 @@ def test_they_are_those_of_a_stable_sort(width: int, levels: int) -> None:
     for cut in {1, width // 3, width - 1}:
         parts = [first_choices(x[:, :cut]), first_choices(x[:, cut:], cut)]
         assert torch.equal(joined_choices(parts), first_choices(x))
-    leading = LeadingChoices(len(x))
-    for begin in range(0, width, 100):
-        block = x[:, begin : begin + 100]
-        leading.add(block, block.amax(1), begin)
-    assert torch.equal(leading.keys, first_choices(x))
+    for lead in (100, 107, 245):  # columns before those of the ids
+        columns, leading = torch.cat([torch.zeros(17, lead), x], 1), LeadingChoices(17, 20)
+        for begin in range(lead // 100 * 100, lead + width, 100):
+            early, fresh = min(begin, lead + width - 100), max(begin, lead)  # the last block repeats some ids
+            block = columns[:, early : early + 100].clone()
+            block[:, : fresh - early] = float("-inf")
+            chunks = block.view(17, 5, 20)
+            leading.add(chunks, chunks.amax(2), early - lead, fresh - lead)
+        assert torch.equal(leading.choices(), first_choices(x))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

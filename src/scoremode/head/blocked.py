@@ -42,6 +42,7 @@ TIED_ROWS = 128  # rows whose logits are copied together to look for ties: half 
 CHUNK = 256  # the largest logit is found per chunk first, so that its position is searched in one chunk only
 BLOCK_LOGITS = 1 << 20  # logits per block: 4 MiB. Smaller blocks lose more to call overhead than the cache saves
 COPIED_WEIGHTS = 3 << 19  # most weights copied per block: 6 MiB
+FAR_APART = 60.0  # nats between two shares of a block, beyond which the smaller one adds nothing
 KEPT_WEIGHTS = 1 << 27  # exponentials of both models that a divergence keeps: 512 MiB
 
 
@@ -139,10 +140,6 @@ class _ColumnBlocks:
         """Columns per chunk; a block consists of whole chunks."""
         return CHUNK if self.columns % CHUNK == 0 else self.columns
 
-    def last_id(self, index: int) -> int:
-        """The number of ids in a block and in all blocks before it."""
-        return self.blocks[index].end - self.lead
-
     @property
     def with_ids(self) -> list[int]:
         """Indices of the blocks that contain ids, not only targets."""
@@ -226,15 +223,21 @@ class _BlockedProduct:
         self.homes = torch.searchsorted(home[self.at_home], torch.arange(len(self.plan.blocks) + 1)).tolist()
 
     def ids(self, index: int) -> Tensor:
+        """Returns the logits (n, ids) of the ids that a block adds, and finds the largest of each chunk."""
+        whole, fresh = self.product(index), self.plan.blocks[index].fresh
+        if fresh:
+            whole[:, :fresh] = float("-inf")
+        self.chunks = whole.view(self.n, -1, self.plan.chunk)
+        self.largest_in_chunks = torch.amax(self.chunks, 2)
+        return whole[:, fresh:]
+
+    def ranked_ids(self, index: int) -> Tensor:
         """Counts ranks among the ids that a block adds, and returns their logits (n, ids), which may be overwritten."""
-        block, whole = self.plan.blocks[index], self.product(index)
-        x = whole[:, block.fresh :]
-        if block.fresh:
-            whole[:, : block.fresh] = float("-inf")
+        x, block, whole = self.ids(index), self.plan.blocks[index], self.product(index)
         at_home = self.at_home[self.homes[index] : self.homes[index + 1]]
         for at in torch.split(at_home, TIED_ROWS) if len(at_home) else ():
             self._count_ties(block, whole, at)
-        self._choose(block.begin, whole.view(self.n, -1, self.plan.chunk))
+        self._choose(block.begin)
         # an equal logit ranks before the target if its id is lower; in the target's own block ``_count_ties`` decides
         limit = torch.where(self.targets >= block.end - self.plan.lead, self.at_target, self.above)
         counted = self.space("scratch", *x.shape)
@@ -244,15 +247,14 @@ class _BlockedProduct:
             self.before[:, j] += torch.mv(torch.ge(x, limit[:, j : j + 1], out=counted), ones)
         return x
 
-    def _choose(self, begin: int, chunks: Tensor) -> None:
-        """Stores the chunk with the largest logit so far, the first one on ties. ``chunks`` is (n, chunks, logits)."""
-        here, chunk = torch.amax(chunks, 2).max(1)
+    def _choose(self, begin: int) -> None:
+        """Stores the chunk with the largest logit so far, the first one on ties."""
+        here, chunk = self.largest_in_chunks.max(1)
         better = (here > self.largest).nonzero()[:, 0]
         if len(better):
             chosen = chunk[better]
-            self.best[better] = chunks[better, chosen]
+            self.best[better] = self.chunks[better, chosen]
             self.best_begin[better] = begin + self.plan.chunk * chosen
-        self.largest_here = here  # of the last block
         torch.maximum(self.largest, here, out=self.largest)
 
     def partials(self, sums: _Sums) -> Partials:
@@ -310,7 +312,7 @@ def _sums(side: _BlockedProduct) -> _Sums:
     with_ids = side.plan.with_ids
     sums = _Sums.zeros(len(with_ids), side.n)
     for line, index in enumerate(with_ids):
-        _add_up(side, side.ids(index), sums, line)
+        _add_up(side, side.ranked_ids(index), sums, line)
     return sums
 
 
@@ -328,17 +330,17 @@ def _add_up(side: _BlockedProduct, x: Tensor, sums: _Sums, line: int) -> None:
 def _diverge(p: _BlockedProduct, q: _BlockedProduct, gather: Gather | None) -> DivergencePartials:
     """Returns the partials of q and the sums of the divergence, which are in float64 as in divergence.py."""
     with_ids, whole = p.plan.with_ids, gather is not None
-    choices = [LeadingChoices(p.n) for _ in ((p, q) if whole else ())]
+    choices = [LeadingChoices(p.n, p.plan.chunk) for _ in ((p, q) if whole else ())]
     largest_p = torch.full((p.n,), float("-inf"))
     sums_q, reference_p = _Sums.zeros(len(with_ids), q.n), torch.zeros(len(with_ids), p.n)
     total_p, total_q, cross, cross_q = torch.zeros(4, len(with_ids), p.n, dtype=torch.float64)
     kept = _KeptWeights(p, q, reference_p, sums_q.reference, gather)
     for line, index in enumerate(with_ids):
-        x_p, x_q = p.product(index)[:, p.plan.blocks[index].fresh :], q.ids(index)
-        first_id, here_p = q.head.first_id + p.plan.last_id(index) - x_q.shape[1], x_p.amax(1)
-        for own, x, here in zip(choices, (x_p, x_q), (here_p, q.largest_here), strict=False):
-            own.add(x, here, first_id)
-        torch.maximum(largest_p, here_p, out=largest_p)
+        x_p, x_q = p.ids(index), q.ranked_ids(index)
+        begin = q.head.first_id + p.plan.blocks[index].begin - p.plan.lead
+        for own, side in zip(choices, (p, q), strict=False):
+            own.add(side.chunks, side.largest_in_chunks, begin, begin + p.plan.blocks[index].fresh)
+        torch.maximum(largest_p, p.largest_in_chunks.amax(1), out=largest_p)
         most_p = torch.clamp_min(largest_p, LOWEST, out=reference_p[line])
         most_q = torch.clamp_min(q.largest, LOWEST, out=sums_q.reference[line])
         for rows in _steps(x_q):
@@ -358,7 +360,7 @@ def _diverge(p: _BlockedProduct, q: _BlockedProduct, gather: Gather | None) -> D
     if gather is None:
         return DivergencePartials(q.partials(sums_q), *sums)
     apart = kept.sum_apart(*log_totals(sums, gather))
-    first_p, first_q = (own.keys for own in choices)
+    first_p, first_q = (own.choices() for own in choices)
     cross_q = moved_cross(drop_q, drop_p, total_q, cross_q)
     return DivergencePartials(q.partials(sums_q), *sums, cross_q, first_p, first_q, apart)
 
@@ -402,16 +404,14 @@ class _KeptWeights:
         apart = torch.zeros(p.n, dtype=torch.float64)
         p.held = q.held = -1  # the buffers of the products were overwritten
         for line, index in enumerate(p.plan.with_ids):
-            shares = [
-                (of[line].double() - log).exp().float()[:, None]
-                for of, log in zip(self.references, (log_p, log_q), strict=True)
-            ]
-            for rows, weights in self._weights(line, index):
-                own_p, own_q = (
-                    torch.mul(weight, share[rows], out=side.space("share", *weight.shape))
-                    for side, weight, share in zip(self.sides, weights, shares, strict=True)
-                )
-                apart[rows] += own_p.sub_(own_q).abs_().sum(1)
+            # |a · weight_p - b · weight_q| is a · |weight_p - b / a · weight_q|, which takes one pass less
+            log_a, log_b = (of[line].double() - log for of, log in zip(self.references, (log_p, log_q), strict=True))
+            ratio = (log_b - log_a).clamp(-FAR_APART, FAR_APART).exp().float()
+            scale = torch.maximum(log_a.exp(), log_b.exp() / ratio)  # the two differ if the ratio was clamped
+            for rows, (weight_p, weight_q) in self._weights(line, index):
+                gap = p.space("gap", *weight_p.shape)
+                torch.addcmul(weight_p, weight_q, ratio[rows, None], value=-1, out=gap)
+                apart[rows] += scale[rows] * gap.abs_().sum(1)
         return apart
 
     def _weights(self, line: int, index: int) -> Iterator[tuple[slice, list[Tensor]]]:

@@ -26,11 +26,16 @@ def first_choices(x: Tensor, first_id: int = 0) -> Tensor:
     logits, ids = _largest(x, min(FIRST + 1, width))
     count = min(FIRST, width)
     found[:, :count] = _keys(logits, ids + first_id)[:, :count]
-    tied = (logits[:, 1:] == logits[:, :-1]).any(1).nonzero()[:, 0]  # rare, so only these rows are looked at again
-    step, every = rows_of_workspace(width, 32, x.device.type), torch.arange(width, device=x.device) + first_id
-    for rows in torch.split(tied, step) if len(tied) else ():
+    every = torch.arange(width, device=x.device) + first_id
+    for rows in _tied(logits, width):
         found[rows, :count] = _keys(x[rows], every).topk(count).values
     return found
+
+
+def _tied(logits: Tensor, width: int) -> tuple[Tensor, ...]:
+    """Returns the rows with equal logits, a few at a time. They are rare, so only these are looked at again."""
+    rows = (logits[:, 1:] == logits[:, :-1]).any(1).nonzero()[:, 0]
+    return torch.split(rows, rows_of_workspace(width, 32, logits.device.type)) if len(rows) else ()
 
 
 def _largest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -59,21 +64,41 @@ def _keys(x: Tensor, ids: Tensor) -> Tensor:
 
 
 class LeadingChoices:
-    """The first choices of n rows whose logits come in blocks, in the order of their ids."""
+    """The first choices of n rows whose logits come in blocks of chunks, in the order of their ids.
 
-    def __init__(self, n: int) -> None:
-        self.keys = torch.full((n, FIRST), ABSENT, dtype=torch.int64)
+    It keeps the FIRST chunks whose largest logits come first, because no other chunk has a first choice.
+    """
 
-    def add(self, x: Tensor, largest: Tensor, first_id: int) -> None:
-        """Adds a block of logits (n, width), given the largest of each row.
+    def __init__(self, n: int, length: int) -> None:
+        self.keys = torch.full((n, FIRST), ABSENT, dtype=torch.int64)  # of each chunk, as if its largest were its first
+        self.begins = torch.zeros(n, FIRST, dtype=torch.int64)  # id of each chunk's first logit
+        self.logits = torch.full((n, FIRST, length), float("-inf"))
 
-        Few rows of a late block have a choice that comes before the last one.
+    def add(self, chunks: Tensor, largest: Tensor, begin: int, first_id: int) -> None:
+        """Adds a block (n, chunks, length), given each chunk's largest logit and the id of the block's first logit.
+
+        Ids below ``first_id`` are no choices; their logits must be -inf.
         """
-        ordered = (self.keys[:, -1] >> 32).int()
-        last = torch.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered).view(torch.float32)  # NaN if it is absent
-        rows = (~(largest <= last)).nonzero()[:, 0]  # an equal logit has a higher id, so it comes after
-        if len(rows):
-            self.keys[rows] = joined_choices([self.keys[rows], first_choices(x[rows], first_id)])
+        length, skipped = chunks.shape[2], (first_id - begin) // chunks.shape[2]
+        begins = begin + length * torch.arange(skipped, chunks.shape[1])
+        keys = torch.cat([self.keys, _keys(largest[:, skipped:], begins.clamp_min(first_id))], 1)
+        kept = torch.zeros_like(keys, dtype=torch.bool).scatter_(1, keys.topk(FIRST).indices, True)
+        rows, new = kept[:, FIRST:].nonzero(as_tuple=True)
+        old = (~kept[:, :FIRST]).nonzero()[:, 1]  # a row loses as many chunks as it gains, so these are the same rows
+        self.keys[rows, old], self.begins[rows, old] = keys[rows, FIRST + new], begins[new]
+        self.logits[rows, old] = chunks[rows, skipped + new]
+
+    def choices(self) -> Tensor:
+        """Returns the keys (n, FIRST) of the first choices, after all blocks were added."""
+        inside = torch.arange(self.logits.shape[2])
+        logits, places = self.logits.flatten(1).topk(FIRST + 1)
+        ids = self.begins.gather(1, places // len(inside)) + places % len(inside)
+        found = _keys(logits, ids)[:, :FIRST]
+        for rows in _tied(logits, FIRST * len(inside)):
+            ids, first_id = self.begins[rows, :, None] + inside, LAST_ID - (self.keys[rows, :, None] & 0xFFFFFFFF)
+            keys = _keys(self.logits[rows], ids).masked_fill_(ids < first_id, ABSENT)
+            found[rows] = keys.flatten(1).topk(FIRST).values
+        return found
 
 
 def joined_choices(parts: list[Tensor]) -> Tensor:
