@@ -172,11 +172,12 @@ def test_equal_weights_are_told_from_changed_ones() -> None:
             assert swaps.parameters["model.norm.weight"].dtype == torch.bfloat16
 
 
-def test_a_model_whose_layers_share_more_is_computed_whole() -> None:
-    """A layer that reads what the first one left behind: skipping the first would be silently wrong."""
+@pytest.mark.parametrize(("giver", "reader"), [(0, 1), (0, 2), (1, 2)])
+def test_a_model_whose_layers_share_more_is_computed_whole(giver: int, reader: int) -> None:
+    """A layer that reads what an earlier one left behind: skipping the earlier one would be silently wrong."""
     model, source = family("llama"), windows()
 
-    first, last, seen = model.model.layers[0], model.model.layers[2], []
+    first, last, seen = model.model.layers[giver], model.model.layers[reader], []
     own_first, own_last = first.forward, last.forward
 
     def remembering(hidden_states: Any, **kwargs: Any) -> Any:

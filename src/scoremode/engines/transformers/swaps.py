@@ -103,15 +103,18 @@ class SwappableModel:
     def _probe(self) -> None:
         """Finds out whether layers can be skipped: final states must have the bits of a whole pass, for every start."""
         rows = self.model.get_input_embeddings().weight.shape[0]
-        ids, other = ((torch.arange(PROBE_TOKENS, device=self.device)[None] + i) % rows for i in (0, 1))
+        texts = [(torch.arange(PROBE_TOKENS, device=self.device)[None] + i) % rows for i in (0, 1)]
         self._kept = KeptStates(PROBE, self.device)
         starts = range(1, len(self.layers) + 1)
         try:
-            whole = self._pass(ids, wanted=starts)
+            whole = [self._pass(text, wanted=starts) for text in texts]
             more = any(isinstance(x, Tensor) for rest in self._rest.values() for x in rest)
             for start in starts:
-                self._pass(other)  # so that nothing is right by chance that layers remember from the pass before
-                self._skips = self._skips and not more and torch.equal(self._pass(ids, start=start), whole)
+                # Two texts take turns, so that nothing is right by chance that a skipped layer remembers: layer i was
+                # last computed for start i, and so for another text than start i + 1.
+                turn = (start + 1) % 2
+                found = self._pass(texts[turn], start=start)
+                self._skips = self._skips and not more and torch.equal(found, whole[turn])
         except (RuntimeError, TypeError, AttributeError, KeyError):  # of an architecture that is built otherwise
             self._skips = False
         finally:
