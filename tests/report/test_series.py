@@ -18,8 +18,9 @@ from scoremode.store.run import Run
 from scoremode.store.runs import load
 from scoremode.values import Ints
 from scoremode.verbs.ppl import ppl
+from tests.memory import measured_alone, peak_of
 from tests.report.demo import make_baseline, make_demo
-from tests.verbs.test_memory import in_blocks_of, peak_of
+from tests.verbs.test_memory import in_blocks_of
 
 
 def with_tokens(token: Ints) -> Run:
@@ -62,15 +63,23 @@ def test_distinct_tokens_are_counted(token: Ints, most: int, monkeypatch: pytest
     assert distinct_tokens(with_tokens(token)) == len(set(token.tolist()))
 
 
-def test_a_target_more_takes_hardly_more_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The columns alone would take 100 bytes for each."""
-    in_blocks_of(512, monkeypatch)
-    monkeypatch.setattr(streams, "MOST", 1000)
-    few, many = 4000, 24_000
+FEW, MANY = 4000, 24_000
+
+
+def peaks(folder: str) -> list[int]:
+    """Of writing the page of a run with few targets, and with many."""
+    patch = pytest.MonkeyPatch()
+    in_blocks_of(512, patch)
+    patch.setattr(streams, "MOST", 1000)
     found = []
-    for targets in (1000, few, many):  # what is loaded on first use is not counted
-        folder, page = tmp_path / str(targets), tmp_path / f"{targets}.html"
-        ppl("table:uniform", text="some text " * (targets // 10), context_length=256, stride=256, out=folder)
-        run = load(folder)
-        found.append(peak_of(partial(written, page, run)))
-    assert (found[2] - found[1]) / (many - few) < 10
+    for targets in (1000, FEW, MANY):  # what is loaded on first use is not counted
+        out, page = Path(folder) / str(targets), Path(folder) / f"{targets}.html"
+        ppl("table:uniform", text="some text " * (targets // 10), context_length=256, stride=256, out=out)
+        found.append(peak_of(partial(written, page, load(out))))
+    return found[1:]
+
+
+def test_a_target_more_takes_hardly_more_memory(tmp_path: Path) -> None:
+    """The columns alone would take 100 bytes for each."""
+    few, many = measured_alone(peaks, str(tmp_path))
+    assert (many - few) / (MANY - FEW) < 10

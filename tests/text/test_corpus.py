@@ -20,7 +20,7 @@ from scoremode.errors import CorpusError
 from scoremode.installation import pip_install
 from scoremode.text.corpus import Corpus, load
 from scoremode.text.files import Row
-from tests import forked
+from tests.memory import measured_alone, peak_of
 
 CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
 
@@ -436,32 +436,21 @@ def test_a_parquet_row_that_is_null_says_which(tmp_path: Path) -> None:
 
 
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-PEAK = """
-import tracemalloc
-from scoremode.text.corpus import load
-load({spec!r})  # imports what it needs
-tracemalloc.start()
-load({spec!r})
-print(tracemalloc.get_traced_memory()[1])
-"""
-
-
-def peak_bytes(spec: str) -> int:
-    """In a process of its own: threads of libraries, left by other tests, would allocate too."""
-    done = forked.run([sys.executable, "-c", PEAK.format(spec=spec)], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return int(done.stdout)
+def peak_bytes(spec: str) -> list[int]:
+    load(spec)  # imports what it needs
+    return [peak_of(lambda: load(spec))]
 
 
 def test_a_long_file_is_not_held_three_times(tmp_path: Path) -> None:
     size = 8 << 20
-    assert peak_bytes(write(tmp_path / "a.txt", b"some text\n" * (size // 10))) < 2.2 * size
+    path = write(tmp_path / "a.txt", b"some text\n" * (size // 10))
+    assert measured_alone(peak_bytes, path)[0] < 2.2 * size
 
 
 def test_a_jsonl_file_is_streamed(tmp_path: Path) -> None:
     line = json.dumps({"text": "x" * 1000}).encode() + b"\n"
     path = write(tmp_path / "a.jsonl", line * 8000)
-    assert peak_bytes(path) < 1 << 20
+    assert measured_alone(peak_bytes, path)[0] < 1 << 20
 
 
 # ── several texts ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import tracemalloc
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,20 +23,10 @@ from scoremode.text import tokens
 from scoremode.text.tokenizer import ByteTokenizer
 from scoremode.text.tokens import tokenize
 from scoremode.verbs.compare import compare
+from tests.memory import measured_alone, peak_of
 from tests.plan.test_recipes import tokens_of
 from tests.statistics.test_comparison import random_comparison
 from tests.statistics.test_groups import groups_of
-
-
-def peak_of(work: Callable[[], object]) -> int:
-    """Bytes that NumPy and Python held at once, beyond what they held before."""
-    gc.collect()
-    tracemalloc.start()
-    try:
-        work()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
 
 
 def compared(folder: Path, targets: int) -> Comparison:
@@ -52,17 +39,24 @@ def compared(folder: Path, targets: int) -> Comparison:
     return found
 
 
-def test_a_target_more_takes_few_bytes_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Text 1, ids 4, ends 8, bytes and words 4 each, KL 8: 29. Scores and texts of two runs alone would be 100 more."""
-    in_blocks_of(512, monkeypatch)
-    few, many = 4_000, 12_000
-    compared(tmp_path, 1000)  # what is loaded on first use is not counted
+FEW, MANY = 4_000, 12_000
+
+
+def peaks(folder: str) -> list[int]:
+    """Of comparing few targets and many, then of their statistics."""
+    in_blocks_of(512, pytest.MonkeyPatch())
+    compared(Path(folder), 1000)  # what is loaded on first use is not counted
     found: list[Comparison] = []
-    scoring = [peak_of(lambda n=n: found.append(compared(tmp_path, n))) for n in (few, many)]  # type: ignore[misc]
-    assert (scoring[1] - scoring[0]) / (many - few) < 40
-    # resampling takes a few MB, for long texts too; the least of three, as threads of other tests may allocate
-    telling = [min(peak_of(partial(comparison_statistics, c)) for _ in range(3)) for c in found]
-    assert (telling[1] - telling[0]) / (many - few) < 20
+    scoring = [peak_of(lambda n=n: found.append(compared(Path(folder), n))) for n in (FEW, MANY)]  # type: ignore[misc]
+    comparison_statistics(found[0])
+    return [*scoring, *(peak_of(partial(comparison_statistics, one)) for one in found)]
+
+
+def test_a_target_more_takes_few_bytes_more(tmp_path: Path) -> None:
+    """Text 1, ids 4, ends 8, bytes and words 4 each, KL 8: 29. Scores and texts of two runs alone would be 100 more."""
+    few, many, few_told, many_told = measured_alone(peaks, str(tmp_path))
+    assert (many - few) / (MANY - FEW) < 40
+    assert (many_told - few_told) / (MANY - FEW) < 20
 
 
 def in_blocks_of(targets: int, monkeypatch: pytest.MonkeyPatch) -> None:
