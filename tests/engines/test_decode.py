@@ -20,7 +20,7 @@ from scoremode.plan.path import DecodePath
 from scoremode.plan.windows import Answers, Window, WindowList, measured
 from tests.makers import VOCABULARY, make_family, make_tokenizer
 
-BOUND = 2e-5  # nats: float32 in another order
+BOUND = 5e-5  # nats: float32 in another order. SmolLM2 on ARM: 2.5e-5
 
 
 def windows_of(*lengths: int) -> WindowList:

@@ -199,6 +199,7 @@ def _score_mode(model: str, given: dict[str, str | None], options: ServiceOption
             support.check_int4_on_cpu(quantization_of(model, trusted))
         except ModelError as error:  # its remedy is another engine, and a server has only this one
             raise ModelError(error.message, fix="start it on a GPU") from None
+        support.check_bfloat16_on_cpu(given.get("dtype"))
     pooler = {"task": "token_classify", "seq_pooling_type": "LAST", "tok_pooling_type": "ALL"}
     settings = {
         "exact": options.head == "exact",

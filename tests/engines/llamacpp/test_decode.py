@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -144,8 +145,9 @@ def test_rows_that_are_not_asked_for_are_fed_and_not_given(tiny_gguf: Path) -> N
     )
     every = WindowList(tuple(w for w in SOURCE.items if len(w.ids) > 9))
     whole, part = scored(engine, every), scored(engine, few)
+    reach = 0.0 if platform.machine() in ("x86_64", "AMD64") else 5e-6  # ARM: the bits depend on the rows of a product
     for index, answers in part.items():
-        assert np.array_equal(answers.logprob, whole[index].logprob[[1, 3, -1]])
+        assert np.abs(answers.logprob - whole[index].logprob[[1, 3, -1]]).max() <= reach
 
 
 def test_a_step_must_fit_into_a_decode(tiny_gguf: Path) -> None:

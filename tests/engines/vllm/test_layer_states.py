@@ -12,6 +12,7 @@ import torch
 import scoremode as sm
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import choose
+from scoremode.engines.vllm import support
 from scoremode.engines.vllm.layer_engine import VllmLayers
 from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.errors import OptionError
@@ -53,12 +54,20 @@ def test_a_broken_layer_of_a_served_model_is_named_and_a_healthy_model_names_non
         return tensor * 1.25 if name == BROKEN else tensor
 
     broken = with_changed_tensors(deep, tmp_path / "broken", change)
-    how: dict[str, Any] = {"engine": "vllm", "dtype": "bfloat16", "baseline_options": {"dtype": "float32"}, **TEXT}
+    dtype = "bfloat16" if support.has_bfloat16_instructions() else "float16"
+    how: dict[str, Any] = {"engine": "vllm", "dtype": dtype, "baseline_options": {"dtype": "float32"}, **TEXT}
     found = sm.layer_profile(str(deep), str(broken), **how)
     assert [place.name for place in found.out_of_line] == ["layer 3"]
-    assert found.engines[1].startswith("vllm, bfloat16")
+    assert found.engines[1].startswith(f"vllm, {dtype}")
     healthy = sm.layer_profile(str(deep), str(deep), **how)
     assert healthy.out_of_line == ()
+
+
+def test_what_this_cpu_cannot_compute_is_refused_before_it_starts(deep: Path) -> None:
+    if support.has_bfloat16_instructions():
+        pytest.skip("this CPU computes bfloat16")
+    with pytest.raises(OptionError, match=r"this CPU does not have.*--dtype float32"):
+        sm.layer_profile(str(deep), str(deep), engine="vllm", dtype="bfloat16", **TEXT)
 
 
 def test_pipeline_stages_are_refused(deep: Path) -> None:

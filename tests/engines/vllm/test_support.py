@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import choose, find_engine, read_options
@@ -74,6 +75,20 @@ def test_a_log_tells_the_cause_and_running_out_of_memory(tmp_path: Path, monkeyp
     path.write_text("ValueError: Unsupported quantization\n")
     assert log.cause() == "ValueError: Unsupported quantization"
     assert not log.ran_out_of_memory()
+    for said, cause in ((" (exit code: -4)", " of SIGILL"), (" (exit code: None)", ""), ("", "")):
+        path.write_text(f"ERROR Worker proc VllmWorker-0 died unexpectedly{said}, …\nRuntimeError: cancelled\n")
+        assert log.cause() == f"a worker process died{cause}"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", torch.bfloat16])
+def test_bfloat16_is_refused_on_an_arm_cpu_without_it(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker would die of an illegal instruction, in the middle of its first batch."""
+    monkeypatch.setattr(support, "has_bfloat16_instructions", lambda: False)
+    with pytest.raises(OptionError, match="bfloat16 with instructions that this CPU does not have"):
+        support.check_bfloat16_on_cpu(dtype)
+    support.check_bfloat16_on_cpu("float32")
+    monkeypatch.setattr(support, "has_bfloat16_instructions", lambda: True)
+    support.check_bfloat16_on_cpu(dtype)
 
 
 def test_output_of_other_processes_goes_to_the_log_and_ours_comes_back(

@@ -30,7 +30,14 @@ from scoremode.errors import ScoremodeError
 NAMES = ("EngineCore", "VllmWorker")  # names that vLLM gives to its child processes
 SHUTDOWN_SECONDS = 20.0
 ERROR_LINE = re.compile(r"\b([A-Za-z_.]*(?:Error|Exception|Interrupt)): (.+)")
-SAYS_NOTHING = ("Engine core initialization failed", "EngineCore encountered", "EngineDeadError", "WorkerProc init")
+WORKER_DIED = re.compile(r"Worker proc \S+ died unexpectedly(?: \(exit code: (-\d+)\))?")
+SAYS_NOTHING = (
+    "Engine core initialization failed",
+    "EngineCore encountered",
+    "EngineDeadError",
+    "WorkerProc init",
+    "RuntimeError: cancelled",
+)
 OUT_OF_MEMORY = (
     "OutOfMemoryError",
     "out of memory",
@@ -113,7 +120,10 @@ class VllmLog:
             found = ERROR_LINE.search(line)
             if found and not any(words in line for words in SAYS_NOTHING):
                 return f"{found[1].split('.')[-1]}: {found[2].strip()}"[:300]
-        return None
+        died = WORKER_DIED.search(self.text())
+        if died is None:
+            return None
+        return "a worker process died" + (f" of {signal.Signals(-int(died[1])).name}" if died[1] else "")
 
     def ran_out_of_memory(self) -> bool:
         return any(words in self.text() for words in OUT_OF_MEMORY)

@@ -69,6 +69,7 @@ def _start_writing(model: str, arguments: dict[str, Any], log: VllmLog) -> Any:
         dtype = choose_dtype(model, on_cpu, bool(arguments.get("trust_remote_code")))
         chosen = {"dtype": dtype, "use_tqdm_on_load": False} | arguments
         if on_cpu:
+            support.check_bfloat16_on_cpu(chosen["dtype"])
             chosen.setdefault("enforce_eager", True)  # compiling takes longer than most runs on a CPU
         with plugin.guarded_start(), log.explaining(f"vLLM cannot start {model}", ModelError):
             return LLM(model=model, **chosen)
@@ -90,6 +91,7 @@ def _start_scoring(
             support.check_int4_on_cpu(quantization_of(model, options.trust_remote_code))
         arguments = {"dtype": choose_dtype(model, on_cpu, options.trust_remote_code)} | arguments
         if on_cpu:
+            support.check_bfloat16_on_cpu(arguments["dtype"])
             # compiling takes longer than most CPU runs, but pipeline stages need the buffers of the compiler's warm-up
             arguments.setdefault("enforce_eager", options.pipeline_parallel_size == 1)
         elif options.path is None and can_plan_ahead(arguments):

@@ -272,6 +272,22 @@ def check_int4_on_cpu(quantization: Any) -> None:
         )
 
 
+def check_bfloat16_on_cpu(dtype: Any) -> None:
+    """Refuse bfloat16 on an ARM CPU without instructions for it: vLLM's workers would die of an illegal instruction."""
+    if str(dtype).removeprefix("torch.") == "bfloat16" and not has_bfloat16_instructions():
+        raise OptionError(
+            "vLLM computes bfloat16 with instructions that this CPU does not have",
+            fix="give --dtype float32 or float16, or use a GPU",
+        )
+
+
+def has_bfloat16_instructions() -> bool:
+    """Can vLLM's build for CPUs compute in bfloat16? On x86 it needs no special instructions."""
+    import torch
+
+    return platform.machine().lower() not in ("aarch64", "arm64") or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def _int4_weights_alone(quantization: Any) -> bool:
     """Does the config declare W4A16 (GPTQ, AWQ or compressed-tensors)? Int8 activations have their own kernels."""
     schemes = schemes_of(quantization)
@@ -319,7 +335,8 @@ def adds_int8_products_exactly() -> bool:
 
     depth, width = 64, 32
     weights = torch.full((width, depth), 127, dtype=torch.int8).t()
-    product = kernels.create_onednn_scaled_mm(weights, torch.ones(width), torch.float32, True, False)
+    scales = torch.ones(width)  # must live as long as the product, which has only their address
+    product = kernels.create_onednn_scaled_mm(weights, scales, torch.float32, True, False)
     found = torch.empty(1, width)
     rows = torch.full((1, depth), 127, dtype=torch.int8)
     kernels.onednn_scaled_mm(product, rows, found, torch.ones(1, 1), None, None, None)
