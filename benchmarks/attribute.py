@@ -183,10 +183,11 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--shape", choices=[name for name in SHAPES if name != "quick"], default="8b")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--tokens", type=int)
+    parser.add_argument("--by", choices=["layer", "matrix"])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args(given)
     shape = SHAPES["quick" if arguments.quick else arguments.shape]
-    shape = {**shape, "tokens": arguments.tokens or shape["tokens"]}
+    shape = {**shape, "tokens": arguments.tokens or shape["tokens"], "by": arguments.by or shape["by"]}
     measure(shape, "cpu" if arguments.quick else arguments.device)
     return 0
 

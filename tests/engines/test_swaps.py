@@ -19,11 +19,12 @@ from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.engines.transformers.kept_states import Place, choose_place
 from scoremode.engines.transformers.swaps import ALL_LAYERS, SwappableModel
 from scoremode.errors import EngineError
+from scoremode.head.matrix import Head
 from scoremode.plan.windows import Answers
 from scoremode.scores.answers import Window, WindowList
 from tests.makers import VOCABULARY, make_family
 
-BYTES = Place("memory", 0)
+BYTES = Place("memory", 0, logits=1)
 
 
 def family(kind: str) -> Any:
@@ -135,15 +136,35 @@ def test_swaps_start_as_late_as_they_can(kind: str) -> None:
         assert 0 not in calls
 
 
-@pytest.mark.parametrize("place", ["memory", "file"])
+@pytest.mark.parametrize("place", [Place("memory", 0), Place("memory", 0, logits=1), Place("file", 0)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_models_own_weights_diverge_by_exactly_nothing(place: str, dtype: torch.dtype) -> None:
+def test_the_models_own_weights_diverge_by_exactly_nothing(place: Place, dtype: torch.dtype) -> None:
     source = windows()
-    with recorded(family("llama").to(dtype), source, Place(place, 0)) as swaps:
+    with recorded(family("llama").to(dtype), source, place) as swaps:
         for start in range(4):
             found = dict(swaps.diverge(source, start))
             assert sorted(found) == list(range(len(source)))
             assert all(answers.kl is not None and not answers.kl.any() for answers in found.values())
+
+
+def test_logits_of_the_baseline_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then each swap multiplies with one head, and not with two."""
+    source, products, own = windows(), list[int](), Head.logits
+    with recorded(family("llama"), source) as swaps:
+        list(swaps.diverge(source, 3))  # kernels are tested before their first use
+
+    def counted(head: Head, hidden: torch.Tensor) -> torch.Tensor:
+        products.append(len(hidden))
+        return own(head, hidden)
+
+    monkeypatch.setattr(Head, "logits", counted)
+    rows = sum(len(source.window(i).rows) for i in range(len(source)))
+    for place, expected in ((BYTES, [2, 1, 1]), (Place("memory", 0), [2, 2, 2])):
+        with recorded(family("llama"), source, place) as swaps:
+            for times in expected:
+                products.clear()
+                list(swaps.diverge(source, 3))
+                assert sum(products) == times * rows
 
 
 def test_weights_come_back_after_an_error() -> None:
@@ -196,6 +217,9 @@ def test_the_place_follows_the_size() -> None:
     assert choose_place(100, cpu, memory=1000).kind == "memory"
     assert choose_place(600, cpu, memory=1000, disk=10**6).kind == "file"
     assert "600 B" in choose_place(600, cpu, memory=1000, disk=10**6).words
+    assert choose_place(100, cpu, 25, memory=1000) == Place("memory", 100, logits=25)
+    assert choose_place(100, cpu, 26, memory=1000) == Place("memory", 100)
+    assert "logits: about 25 B" in choose_place(100, cpu, 25, memory=1000).words
     with pytest.raises(EngineError, match="no room"):
         choose_place(600, cpu, memory=1000, disk=10)
     with recorded(family("llama"), windows()) as swaps:

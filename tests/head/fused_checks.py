@@ -1056,6 +1056,28 @@ def test_several_launches_of_a_divergence_give_the_same_bits(monkeypatch: pytest
     assert (len(calls), sum(calls)) == (3, n)  # of the candidate alone
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shaped", [False, True])
+def test_kept_logits_change_no_bit_of_a_divergence(
+    dtype: torch.dtype, shaped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two launches; p's logits are computed for the first candidate and read for the second."""
+    shrink_launches(monkeypatch)
+    size = Case(rows=rows_of_launches(2), depth=17, vocabulary=40, dtype=dtype, bias=shaped)
+    hidden_p, head_p, targets = random_problem(replace(size, targets=2, softcap=3.0 if shaped else None))
+    kept = dict[tuple[int, ...], Tensor]()
+
+    def keep(place: tuple[int, ...], compute: Callable[[], Tensor]) -> Tensor:
+        return kept[place] if place in kept else kept.setdefault(place, compute())
+
+    for seed in (1, 2):
+        hidden_q, head_q, _ = random_problem(replace(size, depth=16, seed=seed))
+        expected = diverge_fused(hidden_p, head_p, hidden_q, head_q, targets)
+        found = diverge_fused(hidden_p, head_p, hidden_q, head_q, targets, keep=keep)
+        assert_same_divergence(found, expected, slice(None))
+        assert len(kept) == 2
+
+
 def test_divergence_of_no_rows_and_of_no_ids() -> None:
     hidden, head, targets = random_problem(Case(rows=5, depth=7, vocabulary=33))
     assert diverged(hidden[:0], head, hidden[:0], head, targets[:0]).kl.shape == (0,)

@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -232,6 +233,34 @@ def test_scores_beside_a_divergence_are_the_bits_of_scores_alone(way: str, n: in
     beside, alone = kernel.divergence(hidden, p, hidden, q, targets).q, kernel.score(hidden, q, targets)
     for name in Columns.__slots__:
         assert torch.equal(getattr(beside, name), getattr(alone, name)), name
+
+
+@pytest.mark.usefixtures("sizes")
+@pytest.mark.parametrize("way", ["blocked", "plain"])
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("shape", [(0, 8, 300, 1), (33, 24, 2003, 9), (300, 17, 5003, 2)])
+def test_kept_logits_change_no_bit(way: str, whole: bool, shape: tuple[int, int, int, int]) -> None:
+    """Several candidates in turn: the logits of p are computed for the first one alone."""
+    n, _, v, _ = shape
+    hidden, weight, other, targets = draw(*shape)
+    p, kernel, kept, computed = Head(weight, v), _kernel(way), dict[tuple[int, ...], Tensor](), list[tuple[int, ...]]()
+
+    def keep(place: tuple[int, ...], compute: Callable[[], Tensor]) -> Tensor:
+        if place not in kept:
+            kept[place] = compute()
+            computed.append(place)
+        return kept[place]
+
+    for q in (Head(other, v), Head(other.flip(0), v, bias=torch.linspace(-1, 1, v)), Head(other, v)):
+        found = kernel.divergence(hidden, p, hidden, q, targets, whole, keep)
+        alone = kernel.divergence(hidden, p, hidden, q, targets, whole)
+        assert torch.equal(found.kl, alone.kl)
+        assert torch.equal(found.q.logprob, alone.q.logprob)
+        if alone.kl_reverse is not None and found.kl_reverse is not None:
+            assert torch.equal(found.kl_reverse, alone.kl_reverse)
+        assert len(computed) == len(kept)
+    assert sum(block.numel() for block in kept.values()) >= n * v
+    assert (found.kl_reverse is not None) == whole
 
 
 def test_scores_from_logits_beside_a_divergence_are_the_bits_of_scores_alone() -> None:

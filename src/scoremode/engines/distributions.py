@@ -26,7 +26,7 @@ from scoremode.errors import EngineError
 from scoremode.head.budget import rows_within
 from scoremode.head.chunked import LogitsOf, diverge_logits, reduce_logits
 from scoremode.head.definition import Columns
-from scoremode.head.divergence import Divergence, divergence_of
+from scoremode.head.divergence import Divergence, Keep, divergence_of, keep_nothing
 from scoremode.head.matrix import Head
 from scoremode.head.precision import full_float32
 from scoremode.head.sixteen_bits import encode_records, kl_from_records
@@ -111,6 +111,9 @@ class DeviceStates(Protocol):
     def rows(self, windows: list[IndexedWindow]) -> Tensor:
         """The baseline's hidden states for the rows of these windows, concatenated."""
 
+    def keep(self, windows: list[IndexedWindow]) -> Keep:
+        """What keeps the baseline's logits for these rows, if more candidates are going to be compared with them."""
+
 
 class StatesOnDevice:
     """A baseline with hidden states, and its head on the device of the candidate."""
@@ -124,6 +127,9 @@ class StatesOnDevice:
         """The baseline's hidden states for the rows of these windows, concatenated."""
         raw = [self.baseline.states(index, window) for index, window in windows]
         return torch.cat([from_raw(own, self.baseline.dtype).to(self.device) for own in raw])
+
+    def keep(self, windows: list[IndexedWindow]) -> Keep:
+        return keep_nothing
 
     def window(self, index: int, window: Window) -> RowsOf:
         return self.rows([(index, window)]).__getitem__

@@ -18,9 +18,11 @@ from scoremode.head.divergence import (
     Divergence,
     DivergencePartials,
     Gather,
+    Keep,
     divergence_partials,
     finish_divergence,
     gather_own,
+    keep_nothing,
 )
 from scoremode.head.matrix import Head
 from scoremode.head.partials import Partials, finish, partials, target_logits
@@ -90,6 +92,7 @@ def diverge_in_chunks(
     targets: Tensor,
     share: Share = keep_own,
     gather: Gather | None = None,
+    keep: Keep = keep_nothing,
     budget: int = 0,
     one_pass: bool = True,
 ) -> tuple[DivergencePartials, Tensor]:
@@ -98,7 +101,8 @@ def diverge_in_chunks(
     See ``kernels.Diverge``."""
 
     def diverge(rows: slice) -> tuple[DivergencePartials, Tensor]:
-        x_p, x_q = head_p.logits(hidden_p[rows]), head_q.logits(hidden_q[rows])
+        x_p = keep((rows.start,), lambda: head_p.logits(hidden_p[rows]))
+        x_q = head_q.logits(hidden_q[rows])
         at_q = share(target_logits(x_q, targets[rows], head_q.first_id))
         return divergence_partials(x_p, x_q, targets[rows], at_q, head_q.first_id, one_pass, gather), at_q
 

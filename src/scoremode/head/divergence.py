@@ -28,9 +28,19 @@ Without it, only KL(p‖q) is measured: a slice alone does not know the probabil
 columns take time that a comparison which shows none of them can save."""
 
 
+Keep = Callable[[tuple[int, ...], Callable[[], Tensor]], Tensor]
+"""Gives a block of p's logits by its place: computed the first time, and kept if many candidates are compared with the
+same rows of p. A kernel numbers its blocks in the same way for every candidate, and only reads what it is given."""
+
+
 def gather_own(sums: Tensor) -> list[Tensor]:
     """Returns the tensor alone: the ``Gather`` of a head that is not sliced."""
     return [sums]
+
+
+def keep_nothing(place: tuple[int, ...], compute: Callable[[], Tensor]) -> Tensor:
+    """Computes the block: the ``Keep`` of a single comparison."""
+    return compute()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """How far two models are apart, by the fused kernels: KL(p‖q) alone, or every column of a divergence.
 
 KL alone multiplies both models' rows in the same program and stores three more numbers than scores do. No logits are
-stored. It needs smaller tiles than scores do. So both kernels add up the same units of a tile in the same order, and
-divide the vocabulary into the same spans: a model's scores have the same bits whether it is scored alone or compared.
+stored, unless the caller keeps those of p for many candidates: then they are read, and only q is multiplied. It needs
+smaller tiles than scores do. So both kernels add up the same units of a tile in the same order, and divide the
+vocabulary into the same spans: a model's scores have the same bits whether it is scored alone or compared.
 
 Σ |p - q| needs both normalizers before it can be added up. So for all columns ``reduce_spans`` scores each model and
 keeps its logits in memory, some hundred rows at a time, and two more kernels read them:
@@ -20,11 +21,20 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from scoremode.head.budget import FIRST
 from scoremode.head.chunked import Share, diverge_in_chunks, in_blocks, keep_own
 from scoremode.head.definition import RowBlock
-from scoremode.head.divergence import DivergencePartials, Gather, empty_sums, gather_own, log_totals
+from scoremode.head.divergence import (
+    DivergencePartials,
+    Gather,
+    Keep,
+    empty_sums,
+    gather_own,
+    keep_nothing,
+    log_totals,
+)
 from scoremode.head.first_choices import ABSENT
 from scoremode.head.fused import (
     KernelOperands,
@@ -45,12 +55,20 @@ from scoremode.head.partials import Partials, empty_partials
 KEPT = 1 << 30  # most bytes of logits that are kept, of both models
 
 
-def _kl_alone(p: KernelOperands, q: KernelOperands, targets: Tensor, share: Share) -> tuple[DivergencePartials, Tensor]:
+def _kl_alone(
+    p: KernelOperands, q: KernelOperands, targets: Tensor, share: Share, kept: Tensor | None = None
+) -> tuple[DivergencePartials, Tensor]:
+    """``kept`` are p's logits (n, whole tiles), if they are in memory."""
     n, launch = len(targets), Launch.of(q, targets, share, floats=6)
-    matrices = (*p.matrices(), p.bias(), *q.matrices(), q.bias())
-    sizes = (n, q.head.vocabulary, p.hidden.shape[1], q.hidden.shape[1], *p.strides(), *q.strides())
+    of_p, strides_p, descriptors_p = p.matrices(), p.strides(), p.descriptors
+    if kept is not None:
+        strides_p, descriptors_p = (kept.stride(0), 0), p.tiles.fits(kept)
+        of_p = (TensorDescriptor.from_tensor(kept, [p.tiles.rows, p.tiles.columns]) if descriptors_p else kept, kept)
+    matrices = (*of_p, p.bias(), *q.matrices(), q.bias())
+    sizes = (n, q.head.vocabulary, p.hidden.shape[1], q.hidden.shape[1], *strides_p, *q.strides())
     shaped = (p.head.scale, q.head.scale, p.head.softcap or 1.0, q.head.softcap or 1.0)
-    options = launch.options | {"descriptors_p": p.descriptors, "descriptors_q": q.descriptors}
+    options = launch.options | {"descriptors_p": descriptors_p, "descriptors_q": q.descriptors}
+    options["read_p"] = kept is not None
     options |= {f"{name}_p": value for name, value in p.shape_options().items()}
     options |= {f"{name}_q": value for name, value in q.shape_options().items()}
     kernel: Any = diverge_spans[launch.programs]
@@ -145,14 +163,15 @@ def diverge_fused(
     targets: Tensor,
     share: Share = keep_own,
     gather: Gather | None = None,
+    keep: Keep = keep_nothing,
 ) -> tuple[DivergencePartials, Tensor]:
     """Returns the partials of the same slice of two heads, and the targets' logits of q. See kernels.Diverge.
 
-    Without ``gather`` only KL(p‖q) is measured.
+    Without ``gather`` only KL(p‖q) is measured. Logits of p are kept only then.
     """
     if not _fit((hidden_p, head_p), (hidden_q, head_q), together=gather is None):  # then three products are computed
         own_q, at_q = reduce_fused(hidden_q, head_q, targets, share)
-        made, _ = diverge_in_chunks(hidden_p, head_p, hidden_q, head_q, targets, gather=gather)
+        made, _ = diverge_in_chunks(hidden_p, head_p, hidden_q, head_q, targets, gather=gather, keep=keep)
         return replace(made, q=own_q), at_q
     targets, padded = targets.contiguous(), head_q.weight.shape[0]  # the padded size is equal on all ranks
     nothing = head_q.vocabulary == 0 or len(targets) == 0
@@ -165,7 +184,12 @@ def diverge_fused(
         if nothing:
             own_q, at_target = empty_partials(hidden_q[rows], targets[rows]), share(absent_logits(targets[rows]))
             return DivergencePartials(own_q, *empty_sums(hidden_q[rows], torch.float32)), at_target
-        return _kl_alone(*sides(rows, two_products=True), targets[rows], share)
+        p, q = sides(rows, two_products=True)
+        if keep is keep_nothing:
+            return _kl_alone(p, q, targets[rows], share)
+        alone = KernelOperands.of(hidden_p[rows], head_p, tiles_for(head_p.weight))
+        kept = keep((rows.start,), lambda: KeptLogits.of(alone, targets[rows, :0]).logits)
+        return _kl_alone(p, q, targets[rows], share, kept)
 
     if gather is None:
         tiles = tiles_for(head_q.weight, two_products=True)

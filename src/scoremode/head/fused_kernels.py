@@ -68,6 +68,17 @@ def _product(
 
 
 @triton.jit
+def _read(kept, row, first_row, first_column, rows, stride, tile_columns: tl.constexpr, descriptors: tl.constexpr):
+    """Reads a tile of logits that ``reduce_spans`` kept."""
+    if descriptors:
+        x = kept.load([first_row, first_column])
+    else:
+        place = row.to(tl.int64)[:, None] * stride + first_column + tl.arange(0, tile_columns)[None, :]
+        x = tl.load(kept + place, mask=(row < rows)[:, None], other=0.0)
+    return x
+
+
+@triton.jit
 def _tanh(u):
     """Computes tanh, near 0 by its series as 1 - e would cancel. Some Triton versions and the interpreter lack tanh."""
     e = tl.exp2(tl.abs(u) * (-2.0 * LOG2_E))
@@ -489,11 +500,12 @@ def diverge_spans(
     descriptors_q: tl.constexpr,
     precision_p: tl.constexpr,
     precision_q: tl.constexpr,
+    read_p: tl.constexpr,
     compare: tl.constexpr,
 ):
     """Does ``reduce_spans`` for q. Adds p's largest logit, Σ exp₂(z_p) and Σ exp₂(z_p) · (z_p - z_q), which KL needs.
 
-    A tile is one unit.
+    A tile is one unit. With ``read_p``, ``hidden_p`` is what ``reduce_spans`` kept of p.
     """
     row_block, span_index = _place(tl.program_id(0), tl.cdiv(rows, tile_rows), spans, group)
     first_tile, end_tile = span_of_tiles(span_index, tiles, long_spans, span, short)
@@ -514,16 +526,22 @@ def diverge_spans(
     for tile in range(first_tile, end_tile):
         first_column = tile * tile_columns
         first_row = row_block * tile_rows
-        x_p = _product(
-            hidden_p, weight_p, first_row, first_column, rows, columns, width_p, hidden_stride_p, weight_stride_p,
-            tile_rows, tile_columns, depth, descriptors_p, precision_p,
-        )  # fmt: skip
+        if not read_p:
+            x_p = _product(
+                hidden_p, weight_p, first_row, first_column, rows, columns, width_p, hidden_stride_p, weight_stride_p,
+                tile_rows, tile_columns, depth, descriptors_p, precision_p,
+            )  # fmt: skip
+            x_p = _to_logits(x_p, bias_p, first_column, columns, scale_p, cap_p, has_bias_p, has_scale_p, has_cap_p)
         x_q = _product(
             hidden_q, weight_q, first_row, first_column, rows, columns, width_q, hidden_stride_q, weight_stride_q,
             tile_rows, tile_columns, depth, descriptors_q, precision_q,
         )  # fmt: skip
-        x_p = _to_logits(x_p, bias_p, first_column, columns, scale_p, cap_p, has_bias_p, has_scale_p, has_cap_p)
         x_q = _to_logits(x_q, bias_q, first_column, columns, scale_q, cap_q, has_bias_q, has_scale_q, has_cap_q)
+        if read_p:  # after the product, which needs all registers
+            x_p = _read(hidden_p, row, first_row, first_column, rows, hidden_stride_p, tile_columns, descriptors_p)
+            # Where q is not NaN, nothing changes. But p gets the layout of a product: the same order of sums, and so
+            # the same bits, and no second copy in registers.
+            x_p = tl.where(x_q == x_q, x_p, x_q)  # noqa: PLR0124
         has_target = tl.load(touched + row_block * tiles + tile) != 0
         top_p, top_q = tl.max(x_p, 1), tl.max(x_q, 1)
         if one_target:

@@ -22,9 +22,11 @@ from scoremode.head.divergence import (
     Divergence,
     DivergencePartials,
     Gather,
+    Keep,
     define_divergence,
     finish_divergence,
     gather_own,
+    keep_nothing,
 )
 from scoremode.head.matrix import SHALLOW, Head
 from scoremode.head.partials import Partials, finish
@@ -50,6 +52,7 @@ class Diverge(Protocol):
         targets: Tensor,
         share: Share = keep_own,
         gather: Gather | None = None,
+        keep: Keep = keep_nothing,
     ) -> tuple[DivergencePartials, Tensor]:
         """Returns the partials of the same slice of two heads, and the targets' logits of q.
 
@@ -76,14 +79,21 @@ class Kernel:
         return finish(*self.reduce(hidden, head, targets))
 
     def divergence(
-        self, hidden_p: Tensor, head_p: Head, hidden_q: Tensor, head_q: Head, targets: Tensor, whole: bool = True
+        self,
+        hidden_p: Tensor,
+        head_p: Head,
+        hidden_q: Tensor,
+        head_q: Head,
+        targets: Tensor,
+        whole: bool = True,
+        keep: Keep = keep_nothing,
     ) -> Divergence:
         """Computes the divergence, and q's columns with the bits of ``score``, for two heads that are not sliced.
 
-        Of the divergence, only KL(p‖q) unless it is to be ``whole``.
+        Of the divergence, only KL(p‖q) unless it is to be ``whole``. ``keep`` changes no bit of it.
         """
         gather = gather_own if whole else None
-        return finish_divergence(*self.diverge(hidden_p, head_p, hidden_q, head_q, targets, gather=gather))
+        return finish_divergence(*self.diverge(hidden_p, head_p, hidden_q, head_q, targets, gather=gather, keep=keep))
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +222,28 @@ def _problem(name: str, kind: HeadKind, divergence: bool) -> str | None:
     except Exception as error:  # no Triton, a Triton that does not support this device, a missing compiler…
         reason = str(error).strip().split("\n")[0][:160]
         return f"{type(error).__name__}: {reason}" if reason else type(error).__name__
+
+
+def can_keep(kernel: Kernel, head: Head) -> bool:
+    """Does KL from kept logits of p have the bits of KL that computes them? A probe tells, once for a kind of head."""
+    return _keeps_bits(kernel.name, _kind(head))
+
+
+@lru_cache
+@torch.inference_mode()
+def _keeps_bits(name: str, kind: HeadKind) -> bool:
+    (hidden_p, head_p, targets), (hidden_q, head_q, _) = (probe(kind, seed, fine=True) for seed in (1, 2))
+    kept = dict[tuple[int, ...], Tensor]()
+
+    def keep(place: tuple[int, ...], compute: Callable[[], Tensor]) -> Tensor:
+        return kept[place] if place in kept else kept.setdefault(place, compute())
+
+    try:
+        diverge = partial(_kernel(name).divergence, hidden_p, head_p, hidden_q, head_q, targets, whole=False)
+        computed, *read = diverge(), diverge(keep=keep), diverge(keep=keep)
+        return all(torch.equal(computed.kl, one.kl) for one in read)
+    except Exception:  # as in ``_problem``: then nothing is kept
+        return False
 
 
 def _problems(kernel: Kernel, kind: HeadKind, divergence: bool, fine: bool) -> Iterator[str]:

@@ -448,7 +448,8 @@ class TransformersEngine(Engine):
         states, targets, head_p = against.rows(windows), _targets(windows, rows), against.head.within(width)
         if self.head is not None and self.choice is not None:
             head_q = self.head.within(width)
-            found = self.choice.kernel.divergence(states, head_p, rows, head_q, targets, self._whole_divergence)
+            whole, keep = self._whole_divergence, against.keep(windows)
+            found = self.choice.kernel.divergence(states, head_p, rows, head_q, targets, whole, keep)
         else:
             found = diverge_from_logits(states, head_p, rows, self._served_logits, targets)
         return split_divergence(found, _ends(windows))

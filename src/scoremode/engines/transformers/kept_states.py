@@ -1,4 +1,4 @@
-"""Hidden states that are kept between the layers of a model: on its GPU, in memory, or in a mapped file.
+"""What is kept of a baseline: hidden states between its layers, on its GPU, in memory or in a mapped file; logits.
 
 The place is chosen by size before anything is computed, and ``place.words`` says it to the user.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ from scoremode.errors import EngineError
 from scoremode.text.memory import available
 
 SHARE = 0.5  # the most of the free memory that states may take; a swap needs the rest
+LOGITS_SHARE = 0.25  # the most of a GPU's free memory that states and logits may take together, if logits are kept
+LOGITS_SHARE_OF_MEMORY = 0.125  # replicas on one machine see the same free memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +31,32 @@ class Place:
 
     kind: str
     size: int
+    logits: int = 0  # bytes of logits on the model's device; 0: they are computed for every swap
 
     @property
     def words(self) -> str:
         where = {"gpu": "on the GPU", "memory": "in memory", "file": f"in a file in {tempfile.gettempdir()}"}
-        return f"states between layers: about {size_words(self.size)}, kept {where[self.kind]}"
+        logits = f"; the baseline's logits: about {size_words(self.logits)}" if self.logits else ""
+        return f"states between layers: about {size_words(self.size)}, kept {where[self.kind]}{logits}"
 
 
-def choose_place(size: int, device: torch.device, *, memory: int | None = None, disk: int | None = None) -> Place:
-    """Chooses where ``size`` bytes of states go. EngineError if there is no room anywhere.
+def choose_place(
+    size: int, device: torch.device, logits: int = 0, *, memory: int | None = None, disk: int | None = None
+) -> Place:
+    """Chooses where ``size`` bytes of states go, and whether so many bytes of logits are kept, too.
 
-    ``memory`` and ``disk`` are the free bytes, if the caller knows better than the system.
+    EngineError if there is no room for the states. ``memory`` and ``disk`` are the free bytes, if the caller knows
+    better than the system.
     """
+    place = _place_of_states(size, device, memory, disk)
+    room = LOGITS_SHARE_OF_MEMORY * ((available() if memory is None else memory) or 0)
+    if device.type == "cuda":
+        room = LOGITS_SHARE * free_on(device)
+    beside = place.size if place.kind == ("gpu" if device.type == "cuda" else "memory") else 0
+    return replace(place, logits=logits) if beside + logits <= room else place
+
+
+def _place_of_states(size: int, device: torch.device, memory: int | None, disk: int | None) -> Place:
     if device.type == "cuda" and size <= SHARE * free_on(device):
         return Place("gpu", size)
     memory = available() if memory is None else memory

@@ -1,6 +1,7 @@
 """A loaded model with some of its weights replaced, computed from the first layer that the replacement can change.
 
 record      one forward pass per batch of windows; what the layers before each start give is kept (kept_states.py)
+keep        the baseline's logits, computed by the first swap, if there is room for them
 swapped     new weights in place of the model's own, which come back bit for bit
 diverge     the same forward pass: layers before the start are skipped, and the last of them gives what was kept
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,8 @@ from scoremode.engines.transformers.engine import PROBE_TOKENS, TransformersEngi
 from scoremode.engines.transformers.kept_states import KeptStates, Place, choose_place, free_on
 from scoremode.engines.transformers.own_head import find_head
 from scoremode.errors import EngineError, ModelError
+from scoremode.head.divergence import Keep, keep_nothing
+from scoremode.head.kernels import can_keep
 from scoremode.head.matrix import Head
 from scoremode.head.precision import full_float32
 from scoremode.plan.windows import Answers, WindowSource
@@ -52,6 +56,7 @@ class SwappableModel:
         self.notes: list[str] = []
         self._opened = ExitStack()
         self._kept: KeptStates | None = None
+        self._logits: dict[tuple[tuple[int, ...], tuple[int, ...]], Tensor] = {}  # of the baseline
         self._wanted: frozenset[int] = frozenset()  # starts whose states are kept by this pass
         self._start = 0  # the first layer that is computed by this pass
         self._key: bytes | None = None  # the tokens of this pass; None: it is computed whole
@@ -71,6 +76,7 @@ class SwappableModel:
 
     def __exit__(self, *_: object) -> None:
         self._opened.close()
+        self._logits.clear()
         if self._kept is not None:
             self._kept.clear()
 
@@ -155,11 +161,13 @@ class SwappableModel:
             tokens += len(batch) * max(rows_needed(source.window(int(index))) for index in batch)
         rows = sum(len(source.window(index).rows) for index in range(len(source)))
         each = int(self.model.config.get_text_config().hidden_size) * self.model.dtype.itemsize
-        return choose_place((len(set(starts) - {0}) * tokens + rows) * each, self.device)
+        logits = 4 * rows * self.engine.vocabulary
+        return choose_place((len(set(starts) - {0}) * tokens + rows) * each, self.device, logits)
 
     def record(self, source: WindowSource, starts: Collection[int], place: Place) -> Iterator[tuple[int, Answers]]:
         """Scores all windows with the model's own weights, and keeps the states before each start."""
         self._kept, self._wanted = KeptStates(place, self.device), frozenset(starts) - {0}
+        self._logits.clear()
         try:
             done = np.zeros(len(source), np.bool_)
             for index, answers in self.engine.score(source, done, Want(states=True)):
@@ -172,6 +180,18 @@ class SwappableModel:
         """The baseline's final states for the rows of these windows, concatenated: see StatesOnDevice."""
         assert self._kept is not None, "record comes first"
         return torch.cat([self._kept.get((FINAL, index)) for index, _ in windows])
+
+    def keep(self, windows: list[IndexedWindow]) -> Keep:
+        """What keeps the baseline's logits for the rows of these windows, if there is room for them."""
+        assert self._kept is not None, "record comes first"
+        choice = self.engine.choice
+        if not self._kept.place.logits or choice is None or not can_keep(choice.kernel, self.head):
+            return keep_nothing
+        return partial(self._keep, tuple(index for index, _ in windows))
+
+    def _keep(self, windows: tuple[int, ...], place: tuple[int, ...], compute: Callable[[], Tensor]) -> Tensor:
+        key = windows, place
+        return self._logits[key] if key in self._logits else self._logits.setdefault(key, compute())
 
     # ── swaps ────────────────────────────────────────────────────────────────────────────────────────────────────────
     @contextlib.contextmanager
