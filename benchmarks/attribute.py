@@ -171,6 +171,8 @@ def measure(shape: dict[str, Any], device: str) -> None:
         print(f"host memory: {memory:,.0f} MiB after a quarter of the units, {peak_mib():,.0f} MiB after all")
         if torch.cuda.is_available():
             print(f"GPU memory at the peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
+        after_layers = {facts.layers}
+        list(swapper.swaps.record(plan, after_layers, swapper.swaps.place(plan, after_layers)))
         # the first is a warm-up
         _, head = (timed(lambda: list(swapper.swaps.diverge(plan, facts.layers)))[0] for _ in range(2))
         print(f"the head's part of a unit {head:.3f} s: {len(jobs)} × = {len(jobs) * head / one_pass:.1f} passes")

@@ -97,8 +97,7 @@ class Answers(DivergenceColumns, ScoreColumns):
         >>> Answers(np.zeros((1, 1)), entropy=np.zeros(1)).columns
         ('logprob', 'entropy')
         """
-        given = (getattr(self, name) is not None for name in _NAMES)
-        own = _NAMES if all(given) else tuple(name for name in _NAMES if getattr(self, name) is not None)
+        own = tuple([name for name in _NAMES if getattr(self, name) is not None])
         return (*own, *self.more) if self.more else own
 
     @property
@@ -156,6 +155,8 @@ def check_answers(schema: Schema, source: WindowSource, found: Sequence[tuple[in
 def check_divergence(index: int, answers: Answers, least_kl: float = 0.0) -> None:
     """Refuses a divergence that is NaN or impossible. KL may be under 0 if the baseline is not exact."""
     found = {name: getattr(answers, name) for name in answers.divergences}
+    if not found:
+        return
     if (wrong := BUILT_IN.impossible_value(found, least_kl=least_kl)) is not None:
         raise EngineError(f"the divergence in window {index} is impossible: {wrong}", fix=FAULT)
 

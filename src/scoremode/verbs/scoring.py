@@ -76,9 +76,10 @@ def answered(
     while found := _next_answers(coming, waiting, together):
         check_answers(schema, source, found)
         for index, answers in found:
-            columns = columns or answers.columns
-            if answers.columns != columns:
-                given, before = listed(answers.columns), listed(columns)
+            own = answers.columns
+            columns = columns or own
+            if own != columns:
+                given, before = listed(own), listed(columns)
                 raise EngineError(f"window {index} has {given}, and windows before it have {before}", fix=FAULT)
             check_divergence(index, answers, least_kl)
         for index, answers in found:
