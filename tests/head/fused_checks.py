@@ -33,6 +33,7 @@ from scoremode.head.divergence import (
     define_divergence,
     finish_divergence,
     gather_own,
+    keep_in,
 )
 from scoremode.head.fused import reduce_fused, tiles_for
 from scoremode.head.fused_divergence import diverge_fused
@@ -1066,14 +1067,10 @@ def test_kept_logits_change_no_bit_of_a_divergence(
     size = Case(rows=rows_of_launches(2), depth=17, vocabulary=40, dtype=dtype, bias=shaped)
     hidden_p, head_p, targets = random_problem(replace(size, targets=2, softcap=3.0 if shaped else None))
     kept = dict[tuple[int, ...], Tensor]()
-
-    def keep(place: tuple[int, ...], compute: Callable[[], Tensor]) -> Tensor:
-        return kept[place] if place in kept else kept.setdefault(place, compute())
-
     for seed in (1, 2):
         hidden_q, head_q, _ = random_problem(replace(size, depth=16, seed=seed))
         expected = diverge_fused(hidden_p, head_p, hidden_q, head_q, targets)
-        found = diverge_fused(hidden_p, head_p, hidden_q, head_q, targets, keep=keep)
+        found = diverge_fused(hidden_p, head_p, hidden_q, head_q, targets, keep=keep_in(kept))
         assert_same_divergence(found, expected, slice(None))
         assert len(kept) == 2
 

@@ -43,6 +43,17 @@ def keep_nothing(place: tuple[int, ...], compute: Callable[[], Tensor]) -> Tenso
     return compute()
 
 
+def keep_in(kept: dict[tuple[int, ...], Tensor]) -> Keep:
+    """Returns a ``Keep`` that puts blocks into a dictionary."""
+
+    def keep(place: tuple[int, ...], compute: Callable[[], Tensor]) -> Tensor:
+        if place not in kept:
+            kept[place] = compute()
+        return kept[place]
+
+    return keep
+
+
 @dataclass(frozen=True, slots=True)
 class Divergence(RowBlock):
     """For each row of hidden states: how far the two distributions are apart, and the candidate's columns.

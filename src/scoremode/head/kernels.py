@@ -26,6 +26,7 @@ from scoremode.head.divergence import (
     define_divergence,
     finish_divergence,
     gather_own,
+    keep_in,
     keep_nothing,
 )
 from scoremode.head.matrix import SHALLOW, Head
@@ -233,11 +234,7 @@ def can_keep(kernel: Kernel, head: Head) -> bool:
 @torch.inference_mode()
 def _keeps_bits(name: str, kind: HeadKind) -> bool:
     (hidden_p, head_p, targets), (hidden_q, head_q, _) = (probe(kind, seed, fine=True) for seed in (1, 2))
-    kept = dict[tuple[int, ...], Tensor]()
-
-    def keep(place: tuple[int, ...], compute: Callable[[], Tensor]) -> Tensor:
-        return kept[place] if place in kept else kept.setdefault(place, compute())
-
+    keep = keep_in({})
     try:
         diverge = partial(_kernel(name).divergence, hidden_p, head_p, hidden_q, head_q, targets, whole=False)
         computed, *read = diverge(), diverge(keep=keep), diverge(keep=keep)

@@ -1,6 +1,7 @@
-"""What is kept of a baseline: hidden states between its layers, on its GPU, in memory or in a mapped file; logits.
+"""Hidden states that are kept between the layers of a model: on its GPU, in memory, or in a mapped file.
 
-The place is chosen by size before anything is computed, and ``place.words`` says it to the user.
+The place is chosen by size before anything is computed, and whether logits fit beside the states; ``place.words`` says
+it to the user.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class TransformersLayers(BaselineLayers):
     def states(self, windows: Sequence[Window]) -> Iterator[States]:
         """One forward pass per window: on some CPUs the bits of a window depend on what is in the batch beside it."""
         for window in windows:
-            places = self._pass([window.ids[: fed_tokens(window)]])
+            places = self._pass(window.ids[None, : fed_tokens(window)])
             yield np.stack([place[0].cpu().numpy() for place in places])
 
     def states_otherwise(self, window: Window) -> States:
@@ -41,7 +41,7 @@ class TransformersLayers(BaselineLayers):
         padding = PADDING if context is None or len(ids) + PADDING <= context else 0
         padded = np.concatenate([ids, np.zeros(padding, ids.dtype)])
         with other_threads(self.engine.model.device):
-            places = self._pass([padded] * 3)
+            places = self._pass(np.stack([padded] * 3))
         return np.stack([place[1, : len(ids)].cpu().numpy() for place in places])
 
     @cached_property
@@ -54,22 +54,18 @@ class TransformersLayers(BaselineLayers):
         device, dtype = self.engine.model.device, self.engine.model.dtype
         self._hooks.replacing = [torch.from_numpy(place)[None].to(device, dtype) for place in states[:-1]]
         try:
-            places = self._pass([window.ids[: fed_tokens(window)]])
+            places = self._pass(window.ids[None, : fed_tokens(window)])
         finally:
             self._hooks.replacing = None
         return np.stack([place[0].cpu().numpy() for place in places[1:]])
 
     @full_float32()
     @torch.inference_mode()
-    def _pass(self, tokens: Sequence[Ids]) -> list[Tensor]:
-        """States (windows, tokens, d) at every place."""
-        ids = np.zeros((len(tokens), max(map(len, tokens))), np.int64)
-        for line, own in enumerate(tokens):
-            ids[line, : len(own)] = own
+    def _pass(self, ids: Ids) -> list[Tensor]:
+        """States (windows, tokens, d) at every place, for ids (windows, tokens)."""
+        tokens = torch.from_numpy(ids.astype(np.int64)).to(self.engine.model.device)
         try:
-            output = self.engine.body(
-                input_ids=torch.from_numpy(ids).to(self.engine.model.device), use_cache=False
-            ).last_hidden_state
+            output = self.engine.body(input_ids=tokens, use_cache=False).last_hidden_state
             places = self._hooks.take()
         except torch.OutOfMemoryError:
             raise EngineError(

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from scoremode.engines.transformers.engine import PROBE_TOKENS, TransformersEngi
 from scoremode.engines.transformers.kept_states import KeptStates, Place, choose_place, free_on
 from scoremode.engines.transformers.own_head import find_head
 from scoremode.errors import EngineError, ModelError
-from scoremode.head.divergence import Keep, keep_nothing
+from scoremode.head.divergence import Keep, keep_in, keep_nothing
 from scoremode.head.kernels import can_keep
 from scoremode.head.matrix import Head
 from scoremode.head.precision import full_float32
@@ -56,7 +55,7 @@ class SwappableModel:
         self.notes: list[str] = []
         self._opened = ExitStack()
         self._kept: KeptStates | None = None
-        self._logits: dict[tuple[tuple[int, ...], tuple[int, ...]], Tensor] = {}  # of the baseline
+        self._logits: dict[tuple[int, ...], dict[tuple[int, ...], Tensor]] = {}  # of the baseline, by windows
         self._wanted: frozenset[int] = frozenset()  # starts whose states are kept by this pass
         self._start = 0  # the first layer that is computed by this pass
         self._key: bytes | None = None  # the tokens of this pass; None: it is computed whole
@@ -187,11 +186,7 @@ class SwappableModel:
         choice = self.engine.choice
         if not self._kept.place.logits or choice is None or not can_keep(choice.kernel, self.head):
             return keep_nothing
-        return partial(self._keep, tuple(index for index, _ in windows))
-
-    def _keep(self, windows: tuple[int, ...], place: tuple[int, ...], compute: Callable[[], Tensor]) -> Tensor:
-        key = windows, place
-        return self._logits[key] if key in self._logits else self._logits.setdefault(key, compute())
+        return keep_in(self._logits.setdefault(tuple(index for index, _ in windows), {}))
 
     # ── swaps ────────────────────────────────────────────────────────────────────────────────────────────────────────
     @contextlib.contextmanager
