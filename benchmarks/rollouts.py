@@ -1,12 +1,13 @@
-"""Rollouts on vLLM against plain ``generate`` with the same settings, each in a fresh process.
+"""Rollouts on vLLM against plain ``generate`` with the same settings, in turns on one engine.
 
 plain      stock vLLM: the same prompts, temperature, filters, seeds and lengths; token ids alone are asked for
 rollouts   the writer of ``scoremode rollouts``: both log-probabilities of every token
 
-All have vLLM's own defaults. Weights are random in the shapes named, or real with ``--model FOLDER``. No text ends
-before ``--tokens``, and no tokenizer is loaded.
+vLLM's host code has another speed in every process, so both ways share one: for ``plain``, its sampler is as it was
+before. All have vLLM's own defaults. Weights are random in the shapes named, or real with ``--model FOLDER``. No text
+ends before ``--tokens``, and no tokenizer is loaded.
 
-    python benchmarks/rollouts.py [--shapes qwen-0.5b] [--texts 64,256] [--tokens 512] [--repeat 3]
+    python benchmarks/rollouts.py [--shapes qwen-0.5b] [--texts 64,256] [--tokens 512] [--repeat 5]
     python benchmarks/rollouts.py --shapes tiny --dtype float32 --texts 3 --tokens 20 --repeat 1        # anywhere
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
@@ -30,6 +32,7 @@ RULES: dict[str, dict[str, Any]] = {
     "own": {"temperature": 1.0},
     "filtered": {"temperature": 0.8, "top_p": 0.95},
 }
+ENGINES = (("greedy", "own"), ("filtered",))  # rules whose engines are started alike
 PROMPT = 32  # tokens
 GOAL = 0.95  # × plain
 
@@ -39,10 +42,25 @@ Write = Callable[[Any], int]
 """Writes one text after each prompt (n, PROMPT), and returns how many tokens it wrote."""
 
 
-def plain(model: str, given: dict[str, Any], rules: dict[str, Any], tokens: int) -> Write:
-    from vllm import LLM, SamplingParams
+def use_stock_sampler(worker: Any, on: bool) -> str:
+    """Runs in vLLM's worker: takes our wrapper away from its sampler, or puts it back. Returns the runner's name."""
+    runner = worker.model_runner
+    if not hasattr(worker, "wrapped"):
+        worker.wrapped, sampler = runner.sampler, runner.sampler
+        worker.stock = getattr(sampler, "_stock", sampler)  # the V2 runner's is another object
+        worker.ours = {name: vars(worker.stock)[name] for name in ("forward", "sample") if name in vars(worker.stock)}
+        worker.modes = "raw_logprobs", getattr(getattr(sampler, "topk_topp_sampler", None), "logprobs_mode", None)
+    for name, own in worker.ours.items():
+        vars(worker.stock).pop(name, None) if on else vars(worker.stock).update({name: own})
+    runner.sampler = worker.stock if on else worker.wrapped
+    if worker.modes[1] is not None:
+        runner.sampler.topk_topp_sampler.logprobs_mode = worker.modes[0 if on else 1]
+    return f"{type(runner).__module__}.{type(runner).__name__}"
 
-    llm = LLM(model=model, skip_tokenizer_init=True, enable_prefix_caching=False, **given)
+
+def plain(llm: Any, rules: dict[str, Any], tokens: int) -> Write:
+    from vllm import SamplingParams
+
     settings: dict[str, Any] = {"max_tokens": tokens, "ignore_eos": True, "detokenize": False, **rules}
 
     def write(prompts: Any) -> int:
@@ -53,17 +71,10 @@ def plain(model: str, given: dict[str, Any], rules: dict[str, Any], tokens: int)
     return write
 
 
-def rollouts(model: str, given: dict[str, Any], rules: dict[str, Any], tokens: int) -> Write:
+def rollouts(writer: Any, tokens: int) -> Write:
     import numpy as np
 
-    from scoremode.engines.plugin import Work
-    from scoremode.engines.vllm.support import VllmOptions
-    from scoremode.engines.vllm.writer import VllmWriter
-    from scoremode.engines.writing import DrawingRules, WritingRequest
-
-    facts: Any = SimpleNamespace(path=Path(model), context_length=None, notes=())
-    options = VllmOptions.of({"engine_args": given})
-    writer = VllmWriter(facts, options, Work(), DrawingRules(**rules), frozenset())
+    from scoremode.engines.writing import WritingRequest
 
     def write(prompts: Any) -> int:
         asked = [WritingRequest(row, seed, tokens) for seed, row in enumerate(prompts)]
@@ -73,8 +84,14 @@ def rollouts(model: str, given: dict[str, Any], rules: dict[str, Any], tokens: i
     return write
 
 
-def child(variant: str, model: str, arguments: argparse.Namespace) -> dict[str, Any]:
+def child(names: Sequence[str], model: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # a function is sent to vLLM's worker
     import numpy as np
+
+    from scoremode.engines.plugin import Work
+    from scoremode.engines.vllm.support import VllmOptions
+    from scoremode.engines.vllm.writer import VllmWriter
+    from scoremode.engines.writing import DrawingRules
 
     counts = [int(count) for count in arguments.texts.split(",")]
     given = {
@@ -84,21 +101,32 @@ def child(variant: str, model: str, arguments: argparse.Namespace) -> dict[str, 
         "load_format": "auto" if arguments.model else "dummy",
         **json.loads(arguments.engine),
     }
-    way, _, rules = variant.partition(" ")
-    write = {"plain": plain, "rollouts": rollouts}[way](model, given, RULES[rules], arguments.tokens)
+    facts: Any = SimpleNamespace(path=Path(model), context_length=None, notes=())
+    options = VllmOptions.of({"engine_args": given})
+    writer = VllmWriter(facts, options, Work(), DrawingRules(**RULES[names[0]]), frozenset())
     vocabulary = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     prompts = np.random.default_rng(1).integers(0, vocabulary, (max(counts), PROMPT), dtype=np.int32)
-    found = {}
-    for count in counts:
-        write(prompts[:count])  # not counted
-        rates = []
-        for _ in range(arguments.repeat):
-            begin = time.perf_counter()
-            written = write(prompts[:count])
-            rates.append(written / (time.perf_counter() - begin))
-        assert written == count * arguments.tokens, f"{written} tokens were written"
-        found[str(count)] = statistics.median(rates)
-        say(f"{variant} {count}: {found[str(count)]:,.0f} tokens/s")
+    found: dict[str, Any] = {}
+    for name in names:
+        writer.rules = DrawingRules(**RULES[name])
+        ways = {
+            "plain": plain(writer.llm, RULES[name], arguments.tokens),
+            "rollouts": rollouts(writer, arguments.tokens),
+        }
+        for count in counts:
+            rates: dict[str, list[float]] = {way: [] for way in ways}
+            for turn in range(arguments.repeat + 1):  # the first is not counted
+                for way, write in ways.items():
+                    stock = way == "plain"
+                    found["runner"] = writer.llm.collective_rpc(use_stock_sampler, args=(stock,))[0]
+                    begin = time.perf_counter()
+                    written = write(prompts[:count])
+                    seconds = time.perf_counter() - begin
+                    assert written == count * arguments.tokens, f"{written} tokens were written"
+                    if turn:
+                        rates[way].append(written / seconds)
+            found[f"{name} {count}"] = rates
+            say(f"{name} {count}: {rates}")
     return found
 
 
@@ -106,29 +134,39 @@ def child(variant: str, model: str, arguments: argparse.Namespace) -> dict[str, 
 def main(words: Sequence[str] | None = None) -> int:
     arguments = parse(words)
     if arguments.child:
-        result = child(arguments.child, arguments.folder, arguments)
+        result = child(arguments.child.split(","), arguments.folder, arguments)
         Path(arguments.result).write_text(json.dumps(result), encoding="utf-8")
         return 0
-    work, failed = temporary_folder("benchmark"), False
+    work, failed, asked = temporary_folder("benchmark"), False, arguments.rules.split(",")
     for shape in ["model"] if arguments.model else arguments.shapes.split(","):
         folder = Path(arguments.model) if arguments.model else write_config(work / shape, SHAPES[shape])
-        print(f"\n{shape}, {arguments.dtype}, texts of {arguments.tokens} tokens")
-        print(f"{'':10} {'texts':>6} {'plain, tokens/s':>16} {'rollouts':>10} {'× plain':>8}")
-        for rules in arguments.rules.split(","):
-            stock, ours = (measure(f"{way} {rules}", folder, work, arguments) for way in ("plain", "rollouts"))
-            failed |= stock is None or ours is None
-            for count in (stock or {}).keys() & (ours or {}).keys():
-                rates = stock[count], ours[count]  # type: ignore[index]
-                ratio = rates[1] / rates[0]
-                print(f"{rules:10} {count:>6} {rates[0]:16,.0f} {rates[1]:10,.0f} {ratio:8.3f}", verdict(ratio >= GOAL))
+        print(f"\n{shape}, {arguments.dtype}, texts of {arguments.tokens} tokens, median of {arguments.repeat} passes")
+        print(f"{'':10} {'texts':>6} {'plain, tokens/s':>16} {'rollouts':>10} {'× plain':>8} {'of each turn':>16}")
+        for names in ENGINES:
+            some = [name for name in names if name in asked]
+            found = measure(some, folder, work, arguments) if some else {}
+            failed |= found is None
+            runner = (found or {}).pop("runner", None)
+            for case, rates in (found or {}).items():
+                print_case(case, rates["plain"], rates["rollouts"])
+            if runner:
+                print(f"{'':10} by {runner}")
     return int(failed)
 
 
-def measure(variant: str, folder: Path, work: Path, arguments: argparse.Namespace) -> dict[str, float] | None:
-    own = ["--child", variant, "--folder", str(folder)]
+def print_case(case: str, stock: Sequence[float], ours: Sequence[float]) -> None:
+    """The ratio is that of turns next to each other, because the machine's speed drifts."""
+    turns = sorted(b / a for a, b in zip(stock, ours, strict=True))
+    ratio, (name, count) = statistics.median(turns), case.split()
+    rates = f"{statistics.median(stock):16,.0f} {statistics.median(ours):10,.0f}"
+    print(f"{name:10} {count:>6} {rates} {ratio:8.3f} {turns[0]:7.3f} to {turns[-1]:.3f}", verdict(ratio >= GOAL))
+
+
+def measure(names: Sequence[str], folder: Path, work: Path, arguments: argparse.Namespace) -> dict[str, Any] | None:
+    own = ["--child", ",".join(names), "--folder", str(folder)]
     found, why = child_result([__file__, *arguments.words, *own], work, arguments.timeout)
     if found is None:
-        say(f"{variant} FAILED: {why}")
+        say(f"{', '.join(names)} FAILED: {why}")
         say(last_lines(work / "log.txt", 15))
         return None
     return dict(found)
@@ -141,10 +179,10 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rules", default=",".join(RULES), help=f"of {', '.join(RULES)}")
     parser.add_argument("--texts", default="64,256", help="numbers of texts that are written side by side")
     parser.add_argument("--tokens", type=int, default=512)
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--engine", default="{}", help="more arguments of vLLM, as JSON, the same for both")
-    parser.add_argument("--timeout", type=float, default=300, help="seconds a variant may take, start included")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds an engine may take, start included")
     return parsed_with_child(parser, words)
 
 

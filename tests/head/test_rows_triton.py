@@ -11,7 +11,7 @@ CHECK = """
 import torch
 from scoremode.head.definition import define_columns
 from scoremode.head.partials import Partials, combine, finish, target_logits
-from scoremode.head.rows_triton import reduce_rows
+from scoremode.head.rows_triton import reduce_rows, write_logprobs
 
 def columns(x, targets, cuts=()):
     edges = [0, *cuts, x.shape[1]]
@@ -41,6 +41,23 @@ assert (ours.entropy - truth.entropy).abs().max() < 1e-6 and torch.equal(ours.ra
 assert (ours.logprob - truth.logprob).abs().max() < 1e-6
 x[1, 700] = torch.nan
 assert columns(x, targets).logprob[1].isnan().all() and not columns(x, targets).logprob[0].isnan().any()
+for v in (1, 2, 300, 2048, 4500):
+    for dtype in (torch.float32, torch.bfloat16):
+        x = (torch.randn(4, v + 3, generator=generator) * 5).to(dtype)[:, :v]
+        x[1, : v // 2] = -torch.inf  # filtered
+        chosen = torch.randint(v // 2, v, (4, 1), generator=generator)
+        lines = torch.full((4, 3), 7.0)
+        write_logprobs(x, chosen[:, 0], lines, (0, 1))
+        truth = x.double().log_softmax(1).gather(1, chosen)[:, 0]
+        assert torch.equal(lines[:, 0], lines[:, 1]) and (lines[:, 0] - truth).abs().max() < 2e-5, (v, dtype)
+        assert torch.equal(lines[:, 2].contiguous().view(torch.int32), chosen[:, 0].int())
+        write_logprobs(x * 0, chosen[:, 0], lines, (0,))
+        assert (lines[[0, 2, 3], 1] - truth[[0, 2, 3]]).abs().max() < 2e-5
+        assert (lines[0, 0] + torch.tensor(float(v)).log()).abs() < 2e-5
+        x[0, v - 1] = torch.nan
+        write_logprobs(x, chosen[:, 0], lines, (0,))
+        assert lines[0, 0].isnan() and not lines[2, 0].isnan()
+write_logprobs(x[:0], chosen[:0, 0], lines[:0], (0,))
 print("all the same")
 """
 

@@ -83,6 +83,26 @@ def test_a_swap_equals_a_checkpoint_with_that_unit_replaced(part: str, base: Pat
     assert found.noise is not None
 
 
+def test_a_candidate_with_a_head_of_its_own_beside_a_tied_baseline(corpus: str, tmp_path: Path) -> None:
+    tied = make_tiny_model(tmp_path / "tied", adds_bos=True, tie_word_embeddings=True)
+    candidate = with_changes(tied, tmp_path / "own", lambda name, t: t)
+    tensors = load_file(f"{candidate}/model.safetensors")
+    tensors["lm_head.weight"] = noisy("head")("head", tensors["model.embed_tokens.weight"])
+    save_file(tensors, f"{candidate}/model.safetensors", {"format": "pt"})
+    config = json.loads(Path(candidate, "config.json").read_text())
+    Path(candidate, "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    found = sm.attribute(str(tied), candidate, engine="transformers", **asked(corpus))
+    changed = [one for one in found[0].units if one.damage.is_changed]
+    assert [one.name for one in changed] == ["head"]
+    compared = sm.compare(str(tied), candidate, **asked(corpus))[0].statistics()
+    assert found.kl(changed[0]).value == pytest.approx(compared["kl_mean"], rel=1e-12)
+    assert any("is its embedding; a candidate has a head of its own" in note for note in found.notes)
+    both = sm.attribute(str(tied), candidate, "rtn:4:16:all", **asked(corpus))
+    alone = sm.attribute(str(tied), "rtn:4:16:all", **asked(corpus))
+    assert found.kl(changed[0]).value == both.kl(both[0].units[-1]).value
+    assert both.account(both[1]).whole.value == pytest.approx(alone.account(alone[0]).whole.value, rel=1e-12)
+
+
 def test_a_damaged_matrix_of_a_served_gguf_is_found(base: Path, corpus: str, tmp_path: Path) -> None:
     require_llamacpp()
     file = gguf_of(base, tmp_path / "x.gguf", "F16", weights=lambda name, x: x * (1.2 if "blk.1.ffn_up" in name else 1))

@@ -52,7 +52,8 @@ from scoremode.head.kept_kernels import diverge_rows, find_first_choices
 from scoremode.head.matrix import Head
 from scoremode.head.partials import Partials, empty_partials
 
-KEPT = 1 << 30  # most bytes of logits that are kept, of both models
+KEPT = 1 << 31  # most bytes of logits that are kept, of both models; with fewer, the products' last programs wait
+SHARED_KEPT = 1 << 30  # the same on every rank, whatever memory is free there: ranks must divide rows equally
 
 
 def _kl_alone(
@@ -202,9 +203,17 @@ def diverge_fused(
             return _no_columns(hidden_q[rows], targets[rows], share, told)
         return _all_columns(*sides(rows, two_products=False), targets[rows], share, told)
 
-    step = max(1, KEPT // (8 * max(1, padded)) // 128) * 128
+    step = max(1, _room(hidden_q.device, alone=gather is gather_own) // (8 * max(1, padded)) // 128) * 128
     sums, at_target = in_blocks(all_columns, [slice(i, i + step) for i in range(0, max(1, len(targets)), step)])
     return sums.partials(), at_target
+
+
+def _room(device: torch.device, *, alone: bool) -> int:
+    """Returns how many bytes of logits may be kept. Results have the same bits whatever it is."""
+    if not alone or device.type != "cuda":
+        return min(KEPT, SHARED_KEPT)
+    free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return min(KEPT, free // 4)
 
 
 def _no_columns(hidden: Tensor, targets: Tensor, share: Share, gather: Gather) -> tuple[SlicedSums, Tensor]:

@@ -1,4 +1,4 @@
-"""Reduces rows of logits to partials in one pass over them, on a GPU with Triton.
+"""Reduces rows of logits in one pass over them, on a GPU with Triton: to partials, or to one log-probability.
 
 Each logit is read once for all results: the largest logit, its id, Σexp, Σexp·x, and how many ids rank before each
 target. Every lane of a program has its own numbers, and the lanes are joined once at the end in a fixed order. So the
@@ -81,6 +81,51 @@ def _reduce_row(  # type: ignore[no-untyped-def]  # a kernel takes pointers one 
     tl.store(total_out + row, sum_total + poison)
     tl.store(weighted_out + row, sum_weighted)
     tl.store(before_out + row * k + slot, before, mask=asked)
+
+
+@triton.jit(do_not_specialize=["width"])  # type: ignore[untyped-decorator]
+def _write_logprob(  # type: ignore[no-untyped-def]
+    logits,
+    row_stride,
+    width,
+    chosen,
+    chosen_stride,
+    lines,
+    first: tl.constexpr,
+    last: tl.constexpr,
+    lanes: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, lanes)
+    far = -3.0e38
+    largest = tl.full((lanes,), far, tl.float32)
+    total = tl.zeros((lanes,), tl.float32)
+    for begin in range(0, width, lanes):
+        ids = begin + lane
+        x = tl.load(logits + row * row_stride + ids, mask=ids < width, other=float("-inf")).to(tl.float32)
+        new = tl.where(x > largest, x, largest)
+        total = tl.exp(largest - new) * total + tl.exp(x - new)
+        largest = new
+    top = tl.max(largest, 0)
+    total = tl.sum(tl.where(total > 0, tl.exp(largest - top) * total, total), 0)  # NaN stays
+    token = tl.load(chosen + row * chosen_stride).to(tl.int32)
+    found = tl.load(logits + row * row_stride + token).to(tl.float32) - top - tl.log(total)
+    for column in tl.static_range(first, last + 1):
+        tl.store(lines + row * 3 + column, found)
+    tl.store(lines + row * 3 + 2, token.to(tl.float32, bitcast=True))
+
+
+def write_logprobs(logits: Tensor, chosen: Tensor, lines: Tensor, columns: tuple[int, ...]) -> None:
+    """Writes the log-probability of the chosen token of each row into these columns of lines (n, 3) of float32.
+
+    The last column gets the bits of the token. One launch, because it runs between the steps of an engine.
+    """
+    assert logits.stride(1) == 1, "the logits of a row must be contiguous"
+    assert lines.is_contiguous(), "a line has three numbers"
+    if len(lines):
+        launch: Any = _write_logprob[(len(lines),)]
+        sizes = (logits, logits.stride(0), logits.shape[1], chosen, chosen.stride(0), lines)
+        launch(*sizes, first=columns[0], last=columns[-1], lanes=LANES, num_warps=8)
 
 
 def reduce_rows(x: Tensor, targets: Tensor, at_target: Tensor, first_id: int) -> tuple[Tensor, ...]:

@@ -18,9 +18,10 @@ from scoremode.models.safetensors import read_header
 from scoremode.models.weight_formats.adapter import AdaptedWeights, is_adapter
 from scoremode.models.weight_formats.checkpoint import PlainTensors
 from scoremode.models.weight_formats.compressed import CompressedTensors
+from scoremode.models.weight_formats.exl3 import Exl3Tensors
 from scoremode.models.weight_formats.float8 import Float8Tensors
 from scoremode.models.weight_formats.gguf_tensors import GgufTensors
-from scoremode.models.weight_formats.matching import OTHER, MatchedWeights
+from scoremode.models.weight_formats.matching import OTHER, MatchedWeights, OwnHeadError, spellings
 from scoremode.models.weight_formats.packed_integers import OTHER_FORMAT, PackedIntegers
 from scoremode.models.weight_formats.round_to_nearest import PREFIX, RoundedWeights
 from scoremode.models.weight_formats.stored import CandidateWeights, Shape, StoredWeight, TensorReader
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 Stored = Mapping[str, StoredWeight]
 EMULATED = "{} emulates a quantization of {:.3g} bits per weight; the bits of its parts are those of its files"
 
-__all__ = ["CandidateWeights", "StoredWeight", "candidate_fingerprint", "open_weights"]
+__all__ = ["CandidateWeights", "OwnHeadError", "StoredWeight", "candidate_fingerprint", "open_weights"]
 
 
 def open_weights(
@@ -47,6 +48,8 @@ def open_weights(
     token: str | None = None,
 ) -> CandidateWeights:
     """Opens a candidate's weights; ModelError if it is not a version of the baseline.
+
+    OwnHeadError if it has a head, and the head of the baseline is its embedding.
 
     ``baseline`` has the shapes of the baseline's parameters, as ``named_parameters`` gives them. ``config`` is its
     config. ``read_baseline`` reads one of its parameters, and ``baseline_stored`` says how they are stored: candidates
@@ -65,7 +68,7 @@ def open_weights(
         return AdaptedWeights(candidate, folder, baseline, read, own_bits=own_bits)
     facts = inspect(candidate, revision=revision, token=token)
     _require_same_type(candidate, facts.config, model_type)
-    reader, notes = _reader(candidate, facts)
+    reader, notes = _reader(candidate, facts, baseline)
     is_untied = _text_config(facts.config).get("tie_word_embeddings", facts.config.get("tie_word_embeddings")) is False
     return MatchedWeights(candidate, reader, baseline, (*facts.notes, *notes), needs_head=is_untied)
 
@@ -89,7 +92,7 @@ def _require_baseline(candidate: str, read: Read | None, stored: Stored | None) 
     return read, stored
 
 
-def _reader(candidate: str, facts: ModelFacts) -> tuple[TensorReader, tuple[str, ...]]:
+def _reader(candidate: str, facts: ModelFacts, baseline: Mapping[str, Shape]) -> tuple[TensorReader, tuple[str, ...]]:
     """What reads a checkpoint's tensors, and notes about it."""
     files, _ = weight_files(facts.path)
     plain = PlainTensors({name: tensor for file in files for name, tensor in read_header(file).items()})
@@ -107,10 +110,8 @@ def _reader(candidate: str, facts: ModelFacts) -> tuple[TensorReader, tuple[str,
         floats = Float8Tensors(candidate, plain, quantization)
         return floats, floats.notes
     if method == "exl3":
-        raise ModelError(
-            f"{candidate} is in the format EXL3, whose weights only ExLlamaV3 can reconstruct, on a GPU",
-            fix=OTHER_FORMAT,
-        )
+        shapes = {own: shape for name, shape in baseline.items() for own in spellings(name)}
+        return Exl3Tensors(candidate, plain, shapes), ()
     raise ModelError(
         f"{candidate} is quantized by the method {method!r}, whose weights scoremode cannot read", fix=OTHER_FORMAT
     )

@@ -104,17 +104,23 @@ def test_draws_from_the_models_own_distribution_have_one_log_probability(
 class StockSampler:
     """Stands for the V2 runner's sampler, which runs on GPUs only: an object that is called with logits and a batch."""
 
-    states = "kept"
+    states, use_flashinfer = "kept", True
 
     def __init__(self, chosen: torch.Tensor) -> None:
         self.chosen = chosen
 
     def __call__(self, logits: torch.Tensor, batch: Any) -> Any:
-        from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+        from vllm.v1.outputs import SamplerOutput
 
-        drawn = torch.full((len(logits), 1), -0.5)
-        ranks = torch.ones(len(logits), dtype=torch.int64)
-        return SamplerOutput(self.chosen[:, None], LogprobsTensors(self.chosen[:, None], drawn, ranks))
+        chosen, _ = self.sample(logits)
+        return SamplerOutput(chosen[:, None], None)
+
+    def sample(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Temperature 0.5 and only ids below 20, in place."""
+        assert not self.use_flashinfer, "it would not show its filters"
+        logits /= 0.5
+        logits[:, 20:] = -torch.inf
+        return self.chosen, logits
 
 
 def test_the_second_runner_knows_its_tokens_by_the_length_of_the_sequence() -> None:
@@ -129,17 +135,43 @@ def test_the_second_runner_knows_its_tokens_by_the_length_of_the_sequence() -> N
         batch = SimpleNamespace(
             req_ids=["scoremode-0-1a", "scoremode-1-2b"], num_reqs=2, seq_lens_cpu_upper_bound=torch.tensor(lengths)
         )
-        assert sampler(logits + sum(lengths), batch).logprobs_tensors is None
+        sampler(logits + sum(lengths), batch)
         sampler._stock.chosen = sampler._stock.chosen + 1
-    first, second = (np.frombuffer(b, np.float32).reshape(-1, 3) for b in kept.take(TWO_TEXTS, [3, 9], [3, 3]))
+    first, second = (np.frombuffer(b, np.float32).reshape(-1, 3) for b in kept.take([0, 1], [3, 9], [3, 3]))
     assert np.ascontiguousarray(first[:, 2]).view(np.int32).tolist() == [5, 6, 8]
     assert np.ascontiguousarray(second[:, 2]).view(np.int32).tolist() == [8, 9, 10]
     wanted = logits.double().log_softmax(1)[0, [5, 6, 8]].numpy()
     assert np.abs(first[:, 1] - wanted).max() < 1e-5
-    assert (first[:, 0] == -0.5).all()
+    wanted = (logits[:, :20].double() / 0.5).log_softmax(1)[0, [5, 6, 8]].numpy()
+    assert np.abs(first[:, 0] - wanted).max() < 1e-5
+    assert kept.take([0, 1], [3, 9], [3, 3]) == [b"", b""], "they are fetched once"
 
 
-TWO_TEXTS = ["scoremode-0", "scoremode-1"]
+@pytest.mark.parametrize("first_wins", [False, True])
+def test_rows_of_many_texts_are_found_again(first_wins: bool) -> None:
+    """Texts begin and end at any step, some tokens have two rows, and texts are fetched in two portions."""
+    from scoremode.engines.vllm.written_tokens import KeptSteps
+
+    kept, random = KeptSteps(own=True, first_wins=first_wins), np.random.default_rng(1)
+    begins, lengths, prompt = random.integers(0, 9, 30), random.integers(1, 12, 30), 5 if first_wins else 0
+    wanted: dict[int, dict[int, int]] = {text: {} for text in range(30)}
+    for step in range(22):
+        rows = [(text, step - begins[text]) for text in range(30) if 0 <= step - begins[text] < lengths[text]]
+        rows += [(text, place - first_wins) for text, place in rows[:2] if place]  # the same token again
+        ids = random.integers(0, 40, len(rows))
+        for (text, place), token in zip(rows, ids.tolist(), strict=True):
+            if not (first_wins and place in wanted[text]):
+                wanted[text][place] = token
+        places = [f"scoremode-{text}-ab" for text, _ in rows], [prompt + int(place) for _, place in rows]
+        kept.keep(places, torch.zeros(len(rows), 40), torch.from_numpy(ids)[:, None])
+        if step == 14:
+            some = [text for text in range(30) if begins[text] + lengths[text] <= step]
+            found = dict(zip(some, kept.take(some, [prompt] * len(some), lengths[some].tolist()), strict=True))
+    rest = [text for text in range(29, -1, -1) if text not in found]
+    found |= zip(rest, kept.take(rest, [prompt] * len(rest), lengths[rest].tolist()), strict=True)
+    for text, lines in found.items():
+        written = np.frombuffer(lines, np.int32).reshape(-1, 3)[:, 2]
+        assert written.tolist() == [wanted[text][place] for place in range(lengths[text])], text
 
 
 def test_what_would_change_the_draws_is_refused(small_llama: Path) -> None:

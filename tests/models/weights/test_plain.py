@@ -133,10 +133,6 @@ def test_refusals_name_what_differs(tmp_path: Path) -> None:
             save(tmp_path / "e", baseline, quantization_config={"quant_method": "hqq"}),
             "quantized by the method 'hqq', whose weights scoremode cannot read",
         ),
-        "exl3": (
-            save(tmp_path / "f", baseline, quantization_config={"quant_method": "exl3", "bits": 4.0}),
-            "whose weights only ExLlamaV3 can reconstruct, on a GPU",
-        ),
     }
     for candidate, says in cases.values():
         with pytest.raises(ModelError, match=says) as refusal:

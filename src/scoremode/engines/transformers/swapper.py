@@ -18,12 +18,13 @@ from scoremode.engines.swapping import Swap, SwapColumns, SwapFacts, Swapper, Te
 from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.engines.transformers.swaps import SwappableModel
 from scoremode.errors import EngineError, ModelError, print_line
-from scoremode.models.weights import CandidateWeights, StoredWeight, open_weights
+from scoremode.models.weights import CandidateWeights, OwnHeadError, StoredWeight, open_weights
 from scoremode.plan.plan import Plan
 from scoremode.plan.windows import Answers
 from scoremode.scores.answers import check_answers, check_divergence, measured
 from scoremode.values import Floats, Ids, change
 
+UNTIED = "the head of {} is its embedding; a candidate has a head of its own, so both are measured apart"
 TOLD_FROM = 10**8  # bytes of states from which the user is told where they go
 
 
@@ -44,30 +45,20 @@ class TransformersSwapper(Swapper):
         try:
             require_float_weights(self.swaps, name)
             self.swaps.__enter__()
-            config = self.swaps.model.config.to_dict()
-            shapes = {name: tuple(p.shape) for name, p in self.swaps.parameters.items()}
-            own = self._as_they_are()
-            if checkpoint is not None:
-                own = facts_of(open_weights(str(checkpoint), shapes, config=config))
-            self.opened: dict[str, CandidateWeights] = {
-                name: open_weights(
-                    name,
-                    shapes,
-                    config=config,
-                    token=token,
-                    read_baseline=lambda n: self.swaps.parameters[n].data,
-                    baseline_stored=own.stored,
-                )
-                for name in candidates
-            }
+            try:
+                own = self._open(checkpoint, candidates, token)
+            except OwnHeadError:
+                self.swaps.untie_head()
+                self.swaps.notes.append(UNTIED.format(name))
+                own = self._open(checkpoint, candidates, token)
         except BaseException:
             self.close()
             raise
         self.facts = SwapFacts(
-            str(config.get("model_type", "")),
+            str(self.swaps.model.config.to_dict().get("model_type", "")),
             self.swaps.layers_name,
             len(self.swaps.layers),
-            {name: self.swaps.start_of([name]) for name in shapes},
+            {name: self.swaps.start_of([name]) for name in self.swaps.parameters},
             own,
             {name: facts_of(one) for name, one in self.opened.items()},
             tuple(self.swaps.notes),
@@ -75,6 +66,26 @@ class TransformersSwapper(Swapper):
         self.recorded: Plan | None = None  # of which the states are kept
         self._logprob: Floats = np.zeros(0)  # (targets,) of the baseline
         self._top: Ids = np.zeros(0, np.int32)  # (targets,)
+
+    def _open(self, checkpoint: Path | None, candidates: Sequence[str], token: str | None) -> WeightFacts:
+        """Opens the candidates' weights, and returns what is known about the baseline's own."""
+        config = self.swaps.model.config.to_dict()
+        shapes = {name: tuple(p.shape) for name, p in self.swaps.parameters.items()}
+        own = self._as_they_are()
+        if checkpoint is not None:
+            own = facts_of(open_weights(str(checkpoint), shapes, config=config))
+        self.opened: dict[str, CandidateWeights] = {
+            name: open_weights(
+                name,
+                shapes,
+                config=config,
+                token=token,
+                read_baseline=lambda n: self.swaps.parameters[n].data,
+                baseline_stored=own.stored,
+            )
+            for name in candidates
+        }
+        return own
 
     def _as_they_are(self) -> WeightFacts:
         parameters = self.swaps.parameters.items()

@@ -79,6 +79,16 @@ class SwappableModel:
         if self._kept is not None:
             self._kept.clear()
 
+    def untie_head(self) -> None:
+        """Gives the head a copy of the embedding, which was both. The model has its own head again after the block."""
+        layer = self.model.get_output_embeddings()
+        self._opened.callback(setattr, layer, "weight", layer.weight)
+        layer.weight = torch.nn.Parameter(layer.weight.detach().clone())
+        self.parameters = dict(self.model.named_parameters())
+        head = find_head(self.model)
+        assert head is not None, "only its memory is another"
+        self.head = self.engine.head = head
+
     def _begin(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Notes which tokens a forward pass is about. One that follows a cache of keys and values is left alone."""
         ids = kwargs.get("input_ids")

@@ -1,8 +1,8 @@
 """Writes texts with stock vLLM: its scheduler, CUDA graphs and sampler, as they are deployed.
 
 Our wrapper around the sampler (written_tokens.py) keeps the log-probability of each token in the model's own
-distribution. If tokens are drawn from another one, vLLM computes that log-probability, and the wrapper keeps it too.
-What it kept of texts that have ended is fetched for many of them at a time.
+distribution, and in the one that it was drawn from. What it kept of texts that have ended is fetched for many of them
+at a time.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class VllmWriter(Writer):
     def _fetch(self, asked: Sequence[WritingRequest], ended: dict[int, Ids]) -> Iterator[tuple[int, WrittenTokens]]:
         prompts = [len(asked[index].prompt) for index in ended]
         lengths = [len(ids) for ids in ended.values()]
-        ranks = self._call_workers("scoremode_take", list(map(_name, ended)), prompts, lengths)
+        ranks = self._call_workers("scoremode_take", list(ended), prompts, lengths)
         parts: list[bytes] = next(filter(None, ranks))  # ranks that do not sample have nothing
         for (index, ids), part in zip(ended.items(), parts, strict=True):
             lines = np.frombuffer(part, np.float32).reshape(-1, 3)
@@ -118,7 +118,6 @@ class VllmWriter(Writer):
             max_tokens=asked.room,
             ignore_eos=True,  # the end tokens are named, so that every engine ends its texts at the same ones
             stop_token_ids=sorted(self.ends),
-            logprobs=None if _draws_its_own(rules) else 0,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
@@ -144,11 +143,9 @@ def _arguments(given: LaunchArguments, work: Work, rules: DrawingRules) -> dict[
 
     support.refuse_arguments(given.extra, NOT_WHILE_WRITING)
     extension = "scoremode.engines.vllm.written_tokens.WritingWorker"
-    found: dict[str, Any] = {
-        "logprobs_mode": "processed_logprobs",
-        "skip_tokenizer_init": True,
-        "worker_extension_cls": extension,
-    }
+    found: dict[str, Any] = {"skip_tokenizer_init": True, "worker_extension_cls": extension}
+    if not _draws_its_own(rules):  # a sampler that does not show its filters is not chosen then
+        found["logprobs_mode"] = "processed_logprobs"
     if not rules.is_greedy and current_platform.is_cpu():
         # vLLM takes a draw back that belongs to a chunk of a prompt, and a generator on a CPU cannot do that
         found["enable_chunked_prefill"] = False

@@ -1,9 +1,10 @@
 """The log-probabilities of every token that vLLM samples: in its workers, beside its own sampler.
 
-Loaded only inside vLLM's processes. vLLM can return the log-probability of a sampled token itself, but it makes Python
-objects of it for every text in every step, which takes as long as the step. So our wrapper around the sampler keeps the
-log-probabilities of a step together: a few numbers per text are copied to the host, and nothing waits for them. When
-texts have ended, our writer fetches theirs by a call to the worker (``WritingWorker``).
+Loaded only inside vLLM's processes. vLLM can return the log-probability of a sampled token itself, but it normalizes
+the whole vocabulary in memory and makes Python objects for every text in every step, which takes as long as the step.
+So our wrapper around the sampler reads the logits once, before and after temperature and filters, and keeps the numbers
+of a step together on the device: nothing is copied or waited for. When texts have ended, our writer fetches theirs by
+a call to the worker (``WritingWorker``).
 
 Which token of a text a row belongs to is known on the host. vLLM's V1 runner gives the list of tokens sampled so far;
 its V2 runner gives the length of the sequence. While a prompt is fed in chunks, every chunk but the last has a row too,
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scoremode.engines.vllm.replayed_texts import HostCopy
+from scoremode.values import Ids
 
 Places = tuple[list[str], list[int]]
 """The request of each row, and the number of the token that the row samples."""
@@ -33,7 +34,19 @@ class SampledStep:
 
     requests: list[str]
     places: list[int]
-    lines: HostCopy
+    lines: Tensor  # (n, 3), on the device
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of many steps, in the order in which they were sampled."""
+
+    texts: Ids  # (n,) numbers of the texts
+    places: Ids  # (n,)
+    lines: Any  # (n, 3) float32
+
+    def where(self, chosen: Any) -> Rows:
+        return Rows(self.texts[chosen], self.places[chosen], self.lines[chosen])
 
 
 class WritingWorker:
@@ -45,40 +58,47 @@ class WritingWorker:
         There is nothing to keep on ranks that do not sample.
         """
         runner = self.model_runner  # type: ignore[attr-defined]
-        sampler = runner.sampler
+        sampler: Any = runner.sampler
         if isinstance(sampler, torch.nn.Module):
             self._scoremode_sampled = kept = KeptSteps(own, first_wins=False)
+            if not own:  # it returns logits after filters, instead of normalizing them all
+                filters: Any = sampler.topk_topp_sampler
+                filters.logprobs_mode = "processed_logits"
 
             def places() -> Places:
                 batch = runner.input_batch
                 count = batch.num_reqs
                 return list(batch.req_ids[:count]), [len(ids) for ids in batch.req_output_token_ids[:count]]
 
-            sampler.forward = kept.wrap_v1(sampler.forward, places)
+            kept.watch(sampler)
+            sampler.forward = kept.wrap(sampler.forward, lambda *_: places())
         elif sampler is not None:  # V2 runner
             self._scoremode_sampled = kept = KeptSteps(own, first_wins=True)
             runner.sampler = WrappedSampler(sampler, kept)
 
-    def scoremode_take(self, names: list[str], first: list[int], counts: list[int]) -> list[bytes]:
-        """Returns the lines of finished texts; nothing on ranks that do not sample.
+    def scoremode_take(self, texts: list[int], first: list[int], counts: list[int]) -> list[bytes]:
+        """Returns the lines of finished texts, given by number; nothing on ranks that do not sample.
 
         ``first`` is the length of each prompt, and ``counts`` the number of tokens that were written after it.
         """
         kept: KeptSteps | None = getattr(self, "_scoremode_sampled", None)
-        return [] if kept is None else kept.take(names, first, counts)
+        return [] if kept is None else kept.take(texts, first, counts)
 
 
 class WrappedSampler:
-    """Takes the place of the V2 runner's sampler, which is called as an object and leaves the logits unchanged."""
+    """Takes the place of the V2 runner's sampler, which is called as an object."""
 
     def __init__(self, stock: Any, kept: KeptSteps) -> None:
-        self._stock, self._kept = stock, kept
+        if not kept.own:  # FlashInfer draws without showing its filters; draws with seeds are never its own
+            stock.use_flashinfer = False
+        kept.watch(stock)
+        self._stock, self._sample = stock, kept.wrap(stock, self._places)
 
     def __call__(self, logits: Tensor, batch: Any, *rest: Any, **named: Any) -> Any:
-        output = self._stock(logits, batch, *rest, **named)
-        lengths = batch.seq_lens_cpu_upper_bound[: batch.num_reqs].tolist()
-        self._kept.keep((list(batch.req_ids[: batch.num_reqs]), lengths), logits, output)
-        return output
+        return self._sample(logits, batch, *rest, **named)
+
+    def _places(self, batch: Any, *_: Any) -> Places:
+        return list(batch.req_ids[: batch.num_reqs]), batch.seq_lens_cpu_upper_bound[: batch.num_reqs].tolist()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stock, name)
@@ -89,58 +109,103 @@ class KeptSteps:
 
     def __init__(self, own: bool, *, first_wins: bool) -> None:
         self.own, self.first_wins = own, first_wins
+        self._processed: Tensor | None = None  # logits of this step, after temperature and filters
         self._steps: list[SampledStep] = []
-        self._lines: dict[str, dict[int, tuple[float, ...]]] = {}  # of each text, by place
+        self._waiting = Rows(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros((0, 3), np.float32))
 
-    def wrap_v1(self, stock: Any, places: Callable[[], Places]) -> Any:
+    def watch(self, sampler: Any) -> None:
+        """Keeps the logits that a sampler draws from, which its method ``sample`` returns beside what it drew."""
+        if self.own:
+            return
+        stock = sampler.sample
+
+        def sample(*given: Any, **named: Any) -> Any:
+            sampled, self._processed = stock(*given, **named)
+            return sampled, self._processed
+
+        sampler.sample = sample
+
+    def wrap(self, stock: Any, places: Callable[..., Places]) -> Any:
         """Wraps a function from logits to SamplerOutput. It writes into the logits if temperature and filters do."""
 
         def sample(logits: Tensor, *rest: Any, **named: Any) -> Any:
             own = logits if self.own else logits.clone()
             output = stock(logits, *rest, **named)
-            self.keep(places(), own, output)
+            self.keep(places(*rest), own, output.sampled_token_ids)
             return output
 
         return sample
 
-    def keep(self, places: Places, logits: Tensor, output: Any) -> None:
-        """Keeps what a step sampled. What vLLM found itself goes no further than this."""
-        ids = output.sampled_token_ids[: len(places[0]), 0]
-        own = own_logprob(logits[: len(ids)], ids)
-        drawn = own if self.own else output.logprobs_tensors.logprobs[: len(ids), 0]
-        output.logprobs_tensors = None
-        lines = torch.stack([drawn.float(), own, ids.to(torch.int32).view(torch.float32)], 1)
-        self._steps.append(SampledStep(*places, HostCopy(lines)))
+    def keep(self, places: Places, logits: Tensor, sampled: Tensor) -> None:
+        """Keeps what a step sampled."""
+        n, processed = len(places[0]), self._processed
+        drawn = None if processed is None else processed[:n]
+        self._steps.append(SampledStep(*places, step_lines(logits[:n], drawn, sampled[:n, 0])))
+        self._processed = None
 
-    def take(self, names: Sequence[str], first: Sequence[int], counts: Sequence[int]) -> list[bytes]:
-        """Returns the lines of texts by name, one line of float32 per token, and forgets them."""
+    def take(self, texts: Sequence[int], first: Sequence[int], counts: Sequence[int]) -> list[bytes]:
+        """Returns the lines of texts, one line of float32 per token, and forgets them."""
         self._read()
+        is_taken = np.isin(self._waiting.texts, np.array(texts, np.int32))
+        rows = self._waiting.where(is_taken)
+        self._waiting = self._waiting.where(~is_taken)
+        order = np.lexsort((rows.places, rows.texts))  # keeps the order of rows that belong to the same token
+        rows = rows.where(order)
+        is_new = np.ones(len(order), np.bool_)
+        is_new[1:] = (np.diff(rows.texts) != 0) | (np.diff(rows.places) != 0)
+        rows = rows.where(is_new if self.first_wins else np.append(is_new[1:], True)[: len(order)])
         found = []
-        for name, begin, count in zip(names, first, counts, strict=True):
-            lines, start = self._lines.pop(name, {}), begin if self.first_wins else 0
-            found.append(np.array([lines[start + place] for place in range(count)], np.float32).tobytes())
+        for text, begin, count in zip(texts, first, counts, strict=True):
+            here = slice(*np.searchsorted(rows.texts, (text, text + 1)))
+            start = here.start + int(np.searchsorted(rows.places[here], begin if self.first_wins else 0))
+            found.append(rows.lines[start : min(start + count, here.stop)].tobytes())
         return found
 
     def _read(self) -> None:
-        """Puts the lines of all steps under the names of their texts."""
+        """Puts the rows of all steps behind those that wait."""
         steps, self._steps = self._steps, []
+        if not steps:
+            return
+        requests: list[str] = []
+        texts, numbers = [self._waiting.texts], np.zeros(0, np.int32)
         for step in steps:
-            for request, place, line in zip(step.requests, step.places, step.lines.read().tolist(), strict=True):
-                own = self._lines.setdefault(text_name(request), {})
-                if not (self.first_wins and place in own):
-                    own[place] = line
+            if step.requests != requests:  # from step to step, they rarely change
+                requests = step.requests
+                numbers = np.array(list(map(text_number, requests)), np.int32)
+            texts.append(numbers)
+        places = [self._waiting.places, *(np.array(step.places, np.int32) for step in steps)]
+        lines = [self._waiting.lines, torch.cat([step.lines for step in steps]).cpu().numpy()]
+        self._waiting = Rows(*map(np.concatenate, (texts, places, lines)))
 
 
-def text_name(request: str) -> str:
-    """The name that our writer gave to a request, to which vLLM may have added something.
+def text_number(request: str) -> int:
+    """The number of a text in the name of its request, to which vLLM may have added something.
 
-    >>> text_name("scoremode-12-9c1f02ab")
-    'scoremode-12'
+    >>> text_number("scoremode-12-9c1f02ab")
+    12
     """
-    return "-".join(request.split("-")[:2])
+    return int(request.split("-")[1])
 
 
-def own_logprob(logits: Tensor, chosen: Tensor) -> Tensor:
-    """The log-probability (n,) of one token in each row of logits, in the model's own distribution."""
+def step_lines(own: Tensor, drawn: Tensor | None, chosen: Tensor) -> Tensor:
+    """Lines (n, 3) for the chosen tokens of each row of logits: two log-probabilities, and the bits of the id.
+
+    ``drawn`` are the logits after temperature and filters; None: tokens are drawn from the model's own, or greedily.
+    """
+    if own.is_cuda:
+        from scoremode.head.rows_triton import write_logprobs
+
+        lines = torch.empty(len(own), 3, dtype=torch.float32, device=own.device)
+        write_logprobs(own, chosen, lines, (0, 1))
+        if drawn is not None:
+            write_logprobs(drawn, chosen, lines, (0,))
+        return lines
+    raw = logprob_of(own, chosen)
+    bits = chosen.to(torch.int32).view(torch.float32)
+    return torch.stack([raw if drawn is None else logprob_of(drawn, chosen), raw, bits], 1)
+
+
+def logprob_of(logits: Tensor, chosen: Tensor) -> Tensor:
+    """The log-probability (n,) of one token in each row of logits."""
     x = logits.float()
     return x.gather(1, chosen.long()[:, None])[:, 0] - x.logsumexp(1)

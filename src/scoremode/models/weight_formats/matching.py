@@ -33,6 +33,10 @@ BUFFERS = re.compile(r"rotary_emb\.inv_freq$|(^|\.)position_ids$|\.attn\.(masked
 OTHER = "give a version of the baseline: the same architecture, other weights"
 
 
+class OwnHeadError(ModelError):
+    """A candidate has a head of its own, and the head of the baseline is its embedding."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Some rows of a stored tensor; all of them if there is no end."""
@@ -101,7 +105,7 @@ class MatchedWeights:
         embedding = next((source for name, source in self._sources.items() if EMBEDDING.search(name)), None)
         for head in heads:
             if embedding is None or not torch.equal(self._reader.read(head), self._joined(embedding.entries[0])):
-                raise ModelError(
+                raise OwnHeadError(
                     f"{self.label} has a head of its own ({head}), and the head of the baseline is its embedding",
                     fix=OTHER,
                 )
@@ -135,19 +139,19 @@ def _possible(
     name: str, baseline: Mapping[str, Shape], stored: Mapping[str, StoredWeight], needs_head: bool
 ) -> Iterator[Source]:
     """Where a parameter may be found, the most direct place first."""
-    for own in _spellings(name):
+    for own in spellings(name):
         if own in stored:
             yield Source(((Rows(own),),))
     if HEAD.search(name) and not needs_head:
         embeddings = (own for own in stored if EMBEDDING.search(own) and stored[own].shape == baseline[name])
         yield from (Source(((Rows(own),),)) for own in embeddings)
-    for own in _spellings(name):
+    for own in spellings(name):
         yield from _piece_of_fused(name, own, baseline, stored)
         yield from _fused_of_pieces(own, stored)
         yield from _experts(own, baseline[name], stored)
 
 
-def _spellings(name: str) -> Iterator[str]:
+def spellings(name: str) -> Iterator[str]:
     """Names that files give to one parameter: with or without the outermost module, and under older names."""
     for inner in (name, *(name.replace(*pair) for pair in OTHER_FOLDERS if pair[0] in name)):
         yield inner
