@@ -329,7 +329,8 @@ def spare_work_of_vllm() -> None:
         # Who waits sleeps: a loop of a second costs the others. Not at once, because of two messages within a
         # millisecond ZeroMQ drops the second one's wake-up, and vLLM would sleep for a minute.
         messages.SpinCondition.__init__.__defaults__ = (0.05,)
-    if platforms := sys.modules.get("vllm.platforms"):  # each worker would search all modules for Triton's kernels
+    platforms = sys.modules.get("vllm.platforms")
+    if platforms and platforms.current_platform.is_cpu():  # each worker would search all modules for Triton's kernels
         platforms.current_platform.register_triton_kernel_overrides()
         type(platforms.current_platform).register_triton_kernel_overrides = classmethod(lambda _: None)
         torch: Any = sys.modules["torch"]

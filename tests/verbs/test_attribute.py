@@ -97,10 +97,16 @@ def test_a_candidate_with_a_head_of_its_own_beside_a_tied_baseline(corpus: str, 
     compared = sm.compare(str(tied), candidate, **asked(corpus))[0].statistics()
     assert found.kl(changed[0]).value == pytest.approx(compared["kl_mean"], rel=1e-12)
     assert any("is its embedding; a candidate has a head of its own" in note for note in found.notes)
-    both = sm.attribute(str(tied), candidate, "rtn:4:16:all", **asked(corpus))
     alone = sm.attribute(str(tied), "rtn:4:16:all", **asked(corpus))
+    both = sm.attribute(str(tied), candidate, "rtn:4:16:all", **asked(corpus))
     assert found.kl(changed[0]).value == both.kl(both[0].units[-1]).value
     assert both.account(both[1]).whole.value == pytest.approx(alone.account(alone[0]).whole.value, rel=1e-12)
+    # what was kept for embedding and head together is not taken for the embedding alone
+    (together,) = [one for one in alone[0].units if one.name == "embedding and head"]
+    (embedding,) = [one for one in both[1].units if one.name == "embedding"]
+    assert both.kl(embedding).value != alone.kl(together).value
+    fresh = sm.attribute(str(tied), candidate, "rtn:4:16:all", out=tmp_path / "fresh", **asked(corpus))
+    assert fresh.as_json()["candidates"] == both.as_json()["candidates"]
 
 
 def test_a_damaged_matrix_of_a_served_gguf_is_found(base: Path, corpus: str, tmp_path: Path) -> None:

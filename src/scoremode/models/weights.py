@@ -21,7 +21,7 @@ from scoremode.models.weight_formats.compressed import CompressedTensors
 from scoremode.models.weight_formats.exl3 import Exl3Tensors
 from scoremode.models.weight_formats.float8 import Float8Tensors
 from scoremode.models.weight_formats.gguf_tensors import GgufTensors
-from scoremode.models.weight_formats.matching import OTHER, MatchedWeights, OwnHeadError, spellings
+from scoremode.models.weight_formats.matching import OTHER, MatchedWeights, OwnHeadError, shapes_in_files
 from scoremode.models.weight_formats.packed_integers import OTHER_FORMAT, PackedIntegers
 from scoremode.models.weight_formats.round_to_nearest import PREFIX, RoundedWeights
 from scoremode.models.weight_formats.stored import CandidateWeights, Shape, StoredWeight, TensorReader
@@ -110,8 +110,7 @@ def _reader(candidate: str, facts: ModelFacts, baseline: Mapping[str, Shape]) ->
         floats = Float8Tensors(candidate, plain, quantization)
         return floats, floats.notes
     if method == "exl3":
-        shapes = {own: shape for name, shape in baseline.items() for own in spellings(name)}
-        return Exl3Tensors(candidate, plain, shapes), ()
+        return Exl3Tensors(candidate, plain, shapes_in_files(baseline)), ()
     raise ModelError(
         f"{candidate} is quantized by the method {method!r}, whose weights scoremode cannot read", fix=OTHER_FORMAT
     )

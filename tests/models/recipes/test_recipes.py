@@ -89,7 +89,7 @@ def test_llm_compressors_groups_are_what_compressed_tensors_understands() -> Non
 def test_llm_compressor_is_told_what_it_cannot_do() -> None:
     recipe = llm_compressor_recipe(mixture({"embed": "Q6_K", r"layers\.3\.": "Q4_K"}))
     assert recipe.notes == (
-        "3 matrices of GGUF types become the nearest integers in groups of 32",
+        "3 matrices of GGUF types or EXL3 become the nearest integers in groups of 32",
         "the embedding is not a target of llm-compressor's recipe and stays as it is",
     )
     nothing = modifier(llm_compressor_recipe(mixture({})).text)
@@ -237,3 +237,20 @@ def test_names_of_formats_are_read(name: str, bits: int, group: int | None, is_e
     found, exact = precision_of(StoredWeight("w", (4, 4), 4.5, name))
     assert (found.bits, found.group, exact) == (bits, group, is_exact)
     assert found.is_symmetric == (not name.startswith(("AWQ", "I", "Q", "T")))
+
+
+def test_exl3_gets_the_bits_that_it_was_measured_with() -> None:
+    """Padding makes stored bits more than those of a conversion; half numbers are rounded up, and noted."""
+    formats = {"q_proj": ("EXL3 4 bit", 8.6), "k_proj": ("EXL3 1 bit", 1.1), "v_proj": ("EXL3 2.5 bit", 2.6)}
+    weights = {
+        f"model.layers.0.self_attn.{name}.weight": StoredWeight(
+            f"model.layers.0.self_attn.{name}.weight", (64, 256), bits, kind
+        )
+        for name, (kind, bits) in formats.items()
+    }
+    recipe = exllamav3_recipe(Mixture("llama", weights))
+    assert recipe is not None
+    chosen = {line.split(".")[4]: line.split('source: "')[1][0] for line in recipe.text.splitlines() if "key:" in line}
+    assert "model-exl3-4bpw" in recipe.command
+    assert chosen == {"k_proj": "1", "v_proj": "3"}
+    assert any(note.startswith("1 matrix get as many bits") for note in recipe.notes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -146,20 +147,50 @@ def test_signs_of_older_files(tmp_path: Path) -> None:
 
 def test_damaged_files_are_refused_by_name(tmp_path: Path) -> None:
     good = exl3_tensors()
-    cases: dict[str, Tensors] = {
-        "factors": {**good, f"{MODULE}.svh": seeded_factors(128)},
-        "width": {**good, f"{MODULE}.trellis": seeded_trellis(4)[:, :, :40]},
-        "half": {**good, f"{MODULE}.trellis": seeded_trellis(2.5)},  # only mul1 has half numbers of bits
-        "tiles": {**good, f"{MODULE}.trellis": seeded_trellis(4, rows=7)},
-        "dtype": {**good, f"{MODULE}.trellis": seeded_trellis(4).int()},
-        "flat": {**good, f"{MODULE}.trellis": seeded_trellis(4).reshape(-1)},
-        "empty": {**good, f"{MODULE}.trellis": torch.zeros(0, 16, 64, dtype=torch.int16)},
-    }
-    without = {name: tensor for name, tensor in good.items() if not name.endswith("suh")}
-    for name, tensors in {**cases, "missing": without}.items():
-        with pytest.raises(ModelError, match=rf"the tensors of {MODULE} in .* do not have the shapes of EXL3; downl"):
-            opened(saved(tmp_path / name, tensors), baseline())
-    other = {**good, f"{MODULE}.mcg": torch.tensor(7, dtype=torch.int32)}
-    found = opened(saved(tmp_path / "other", other), baseline())
-    with pytest.raises(ModelError, match=rf"{MODULE}.mcg of .* is a formula that scoremode does not know"):
-        found.tensor(f"{MODULE}.weight")
+    signs = torch.zeros(8, dtype=torch.int16)
+    cases = [
+        ("svh", seeded_factors(128)),
+        ("suh", torch.ones(128, dtype=torch.int32)),
+        ("suh", None),
+        ("trellis", seeded_trellis(4)[:, :, :40]),
+        ("trellis", seeded_trellis(2.5)),  # only mul1 has half numbers of bits
+        ("trellis", seeded_trellis(4, rows=7)),
+        ("trellis", seeded_trellis(4).int()),
+        ("trellis", seeded_trellis(4).reshape(-1)),
+        ("trellis", torch.zeros(0, 16, 64, dtype=torch.int16)),
+        ("mcg", torch.tensor(7, dtype=torch.int32)),  # another formula
+        ("mcg", torch.zeros(0, dtype=torch.int32)),
+        ("mcg", torch.tensor(torch.nan)),
+        ("weight", torch.zeros(256, 128)),
+    ]
+    for number, (leaf, tensor) in enumerate(cases):
+        tensors = {**good, f"{MODULE}.su": signs} if leaf == "suh" and tensor is not None else dict(good)
+        tensors.pop(f"{MODULE}.{leaf}", None)
+        tensors |= {} if tensor is None else {f"{MODULE}.{leaf}": tensor}
+        with pytest.raises(ModelError, match=rf"{MODULE}.{leaf} of .* is missing or damaged; download it again"):
+            opened(saved(tmp_path / str(number), tensors), baseline())
+    both = {**good, f"{MODULE}.mul1": good[f"{MODULE}.mcg"].clone()}
+    with pytest.raises(ModelError, match=rf"{MODULE}.mcg of .* is missing or damaged"):
+        opened(saved(tmp_path / "both", both), baseline())
+    old = {name: tensor for name, tensor in good.items() if not name.endswith("suh")}
+    with pytest.raises(ModelError, match=rf"{MODULE}.su of .* is missing or damaged"):
+        opened(saved(tmp_path / "old", {**old, f"{MODULE}.su": signs.half()}), baseline())
+
+
+def test_experts_that_were_filled_up_are_cut(tmp_path: Path) -> None:
+    """Two experts with 96 inner features, stored with 128; the baseline has one tensor for both."""
+    stem, tensors = "model.layers.0.mlp.experts", Tensors()
+    for expert, (piece, rows, columns) in itertools.product(
+        range(2), (("gate_proj", 16, 8), ("up_proj", 16, 8), ("down_proj", 8, 16))
+    ):
+        tensors[f"{stem}.{expert}.{piece}.trellis"] = seeded_trellis(3 + expert, rows, columns)
+        tensors[f"{stem}.{expert}.{piece}.suh"] = seeded_factors(16 * rows)
+        tensors[f"{stem}.{expert}.{piece}.svh"] = seeded_factors(16 * columns)
+    narrow = {f"{stem}.gate_up_proj": torch.zeros(2, 192, 256), f"{stem}.down_proj": torch.zeros(2, 256, 96)}
+    cut = opened(saved(tmp_path / "cut", tensors), narrow)
+    wide = {f"{stem}.gate_up_proj": torch.zeros(2, 256, 256), f"{stem}.down_proj": torch.zeros(2, 256, 128)}
+    whole = opened(str(tmp_path / "cut"), wide)
+    for expert in range(2):
+        both = whole.tensor(f"{stem}.gate_up_proj")[expert]
+        assert torch.equal(cut.tensor(f"{stem}.gate_up_proj")[expert], torch.cat([both[:96], both[128 : 128 + 96]]))
+    assert torch.equal(cut.tensor(f"{stem}.down_proj"), whole.tensor(f"{stem}.down_proj")[:, :, :96])

@@ -45,10 +45,12 @@ class TransformersSwapper(Swapper):
         try:
             require_float_weights(self.swaps, name)
             self.swaps.__enter__()
+            untied = False
             try:
                 own = self._open(checkpoint, candidates, token)
             except OwnHeadError:
                 self.swaps.untie_head()
+                untied = True
                 self.swaps.notes.append(UNTIED.format(name))
                 own = self._open(checkpoint, candidates, token)
         except BaseException:
@@ -62,6 +64,7 @@ class TransformersSwapper(Swapper):
             own,
             {name: facts_of(one) for name, one in self.opened.items()},
             tuple(self.swaps.notes),
+            untied,
         )
         self.recorded: Plan | None = None  # of which the states are kept
         self._logprob: Floats = np.zeros(0)  # (targets,) of the baseline

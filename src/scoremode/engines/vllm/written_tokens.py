@@ -126,10 +126,13 @@ class KeptSteps:
         sampler.sample = sample
 
     def wrap(self, stock: Any, places: Callable[..., Places]) -> Any:
-        """Wraps a function from logits to SamplerOutput. It writes into the logits if temperature and filters do."""
+        """Wraps a function from logits to SamplerOutput.
+
+        Temperature and filters write into logits of float32. Others are copied to float32 first.
+        """
 
         def sample(logits: Tensor, *rest: Any, **named: Any) -> Any:
-            own = logits if self.own else logits.clone()
+            own = logits if self.own or logits.dtype != torch.float32 else logits.clone()
             output = stock(logits, *rest, **named)
             self.keep(places(*rest), own, output.sampled_token_ids)
             return output
@@ -139,6 +142,8 @@ class KeptSteps:
     def keep(self, places: Places, logits: Tensor, sampled: Tensor) -> None:
         """Keeps what a step sampled."""
         n, processed = len(places[0]), self._processed
+        if processed is None and not self.own:
+            raise RuntimeError("vLLM's sampler did not show the logits that it draws from")
         drawn = None if processed is None else processed[:n]
         self._steps.append(SampledStep(*places, step_lines(logits[:n], drawn, sampled[:n, 0])))
         self._processed = None

@@ -7,9 +7,10 @@ YAML says: which conversions there are, and from which of them each tensor comes
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 
-from scoremode.models.recipes.mixture import Mixture, WrittenRecipe, counted, modules_of, precision_of
+from scoremode.models.recipes.mixture import EXL3_BITS, Mixture, WrittenRecipe, counted, modules_of, precision_of
 from scoremode.models.sizes import EMBEDDING
 
 MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
@@ -25,15 +26,17 @@ COMMAND = "python util/recompile.py -i model-exl3-{most}bpw -o model-exl3-mixed 
 def exllamav3_recipe(mixture: Mixture) -> WrittenRecipe | None:
     """The recipe; None if there is nothing that ExLlamaV3 would quantize."""
     bits: dict[str, int] = {}
-    kept = near = 0
+    kept = near = 0  # what EXL3 rounds in another way than it was measured
     for weight in mixture.matrices:
         if EMBEDDING.search(weight.name):
             continue
         precision, _ = precision_of(weight)
+        own = EXL3_BITS.match(weight.format)
+        needed = math.ceil(float(own[1])) if own else precision.bits
         kept += precision.is_kept
-        near += not precision.is_kept
+        near += not precision.is_kept and (own is None or float(own[1]) != needed)
         keys = (module if mixture.model_type != "mixtral" else _in_mixtral(module) for module in modules_of(weight))
-        bits |= {f"{key}.*": max(LEAST, min(MOST, precision.bits)) for key in keys}
+        bits |= {f"{key}.*": max(LEAST, min(MOST, needed)) for key in keys}
     if not bits:
         return None
     most = Counter(bits.values()).most_common(1)[0][0]
@@ -46,7 +49,7 @@ def exllamav3_recipe(mixture: Mixture) -> WrittenRecipe | None:
     if kept:
         notes.append(f"{counted(kept, 'matrix')} that the mixture keeps as they are get 8 bits, the most of EXL3")
     if near:
-        notes.append(f"{counted(near, 'matrix')} get the same number of bits in EXL3, which rounds in its own way")
+        notes.append(f"{counted(near, 'matrix')} get as many bits in EXL3, which rounds in its own way")
     command = COMMAND.format(most=most)
     return WrittenRecipe("ExLlamaV3", ".exllamav3.yaml", "\n".join(lines) + "\n", command, tuple(notes))
 

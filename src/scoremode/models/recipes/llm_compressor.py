@@ -35,7 +35,7 @@ def llm_compressor_recipe(mixture: Mixture) -> WrittenRecipe:
     kept += [w.name.removesuffix(".weight") for w in mixture.parameters.values() if ROUTER.search(w.name)]
     notes = []
     if near:
-        notes.append(f"{counted(near, 'matrix')} of GGUF types become the nearest integers in groups of 32")
+        notes.append(f"{counted(near, 'matrix')} of GGUF types or EXL3 become the nearest integers in groups of 32")
     if embeddings:
         notes.append("the embedding is not a target of llm-compressor's recipe and stays as it is")
     if any(precision.kind == "NVFP4" and precision.activation_bits < 16 for precision in groups):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ INTEGERS = re.compile(r"(?:rtn |GPTQ |AWQ )(\d+) bit|W(\d+)A(\d+)")
 GROUP = re.compile(r"\bg(\d+)\b")
 BLOCK = re.compile(r"blocks (\d+)×(\d+)")
 GGUF_BITS = re.compile(r"I?Q(\d)_")
+EXL3_BITS = re.compile(r"EXL3 ([\d.]+) bit$")
 EXPERTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 BLOCKS = 32  # weights that share a scale in most GGUF types
 
@@ -93,8 +95,8 @@ def precision_of(weight: StoredWeight) -> tuple[Precision, bool]:
         activations = int(found[3]) if found[3] else 16
         size = int(group[1]) if group else None
         return Precision(int(found[1] or found[2]), size, False, is_symmetric, activations), True
-    named = GGUF_BITS.match(name)
-    bits = max(2, min(int(named[1]) if named else int(weight.bits), 8))
+    named = GGUF_BITS.match(name) or EXL3_BITS.match(name)
+    bits = max(2, min(math.ceil(float(named[1])) if named else int(weight.bits), 8))
     return Precision(bits if weight.bits < 16 else 16, BLOCKS, is_symmetric=False), False
 
 

@@ -11,7 +11,7 @@ Files store (input, output), the transpose of Transformers, with both sizes fill
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scoremode.errors import ModelError
-from scoremode.models.safetensors import TRELLIS
+from scoremode.models.safetensors import TRELLIS, StoredTensor
 from scoremode.models.weight_formats.checkpoint import PlainTensors
 from scoremode.models.weight_formats.stored import Shape, StoredWeight
 
@@ -32,6 +32,8 @@ STATES = 1 << 16
 DECODED_TOGETHER = 1 << 22  # weights
 MULTIPLIERS = {"mcg": 0xCBAC1FED, "mul1": 0x83DCD12D}  # of two of the formulas, stored beside the tiles
 BESIDE = (TRELLIS, "suh", "svh", "su", "sv", *MULTIPLIERS)
+FLOATS, WORDS = ("F16", "BF16", "F32"), ("I16", "U16")
+PLAIN = "3inst"  # the formula without a stored number
 WIDTHS = (*range(16, 129, 16), 24, 40, 56)  # words of a tile: 1 to 8 bits, 1.5, 2.5 and 3.5
 
 
@@ -74,41 +76,42 @@ class Exl3Tensors:
         return (1 - 2 * (words >> torch.arange(16, dtype=torch.int32) & 1)).reshape(-1).float()
 
     def _formula(self, module: str) -> str:
-        """The name of the formula. Files store the number it multiplies with, so that another is not taken for it."""
-        for name, multiplier in MULTIPLIERS.items():
-            key = f"{module}.{name}"
-            if key not in self._plain.tensors:
-                continue
-            if int(self._plain.raw(key).reshape(-1)[0]) & 0xFFFFFFFF != multiplier:
-                raise ModelError(
-                    f"{key} of {self._label} is a formula that scoremode does not know", fix="convert it with ExLlamaV3"
-                )
-            return name
-        return "3inst"
+        return next((name for name in MULTIPLIERS if f"{module}.{name}" in self._plain.tensors), PLAIN)
 
     def _stored(self, name: str, module: str, wanted: Shape | None) -> StoredWeight:
         tensors = self._plain.tensors
         parts = {leaf: tensors[key] for leaf in BESIDE if (key := f"{module}.{leaf}") in tensors}
-        shape, dtype = parts[TRELLIS].shape, parts[TRELLIS].dtype
-        sizes = (shape[1] * TILE, shape[0] * TILE) if len(shape) == 3 else (0, 0)
-        fits = (
-            dtype in ("I16", "U16")
-            and min(sizes) > 0
-            and not any(size % BLOCK for size in sizes)
-            and shape[2] in (WIDTHS if "mul1" in parts else WIDTHS[:8])
-            and all(
-                (leaf in parts and parts[leaf].shape == (size,)) or (old in parts and parts[old].shape == (size // 16,))
-                for leaf, old, size in (("svh", "sv", sizes[0]), ("suh", "su", sizes[1]))
-            )
-        )
-        if not fits:
-            raise ModelError(
-                f"the tensors of {module} in {self._label} do not have the shapes of EXL3", fix="download it again"
-            )
+        for wrong in self._wrong_parts(module, parts):
+            raise ModelError(f"{module}.{wrong} of {self._label} is missing or damaged", fix="download it again")
+        rows, columns, width = parts[TRELLIS].shape
+        sizes = columns * TILE, rows * TILE
         if wanted is not None and len(wanted) == 2 and all(0 <= sizes[i] - wanted[i] < BLOCK for i in (0, 1)):
             sizes = wanted[0], wanted[1]
         bits = 8 * sum(part.end - part.begin for part in parts.values()) / (sizes[0] * sizes[1])
-        return StoredWeight(name, sizes, bits, f"EXL3 {shape[2] / 16:g} bit")
+        return StoredWeight(name, sizes, bits, f"EXL3 {width / 16:g} bit")
+
+    def _wrong_parts(self, module: str, parts: Mapping[str, StoredTensor]) -> Iterator[str]:
+        """The parts of a matrix that are missing, or are not what EXL3 stores there. Another formula is not guessed."""
+        if f"{module}.weight" in self._plain.tensors:
+            yield "weight"  # beside its tiles
+        shape, dtype = parts[TRELLIS].shape, parts[TRELLIS].dtype
+        widths = WIDTHS if "mul1" in parts else WIDTHS[:8]
+        whole = len(shape) == 3 and min(shape) > 0 and not any(tiles * TILE % BLOCK for tiles in shape[:2])
+        if not whole or shape[2] not in widths or dtype not in WORDS:
+            yield TRELLIS
+            return
+        for leaf, size in (("su", shape[0] * TILE), ("sv", shape[1] * TILE)):
+            new, old = parts.get(f"{leaf}h"), parts.get(leaf)
+            if new is None and old is not None:
+                if old.shape != (size // 16,) or old.dtype not in WORDS:
+                    yield leaf
+            elif new is None or new.shape != (size,) or new.dtype not in FLOATS:
+                yield f"{leaf}h"
+        marks = [leaf for leaf in MULTIPLIERS if leaf in parts]
+        for leaf in marks:
+            is_number = len(marks) == 1 and parts[leaf].dtype in ("I32", "U32") and parts[leaf].size == 1
+            if not is_number or int(self._plain.raw(f"{module}.{leaf}")) & 0xFFFFFFFF != MULTIPLIERS[leaf]:
+                yield leaf
 
 
 def decoded_tiles(trellis: torch.Tensor, formula: str) -> torch.Tensor:

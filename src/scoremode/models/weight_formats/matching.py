@@ -6,6 +6,7 @@ of a layer in one tensor. Such matrices are joined or split by rows. What cannot
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -119,6 +120,25 @@ def require_layers(label: str, stored: Mapping[str, StoredWeight], baseline: Map
         raise ModelError(f"{label} has {own} layers, and the baseline has {expected}", fix=OTHER)
 
 
+def shapes_in_files(baseline: Mapping[str, Shape]) -> dict[str, Shape]:
+    """The shapes of parameters by the names that files may give them, experts and pieces of equal size one by one."""
+    found: dict[str, Shape] = {}
+    for name, shape in baseline.items():
+        for own in _spellings(name):
+            found[own] = shape
+            if ".gate_up_proj." in own and len(shape) == 2:
+                pieces = FUSED["gate_up_proj"]
+                found |= {own.replace("gate_up_proj", piece): (shape[0] // 2, shape[1]) for piece in pieces}
+            for fused, choices in EXPERTS.items():
+                if not own.endswith(f".{fused}") or len(shape) != 3:
+                    continue
+                prefix = own.removesuffix(fused) + "experts"
+                for expert, pieces in itertools.product(range(shape[0]), choices):
+                    size = shape[1] // len(pieces), shape[2]
+                    found |= {f"{prefix}.{expert}.{piece}.weight": size for piece in pieces}
+    return found
+
+
 # ── finding ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _find(
     label: str, name: str, baseline: Mapping[str, Shape], stored: Mapping[str, StoredWeight], needs_head: bool
@@ -139,19 +159,19 @@ def _possible(
     name: str, baseline: Mapping[str, Shape], stored: Mapping[str, StoredWeight], needs_head: bool
 ) -> Iterator[Source]:
     """Where a parameter may be found, the most direct place first."""
-    for own in spellings(name):
+    for own in _spellings(name):
         if own in stored:
             yield Source(((Rows(own),),))
     if HEAD.search(name) and not needs_head:
         embeddings = (own for own in stored if EMBEDDING.search(own) and stored[own].shape == baseline[name])
         yield from (Source(((Rows(own),),)) for own in embeddings)
-    for own in spellings(name):
+    for own in _spellings(name):
         yield from _piece_of_fused(name, own, baseline, stored)
         yield from _fused_of_pieces(own, stored)
         yield from _experts(own, baseline[name], stored)
 
 
-def spellings(name: str) -> Iterator[str]:
+def _spellings(name: str) -> Iterator[str]:
     """Names that files give to one parameter: with or without the outermost module, and under older names."""
     for inner in (name, *(name.replace(*pair) for pair in OTHER_FOLDERS if pair[0] in name)):
         yield inner
