@@ -68,7 +68,7 @@ class WritingWorker:
             def places() -> Places:
                 batch = runner.input_batch
                 count = batch.num_reqs
-                return list(batch.req_ids[:count]), [len(ids) for ids in batch.req_output_token_ids[:count]]
+                return batch.req_ids[:count], list(map(len, batch.req_output_token_ids[:count]))
 
             kept.watch(sampler)
             sampler.forward = kept.wrap(sampler.forward, lambda *_: places())
@@ -98,7 +98,7 @@ class WrappedSampler:
         return self._sample(logits, batch, *rest, **named)
 
     def _places(self, batch: Any, *_: Any) -> Places:
-        return list(batch.req_ids[: batch.num_reqs]), batch.seq_lens_cpu_upper_bound[: batch.num_reqs].tolist()
+        return batch.req_ids[: batch.num_reqs], batch.seq_lens_cpu_upper_bound[: batch.num_reqs].tolist()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stock, name)
