@@ -27,7 +27,7 @@ import pytest
 
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import choose
-from scoremode.engines.writing import DrawingRules, Writer
+from scoremode.engines.writing import DrawingRules
 from tests import forked
 from tests.benchmarks.conftest import FOLDER, load
 from tests.engines.server.small_server import SmallServer
@@ -239,7 +239,7 @@ ROWS = (
     Row(
         "rollouts",
         "--model {small_llama} --dtype float32 --rules own,filtered --texts 2 --tokens 9 --repeat 1",
-        ("own +2 +# +# +#", "filtered +2 +# +# +#"),
+        ("own +2 +# +# +# +# to #", "filtered +2 +# +# +# +# to #"),
         needs="vllm",
     ),
     Row(
@@ -378,7 +378,7 @@ class PlayedLLM:
         config = SimpleNamespace(get_vocab_size=lambda: self.network.config.vocab_size)
         self.llm_engine = SimpleNamespace(vllm_config=SimpleNamespace(model_config=config))
 
-    def collective_rpc(self, _: str) -> list[bool]:
+    def collective_rpc(self, _: Any, args: tuple[Any, ...] = ()) -> list[Any]:
         return [False]
 
     def generate(self, prompts: list[dict[str, list[int]]], params: Any, use_tqdm: bool) -> list[Any]:
@@ -398,11 +398,11 @@ class PlayedLLM:
         return SimpleNamespace(prompt_logprobs=None if params.prompt_logprobs is None else lines, outputs=written)
 
 
-def played_writer(facts: Any, _options: Any, work: Work, rules: DrawingRules, ends: frozenset[int]) -> Writer:
+def played_writer(facts: Any, _options: Any, work: Work, rules: DrawingRules, ends: frozenset[int]) -> Any:
     """Takes the place of ``VllmWriter``: Transformers writes."""
     chosen = choose(str(facts.path), "transformers", {"dtype": "float32"})
-    writer = chosen.plugin.open_writer(chosen.subject, chosen.options, work, rules)
-    writer.ends = ends
+    writer: Any = chosen.plugin.open_writer(chosen.subject, chosen.options, work, rules)
+    writer.ends, writer.llm = ends, PlayedLLM(str(facts.path))
     return writer
 
 
