@@ -114,20 +114,26 @@ def child(names: Sequence[str], model: str, arguments: argparse.Namespace) -> di
             "rollouts": rollouts(writer, arguments.tokens),
         }
         for count in counts:
-            rates: dict[str, list[float]] = {way: [] for way in ways}
-            for turn in range(arguments.repeat + 1):  # the first is not counted
-                for way, write in ways.items():
-                    stock = way == "plain"
-                    found["runner"] = writer.llm.collective_rpc(use_stock_sampler, args=(stock,))[0]
-                    begin = time.perf_counter()
-                    written = write(prompts[:count])
-                    seconds = time.perf_counter() - begin
-                    assert written == count * arguments.tokens, f"{written} tokens were written"
-                    if turn:
-                        rates[way].append(written / seconds)
+            rates = take_turns(writer.llm, ways, prompts[:count], arguments)
             found[f"{name} {count}"] = rates
             say(f"{name} {count}: {rates}")
+    found["runner"] = writer.llm.collective_rpc(use_stock_sampler, args=(False,))[0]
     return found
+
+
+def take_turns(llm: Any, ways: dict[str, Write], prompts: Any, arguments: argparse.Namespace) -> dict[str, list[float]]:
+    """Tokens per second of each way in each turn; a first turn is not counted."""
+    rates: dict[str, list[float]] = {way: [] for way in ways}
+    for turn in range(arguments.repeat + 1):
+        for way, write in ways.items():
+            llm.collective_rpc(use_stock_sampler, args=(way == "plain",))
+            begin = time.perf_counter()
+            written = write(prompts)
+            seconds = time.perf_counter() - begin
+            assert written == len(prompts) * arguments.tokens, f"{written} tokens were written"
+            if turn:
+                rates[way].append(written / seconds)
+    return rates
 
 
 # ── in the parent ────────────────────────────────────────────────────────────────────────────────────────────────────

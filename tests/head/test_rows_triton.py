@@ -47,17 +47,17 @@ for v in (1, 2, 300, 2048, 4500):
         x[1, : v // 2] = -torch.inf  # filtered
         chosen = torch.randint(v // 2, v, (4, 1), generator=generator)
         lines = torch.full((4, 3), 7.0)
-        write_logprobs(x, chosen[:, 0], lines, (0, 1))
+        write_logprobs(x, chosen[:, 0], lines, 2)
         truth = x.double().log_softmax(1).gather(1, chosen)[:, 0]
         assert torch.equal(lines[:, 0], lines[:, 1]) and (lines[:, 0] - truth).abs().max() < 2e-5, (v, dtype)
         assert torch.equal(lines[:, 2].contiguous().view(torch.int32), chosen[:, 0].int())
-        write_logprobs(x * 0, chosen[:, 0], lines, (0,))
+        write_logprobs(x * 0, chosen[:, 0], lines, 1)
         assert (lines[[0, 2, 3], 1] - truth[[0, 2, 3]]).abs().max() < 2e-5
         assert (lines[0, 0] + torch.tensor(float(v)).log()).abs() < 2e-5
         x[0, v - 1] = torch.nan
-        write_logprobs(x, chosen[:, 0], lines, (0,))
+        write_logprobs(x, chosen[:, 0], lines, 1)
         assert lines[0, 0].isnan() and not lines[2, 0].isnan()
-write_logprobs(x[:0], chosen[:0, 0], lines[:0], (0,))
+write_logprobs(x[:0], chosen[:0, 0], lines[:0], 1)
 print("all the same")
 """
 

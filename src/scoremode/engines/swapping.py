@@ -38,7 +38,7 @@ class SwapFacts:
     own: WeightFacts
     candidates: Mapping[str, WeightFacts]
     notes: tuple[str, ...]
-    has_own_head: bool = False  # its head was its embedding, and is a copy of it for these candidates
+    is_untied: bool = False  # its head was its embedding, and is a copy of it for these candidates
 
     @property
     def shapes(self) -> dict[str, Shape]:

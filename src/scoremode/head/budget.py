@@ -5,7 +5,14 @@ A distribution in 16 bits, as llama.cpp stores it:
 record = float32 scale | float32 log-probability of code 0 | one uint16 code per id | a zero if the id count is odd
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from scoremode.errors import OptionError
+
+if TYPE_CHECKING:
+    import torch
 
 KERNELS = ("fused", "rows", "blocked", "plain")
 """``fused``: Triton, product and reduction in one pass; logits are never stored. ``rows``: PyTorch's product of a few
@@ -40,6 +47,14 @@ def most_bytes(device: str, models: int = 1) -> int:
     544
     """
     return models * default_budget(device) + (CPU_WORKSPACE if device == "cpu" else DEVICE_WORKSPACE)
+
+
+def free_on(device: torch.device) -> int:
+    """Returns the bytes that this process may still allocate on a GPU."""
+    import torch
+
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def rows_of_workspace(columns: int, bytes_each: int, device: str) -> int:

@@ -23,7 +23,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from scoremode.head.budget import FIRST
+from scoremode.head.budget import FIRST, free_on
 from scoremode.head.chunked import Share, diverge_in_chunks, in_blocks, keep_own
 from scoremode.head.definition import RowBlock
 from scoremode.head.divergence import (
@@ -212,8 +212,7 @@ def _room(device: torch.device, *, alone: bool) -> int:
     """Returns how many bytes of logits may be kept. Results have the same bits whatever it is."""
     if not alone or device.type != "cuda":
         return min(KEPT, SHARED_KEPT)
-    free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return min(KEPT, free // 4)
+    return min(KEPT, free_on(device) // 4)
 
 
 def _no_columns(hidden: Tensor, targets: Tensor, share: Share, gather: Gather) -> tuple[SlicedSums, Tensor]:

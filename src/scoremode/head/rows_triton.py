@@ -91,8 +91,7 @@ def _write_logprob(  # type: ignore[no-untyped-def]
     chosen,
     chosen_stride,
     lines,
-    first: tl.constexpr,
-    last: tl.constexpr,
+    columns: tl.constexpr,
     lanes: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -110,13 +109,13 @@ def _write_logprob(  # type: ignore[no-untyped-def]
     total = tl.sum(tl.where(total > 0, tl.exp(largest - top) * total, total), 0)  # NaN stays
     token = tl.load(chosen + row * chosen_stride).to(tl.int32)
     found = tl.load(logits + row * row_stride + token).to(tl.float32) - top - tl.log(total)
-    for column in tl.static_range(first, last + 1):
+    for column in tl.static_range(columns):
         tl.store(lines + row * 3 + column, found)
     tl.store(lines + row * 3 + 2, token.to(tl.float32, bitcast=True))
 
 
-def write_logprobs(logits: Tensor, chosen: Tensor, lines: Tensor, columns: tuple[int, ...]) -> None:
-    """Writes the log-probability of the chosen token of each row into these columns of lines (n, 3) of float32.
+def write_logprobs(logits: Tensor, chosen: Tensor, lines: Tensor, columns: int) -> None:
+    """Writes the log-probability of the chosen token of each row into the first columns of lines (n, 3) of float32.
 
     The last column gets the bits of the token. One launch, because it runs between the steps of an engine.
     """
@@ -125,7 +124,7 @@ def write_logprobs(logits: Tensor, chosen: Tensor, lines: Tensor, columns: tuple
     if len(lines):
         launch: Any = _write_logprob[(len(lines),)]
         sizes = (logits, logits.stride(0), logits.shape[1], chosen, chosen.stride(0), lines)
-        launch(*sizes, first=columns[0], last=columns[-1], lanes=LANES, num_warps=8)
+        launch(*sizes, columns=columns, lanes=LANES, num_warps=8)
 
 
 def reduce_rows(x: Tensor, targets: Tensor, at_target: Tensor, first_id: int) -> tuple[Tensor, ...]:

@@ -159,7 +159,7 @@ class _Work:
             facts, engine = swapper.facts, swapper.engine_facts()
             check_fits(plan, engine.vocabulary, engine.context_length)
             # the embedding of a tied baseline is its head too, so what was measured for it holds for that alone
-            mark = " beside a head" if facts.has_own_head else ""
+            mark = " beside a head" if facts.is_untied else ""
             candidates = [Candidate(name, self.prints[name] + mark, own) for name, own in facts.candidates.items()]
             units = units_of(facts.shapes, self.request.by, facts.layers_name)
             choices = Choices({one.name: one for one in candidates}, facts.own, units, facts.model_type)

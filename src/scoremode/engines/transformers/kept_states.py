@@ -19,6 +19,7 @@ from scoremode.cache.units import size_words
 from scoremode.disk.files import write_at
 from scoremode.engines.distributions import from_raw, to_raw
 from scoremode.errors import EngineError
+from scoremode.head.budget import free_on
 from scoremode.text.memory import available
 
 SHARE = 0.5  # the most of the free memory that states may take; a swap needs the rest
@@ -70,12 +71,6 @@ def _place_of_states(size: int, device: torch.device, memory: int | None, disk: 
         f"the states between layers take about {size_words(size)}, and there is no room for them",
         fix="give fewer tokens (--max-windows N), or set TMPDIR to a larger disk",
     )
-
-
-def free_on(device: torch.device) -> int:
-    """The bytes that may still be allocated on a GPU."""
-    free, _ = torch.cuda.mem_get_info(device)
-    return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 class KeptStates:

@@ -26,9 +26,10 @@ from scoremode.engines.baseline import states_in
 from scoremode.engines.distributions import IndexedWindow, from_raw
 from scoremode.engines.transformers.batches import rows_needed
 from scoremode.engines.transformers.engine import PROBE_TOKENS, TransformersEngine, replaced
-from scoremode.engines.transformers.kept_states import KeptStates, Place, choose_place, free_on
+from scoremode.engines.transformers.kept_states import KeptStates, Place, choose_place
 from scoremode.engines.transformers.own_head import find_head
 from scoremode.errors import EngineError, ModelError
+from scoremode.head.budget import free_on
 from scoremode.head.divergence import Keep, keep_in, keep_nothing
 from scoremode.head.kernels import can_keep
 from scoremode.head.matrix import Head

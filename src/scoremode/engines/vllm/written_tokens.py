@@ -201,9 +201,9 @@ def step_lines(own: Tensor, drawn: Tensor | None, chosen: Tensor) -> Tensor:
         from scoremode.head.rows_triton import write_logprobs
 
         lines = torch.empty(len(own), 3, dtype=torch.float32, device=own.device)
-        write_logprobs(own, chosen, lines, (0, 1))
+        write_logprobs(own, chosen, lines, 2)
         if drawn is not None:
-            write_logprobs(drawn, chosen, lines, (0,))
+            write_logprobs(drawn, chosen, lines, 1)
         return lines
     raw = logprob_of(own, chosen)
     bits = chosen.to(torch.int32).view(torch.float32)

@@ -81,7 +81,7 @@ class Exl3Tensors:
     def _stored(self, name: str, module: str, wanted: Shape | None) -> StoredWeight:
         tensors = self._plain.tensors
         parts = {leaf: tensors[key] for leaf in BESIDE if (key := f"{module}.{leaf}") in tensors}
-        for wrong in self._wrong_parts(module, parts):
+        if wrong := next(self._wrong_parts(module, parts), None):
             raise ModelError(f"{module}.{wrong} of {self._label} is missing or damaged", fix="download it again")
         rows, columns, width = parts[TRELLIS].shape
         sizes = columns * TILE, rows * TILE

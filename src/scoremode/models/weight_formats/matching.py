@@ -6,7 +6,6 @@ of a layer in one tensor. Such matrices are joined or split by rows. What cannot
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -129,13 +128,8 @@ def shapes_in_files(baseline: Mapping[str, Shape]) -> dict[str, Shape]:
             if ".gate_up_proj." in own and len(shape) == 2:
                 pieces = FUSED["gate_up_proj"]
                 found |= {own.replace("gate_up_proj", piece): (shape[0] // 2, shape[1]) for piece in pieces}
-            for fused, choices in EXPERTS.items():
-                if not own.endswith(f".{fused}") or len(shape) != 3:
-                    continue
-                prefix = own.removesuffix(fused) + "experts"
-                for expert, pieces in itertools.product(range(shape[0]), choices):
-                    size = shape[1] // len(pieces), shape[2]
-                    found |= {f"{prefix}.{expert}.{piece}.weight": size for piece in pieces}
+            for experts in _names_of_experts(own, shape):
+                found |= {piece: (shape[1] // len(pieces), shape[2]) for pieces in experts for piece in pieces}
     return found
 
 
@@ -209,17 +203,19 @@ def _fused_of_pieces(own: str, stored: Mapping[str, StoredWeight]) -> Iterator[S
 
 def _experts(own: str, shape: Shape, stored: Mapping[str, StoredWeight]) -> Iterator[Source]:
     """One tensor for all experts, of which files store each by itself."""
+    for experts in _names_of_experts(own, (shape[0] + 1, *shape[1:]) if shape else shape):
+        *known, (more, *_) = experts
+        if more not in stored and all(name in stored for pieces in known for name in pieces):
+            yield Source(tuple(tuple(map(Rows, pieces)) for pieces in known), is_stacked=True)
+
+
+def _names_of_experts(own: str, shape: Shape) -> Iterator[list[list[str]]]:
+    """The names that files may give to the pieces of each expert, if this is one tensor for all of them."""
     for fused, choices in EXPERTS.items():
-        if not own.endswith(f".{fused}") or len(shape) != 3:
-            continue
-        prefix = own.removesuffix(fused) + "experts"
-        for pieces in choices:
-            entries = tuple(
-                tuple(Rows(f"{prefix}.{expert}.{piece}.weight") for piece in pieces) for expert in range(shape[0])
-            )
-            more = f"{prefix}.{shape[0]}.{pieces[0]}.weight"
-            if more not in stored and all(rows.name in stored for entry in entries for rows in entry):
-                yield Source(entries, is_stacked=True)
+        if own.endswith(f".{fused}") and len(shape) == 3:
+            prefix = own.removesuffix(fused) + "experts"
+            for pieces in choices:
+                yield [[f"{prefix}.{expert}.{piece}.weight" for piece in pieces] for expert in range(shape[0])]
 
 
 # ── shapes and bits ──────────────────────────────────────────────────────────────────────────────────────────────────
