@@ -46,18 +46,23 @@ for v in (1, 2, 300, 2048, 4500):
         x = (torch.randn(4, v + 3, generator=generator) * 5).to(dtype)[:, :v]
         x[1, : v // 2] = -torch.inf  # filtered
         chosen = torch.randint(v // 2, v, (4, 1), generator=generator)
-        lines = torch.full((4, 3), 7.0)
-        write_logprobs(x, chosen[:, 0], lines, 2)
+        lines = torch.full((7, 3), 7.0)
+        write_logprobs(x, None, chosen, lines, range(2, 6))
         truth = x.double().log_softmax(1).gather(1, chosen)[:, 0]
-        assert torch.equal(lines[:, 0], lines[:, 1]) and (lines[:, 0] - truth).abs().max() < 2e-5, (v, dtype)
-        assert torch.equal(lines[:, 2].contiguous().view(torch.int32), chosen[:, 0].int())
-        write_logprobs(x * 0, chosen[:, 0], lines, 1)
-        assert (lines[[0, 2, 3], 1] - truth[[0, 2, 3]]).abs().max() < 2e-5
-        assert (lines[0, 0] + torch.tensor(float(v)).log()).abs() < 2e-5
+        found = lines[2:6].clone()
+        assert torch.equal(found[:, 0], found[:, 1]) and (found[:, 0] - truth).abs().max() < 2e-5, (v, dtype)
+        assert torch.equal(found[:, 2].contiguous().view(torch.int32), chosen[:, 0].int())
+        write_logprobs(x, torch.zeros(3, v), chosen, lines, range(2, 5))
+        assert torch.equal(lines[2:5, 1:], found[:3, 1:]) and torch.equal(lines[5], found[3])
+        assert (lines[2:5, 0] + torch.tensor(float(v)).log()).abs().max() < 2e-5
+        assert (lines[[0, 1, 6]] == 7).all()
         x[0, v - 1] = torch.nan
-        write_logprobs(x, chosen[:, 0], lines, 1)
+        write_logprobs(x, None, chosen, lines, range(4))
         assert lines[0, 0].isnan() and not lines[2, 0].isnan()
-write_logprobs(x[:0], chosen[:0, 0], lines[:0], 1)
+x = torch.tensor([[0.0, 300.0, 200.0], [-torch.inf, 1.0, 1.0], [-200.0, -300.0, -200.0]])
+write_logprobs(x, None, torch.tensor([[0], [0], [1]]), lines, range(3))
+assert lines[:2, 0].tolist() == [-300.0, -torch.inf] and abs(lines[2, 0].item() + 100.693147) < 1e-5
+write_logprobs(x, None, chosen, lines, range(0))
 print("all the same")
 """
 

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 LANES = 2048
+WIDE_LANES = 8192  # few rows: what a row has in flight at a time decides
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -83,48 +84,72 @@ def _reduce_row(  # type: ignore[no-untyped-def]  # a kernel takes pointers one 
     tl.store(before_out + row * k + slot, before, mask=asked)
 
 
-@triton.jit(do_not_specialize=["width"])  # type: ignore[untyped-decorator]
-def _write_logprob(  # type: ignore[no-untyped-def]
-    logits,
-    row_stride,
+@triton.jit  # type: ignore[untyped-decorator]
+def _logprob(row, width, token, lanes: tl.constexpr):  # type: ignore[no-untyped-def]
+    lane = tl.arange(0, lanes)
+    at_token = tl.load(row + token).to(tl.float32)
+    total = tl.zeros((lanes,), tl.float32)
+    for begin in range(0, width, lanes):
+        ids = begin + lane
+        x = tl.load(row + ids, mask=ids < width, other=float("-inf")).to(tl.float32)
+        total += tl.exp(x - at_token)
+    found = 0.0 - tl.log(tl.sum(total, 0))
+    if (found != found) | (found == float("-inf")):  # noqa: PLR0124  # e^88 is too large: from the largest logit instead
+        largest = at_token
+        for begin in range(0, width, lanes):
+            ids = begin + lane
+            x = tl.load(row + ids, mask=ids < width, other=float("-inf")).to(tl.float32)
+            largest = tl.maximum(largest, tl.max(x, 0))
+        total = tl.zeros((lanes,), tl.float32)
+        for begin in range(0, width, lanes):
+            ids = begin + lane
+            x = tl.load(row + ids, mask=ids < width, other=float("-inf")).to(tl.float32)
+            total += tl.exp(x - largest)
+        found = at_token - largest - tl.log(tl.sum(total, 0))
+    return found
+
+
+@triton.jit(do_not_specialize=["first"])  # type: ignore[untyped-decorator]
+def _write_logprobs(  # type: ignore[no-untyped-def]
+    own,
+    own_stride,
+    drawn,
+    drawn_stride,
     width,
     chosen,
     chosen_stride,
     lines,
-    columns: tl.constexpr,
+    first,
+    has_filters: tl.constexpr,
     lanes: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    lane = tl.arange(0, lanes)
-    far = -3.0e38
-    largest = tl.full((lanes,), far, tl.float32)
-    total = tl.zeros((lanes,), tl.float32)
-    for begin in range(0, width, lanes):
-        ids = begin + lane
-        x = tl.load(logits + row * row_stride + ids, mask=ids < width, other=float("-inf")).to(tl.float32)
-        new = tl.where(x > largest, x, largest)
-        total = tl.exp(largest - new) * total + tl.exp(x - new)
-        largest = new
-    top = tl.max(largest, 0)
-    total = tl.sum(tl.where(total > 0, tl.exp(largest - top) * total, total), 0)  # NaN stays
     token = tl.load(chosen + row * chosen_stride).to(tl.int32)
-    found = tl.load(logits + row * row_stride + token).to(tl.float32) - top - tl.log(total)
-    for column in tl.static_range(columns):
-        tl.store(lines + row * 3 + column, found)
-    tl.store(lines + row * 3 + 2, token.to(tl.float32, bitcast=True))
+    line = lines + (first + row) * 3
+    if tl.program_id(1) == 0:
+        found = _logprob(own + row * own_stride, width, token, lanes)
+        tl.store(line + 1, found)
+        tl.store(line + 2, token.to(tl.float32, bitcast=True))
+        if not has_filters:
+            tl.store(line, found)
+    else:
+        tl.store(line, _logprob(drawn + row * drawn_stride, width, token, lanes))
 
 
-def write_logprobs(logits: Tensor, chosen: Tensor, lines: Tensor, columns: int) -> None:
-    """Writes the log-probability of the chosen token of each row into the first columns of lines (n, 3) of float32.
+def write_logprobs(own: Tensor, drawn: Tensor | None, chosen: Tensor, lines: Tensor, at: range) -> None:
+    """Writes a line for each of the first rows: two log-probabilities, and the bits of the token.
 
-    The last column gets the bits of the token. One launch, because it runs between the steps of an engine.
+    ``at`` says which lines. ``drawn`` are the logits after filters, None without; then both log-probabilities are those
+    of ``own``. One launch and no other operation, because it runs between the steps of an engine.
     """
-    assert logits.stride(1) == 1, "the logits of a row must be contiguous"
+    filtered = own if drawn is None else drawn
+    assert own.stride(1) == filtered.stride(1) == 1, "the logits of a row must be contiguous"
     assert lines.is_contiguous(), "a line has three numbers"
-    if len(lines):
-        launch: Any = _write_logprob[(len(lines),)]
-        sizes = (logits, logits.stride(0), logits.shape[1], chosen, chosen.stride(0), lines)
-        launch(*sizes, columns=columns, lanes=LANES, num_warps=8)
+    if at:
+        launch: Any = _write_logprobs[(len(at), 1 if drawn is None else 2)]
+        logits = (own, own.stride(0), filtered, filtered.stride(0), own.shape[1])
+        options = {"has_filters": drawn is not None, "lanes": WIDE_LANES, "num_warps": 16}
+        launch(*logits, chosen, chosen.stride(0), lines, at.start, **options)
 
 
 def reduce_rows(x: Tensor, targets: Tensor, at_target: Tensor, first_id: int) -> tuple[Tensor, ...]:

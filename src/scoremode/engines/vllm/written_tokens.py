@@ -27,14 +27,7 @@ from scoremode.values import Ids
 Places = tuple[list[str], list[int]]
 """The request of each row, and the number of the token that the row samples."""
 
-
-@dataclass(frozen=True, slots=True)
-class SampledStep:
-    """One step: the requests and tokens of its rows, and lines of float32: drawn, own, and the bits of the id."""
-
-    requests: list[str]
-    places: list[int]
-    lines: Tensor  # (n, 3), on the device
+ROOM = 1 << 18  # lines of 12 bytes that are kept on the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +36,7 @@ class Rows:
 
     texts: Ids  # (n,) numbers of the texts
     places: Ids  # (n,)
-    lines: Any  # (n, 3) float32
+    lines: Any  # (n, 3) float32: the log-probabilities as drawn and in the model's own distribution, bits of the id
 
     def where(self, chosen: Any) -> Rows:
         return Rows(self.texts[chosen], self.places[chosen], self.lines[chosen])
@@ -110,7 +103,8 @@ class KeptSteps:
     def __init__(self, own: bool, *, first_wins: bool) -> None:
         self.own, self.first_wins = own, first_wins
         self._processed: Tensor | None = None  # logits of this step, after temperature and filters
-        self._steps: list[SampledStep] = []
+        self._steps: list[Places] = []
+        self._lines, self._used = torch.empty(0, 3), 0  # of these steps, on the device
         self._waiting = Rows(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros((0, 3), np.float32))
 
     def watch(self, sampler: Any) -> None:
@@ -141,29 +135,33 @@ class KeptSteps:
 
     def keep(self, places: Places, logits: Tensor, sampled: Tensor) -> None:
         """Keeps what a step sampled."""
-        n, processed = len(places[0]), self._processed
-        if processed is None and not self.own:
+        n = len(places[0])
+        if self._processed is None and not self.own:
             raise RuntimeError("vLLM's sampler did not show the logits that it draws from")
-        drawn = None if processed is None else processed[:n]
-        self._steps.append(SampledStep(*places, step_lines(logits[:n], drawn, sampled[:n, 0])))
+        if self._used + n > len(self._lines):
+            self._read()
+            self._lines = torch.empty(max(ROOM, n), 3, dtype=torch.float32, device=logits.device)
+        write_lines(logits, self._processed, sampled, self._lines, range(self._used, self._used + n))
+        self._used += n
+        self._steps.append(places)
         self._processed = None
 
     def take(self, texts: Sequence[int], first: Sequence[int], counts: Sequence[int]) -> list[bytes]:
         """Returns the lines of texts, one line of float32 per token, and forgets them."""
         self._read()
-        is_taken = np.isin(self._waiting.texts, np.array(texts, np.int32))
-        rows = self._waiting.where(is_taken)
-        self._waiting = self._waiting.where(~is_taken)
-        order = np.lexsort((rows.places, rows.texts))  # keeps the order of rows that belong to the same token
-        rows = rows.where(order)
+        waiting = self._waiting
+        is_taken = np.isin(waiting.texts, np.array(texts, np.int32))
+        taken = np.flatnonzero(is_taken)
+        order = taken[np.lexsort((waiting.places[taken], waiting.texts[taken]))]  # rows of one token keep their order
         is_new = np.ones(len(order), np.bool_)
-        is_new[1:] = (np.diff(rows.texts) != 0) | (np.diff(rows.places) != 0)
-        rows = rows.where(is_new if self.first_wins else np.append(is_new[1:], True)[: len(order)])
+        is_new[1:] = (np.diff(waiting.texts[order]) != 0) | (np.diff(waiting.places[order]) != 0)
+        rows = waiting.where(order[is_new if self.first_wins else np.append(is_new[1:], True)[: len(order)]])
+        self._waiting = waiting.where(~is_taken)
+        begins, ends = (np.searchsorted(rows.texts, np.array(texts, np.int32), side) for side in ("left", "right"))
         found = []
-        for text, begin, count in zip(texts, first, counts, strict=True):
-            here = slice(*np.searchsorted(rows.texts, (text, text + 1)))
-            start = here.start + int(np.searchsorted(rows.places[here], begin if self.first_wins else 0))
-            found.append(rows.lines[start : min(start + count, here.stop)].tobytes())
+        for begin, end, prompt, count in zip(begins, ends, first, counts, strict=True):
+            skipped = np.searchsorted(rows.places[begin:end], prompt) if self.first_wins else 0
+            found.append(rows.lines[begin + skipped : min(begin + skipped + count, end)].tobytes())
         return found
 
     def _read(self) -> None:
@@ -171,16 +169,17 @@ class KeptSteps:
         steps, self._steps = self._steps, []
         if not steps:
             return
-        requests: list[str] = []
+        before: list[str] = []
         texts, numbers = [self._waiting.texts], np.zeros(0, np.int32)
-        for step in steps:
-            if step.requests != requests:  # from step to step, they rarely change
-                requests = step.requests
+        for requests, _ in steps:
+            if requests != before:  # from step to step, they rarely change
+                before = requests
                 numbers = np.array(list(map(text_number, requests)), np.int32)
             texts.append(numbers)
-        places = [self._waiting.places, *(np.array(step.places, np.int32) for step in steps)]
-        lines = [self._waiting.lines, torch.cat([step.lines for step in steps]).cpu().numpy()]
+        places = [self._waiting.places, *(np.array(one, np.int32) for _, one in steps)]
+        lines = [self._waiting.lines, self._lines[: self._used].cpu().numpy()]
         self._waiting = Rows(*map(np.concatenate, (texts, places, lines)))
+        self._used = 0
 
 
 def text_number(request: str) -> int:
@@ -192,22 +191,22 @@ def text_number(request: str) -> int:
     return int(request.split("-")[1])
 
 
-def step_lines(own: Tensor, drawn: Tensor | None, chosen: Tensor) -> Tensor:
-    """Lines (n, 3) for the chosen tokens of each row of logits: two log-probabilities, and the bits of the id.
+def write_lines(own: Tensor, drawn: Tensor | None, sampled: Tensor, lines: Tensor, at: range) -> None:
+    """Writes the first rows that a step sampled (…, 1) into the lines named.
 
     ``drawn`` are the logits after temperature and filters; None: tokens are drawn from the model's own, or greedily.
     """
     if own.is_cuda:
         from scoremode.head.rows_triton import write_logprobs
 
-        lines = torch.empty(len(own), 3, dtype=torch.float32, device=own.device)
-        write_logprobs(own, chosen, lines, 2)
-        if drawn is not None:
-            write_logprobs(drawn, chosen, lines, 1)
-        return lines
-    raw = logprob_of(own, chosen)
+        write_logprobs(own, drawn, sampled, lines, at)
+        return
+    n = len(at)
+    chosen = sampled[:n, 0]
+    raw = logprob_of(own[:n], chosen)
     bits = chosen.to(torch.int32).view(torch.float32)
-    return torch.stack([raw if drawn is None else logprob_of(drawn, chosen), raw, bits], 1)
+    both = [raw if drawn is None else logprob_of(drawn[:n], chosen), raw, bits]
+    lines[at.start : at.stop] = torch.stack(both, 1)
 
 
 def logprob_of(logits: Tensor, chosen: Tensor) -> Tensor:
