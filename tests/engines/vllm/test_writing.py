@@ -148,11 +148,12 @@ def test_the_second_runner_knows_its_tokens_by_the_length_of_the_sequence() -> N
 
 
 @pytest.mark.parametrize("first_wins", [False, True])
-def test_rows_of_many_texts_are_found_again(first_wins: bool) -> None:
-    """Texts begin and end at any step, some tokens have two rows, and texts are fetched in two portions."""
-    from scoremode.engines.vllm.written_tokens import KeptSteps
+def test_rows_of_many_texts_are_found_again(first_wins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts begin and end at any step, some tokens have two rows, lines fill their memory, two portions are fetched."""
+    from scoremode.engines.vllm import written_tokens
 
-    kept, random = KeptSteps(own=True, first_wins=first_wins), np.random.default_rng(1)
+    monkeypatch.setattr(written_tokens, "ROOM", 50)
+    kept, random = written_tokens.KeptSteps(own=True, first_wins=first_wins), np.random.default_rng(1)
     begins, lengths, prompt = random.integers(0, 9, 30), random.integers(1, 12, 30), 5 if first_wins else 0
     wanted: dict[int, dict[int, int]] = {text: {} for text in range(30)}
     for step in range(22):
