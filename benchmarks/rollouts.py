@@ -3,7 +3,7 @@
 plain      stock vLLM: the same prompts, temperature, filters, seeds and lengths; token ids alone are asked for
 rollouts   the writer of ``scoremode rollouts``: both log-probabilities of every token
 
-vLLM's host code has another speed in every process, and from one minute to the next. So both ways share an engine (for
+vLLM's host code runs at a different speed in every process, and its speed drifts. So both ways share an engine (for
 ``plain``, its sampler is as it was before), take many short turns, and each is first in every other turn; the ratio is
 the median of the turns' ratios. All have vLLM's own defaults. Weights are random in the shapes named, or real with
 ``--model FOLDER``. No text ends before ``--tokens``, and no tokenizer is loaded.
@@ -164,7 +164,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def print_case(case: str, stock: Sequence[float], ours: Sequence[float]) -> None:
     turns = sorted(b / a for a, b in zip(stock, ours, strict=True))
     ratio, (name, count) = statistics.median(turns), case.split()
-    low, high = turns[len(turns) // 4], turns[-1 - len(turns) // 4]
+    low, _, high = statistics.quantiles(turns * 2, n=4)
     rates = f"{statistics.median(stock):16,.0f} {statistics.median(ours):10,.0f}"
     print(f"{name:10} {count:>6} {rates} {ratio:8.3f} {low:9.3f} to {high:.3f}", verdict(ratio >= GOAL))
 

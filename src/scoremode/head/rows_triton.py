@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 LANES = 2048
-WIDE_LANES = 8192  # few rows: what a row has in flight at a time decides
+WIDE_LANES = 8192  # there are few rows, so each needs many loads under way
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -85,28 +85,30 @@ def _reduce_row(  # type: ignore[no-untyped-def]  # a kernel takes pointers one 
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _logprob(row, width, token, lanes: tl.constexpr):  # type: ignore[no-untyped-def]
+def _sum_exp(row, width, shift, lanes: tl.constexpr):  # type: ignore[no-untyped-def]
     lane = tl.arange(0, lanes)
-    at_token = tl.load(row + token).to(tl.float32)
+    whole = width // lanes * lanes
     total = tl.zeros((lanes,), tl.float32)
-    for begin in range(0, width, lanes):
-        ids = begin + lane
-        x = tl.load(row + ids, mask=ids < width, other=float("-inf")).to(tl.float32)
-        total += tl.exp(x - at_token)
-    found = 0.0 - tl.log(tl.sum(total, 0))
-    if (found != found) | (found == float("-inf")):  # noqa: PLR0124  # e^88 is too large: from the largest logit instead
-        largest = at_token
+    for begin in range(0, whole, lanes):  # without a mask, loads are wide for every vocabulary
+        total += tl.exp(tl.load(row + begin + lane).to(tl.float32) - shift)
+    ids = whole + lane
+    x = tl.load(row + ids, mask=ids < width, other=float("-inf")).to(tl.float32)
+    return tl.sum(total + tl.exp(x - shift), 0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _logprob(row, width, token, lanes: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Subtracts the token's own logit: then -log Σexp is the result, and the largest logit need not be known."""
+    at_token = tl.load(row + token).to(tl.float32)
+    shift = at_token
+    total = _sum_exp(row, width, shift, lanes)
+    if not (total < float("inf")):  # a logit is larger by more than 88, or something is not finite
         for begin in range(0, width, lanes):
-            ids = begin + lane
+            ids = begin + tl.arange(0, lanes)
             x = tl.load(row + ids, mask=ids < width, other=float("-inf")).to(tl.float32)
-            largest = tl.maximum(largest, tl.max(x, 0))
-        total = tl.zeros((lanes,), tl.float32)
-        for begin in range(0, width, lanes):
-            ids = begin + lane
-            x = tl.load(row + ids, mask=ids < width, other=float("-inf")).to(tl.float32)
-            total += tl.exp(x - largest)
-        found = at_token - largest - tl.log(tl.sum(total, 0))
-    return found
+            shift = tl.maximum(shift, tl.max(x, 0))
+        total = _sum_exp(row, width, shift, lanes)
+    return at_token - shift - tl.log(total)
 
 
 @triton.jit(do_not_specialize=["first"])  # type: ignore[untyped-decorator]
@@ -137,17 +139,17 @@ def _write_logprobs(  # type: ignore[no-untyped-def]
 
 
 def write_logprobs(own: Tensor, drawn: Tensor | None, chosen: Tensor, lines: Tensor, at: range) -> None:
-    """Writes a line for each of the first rows: two log-probabilities, and the bits of the token.
+    """Writes the lines ``at`` for as many rows of logits: two log-probabilities, and the bits of the token.
 
-    ``at`` says which lines. ``drawn`` are the logits after filters, None without; then both log-probabilities are those
+    ``drawn`` are the logits after filters, None without; then both log-probabilities are those
     of ``own``. One launch and no other operation, because it runs between the steps of an engine.
     """
-    filtered = own if drawn is None else drawn
-    assert own.stride(1) == filtered.stride(1) == 1, "the logits of a row must be contiguous"
+    second = own if drawn is None else drawn
+    assert own.stride(1) == second.stride(1) == 1, "the logits of a row must be contiguous"
     assert lines.is_contiguous(), "a line has three numbers"
     if at:
         launch: Any = _write_logprobs[(len(at), 1 if drawn is None else 2)]
-        logits = (own, own.stride(0), filtered, filtered.stride(0), own.shape[1])
+        logits = (own, own.stride(0), second, second.stride(0), own.shape[1])
         options = {"has_filters": drawn is not None, "lanes": WIDE_LANES, "num_warps": 16}
         launch(*logits, chosen, chosen.stride(0), lines, at.start, **options)
 

@@ -61,7 +61,9 @@ def start(
 
 def _start_writing(model: str, arguments: dict[str, Any], log: VllmLog) -> Any:
     marks = {plugin.PARENT: identity(os.getpid()) or ""}
-    with log.taking_output(), support.environment(marks, QUIET | KV_CACHE):
+    stages = arguments.get("pipeline_parallel_size", 1)
+    defaults = cpu_defaults(stages * arguments.get("tensor_parallel_size", 1))
+    with log.taking_output(), support.environment(marks, QUIET):
         from vllm import LLM
         from vllm.platforms import current_platform
 
@@ -70,9 +72,18 @@ def _start_writing(model: str, arguments: dict[str, Any], log: VllmLog) -> Any:
         chosen = {"dtype": dtype, "use_tqdm_on_load": False} | arguments
         if on_cpu:
             support.check_bfloat16_on_cpu(chosen["dtype"])
-            chosen.setdefault("enforce_eager", True)  # compiling takes longer than most runs on a CPU
-        with plugin.guarded_start(), log.explaining(f"vLLM cannot start {model}", ModelError):
+            chosen.setdefault("enforce_eager", _is_eager_on_cpu(stages))
+        with (
+            support.environment({}, defaults if on_cpu else {}),
+            plugin.guarded_start(),
+            log.explaining(f"vLLM cannot start {model}", ModelError),
+        ):
             return LLM(model=model, **chosen)
+
+
+def _is_eager_on_cpu(stages: int) -> bool:
+    """Compiling takes longer than most runs, but pipeline stages need the buffers of the compiler's warm-up."""
+    return stages == 1
 
 
 def _start_scoring(
@@ -92,8 +103,7 @@ def _start_scoring(
         arguments = {"dtype": choose_dtype(model, on_cpu, options.trust_remote_code)} | arguments
         if on_cpu:
             support.check_bfloat16_on_cpu(arguments["dtype"])
-            # compiling takes longer than most CPU runs, but pipeline stages need the buffers of the compiler's warm-up
-            arguments.setdefault("enforce_eager", options.pipeline_parallel_size == 1)
+            arguments.setdefault("enforce_eager", _is_eager_on_cpu(options.pipeline_parallel_size))
         elif options.path is None and can_plan_ahead(arguments):
             # vLLM plans the next batch while this one runs. For pooling models this is off by default
             arguments.setdefault("async_scheduling", True)
@@ -196,13 +206,18 @@ def device_defaults(on_cpu: bool, options: LaunchArguments) -> dict[str, str]:
         # in older versions the V2 model runner can only embed, and never calls a pooler
         defaults[support.SECOND_RUNNER] = "0"
     if on_cpu:
-        defaults |= KV_CACHE
-        ranks = options.tensor_parallel_size * options.pipeline_parallel_size
-        if ranks > 1:
-            defaults["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # binding fails if there are fewer cores than vLLM wants
-            # ranks spin while they wait for each other, so more threads than cores would waste most of the time
-            defaults["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // ranks))
+        defaults |= cpu_defaults(options.tensor_parallel_size * options.pipeline_parallel_size)
     return defaults
+
+
+def cpu_defaults(ranks: int) -> dict[str, str]:
+    if ranks == 1:
+        return KV_CACHE
+    return KV_CACHE | {
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # binding fails if there are fewer cores than vLLM wants
+        # ranks spin while they wait for each other, so more threads than cores would waste most of the time
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks)),
+    }
 
 
 def _forget_model_classes() -> None:

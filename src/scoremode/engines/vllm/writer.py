@@ -88,7 +88,7 @@ class VllmWriter(Writer):
         prompts = [len(asked[index].prompt) for index in ended]
         lengths = [len(ids) for ids in ended.values()]
         ranks = self._call_workers("scoremode_take", list(ended), prompts, lengths)
-        parts: list[bytes] = next(filter(None, ranks))  # ranks that do not sample have nothing
+        parts: list[bytes] = next(filter(any, ranks), [b""] * len(ended))  # ranks that do not sample have no lines
         for (index, ids), part in zip(ended.items(), parts, strict=True):
             lines = np.frombuffer(part, np.float32).reshape(-1, 3)
             if not np.array_equal(np.ascontiguousarray(lines[:, 2]).view(np.int32), ids):

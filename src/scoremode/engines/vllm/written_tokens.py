@@ -3,8 +3,8 @@
 Loaded only inside vLLM's processes. vLLM can return the log-probability of a sampled token itself, but it normalizes
 the whole vocabulary in memory and makes Python objects for every text in every step, which takes as long as the step.
 So our wrapper around the sampler reads the logits once, before and after temperature and filters, and keeps the numbers
-of a step together on the device: nothing is copied or waited for. When texts have ended, our writer fetches theirs by
-a call to the worker (``WritingWorker``).
+of a step together on the device; between steps, nothing is copied or waited for until their memory is full. When texts
+have ended, our writer fetches theirs by a call to the worker (``WritingWorker``).
 
 Which token of a text a row belongs to is known on the host. vLLM's V1 runner gives the list of tokens sampled so far;
 its V2 runner gives the length of the sequence. While a prompt is fed in chunks, every chunk but the last has a row too,
@@ -27,7 +27,7 @@ from scoremode.values import Ids
 Places = tuple[list[str], list[int]]
 """The request of each row, and the number of the token that the row samples."""
 
-ROOM = 1 << 18  # lines of 12 bytes that are kept on the device
+ROOM = 1 << 18  # lines of 12 bytes on the device; when they are full, they are copied to the host
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class WritingWorker:
     def scoremode_write(self, own: bool) -> None:
         """Begins to keep log-probabilities. ``own``: tokens are drawn from the model's own distribution, or greedily.
 
-        There is nothing to keep on ranks that do not sample.
+        Ranks that do not sample never have anything to keep.
         """
         runner = self.model_runner  # type: ignore[attr-defined]
         sampler: Any = runner.sampler
@@ -70,7 +70,7 @@ class WritingWorker:
             runner.sampler = WrappedSampler(sampler, kept)
 
     def scoremode_take(self, texts: list[int], first: list[int], counts: list[int]) -> list[bytes]:
-        """Returns the lines of finished texts, given by number; nothing on ranks that do not sample.
+        """Returns the lines of finished texts, given by number; no lines on ranks that do not sample.
 
         ``first`` is the length of each prompt, and ``counts`` the number of tokens that were written after it.
         """
@@ -104,7 +104,7 @@ class KeptSteps:
         self.own, self.first_wins = own, first_wins
         self._processed: Tensor | None = None  # logits of this step, after temperature and filters
         self._steps: list[Places] = []
-        self._lines, self._used = torch.empty(0, 3), 0  # of these steps, on the device
+        self._lines, self._used = torch.empty(0, 3), 0  # those of the steps; on the device from the first one on
         self._waiting = Rows(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros((0, 3), np.float32))
 
     def watch(self, sampler: Any) -> None:
@@ -140,7 +140,8 @@ class KeptSteps:
             raise RuntimeError("vLLM's sampler did not show the logits that it draws from")
         if self._used + n > len(self._lines):
             self._read()
-            self._lines = torch.empty(max(ROOM, n), 3, dtype=torch.float32, device=logits.device)
+            if n > len(self._lines):
+                self._lines = torch.empty(max(ROOM, n), 3, dtype=torch.float32, device=logits.device)
         write_lines(logits, self._processed, sampled, self._lines, range(self._used, self._used + n))
         self._used += n
         self._steps.append(places)
@@ -192,7 +193,7 @@ def text_number(request: str) -> int:
 
 
 def write_lines(own: Tensor, drawn: Tensor | None, sampled: Tensor, lines: Tensor, at: range) -> None:
-    """Writes the first rows that a step sampled (…, 1) into the lines named.
+    """Writes the lines ``at`` for as many rows of a step, whose tokens are ``sampled`` (n or more, 1).
 
     ``drawn`` are the logits after temperature and filters; None: tokens are drawn from the model's own, or greedily.
     """
