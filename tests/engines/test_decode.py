@@ -160,7 +160,7 @@ def test_a_model_without_such_a_cache_is_refused(tiny: Path) -> None:
 
     model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
     model._is_stateful = True
-    with pytest.raises(ModelError, match="has no cache of keys and values; leave --path out"):
+    with pytest.raises(ModelError, match="has no cache of keys and values; use prefill"):
         TransformersEngine(model, path=DecodePath())
 
 

@@ -180,6 +180,14 @@ def test_minus_the_log_ratio_estimates_the_kl_of_whole_texts() -> None:
     assert abs(found.value - exact) < 3 * found.stderr
 
 
+def test_once_every_text_has_parted_none_goes_on() -> None:
+    found = of_texts([(n, "x===") for n in range(6)])
+    assert [found.survival().at(length).value for length in (0, 1, 2, 99)] == [1, 0, 0, 0]
+    assert (found.survival().at(2).n, found.lengths()) == (0, [1, 2, 4])
+    ended = of_texts([(n, "=x"[: 1 + n % 2]) for n in range(6)])  # half are censored at their first token
+    assert [ended.survival().at(length).value for length in (1, 2, 3)] == [1, 0, 0]
+
+
 # ── shown ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_tables_show_both_figures() -> None:
     found = of_texts([(n, "=" * n + "~==x"[: n % 5]) for n in range(1, 40)])

@@ -30,7 +30,7 @@ def test_a_model_does_not_part_from_itself(command: Command, written: dict[str, 
     assert "without a parting" in command(*asked).out
     (row,) = command(*asked, "--json").json["candidates"]
     found = row["own_words"]
-    assert list(found) == ["partings", "drafts"]
+    assert list(found) == ["writer", "reader", "partings", "drafts"]
     assert found["drafts"]["acceptance"] == 1
     assert (found["partings"]["without_other_choice"], found["partings"]["other_choices"]) == (1, 0)
 
@@ -51,6 +51,26 @@ def test_the_chance_that_a_draft_is_accepted_is_exact(command: Command, written:
     (row,) = command(*asked, "--json").json["candidates"]
     assert row["own_words"]["drafts"]["acceptance"] == pytest.approx(1 / 256)
     assert row["own_words"]["drafts"]["acceptance_stderr"] == pytest.approx(0, abs=1e-12)
+
+
+def test_texts_of_the_candidate_are_read_by_the_baseline(command: Command, written: dict[str, Path]) -> None:
+    """Its own texts, read by itself, would say nothing: the same numbers as with the models swapped."""
+    asked = ("--corpus", f"rollouts:{written['drawn']}", "--json")
+    (own,) = command("compare", "table:successor", "table:uniform", *asked).json["candidates"]
+    (swapped,) = command("compare", "table:uniform", "table:successor", *asked).json["candidates"]
+    assert own["own_words"] == swapped["own_words"]
+    assert (own["own_words"]["writer"], own["own_words"]["reader"]) == ("table:uniform", "table:successor")
+    assert own["own_words"]["drafts"]["acceptance"] == pytest.approx(1 / 256)
+
+
+def test_other_slices_are_another_run(command: Command, written: dict[str, Path], tmp_path: Path) -> None:
+    corpus = f"rollouts:{written['greedy']}"
+    ppl, compare = ("ppl", "table:uniform"), ("compare", "table:uniform", "table:uniform", "--out", tmp_path / "kept")
+    for more, names in (((), ["answer"]), (("--slice", "a=prompt..z"), ["a"]), (("--slice", "b=rom..z"), ["b"])):
+        assert list(command(*ppl, "--corpus", corpus, "--json", *more).json["by_slice"]) == names
+    assert command(*compare, "--corpus", corpus, "--slice", "a=prompt..z").code == 0
+    refused = command(*compare, "--corpus", corpus, "--slice", "b=rom..z")
+    assert (refused.code, "slices" in refused.err) == (2, True)
 
 
 def test_a_trainer_against_rollouts(command: Command, written: dict[str, Path], tmp_path: Path) -> None:

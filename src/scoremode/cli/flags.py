@@ -59,7 +59,7 @@ def amount(text: str) -> float:
     """Reads a finite number that is not negative, for argparse."""
     value = _number(text)
     if not math.isfinite(value) or value < 0:
-        raise argparse.ArgumentTypeError(f"'{shortened(text)}' is not a number, as in 1 or 0.5")
+        raise argparse.ArgumentTypeError(f"'{shortened(text)}' is neither 0 nor a positive number, as in 1 or 0.5")
     return value
 
 

@@ -1,6 +1,6 @@
 """What a candidate lost, in one sentence, by a rule that rests on the paired error and on the noise floor.
 
-within the noise floor   the lower 95 % bound of its mean KL is not above the KL of the baseline against itself
+within the noise floor   its mean KL is not above the KL of the baseline against itself
 clearly worse, better    its perplexity ratio differs from 1: p by Student's t with the paired error, and Holm's method
                          over all candidates, as in the ranking (statistics/ranking.py)
 within the noise         its perplexity ratio does not
@@ -87,8 +87,7 @@ def _log_ratio(c: Comparison) -> Estimate:
 
 def _level(s: Statistics, difference: Estimate, *, is_apart: bool) -> Level:
     kl, floor = usable(s.get("kl_mean")), usable(s.get("noise_floor_kl_mean"))
-    least = usable(s.get("kl_mean_low"))
-    if floor is not None and kl is not None and (kl if least is None else least) <= floor:
+    if floor is not None and kl is not None and kl <= floor:
         return "within the noise floor"
     if (s.get("zero_probability_candidate") or 0) > (s.get("zero_probability_baseline") or 0):
         return "clearly worse"

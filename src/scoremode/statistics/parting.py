@@ -67,6 +67,8 @@ class Survival:
         lower one that of so many independent groups without an event: (1 - LEVEL) / 2 = lowᴳ.
         """
         at_risk, survival, influence = self._steps
+        if length > self.longest and survival[-1] == 0:  # the last texts parted, and none goes on
+            return replace(self.at(self.longest), n=0, groups=0)
         if not 0 <= length <= self.longest:
             return Estimate(math.nan, None, 0, 0)
         groups = len(np.unique(self.group[self.end >= length]))
@@ -125,8 +127,12 @@ class Partings:
         return ratio((~parted).astype(np.float64), np.ones(len(parted)), self.group)
 
     def lengths(self) -> list[int]:
-        """Returns the lengths at which tables show survival: 16, 32, 64, …, and the longest text."""
-        longest, found = int(self.length.max(initial=0)), [16]
+        """Returns the lengths at which tables show survival: 16, 32, 64, …, and the longest text.
+
+        If half of the texts part before that: 1, 2, 4, … from their first token on.
+        """
+        half = self.survival(near_ties=True).median()
+        longest, found = int(self.length.max(initial=0)), [16 if half is None or half >= 16 else 1]
         while found[-1] < longest:
             found.append(2 * found[-1])
         return [length for length in found if length < longest] + ([longest] if longest else [])

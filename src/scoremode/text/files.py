@@ -62,7 +62,7 @@ def check_readable(path: Path) -> None:
     if not os.access(path, os.R_OK):
         raise CorpusError(f"{path} cannot be read", fix="check its permissions")
     if found.st_size == 0:
-        raise CorpusError(f"{path} is empty", fix="give a file with at least two tokens of text")
+        raise CorpusError(f"{path} is empty", fix="give a file with text in it")
     with path.open("rb") as file:
         begins = file.read(16)
     for magic, (kind, command) in PACKED.items():
@@ -258,9 +258,9 @@ def checked_row(row: dict[str, Any], field: str, where: str) -> Row:
     if isinstance(value, list):
         _check_messages(value, f"{where}: field '{field}'")
         return value
-    raise CorpusError(
-        f"{where}: field '{field}' is {_kind(value)}, neither text nor a list of messages", fix="choose another --field"
-    )
+    wanted = "not a list of messages" if field == "messages" else "neither text nor a list of messages"
+    what = f"{where}: field '{field}' is {_kind(value)}, {wanted}"
+    raise CorpusError(what, fix="correct the row, or name another field")
 
 
 def _choose(names: Iterable[str]) -> str:

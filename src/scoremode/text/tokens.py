@@ -333,7 +333,7 @@ def tokens_of_rollouts(
         slice_names=slicing.names,
         notes=(*notes, *slicing.finish()),
     )
-    return RereadDocuments(corpus, "texts", tokenizer), tokens
+    return RereadDocuments(corpus, "texts", tokenizer, rules=tuple(rules)), tokens
 
 
 def _tokens_of(ids: Sequence[Ids], spelled: Sequence[SpelledIds], tokenizer: TextTokenizer) -> Tokens:

@@ -1,8 +1,9 @@
 """Comparisons on rollouts: what else their texts say, because a model wrote them.
 
-greedy texts                      where each candidate parts from them; tokens per step if it drafted for their writer
-sampled texts                     what each candidate thinks of them; tokens per step if it drafted for their writer
-the baseline is not their writer  then the writer's log-probabilities are those of the rollouts
+greedy texts                      where each reader parts from them; tokens per step if it drafted for their writer
+sampled texts                     what each reader thinks of them; tokens per step if it drafted for their writer
+the reader                        the candidate; if it wrote them itself, the baseline
+neither model is their writer     then the writer's log-probabilities are those of the rollouts
 """
 
 from __future__ import annotations
@@ -25,27 +26,51 @@ from scoremode.verbs.mismatch import drawn_from_own, in_order_of
 
 @dataclass(frozen=True, slots=True)
 class OwnWords:
-    """What the texts of rollouts say about one candidate. None: they do not say it."""
+    """What the texts of rollouts say about one reader of a comparison. None: they do not say it."""
 
     writer: str
-    candidate: str
-    partings: Partings | None  # for greedy texts, if the candidate's first choices were measured
+    reader: str
+    partings: Partings | None  # for greedy texts, if the reader's first choices were measured
     read: OwnTexts | None  # for sampled texts
     drafts: Speculation | None  # for greedy texts, and for those that were drawn from the writer's own distribution
 
     def as_json(self) -> dict[str, Any]:
         """The statistics by subject."""
         found = {"partings": self.partings, "own_texts": self.read, "drafts": self.drafts}
-        return {name: one.statistics() for name, one in found.items() if one is not None}
+        known = {name: one.statistics() for name, one in found.items() if one is not None}
+        return {"writer": self.writer, "reader": self.reader, **known}
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """Who reads texts, and the run of their writer, if it is in the comparison."""
+
+    name: str
+    reader: Run
+    writer: Run | None
+
+    @staticmethod
+    def of(c: Comparison, rollouts: Rollouts) -> Sides:
+        """A candidate that reads its own texts would say nothing about the baseline."""
+        if is_writer(c.baseline, rollouts):
+            return Sides(c.name, c.candidate, c.baseline)
+        if is_writer(c.candidate, rollouts):
+            return Sides(c.baseline_name, c.baseline, c.candidate)
+        return Sides(c.name, c.candidate, None)
 
 
 def own_words(found: Sequence[Comparison], rollouts: Rollouts, count: int | None = None) -> list[OwnWords]:
     """Returns what the texts of rollouts say about each candidate of comparisons on them, or on the first ``count``."""
     rollouts = rollouts if count is None else rollouts.first(count)
-    writer = str(rollouts.manifest["model"])
-    if rollouts.manifest["sampling"].get("temperature") == 0:
-        return [OwnWords(writer, c.name, _partings(c, rollouts), None, _greedy_drafts(c, rollouts)) for c in found]
-    return [OwnWords(writer, c.name, None, *_read(c, rollouts)) for c in found]
+    writer, words = str(rollouts.manifest["model"]), []
+    for c in found:
+        sides = Sides.of(c, rollouts)
+        if rollouts.manifest["sampling"].get("temperature") == 0:
+            said: tuple[Any, ...] = (_partings(sides, rollouts), None, _greedy_drafts(sides, rollouts))
+        else:
+            said = (None, *_read(c, sides, rollouts))
+        words.append(OwnWords(writer, sides.name, *said))
+    return words
 
 
 def is_writer(run: Run, rollouts: Rollouts) -> bool:
@@ -58,35 +83,37 @@ def _gaps(run: Run) -> Floats:
     return np.asarray(run.scores.top_logprob) - np.asarray(run.scores.logprob)
 
 
-def _partings(c: Comparison, rollouts: Rollouts) -> Partings | None:
+def _partings(sides: Sides, rollouts: Rollouts) -> Partings | None:
     """Finds partings. A gap that the writer itself shows where it reads its own greedy text is noise."""
-    if not c.candidate.scores.has("top"):
+    reader, writer = sides.reader, sides.writer
+    if not reader.scores.has("top"):
         return None
     noise = 0.0
-    if is_writer(c.baseline, rollouts) and c.baseline.scores.has("top"):
-        strays = np.asarray(c.baseline.scores.top) != np.asarray(c.baseline.facts.id)
-        noise = float(_gaps(c.baseline)[strays].max(initial=0.0))
-    order = in_order_of(rollouts, c.candidate)
-    facts, top = c.candidate.facts, np.asarray(c.candidate.scores.top)
-    columns = (np.asarray(column)[order] for column in (facts.document, facts.group, facts.id, top, _gaps(c.candidate)))
+    if writer is not None and writer.scores.has("top"):
+        strays = np.asarray(writer.scores.top) != np.asarray(writer.facts.id)
+        noise = float(_gaps(writer)[strays].max(initial=0.0))
+    order = in_order_of(rollouts, reader)
+    facts, top = reader.facts, np.asarray(reader.scores.top)
+    columns = (np.asarray(column)[order] for column in (facts.document, facts.group, facts.id, top, _gaps(reader)))
     return partings(*columns, noise=noise)
 
 
-def _greedy_drafts(c: Comparison, rollouts: Rollouts) -> Speculation | None:
+def _greedy_drafts(sides: Sides, rollouts: Rollouts) -> Speculation | None:
     """Finds what a draft model would save a greedy target: a draft is accepted if it is the text's own token."""
-    if not c.candidate.scores.has("top"):
+    reader = sides.reader
+    if not reader.scores.has("top"):
         return None
-    order, facts = in_order_of(rollouts, c.candidate), c.candidate.facts
-    same = np.asarray(c.candidate.scores.top) == np.asarray(facts.id)
+    order, facts = in_order_of(rollouts, reader), reader.facts
+    same = np.asarray(reader.scores.top) == np.asarray(facts.id)
     return speculation(facts.document[order], facts.group[order], same[order].astype(np.float64))
 
 
-def _read(c: Comparison, rollouts: Rollouts) -> tuple[OwnTexts, Speculation | None]:
-    order = in_order_of(rollouts, c.candidate)
-    document, group = c.candidate.facts.document[order], c.candidate.facts.group[order]
-    reader = c.candidate.scores.logprob[order]
-    if is_writer(c.baseline, rollouts):  # by the same path as the candidate
-        writer = c.baseline.scores.logprob[in_order_of(rollouts, c.baseline)]
+def _read(c: Comparison, sides: Sides, rollouts: Rollouts) -> tuple[OwnTexts, Speculation | None]:
+    order = in_order_of(rollouts, sides.reader)
+    document, group = sides.reader.facts.document[order], sides.reader.facts.group[order]
+    reader = sides.reader.scores.logprob[order]
+    if sides.writer is not None:  # by the same path as the reader
+        writer = sides.writer.scores.logprob[in_order_of(rollouts, sides.writer)]
     else:
         writer = np.concatenate(rollouts.raw_logprob)
     read = own_texts(document, group, writer, reader)
@@ -94,6 +121,6 @@ def _read(c: Comparison, rollouts: Rollouts) -> tuple[OwnTexts, Speculation | No
         return read, None
     accept, variation = acceptances(writer, reader), c.divergences.total_variation
     overlap = accept  # its mean over texts of the writer is that of the overlap
-    if variation is not None and is_writer(c.baseline, rollouts):
-        overlap = 1.0 - np.asarray(variation)[order]
+    if variation is not None and sides.writer is not None:
+        overlap = 1.0 - np.asarray(variation)[in_order_of(rollouts, c.candidate)]
     return read, speculation(document, group, overlap, accept)

@@ -63,6 +63,7 @@ RowsOf = Callable[[list[IndexedWindow]], Iterator[tuple[list[IndexedWindow], Ten
 """Windows -> the hidden states of their requested rows, perhaps in several parts."""
 
 PROBE_TOKENS = 12
+STEPS_SLACK = 10.0  # × the tolerance of one product: steps go through all layers
 
 
 class TransformersEngine(Engine):
@@ -225,14 +226,19 @@ class TransformersEngine(Engine):
     @full_float32()
     @torch.inference_mode()
     def _require_steps(self) -> None:
-        """Refuse a model that computes something else if it is fed token by token."""
-        ids = torch.arange(PROBE_TOKENS, device=self.model.device)[None] % self._embedding_rows()
-        name = type(self.model).__name__
+        """Refuse a model that computes something else if it is fed token by token.
+
+        Ids from the whole vocabulary, because rounding grows to 0.5 of the states on the special tokens at its start
+        (SmolLM2 in bfloat16; 0.03 on these ids). Without a cache, states differ by as much as they are large.
+        """
+        rows, name = self._embedding_rows(), type(self.model).__name__
+        ids = torch.linspace(1, rows - 1, PROBE_TOKENS, device=self.model.device).long()[None] % rows
         if getattr(self.model, "_is_stateful", False):
-            raise ModelError(f"{name} has no cache of keys and values", fix="leave --path out")
+            raise ModelError(f"{name} has no cache of keys and values", fix="use prefill (no --path)")
         stepped = self._stepped(ids, 1, self.cache.empty_unquantized())
-        if not agree(stepped.float(), self._hidden(ids).float(), self.model.dtype):
-            raise ModelError(f"{name} gives other states if it is fed token by token", fix="leave --path out")
+        if not agree(stepped.float(), self._hidden(ids).float(), self.model.dtype, STEPS_SLACK):
+            what = f"{name} gives other states if it is fed token by token"
+            raise ModelError(what, fix="use another --engine, or prefill (no --path)")
         if self.cache.name is not None and not bool(self._stepped(ids, 1, self.cache.empty()).isfinite().all()):
             raise ModelError(f"{name} gives NaN with an {self.cache.name} cache", fix="leave --kv-cache-dtype out")
 

@@ -24,8 +24,8 @@ Piece = tuple[float, float, Estimate]
 
 def own_words_section(words: Sequence[OwnWords]) -> Markup:
     """What the texts of rollouts say about candidates; nothing if there are none."""
-    parted = [(i, one.candidate, one.partings) for i, one in enumerate(words) if one.partings is not None]
-    drafts = [(i, one.candidate, one.drafts) for i, one in enumerate(words) if one.drafts is not None]
+    parted = [(i, one.reader, one.partings) for i, one in enumerate(words) if one.partings is not None]
+    drafts = [(i, one.reader, one.drafts) for i, one in enumerate(words) if one.drafts is not None]
     read = [one for one in words if one.read is not None]
     if not (parted or drafts or read):
         return Markup()
@@ -33,10 +33,10 @@ def own_words_section(words: Sequence[OwnWords]) -> Markup:
     return fill(
         "own_words.html",
         writer=words[0].writer,
-        names=[one.candidate for one in words],
+        names=[one.reader for one in words],
         figures=[chart for chart in charts if chart is not None],
         parted=[(i, name, found.statistics()) for i, name, found in parted],
-        read=[(i, one.candidate, one.read.statistics()) for i, one in enumerate(words) if one.read is not None],
+        read=[(i, one.reader, one.read.statistics()) for i, one in enumerate(words) if one.read is not None],
         drafts=[(i, name, found.statistics()) for i, name, found in drafts],
     )
 

@@ -51,10 +51,11 @@ def parting_table(found: Sequence[tuple[str, Row]]) -> list[Any]:
     lines = [row["survival"] for row in rows]
     if not lines[0]:
         return [summary]
-    lengths = [f"{row['length']:,} tokens" for row in lines[0]]
+    lengths = [counted(row["length"], "tokens") for row in lines[0]]
     curves = [_bounded(shown(name), own) for (name, _), own in zip(found, lines, strict=True)]
     noise = rows[0]["noise"]
-    words = f"a near-tie is another first choice that is at most {noise:.3g} nats likelier than the text's token"
+    floor = f"at most {noise:.3g} nats likelier than the text's token" if noise else "exactly as likely"
+    words = f"a near-tie is another first choice that is {floor}"
     return [
         summary,
         "",
@@ -97,12 +98,12 @@ def own_texts_table(found: Sequence[tuple[str, str, Row]]) -> list[Any]:
 
 def own_words_tables(found: Sequence[OwnWords]) -> list[Any]:
     """What texts that a model wrote say about candidates."""
-    parted = [(one.candidate, one.partings.statistics()) for one in found if one.partings is not None]
-    read = [(one.writer, one.candidate, one.read.statistics()) for one in found if one.read is not None]
+    parted = [(one.reader, one.partings.statistics()) for one in found if one.partings is not None]
+    read = [(one.writer, one.reader, one.read.statistics()) for one in found if one.read is not None]
     parts = ["", *parting_table(parted)] if parted else []
     parts += ["", *own_texts_table(read)] if read else []
     for one in found:
-        parts += ["", *speculation_table(one.candidate, one.drafts.statistics())] if one.drafts is not None else []
+        parts += ["", *speculation_table(one.reader, one.drafts.statistics())] if one.drafts is not None else []
     return parts
 
 
