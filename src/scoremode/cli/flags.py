@@ -58,8 +58,10 @@ def _number(text: str) -> float:
 def amount(text: str) -> float:
     """Reads a finite number that is not negative, for argparse."""
     value = _number(text)
-    if not math.isfinite(value) or value < 0:
-        raise argparse.ArgumentTypeError(f"'{shortened(text)}' is neither 0 nor a positive number, as in 1 or 0.5")
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"'{shortened(text)}' is not a number, as in 1 or 0.5")
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{shortened(text)} is negative")
     return value
 
 
