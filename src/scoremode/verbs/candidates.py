@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 SHOWN = 2  # candidates that the progress line names
+POLL_SECONDS = 0.05  # a signal that comes just before a wait without end would not be seen until something else happens
 STOP_SECONDS = 6.0  # for candidates that are being scored to end their replicas
 
 FOR_ALL = (CorpusError, MethodError, OptionError)  # of the first candidate: the question is wrong, not the model
@@ -105,8 +106,8 @@ def score_together(names: Sequence[str], score: ScoreOne[T], slots: int, progres
     try:
         for worker in workers:
             worker.start()
-        for event in ended:
-            event.wait()
+        while not all(event.is_set() for event in ended):
+            time.sleep(POLL_SECONDS)
     except BaseException:
         queue.stopped.set()
         until = time.monotonic() + STOP_SECONDS
