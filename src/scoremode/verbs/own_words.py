@@ -62,15 +62,10 @@ class Sides:
 def own_words(found: Sequence[Comparison], rollouts: Rollouts, count: int | None = None) -> list[OwnWords]:
     """Returns what the texts of rollouts say about each candidate of comparisons on them, or on the first ``count``."""
     rollouts = rollouts if count is None else rollouts.first(count)
-    writer, words = str(rollouts.manifest["model"]), []
-    for c in found:
-        sides = Sides.of(c, rollouts)
-        if rollouts.manifest["sampling"].get("temperature") == 0:
-            said: tuple[Any, ...] = (_partings(sides, rollouts), None, _greedy_drafts(sides, rollouts))
-        else:
-            said = (None, *_read(c, sides, rollouts))
-        words.append(OwnWords(writer, sides.name, *said))
-    return words
+    writer, sides = str(rollouts.manifest["model"]), [Sides.of(c, rollouts) for c in found]
+    if rollouts.manifest["sampling"].get("temperature") == 0:
+        return [OwnWords(writer, s.name, _partings(s, rollouts), None, _greedy_drafts(s, rollouts)) for s in sides]
+    return [OwnWords(writer, s.name, None, *_read(c, s, rollouts)) for c, s in zip(found, sides, strict=True)]
 
 
 def is_writer(run: Run, rollouts: Rollouts) -> bool:
