@@ -18,24 +18,10 @@ from scoremode.engines.plugin import Work
 from scoremode.references.reader import Reference
 from scoremode.scores.schema import BUILT_IN
 from tests.cluster.conftest import Nodes
-from tests.conftest import SHARED
 from tests.harness.tasks import write_tasks
 
 COLUMNS = BUILT_IN.names
 ROWS = 40
-
-
-@pytest.fixture(scope="module")
-def stories(request: pytest.FixtureRequest) -> Path:
-    """A trained model, or one of random weights where that is not beside the checkout."""
-    there = (SHARED / "stories260K").exists()
-    found: Path = request.getfixturevalue("real_stories" if there else "tiny_bos")
-    return found
-
-
-@pytest.fixture(scope="module")
-def real_stories() -> Path:
-    return SHARED / "stories260K"
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from scoremode.errors import EngineError, InputError, OptionError, RunError
+from tests.conftest import DATA
 from tests.harness.tasks import CHOICE, CHOICES, write_task, write_tasks
 from tests.partial_engine import PartialEngine
 
@@ -77,27 +78,27 @@ def test_odd_shapes(folder: Path) -> None:
     check(lm, theirs, instances(pairs), lm.encoder)
 
 
-@pytest.mark.parametrize("file", ["arc_easy_validation", "hellaswag_validation_1000", "piqa_validation"])
-def test_real_questions(file: str, stories: Path) -> None:
-    rows = [json.loads(line) for line in _rows(stories, file)[:12]]
-    pairs = [pair for row in rows for pair in _pairs(row)]
+FILES = ["arc_easy_validation", "own_endings", "own_solutions", "winogrande_xl_validation"]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_questions(file: str, stories: Path) -> None:
+    pairs = [pair for row in _rows(file, 12) for pair in _pairs(row)]
     lm = ours(stories)
     check(lm, harness_model(stories, batch_size=4), instances(pairs, file), lm.encoder)
 
 
-@pytest.mark.parametrize("file", ["winogrande_xl_validation", "lambada_openai_test"])
-def test_real_texts_with_one_continuation_each(file: str, stories: Path) -> None:
-    rows = [json.loads(line) for line in _rows(stories, file)[:12]]
-    pairs = [pair for row in rows for pair in _pairs(row)]
+def test_real_texts_with_one_continuation_each(stories: Path, wikitext_file: Path) -> None:
+    """The last words of paragraphs, as in LAMBADA."""
+    lines = [line for line in wikitext_file.read_text(encoding="utf-8").splitlines() if 200 < len(line) < 600]
+    pairs = [pair for line in lines[:12] for pair in _pairs({"text": line.removesuffix(" . ")})]
     lm = ours(stories)
-    check(lm, harness_model(stories, batch_size=4), instances(pairs, file), lm.encoder)
+    check(lm, harness_model(stories, batch_size=4), instances(pairs, "last words"), lm.encoder)
 
 
-def _rows(stories: Path, file: str) -> list[str]:
-    path = stories.parent / "tasks" / f"{file}.jsonl"
-    if not path.exists():
-        pytest.skip(f"the shared file {path.name} is not beside this checkout")
-    return path.read_text(encoding="utf-8").splitlines()
+def _rows(file: str, count: int) -> list[dict[str, Any]]:
+    lines = (DATA / "tasks" / f"{file}.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines[:count]]
 
 
 def _pairs(row: dict[str, Any]) -> list[tuple[str, str]]:
@@ -116,12 +117,11 @@ def _pairs(row: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.slow
-def test_smollm2_within_the_tolerance(stories: Path) -> None:
+def test_smollm2_within_the_tolerance() -> None:
     """A vocabulary of 49,152, where the harness's own float32 log_softmax is off by up to 3.4e-5 nats a token."""
     from scoremode.models.facts import inspect
 
-    rows = [json.loads(line) for line in _rows(stories, "arc_easy_validation")[:2]]
-    pairs = [pair for row in rows for pair in _pairs(row)]
+    pairs = [pair for row in _rows("arc_easy_validation", 2) for pair in _pairs(row)]
     lm = ours("smollm2-135m")
     check(lm, harness_model(inspect("smollm2-135m").path), instances(pairs), lm.encoder)
 

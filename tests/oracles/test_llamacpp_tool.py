@@ -21,7 +21,7 @@ import scoremode as sm
 from scoremode.references.kld import KldFile, log_probabilities
 from scoremode.statistics.llamacpp import llamacpp_statistics, llamacpp_text
 
-pytestmark = [pytest.mark.slow, pytest.mark.shared]
+pytestmark = pytest.mark.slow
 
 MODEL = "smollm2-135m"
 CHUNKS, CONTEXT = 2, 256

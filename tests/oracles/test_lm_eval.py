@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import scoremode as sm
-from scoremode.text.documents import detokenised
+from scoremode.text.documents import detokenised, wikitext_pages
 
 lm_eval = pytest.importorskip("lm_eval", reason="lm-eval is not installed: make test installs it")
 
@@ -65,21 +65,26 @@ def test_a_trained_model_on_real_text(stories: Path, wikitext_file: Path, tmp_pa
     assert by_document == pytest.approx([-16.084974, -9065.93726], rel=1e-5), "the figures recorded from lm-eval 0.4.13"
 
 
-def test_pages_are_detokenised_as_the_wikitext_task_does(pages_file: Path) -> None:
+def pages_of(wikitext_file: Path) -> list[str]:
+    """``tests/text/test_documents.py`` compares them with the rows that the task reads."""
+    with wikitext_file.open(encoding="utf-8") as lines:
+        return list(wikitext_pages(lines))
+
+
+def test_pages_are_detokenised_as_the_wikitext_task_does(wikitext_file: Path) -> None:
     wikitext_detokenizer = task_module().wikitext_detokenizer
-    pages = [json.loads(line) for line in pages_file.read_text(encoding="utf-8").splitlines()]
-    assert len(pages) == 62
-    for page in pages:
-        assert detokenised(page["page"]) == wikitext_detokenizer(page)
+    pages = pages_of(wikitext_file)
+    assert len(pages) == 6
+    for page in [*pages, "{ a } ! ' b ' ? [ 1 , 2 ] ; the dogs ' tails / ' 5 / : N = = = = C = = = = \n"]:
+        assert detokenised(page) == wikitext_detokenizer({"page": page})
 
 
-def test_words_and_bytes_are_those_of_the_wikitext_task(stories: Path, pages_file: Path, wikitext_file: Path) -> None:
-    """Counts only, without scoring 62 pages: what the task divides by, from the plan's tokens."""
+def test_words_and_bytes_are_those_of_the_wikitext_task(stories: Path, wikitext_file: Path) -> None:
+    """Counts only, without scoring the pages: what the task divides by, from the plan's tokens."""
     from tests.makers import ask
 
     process_results = task_module().process_results
     asked = ask(str(stories), corpus=f"wikitext2:{wikitext_file}", method="lm-eval-rolling")
-    pages = [json.loads(line) for line in pages_file.read_text(encoding="utf-8").splitlines()]
-    counted = [process_results(page, (0.0,)) for page in pages]
+    counted = [process_results({"page": page}, (0.0,)) for page in pages_of(wikitext_file)]
     assert asked.tokens.doc_words.tolist() == [c["word_perplexity"][1] for c in counted]
     assert asked.tokens.doc_bytes.tolist() == [c["byte_perplexity"][1] for c in counted]

@@ -116,7 +116,7 @@ def test_two_finished_runs_have_the_errors_of_a_comparison_that_knows_the_plan(
 
 
 def test_wikitext_joined_into_one_stream_is_grouped_by_its_articles(wikitext_file: Path) -> None:
-    """The 62 pages, whether the recipe joins rows or uses the original file."""
+    """The six pages, whether the recipe joins rows or uses the original file."""
     counts = {}
     question: dict[str, Any] = {"corpus": f"wikitext2:{wikitext_file}", "context_length": 512, "max_windows": 0}
     for method in ("gptq", "sliding-once", "llamacpp"):
@@ -128,7 +128,7 @@ def test_wikitext_joined_into_one_stream_is_grouped_by_its_articles(wikitext_fil
             (document,) = asked.documents
             text = document.read()
             begins = [text[at : at + 30] for at in document.joined_at]
-            assert len(begins) == 61
+            assert len(begins) == 5
             assert all(begin.startswith(" = ") for begin in begins)
-    # llamacpp scores the second half of each chunk, and one page is shorter than that
-    assert counts == {"gptq": 62, "sliding-once": 62, "llamacpp": 61}
+    # llamacpp scores the second half of each chunk, and one page (bytes 24,577 to 24,691) lies in a first half
+    assert counts == {"gptq": 6, "sliding-once": 6, "llamacpp": 5}

@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scoremode.text import long_text
+from scoremode.text.corpus import load
 from scoremode.text.documents import Document
 from scoremode.text.long_text import LibraryEncoder, LongTextEncoder, Sizes, window_encoder, windows_of
 from scoremode.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer
 from scoremode.text.tokens import Tokens, tokenize
-from tests.conftest import SHARED
+from tests.conftest import DATA
 from tests.text.tokenizers_at_hand import JOINTS, KINDS, SPECIAL, WORDS, wrapped
 
 TINY = Sizes(step=32, overlap=14, margin=1)
@@ -31,9 +32,7 @@ def tokenizer_named(name: str) -> TextTokenizer:
     if name == "bytes":
         return ByteTokenizer()
     if name == "stories":
-        if not (SHARED / "stories260K").exists():
-            pytest.skip("the shared file stories260K is not beside this checkout")
-        return HuggingFaceTokenizer.load(SHARED / "stories260K")
+        return HuggingFaceTokenizer.load(DATA / "stories260K")
     return wrapped(KINDS[name]())
 
 
@@ -209,7 +208,8 @@ def test_a_class_that_changes_tokens_in_python_is_asked_itself() -> None:
 
 
 def test_real_text_in_windows_of_the_real_size(wikitext_file: Path) -> None:
-    text = wikitext_file.read_text(encoding="utf-8")[:600_000]
+    text = "".join([wikitext_file.read_text(encoding="utf-8"), *load("python-docs").texts()])
+    assert len(text) > 6 * Sizes().step
     for name in ("stories", "gpt4"):
         tokenizer = tokenizer_named(name)
         found = tokenize([Document([text])], tokenizer, special=True)

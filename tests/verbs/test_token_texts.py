@@ -24,7 +24,7 @@ def model_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
     return str(request.getfixturevalue(kind))
 
 
-@pytest.mark.parametrize("kind", ["table", "tiny", pytest.param("stories", marks=pytest.mark.shared), "gguf"])
+@pytest.mark.parametrize("kind", ["table", "tiny", "stories", "gguf"])
 def test_equal_ids_have_equal_texts(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     sm.ppl(model_of(kind, request, tmp_path), text=TEXT, context_length=32, out=tmp_path / "run")
     run = sm.load(tmp_path / "run")
@@ -41,7 +41,6 @@ def test_equal_ids_have_equal_texts(kind: str, request: pytest.FixtureRequest, t
     assert np.array_equal(alike, text == top_text)
 
 
-@pytest.mark.shared
 def test_what_the_model_expected_is_never_empty(stories: Path) -> None:
     """▁ alone is a token of this model: a space, where its decoder gives nothing."""
     run = sm.ppl(str(stories), text=TEXT, context_length=64)

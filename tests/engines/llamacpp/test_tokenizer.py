@@ -123,7 +123,6 @@ def test_special_tokens_in_a_text_with_more_tokens_than_bytes(tmp_path: Path, ti
     assert_whole(spm(tmp_path, tiny).encode(text, special=True), text)
 
 
-@pytest.mark.shared
 def test_stories260k_has_the_ids_and_positions_of_its_hugging_face_tokenizer(stories: Path, tmp_path: Path) -> None:
     import json
 
