@@ -1,13 +1,11 @@
-"""Models and texts that tests share, the order of tests, and the count of those that were skipped."""
+"""Models and texts that tests share, and the order of the tests."""
 
 from __future__ import annotations
 
 import gc
 import os
-import re
 import shutil
 import signal
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,8 @@ from tests.hub import hub  # noqa: F401  # fixtures
 from tests.makers import make_small_llama, make_successor_model, make_tiny_model, make_tokenizer
 from tests.s3 import bucket, elsewhere, s3_server  # noqa: F401  # fixtures
 
+pytest_plugins = ["tests.skips"]
 DATA = Path(__file__).resolve().parent / "data"
-SKIPPED: dict[str, str] = {}  # test, or a file that was skipped as a whole -> reason
 os.environ["SCOREMODE_PROGRESS_SECONDS"] = "3600"  # a slow machine must not change what a test sees
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB, all of which an engine fills with zeros when it starts
 # what takes longest, in this order: it is started first, so that no process is busy alone at the end
@@ -59,37 +57,6 @@ def pytest_collection_finish() -> None:
     """Collecting garbage need not search the libraries and tests that were imported until now."""
     gc.collect()
     gc.freeze()
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    _note_if_skipped(report)
-
-
-def pytest_collectreport(report: pytest.CollectReport) -> None:
-    _note_if_skipped(report)
-
-
-def _note_if_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:
-    if report.skipped:
-        _, _, reason = report.longrepr  # type: ignore[misc]  # path, line, reason
-        SKIPPED[report.nodeid] = re.sub("could not import '([^']*)'.*", r"needs \1", reason.removeprefix("Skipped: "))
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A worker tells the process that prints the summary: xdist does not report files that were skipped as a whole."""
-    if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["skipped"] = SKIPPED
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    SKIPPED.update(getattr(node, "workeroutput", {}).get("skipped", {}))
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What this machine lacks, one line each. A file that was skipped as a whole counts as one."""
-    for reason, count in Counter(SKIPPED.values()).most_common():
-        terminalreporter.write_line(f"skipped {count:4}: {reason}")
 
 
 @pytest.hookimpl(optionalhook=True)

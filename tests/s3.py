@@ -83,7 +83,7 @@ def s3_server() -> Iterator[Server]:
         from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
         from werkzeug.serving import WSGIRequestHandler, make_server
     except ImportError:
-        pytest.skip("moto, a server that speaks S3, is not installed: pip install 'moto[server]'")
+        pytest.skip("needs moto")
 
     class Quiet(WSGIRequestHandler):  # type: ignore[misc]
         protocol_version = "HTTP/1.1"

@@ -127,7 +127,7 @@ def test_anything_that_reads_arrow_reads_values(run: Run, comparisons: sm.Compar
 
 
 def test_polars_reads_values(run: Run, comparisons: sm.Comparisons) -> None:
-    polars = pytest.importorskip("polars", reason="polars is not installed")
+    polars = pytest.importorskip("polars", reason="needs polars")
     frame = run.to_polars()
     assert frame.filter(polars.col("text") == polars.col("top_text")).height == int(
         (np.asarray(run.scores.rank) == 1).sum()

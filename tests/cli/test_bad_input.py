@@ -328,7 +328,7 @@ def limited(gigabytes: float, *arguments: object) -> subprocess.CompletedProcess
     )
 
 
-@pytest.mark.skipif(sys.platform != "linux" or not hasattr(resource, "RLIMIT_AS"), reason="needs Linux's /proc")
+@pytest.mark.skipif(sys.platform != "linux" or not hasattr(resource, "RLIMIT_AS"), reason="needs Linux")
 def test_a_long_text_is_cut_into_tokens_in_little_memory(tiny: Path, tmp_path: Path) -> None:
     """In 0.7 GB beyond the imports 4 MB were too much once: all tokens were made at a time."""
     (tmp_path / "a.txt").write_text("The quick brown fox jumps over the lazy dog, and 12345 more.\n" * 70_000)
@@ -336,7 +336,7 @@ def test_a_long_text_is_cut_into_tokens_in_little_memory(tiny: Path, tmp_path: P
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.skipif(sys.platform != "linux" or not hasattr(resource, "RLIMIT_AS"), reason="needs Linux's /proc")
+@pytest.mark.skipif(sys.platform != "linux" or not hasattr(resource, "RLIMIT_AS"), reason="needs Linux")
 def test_a_prompt_too_large_for_the_tokenizer_is_refused_before_it_is_cut(tiny: Path, tmp_path: Path) -> None:
     """The tokenizer's library aborts the process when memory runs out: nothing could be said then."""
     prompt = "The quick brown fox jumps over the lazy dog, and 12345 more. " * 70_000

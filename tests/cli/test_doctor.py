@@ -19,7 +19,7 @@ def without_vllm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     from scoremode.errors import ModelError
 
     def missing() -> str:
-        raise ModelError("vLLM is not installed", fix="pip install '.[vllm]'")
+        raise ModelError("needs vLLM", fix="pip install '.[vllm]'")
 
     if "slow" not in request.keywords:
         monkeypatch.setattr("scoremode.engines.vllm.support.installed_version", missing)
@@ -34,7 +34,7 @@ def test_json_has_the_facts(command: Command) -> None:
     assert found["devices"][0]["threads"] >= 1
     assert found["head_kernels"]["cpu float32"] == "blocked"
     assert found["cache"]["writable"] is True
-    assert "vLLM is not installed" in {one["name"]: one for one in found["engines"]}["vllm"]["problem"]
+    assert "needs vLLM" in {one["name"]: one for one in found["engines"]}["vllm"]["problem"]
     assert found["good"] is True
     names = [check["name"] for check in found["self_tests"]]
     assert "head on cpu" in names
@@ -42,7 +42,7 @@ def test_json_has_the_facts(command: Command) -> None:
     tested = {name.removeprefix("engine ") for name in names}
     assert tested.isdisjoint(found["not_tested"])
     assert {engine["name"] for engine in found["engines"]} <= tested | found["not_tested"].keys()
-    assert "vLLM is not installed" in found["not_tested"]["vllm"]
+    assert "needs vLLM" in found["not_tested"]["vllm"]
     assert "scoremode ppl" in found["not_tested"]["server"]
     assert all(check["error"] <= check["allowed"] for check in found["self_tests"])
 
@@ -107,7 +107,7 @@ def test_an_engine_that_cannot_start_fails_its_self_test(command: Command, monke
 
 
 def test_a_vllm_that_is_not_there_is_refused(refused: Refused) -> None:
-    assert "vLLM is not installed" in refused("doctor", "--engine", "vllm")
+    assert "needs vLLM" in refused("doctor", "--engine", "vllm")
 
 
 def test_an_unknown_engine_is_refused(refused: Refused) -> None:

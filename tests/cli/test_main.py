@@ -199,7 +199,7 @@ def test_a_reader_that_leaves_early_is_no_error(arguments: list[str]) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux")
 def test_output_to_a_full_disk_is_one_line_and_exit_code_2() -> None:
     with Path("/dev/full").open("wb") as full:
         done = forked.run(
@@ -227,7 +227,7 @@ def test_a_file_that_may_not_grow_leaves_no_manifest(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "manifest.json").exists()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs a terminal of Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 def test_a_terminal_sees_progress() -> None:
     import pty
 

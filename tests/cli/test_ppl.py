@@ -500,7 +500,7 @@ def test_an_option_that_cannot_be_is_refused(refused: Refused, stories: Path, fl
     assert says in refused("ppl", stories, "--text", TEXT, *flags)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_gpu_that_is_not_there_is_refused(refused: Refused, stories: Path) -> None:
     assert "use --device cpu" in refused("ppl", stories, "--text", TEXT, "--device", "cuda")
 

@@ -166,7 +166,7 @@ def test_a_signal_after_the_work_is_done_changes_nothing(tmp_path: Path) -> None
     assert (process.returncode, said, "perplexity" in printed) == (0, "", True)
 
 
-@pytest.mark.skipif(not hasattr(os, "openpty"), reason="this system has no terminals of its own")
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a terminal")
 def test_a_hidden_cursor_is_shown_again_when_a_bar_is_cut_off(tmp_path: Path) -> None:
     """Two Ctrl-C at a terminal with a progress bar."""
     import pty

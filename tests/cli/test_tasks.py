@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-pytest.importorskip("lm_eval", reason="lm-eval is not installed")
+pytest.importorskip("lm_eval", reason="needs lm-eval")
 
 from transformers import AutoTokenizer
 

@@ -23,7 +23,7 @@ os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # else every clu
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if importlib.util.find_spec("ray") is not None:
         return
-    without = pytest.mark.skip(reason="Ray is not installed: pip install '.[ray]'")
+    without = pytest.mark.skip(reason="needs Ray")
     for item in items:
         if "tests/cluster/" in item.nodeid and "ledger" not in item.nodeid and "spread" not in item.nodeid:
             item.add_marker(without)

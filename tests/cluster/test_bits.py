@@ -117,7 +117,7 @@ def test_references_and_comparisons(
 
 
 def test_tasks(three: sm.Model, stories: Path, tmp_path: Path) -> None:
-    pytest.importorskip("lm_eval", reason="lm-eval is not installed")
+    pytest.importorskip("lm_eval", reason="needs lm-eval")
     from scoremode.harness.answering import answer_documents
     from scoremode.harness.documents import build_documents
     from scoremode.harness.loading import TaskSelection, load_tasks
@@ -134,7 +134,7 @@ def test_tasks(three: sm.Model, stories: Path, tmp_path: Path) -> None:
 
 def test_tasks_of_two_tables(nodes: Nodes, tmp_path: Path) -> None:
     """The whole verb, with replicas of each model in turn."""
-    pytest.importorskip("lm_eval", reason="lm-eval is not installed")
+    pytest.importorskip("lm_eval", reason="needs lm-eval")
     folder = write_tasks(tmp_path / "tasks", ("own_choice",))
     asked: dict[str, Any] = {"tasks": "own_choice", "include_path": folder, "fresh": True}
     alone = sm.tasks("table:uniform", "table:successor", out=tmp_path / "one", **asked)[0]

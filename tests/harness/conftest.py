@@ -11,7 +11,7 @@ import pytest
 @pytest.fixture(scope="session", autouse=True)
 def own_datasets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Rows that the harness reads stay out of the user's cache, and nothing is asked of the hub."""
-    datasets = pytest.importorskip("datasets", reason="datasets is not installed: make test installs it")
+    datasets = pytest.importorskip("datasets", reason="needs datasets")
     before = datasets.config.HF_DATASETS_CACHE
     datasets.config.HF_DATASETS_CACHE = tmp_path_factory.mktemp("datasets")
     yield

@@ -12,7 +12,7 @@ from scoremode.errors import InputError, ModelError, OptionError
 from scoremode.harness.encoding import HarnessEncoder, rolling
 from scoremode.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer
 
-pytest.importorskip("lm_eval", reason="lm-eval is not installed: make test installs it")
+pytest.importorskip("lm_eval", reason="needs lm-eval")
 
 from tests.harness.judge import harness_model, instances
 

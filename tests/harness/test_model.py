@@ -15,7 +15,7 @@ from tests.conftest import DATA
 from tests.harness.tasks import CHOICE, CHOICES, write_task, write_tasks
 from tests.partial_engine import PartialEngine
 
-lm_eval = pytest.importorskip("lm_eval", reason="lm-eval is not installed: make test installs it")
+lm_eval = pytest.importorskip("lm_eval", reason="needs lm-eval")
 
 from scoremode.harness import model as adapter  # noqa: E402 - needs lm_eval
 from scoremode.harness.model import ScoremodeLM  # noqa: E402

@@ -20,7 +20,7 @@ from tests import forked
 from tests.harness.tasks import write_tasks
 
 HAS_HARNESS = find_spec("lm_eval") is not None
-needs_harness = pytest.mark.skipif(not HAS_HARNESS, reason="lm-eval is not installed: make test installs it")
+needs_harness = pytest.mark.skipif(not HAS_HARNESS, reason="needs lm-eval")
 
 
 @pytest.fixture(autouse=True)

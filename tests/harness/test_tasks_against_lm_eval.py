@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("lm_eval", reason="lm-eval is not installed")
+pytest.importorskip("lm_eval", reason="needs lm-eval")
 
 import scoremode as sm
 from scoremode.harness.documents import build_documents

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("lm_eval", reason="lm-eval is not installed")
+pytest.importorskip("lm_eval", reason="needs lm-eval")
 
 import scoremode as sm
 from scoremode.disk.folders import TASK_INDEX, cache_folder

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("lm_eval", reason="lm-eval is not installed")
+pytest.importorskip("lm_eval", reason="needs lm-eval")
 
 import scoremode as sm
 from tests.gguf_files import gguf_of, require_llamacpp

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("lm_eval", reason="lm-eval is not installed")
+pytest.importorskip("lm_eval", reason="needs lm-eval")
 
 from tests.harness.task_rows import rounded_copy, write_rows
 

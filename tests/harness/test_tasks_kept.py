@@ -16,7 +16,7 @@ import pytest
 
 from tests import forked
 
-pytest.importorskip("lm_eval", reason="lm-eval is not installed")
+pytest.importorskip("lm_eval", reason="needs lm-eval")
 
 import scoremode as sm
 from scoremode.cache.task_answers import AnswerFile, digest_of, opened_answers

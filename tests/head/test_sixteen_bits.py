@@ -22,7 +22,7 @@ def test_records_are_those_of_the_longhand_byte_for_byte(vocabulary: int, size: 
     assert encoded(logits) == b"".join(record(row) for row in logits)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("size", [1.0, 4.0, 30.0])
 def test_a_gpu_writes_the_same_bytes(size: float) -> None:
     logits = torch.from_numpy(random_logits(64, 5003, seed=9, size=size))

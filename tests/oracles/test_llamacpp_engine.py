@@ -25,17 +25,12 @@ CHUNKS, CONTEXT = 3, 512
 TYPES = ("Q4_1 as it is", "F16", "Q8_0", "Q4_K_M", "IQ4_NL")
 
 
-def skip(reason: str) -> None:
-    print(reason)
-    pytest.skip(reason)
-
-
 @pytest.fixture(scope="module")
 def program() -> str:
     require_llamacpp()
     path = os.environ.get("SCOREMODE_LLAMA_PERPLEXITY")
     if path is None:
-        skip("llama-perplexity is not here: set SCOREMODE_LLAMA_PERPLEXITY to one with the kernels of the package")
+        pytest.skip("needs llama.cpp's programs (SCOREMODE_LLAMA_PERPLEXITY)")
     return str(path)
 
 
@@ -56,7 +51,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         return embedded_gguf()
     folder = os.environ.get("SCOREMODE_LLAMACPP")
     if folder is None:
-        skip("llama-quantize is not here: set SCOREMODE_LLAMACPP")
+        pytest.skip("needs llama.cpp's programs (SCOREMODE_LLAMACPP)")
     made = tmp_path_factory.mktemp("quantized") / f"{request.param}.gguf"
     line = [str(Path(str(folder)) / "llama"), "llama-quantize", "--allow-requantize"]
     subprocess.run([*line, str(embedded_gguf()), str(made), request.param], check=True, capture_output=True)

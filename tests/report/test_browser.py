@@ -23,7 +23,7 @@ from scoremode.report.html.page import render, write
 from tests.report.demo import FORMATS, make_baseline, make_comparison, make_demo, make_facts, make_formats, make_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: make test installs it as root")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs a browser")
 
 FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars"),

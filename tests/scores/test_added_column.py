@@ -145,7 +145,7 @@ def test_a_name_that_is_taken_or_impossible_is_refused(name: str) -> None:
 
 # ── replicas ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_through_two_replicas(expected: sm.Run) -> None:
-    pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
+    pytest.importorskip("ray", reason="needs Ray")
     run = sm.ppl("margins:a", replicas=2, fresh=True, **QUESTION)
     assert run.manifest["replicas"]["wanted"] == 2
     same(run, expected)
@@ -173,7 +173,7 @@ class StubScorer:
 @pytest.fixture
 def service() -> Iterator[str]:
     """The service's own routes on a real port, and those of vLLM that a client needs."""
-    uvicorn = pytest.importorskip("uvicorn", reason="vLLM is not installed: make test installs it")
+    uvicorn = pytest.importorskip("uvicorn", reason="needs vLLM")
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import JSONResponse
@@ -207,7 +207,7 @@ def service() -> Iterator[str]:
 
 
 def test_through_the_service(service: str, expected: sm.Run) -> None:
-    pytest.importorskip("httpx", reason="httpx is not installed: pip install '.[server]'")
+    pytest.importorskip("httpx", reason="needs httpx")
     run = sm.ppl("margins", engine=service, fresh=True, **QUESTION)
     assert run.manifest["engine"] == "server"
     np.testing.assert_array_equal(run.scores.more["margin"], expected.scores.more["margin"])

@@ -113,7 +113,7 @@ def test_a_run_that_an_older_scoremode_began_resumes_with_kl_alone_and_says_so(
 
 
 def test_through_two_replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
+    pytest.importorskip("ray", reason="needs Ray")
     monkeypatch.undo()  # replicas are other processes
     sm.reference("table:uniform", out=tmp_path / "ref", **QUESTION)
     one = sm.compare(str(tmp_path / "ref"), "table:successor")[0]

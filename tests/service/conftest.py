@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if any(name in item.nodeid for name in REAL):
             item.add_marker(pytest.mark.slow)
             if absent:
-                item.add_marker(pytest.mark.skip(reason="vLLM is not installed: make test installs it"))
+                item.add_marker(pytest.mark.skip(reason="needs vLLM"))
 
 
 def seen_by_vllm(folder: Path) -> str:

@@ -15,7 +15,7 @@ import pytest
 from scoremode.service import access
 from scoremode.service.access import KEYS, Access, ConnectionWatch, accepted_keys, digest_of, is_allowed
 
-uvicorn = pytest.importorskip("uvicorn", reason="vLLM, which brings uvicorn, is not installed: make test installs it")
+uvicorn = pytest.importorskip("uvicorn", reason="needs vLLM")
 QUICK = 0.6  # seconds that a client gets here, instead of a minute
 KEY = b"Authorization: Bearer sk-one\r\n"
 LARGE = 64 << 20  # bytes of an answer: more than the buffers on the way

@@ -33,7 +33,7 @@ from scoremode.service.heads import Heads
 from scoremode.service.requests import AbsentError, Bodies, BusyError, TooLargeError
 from scoremode.text.tokenizer import ByteTokenizer
 
-pytest.importorskip("vllm", reason="vLLM is not installed: make test installs it")
+pytest.importorskip("vllm", reason="needs vLLM")
 
 
 # ── turns ────────────────────────────────────────────────────────────────────────────────────────────────────────────

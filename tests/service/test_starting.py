@@ -17,7 +17,7 @@ from scoremode.installation import pip_install
 from scoremode.service import heads, starting
 from scoremode.service.starting import ServiceOptions, command, read_flags
 
-NEEDS_VLLM = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+NEEDS_VLLM = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM")
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import pytest
 from scoremode.text import memory
 
 GIB = 1 << 30
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 
 
 def system(folder: Path, monkeypatch: pytest.MonkeyPatch, cgroup: str, files: dict[str, int | str]) -> int | None:

@@ -30,7 +30,7 @@ def device(tmp_path: Path) -> Path:
     try:
         os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
     except PermissionError:
-        pytest.skip("only root makes device nodes")
+        pytest.skip("needs root")
     return path
 
 
@@ -157,7 +157,7 @@ def test_a_block_device_is_refused(tmp_path: Path) -> None:
     try:
         os.mknod(tmp_path / "disk", 0o666 | stat.S_IFBLK, os.makedev(7, 200))
     except PermissionError:
-        pytest.skip("only root makes device nodes")
+        pytest.skip("needs root")
     with pytest.raises(InputError, match="block device"):
         check_output(tmp_path / "disk", "-o")
 

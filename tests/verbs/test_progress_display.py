@@ -155,8 +155,8 @@ def test_names_in_the_bar_are_escaped(notebook: Shell) -> None:
 
 
 def test_a_real_notebook_shows_the_bar_and_then_one_table() -> None:
-    nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed: no notebook is executed")
-    pytest.importorskip("ipykernel", reason="ipykernel is not installed: no notebook is executed")
+    nbclient = pytest.importorskip("nbclient", reason="needs nbclient")
+    pytest.importorskip("ipykernel", reason="needs ipykernel")
     from nbformat.v4 import new_code_cell, new_notebook
 
     shown: list[str] = []

@@ -47,9 +47,7 @@ def as_exl3(tiny: Path, folder: Path, quantization: object = EXL3) -> Path:
 
 def require_gpu() -> None:
     if importlib.util.find_spec("exllamav3") is None or not torch.cuda.is_available():
-        reason = "exllamav3 and an NVIDIA GPU are needed"
-        print(reason)
-        pytest.skip(reason)
+        pytest.skip("needs ExLlamaV3 and an NVIDIA GPU")
 
 
 # ── without a GPU ────────────────────────────────────────────────────────────────────────────────────────────────────

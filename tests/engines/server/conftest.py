@@ -18,7 +18,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "engines/server/test_real_server" in item.nodeid:
             item.add_marker(pytest.mark.slow)
             if absent:
-                item.add_marker(pytest.mark.skip(reason="vLLM is not installed: make test installs it"))
+                item.add_marker(pytest.mark.skip(reason="needs vLLM"))
 
 
 class RealServer(LocalServer):

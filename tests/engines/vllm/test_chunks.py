@@ -12,7 +12,7 @@ import torch
 from scoremode.engines.vllm.wire import KERNEL_WORDS, Request, states_words
 from scoremode.scores.packing import DIVERGENCE_WORDS, line_words
 
-pytest.importorskip("vllm", reason="vLLM is not installed: make test installs it")
+pytest.importorskip("vllm", reason="needs vLLM")
 from scoremode.engines.vllm import pooler
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("psutil", reason="vLLM brings it")
+pytest.importorskip("psutil", reason="needs vLLM")
 import psutil
 
 from scoremode.engines import process_guard

@@ -63,9 +63,8 @@ def test_a_broken_layer_of_a_served_model_is_named_and_a_healthy_model_names_non
     assert healthy.out_of_line == ()
 
 
-def test_what_this_cpu_cannot_compute_is_refused_before_it_starts(deep: Path) -> None:
-    if support.has_bfloat16_instructions():
-        pytest.skip("this CPU computes bfloat16")
+def test_what_this_cpu_cannot_compute_is_refused_before_it_starts(deep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(support, "has_bfloat16_instructions", lambda: False)
     with pytest.raises(OptionError, match=r"this CPU does not have.*--dtype float32"):
         sm.layer_profile(str(deep), str(deep), engine="vllm", dtype="bfloat16", **TEXT)
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("vllm", reason="vLLM is not installed")
+pytest.importorskip("vllm", reason="needs vLLM")
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, MoveDirectionality
 
 from scoremode.engines.vllm import support

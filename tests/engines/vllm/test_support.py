@@ -147,7 +147,7 @@ def test_the_switch_is_among_the_variables_that_vllm_copies_to_workers_of_ray(
     already: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asked of vLLM itself: without this, workers on other machines would embed instead of score."""
-    ray_env = pytest.importorskip("vllm.ray.ray_env", reason="vLLM is not installed")
+    ray_env = pytest.importorskip("vllm.ray.ray_env", reason="needs vLLM")
     monkeypatch.setenv(plugin.SWITCH, "1")
     if already is not None:
         monkeypatch.setenv(support.RAY_COPIES, already)

@@ -14,7 +14,7 @@ from scoremode.models.facts import inspect
 from scoremode.models.safetensors import read_header
 from tests.models.weights.checkpoints import Tensors, llama_tensors, opened, save
 
-pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")
+pytest.importorskip("compressed_tensors", reason="needs compressed-tensors")
 NAME = "model.layers.1.mlp.down_proj"
 ROWS, COLUMNS, GROUP = 6, 64, 32
 INTS: dict[str, Any] = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP}
