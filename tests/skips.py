@@ -36,6 +36,7 @@ def pytest_testnodedown(node: Any) -> None:
     SKIPPED.update(getattr(node, "workeroutput", {}).get("skipped", {}))
 
 
+@pytest.hookimpl(trylast=True)  # after the slowest tests
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """One line for each reason. A file that was skipped as a whole counts as one test."""
     for reason, count in Counter(SKIPPED.values()).most_common():

@@ -30,7 +30,7 @@ def program() -> str:
     require_llamacpp()
     path = os.environ.get("SCOREMODE_LLAMA_PERPLEXITY")
     if path is None:
-        pytest.skip("needs llama.cpp's programs (SCOREMODE_LLAMA_PERPLEXITY)")
+        pytest.skip("needs llama.cpp's programs")
     return str(path)
 
 
@@ -51,7 +51,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         return embedded_gguf()
     folder = os.environ.get("SCOREMODE_LLAMACPP")
     if folder is None:
-        pytest.skip("needs llama.cpp's programs (SCOREMODE_LLAMACPP)")
+        pytest.skip("needs llama.cpp's programs")
     made = tmp_path_factory.mktemp("quantized") / f"{request.param}.gguf"
     line = [str(Path(str(folder)) / "llama"), "llama-quantize", "--allow-requantize"]
     subprocess.run([*line, str(embedded_gguf()), str(made), request.param], check=True, capture_output=True)

@@ -35,7 +35,7 @@ def tool() -> Tool:
     folder = os.environ.get("SCOREMODE_LLAMACPP")
     launcher = [str(Path(folder) / "llama")] if folder else []
     if not launcher and not all(map(shutil.which, ("llama-perplexity", "llama-quantize"))):
-        pytest.skip("needs llama.cpp's programs (SCOREMODE_LLAMACPP)")
+        pytest.skip("needs llama.cpp's programs")
 
     def run(*words: object) -> str:
         done = subprocess.run([*launcher, *map(str, words)], capture_output=True, text=True, check=False)
