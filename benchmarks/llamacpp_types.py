@@ -1,10 +1,14 @@
 """Every type that llama-quantize writes: llama-perplexity's figures against ours on the same kernels, chunk by chunk.
 
     python benchmarks/llamacpp_types.py smollm2.gguf text.txt --perplexity CMD --quantize CMD [--imatrix FILE]
+    python benchmarks/llamacpp_types.py smollm2.gguf text.txt --perplexity CMD --speed --context 512 --chunks 8
 
 CMD is llama.cpp's own llama-perplexity, linked to the library that scoremode uses: another build of llama.cpp has other
 kernels and gives other digits. docs/gguf.md says how to make it. The model is widened first, because most types need
 rows of a multiple of 256 weights and SmolLM2 has 576: llama-quantize would quietly use other types.
+
+With ``--speed``, the file is scored as it is by both, in turn, and the CPU seconds of the whole processes are compared:
+the same windows, rows and threads. A ratio of 1.10 is allowed.
 """
 
 from __future__ import annotations
@@ -13,7 +17,9 @@ import argparse
 import json
 import math
 import re
+import resource
 import shlex
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -71,10 +77,10 @@ def widen(source: Path, target: Path) -> None:
     writer.close()
 
 
-def by_llama_perplexity(command: str, model: Path, text: Path, context: int, chunks: int) -> list[str]:
+def by_llama_perplexity(command: str, model: Path, text: Path, context: int, chunks: int, *more: str) -> list[str]:
     """The running estimates that it prints, as printed."""
     asked = [*shlex.split(command), "-m", str(model), "-f", str(text), "-c", str(context), "--chunks", str(chunks)]
-    made = subprocess.run([*asked, "-fa", "off"], capture_output=True, text=True, check=True)
+    made = subprocess.run([*asked, "-fa", "off", *more], capture_output=True, text=True, check=True)
     return re.findall(r"\[\d+\]([\d.]+)", made.stdout)
 
 
@@ -106,17 +112,55 @@ def measure(given: Any, folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def compare_speed(given: Any) -> dict[str, Any]:
+    """CPU seconds of whole processes, ours and llama-perplexity's in turn, and what each of them found."""
+    sizes = ["--context-length", str(given.context), "--max-windows", str(given.chunks)]
+    ours = [*shlex.split(given.scoremode), "ppl", str(given.model), "--corpus", str(given.text), "--method", "llamacpp"]
+    seconds: dict[str, list[float]] = {"scoremode": [], "llama-perplexity": []}
+    for _ in range(given.turns):
+        begin = cpu_of_children()
+        command = [*ours, *sizes, "--threads", str(given.threads), "--fresh", "--json"]
+        made = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        between = cpu_of_children()
+        theirs = by_llama_perplexity(
+            given.perplexity, given.model, given.text, given.context, given.chunks, "-t", str(given.threads)
+        )
+        seconds["scoremode"].append(between - begin)
+        seconds["llama-perplexity"].append(cpu_of_children() - between)
+    found = json.loads(made.stdout)
+    return {
+        "cpu_seconds": seconds,
+        "ratio": statistics.median(a / b for a, b in zip(*seconds.values(), strict=True)),
+        "perplexity": [f"{found['perplexity']:.4f}", theirs[-1]],
+        "kernels": found["engine_settings"]["kernels"],
+    }
+
+
+def cpu_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("text", type=Path)
     parser.add_argument("--perplexity", required=True, metavar="CMD")
-    parser.add_argument("--quantize", required=True, metavar="CMD")
+    parser.add_argument("--quantize", metavar="CMD")
     parser.add_argument("--imatrix", type=Path)
     parser.add_argument("--types", nargs="+", help="F32 Q8_0 … (default: all)")
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--chunks", type=int, default=3)
+    parser.add_argument("--speed", action="store_true")
+    parser.add_argument("--scoremode", default=f"{sys.executable} -m scoremode", metavar="CMD")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--turns", type=int, default=1)
     given = parser.parse_args(words)
+    if given.speed:
+        print(json.dumps(compare_speed(given), indent=1))
+        return 0
+    if not given.quantize:
+        parser.error("give --quantize, or --speed")
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(given, Path(folder))
     json.dump(rows, sys.stdout, indent=1)

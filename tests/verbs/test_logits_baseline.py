@@ -173,6 +173,14 @@ def test_a_file_against_itself_is_exactly_zero_and_one(files: list[Path]) -> Non
     assert (numbers["same_top"], numbers["ppl_ratio"]) == (1.0, 1.0)
 
 
+def test_all_of_a_divergence_may_be_asked_for_because_it_is_always_measured(files: list[Path]) -> None:
+    (before,), (found,) = (sm.compare(*map(str, files[:2]), **ASKED, **more) for more in ({}, {"divergence": "all"}))
+    assert {"kl_reverse_mean", "overlap", "top2_same"} <= found.statistics().keys()
+    assert found.candidate.path == before.candidate.path, "no other run"
+    with pytest.raises(OptionError, match="--divergence kl is not known; give all"):
+        sm.compare(*map(str, files[:2]), **ASKED, divergence="kl")
+
+
 def test_documents_of_one_token(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "bos", adds_bos=True)
     base = gguf_of(folder, tmp_path / "base.gguf")

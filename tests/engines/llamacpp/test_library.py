@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +21,7 @@ from scoremode.engines.plugin import Work
 from scoremode.engines.registry import choose, open_engine
 from scoremode.errors import EngineError, OptionError, ScoremodeError
 from scoremode.installation import pip_install
+from tests import forked
 
 
 def functions(model: dict[str, Any], context: dict[str, Any]) -> Any:
@@ -30,8 +33,8 @@ def functions(model: dict[str, Any], context: dict[str, Any]) -> Any:
 
 
 def test_the_installed_library_has_the_layout_that_is_known() -> None:
-    check_layout(library.library().call, "this one")
-    check_layout(functions({}, {}), "one that says the same")
+    check_layout(library.library().call, "this one", "")
+    check_layout(functions({}, {}), "one that says the same", "")
 
 
 @pytest.mark.parametrize(
@@ -45,9 +48,9 @@ def test_the_installed_library_has_the_layout_that_is_known() -> None:
 )
 def test_a_library_with_other_defaults_is_refused(model: dict[str, Any], context: dict[str, Any], words: str) -> None:
     with pytest.raises(EngineError, match=words) as refused:
-        check_layout(functions(model, context), "other 1.0")
+        check_layout(functions(model, context), "other 1.0", "install the known one")
     assert "other 1.0" in str(refused.value)
-    assert pip_install("gguf") in str(refused.value)
+    assert "install the known one" in str(refused.value)
 
 
 def test_a_broken_own_build_must_go_before_another_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,8 +133,6 @@ print(json.dumps([library().package, run.scores.logprob.tolist()]))
 
 def test_an_own_build_is_preferred_and_gives_the_same_numbers(tiny_gguf: Path, tmp_path: Path) -> None:
     """SCOREMODE_LLAMA_CPP_PYTHON names the folder of an installed llama-cpp-python, if it is not found otherwise."""
-    import json
-
     folder = os.environ.get("SCOREMODE_LLAMA_CPP_PYTHON", "")
     found = []
     for path in (folder, ""):
@@ -150,6 +151,43 @@ def test_an_own_build_is_preferred_and_gives_the_same_numbers(tiny_gguf: Path, t
         pytest.skip("needs llama-cpp-python (SCOREMODE_LLAMA_CPP_PYTHON)")
     assert [package for package, _ in found] == ["llama-cpp-python", "xllamacpp"]
     assert found[0][1] == pytest.approx(found[1][1], abs=2e-2), "two builds, a cache of keys in float16"
+
+
+def test_a_library_by_its_path_gives_the_same_numbers_and_is_known_by_its_content(
+    tiny_gguf: Path, tmp_path: Path
+) -> None:
+    file = library._prebuilt()[0]
+    found = []
+    for given in ({library.OWN_FILE: str(file)}, {}):
+        environment = {**os.environ, "SCOREMODE_CACHE": str(tmp_path / "cache"), **given}
+        command = [sys.executable, "-c", LOGPROBS, str(tiny_gguf)]
+        done = forked.run(command, capture_output=True, text=True, env=environment, check=True, timeout=60)
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+    assert found[0][0] == file.name
+    assert found[0][1] == found[1][1], "the same library"
+
+
+@pytest.mark.parametrize("what", ["no library", "nothing"])
+def test_a_path_that_is_no_library_is_refused_in_one_line(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "libllama.so"
+    if what == "no library":
+        file.write_bytes(b"text")
+    monkeypatch.setenv(library.OWN_FILE, str(file))
+    with pytest.raises(EngineError, match=r"libllama.so cannot be loaded .*unset SCOREMODE_LLAMACPP"):
+        library.library.__wrapped__()
+
+
+def test_a_build_that_is_slower_than_the_machine_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = library.library()
+    for flags, lacking in (("fp asimd asimddp i8mm", "DOTPROD and MATMUL_INT8"), ("sse2 avx2", "AVX2"), ("fp", None)):
+        monkeypatch.setattr(Path, "read_text", lambda *_, flags=flags, **__: f"flags : {flags}\n")
+        told = replace(found, call=SimpleNamespace(llama_print_system_info=lambda: b"CPU : NEON = 1 | ")).slowness()
+        assert [f"does not use {lacking} of this processor" in line for line in told] == [True] * bool(lacking)
+        assert all("pip install llama-cpp-python==" in line for line in told)
+        fast = SimpleNamespace(llama_print_system_info=lambda: b"CPU : AVX2 = 1 | DOTPROD = 1 | MATMUL_INT8 = 1 | ")
+        assert replace(found, call=fast).slowness() == ()
 
 
 # ── options ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -59,10 +59,10 @@ class LlamaCppPlugin(EnginePlugin):
         return gguf_subject(model, tokenizer)
 
     def settings(self, subject: Subject, options: LlamaCppOptions) -> dict[str, Any]:
-        from scoremode.engines.llamacpp.library import installed
+        from scoremode.engines.llamacpp.library import library
 
-        package, version = installed() or ("", "")
-        return {**options.identity(), **Choices.of(options).settings(), "library": f"{package} {version}"}
+        brought = f"{library().package} {library().version}"
+        return {**options.identity(), **Choices.of(options).settings(), "library": brought}
 
     def open(self, subject: Subject, options: LlamaCppOptions, work: Work) -> LlamaCppEngine:
         from scoremode.engines.llamacpp.engine import LlamaCppEngine

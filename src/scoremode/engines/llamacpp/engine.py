@@ -59,11 +59,12 @@ class LlamaCppEngine(StepEngine):
         self.at_once: int = self._llama.call.llama_n_batch(self._context)  # not more than fit into the context
         call = self._llama.call
         self._rewinds = not (call.llama_model_is_recurrent(self._model) or call.llama_model_is_hybrid(self._model))
-        notes = self._self_test()
+        on_gpu = call.llama_supports_gpu_offload() and self.choices.n_gpu_layers != 0
+        notes = (*self._self_test(), *(() if on_gpu else self._llama.slowness()))
         self.facts = EngineFacts(
             engine="llamacpp",
             dtype=facts.quantization,
-            device="gpu" if call.llama_supports_gpu_offload() and self.choices.n_gpu_layers != 0 else "cpu",
+            device="gpu" if on_gpu else "cpu",
             head="as-served",
             vocabulary=vocabulary,
             context_length=facts.number("context_length"),

@@ -1,14 +1,15 @@
-"""llama.cpp's own library, as a Python package brings it: its functions, and structs whose layout was checked.
+"""llama.cpp's own library: its functions, and structs whose layout was checked.
 
-Two packages are known. ``xllamacpp`` is what the extra ``gguf`` brings: built ahead of time, and its
-library exports llama.cpp's C functions. ``llama-cpp-python`` is compiled by its user, usually for a GPU, and is
-preferred if it is installed. llama.cpp changes its structs between releases without a version number in them, so
-their defaults are read back and compared before anything is done.
+``SCOREMODE_LLAMACPP`` names the file of a libllama. Otherwise a Python package brings it. ``xllamacpp`` is what the
+extra ``gguf`` brings: built ahead of time, and its library exports llama.cpp's C functions. ``llama-cpp-python`` is
+compiled by its user, for this machine or a GPU, and is preferred if it is installed. llama.cpp changes its structs
+between releases without a version number in them, so their defaults are read back and compared before anything is done.
 """
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import importlib
 import importlib.util
 import os
@@ -23,11 +24,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
+from scoremode.disk.files import remembered_sha256
 from scoremode.engines.llamacpp import crash_handlers
 from scoremode.errors import EngineError, ModelError
 from scoremode.installation import pip_install
 
+OWN_FILE = "SCOREMODE_LLAMACPP"  # the environment variable with the path of a libllama
 OWN_BUILD, PREBUILT = "llama-cpp-python", "xllamacpp"  # distributions, in the order of preference
+BUILT_HERE = f"{OWN_BUILD}==0.3.36"  # what was tried: pip compiles it with the instructions of this machine
 SPARE = 512  # bytes behind a struct: a later release may have more fields there, and gets its own defaults back
 
 
@@ -82,6 +86,16 @@ class Batch(ctypes.Structure):
     )
 
 
+# a flag in /proc/cpuinfo -> what llama.cpp calls its kernels that use it
+FASTER = {
+    "asimddp": "DOTPROD",
+    "i8mm": "MATMUL_INT8",
+    "avx2": "AVX2",
+    "avx_vnni": "AVX_VNNI",
+    "avx512f": "AVX512",
+    "avx512_vnni": "AVX512_VNNI",
+}
+
 # what llama.cpp's defaults have been for years: if they are read elsewhere, the structs are not those of this library
 MODEL_DEFAULTS: Mapping[str, Any] = {
     "devices": None,
@@ -112,6 +126,8 @@ def _signatures(model: type, context: type) -> dict[str, tuple[Any, tuple[Any, .
     """The result type and argument types of every function that is used."""
     p = c_void_p
     return {
+        "ggml_backend_reg_count": (c_size_t, ()),
+        "ggml_backend_load_all_from_path": (None, (c_char_p,)),
         "llama_backend_init": (None, ()),
         "llama_log_set": (None, (p, p)),
         "ggml_set_abort_callback": (p, (p,)),
@@ -166,7 +182,7 @@ ERROR_LEVEL, CONTINUED_LEVEL = 4, 5  # of ggml's log
 class Library:
     """The library of llama.cpp, loaded and checked."""
 
-    package: str  # the distribution that brought it
+    package: str  # the distribution that brought it, or the name of the user's file
     version: str
     call: _Functions  # its functions by their names in llama.h
     complaints: deque[str]  # the last errors that it logged
@@ -176,6 +192,19 @@ class Library:
     def kernels(self) -> str:
         """The library's own description of the machine code that it would run here."""
         return str(self.call.llama_print_system_info().decode("utf-8", "replace")).strip().rstrip("|").strip()
+
+    def slowness(self) -> tuple[str, ...]:
+        """A note, if the processor has instructions for which this build has no kernels. Only Linux lists them."""
+        try:
+            machine = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split()
+        except OSError:
+            return ()
+        lacking = [name for flag, name in FASTER.items() if flag in machine and f"{name} = 1" not in self.kernels]
+        if not lacking:
+            return ()
+        build = f"llama.cpp of {self.package} {self.version} does not use {' and '.join(lacking)} of this processor"
+        unset = f"unset {OWN_FILE} && " if os.environ.get(OWN_FILE) else ""
+        return (f"{build}, and is slower than one compiled here: {unset}pip install {BUILT_HERE}",)
 
     def load(self, path: Path, parameters: Any) -> Any:
         """Loads the model in a file, or its vocabulary alone; ModelError if llama.cpp refuses it."""
@@ -203,7 +232,9 @@ def freed_with(owner: object) -> ExitStack:
 
 
 def installed() -> tuple[str, str] | None:
-    """The installed package that brings llama.cpp, and its version; None if there is none. Nothing is loaded."""
+    """What brings llama.cpp: a package and its version, or OWN_FILE and a path; None if nothing. Loads nothing."""
+    if path := os.environ.get(OWN_FILE):
+        return OWN_FILE, path
     for distribution in (OWN_BUILD, PREBUILT):
         try:
             return distribution, version(distribution)
@@ -220,21 +251,49 @@ def library() -> Library:
         raise EngineError("llama.cpp is not installed, and it scores GGUF files", fix=pip_install("gguf"))
     package, its_version = found
     try:
-        functions, model, context = _own_build() if package == OWN_BUILD else _prebuilt()
+        file, model, context = _SOURCES[package]()
+        functions = ctypes.CDLL(str(file))
         for name, (result, arguments) in _signatures(model, context).items():
             function = getattr(functions, name)
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError, ImportError) as error:
-        install = pip_install("gguf")
-        repair = install if package == PREBUILT else f"repair it, or pip uninstall {package} and {install}"
-        raise EngineError(f"llama.cpp of {package} {its_version} cannot be loaded ({error})", fix=repair) from None
-    check_layout(functions, f"{package} {its_version}")
+        raise EngineError(f"llama.cpp of {' '.join(found)} cannot be loaded ({error})", fix=_repair(package)) from None
+    check_layout(functions, " ".join(found), _repair(package))
     complaints: deque[str] = deque(maxlen=6)
     log = LOG(lambda level, text, _: _keep_error(complaints, level, text))
     functions.llama_log_set(ctypes.cast(log, c_void_p), None)
     kept = (log, *crash_handlers.install(functions))
+    _load_back_ends(functions, file)
     functions.llama_backend_init()
+    if package == OWN_FILE:
+        package, its_version = file.name, f"sha256 {_sha256_of_all(file)[:16]}"
     return Library(package, its_version, functions, complaints, kept)
+
+
+def _repair(package: str) -> str:
+    """What to type if a library cannot be used."""
+    if package == OWN_FILE:
+        return f"give the path of a libllama of b11549 or near it (docs/gguf.md), or unset {OWN_FILE}"
+    install = pip_install("gguf")
+    return install if package == PREBUILT else f"repair it, or pip uninstall {package} and {install}"
+
+
+def _load_back_ends(functions: Any, file: Path) -> None:
+    """Loads the kernels of a build that has them in files of their own, of which it takes the best for this machine."""
+    if not functions.ggml_backend_reg_count():
+        functions.ggml_backend_load_all_from_path(os.fsencode(file.parent))
+    if not functions.ggml_backend_reg_count():
+        functions.ggml_backend_load_all_from_path(None)  # where this build looks for them
+    if not functions.ggml_backend_reg_count():
+        raise EngineError(f"{file} finds no kernels (libggml-cpu*)", fix=f"put them into {file.parent}")
+
+
+def _sha256_of_all(file: Path) -> str:
+    """One sha256 of libllama and ggml's libraries: those in memory, or beside it where the system does not say."""
+    maps = Path("/proc/self/maps")
+    found = {Path(line.split(maxsplit=5)[-1]) for line in maps.read_text().splitlines()} if maps.exists() else set()
+    ours = {path for path in found or file.parent.iterdir() if path.name.startswith("libggml")}
+    return hashlib.sha256("".join(sorted(map(remembered_sha256, {file, *ours}))).encode()).hexdigest()
 
 
 def _keep_error(complaints: deque[str], level: int, text: bytes | None) -> None:
@@ -246,23 +305,29 @@ def _keep_error(complaints: deque[str], level: int, text: bytes | None) -> None:
         complaints[-1] += words
 
 
-def _prebuilt() -> tuple[Any, type, type]:
+def _own_file() -> tuple[Path, type, type]:
+    return Path(os.environ[OWN_FILE]).expanduser().resolve(), ModelParameters, ContextParameters
+
+
+def _own_build() -> tuple[Path, type, type]:
+    """The library of llama-cpp-python, and its structs, which belong to the llama.cpp that it was compiled with."""
+    own = importlib.import_module("llama_cpp.llama_cpp")
+    return Path(own._lib._name), own.llama_model_params, own.llama_context_params
+
+
+def _prebuilt() -> tuple[Path, type, type]:
     spec = importlib.util.find_spec("xllamacpp")  # not imported: its own server is not needed
     folders = spec.submodule_search_locations if spec else None
     file = next((f for folder in folders or () for f in Path(folder).glob("xllamacpp*.so")), None)
     if file is None:
         raise OSError("the package contains no library of llama.cpp")
-    return ctypes.CDLL(str(file)), ModelParameters, ContextParameters
+    return file, ModelParameters, ContextParameters
 
 
-def _own_build() -> tuple[Any, type, type]:
-    """The functions of llama-cpp-python, and its structs, which belong to the llama.cpp that it was compiled with."""
-    own = importlib.import_module("llama_cpp.llama_cpp")
-
-    return ctypes.CDLL(own._lib._name), own.llama_model_params, own.llama_context_params
+_SOURCES = {OWN_FILE: _own_file, OWN_BUILD: _own_build, PREBUILT: _prebuilt}
 
 
-def check_layout(functions: Any, name: str) -> None:
+def check_layout(functions: Any, name: str, repair: str) -> None:
     """Refuse a library whose structs are not laid out as we know them: its defaults would be read in wrong places."""
     both = (
         ("llama_model_params", functions.llama_model_default_params(), MODEL_DEFAULTS),
@@ -273,7 +338,7 @@ def check_layout(functions: Any, name: str) -> None:
         if wrong:
             raise EngineError(
                 f"the llama.cpp of {name} is a release with another {struct} ({', '.join(wrong)})",
-                fix=f"install the release that scoremode was tested with: {pip_install('gguf')}",
+                fix=repair,
             )
 
 

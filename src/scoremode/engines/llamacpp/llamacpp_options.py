@@ -28,6 +28,9 @@ class LlamaCppOptions(Options):
     )
     cache_type_k: str | None = option("type of the cache of keys (default: f16)", choices=CACHE_TYPES, cache_part="k")
     cache_type_v: str | None = option("type of the cache of values (default: f16)", choices=CACHE_TYPES, cache_part="v")
+    divergence: str | None = option(
+        "columns of a comparison: always all of them", choices=("all",), in_identity=False, may_vary=False
+    )
     flash_attn: str | None = option(
         "flash attention (default: off, because logits depend on the length of the batch with it)",
         choices=tuple(FLASH_ATTENTION),
