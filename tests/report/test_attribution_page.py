@@ -86,6 +86,19 @@ def test_the_table_names_the_worst_and_counts_the_rest() -> None:
     assert "mixture minus this" in text
 
 
+def test_bits_that_say_nothing_are_not_shown() -> None:
+    """Emulated weights are stored in as many bits as the baseline's."""
+    found = attribution()
+    units = tuple(replace(one, bits=32.0, bits_saved=0.0, format="float32") for one in found[0].units)
+    found = replace(found, candidates=(replace(found[0], bits_per_weight=32.0, units=units),), recipe=None)
+    for text in (shown(found), render_attribution(found)):
+        assert "emulated, or not quantized: no weights are stored in fewer bits than in the baseline" in text
+        assert "32.00" not in text
+        assert "float32" not in text
+        assert "KL per Gbit" not in text
+    assert "4.50 bits per weight" in shown(attribution())
+
+
 def test_infinite_damage_comes_first_and_is_not_drawn() -> None:
     found = attribution("layer")
     units = list(found[0].units)

@@ -91,9 +91,37 @@ def test_a_path_differs_if_it_exceeds_all_noise_that_was_measured(
     path = replace(c, manifest={**c.manifest, "rerun": again})
     assert judged([path]) == [level]
     (said,) = verdicts([path], [comparison_statistics(path)])
-    assert ("when computed again (2 windows, one at a time)" in said.sentence) == (rerun is not None)
-    assert ("of prefill against itself" in said.sentence) == (floor is not None)
-    assert rule_words([path]).startswith("more than the noise: the lower 95 % bound")
+    assert ("; computing 2 windows again, one at a time, moves them by" in said.sentence) == (rerun is not None)
+    assert ("than that of prefill against itself, computed in another way" in said.sentence) == (floor is not None)
+    assert ("Figures measured on one path hold for the other." in said.sentence) == (level == "no more than the noise")
+    assert ("Publish with every figure which path it comes from." in said.sentence) == (level == "more than the noise")
+    assert rule_words([path]).startswith("beyond the noise: the lower 95 % bounds")
     few = replace(path, groups=np.zeros_like(path.groups))
     if level == "more than the noise":  # without an error, nobody knows
         assert judged([few]) == ["not known"]
+
+
+def test_a_small_difference_of_paths_is_told_without_exponents() -> None:
+    """A change of perplexity that rounds to nothing has no digits, and rms and noise have no exponent."""
+    c = shifted(1e-8, kl=3e-12, floor=1e-11)
+    path = replace(c, manifest={**c.manifest, "rerun": {"rms": 0.0, "words": "2 windows, one at a time"}})
+    s = comparison_statistics(path) | {"delta_logprob_rms": 1.12e-5, "delta_logprob_max": 9.4e-5}
+    s |= {"ppl_ratio": 1 - 3e-7, "ppl_ratio_stderr": 1.7e-6}
+    (said,) = verdicts([path], [s])
+    assert said.sentence == (
+        "no difference beyond the noise. Single log-probabilities differ from prefill's by 0.000011 nats (rms), at "
+        "most 0.000094; computing 2 windows again, one at a time, gives the same bits. KL, over all possible next "
+        "tokens, is below 0.0000001, no more than that of prefill against itself, computed in another way (below "
+        "0.0000001). No measurable change of perplexity (below 0.001 %), same first choice 100.0%. Figures measured on "
+        "one path hold for the other."
+    )
+
+
+def test_a_path_with_the_same_perplexity_within_its_error_differs_in_single_tokens() -> None:
+    c = shifted(0.1, kl=0.01, floor=1e-12)
+    path = replace(c, manifest={**c.manifest, "rerun": {"rms": 0.0, "words": "2 windows, one at a time"}})
+    s = comparison_statistics(path) | {"ppl_ratio": 0.99996, "ppl_ratio_stderr": 1e-3}
+    (said,) = verdicts([path], [s | {"ppl_ratio_low": 0.998, "ppl_ratio_high": 1.002}])
+    assert "Perplexity -0.00% ± 0.10%" not in said.sentence
+    assert "Perplexity +0.00% ± 0.10%" in said.sentence
+    assert "Perplexity is the same within its error; with probabilities of single tokens" in said.sentence

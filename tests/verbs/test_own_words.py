@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from pathlib import Path
 
 import pytest
@@ -30,24 +31,28 @@ def test_a_model_does_not_part_from_itself(command: Command, written: dict[str, 
     assert "without a parting" in command(*asked).out
     (row,) = command(*asked, "--json").json["candidates"]
     found = row["own_words"]
-    assert list(found) == ["writer", "reader", "partings", "drafts"]
-    assert found["drafts"]["acceptance"] == 1
+    assert list(found) == ["writer", "reader", "partings", "examples"]
+    assert found["examples"] == []
     assert (found["partings"]["without_other_choice"], found["partings"]["other_choices"]) == (1, 0)
 
 
 def test_a_model_reads_its_own_texts_and_drafts_for_itself(command: Command, written: dict[str, Path]) -> None:
-    asked = ("compare", "table:uniform", "table:uniform", "--corpus", f"rollouts:{written['drawn']}")
+    plain = ("compare", "table:uniform", "table:uniform", "--corpus", f"rollouts:{written['drawn']}")
+    asked = (*plain, "--drafts")
     (row,) = command(*asked, "--json").json["candidates"]
     found = row["own_words"]
     assert (found["own_texts"]["log_ratio"], found["own_texts"]["ppl_ratio"], found["own_texts"]["groups"]) == (0, 1, 6)
     assert found["drafts"]["acceptance"] == 1
     assert [draft["by_overlap"] for draft in found["drafts"]["drafts"]] == list(range(2, 10))
     assert "as a draft model" in command(*asked).out
+    assert "as a draft model" not in command(*plain).out  # nobody asked for it
+    refused = command("compare", "table:uniform", "table:uniform", "--text", "abc", "--drafts")
+    assert (refused.code, "give --corpus rollouts:DIR" in refused.err) == (2, True)
 
 
 def test_the_chance_that_a_draft_is_accepted_is_exact(command: Command, written: dict[str, Path]) -> None:
     """The successor's only token has a 256th of the uniform distribution: whatever was drawn, the overlap is that."""
-    asked = ("compare", "table:uniform", "table:successor", "--corpus", f"rollouts:{written['drawn']}")
+    asked = ("compare", "table:uniform", "table:successor", "--corpus", f"rollouts:{written['drawn']}", "--drafts")
     (row,) = command(*asked, "--json").json["candidates"]
     assert row["own_words"]["drafts"]["acceptance"] == pytest.approx(1 / 256)
     assert row["own_words"]["drafts"]["acceptance_stderr"] == pytest.approx(0, abs=1e-12)
@@ -55,12 +60,34 @@ def test_the_chance_that_a_draft_is_accepted_is_exact(command: Command, written:
 
 def test_texts_of_the_candidate_are_read_by_the_baseline(command: Command, written: dict[str, Path]) -> None:
     """Its own texts, read by itself, would say nothing: the same numbers as with the models swapped."""
-    asked = ("--corpus", f"rollouts:{written['drawn']}", "--json")
+    asked = ("--corpus", f"rollouts:{written['drawn']}", "--drafts", "--json")
     (own,) = command("compare", "table:successor", "table:uniform", *asked).json["candidates"]
     (swapped,) = command("compare", "table:uniform", "table:successor", *asked).json["candidates"]
     assert own["own_words"] == swapped["own_words"]
     assert (own["own_words"]["writer"], own["own_words"]["reader"]) == ("table:uniform", "table:successor")
     assert own["own_words"]["drafts"]["acceptance"] == pytest.approx(1 / 256)
+
+
+def test_what_was_written_and_what_the_reader_prefers(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Terminal, page and JSON show the same example of each of three texts; tokens are quoted and escaped."""
+    monkeypatch.setenv("COLUMNS", "200")
+    sm.rollouts("table:uniform", PROMPTS, max_tokens=2, out=tmp_path / "written")  # greedy: ids 0, of equal ones
+    asked = ("compare", "table:uniform", "table:successor", "--corpus", f"rollouts:{tmp_path / 'written'}")
+    (row,) = command(*asked, "--json").json["candidates"]
+    examples = row["own_words"]["examples"]
+    assert [one["prompt"] for one in examples] == [0, 1, 2]
+    uniform, never = pytest.approx(1 / 256), {"p_reader": 0.0, "p_prefers": 1.0, "gap": None}
+    assert examples[0] == {
+        **{"prompt": 0, "sample": 0, "token": 1, "before": "prompt 0", "written": "\0", "prefers": "1"},
+        **{"p_writer": uniform, **never},
+    }
+    said = command(*asked, "--report", tmp_path / "page.html").out
+    assert "where table:successor would most clearly have written something else\nafter “prompt 0”" in said
+    sentence = r"table:uniform wrote '\x00' (0.4%); table:successor prefers '1' (100.0%) and gives '\x00' 0.0%"
+    assert sentence in said
+    assert sentence in html.unescape((tmp_path / "page.html").read_text())
 
 
 def test_other_slices_are_another_run(command: Command, written: dict[str, Path], tmp_path: Path) -> None:

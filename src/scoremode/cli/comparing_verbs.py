@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from scoremode.cli import flags
 from scoremode.cli.output import print_json, progress_bar, show
 from scoremode.cli.parser import Verb
-from scoremode.errors import CandidatesError, ScoremodeError
+from scoremode.errors import CandidatesError, OptionError, ScoremodeError
 
 if TYPE_CHECKING:
     from scoremode.report.terminal.comparison_parts import ResultPart
@@ -63,6 +63,7 @@ class CompareVerb(Verb):
             "--fresh": "score again even if runs are there, and replace them",
             "--fail-if RULE …": 'as in "kl_mean > 0.02" or "same_top < 0.9 surely"',
             "--by-depth": "also KL by depth in the window (always if K/V types are compared)",
+            "--drafts": "with rollouts: also what the candidates would save as draft models",
             **COLUMNS,
             **flags.REPORT,
         }
@@ -90,6 +91,8 @@ class CompareVerb(Verb):
         output = checked_report(parsed)
         failed: dict[str, ScoremodeError] = {}
         rollouts, question = _opened_rollouts(parsed), flags.question(parsed)
+        if parsed.drafts and rollouts is None:
+            raise OptionError("--drafts is about texts that a model wrote", fix="give --corpus rollouts:DIR")
         with progress_bar("scoring") as progress:
             try:
                 compared: Sequence[Comparison] = compare(
@@ -112,7 +115,7 @@ class CompareVerb(Verb):
             found = [replace(c, manifest={**c.manifest, "command": _command_line()}) for c in found]
         statistics = [comparison_statistics(c) for c in found]
         tested = [] if parsed.no_worse_than is None else [c.no_worse_than(parsed.no_worse_than) for c in found]
-        words = [] if rollouts is None else own_words(found, rollouts, parsed.num_samples)
+        words = [] if rollouts is None else own_words(found, rollouts, parsed.num_samples, drafts=parsed.drafts)
         parts = comparison_parts(found, by_depth=parsed.by_depth, words=words, tested=tested)
         _show_comparison(parsed, found, statistics, failed, parts)
         if output:

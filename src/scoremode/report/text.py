@@ -16,6 +16,7 @@ from scoremode.text.token_text import joined
 
 if TYPE_CHECKING:
     from scoremode.harness.results import TasksComparison
+    from scoremode.verbs.own_words import OwnWords
 
 NOT_MEASURED = "not measured"
 VISIBLE = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
@@ -146,6 +147,29 @@ def path_notes(comparisons: Sequence[Comparison]) -> list[str]:
     return lines
 
 
+# ── texts that a model wrote ─────────────────────────────────────────────────────────────────────────────────────────
+EXAMPLES = "where {reader} would most clearly have written something else"
+
+
+def example_words(words: OwnWords) -> list[tuple[str, str]]:
+    """For each example the text before it, and what was written there and what the reader prefers."""
+    found = []
+    for one in words.examples:
+        written, prefers = repr(one.written), repr(one.prefers)
+        gap = "" if one.gap is None else f", a gap of {rounded(one.gap)[0]} nats"
+        sentence = (
+            f"{words.writer} wrote {written} ({_chance(one.p_writer)}); {words.reader} prefers {prefers} "
+            f"({_chance(one.p_prefers)}) and gives {written} {_chance(one.p_reader)}{gap}"
+        )
+        found.append((shown(one.before), shown(sentence)))
+    return found
+
+
+def _chance(p: float) -> str:
+    """A probability in percent."""
+    return f"{100 * p:.1f}%" if p == 0 or p >= 0.001 else "below 0.1%"
+
+
 # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def shown_rows(comparison: TasksComparison) -> list[dict[str, Any]]:
     """The rows of a table; the row over all tasks is left out if it would repeat that of a single task or group."""
@@ -233,6 +257,22 @@ def chosen_words(recipe: Mapping[str, Any]) -> str:
     """How many units a mixture takes from each candidate."""
     names = list(recipe["chosen"].values())
     return ", ".join(f"{names.count(name):,} of {name}" for name in dict.fromkeys(names))
+
+
+def saves_bits(candidate: Mapping[str, Any]) -> bool:
+    """Does a candidate store some unit in fewer bits than the baseline? Else its bits say nothing."""
+    return any(row["bits_saved"] > 0 for row in candidate["units"])
+
+
+def candidate_bits(candidate: Mapping[str, Any]) -> str:
+    """The bits per weight of a candidate of an attribution, or why they say nothing.
+
+    >>> candidate_bits({"bits_per_weight": 32.0, "units": [{"bits_saved": 0.0}]})
+    'emulated, or not quantized: no weights are stored in fewer bits than in the baseline'
+    """
+    if saves_bits(candidate):
+        return f"{candidate['bits_per_weight']:.2f} bits per weight"
+    return "emulated, or not quantized: no weights are stored in fewer bits than in the baseline"
 
 
 def unit_rows(candidate: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 
 from scoremode.plan.windows import measured
-from scoremode.report.numbers import Statistics, rounded, shown_statistic, usable
+from scoremode.report.numbers import Statistics, digits_of, rounded, shown_statistic, usable
 from scoremode.statistics.comparison import BY_NAME, Comparison, are_of_paths
 from scoremode.statistics.estimate import LEVEL
 from scoremode.statistics.gate import too_few
@@ -42,6 +42,9 @@ Level = Literal[
     "no more than the noise",
 ]
 
+HOLDS = "Figures measured on one path hold for the other."
+NO_CHANGE = 1e-5  # of a perplexity ratio: 0.001 %
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -59,10 +62,10 @@ def verdicts(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]
     found = []
     for c, s, difference, is_apart in zip(comparisons, statistics, differences, apart, strict=True):
         if c.is_of_paths:
-            level, words = _path_level(c, s, c.manifest["rerun"])
-        else:
-            level = _level(s, difference, is_apart=is_apart)
-            words = _words(c, s, level)
+            found.append(_path_level(c, s, c.manifest["rerun"]))
+            continue
+        level = _level(s, difference, is_apart=is_apart)
+        words = _words(c, s, level)
         found.append(Verdict(level, f"{', '.join(_measured(s))}: {words}".removeprefix(": ")))
     return found
 
@@ -71,8 +74,8 @@ def rule_words(comparisons: Sequence[Comparison]) -> str:
     """How the verdicts were reached, for a footnote."""
     if are_of_paths(comparisons):
         return (
-            f"more than the noise: the lower {100 * LEVEL:.0f} % bound of the rms difference is above what the same "
-            "computation moved when it was done again, and that of KL is above the noise floor"
+            f"beyond the noise: the lower {100 * LEVEL:.0f} % bounds of the rms difference and of KL are both above "
+            "what computing the same again moved"
         )
     candidates = len(comparisons)
     together = f"; {candidates:,} candidates are tested together (Holm)" if candidates > 1 else ""
@@ -98,29 +101,86 @@ def _level(s: Statistics, difference: Estimate, *, is_apart: bool) -> Level:
     return "within the noise"
 
 
-def _path_level(c: Comparison, s: Statistics, rerun: Mapping[str, Any]) -> tuple[Level, str]:
-    """Judges a path against the prefill path of the same model, and says what that rests on."""
+def _path_level(c: Comparison, s: Statistics, rerun: Mapping[str, Any]) -> Verdict:
+    """Judges a path against the prefill path of the same model, and says what that means for published figures."""
     if s.get("delta_logprob_max") == 0 and not usable(s.get("kl_max")):
-        return "the same bits", "the same bits as prefill on every target"
-    beside = [
-        ("rms", "delta_logprob_rms", usable(rerun["rms"]), f"when computed again ({rerun['words']})"),
-        ("KL", "kl_mean", usable(s.get("noise_floor_kl_mean")), "of prefill against itself"),
-    ]
+        return Verdict("the same bits", f"the same bits as prefill on every target. {HOLDS}")
     said, bounds = list[str](), list[tuple[float, float | None, float]]()
-    for title, name, noise, words in beside:
+    beside = (
+        ("delta_logprob_rms", usable(rerun["rms"]), _moved_words),
+        ("kl_mean", usable(s.get("noise_floor_kl_mean")), _kl_words),
+    )
+    for name, noise, words in beside:
         value, low = usable(s.get(name)), usable(s.get(f"{name}_low"))
+        if value is not None:
+            said.append(words(s, value, noise, str(rerun["words"])))
         if value is not None and noise is not None:
-            said.append(f"{title} {rounded(value)[0]} against {rounded(noise)[0]} {words}")
             bounds.append((value, low, noise))
-    if not said:
-        return "not known", f"no noise to compare with ({rerun['words']})"
-    numbers = ", ".join(said)
+    numbers = " ".join([*filter(None, said), f"{_path_means(s)}."])
+    if not bounds:
+        return Verdict("not known", f"not known if this is more than noise: none was measured. {numbers}")
     if any((value if low is None else low) <= noise for value, low, noise in bounds):
-        return "no more than the noise", f"differs from prefill by no more than the noise, {numbers}"
+        return Verdict("no more than the noise", f"no difference beyond the noise. {numbers} {HOLDS}")
     if any(low is None for _, low, _ in bounds):
         few = too_few(s.get("groups"), c.baseline.manifest.get("stderr_groups", "groups"))
-        return "not known", f"{numbers}; {few}"
-    return "more than the noise", f"differs from prefill by more than the noise, {numbers}"
+        return Verdict("not known", f"not known if this is more than noise: {few}. {numbers}")
+    return Verdict("more than the noise", f"a real difference, beyond the noise. {numbers} {_path_meaning(s)}")
+
+
+def _moved_words(s: Statistics, rms: float, noise: float | None, rerun: str) -> str:
+    largest = f", at most {plain_nats(s['delta_logprob_max'])}" if usable(s.get("delta_logprob_max")) else ""
+    moved = f"Single log-probabilities differ from prefill's by {plain_nats(rms)} nats (rms){largest}"
+    if noise is None:
+        return f"{moved}; what computing again moves is unknown ({rerun})."
+    windows, how = rerun.split(", ", 1)
+    by = f"moves them by {plain_nats(noise)}" if noise else "gives the same bits"
+    return f"{moved}; computing {windows} again, {how}, {by}."
+
+
+def _kl_words(_: Statistics, kl: float, floor: float | None, __: str) -> str:
+    if floor is None:
+        return ""
+    size = "more" if kl > floor else "no more"
+    own = "that of prefill against itself, computed in another way"
+    return f"KL, over all possible next tokens, is {plain_nats(kl)}, {size} than {own} ({plain_nats(floor)})."
+
+
+def _path_means(s: Statistics) -> str:
+    """What happened to perplexity and to first choices; a change that rounds to nothing is not given in digits."""
+    found, ratio, error = list[str](), usable(s.get("ppl_ratio")), usable(s.get("ppl_ratio_stderr")) or 0.0
+    if ratio is None:
+        found.append("Perplexity is infinite")
+    elif abs(ratio - 1) + error < NO_CHANGE:
+        found.append(f"No measurable change of perplexity (below {100 * NO_CHANGE:.3f} %)")
+    else:
+        digits = min(3, digits_of(100 * (error or abs(ratio - 1))))
+        number = round(100 * (ratio - 1), digits) + 0.0  # no negative zero
+        found.append(f"Perplexity {number:+.{digits}f}%" + (f" ± {100 * error:.{digits}f}%" if error else ""))
+    if s.get("same_top") is not None:
+        found.append(f"same first choice {shown_statistic(BY_NAME['same_top'], s)[0]}")
+    return ", ".join(found)
+
+
+def _path_meaning(s: Statistics) -> str:
+    """What a difference beyond the noise means for published figures."""
+    low, high = usable(s.get("ppl_ratio_low")), usable(s.get("ppl_ratio_high"))
+    if low is not None and high is not None and low <= 1 <= high:
+        return (
+            "Perplexity is the same within its error; with probabilities of single tokens and greedy choices, "
+            "publish which path they come from."
+        )
+    return "Publish with every figure which path it comes from."
+
+
+def plain_nats(value: float) -> str:
+    """A small number with two digits and without an exponent.
+
+    >>> plain_nats(1.123e-5), plain_nats(0.5801), plain_nats(3e-12)
+    ('0.000011', '0.58', 'below 0.0000001')
+    """
+    if math.isinf(value):
+        return "infinity"
+    return "0" if value == 0 else f"{value:.{digits_of(value)}f}" if value >= 1e-7 else "below 0.0000001"
 
 
 def _measured(s: Statistics) -> list[str]:

@@ -1,7 +1,9 @@
 """Comparisons on rollouts: what else their texts say, because a model wrote them.
 
-greedy texts                      where each reader parts from them; tokens per step if it drafted for their writer
-sampled texts                     what each reader thinks of them; tokens per step if it drafted for their writer
+greedy texts                      where each reader parts from them
+sampled texts                     what each reader thinks of them
+both                              what was written and what the reader prefers, where it is most surprised;
+                                  if asked for, tokens per step if it drafted for their writer
 the reader                        the candidate; if it wrote them itself, the baseline
 neither model is their writer     then the writer's log-probabilities are those of the rollouts
 """
@@ -9,7 +11,8 @@ neither model is their writer     then the writer's log-probabilities are those 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from math import exp
 from typing import Any
 
 import numpy as np
@@ -20,8 +23,28 @@ from scoremode.statistics.parting import Partings, partings
 from scoremode.statistics.speculation import Speculation, acceptances, speculation
 from scoremode.store.run import Run
 from scoremode.text.rollouts import Rollouts
+from scoremode.text.token_text import joined
 from scoremode.values import Floats
 from scoremode.verbs.mismatch import drawn_from_own, in_order_of
+
+MOST_EXAMPLES = 3
+BEFORE = 60  # characters of the text before an example
+
+
+@dataclass(frozen=True, slots=True)
+class OtherChoice:
+    """A token of a text that the reader would not have written."""
+
+    prompt: int  # numbers of the prompt and of the text among those of its prompt, as in the rollouts
+    sample: int
+    token: int  # of the written text, from 1
+    before: str  # the end of the text before it
+    written: str
+    prefers: str  # the reader's first choice
+    p_writer: float  # probability of ``written`` for its writer
+    p_reader: float  # the same for the reader
+    p_prefers: float  # probability of ``prefers`` for the reader
+    gap: float | None  # nats: ln p_prefers - ln p_reader; None if ``written`` is impossible for the reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +55,15 @@ class OwnWords:
     reader: str
     partings: Partings | None  # for greedy texts, if the reader's first choices were measured
     read: OwnTexts | None  # for sampled texts
-    drafts: Speculation | None  # for greedy texts, and for those that were drawn from the writer's own distribution
+    drafts: Speculation | None  # if asked for, and if texts are greedy or drawn from the writer's own distribution
+    examples: tuple[OtherChoice, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The statistics by subject."""
         found = {"partings": self.partings, "own_texts": self.read, "drafts": self.drafts}
         known = {name: one.statistics() for name, one in found.items() if one is not None}
-        return {"writer": self.writer, "reader": self.reader, **known}
+        examples = [asdict(one) for one in self.examples]
+        return {"writer": self.writer, "reader": self.reader, **known, "examples": examples}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +84,26 @@ class Sides:
         return Sides(c.name, c.candidate, None)
 
 
-def own_words(found: Sequence[Comparison], rollouts: Rollouts, count: int | None = None) -> list[OwnWords]:
-    """Returns what the texts of rollouts say about each candidate of comparisons on them, or on the first ``count``."""
+def own_words(
+    found: Sequence[Comparison], rollouts: Rollouts, count: int | None = None, *, drafts: bool = False
+) -> list[OwnWords]:
+    """Returns what the texts of rollouts say about each candidate of comparisons on them, or on the first ``count``.
+
+    With ``drafts``, also what each candidate would save as a draft model.
+    """
     rollouts = rollouts if count is None else rollouts.first(count)
     writer, sides = str(rollouts.manifest["model"]), [Sides.of(c, rollouts) for c in found]
     if rollouts.manifest["sampling"].get("temperature") == 0:
-        return [OwnWords(writer, s.name, _partings(s, rollouts), None, _greedy_drafts(s, rollouts)) for s in sides]
-    return [OwnWords(writer, s.name, None, *_read(c, s, rollouts)) for c, s in zip(found, sides, strict=True)]
+        parted = [_partings(s, rollouts) for s in sides]
+        drafted = [_greedy_drafts(s, rollouts) if drafts else None for s in sides]
+        told = [other_choices(s.reader, rollouts, p.noise if p else 0.0) for s, p in zip(sides, parted, strict=True)]
+        return [
+            OwnWords(writer, s.name, p, None, d, t) for s, p, d, t in zip(sides, parted, drafted, told, strict=True)
+        ]
+    return [
+        OwnWords(writer, s.name, None, *_read(c, s, rollouts, drafts=drafts), other_choices(s.reader, rollouts))
+        for c, s in zip(found, sides, strict=True)
+    ]
 
 
 def is_writer(run: Run, rollouts: Rollouts) -> bool:
@@ -76,6 +114,43 @@ def is_writer(run: Run, rollouts: Rollouts) -> bool:
 def _gaps(run: Run) -> Floats:
     """How much likelier each first choice is than the text's token."""
     return np.asarray(run.scores.top_logprob) - np.asarray(run.scores.logprob)
+
+
+def other_choices(reader: Run, rollouts: Rollouts, noise: float = 0.0) -> tuple[OtherChoice, ...]:
+    """Finds where a reader is most surprised that its own choice was not written: a token per text, in a few texts.
+
+    It is where the reader's log-probability is farthest below the writer's, of all tokens at which the reader has
+    another first choice, by more than ``noise`` nats.
+    """
+    facts, scores = reader.facts, reader.scores
+    if not (scores.has("top") and facts.has("top_text")):
+        return ()
+    order, gap = in_order_of(rollouts, reader), _gaps(reader)
+    other = (np.asarray(scores.top) != np.asarray(facts.id)) & (gap > noise)
+    lost = np.concatenate([np.zeros(0), *rollouts.raw_logprob]) - np.asarray(scores.logprob)[order]
+    lost = np.where(other[order] & ~np.isnan(lost), lost, -np.inf)
+    starts = np.cumsum([0, *map(len, rollouts.written)])
+    found = dict[int, OtherChoice]()
+    for at in np.argsort(-lost, kind="stable")[: np.count_nonzero(lost > -np.inf)].tolist():
+        text, target = int(np.searchsorted(starts, at, side="right")) - 1, int(order[at])
+        if text in found:
+            continue
+        earlier = [str(facts.value("text", int(i))) for i in order[max(starts[text], at - BEFORE) : at]]
+        found[text] = OtherChoice(
+            prompt=int(rollouts.prompt[text]),
+            sample=int(rollouts.sample[text]),
+            token=at - int(starts[text]) + 1,
+            before=(rollouts.prompt_text[text] + joined(earlier))[-BEFORE:],
+            written=str(facts.value("text", target)),
+            prefers=str(facts.value("top_text", target)),
+            p_writer=exp(rollouts.raw_logprob[text][at - int(starts[text])]),
+            p_reader=exp(scores.value("logprob", target)),
+            p_prefers=exp(scores.value("top_logprob", target)),
+            gap=float(gap[target]) if np.isfinite(gap[target]) else None,
+        )
+        if len(found) == MOST_EXAMPLES:
+            break
+    return tuple(found.values())
 
 
 def _partings(sides: Sides, rollouts: Rollouts) -> Partings | None:
@@ -103,7 +178,7 @@ def _greedy_drafts(sides: Sides, rollouts: Rollouts) -> Speculation | None:
     return speculation(facts.document[order], facts.group[order], same[order].astype(np.float64))
 
 
-def _read(c: Comparison, sides: Sides, rollouts: Rollouts) -> tuple[OwnTexts, Speculation | None]:
+def _read(c: Comparison, sides: Sides, rollouts: Rollouts, *, drafts: bool) -> tuple[OwnTexts, Speculation | None]:
     order = in_order_of(rollouts, sides.reader)
     document, group = sides.reader.facts.document[order], sides.reader.facts.group[order]
     reader = sides.reader.scores.logprob[order]
@@ -112,7 +187,7 @@ def _read(c: Comparison, sides: Sides, rollouts: Rollouts) -> tuple[OwnTexts, Sp
     else:
         writer = np.concatenate(rollouts.raw_logprob)
     read = own_texts(document, group, writer, reader)
-    if not drawn_from_own(rollouts):
+    if not drafts or not drawn_from_own(rollouts):
         return read, None
     accept, variation = acceptances(writer, reader), c.divergences.total_variation
     overlap = accept  # its mean over texts of the writer is that of the overlap

@@ -17,7 +17,15 @@ from scoremode.report.html.depth_profile_chart import depth_profile_section
 from scoremode.report.html.drawing import Axis, Frame, linear, plain
 from scoremode.report.html.templating import fill, fill_page
 from scoremode.report.numbers import rounded
-from scoremode.report.text import PREDICTED, account_lines, attribution_notes, chosen_words, unit_rows
+from scoremode.report.text import (
+    PREDICTED,
+    account_lines,
+    attribution_notes,
+    candidate_bits,
+    chosen_words,
+    saves_bits,
+    unit_rows,
+)
 from scoremode.statistics.attribution import Attribution, CandidateDamage, UnitDamage, ordered
 from scoremode.statistics.depth_profile import DepthProfile
 from scoremode.values import Estimate, Floats
@@ -35,6 +43,8 @@ def render_attribution(found: Attribution, profiles: Sequence[DepthProfile] = ()
             "facts": c,
             "account": _account(found, own),
             "lines": account_lines(c),
+            "bits": candidate_bits(c),
+            "saves_bits": saves_bits(c),
             "rows": unit_rows(c),
             "maps": _maps(found, own),
             "bars": _bars(found, own),
@@ -72,7 +82,7 @@ def figures(found: Attribution, one: UnitDamage) -> str:
         f"{one.name}: KL {_words(found.kl(one))}",
         f"Δ log-probability {_words(moved)}",
         f"same first choice {' '.join(rounded(same.value, same.stderr, percent=True))}",
-        f"{one.bits:.2f} bits per weight ({one.format})",
+        *([f"{one.bits:.2f} bits per weight ({one.format})"] if one.bits_saved > 0 else []),
     ]
     each = found.kl_per_gigabit(one)
     return "\n".join(said if each is None else [*said, f"KL per Gbit saved {_words(each)}"])

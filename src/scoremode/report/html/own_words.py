@@ -11,6 +11,7 @@ from markupsafe import Markup
 from scoremode.report.html.charts import doubling
 from scoremode.report.html.drawing import SMALL, Axis, Chart, Shape, linear, plain
 from scoremode.report.html.templating import fill
+from scoremode.report.text import EXAMPLES, example_words
 from scoremode.statistics.parting import Partings
 from scoremode.statistics.speculation import Speculation
 from scoremode.values import Estimate
@@ -38,6 +39,7 @@ def own_words_section(words: Sequence[OwnWords]) -> Markup:
         parted=[(i, name, found.statistics()) for i, name, found in parted],
         read=[(i, one.reader, one.read.statistics()) for i, one in enumerate(words) if one.read is not None],
         drafts=[(i, name, found.statistics()) for i, name, found in drafts],
+        examples=[(EXAMPLES.format(reader=one.reader), example_words(one)) for one in words if one.examples],
     )
 
 

@@ -117,14 +117,14 @@ Found = Comparison | Run | TasksComparison | Mismatch | Attribution
 
 
 @overload
-def report(path: Path, *found: Found, rollouts: Rollouts | None = None) -> Path: ...
+def report(path: Path, *found: Found, rollouts: Rollouts | None = None, drafts: bool = False) -> Path: ...
 @overload
-def report(path: str | Path, *found: Found, rollouts: Rollouts | None = None) -> Path | str: ...
-def report(path: str | Path, *found: Found, rollouts: Rollouts | None = None) -> Path | str:
+def report(path: str | Path, *found: Found, rollouts: Rollouts | None = None, drafts: bool = False) -> Path | str: ...
+def report(path: str | Path, *found: Found, rollouts: Rollouts | None = None, drafts: bool = False) -> Path | str:
     """Writes comparisons or runs as one HTML page. Other results need a page each: tasks, mismatch, attribution.
 
-    With ``rollouts`` that comparisons were made on, the page also shows where candidates part from these texts, or what
-    they would save as draft models. Returns the path of the page, or its URI as text.
+    With ``rollouts`` that comparisons were made on, the page also shows where candidates part from these texts, and
+    with ``drafts`` what they would save as draft models. Returns the path of the page, or its URI as text.
 
     >>> import scoremode as sm
     >>> sm.report("report.html", *sm.compare("ref/", "candidate"))     # doctest: +SKIP
@@ -147,5 +147,5 @@ def report(path: str | Path, *found: Found, rollouts: Rollouts | None = None) ->
     comparisons = [f for f in found if isinstance(f, Comparison)]
     runs = [f for f in found if isinstance(f, Run)]
     statistics = [c.statistics() for c in comparisons]
-    words = [] if rollouts is None or not comparisons else own_words(comparisons, rollouts)
+    words = [] if rollouts is None or not comparisons else own_words(comparisons, rollouts, drafts=drafts)
     return write(path, render(comparisons, statistics, runs=runs, words=words))

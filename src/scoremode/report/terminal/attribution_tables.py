@@ -9,7 +9,17 @@ from rich.text import Text
 
 from scoremode.report.numbers import rounded
 from scoremode.report.terminal.console import BlockTable, Facts, TableColumn
-from scoremode.report.text import PREDICTED, account_lines, attribution_notes, chosen_words, counted, shown, unit_rows
+from scoremode.report.text import (
+    PREDICTED,
+    account_lines,
+    attribution_notes,
+    candidate_bits,
+    chosen_words,
+    counted,
+    saves_bits,
+    shown,
+    unit_rows,
+)
 
 MOST = 12  # units in a table; the page and JSON have all
 
@@ -58,12 +68,11 @@ def _recipe(recipe: Row) -> list[Any]:
 
 def _candidate(facts: Row, candidate: Row, most: int) -> list[Any]:
     title = f"{candidate['name']} in {facts['baseline']}, by {facts['by']}"
-    bits = f"{candidate['bits_per_weight']:.2f} bits per weight"
     changed = [row for row in unit_rows(candidate) if row["changed"]]
     named, rest = changed[:most], changed[most:]
-    found: list[Any] = [Text(f"{shown(title)} ({bits})", "bold")]
+    found: list[Any] = [Text(f"{shown(title)} ({candidate_bits(candidate)})", "bold")]
     if named:
-        found.append(_units(named))
+        found.append(_units(named, with_bits=saves_bits(candidate)))
     said = []
     if rest:
         share = sum(row["share"] or 0.0 for row in rest)
@@ -78,7 +87,12 @@ def _candidate(facts: Row, candidate: Row, most: int) -> list[Any]:
     return [*found, "", account]
 
 
-def _units(rows: Sequence[Row]) -> BlockTable:
+def _units(rows: Sequence[Row], *, with_bits: bool) -> BlockTable:
+    sizes = [
+        TableColumn("bits", [f"{row['bits']:.2f}" for row in rows]),
+        _column("KL per Gbit", rows, "kl_per_gigabit", leaves=1),
+        TableColumn("format", [shown(row["format"]) for row in rows], number=False, leaves=2),
+    ]
     return BlockTable(
         [shown(row["unit"]) for row in rows],
         [
@@ -86,9 +100,7 @@ def _units(rows: Sequence[Row]) -> BlockTable:
             TableColumn("share", ["–" if row["share"] is None else f"{100 * row['share']:.1f}%" for row in rows]),
             _column("Δ logprob", rows, "delta_logprob"),
             _column("same top", rows, "same_top", percent=True),
-            TableColumn("bits", [f"{row['bits']:.2f}" for row in rows]),
-            _column("KL per Gbit", rows, "kl_per_gigabit", leaves=1),
-            TableColumn("format", [shown(row["format"]) for row in rows], number=False, leaves=2),
+            *(sizes if with_bits else []),
         ],
     )
 

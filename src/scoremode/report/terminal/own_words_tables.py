@@ -12,7 +12,7 @@ from scoremode.report.numbers import rounded
 from scoremode.report.terminal.comparison_tables import above_error
 from scoremode.report.terminal.console import BlockTable, Facts, TableColumn
 from scoremode.report.terminal.run_tables import model_line
-from scoremode.report.text import counted, mismatch_facts, shown
+from scoremode.report.text import EXAMPLES, counted, example_words, mismatch_facts, shown
 from scoremode.statistics.equivalence import Equivalence
 from scoremode.text.rollouts import Rollouts
 from scoremode.verbs.own_words import OwnWords
@@ -102,6 +102,10 @@ def own_words_tables(found: Sequence[OwnWords]) -> list[Any]:
     read = [(one.writer, one.reader, one.read.statistics()) for one in found if one.read is not None]
     parts = ["", *parting_table(parted)] if parted else []
     parts += ["", *own_texts_table(read)] if read else []
+    for one in (one for one in found if one.examples):
+        parts += ["", Text(shown(EXAMPLES.format(reader=one.reader)), "bold")]
+        for before, sentence in example_words(one):
+            parts += [Text(f"after “{before}”", "dim"), Text(f"  {sentence}")]
     for one in found:
         parts += ["", *speculation_table(one.reader, one.drafts.statistics())] if one.drafts is not None else []
     return parts
