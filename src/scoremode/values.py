@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from numbers import Real
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,9 @@ Bools = npt.NDArray[np.bool_]
 Raw = npt.NDArray[Any]
 """Numbers bit for bit: float16 and float32 as NumPy has them, bfloat16 as uint16 bit patterns."""
 
+Range = Literal["any", "positive", "share"]
+"""What a mean can be: any number, none below 0, or only numbers from 0 to 1. Its bounds stay in that range."""
+
 BLOCK = 1 << 14
 """Targets that are worked on at a time, so that what is held at once does not grow with the text."""
 
@@ -36,14 +39,14 @@ PART = 1 << 20
 
 BLOCKS_BETWEEN_RELEASES = 64
 
-NUMERICS = 2
+NUMERICS = 3
 """The version of scoremode's own numerics. It is part of every run's identity: a stored run is reused only if this
 number is the same.
 
 Increase it with every change after which the same model, text, settings and library versions may give a different
 score: a kernel that adds in a different order, a new default of an engine, a plan with different windows under the same
-name. The package's version is not part of the identity, because most releases change no score and some changes happen
-between releases.
+name. Increase it as well if the groups or the bounds that a run stores change. The package's version is not part of the
+identity, because most releases change no score and some changes happen between releases.
 """
 
 
@@ -116,7 +119,7 @@ class Estimate:
 
     ``stderr`` is one standard error, None if there are too few groups to know it. ``n`` counts targets, ``groups``
     the independent pieces of text that the error was computed from. ``low`` and ``high`` are the 95 % bounds, by
-    Student's t with ``freedom`` degrees of freedom.
+    Student's t with ``freedom`` degrees of freedom, on a scale that keeps them in the number's range.
 
     It formats, compares and converts as its value does. Two estimates are equal only if all of their fields are.
 

@@ -123,7 +123,8 @@ class CompareVerb(Verb):
 
             write_report(parsed, output, render(found, statistics, more=more, words=words))
         worse = [f"{one.name}: {one.sentence}" for one in tested if not one.no_worse]
-        code = verdict([*(gate.check(rule, one) for rule in rules for one in statistics), *worse])
+        kind = str(found[0].baseline.manifest.get("stderr_groups", "groups"))
+        code = verdict([*(gate.check(rule, one, kind) for rule in rules for one in statistics), *worse])
         return _tell_failed(failed) if failed else code
 
 

@@ -125,6 +125,7 @@ def rounded(value: Any, stderr: Any = None, *, percent: bool = False, supports: 
     number, error = number * factor, None if error is None else error * factor
     if error is None or math.isinf(error) or error <= DUST * abs(number):
         has_error = error is not None and not math.isinf(error) and supports is None
+        has_error = has_error and not (percent and number in (0, 100))  # a share that is the same everywhere has bounds
         return f"{_few_digits(number)}{unit}", f"± 0{unit}" if has_error else ""
     # numbers of a column are compared: a small number and its error share a power of ten
     power = math.floor(math.log10(abs(number))) if 0 < abs(number) < SMALL else 0

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scoremode.errors import EngineError, listed
-from scoremode.values import Floats, Ids, Ints, Raw
+from scoremode.values import Floats, Ids, Ints, Range, Raw
 
 ROUNDING = 1e-4
 """Nats by which a log-probability may exceed 0. The target's logit and the largest logit may come from two float32
@@ -38,6 +38,12 @@ class Metric(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str
     label: str  # its name in tables
     share_of: int | None = None  # the share of rows with this value, instead of the mean of the values
+
+    def range(self, column: Column) -> Range:
+        """Returns what the metric can be, by the declared bounds of its column."""
+        if self.share_of is not None or (column.least, column.most) == (0.0, 1.0):
+            return "share"
+        return "positive" if column.least is not None and column.least >= 0 else "any"
 
     def values(self, column: Array) -> Array:
         """Returns the values that are averaged."""

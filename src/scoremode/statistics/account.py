@@ -58,9 +58,9 @@ def account_of(cells: Cells, parts: Sequence[Damage], whole: Damage, served: Dam
         interaction = cells.mean(whole.kl - total)
         rest = None if served is None else cells.mean(served.kl - whole.kl)
     return Account(
-        parts=cells.mean(total),
+        parts=cells.mean(total, within="positive"),
         interaction=interaction,
-        whole=cells.mean(whole.kl),
+        whole=cells.mean(whole.kl, within="positive"),
         rest=rest,
-        served=None if served is None else cells.mean(served.kl),
+        served=None if served is None else cells.mean(served.kl, within="positive"),
     )

@@ -75,7 +75,7 @@ class Attribution:
         return len(self.candidates)
 
     def kl(self, one: UnitDamage) -> Estimate:
-        return self.cells.mean(one.damage.kl)
+        return self.cells.mean(one.damage.kl, within="positive")
 
     def kl_per_gigabit(self, one: UnitDamage) -> Estimate | None:
         """KL for each 10⁹ bits that the unit saves; None if it saves none."""
@@ -133,9 +133,9 @@ class Attribution:
     def statistics(self, damage: Damage) -> dict[str, Any]:
         """KL, change of log-probability and share of same first choices, each with its error."""
         return {
-            **with_error_fields("kl", self.cells.mean(damage.kl)),
+            **with_error_fields("kl", self.cells.mean(damage.kl, within="positive")),
             **with_error_fields("delta_logprob", self.cells.mean(damage.moved)),
-            **with_error_fields("same_top", self.cells.mean(damage.same)),
+            **with_error_fields("same_top", self.cells.mean(damage.same, within="share")),
         }
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from scoremode.plan.plan import Plan
 from scoremode.statistics.estimate import GroupSums
 from scoremode.statistics.groups import grouping, weights_of
-from scoremode.values import Bools, Estimate, Floats, Ints
+from scoremode.values import Bools, Estimate, Floats, Ints, Range
 
 HALVES = ("first", "second")
 
@@ -57,14 +57,14 @@ class Cells:
     def groups(self) -> int:
         return len(np.unique(self.group[self.targets > 0]))
 
-    def mean(self, sums: Floats, half: str | None = None) -> Estimate:
+    def mean(self, sums: Floats, half: str | None = None, *, within: Range = "any") -> Estimate:
         """The mean over all targets, or over those of one half of the windows, with its error over groups."""
         used = (self.targets > 0) if half is None else (self.targets > 0) & (self.half == HALVES.index(half))
         numbers, index = np.unique(self.group[used], return_inverse=True)
         found = GroupSums(len(numbers))
         found.add(index, sums[used], self.weight[used])
         found.n = int(self.targets[used].sum())
-        return found.estimate()
+        return found.estimate(within)
 
     def unchanged(self) -> Damage:
         """The damage of weights that are equal to the baseline's: none."""

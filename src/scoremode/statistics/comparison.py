@@ -1,7 +1,7 @@
 """Two runs of one plan ─▶ numbers with errors. Each is declared once: how it is computed, called and shown.
 
 Means weight a target as the method does (``PairedRuns.weight``); quantiles count each target once. Bounds (``…_low``,
-``…_high``) are 95 % bounds by Student's t. docs/compare-statistics.md has every formula.
+``…_high``) are 95 % bounds by Student's t, in the statistic's range. docs/compare-statistics.md has every formula.
 
 To add a statistic, add it to STATISTICS. JSON, gates, tables and the report read the declarations.
 """
@@ -43,7 +43,7 @@ from scoremode.statistics.perplexities import (
 )
 from scoremode.statistics.slices import SliceMeans, by_slice
 from scoremode.statistics.streams import DELTA_P_QUANTILES, KL_QUANTILES, quantiles
-from scoremode.values import LONG, Estimate, Floats
+from scoremode.values import LONG, Estimate, Floats, Range
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,7 @@ class Statistic:
     about: str  # one line, shown where the label alone is not enough
     mean: Values | None = None
     of: Callable[[PairedMeans], Estimate | float | None] | None = None
+    range: Range = "any"  # of ``mean``: bounds stay in it
     has_error: bool = True
     by_document: bool = False  # of perplexities: a method may average those of documents, instead of ``mean``
     needs: str = ""  # logprob, top, noise, or a column of a divergence: None where it was not measured, or is infinite
@@ -98,7 +99,7 @@ class Statistic:
         """The fields of the statistic; None for a value that does not exist, is infinite or is undefined."""
         if self.needs in _missing(means.runs):
             return dict.fromkeys(self.fields)
-        found = means.mean(measured(self.mean)) if self.of is None else self.of(means)
+        found = means.mean(measured(self.mean), self.range) if self.of is None else self.of(means)
         if isinstance(found, Estimate):
             return with_error_fields(self.name, found)
         return {self.name: found if isinstance(found, int) else finite_or_none(found)}
@@ -176,14 +177,30 @@ def _same_first(count: int) -> Statistic:
     """The share of tokens whose first ``count`` choices are the same. With one choice, it is ``same_top``."""
     about, shown = f"share of tokens with the same first {count} choices", {"better": "high", "percent": True}
     mean: Values = lambda b: measured(b.divergences.same_first) >= count  # noqa: E731
-    return _named(f"top{count}_same", about, "same_first", f"same top {count}", mean, **shown)
+    return _named(f"top{count}_same", about, "same_first", f"same top {count}", mean, range="share", **shown)
 
 
 _OVERLAP: Values = lambda b: 1.0 - measured(b.divergences.total_variation)  # noqa: E731
 _NAMED = (
-    _named("kl_reverse_mean", "mean KL(candidate‖baseline), nats", "kl_reverse", "KL reverse", better="low"),
-    _named("total_variation_mean", "mean of half of Σ |p - q|", "total_variation", "TV", better="low"),
-    _named("overlap", "mean of Σ min(p, q)", "total_variation", "overlap", _OVERLAP, better="high", percent=True),
+    _named(
+        "kl_reverse_mean",
+        "mean KL(candidate‖baseline), nats",
+        "kl_reverse",
+        "KL reverse",
+        range="positive",
+        better="low",
+    ),
+    _named("total_variation_mean", "mean of half of Σ |p - q|", "total_variation", "TV", range="share", better="low"),
+    _named(
+        "overlap",
+        "mean of Σ min(p, q)",
+        "total_variation",
+        "overlap",
+        _OVERLAP,
+        range="share",
+        better="high",
+        percent=True,
+    ),
 )
 
 
@@ -249,6 +266,7 @@ STATISTICS: tuple[Statistic, ...] = (
         "kl_mean",
         "mean KL(baseline‖candidate), nats per token",
         mean=lambda b: measured(b.kl),
+        range="positive",
         needs="kl",
         ranks=-1,
         better="low",
@@ -283,7 +301,7 @@ STATISTICS: tuple[Statistic, ...] = (
         "delta_logprob_rms",
         "root mean square of ln q - ln p",
         mean=_squared_move,
-        of=lambda means: square_root(means.mean(_squared_move)),
+        of=lambda means: square_root(means.mean(_squared_move, "positive")),
         needs="logprob",
         better="low",
     ),
@@ -293,7 +311,7 @@ STATISTICS: tuple[Statistic, ...] = (
         "delta_p_rms",
         "root mean square change in the probability of the text's own token",
         mean=_squared_delta_p,
-        of=lambda means: square_root(means.mean(_squared_delta_p)),
+        of=lambda means: square_root(means.mean(_squared_delta_p, "positive")),
         better="low",
         percent=True,
         label="Δp RMS",
@@ -303,6 +321,7 @@ STATISTICS: tuple[Statistic, ...] = (
         "same_top",
         "share of tokens with the same first choice",
         mean=lambda b: measured(b.base_top) == measured(b.cand_top),
+        range="share",
         needs="top",
         ranks=1,
         better="high",
@@ -318,6 +337,7 @@ STATISTICS: tuple[Statistic, ...] = (
         "worse",
         "share of the text's tokens that became less likely",
         mean=_worse,
+        range="share",
         ranks=-1,
         percent=True,
         label="Worse",

@@ -19,7 +19,7 @@ from scoremode.statistics.paired import PairedRuns
 from scoremode.statistics.parts import PairedPart, Parts, means_by_part, paired_means
 from scoremode.statistics.streams import Blocks, array_blocks
 from scoremode.store.run import Run
-from scoremode.values import Estimate, Floats, Ints
+from scoremode.values import Estimate, Floats, Ints, Range
 
 FIRST = 64  # targets of a window in the first stretch
 
@@ -87,9 +87,10 @@ def in_stretches(places: Places, edges: Floats | Ints) -> Parts:
     return parts
 
 
-def means_by_stretch(values: Blocks, places: Places, edges: Floats | Ints) -> list[Estimate]:
+def means_by_stretch(values: Blocks, places: Places, edges: Floats | Ints, within: Range = "any") -> list[Estimate]:
     """Returns the mean of the finite values in each stretch between two edges: NaN if there is no value."""
-    found = means_by_part(lambda: ([block] for block in values()), in_stretches(places, edges), len(edges) - 1)
+    parts = in_stretches(places, edges)
+    found = means_by_part(lambda: ([block] for block in values()), parts, len(edges) - 1, ranges=(within,))
     return [mean for (mean,) in found]
 
 

@@ -146,13 +146,13 @@ class _PlaceSums:
         self.not_finite = 0
 
     def place(self, name: str) -> Place:
-        noise = square_root(self.noise.estimate()) if self.noise.n else None
-        error = self.error.estimate()
+        noise = square_root(self.noise.estimate("positive")) if self.noise.n else None
+        error = self.error.estimate("positive")
         return Place(
             name,
             square_root(error) if not math.isnan(error.value) else error,
             self.cosine.estimate(),
-            self.own.estimate(),
+            self.own.estimate("positive"),
             noise,
             self.not_finite,
         )

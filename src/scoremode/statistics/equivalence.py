@@ -8,9 +8,13 @@ KL says how far two models are apart, and not in which direction. A change that 
 models are equal: that needs a test which fails unless the data exclude a difference. Two one-sided tests, with the
 margin δ > 0 in nats per token, each at 5 % (Student's t, errors by document):
 
-    no worse    the change is above -δ      (change + δ) / stderr is large
-    no better   the change is below +δ      (δ - change) / stderr is large
+    no worse    the change is above -δ      t = (change + δ) / stderr is large
+    no better   the change is below +δ      t = (δ - change) / stderr is large
     equivalent  both
+
+A few documents that lose much make t too large. So the smaller of t and of Hall's transformation of t counts:
+
+    ((1 + k t / 3)³ - 1) / k + k / 6      k the skewness of the mean over documents, times SHOWN
 
 The targets are those in the slice ``answer``. A text without slices is taken as right as a whole.
 """
@@ -18,19 +22,20 @@ The targets are those in the slice ``answer``. A text without slices is taken as
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from scoremode.errors import OptionError
 from scoremode.statistics.estimate import LEVEL, GroupSums, with_error_fields
-from scoremode.statistics.groups import FEWEST, distinct
+from scoremode.statistics.groups import FEWEST, are_blocks, distinct, of_blocks
 from scoremode.statistics.paired import PairedBlock, PairedMeans, PairedRuns
 from scoremode.store.run import Run
 from scoremode.values import Bools, Estimate, Floats, Ints
 
 ANSWER = "answer"  # the slice whose targets are known to be right
+SHOWN = 2.0  # 10 documents show on average less than half of the skewness that their source has
 
 
 def answer_targets(*runs: Run) -> Bools | None:
@@ -56,12 +61,17 @@ def is_answer(b: PairedBlock) -> Floats:
 
 def answer_logprob(means: PairedMeans) -> Estimate:
     """The mean change over the targets that are known to be right; NaN if there are none."""
+    return _answer_sums(means).estimate()
+
+
+def _answer_sums(means: PairedMeans) -> GroupSums:
     if means.runs.answer is None:
-        return means.mean(answer_change)
+        return means.sums(answer_change)
     changes, answers = means.sums(answer_change), means.sums(is_answer)
     found = GroupSums(len(changes.indices))
     found.add(found.indices, changes.numerator, answers.numerator)
-    return replace(found.estimate(), n=int(np.count_nonzero(means.runs.answer)))
+    found.n = int(np.count_nonzero(means.runs.answer))
+    return found
 
 
 def change_per_document(runs: PairedRuns) -> Estimate:
@@ -96,16 +106,31 @@ class Equivalence:
     margin: float  # δ, nats per token
     per_token: Estimate
     per_document: Estimate
+    skewness: float = 0.0  # of the mean per token, as far as documents show it
+    groups: str = "groups"  # what errors are over, in words
 
     @property
     def p_worse(self) -> float | None:
         """How likely so good a result is by chance if the candidate is worse by the margin; None if not known."""
-        return _chance(self.per_token.value + self.margin, self.per_token)
+        return self._chance(self.per_token.value + self.margin, self.skewness)
 
     @property
     def p_better(self) -> float | None:
         """The same for a candidate that is better by the margin."""
-        return _chance(self.margin - self.per_token.value, self.per_token)
+        return self._chance(self.margin - self.per_token.value, -self.skewness)
+
+    def _chance(self, distance: float, skewness: float) -> float | None:
+        """The one-sided p-value of a distance from the margin; None where no error speaks of other texts."""
+        from scipy.special import stdtr  # slow to import, and `scoremode --help` must be fast
+
+        e = self.per_token
+        if e.stderr is None or e.freedom is None or not math.isfinite(distance) or are_blocks(self.groups):
+            return None
+        if e.stderr == 0:
+            return 0.0 if distance > 0 else 1.0
+        t, k = distance / e.stderr, SHOWN * skewness
+        hall = ((1 + k * t / 3) ** 3 - 1) / k + k / 6 if abs(k) > 1e-6 else t  # its limit, before digits cancel
+        return float(stdtr(e.freedom, -min(t, hall)))
 
     @property
     def no_worse(self) -> bool:
@@ -127,6 +152,8 @@ class Equivalence:
             return "cannot be judged: a target has probability zero"
         if e.stderr is None:
             return f"cannot be judged: too few groups for an error ({e.groups}, {FEWEST} are needed)"
+        if are_blocks(self.groups):
+            return f"cannot be judged: {of_blocks(e.groups, self.groups)}"
         said = f"{e.value:+.4g} ± {e.stderr:.2g} nats per token"
         if not self.no_worse:
             why = "is worse by more" if e.high is not None and e.high < -self.margin else "may be worse by more"
@@ -151,17 +178,6 @@ class Equivalence:
         }
 
 
-def _chance(distance: float, e: Estimate) -> float | None:
-    """The one-sided p-value by Student's t of a distance from the margin."""
-    from scipy.special import stdtr  # slow to import, and `scoremode --help` must be fast
-
-    if e.stderr is None or e.freedom is None or not math.isfinite(distance):
-        return None
-    if e.stderr == 0:
-        return 0.0 if distance > 0 else 1.0
-    return float(stdtr(e.freedom, -distance / e.stderr))
-
-
 def require_margin(margin: Any) -> None:
     """Refuses a margin that is not a finite number above 0."""
     if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 < margin < math.inf:
@@ -175,4 +191,7 @@ def equivalence(runs: PairedRuns, margin: float) -> Equivalence:
     with np.errstate(invalid="ignore"):  # a target of probability zero gives NaN, which is told
         means = PairedMeans(runs)
         means.gather([answer_change, is_answer])
-        return Equivalence(runs.name, float(margin), answer_logprob(means), change_per_document(runs))
+        sums, kind = _answer_sums(means), str(runs.baseline.manifest.get("stderr_groups", "groups"))
+        per_token = sums.estimate()
+        skewness = sums.skewness() if per_token.stderr else 0.0
+        return Equivalence(runs.name, float(margin), per_token, change_per_document(runs), skewness, kind)

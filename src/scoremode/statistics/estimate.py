@@ -5,9 +5,15 @@ Group g has the sum s_g over n_g units and the share h_g = n_g / Σn. Then mean 
     variance = Σ (s_g - mean·n_g)² / (1 - h_g) / (Σn)²        equal groups: the usual G/(G-1)
     degrees of freedom = (Σ h_g²)² / Σ h_g⁴, at most G - 1     equal groups: G - 1
 
-Bounds are Student's t with these degrees of freedom. Both formulas account for a few large documents that dominate
-many small ones. With fewer than FEWEST groups, the error is None. docs/errors.md shows how often the bounds contain the
-true mean.
+Bounds are Student's t with these degrees of freedom, on a scale that keeps them in the number's range:
+
+    any number    mean                  mean ∓ t · stderr
+    positive      ln mean               mean · exp(∓ t · stderr / mean)
+    share         ln(mean / (1-mean))   the odds times exp(∓ t · stderr / (mean · (1 - mean)))
+
+A share that is the same in all groups would have the error 0. There, each group counts as one yes or no (Clopper and
+Pearson). Both formulas above account for a few large documents that dominate many small ones. With fewer than FEWEST
+groups, the error is None. docs/errors.md shows how often the bounds contain the true mean.
 """
 
 from __future__ import annotations
@@ -21,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from scoremode.statistics.groups import FEWEST
-from scoremode.values import Bools, Estimate, Floats, Ids, Ints
+from scoremode.values import Bools, Estimate, Floats, Ids, Ints, Range
 
 LEVEL = 0.95  # confidence level of the bounds
 
@@ -102,9 +108,9 @@ class GroupSums:
             self._denominator.add(groups, denominator.astype(np.float64, copy=False))
         self.n += len(groups)
 
-    def estimate(self) -> Estimate:
-        """Returns Σ numerator / Σ denominator over all groups, with its error."""
-        numerator, denominator = self.numerator, self.denominator
+    def estimate(self, within: Range = "any") -> Estimate:
+        """Returns Σ numerator / Σ denominator over all groups, with its error and bounds ``within`` its range."""
+        denominator = self.denominator
         total = self._denominator.total()
         count = int(np.count_nonzero(denominator))
         if total == 0:
@@ -112,22 +118,56 @@ class GroupSums:
         value = float(self._numerator.total() / total)
         if count < FEWEST or not math.isfinite(value):
             return Estimate(value, None, self.n, count)
-        share, expected = denominator / float(total), value * denominator
-        residual = numerator - expected
-        residual[np.abs(residual) <= ROUNDING * (np.abs(numerator) + np.abs(expected))] = 0
+        share, residual = denominator / float(total), self._residuals(value)
         variance = float((residual**2 / (1 - share)).sum()) / float(total) ** 2
         freedom = min(count - 1.0, float((share**2).sum() ** 2 / (share**4).sum()))
-        return with_bounds(Estimate(value, math.sqrt(variance), self.n, count, freedom))
+        return with_bounds(Estimate(value, math.sqrt(variance), self.n, count, freedom), within)
+
+    def _residuals(self, mean: float) -> Floats:
+        """Returns how far each group's sum is from what the mean expects; rounding errors are 0."""
+        numerator, expected = self.numerator, mean * self.denominator
+        found = numerator - expected
+        found[np.abs(found) <= ROUNDING * (np.abs(numerator) + np.abs(expected))] = 0
+        return found
+
+    def skewness(self) -> float:
+        """Returns the skewness of the mean, as far as its groups show it; equal groups: their skewness / √groups."""
+        residual = self._residuals(self.estimate().value)
+        spread = float((residual**2).sum())
+        return float((residual**3).sum()) / spread**1.5 if 0 < spread < math.inf else 0.0
 
 
-def with_bounds(e: Estimate) -> Estimate:
-    """Returns the estimate with its bounds: value ± Student's t · stderr."""
+def with_bounds(e: Estimate, within: Range = "any") -> Estimate:
+    """Returns the estimate with its bounds, by Student's t on the scale of its range.
+
+    >>> found = with_bounds(Estimate(1.0, 0.0, 6, 6, 5.0), "share")
+    >>> round(found.low, 3), found.high
+    (0.541, 1.0)
+    """
     from scipy.special import stdtrit  # slow to import, and `scoremode --help` must be fast
 
     if e.stderr is None or e.freedom is None:
         return e
+    p = e.value
+    if within == "share" and (e.stderr == 0 or not 0 < p < 1):  # rounding may put a mean of ones just above 1
+        low, high = _of_groups(min(1.0, max(0.0, p)), e.freedom + 1)
+        return replace(e, low=min(p, low), high=max(p, high))
     reach = float(stdtrit(e.freedom, (1 + LEVEL) / 2)) * e.stderr
-    return replace(e, low=e.value - reach, high=e.value + reach)
+    if within == "share":
+        less, more = (_exp(sign * reach / (p * (1 - p))) for sign in (1, -1))
+        return replace(e, low=p / (p + (1 - p) * less), high=p / (p + (1 - p) * more))
+    if within == "positive" and p > 0:
+        return replace(e, low=p * math.exp(-reach / p), high=p * _exp(reach / p))
+    return replace(e, low=p - reach, high=p + reach)
+
+
+def _of_groups(share: float, groups: float) -> tuple[float, float]:
+    """Returns the bounds of Clopper and Pearson for a share of so many groups, each of which says yes or no."""
+    from scipy.special import betaincinv
+
+    yes, no, tail = share * groups, (1 - share) * groups, (1 - LEVEL) / 2
+    low = float(betaincinv(yes, no + 1, tail)) if yes else 0.0
+    return low, float(betaincinv(yes + 1, no, 1 - tail)) if no else 1.0
 
 
 def transformed(e: Estimate, to: Callable[[float], float], slope: float) -> Estimate:
@@ -137,11 +177,11 @@ def transformed(e: Estimate, to: Callable[[float], float], slope: float) -> Esti
     return replace(e, value=to(e.value), stderr=stderr, low=low, high=high)
 
 
-def ratio(numerator: Floats, denominator: Floats | Ids | Ints, groups: Ints) -> Estimate:
+def ratio(numerator: Floats | Bools, denominator: Floats | Ids | Ints, groups: Ints, within: Range = "any") -> Estimate:
     """Returns Σ numerator / Σ denominator over all targets, with the error over their groups."""
     sums = GroupSums(int(groups.max()) + 1 if len(groups) else 0)
     sums.add(groups, numerator, denominator)
-    return sums.estimate()
+    return sums.estimate(within)
 
 
 def exponential(mean: Estimate) -> Estimate:

@@ -22,7 +22,7 @@ from typing import Any
 from scoremode.errors import OptionError, harmless
 from scoremode.scores.schema import DIVERGENCE, KL
 from scoremode.statistics.comparison import BY_FIELD, FIELDS
-from scoremode.statistics.groups import FEWEST
+from scoremode.statistics.groups import FEWEST, are_blocks, of_blocks
 from scoremode.statistics.tasks import FIELDS as TASK_FIELDS
 
 SURELY = "surely"
@@ -111,8 +111,8 @@ def _quoted(text: str) -> str:
     return f"'{harmless(text)}'"
 
 
-def check(rule: Rule, statistics: Mapping[str, Any]) -> str | None:
-    """Says in one line why the gate fails for this candidate; None if it passes.
+def check(rule: Rule, statistics: Mapping[str, Any], kind: str = "groups") -> str | None:
+    """Says in one line why the gate fails for this candidate; None if it passes. ``kind``: the groups of its errors.
 
     >>> check(parse("kl_mean > 0.02"), {"name": "q4", "kl_mean": 0.0312, "kl_mean_stderr": 0.001})
     'q4: kl_mean is 0.0312, above 0.02'
@@ -127,8 +127,10 @@ def check(rule: Rule, statistics: Mapping[str, Any]) -> str | None:
         return f"{who}: {rule.name} is {_shown(value, rule.limit)}, {words} {rule.limit:.12g}" if failed else None
     side = "low" if rule.operator.startswith(">") else "high"
     bound = statistics.get(f"{rule.name}_{side}")
-    if bound is None:
-        return f"{who}: {rule.name} cannot be judged '{SURELY}': {_why_unknown(f'{rule.name}_{side}', statistics)}"
+    if bound is None or are_blocks(kind):
+        known = bound is not None
+        why = of_blocks(statistics["groups"], kind) if known else _why_unknown(f"{rule.name}_{side}", statistics)
+        return f"{who}: {rule.name} cannot be judged '{SURELY}': {why}"
     if not holds(bound, rule.limit):
         return None
     low, high = (statistics[f"{rule.name}_{end}"] for end in ("low", "high"))

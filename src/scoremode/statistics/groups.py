@@ -6,10 +6,12 @@ pieces known to be related     documents that say so: all texts that a model wro
 pieces known to be separate    documents; if a recipe joins them into one stream, the texts that were joined
                                (WikiText's articles), if at least FEWEST of them have targets
 stretches of text              equal parts of each piece, of at least STRETCH tokens, if there are FEWEST or more
+blocks of the text             FEWEST equal parts, of at least SHORTEST tokens: a last resort. Neighbouring blocks are
+                               alike, so the error says how much the parts of this text differ, and nothing of others
 too few                        the known pieces; estimates over them have no error
 
 Windows are not independent: neighbouring windows of 2,048 tokens of WikiText-2 have a correlation of 0.5, because an
-article continues from one window to the next. docs/errors.md has the measurements for FEWEST and STRETCH.
+article continues from one window to the next. docs/errors.md has the measurements for FEWEST, STRETCH and SHORTEST.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from scoremode.values import Floats, Ids, Ints
 
 FEWEST = 5  # groups; with fewer, an error estimate would be useless
 STRETCH = 1 << 15  # tokens; shorter neighbouring stretches of one text are correlated
+SHORTEST = 256  # tokens of a block; shorter ones were not measured
+BLOCKS = "blocks of"  # how the kind of such groups begins
 
 
 def distinct(numbers: Iterable[Ints]) -> Ints:
@@ -49,9 +53,12 @@ def grouping(plan: Plan) -> Grouping:
     pieces = _divided(plan, plan.piece_starts, kind)
     if pieces.count >= FEWEST:
         return pieces
-    stretches = _divided(plan, _stretch_starts(plan), f"stretches of at least {STRETCH:,} tokens", splits=True)
-    if stretches.count >= FEWEST:
-        return stretches
+    stretches = _part_starts(plan, lambda length, _: length // STRETCH)
+    found = _divided(plan, stretches, f"stretches of at least {STRETCH:,} tokens", splits=True)
+    if found.count < FEWEST:
+        found = _blocks(plan)
+    if found.count >= FEWEST:
+        return found
     return replace(pieces, kind=kind.removesuffix("s")) if pieces.count == 1 else pieces
 
 
@@ -73,14 +80,42 @@ def _divided(plan: Plan, starts: Ints, kind: str, *, splits: bool = False) -> Gr
     return Grouping(kind, len(used), lambda block: np.searchsorted(used, parts(block)).astype(np.int64), splits)
 
 
-def _stretch_starts(plan: Plan) -> Ints:
-    """Divides each piece, without unscored ends, into as many equal stretches of at least STRETCH tokens as fit."""
+def _blocks(plan: Plan) -> Grouping:
+    """Divides a text into FEWEST blocks; of several texts, each into blocks that are no longer than a FEWEST of all.
+
+    Fewer and longer blocks hold better than many that are alike. There are none if they would be too short.
+    """
+    length = (int(plan.last.max(initial=0)) - int(plan.first.min(initial=0))) // FEWEST
+    if length < SHORTEST:
+        return Grouping("", 0, lambda block: np.zeros(len(block), np.int64))
+    texts = len(plan.piece_starts)
+    of = f"{length:,} tokens of this one text" if texts == 1 else f"at most {length:,} tokens of these {texts} texts"
+    starts = _part_starts(plan, lambda own, total: -(-own * FEWEST // total))
+    return _divided(plan, starts, f"{BLOCKS} {of}", splits=True)
+
+
+def are_blocks(kind: str) -> bool:
+    """Are these groups only parts of a text or of a few? Then an error over them does not speak of other texts."""
+    return kind.startswith(BLOCKS)
+
+
+def of_blocks(groups: int, kind: str) -> str:
+    """Says why an error over blocks decides nothing, and what would.
+
+    >>> of_blocks(5, "blocks of 1,240 tokens of this one text")
+    'the error is over 5 blocks of 1,240 tokens of this one text, and 5 unrelated texts are needed'
+    """
+    return f"the error is over {groups} {kind}, and {FEWEST} unrelated texts are needed"
+
+
+def _part_starts(plan: Plan, parts: Callable[[int, int], int]) -> Ints:
+    """Divides each piece, without unscored ends, into equal parts; ``parts`` says how many, from its length and all."""
     begin, end = int(plan.first.min(initial=0)), int(plan.last.max(initial=0))
     edges = np.unique(np.clip(np.append(plan.piece_starts, len(plan.ids)), begin, end))
     starts = [
         first + np.arange(count) * (stop - first) // count
         for first, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
-        for count in (max(1, (stop - first) // STRETCH),)
+        for count in (max(1, parts(stop - first, end - begin)),)
     ]
     found: Ints = np.concatenate([np.zeros(1, np.int64), *starts]).astype(np.int64)
     return found

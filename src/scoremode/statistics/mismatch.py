@@ -37,11 +37,21 @@ from scoremode.statistics.depth import depth_edges, means_by_stretch
 from scoremode.statistics.estimate import error_fields, finite_or_none, ratio, with_error_fields
 from scoremode.statistics.gate import check, parse
 from scoremode.statistics.streams import quantiles
-from scoremode.values import Bools, Estimate, Floats, Ints
+from scoremode.values import Bools, Estimate, Floats, Ints, Range
 
 CLIP = (0.8, 1.2)  # ratios inside are not clipped by PPO's usual range
 QUANTILES = {"min": 0.0, "p01": 0.01, "p05": 0.05, "median": 0.5, "p95": 0.95, "p99": 0.99, "p999": 0.999, "max": 1.0}
-ESTIMATES = ("k1", "k2", "k3", "kl", "ratio_mean", "outside_clip", "sequence_k1", "sequence_outside_clip")
+ESTIMATES: dict[str, Range] = {
+    "k1": "any",
+    "k2": "positive",
+    "k3": "positive",
+    "kl": "positive",
+    "ratio_mean": "positive",
+    "outside_clip": "share",
+    "sequence_k1": "any",
+    "sequence_outside_clip": "share",
+}
+"""The means over tokens or samples, and what each can be."""
 FIELDS = (
     *("tokens", "samples", "prompts", "zero_probability", "kl_infinite"),
     *(name for estimate in ESTIMATES for name in error_fields(estimate)),
@@ -149,7 +159,7 @@ class Mismatch(ArrowTable):
         log_ratio = self.sequence_log_ratio if of_sequences else self.log_ratio
         groups = self._samples[1] if of_sequences else self.groups
         values = self.kl if name == "kl" else self._values(name.removeprefix("sequence_"), log_ratio)
-        return None if values is None else ratio(values, np.ones(len(values)), groups)
+        return None if values is None else ratio(values, np.ones(len(values)), groups, ESTIMATES[name])
 
     def _values(self, name: str, log_ratio: Floats) -> Floats:
         """What is averaged, per token or per sample."""
@@ -165,7 +175,7 @@ class Mismatch(ArrowTable):
         with np.errstate(over="ignore"):
             columns = {name: self._values(name, self.log_ratio) for name in ("k3", "outside_clip")}
         columns |= {} if self.kl is None else {"kl": self.kl}
-        means = {name: self._by_stretch(column, edges) for name, column in columns.items()}
+        means = {name: self._by_stretch(column, edges, ESTIMATES[name]) for name, column in columns.items()}
         rows = []
         for i, (first, end) in enumerate(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)):
             here = (self.position >= first) & (self.position < end)
@@ -174,8 +184,8 @@ class Mismatch(ArrowTable):
             rows.append({"first": first, "last": end - 1, "tokens": int(here.sum()), **fields, "unbounded": left_out})
         return [row for row in rows if row["tokens"]]
 
-    def _by_stretch(self, column: Floats, edges: Ints) -> list[Estimate]:
-        return means_by_stretch(lambda: [column], lambda: iter([(self.position, self.groups)]), edges)
+    def _by_stretch(self, column: Floats, edges: Ints, within: Range) -> list[Estimate]:
+        return means_by_stretch(lambda: [column], lambda: iter([(self.position, self.groups)]), edges, within)
 
     def by_slice(self) -> list[dict[str, Any]]:
         """The statistics of each slice, in the order in which slices first appear; empty if there are none."""

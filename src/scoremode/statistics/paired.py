@@ -19,7 +19,7 @@ from scoremode.statistics.estimate import GroupSums
 from scoremode.statistics.groups import distinct
 from scoremode.statistics.streams import array_blocks, empty_column, quantiles
 from scoremode.store.run import Run
-from scoremode.values import Bools, Estimate, Floats, Ids, Ints, release_read_blocks
+from scoremode.values import Bools, Estimate, Floats, Ids, Ints, Range, release_read_blocks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -174,9 +174,9 @@ class PairedMeans:
             self.gather([values])
         return self._sums[values]
 
-    def mean(self, values: Values) -> Estimate:
+    def mean(self, values: Values, within: Range = "any") -> Estimate:
         """Returns the mean of a value per target, with the method's weights."""
-        return self.sums(values).estimate()
+        return self.sums(values).estimate(within)
 
     def quantiles(self, column: str, values: Floats, fractions: Mapping[str, float]) -> dict[str, float]:
         """Returns quantiles of a column, by name. The first call for a column computes them."""

@@ -31,7 +31,7 @@ import numpy as np
 
 from scoremode.errors import RunError
 from scoremode.plan.windows import measured
-from scoremode.statistics.estimate import LEVEL, ratio, with_bounds, with_error_fields
+from scoremode.statistics.estimate import ratio, with_bounds, with_error_fields
 from scoremode.statistics.groups import FEWEST
 from scoremode.values import Bools, Estimate, Floats, Ids, Ints
 
@@ -63,8 +63,7 @@ class Survival:
     def at(self, length: int) -> Estimate:
         """Returns S(length). ``n`` counts the texts that were read so far, and ``groups`` their groups.
 
-        It has no bounds where fewer than FEWEST groups are left. If no text has parted, the upper bound is 1 and the
-        lower one that of so many independent groups without an event: (1 - LEVEL) / 2 = lowᴳ.
+        It has no bounds where fewer than FEWEST groups are left. If no text has parted, each group counts as one.
         """
         at_risk, survival, influence = self._steps
         if length > self.longest and survival[-1] == 0:  # the last texts parted, and none goes on
@@ -76,7 +75,7 @@ class Survival:
         if groups < FEWEST:
             return found
         if found.value == 1:
-            return replace(found, stderr=0.0, low=((1 - LEVEL) / 2) ** (1 / groups), high=1.0)
+            return replace(with_bounds(replace(found, stderr=0.0, freedom=groups - 1.0), "share"), freedom=None)
         if found.value == 0:
             before = self.at(int(np.flatnonzero(survival > 0)[-1]))
             return replace(found, stderr=0.0, low=0.0, high=before.high)
@@ -124,7 +123,7 @@ class Partings:
     def without(self, *, near_ties: bool = False) -> Estimate:
         """Returns the share of texts that have no parting, whatever their length."""
         parted = (self.first_other if near_ties else self.first_parting) > 0
-        return ratio((~parted).astype(np.float64), np.ones(len(parted)), self.group)
+        return ratio(~parted, np.ones(len(parted)), self.group, "share")
 
     def lengths(self) -> list[int]:
         """Returns the lengths at which tables show survival: 16, 32, 64, …, and the longest text.

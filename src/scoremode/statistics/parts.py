@@ -15,7 +15,7 @@ from scoremode.plan.windows import measured
 from scoremode.statistics.estimate import GroupSums, with_error_fields
 from scoremode.statistics.groups import distinct
 from scoremode.statistics.paired import PairedRuns
-from scoremode.values import Bools, Estimate, Floats, Ints
+from scoremode.values import Bools, Estimate, Floats, Ints, Range
 
 SUMS = 1 << 20  # sums in memory at a time: with very many groups, the columns are read several times
 
@@ -27,18 +27,19 @@ Columns = Callable[[], Iterable[Sequence[Floats | Bools]]]
 
 
 def means_by_part(
-    values: Columns, parts: Parts, count: int, *, columns: int = 1, finite: bool = True
+    values: Columns, parts: Parts, count: int, *, ranges: Sequence[Range] = ("any",), finite: bool = True
 ) -> list[list[Estimate]]:
     """Returns for each of ``count`` parts the mean of each column, over the groups that have values there.
 
-    With ``finite``, other values are left out. A part without a value has the mean NaN.
+    ``ranges`` has one entry per column. With ``finite``, other values are left out. A part without a value has the
+    mean NaN.
     """
     found: list[list[Estimate]] = []
     groups = distinct(group for _, group in parts())
-    together = max(1, SUMS // max(1, len(groups) * columns))
+    together = max(1, SUMS // max(1, len(groups) * len(ranges)))
     for begin in range(0, count, together):
         wanted = range(begin, min(count, begin + together))
-        sums = [GroupSums(len(wanted) * len(groups)) for _ in range(columns)]
+        sums = [GroupSums(len(wanted) * len(groups)) for _ in ranges]
         for blocks, (part, group) in zip(values(), parts(), strict=True):
             asked = (part >= wanted.start) & (part < wanted.stop)
             cell = (part - wanted.start) * len(groups) + np.searchsorted(groups, group)
@@ -46,7 +47,9 @@ def means_by_part(
                 here = asked & np.isfinite(block) if finite else asked
                 own.add(cell[here], block[here], np.ones(int(here.sum())))
         cells = np.split(sums[0].indices, len(wanted))
-        found += [[own.some(its[own.denominator[its] > 0]).estimate() for own in sums] for its in cells]
+        for its in cells:
+            kept = [own.some(its[own.denominator[its] > 0]) for own in sums]
+            found.append([own.estimate(within) for own, within in zip(kept, ranges, strict=True)])
     return found
 
 
@@ -92,7 +95,10 @@ def paired_means(runs: PairedRuns, parts: Parts, makers: Sequence[Callable[..., 
             yield found
 
     rows = []
-    means = means_by_part(columns, parts, len(makers), columns=2 + has_kl + has_top)
+    ranges: list[Range] = ["any", "share"]
+    ranges += ["positive"] if has_kl else []
+    ranges += ["share"] if has_top else []
+    means = means_by_part(columns, parts, len(makers), ranges=ranges)
     for make, (delta, omitted, *more) in zip(makers, means, strict=True):
         if omitted.n:
             kl, same_top = more[0] if has_kl else None, more[-1] if has_top else None

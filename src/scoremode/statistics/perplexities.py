@@ -39,7 +39,7 @@ def stored_metric(side: Literal["baseline", "candidate"], name: str) -> Callable
 
 def ppl_ratio(means: PairedMeans) -> Estimate:
     if means.documents is not None:
-        return means.documents.estimate()
+        return means.documents.estimate("positive")
     logarithm = means.mean(nll_added)
     return exponential(logarithm) if math.isfinite(logarithm.value) else logarithm
 
@@ -47,7 +47,7 @@ def ppl_ratio(means: PairedMeans) -> Estimate:
 def log_ppl_ratio(means: PairedMeans) -> Estimate:
     if means.documents is None:
         return means.mean(nll_added)
-    e = means.documents.estimate()
+    e = means.documents.estimate("positive")
     if not (math.isfinite(e.value) and e.value > 0):
         return Estimate(math.nan, None, e.n, e.groups)
     return transformed(e, lambda x: math.log(x) if x > 0 else -math.inf, 1 / e.value)

@@ -38,7 +38,7 @@ class Recipe:
 
     def measured(self, cells: Cells) -> Estimate:
         """KL of the mixture on windows that it was not chosen on."""
-        return cells.mean(self.damage.kl, HELD_OUT)
+        return cells.mean(self.damage.kl, HELD_OUT, within="positive")
 
     def rival(self) -> Uniform | None:
         """The smallest uniform candidate that is not smaller than the mixture."""
@@ -77,7 +77,7 @@ class Recipe:
                 {
                     "name": one.name,
                     "bits_per_weight": one.bits_per_weight,
-                    **with_error_fields("kl", cells.mean(one.damage.kl, HELD_OUT)),
+                    **with_error_fields("kl", cells.mean(one.damage.kl, HELD_OUT, within="positive")),
                     **with_error_fields("difference", self.difference(cells, one)),
                 }
                 for one in sorted(self.uniform, key=lambda one: one.bits_per_weight)

@@ -71,14 +71,12 @@ def routing_of(
     ones, on_changed = np.ones(len(kl)), np.asarray(np.where(anywhere, kl, 0.0), np.float64)
     return Routing(
         names=names,
-        changed=tuple(
-            (name, ratio(own.astype(np.float64), ones, groups)) for name, own in zip(layers, changed, strict=True)
-        ),
-        any_changed=ratio(np.asarray(anywhere, np.float64), ones, groups),
-        kl=ratio(kl, ones, groups),
+        changed=tuple((name, ratio(own, ones, groups, "share")) for name, own in zip(layers, changed, strict=True)),
+        any_changed=ratio(anywhere, ones, groups, "share"),
+        kl=ratio(kl, ones, groups, "positive"),
         kl_changed=_mean(kl, groups, anywhere),
         kl_same=_mean(kl, groups, ~anywhere),
-        share_of_kl=ratio(on_changed, kl, groups),
+        share_of_kl=ratio(on_changed, kl, groups, "share"),
         experts=routes[0].shape[2],
         of_experts=of_experts,
         notes=notes,
@@ -86,4 +84,4 @@ def routing_of(
 
 
 def _mean(kl: Floats, groups: Ints, which: Bools) -> Estimate:
-    return ratio(kl[which], np.ones(int(which.sum())), groups[which])
+    return ratio(kl[which], np.ones(int(which.sum())), groups[which], "positive")

@@ -16,7 +16,7 @@ from scoremode.statistics.estimate import GroupSums, exponential, transformed
 from scoremode.statistics.groups import CharacterGroups, distinct, grouping, weights_of
 from scoremode.statistics.streams import LlamacppMean
 from scoremode.text.tokens import Tokens
-from scoremode.values import Bools, Estimate, Floats, Ids, Ints
+from scoremode.values import Bools, Estimate, Floats, Ids, Ints, Range
 
 
 class ScoreRows(Protocol):
@@ -29,7 +29,7 @@ def all_metrics(plan: Plan, tokens: Tokens, scores: ScoreRows, schema: Schema = 
     """Returns every metric of a run, except those whose column was not measured."""
     groups = grouping(plan)
     nll, nats_per_byte, nats_per_word = (GroupSums(groups.count) for _ in range(3))
-    more: dict[str, GroupSums] = {}  # metric name ─▶ its sums
+    more: dict[str, tuple[GroupSums, Range]] = {}  # metric name ─▶ its sums
     texts = _PerplexityOfTexts(plan) if plan.average == "document" else None
     bytes_of = _units(plan, tokens.byte_len, tokens.doc_bytes)
     words_of = _units(plan, tokens.word_starts, tokens.doc_words)
@@ -43,7 +43,8 @@ def all_metrics(plan: Plan, tokens: Tokens, scores: ScoreRows, schema: Schema = 
         for column, metric in schema.metrics:
             if here.has(column.name):
                 values = metric.values(getattr(here, column.name))
-                more.setdefault(metric.name, GroupSums(groups.count)).add(index, values, ones)
+                own = more.setdefault(metric.name, (GroupSums(groups.count), metric.range(column)))
+                own[0].add(index, values, ones)
         if texts:
             texts.add(block, loss)
         tokens.release_pages()
@@ -53,7 +54,7 @@ def all_metrics(plan: Plan, tokens: Tokens, scores: ScoreRows, schema: Schema = 
         "mean_nll": mean,
         "bits_per_byte": transformed(nats_per_byte.estimate(), lambda nats: nats / math.log(2), 1 / math.log(2)),
         "word_perplexity": exponential(nats_per_word.estimate()),
-        **{name: sums.estimate() for name, sums in more.items()},
+        **{name: sums.estimate(within) for name, (sums, within) in more.items()},
     }
 
 
@@ -72,7 +73,7 @@ class _PerplexityOfTexts:
             each = np.exp(self.nll.numerator / self.nll.denominator)
         texts = GroupSums(len(each))
         texts.add(np.arange(len(each)), each, np.ones(len(each)))
-        return replace(texts.estimate(), n=self.nll.n)
+        return replace(texts.estimate("positive"), n=self.nll.n)
 
 
 def _units(plan: Plan, of_token: Ids, of_document: Ints) -> Callable[[TargetBlock], Ids | Floats]:

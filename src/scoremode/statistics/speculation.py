@@ -106,7 +106,7 @@ def speculation(
     length = np.diff(np.append(starts, len(text))).astype(np.int64)
     place = (np.arange(len(text)) - np.repeat(starts, length)).astype(np.int64)
     groups = np.unique(group, return_inverse=True)[1].astype(np.int64)
-    mean = ratio(overlap, np.ones(len(text)), groups)
+    mean = ratio(overlap, np.ones(len(text)), groups, "share")
     found = []
     for draft in drafts:
         steps, accepted = expected_steps(accept, starts, length, draft)
@@ -189,5 +189,5 @@ def _by_position(overlap: Floats, place: Ints, groups: Ints) -> list[tuple[int, 
     if not len(place):
         return []
     edges = depth_edges(int(place.max()))
-    means = means_by_stretch(lambda: [overlap], lambda: iter([(place, groups)]), edges)
+    means = means_by_stretch(lambda: [overlap], lambda: iter([(place, groups)]), edges, "share")
     return [(first, end - 1, e) for first, end, e in zip(edges.tolist(), edges[1:].tolist(), means, strict=False)]

@@ -23,7 +23,7 @@ import numpy as np
 
 from scoremode.statistics.estimate import LEVEL, with_bounds, with_error_fields
 from scoremode.statistics.groups import FEWEST
-from scoremode.values import Bools, Estimate, Floats
+from scoremode.values import Bools, Estimate, Floats, Range
 
 EXTRA = 0.5  # how many documents are added as lost, and as many as gained
 COMMON = ("acc", "acc_norm")  # metrics that always have their own fields
@@ -80,7 +80,7 @@ def _row_fields(parts: Parts) -> dict[str, Any]:
         shifts = [(pair[1] - pair[0], w) for pair, w in pairs]
         found |= with_error_fields(f"{of}_shift", mean(shifts) if shifts else None)
     kl = _known([(task.kl, w) for task, w in parts])
-    return found | with_error_fields("kl_choices", mean(kl) if kl else None)
+    return found | with_error_fields("kl_choices", mean(kl, "positive") if kl else None)
 
 
 def _known(values: Sequence[tuple[T | None, float]]) -> list[tuple[T, float]]:
@@ -120,7 +120,7 @@ def is_binary(values: Floats) -> bool:
 
 
 # ── estimates ────────────────────────────────────────────────────────────────────────────────────────────────────────
-def mean(parts: Sequence[tuple[Floats, float]]) -> Estimate:
+def mean(parts: Sequence[tuple[Floats, float]], within: Range = "any") -> Estimate:
     """Returns Σ w · mean over documents, with bounds by Student's t. For one task, lm-eval prints the same error.
 
     >>> mean([(np.array([1.0, 2.0, 3.0, 4.0, 10.0]), 1.0)])
@@ -133,7 +133,7 @@ def mean(parts: Sequence[tuple[Floats, float]]) -> Estimate:
     variances = [w**2 * float(values.var(ddof=1)) / len(values) for values, w in parts]
     total = sum(variances)
     freedom = _freedom(variances, [len(values) for values, _ in parts])
-    return with_bounds(Estimate(value, math.sqrt(total), n, n, freedom))
+    return with_bounds(Estimate(value, math.sqrt(total), n, n, freedom), within)
 
 
 def share(parts: Sequence[tuple[Bools, float]]) -> Estimate:

@@ -77,7 +77,7 @@ def figures(found: Attribution, one: UnitDamage) -> str:
     """All figures of a unit, for a title."""
     if not one.damage.is_changed:
         return f"{one.name}: the baseline's own weights"
-    moved, same = (found.cells.mean(sums) for sums in (one.damage.moved, one.damage.same))
+    moved, same = found.cells.mean(one.damage.moved), found.cells.mean(one.damage.same, within="share")
     said = [
         f"{one.name}: KL {_words(found.kl(one))}",
         f"Δ log-probability {_words(moved)}",
@@ -244,7 +244,7 @@ def _bars(found: Attribution, candidate: CandidateDamage) -> list[Markup]:
 def _bar_chart(found: Attribution, title: str, groups: Mapping[str, Sequence[UnitDamage]]) -> Markup:
     bars = []
     for name, units in groups.items():
-        kl = found.cells.mean(_sum(units))
+        kl = found.cells.mean(_sum(units), within="positive")
         together = f"{name}, {len(units)} units: KL {_words(kl)}"
         bars.append((name, kl, figures(found, units[0]) if len(units) == 1 else together))
     finite = [b for _, kl, _ in bars for b in (kl.value, kl.high) if b is not None and math.isfinite(b)]

@@ -94,7 +94,8 @@ def comparison_table(
         if (column := statistic.column) is not None:
             own = baseline_perplexity(statistics) if statistic.name == "ppl_candidate" else "-"
             columns.append(TableColumn(column.title, [own, *(_cell(statistic, s) for s in rows)], leaves=column.leaves))
-    groups = TableColumn(str(baseline.manifest["stderr_groups"]), ["-", *(f"{s['groups']:,}" for s in rows)], leaves=4)
+    kind = str(baseline.manifest["stderr_groups"]).partition(" of ")[0]  # a heading is short
+    groups = TableColumn(kind, ["-", *(f"{s['groups']:,}" for s in rows)], leaves=4)
     below, bits = _kinds([served_manifest(baseline.manifest), *(facts[i] for i in order)])
     if types := baseline_cache(found):
         below[0].append(shown(types))
