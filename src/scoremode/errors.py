@@ -50,7 +50,8 @@ SWITCHES = {"fresh", "assistant_only", "add_bos", "allow_untested", "trust_remot
 FLAG = re.compile(
     r"(?P<command>\b(?:scoremode|pip|ray|llama-[a-z]+) [a-z][^;,]*|start (?:it|the server)[^;]*)"  # is typed as it is
     r"|(?P<verb>\b(?:add|as in|give|needs|of|or|try|use|with) )?--(?P<name>[a-z][a-z0-9-]*)\b(?!_)"
-    r"(?: (?P<value>\d[\w.]*|[A-Z][\w-]*|(?(verb)(?!(?:a|and|as|for|or|out|that|to|which|without)\b)[a-z][\w./:-]*|$))(?![\w=]))?"
+    r"(?: (?P<value>\d[\w.]*|[A-Z][\w-]*|"
+    r"(?(verb)(?!(?:a|and|as|for|or|out|that|to|which|without)\b)[a-z][\w./:-]*|$))(?![\w=]))?"
 )
 
 
