@@ -53,9 +53,9 @@ def test_a_value_of_the_wrong_type_is_named(arguments: dict[str, Any], words: st
 
 def test_errors_of_functions_name_arguments_and_not_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(errors, "names_flags", False)
-    with pytest.raises(InputError, match='^no text was given; give one of corpus="NAME-or-FILE", text="TEXT", dataset'):
+    with pytest.raises(InputError, match=r'^no text was given; give one of corpus="NAME-or-FILE", text="TEXT"'):
         sm.plan("table:uniform", corpus=[])
-    with pytest.raises(InputError, match="^num_samples=0 leaves no text; give 1 or more$"):
+    with pytest.raises(InputError, match=r"^num_samples=0 leaves no text; give 1 or more$"):
         sm.plan("table:uniform", num_samples=0)
 
 
