@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from scoremode import errors
 from scoremode.cli import logs
 from tests.hub import hub  # noqa: F401  # fixtures
 from tests.makers import make_small_llama, make_successor_model, make_tiny_model, make_tokenizer
@@ -80,9 +81,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def _as_it_was() -> Iterator[None]:
     """Environment and handlers of signals, for the next test. Libraries change both.
 
-    The log goes to standard error, as on the command line; ``tests/cli/test_logs.py`` says what it is in Python.
+    The log goes to standard error and errors name flags, as on the command line; ``tests/cli/test_logs.py`` and
+    ``tests/test_arguments.py`` say what they do in Python.
     """
     logs.install()
+    errors.names_flags = True
     environment = dict(os.environ)
     handlers: dict[int, Any] = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import scoremode as sm
+from scoremode import errors
 from scoremode.errors import InputError
 from scoremode.text.corpus import load
 
@@ -48,6 +49,27 @@ def test_a_value_of_the_wrong_type_is_named(arguments: dict[str, Any], words: st
         sm.plan("table:uniform", **arguments)
     assert words in str(caught.value)
     assert caught.value.fix
+
+
+def test_errors_of_functions_name_arguments_and_not_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errors, "names_flags", False)
+    with pytest.raises(InputError, match=r'^no text was given; give one of corpus="NAME-or-FILE", text="TEXT"'):
+        sm.plan("table:uniform", corpus=[])
+    with pytest.raises(InputError, match=r"^num_samples=0 leaves no text; give 1 or more$"):
+        sm.plan("table:uniform", num_samples=0)
+
+
+def test_without_a_text_the_default_one_is_taken_and_named() -> None:
+    planned = sm.plan("table:uniform")
+    assert (planned["corpus"], planned["documents"]) == ("python-docs-short", 20)
+    note = "the default text: the first 1,000 characters of 20 documents of python-docs"
+    assert planned["notes"] == [note]
+    assert sm.plan("table:uniform", num_samples=3)["notes"] == [note.replace("20", "3")]
+    assert note in sm.ppl("table:uniform").manifest["notes"]
+    with sm.open("table:uniform") as model:
+        assert note in model.ppl().manifest["notes"]
+    found = sm.compare("table:uniform", "table:uniform")
+    assert note in found[0].baseline.manifest["notes"]
 
 
 @pytest.mark.parametrize("model", [5, None, b"table:uniform", frozenset()])

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -44,6 +45,38 @@ def with_aliases(text: str) -> str:
     return text
 
 
+names_flags = False  # the command line sets it; errors of Python functions name arguments instead
+SWITCHES = {"fresh", "assistant_only", "add_bos", "allow_untested", "trust_remote_code", "tensor_p", "enforce_eager"}
+FLAG = re.compile(
+    r"(?P<command>\b(?:scoremode|pip|ray|llama-[a-z]+) [a-z][^;,]*|start (?:it|the server)[^;]*)"  # is typed as it is
+    r"|(?P<verb>\b(?:add|as in|give|needs|of|or|try|use|with) )?--(?P<name>[a-z][a-z0-9-]*)\b(?!_)"
+    r"(?: (?P<value>\d[\w.]*|[A-Z][\w-]*|"
+    r"(?(verb)(?!(?:a|and|as|for|or|out|that|to|which|without)\b)[a-z][\w./:-]*|$))(?![\w=]))?"
+)
+
+
+def in_python(text: str) -> str:
+    """A message about flags for people who call functions.
+
+    >>> in_python("--stride 9 never advances; use --method gptq, or give --corpus NAME-or-FILE with --fresh")
+    'stride=9 never advances; use method="gptq", or give corpus="NAME-or-FILE" with fresh=True'
+    >>> in_python("leave --field out, or type: scoremode ppl MODEL --corpus -")
+    'leave field out, or type: scoremode ppl MODEL --corpus -'
+    """
+
+    def said(found: re.Match[str]) -> str:
+        if found["command"]:
+            return found[0]
+        verb, name, value = found["verb"] or "", found["name"].replace("-", "_"), found["value"]
+        if value:
+            name += f"={value}" if value == "N" or value[0].isdigit() else f'="{value}"'
+        elif verb and name in SWITCHES:
+            name += "=True"
+        return verb + name
+
+    return FLAG.sub(said, text)
+
+
 UNPRINTABLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 
@@ -56,7 +89,8 @@ class ScoremodeError(Exception):
         super().__init__(self.message)
 
     def __str__(self) -> str:
-        return f"{self.message}; {self.fix}" if self.fix else self.message
+        line = f"{self.message}; {self.fix}" if self.fix else self.message
+        return line if names_flags else in_python(line)
 
 
 class InputError(ScoremodeError):

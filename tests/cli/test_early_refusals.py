@@ -16,7 +16,6 @@ from scoremode.disk.folders import cache_folder
 HEAVY = ("torch", "transformers", "vllm", "lm_eval", "datasets", "tokenizers", "pyarrow")
 TYPED = {
     "there is no method 'gpt'; did you mean 'gptq'?": "ppl {model} --method gpt --text abc",
-    "no text was given": "ppl {model}",
     "there is no corpus or file 'nofile.txt'": "plan {model} --corpus nofile.txt",
     "no file matches the pattern": "ppl {model} --corpus {folder}/*.nothing",
     "--dtype fp17 is not known; give one of auto, float32": "ppl {model} --dtype fp17 --text abc",

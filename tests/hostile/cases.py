@@ -188,7 +188,7 @@ FLAGS = [
     (f"{ABC} --path decodes", "did you mean 'decode'"),
     (f"{ABC} --sequences 4", "--path decode"),
     (f"{ABC} --path prefill --prefill-tokens 4", "--path decode"),
-    ("paths table:uniform", "no text was given"),
+    ("paths table:uniform --num-samples 0", "leaves no text"),
     (f"{PATHS} --path decode", "leave --path out"),
     (f"{PATHS} --sequences 0", "less than 1"),
     (f"{PATHS} --sequences 2,2", "given twice"),

@@ -196,6 +196,7 @@ def test_python_docs_are_the_topics_of_pydoc_in_a_fixed_order() -> None:
 
     corpus = load("python-docs")
     assert (corpus.layout, rows(corpus)) == ("documents", [topics[name] for name in sorted(topics)])
+    assert rows(load("python-docs-short")) == [topics[name][:1000] for name in sorted(topics)[:20]]
 
 
 def test_wikitext2_from_a_file_has_the_rows_of_the_hub(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from scoremode import __version__
+from scoremode import __version__, errors
 from scoremode.cli import logs, signals, streams
 from scoremode.cli.attribute_verb import AttributeVerb
 from scoremode.cli.comparing_verbs import CardVerb, CompareVerb, PathsVerb, ReportVerb, TasksVerb
@@ -89,6 +89,7 @@ def build_parser(wanted: str | None = None) -> Parser:
 
 
 def run(arguments: Sequence[str]) -> int:
+    errors.names_flags = True
     logs.install()
     signals.everything_is_kept()
     try:

@@ -105,7 +105,7 @@ MODEL: Flags = {
 }
 TEXT: Flags = {
     "--corpus TEXT …": "wikitext2, wikitext2:FILE, python-docs, a file (.txt .md .jsonl .parquet), folder or pattern, "
-    "rollouts:DIR, answers:FILE, or - for stdin",
+    "rollouts:DIR, answers:FILE, or - for stdin (default: python-docs-short)",
     "--text TEXT": "a text given here",
     "--dataset NAME": "a dataset on the Hugging Face hub",
     "--dataset-config CONFIG": "",

@@ -12,6 +12,7 @@ from scoremode.report.numbers import Statistics, rounded
 from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.groups import FEWEST
 from scoremode.store.run import Run
+from scoremode.text.corpus import DEFAULT_NOTE
 from scoremode.text.token_text import joined
 
 if TYPE_CHECKING:
@@ -110,6 +111,11 @@ def model_notes(run: Run) -> list[str]:
     """What a reader must know about a model as it was loaded; runs of other versions may have no such notes."""
     notes = run.manifest.get("model_notes")
     return [str(note) for note in notes] if isinstance(notes, list) else []
+
+
+def default_text(run: Run) -> list[str]:
+    """The note that says which text was taken where none was given."""
+    return [note for note in run.manifest.get("notes") or [] if str(note).startswith(DEFAULT_NOTE)]
 
 
 def notes_on_candidates(comparisons: Sequence[Comparison]) -> list[str]:

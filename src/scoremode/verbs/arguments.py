@@ -15,7 +15,7 @@ from scoremode.engines.registry import all_options
 from scoremode.errors import UnknownArgumentError, did_you_mean
 from scoremode.plan.path import DecodePath, read_path
 from scoremode.plan.recipes import find_method
-from scoremode.text.corpus import Corpus, Spec, check_names
+from scoremode.text.corpus import DEFAULT, Corpus, Spec, check_names
 from scoremode.text.rollouts import Rollouts
 from scoremode.text.slices import read_rules
 
@@ -24,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class QuestionArguments(TypedDict, total=False):
-    """The arguments of a question: a text, and the method that scores it. All but the text have defaults."""
+    """The arguments of a question: a text, and the method that scores it. All have defaults."""
 
     corpus: (
         Spec | Sequence[Spec] | Corpus | Rollouts | None
@@ -130,8 +130,8 @@ def asked_path(given: Mapping[str, Any]) -> DecodePath | None:
 def check_question(given: Mapping[str, Any], *, needs_text: bool = False) -> dict[str, Any]:
     """Checks the arguments of a question before anything heavy is imported: the names, the method, the path, the text.
 
-    An unknown name is refused, and the error suggests the nearest one. ``needs_text``: a question without a text is
-    refused too. Where a reference or a run may bring the text, that is not known yet.
+    An unknown name is refused, and the error suggests the nearest one. With ``needs_text``, a question without a text
+    gets the default one. Where a reference or a run may bring the text, that is not known yet.
     """
     for name in given:
         if name not in QUESTION:
@@ -140,12 +140,13 @@ def check_question(given: Mapping[str, Any], *, needs_text: bool = False) -> dic
         find_method(given["method"])
     asked_path(given)
     read_rules(given.get("slice"))
-    text = {name: given.get(name) for name in TEXT}
+    has_text = any(given.get(name) is not None for name in ("corpus", "text", "dataset"))
+    asked = {**given, "corpus": DEFAULT} if needs_text and not has_text else dict(given)
+    text = {name: asked.get(name) for name in TEXT}
     corpus = text.pop("corpus")
-    has_text = any(value is not None for value in (corpus, text["text"], text["dataset"]))
     if not isinstance(corpus, Corpus | Rollouts) and (needs_text or has_text):
         check_names(corpus, **text)
-    return dict(given)
+    return asked
 
 
 def split_arguments(arguments: Mapping[str, Any], *, needs_text: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:

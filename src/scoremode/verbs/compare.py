@@ -122,7 +122,7 @@ def compare(
     if baseline_model is None:
         return Comparisons(of_runs(baseline, candidates))
     if not is_uri(baseline):  # no model is read from a URI
-        check_question(question, needs_text=True)
+        question = check_question(question, needs_text=True)
     return _Candidates(candidates, models, question, folders).against_model(baseline_model)
 
 
@@ -223,7 +223,7 @@ def _compare_loaded(
     found = Comparisons()
     for model in models:
         with closing(model):
-            found.append(compare_model(first, model, question, folders))
+            found.append(compare_model(first, model, check_question(question, needs_text=not is_stored), folders))
     return found
 
 

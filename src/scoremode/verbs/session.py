@@ -70,7 +70,9 @@ class Model:
     ) -> Run:
         """The perplexity of a text by a named method; see :func:`scoremode.ppl`."""
         with self._asking():
-            return ppl_of(self._model, check_question(question), out=out, fresh=fresh, progress=progress)
+            return ppl_of(
+                self._model, check_question(question, needs_text=True), out=out, fresh=fresh, progress=progress
+            )
 
     @shows_progress
     def prob(
@@ -144,7 +146,7 @@ class Model:
         **question: Unpack[QuestionArguments],
     ) -> Run:
         """Keep this model's hidden states on a text, for comparisons; see :func:`scoremode.reference`."""
-        asked, own = check_question(question), self._tokenizer
+        asked, own = check_question(question, needs_text=True), self._tokenizer
         with self._asking():
             return reference_of(self._model, asked, out, kld=kld, tokenizer=own, fresh=fresh, progress=progress)
 
@@ -163,7 +165,7 @@ class Model:
 
         A reference and a file bring their own question. See :func:`scoremode.compare`.
         """
-        asked = check_question(question)
+        asked = check_question(question, needs_text=isinstance(baseline, Model))
         folders = Folders(located(out) if out is not None else None, fresh, progress)
         with ExitStack() as asking:
             asking.enter_context(self._asking())
@@ -187,7 +189,7 @@ class Model:
         Settings other than this model's own need engines of their own: then this one is closed first, and opens again
         with the next question.
         """
-        rest, feeding = split_feeding(check_question(question))
+        rest, feeding = split_feeding(check_question(question, needs_text=True))
         asked = self._model.ask(rest, progress)
         check_fits(asked.plan, asked.subject.vocabulary, asked.subject.context_length)
         if not vary:
@@ -285,8 +287,7 @@ def ppl_many(
 ) -> list[Run]:
     """The runs of questions to one model, which is opened once. If there are several, each has a folder in ``out``."""
     several = len(questions) > 1
-    for question in questions:
-        check_question(question, needs_text=True)
+    questions = [check_question(question, needs_text=True) for question in questions]
     names = [_folder_name(question) for question in questions]
     if several and out is not None and len(set(names)) < len(names):
         raise InputError("two of the questions would be kept in one folder", fix="leave --out out, or ask one by one")

@@ -19,6 +19,7 @@ from scoremode.report.terminal.console import BlockTable, TableColumn
 from scoremode.report.text import (
     NOT_MEASURED,
     counted,
+    default_text,
     model_notes,
     noise_words,
     other_metrics,
@@ -53,7 +54,7 @@ def comparison_json(found: Sequence[Comparison], statistics: Sequence[dict[str, 
         "baseline_served": served_manifest(baseline.manifest).as_json(),
         "method": baseline.manifest["method"],
         "plan_digest": baseline.plan_digest,
-        "baseline_notes": model_notes(baseline),
+        "baseline_notes": [*default_text(baseline), *model_notes(baseline)],
         "candidates": [
             {
                 **s,
@@ -142,7 +143,8 @@ def _method_line(m: Any, s: dict[str, Any]) -> Text:
 
 def _notes(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) -> list[Text]:
     said = noise_words(found[0], statistics[0])
-    notes = [Text(shown(said))] if said else []
+    notes = [Text(shown(note), "yellow") for note in default_text(found[0].baseline)]
+    notes += [Text(shown(said))] if said else []
     for run in dict.fromkeys([found[0].baseline, *(c.candidate for c in found)]):
         name = run.manifest.get("variant") or run.manifest["model"]
         notes += [Text(shown(f"{name}: {note}"), "yellow") for note in model_notes(run)]

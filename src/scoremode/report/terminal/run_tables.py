@@ -249,6 +249,7 @@ def noise_table(noise: Noise) -> list[Any]:
         second,
         Text(),
         *(Text(shown(s.promise), "red" if "finding:" in s.promise else "") for s in noise.settings if s.promise),
+        *(Text(shown(note), "yellow") for note in plan.notes),
         Text(shown(about), "dim"),
     ]
 
