@@ -469,6 +469,14 @@ def test_what_a_service_cannot_give(served: ServedModel, tmp_path: Path) -> None
         sm.reference("llama", tmp_path / "ref", engine=served.address, text=TEXT, api_key_env="SERVICE_KEY")
 
 
+def test_the_start_was_told(served: ServedModel) -> None:
+    ends = time.monotonic() + 10
+    while "scoremode: ready after" not in served.said() and time.monotonic() < ends:
+        time.sleep(0.1)  # it looks twice a second
+    said = served.said()
+    assert said.index("vLLM loads its libraries and the weights") < said.index("scoremode: ready after")
+
+
 def test_the_engine_opens_without_asking_for_scores(served: ServedModel) -> None:
     chosen = choose("llama", served.address, {"api_key_env": "SERVICE_KEY"})
     assert chosen.plugin.able().divergence

@@ -7,7 +7,7 @@ import logging
 import shlex
 from collections.abc import Sequence
 
-from scoremode.cli import flags, streams
+from scoremode.cli import flags, logs, streams
 from scoremode.cli.parser import Verb
 
 logger = logging.getLogger(__name__)
@@ -113,5 +113,6 @@ class ServeVerb(Verb):
         made = command(parsed.model, options, getattr(parsed, "passed_on", []))
         logger.info("starting %s", made.shown())
         asked = f"scoremode ppl {shlex.quote(made.model)} --engine {made.address} --corpus wikitext2"
+        logger.info("vLLM loads its libraries and the weights, warms up and tests itself, which takes minutes")
         logger.info("it will answer at %s; then type: %s", made.address, asked)
-        become(made)
+        become(made, is_quiet=logs.is_quiet())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import subprocess
 import sys
 import uuid
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 from scoremode.arguments import read_key, secret_on_command_line
 from scoremode.disk.manifests import command_without_secrets, is_secret
@@ -26,7 +28,7 @@ from scoremode.errors import InputError, ModelError, OptionError
 from scoremode.head.budget import check_kernel_name
 from scoremode.models.embedded import EMBEDDED
 from scoremode.models.facts import resolve
-from scoremode.service import heads, requests
+from scoremode.service import heads, requests, watching
 from scoremode.service.access import KEYS, digest_of
 
 MIDDLEWARE = "scoremode.service.endpoint.ScoreMiddleware"
@@ -285,7 +287,7 @@ def _plugins() -> str:
     return ",".join(dict.fromkeys(names))
 
 
-def become(made: Command) -> NoReturn:
+def become(made: Command, *, is_quiet: bool = False) -> NoReturn:
     """Replace this process by the server: signals reach it, and its exit code is ours."""
     folder: Path = heads.make_folder()
     own = {
@@ -293,6 +295,10 @@ def become(made: Command) -> NoReturn:
         FOLDER: str(folder),
         "SCOREMODE_SERVICE_INSTANCE": uuid.uuid4().hex,
     }
+    if not is_quiet and "--uds" not in made.words:  # a socket of the file system has no address to watch
+        parts = urlsplit(made.address)
+        told = [parts.hostname or "localhost", str(parts.port or PORT), str(os.getpid())]
+        subprocess.Popen([sys.executable, "-I", watching.__file__, *told], stdin=subprocess.DEVNULL)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(made.words[0], made.words, {**os.environ, **made.environment, **own})

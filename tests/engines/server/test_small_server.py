@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -367,6 +368,25 @@ def test_nothing_at_the_address() -> None:
     with pytest.raises(EngineError, match="nothing answers at"):
         sm.ppl("small", engine=address, text=TEXT)
     assert time.monotonic() - began < 2
+
+
+def test_a_server_that_is_starting() -> None:
+    """Its port is taken, but nothing listens there yet, as while vLLM loads; with --patience it is waited for."""
+    starting = SmallServer()
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", 0))
+        starting.port = taken.getsockname()[1]
+        with pytest.raises(EngineError, match=f"the server at http://127.0.0.1:{starting.port} is starting") as caught:
+            sm.ppl("small", engine=f"http://127.0.0.1:{starting.port}", text=TEXT)
+    assert "--patience SECONDS to wait for it" in caught.value.fix
+    begin = threading.Timer(1.0, starting.start)
+    begin.start()
+    try:
+        assert_exact(ask(starting, patience=60), starting)
+    finally:
+        begin.join()
+        starting.stop()
 
 
 def test_a_proxy_is_named_where_nothing_answers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ never exceeds that limit. So every read and write is also limited to the time th
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import random
@@ -91,8 +92,19 @@ class Reply:
 class Link:
     """Sends requests to one server, through a pool of connections. May be used from several threads."""
 
-    def __init__(self, root: str, key: str | None, *, timeout: float, patience: float, connections: int = 1) -> None:
+    def __init__(
+        self,
+        root: str,
+        key: str | None,
+        *,
+        timeout: float,
+        patience: float,
+        connections: int = 1,
+        waits_for_start: bool = False,
+    ) -> None:
+        """With ``waits_for_start``, a server that cannot be reached at first is tried again like any other failure."""
         self.root, self.timeout, self.patience, self._key = root, timeout, patience, key
+        self._waits_for_start = waits_for_start
         self.made = 0  # connections made so far
         headers = {"Accept-Encoding": "identity", "User-Agent": "scoremode"}
         self._client = _client(
@@ -152,19 +164,27 @@ class Link:
                 tries += 1
                 reason = self._harmless(str(failure))
                 unreadable += isinstance(failure, UnreadableError)
-                if first_contact and not failure.connects:
-                    fix = "start the server, or check the address"
-                    if self._through:
-                        fix += (
-                            " and the proxy: HTTP_PROXY, HTTPS_PROXY or ALL_PROXY name it, NO_PROXY=HOST does without"
-                        )
-                    raise EngineError(f"nothing answers at {self.root}{self._through} ({reason})", fix=fix) from None
+                if first_contact and not failure.connects and not self._waits_for_start:
+                    raise self._unreachable(reason) from None
                 if unreadable >= UNREADABLE_TRIES:
                     raise EngineError(
                         f"{self.root}{path} does not answer as an inference server does ({reason})",
                         fix="check the address",
                     ) from None
                 self._wait(failure.wait, reason, tries, began)
+
+    def _unreachable(self, reason: str) -> EngineError:
+        """The error for a server that cannot be reached; it may be starting."""
+        waits = "--patience SECONDS waits for a server that is starting"
+        if self._through:
+            proxy = "HTTP_PROXY, HTTPS_PROXY or ALL_PROXY name it, NO_PROXY=HOST does without"
+            fix = f"start the server, or check the address and the proxy: {proxy}; {waits}"
+            return EngineError(f"nothing answers at {self.root}{self._through} ({reason})", fix=fix)
+        if _is_held(self.root):
+            message = f"the server at {self.root} is starting, or has just ended: its port is taken, but not open"
+            return EngineError(message, fix="try again, or give --patience SECONDS to wait for it")
+        fix = f"start the server, or check the address; {waits}"
+        return EngineError(f"nothing answers at {self.root} ({reason})", fix=fix)
 
     def _wait(self, wait: float | None, reason: str, tries: int, began: float) -> None:
         """Sleeps until the next try; raises an error if ``patience`` would be exceeded."""
@@ -362,6 +382,20 @@ def _client(**settings: Any) -> httpx.Client:
         ) from None
     client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
     return client
+
+
+def _is_held(root: str) -> bool:
+    """Does a program on this machine hold the port of an address? vLLM does so while it loads, before it listens."""
+    parts = urlsplit(root)
+    with contextlib.suppress(OSError):
+        for family, kind, _, _, place in socket.getaddrinfo(parts.hostname, parts.port or 0, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind) as tried:
+                try:
+                    tried.bind(place)
+                except OSError as error:  # an address of another machine cannot be bound either, for another reason
+                    if error.errno == errno.EADDRINUSE:
+                        return True
+    return False
 
 
 def _proxy_for(url: str) -> str | None:

@@ -47,7 +47,8 @@ class ServerOptions(Options):
         may_vary=False,
     )
     patience: float | None = option(
-        f"seconds that a request is tried again when the server is busy, fails or is gone (default: {PATIENCE:g})",
+        f"seconds that a request is tried again when the server is busy, fails or is gone (default: {PATIENCE:g}); "
+        "if given, also waits for a server that is starting",
         metavar="SECONDS",
         above=0,
         at_most=86_400,

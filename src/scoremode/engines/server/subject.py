@@ -79,6 +79,7 @@ def connect(root: str, options: ServerOptions, connections: int) -> Link:
         timeout=options.timeout or TIMEOUT,
         patience=options.patience or PATIENCE,
         connections=connections,
+        waits_for_start=options.patience is not None,
     )
 
 
