@@ -131,7 +131,8 @@ def _counted(kind: str, number: int) -> str:
 
 
 def _wrapped(line: str, indent: int = 0) -> list[str]:
-    return wrap(line, max(1, _width() - indent), break_long_words=False, break_on_hyphens=False)
+    room = max(1, _width() - indent)
+    return [line] if 0 < len(line) <= room else wrap(line, room, break_long_words=False, break_on_hyphens=False)
 
 
 def _width() -> int:

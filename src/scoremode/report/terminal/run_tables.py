@@ -104,6 +104,7 @@ def questions_table(found: Sequence[Run]) -> list[Any]:
             ),
             TableColumn("targets", [f"{run.manifest['targets']:,}" for run in found]),
         ],
+        title="text",
     )
     notes = [Text(shown(line), "yellow") for line in _shared_notes(found)]
     return [Text(model_line(first), "dim"), Text(), table, *([Text(), *notes] if notes else [])]
