@@ -232,7 +232,7 @@ def _filled(words: Sequence[str], width: int) -> str:
     """Joins words that may contain spaces into lines of at most this width.
 
     >>> _filled(["' a' -1.2", "'b' -3.4", "'c' -5.6"], 20)
-    "' a' -1.2  'b' -3.4\n'c' -5.6"
+    "' a' -1.2  'b' -3.4\\n'c' -5.6"
     """
     lines = list[str]()
     for word in words:
