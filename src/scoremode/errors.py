@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import os
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -182,6 +183,14 @@ def escaped(text: str) -> str:
     if text.isprintable() or text.replace("\n", "").isprintable():
         return text
     return "".join(c if c in "\n\t" or unicodedata.category(c) not in UNPRINTABLE else escape(c) for c in text)
+
+
+def columns_of(stream: Any) -> int | None:
+    """The width that COLUMNS or the stream's terminal gives; None if neither does."""
+    given = os.environ.get("COLUMNS", "")
+    if given.isdecimal() and int(given):
+        return int(given)
+    return (os.get_terminal_size(stream.fileno()).columns or None) if stream.isatty() else None
 
 
 def escape(character: str) -> str:

@@ -113,6 +113,66 @@ def change(values: Floats, before: Floats) -> Floats:
     return found
 
 
+# ── numbers for people ───────────────────────────────────────────────────────────────────────────────────────────────
+DUST = 1e-9  # relative to the value: a smaller error is rounding noise
+SMALL = 1e-4  # smaller numbers have an exponent
+
+
+def usable(value: Any) -> float | None:
+    """The value as a float, which may be infinite; None if it is missing, NaN or not a number."""
+    if value is None or isinstance(value, str | bool):
+        return None
+    number = float(value)
+    return None if math.isnan(number) else number
+
+
+def digits_of(error: float) -> int:
+    """How many decimals an error justifies: as many as show two digits of the error."""
+    return max(0, 1 - math.floor(math.log10(error)))
+
+
+def rounded(value: Any, stderr: Any = None, *, percent: bool = False, supports: Any = None) -> tuple[str, str]:
+    """Writes a number for people, and its error, which is '' if it has none. Every table follows this one rule.
+
+    A number has the decimals that show two digits of its error. ``supports`` is an error that decides the decimals and
+    is not written: perplexities of one table are compared, so the paired error of their difference decides. Without an
+    error, a number has four digits, or three if it is below 1. Numbers below 0.0001 have an exponent, and so have those
+    without an error from a million on.
+
+    >>> rounded(12.7412, 0.3149), rounded(18.0401, supports=0.018), rounded(291.8165)
+    (('12.74', '± 0.31'), ('18.040', ''), ('291.8', ''))
+    >>> rounded(3.83e-5, 2.4e-6), rounded(0.98149, 0.00203, percent=True), rounded(None)
+    (('3.83e-5', '± 0.24e-5'), ('98.15%', '± 0.20%'), ('–', ''))
+    """
+    number, error = usable(value), usable(stderr if supports is None else supports)
+    if number is None:
+        return "–", ""
+    if math.isinf(number):
+        return ("∞" if number > 0 else "-∞"), ""
+    factor, unit = (100.0, "%") if percent else (1.0, "")
+    number, error = number * factor, None if error is None else error * factor
+    if error is None or math.isinf(error) or error <= DUST * abs(number):
+        has_error = error is not None and not math.isinf(error) and supports is None
+        has_error = has_error and not (percent and number in (0, 100))  # a share that is the same everywhere has bounds
+        return f"{_few_digits(number)}{unit}", f"± 0{unit}" if has_error else ""
+    # numbers of a column are compared: a small number and its error share a power of ten
+    power = math.floor(math.log10(abs(number))) if 0 < abs(number) < SMALL else 0
+    number, error, tail = number / 10.0**power, error / 10.0**power, f"e{power}{unit}" if power else unit
+    digits = digits_of(error)
+    return f"{number:,.{digits}f}{tail}", "" if supports is not None else f"± {error:,.{digits}f}{tail}"
+
+
+def _few_digits(number: float) -> str:
+    """Rounds a number that has no standard error."""
+    size = abs(number)
+    if size == 0:
+        return "0"
+    if SMALL <= size < 1e6:
+        return f"{number:,.{max(0, (3 if size >= 1 else 2) - math.floor(math.log10(size)))}f}"
+    mantissa, power = f"{number:.2e}".split("e")
+    return f"{mantissa}e{int(power)}"
+
+
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """A number with its uncertainty.
@@ -121,11 +181,12 @@ class Estimate:
     the independent pieces of text that the error was computed from. ``low`` and ``high`` are the 95 % bounds, by
     Student's t with ``freedom`` degrees of freedom, on a scale that keeps them in the number's range.
 
-    It formats, compares and converts as its value does. Two estimates are equal only if all of their fields are.
+    It is printed by the rule of all tables, and formats, compares and converts as its value does. Two estimates are
+    equal only if all of their fields are.
 
     >>> perplexity = Estimate(12.5, 0.25, 1000, 40)
     >>> perplexity
-    12.5 ± 0.25
+    12.50 ± 0.25
     >>> f"{perplexity:.2f}", perplexity < 20, float(perplexity)
     ('12.50', True, 12.5)
     """
@@ -139,8 +200,7 @@ class Estimate:
     high: float | None = None
 
     def __repr__(self) -> str:
-        error = "?" if self.stderr is None else f"{self.stderr:.3g}"
-        return f"{self.value:.6g} ± {error}"
+        return " ".join((*rounded(self.value, self.stderr), "± ?" if self.stderr is None else "")).strip()
 
     def __float__(self) -> float:
         return self.value

@@ -151,8 +151,8 @@ def test_a_probability_of_zero_is_infinite_perplexity_and_null_in_json() -> None
 
 
 def test_an_estimate_prints_with_its_error() -> None:
-    assert repr(Estimate(12.5, 0.25, 10, 2)) == "12.5 ± 0.25"
-    assert repr(Estimate(12.5, None, 10, 1)) == "12.5 ± ?"
+    assert repr(Estimate(12.5, 0.25, 10, 2)) == "12.50 ± 0.25"
+    assert repr(Estimate(12.5, None, 10, 1)) == "12.50 ± ?"
     assert float(Estimate(12.5, None, 10, 1)) == 12.5
 
 

@@ -11,6 +11,7 @@ import scoremode as sm
 from scoremode.plan.windows import measured
 from scoremode.report.terminal.run_tables import worst_table
 from tests.gguf_files import gguf_of
+from tests.report.test_table import drawn
 
 TEXT = "Once upon a time there was a naïve 東京 cat. Once upon a time it said: hi.\n\nThe end" * 3
 
@@ -45,6 +46,6 @@ def test_what_the_model_expected_is_never_empty(stories: Path) -> None:
     """▁ alone is a token of this model: a space, where its decoder gives nothing."""
     run = sm.ppl(str(stories), text=TEXT, context_length=64)
     assert " " in measured(run.facts.top_text).tolist() + run.facts.text.tolist()
-    expected = [str(cell) for cell in worst_table(run, len(run.scores)).columns[-1].cells]
-    assert not any(words.startswith("'' ") for words in expected)
-    assert any(words.startswith("' ") for words in expected)
+    expected = drawn([worst_table(run, len(run.scores))])
+    assert "  '' p=" not in expected
+    assert "  ' " in expected

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import sys
 
+from scoremode.cli.streams import for_terminal
 from scoremode.errors import LOGGER, one_line
 
 
@@ -17,7 +18,7 @@ class LineHandler(logging.Handler):
         line = getattr(record, "line", f"scoremode: {record.getMessage()}")  # see errors.print_line
         if sys.stderr is not None:
             with contextlib.suppress(OSError, ValueError):  # standard error may be closed or full
-                print(f"{one_line(line)}\n", end="", file=sys.stderr, flush=True)
+                print(f"{for_terminal(one_line(line))}\n", end="", file=sys.stderr, flush=True)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

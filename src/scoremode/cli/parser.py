@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from scoremode.arguments import STORES
 from scoremode.cli.help import verb_help
+from scoremode.cli.streams import for_terminal
 from scoremode.errors import harmless, listed, one_line
 
 BAD_INPUT = 2
@@ -82,7 +83,7 @@ class Parser(argparse.ArgumentParser):
         line = one_line(f"{self.prog}: {self._plainly(message)}")
         if len(line) > LONGEST:
             line = f"{line[:LONGEST]}…"
-        self.exit(BAD_INPUT, f"{harmless(line)}; see {self.prog} --help\n")
+        self.exit(BAD_INPUT, for_terminal(f"{harmless(line)}; see {self.prog} --help") + "\n")
 
     def _plainly(self, message: str) -> str:
         """Rewords a message of argparse in scoremode's style."""

@@ -12,9 +12,10 @@ import contextlib
 import io
 import os
 import sys
+from textwrap import wrap
 from typing import Any
 
-from scoremode.errors import escape, escaped
+from scoremode.errors import columns_of, escape, escaped
 
 ESCAPE = "scoremode-escape"  # the error handler for characters that an encoding lacks
 
@@ -69,6 +70,14 @@ def prepare() -> None:
         _fill(descriptor)
     sys.stdout = _wrap(Results, sys.stdout, 1)
     sys.stderr = _wrap(Complaints, sys.stderr, 2)
+
+
+def for_terminal(line: str) -> str:
+    """A line for standard error. If that is a terminal, it breaks between words, and not where the terminal ends."""
+    with contextlib.suppress(OSError, ValueError):  # standard error is closed
+        if sys.stderr.isatty() and (width := columns_of(sys.stderr)):
+            return "\n".join(wrap(line, width, break_long_words=False, break_on_hyphens=False))
+    return line
 
 
 def check() -> None:

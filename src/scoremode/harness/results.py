@@ -17,7 +17,7 @@ from scoremode.harness.documents import TaskDocument, TaskMetrics, metrics_of
 from scoremode.harness.loading import LoadedTasks
 from scoremode.scores.frames import ArrowTable, few_lines
 from scoremode.statistics.tasks import PairedTask, Parts, row_statistics
-from scoremode.values import Floats
+from scoremode.values import Floats, rounded
 
 ALL = "all"  # the name of the row over everything
 PREFERRED = ("acc_norm", "acc")  # the metric that recovery is about, if a task has it
@@ -93,8 +93,8 @@ class TasksComparison(ArrowTable):
 
     def __repr__(self) -> str:
         row = self.overall
-        error = f" ± {row['recovery_stderr']:.3g}" if row["recovery_stderr"] is not None else ""
-        recovery = f"recovery {row['recovery']:.4g}{error}" if row["recovery"] is not None else ""
+        known = " ".join(rounded(row["recovery"], row["recovery_stderr"])).rstrip()
+        recovery = f"recovery {known}" if row["recovery"] is not None else ""
         return few_lines(
             f"Comparison of {self.name} with {self.baseline_name} on {len(self.tasks)} tasks",
             recovery,

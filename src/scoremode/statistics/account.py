@@ -51,7 +51,7 @@ def account_of(cells: Cells, parts: Sequence[Damage], whole: Damage, served: Dam
     >>> cells = Cells(np.arange(6), np.zeros(6, int), np.ones(6), np.ones(6, int))
     >>> one, both = (Damage(x, x, x) for x in (np.arange(6) / 10, np.arange(6) / 4))
     >>> account_of(cells, [one, one], both).interaction
-    0.125 ± 0.0382
+    0.125 ± 0.038
     """
     total = np.sum([part.kl for part in parts], axis=0) if parts else np.zeros(len(cells.weight))
     with np.errstate(invalid="ignore"):  # an infinite KL minus another is not known

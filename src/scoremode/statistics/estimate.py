@@ -65,7 +65,7 @@ class GroupSums:
     >>> sums = GroupSums(5)
     >>> sums.add(np.arange(5), np.array([1.0, 2.0, 3.0, 4.0, 10.0]), np.ones(5))
     >>> sums.estimate()
-    4 ± 1.58
+    4.0 ± 1.6
     """
 
     def __init__(self, groups: int, shares: GroupSums | None = None) -> None:

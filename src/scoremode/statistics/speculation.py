@@ -94,7 +94,7 @@ def speculation(
 
     >>> texts = np.repeat(np.arange(5), 100)
     >>> speculation(texts, texts, np.full(500, 0.5), drafts=[2]).drafts[0].by_overlap
-    1.75 ± 0
+    1.750 ± 0
     """
     accept = overlap if accept is None else accept
     assert len(text) == len(group) == len(overlap) == len(accept), "one entry per target"

@@ -124,7 +124,7 @@ def mean(parts: Sequence[tuple[Floats, float]], within: Range = "any") -> Estima
     """Returns Σ w · mean over documents, with bounds by Student's t. For one task, lm-eval prints the same error.
 
     >>> mean([(np.array([1.0, 2.0, 3.0, 4.0, 10.0]), 1.0)])
-    4 ± 1.58
+    4.0 ± 1.6
     """
     value = sum(w * float(values.mean()) for values, w in parts)
     n = sum(len(values) for values, _ in parts)

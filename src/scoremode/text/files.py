@@ -24,7 +24,7 @@ RowsOf = Callable[[], Iterator[Row]]
 RowKind = Literal["documents", "chat"]
 
 PIECE = 1 << 20  # bytes of a text that are read at a time
-NAMED = ("wikitext2", "python-docs")
+NAMED = ("wikitext2", "python-docs", "python-docs-short")
 ROWS_LIKE = 'use rows like {"text": "…"}'
 MESSAGES_LIKE = 'use messages like {"role": "user", "content": "…"}'
 HALF_PAIR = "{} is not UTF-8 (it contains half a surrogate pair)"

@@ -40,7 +40,7 @@ def ppl(
 
     >>> import scoremode as sm
     >>> sm.ppl("table:uniform", text="any text").perplexity
-    256 ± ?
+    256.0 ± ?
     """
     question, options = split_arguments(arguments, needs_text=True)
     with closing(LazyModel.named(model, engine, options, tokenizer)) as lazy:

@@ -67,7 +67,7 @@ def reference(
     written to, by the method llamacpp; without ``out``, nothing else is kept then.
 
     >>> reference("table:uniform", "ref", text="any text").perplexity    # doctest: +SKIP
-    256 ± ?
+    256.0 ± ?
     """
     question, options = split_arguments(arguments, needs_text=True)
     with closing(LazyModel.named(model, engine, options, tokenizer)) as lazy:

@@ -38,7 +38,7 @@ class Model:
     >>> import scoremode as sm
     >>> with sm.open("table:uniform") as model:
     ...     model.ppl(text="any text").perplexity
-    256 ± ?
+    256.0 ± ?
     """
 
     def __init__(self, model: LazyModel, tokenizer: str | None = None) -> None:

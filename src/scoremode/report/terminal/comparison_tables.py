@@ -14,6 +14,7 @@ from scoremode.report.numbers import (
     shown_statistics,
     statistics_for_people,
 )
+from scoremode.report.public_text import public_name
 from scoremode.report.served import ServedModel, baseline_cache, in_groups, served, served_manifest
 from scoremode.report.terminal.console import BlockTable, TableColumn
 from scoremode.report.text import (
@@ -89,7 +90,7 @@ def comparison_table(
     baseline, facts = found[0].baseline, [served(c) for c in found]
     order = [i for members in in_groups(facts).values() for i in members]
     rows = [statistics[i] for i in order]
-    names = [shown(name) for name in (found[0].baseline_name, *(s["name"] for s in rows))]
+    names = [shown(name) for name in (public_name(found[0].baseline_name), *(s["name"] for s in rows))]
     columns = []
     for statistic in shown_statistics(found, more):
         if (column := statistic.column) is not None:
@@ -112,7 +113,7 @@ def comparison_table(
 
 
 def _kinds(facts: Sequence[ServedModel]) -> tuple[list[list[str]], list[TableColumn]]:
-    """For each row the lines below its name (format, engine), and the column of bits per weight.
+    """For each row the line below its name (format, engine), and the column of bits per weight.
 
     Only what differs between rows is shown.
     """
@@ -120,7 +121,7 @@ def _kinds(facts: Sequence[ServedModel]) -> tuple[list[list[str]], list[TableCol
     if len(set(formats)) == len(set(engines)) == 1:
         return [[] for _ in facts], []
     lines = [cells for cells in (formats, engines) if len(set(cells)) > 1]
-    below = [[cells[i] for cells in lines if cells[i]] for i in range(len(facts))]
+    below = [[", ".join(cells[i] for cells in lines if cells[i])] for i in range(len(facts))]
     if all(f.bits_per_weight is None for f in facts):
         return below, []
     title = "bits\noverall" if any("-bit body" in f.format_and_body for f in facts) else "bits"

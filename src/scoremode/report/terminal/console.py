@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rich.cells import cell_len
@@ -14,11 +15,13 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from scoremode.errors import escaped
+from scoremode.errors import columns_of, escaped
 from scoremode.report.text import middle_cut
 
 SHORTEST_NAME = 12  # names are cut to this width before a table is broken into two
 GAP = 2  # spaces between two columns
+BLANKS = re.compile(r" +(?=(?:\x1b\[0m)?\n)")  # with which tables fill their lines
+WIDTH = 100  # columns where standard output is not a terminal and COLUMNS is not set
 
 
 class PlainConsole(Console):
@@ -36,21 +39,26 @@ class PlainConsole(Console):
 
 
 class _Styled:
-    """Standard output that lets colours through: cli/streams.py escapes all other control characters."""
+    """Standard output without blanks at line ends. Colours pass; cli/streams.py escapes other control characters."""
 
     def __init__(self, stream: Any) -> None:
-        self.write = stream.write_styled
-        self._stream = stream
+        self._stream, self._write = stream, getattr(stream, "write_styled", stream.write)
+
+    def write(self, text: str) -> int:
+        return int(self._write(BLANKS.sub("", text)))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 
 def console() -> Console:
-    """A console on standard output; 100 columns wide if it is not a terminal, so that lines in files are not folded."""
-    width = None if sys.stdout.isatty() else 100
-    file: Any = _Styled(sys.stdout) if hasattr(sys.stdout, "write_styled") else None
-    return PlainConsole(file=file, width=width, highlight=False, emoji=False, markup=False)
+    """A console on standard output, as wide as COLUMNS or the terminal says."""
+    file: Any = _Styled(sys.stdout)
+    return PlainConsole(file=file, width=output_width(), highlight=False, emoji=False, markup=False)
+
+
+def output_width() -> int:
+    return columns_of(sys.stdout) or WIDTH
 
 
 def listing(rows: Iterable[tuple[str, str]]) -> list[Any]:
@@ -60,16 +68,44 @@ def listing(rows: Iterable[tuple[str, str]]) -> list[Any]:
     return [table]
 
 
-class Facts(Table):
-    """Labels and values in two columns; a plain string is shown literally, never read as markup."""
+class Fitted:
+    """Something that is made when the width of the console is known."""
+
+    def __init__(self, make: Callable[[int], RenderableType]) -> None:
+        self._make = make
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        yield self._make(options.max_width)
+
+
+class Facts:
+    """Labels and values in two columns; a plain string is shown literally, never read as markup.
+
+    A value with a word that is too long for its column stands below its label.
+    """
 
     def __init__(self) -> None:
-        super().__init__(box=None, show_header=False, padding=(0, 3, 0, 0))
-        self.add_column(style="dim", no_wrap=True)
-        self.add_column(overflow="fold")
+        self._rows: list[tuple[Text, Text]] = []
 
     def line(self, label: str | Text, value: str | Text) -> None:
-        self.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in (label, value)))
+        self._rows.append((Text(label, "dim") if isinstance(label, str) else label, Text("") + value))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        indent = max(label.cell_len for label, _ in self._rows) + 3
+        for label, value in self._rows:
+            fits = longest_word(value.plain) <= options.max_width - indent
+            left = indent if fits else min(GAP, options.max_width - 1)
+            lines = value.wrap(console, options.max_width - left)
+            first = label.copy()
+            first.pad_right(indent - label.cell_len)
+            if not fits and label:
+                yield first
+            for number, line in enumerate(lines):
+                yield (first if fits and not number else Text(" " * left)) + line
+
+
+def longest_word(text: str) -> int:
+    return max(map(cell_len, text.split()), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,20 +131,28 @@ class BlockTable:
     """
 
     def __init__(
-        self, names: Sequence[str], columns: Sequence[TableColumn], below: Sequence[Sequence[str]] | None = None
+        self,
+        names: Sequence[str],
+        columns: Sequence[TableColumn],
+        below: Sequence[Sequence[str]] | None = None,
+        *,
+        title: str = "",
     ) -> None:
-        self.names, self.columns = list(names), list(columns)
+        self.names, self.columns, self.title = list(names), list(columns), title
         self.below = [list(lines) for lines in below] if below else [[] for _ in names]
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         return Measurement(min(options.max_width, SHORTEST_NAME), options.max_width)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        for number, block in enumerate(self.blocks(options.max_width)):
+        limit = max(1, options.max_width - SHORTEST_NAME - GAP)  # of titles that are names
+        columns = [_narrowed(one, limit) for one in self.columns]
+        table = BlockTable(self.names, columns, self.below, title=self.title)
+        for number, block in enumerate(table.blocks(options.max_width)):
             if number:
                 yield ""
             yield block
-        if left_out := [column.title for column in self.columns if column not in self.kept(options.max_width)]:
+        if left_out := [column.title for column in table.columns if column not in table.kept(options.max_width)]:
             words = f"left out at this width: {', '.join(left_out)}"
             yield Text(words, "dim")
 
@@ -127,16 +171,20 @@ class BlockTable:
                 found.append([])
             found[-1].append(column)
         room = min(width - _widths(block) for block in found)
-        longest = max(cell_len(line) for lines in (self.names, *self.below) for line in lines)
+        longest = max(cell_len(line) for lines in ([*self.names, self.title], *self.below) for line in lines)
         name_width = max(1, min(longest, max(room, least)))
         return [self._block(block, name_width) for block in found]
 
     def least_name_width(self, width: int) -> int:
-        """The least width at which names that are cut still differ; at most what the widest column leaves."""
+        """The least width at which names that are cut still differ; at most what the widest column leaves.
+
+        No word below a name is broken.
+        """
         longest = max(map(cell_len, self.names))
         most = max(1, width - max(column.width + GAP for column in self.columns))
         different = len(set(self.names))
-        least = min(longest, SHORTEST_NAME)
+        unbroken = [self.title, *(line for lines in self.below for line in lines)]
+        least = max(min(longest, SHORTEST_NAME), *map(longest_word, unbroken))
         while least < min(longest, most) and len({middle_cut(n, least, cell_len) for n in self.names}) < different:
             least += 1
         return min(least, most)
@@ -146,7 +194,7 @@ class BlockTable:
         shorter = [middle_cut(name, name_width, cell_len) for name in self.names]
         if len(set(shorter)) < len(set(self.names)):  # no width tells them apart: all of each name, on several lines
             shorter = self.names
-        table.add_column("", no_wrap=False, overflow="fold", min_width=name_width, max_width=name_width)
+        table.add_column(self.title, no_wrap=False, overflow="fold", min_width=name_width, max_width=name_width)
         for column in columns:
             side: Literal["left", "right"] = "right" if column.number else "left"
             table.add_column(column.title, justify=side, no_wrap=True, min_width=column.width)
@@ -154,6 +202,11 @@ class BlockTable:
             first = Text("\n").join([Text(name), *(Text(line, "dim") for line in self.below[i])])
             table.add_row(first, *(Text(column.cells[i]) for column in columns))
         return table
+
+
+def _narrowed(column: TableColumn, limit: int) -> TableColumn:
+    """The column with a title that is no wider than the limit."""
+    return replace(column, title="\n".join(middle_cut(line, limit, cell_len) for line in column.title.split("\n")))
 
 
 def _widths(columns: Sequence[TableColumn]) -> int:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import Any
 
 from rich.text import Text
 
 from scoremode.cache.units import age_words, counts_in_words, size_words
-from scoremode.report.terminal.console import Facts
+from scoremode.errors import columns_of
+from scoremode.report.terminal.console import Facts, longest_word
 from scoremode.report.text import shown
 
 MISSING = {
@@ -87,7 +90,7 @@ def cache_lines(found: dict[str, Any]) -> list[str]:
         f"{_counted(kind, total['entries'])}, {size_words(total['size'])}" for kind, total in found["totals"].items()
     ]
     where = f"{shown(found['folder'])}: {size_words(found['size'])}, {limit} for runs, references and texts"
-    return [*_aligned(rows), *([""] if rows else []), *total, where]
+    return [*_aligned(rows), *([""] if rows else []), *total, *_wrapped(where)]
 
 
 def prune_lines(found: dict[str, Any]) -> list[str]:
@@ -97,7 +100,8 @@ def prune_lines(found: dict[str, Any]) -> list[str]:
     freed = f" ({size_words(found['freed'])})" if kinds else ""
     skipped = [f"skipped {shown(entry['path'])}: {shown(entry['reason'])}" for entry in found["skipped"]]
     done = f"{verb} {counts_in_words(dict(kinds))}{freed}; {size_words(found['left'])} left"
-    return [*_aligned([_row(entry) for entry in found["removed"]]), *skipped, done]
+    told = [line for words in (*skipped, done) for line in _wrapped(words)]
+    return [*_aligned([_row(entry) for entry in found["removed"]]), *told]
 
 
 def _row(entry: dict[str, Any]) -> tuple[str, ...]:
@@ -126,11 +130,28 @@ def _counted(kind: str, number: int) -> str:
     return counts_in_words({"other files" if kind == "other" else kind: number})
 
 
+def _wrapped(line: str, indent: int = 0) -> list[str]:
+    room = max(1, _width() - indent)
+    return [line] if 0 < len(line) <= room else wrap(line, room, break_long_words=False, break_on_hyphens=False)
+
+
+def _width() -> int:
+    """The width of the terminal; in a file every entry has one line, for ``grep``."""
+    return columns_of(sys.stdout) or sys.maxsize
+
+
 def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    """Lines of a table. What an entry holds stands on lines of its own if it does not fit."""
     if not rows:
         return []
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
-    return [
-        f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]:<{widths[3]}}  {row[4]}".rstrip()
-        for row in rows
-    ]
+    indent, lines = sum(widths) + 8, list[str]()
+    if max(indent + longest_word(row[4]) for row in rows) > _width():
+        indent = 4
+    for row in rows:
+        left = f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]:<{widths[3]}}"
+        what = [" " * indent + line for line in _wrapped(row[4], indent)]
+        if what and indent == len(left) + 2:
+            what[0] = f"{left}  {what[0].lstrip()}"
+        lines += what if what and what[0].startswith(left) else [left.rstrip(), *what]
+    return lines

@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
 from scoremode.report.numbers import RUN_MEASURES, RunMeasure, basis, with_error
-from scoremode.report.terminal.console import Facts
+from scoremode.report.terminal.console import GAP, BlockTable, Facts, Fitted, TableColumn, longest_word
 from scoremode.report.terminal.part_tables import run_slices_table
-from scoremode.report.text import NOT_MEASURED, context_before, counted, shown, worst_targets
+from scoremode.report.text import NOT_MEASURED, context_before, counted, middle_cut, shown, worst_targets
 from scoremode.scores.schema import Metric
 from scoremode.store.run import Run
 from scoremode.values import Estimate
@@ -22,18 +23,9 @@ if TYPE_CHECKING:
     from scoremode.verbs.prob.sequence import SequenceScore, TokenScore
 
 WIDEST = 28  # characters; longer numbers do not widen the column
+LONGEST_CONTEXT = 56  # characters of a target and the text before it
 CACHE_TYPES = ("kv_cache_dtype", "cache_type_k", "cache_type_v", "cache_bits_k", "cache_bits_v")  # engines' settings
 USUAL_CACHES: tuple[list[str], ...] = ([], ["auto"], ["f16"], ["16"])  # the types that engines choose themselves
-
-
-def _table(words: Sequence[str], numbers: Sequence[str]) -> Table:
-    """Returns an empty table with columns of words, then columns of numbers."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in words:
-        table.add_column(Text(name), overflow="fold")
-    for name in numbers:
-        table.add_column(Text(name), justify="right", no_wrap=True)
-    return table
 
 
 def run_table(run: Run, worst: int = 8) -> list[Any]:
@@ -101,14 +93,19 @@ def _own_measures(of_columns: Sequence[Metric]) -> list[RunMeasure]:
 def questions_table(found: Sequence[Run]) -> list[Any]:
     """Makes a table with one row per question (a text and a method) to one model."""
     first = found[0].manifest
-    table = _table(["text", "method"], ["perplexity", "bits per byte", "targets"])
-    for run in found:
-        numbers = [
-            with_error(Estimate.from_json(run.manifest["metrics"][name])) if name in run.manifest["metrics"] else "–"
-            for name in ("perplexity", "bits_per_byte")
-        ]
-        row = (shown(run.manifest["corpus"]), method_line(run.manifest), *numbers, f"{run.manifest['targets']:,}")
-        table.add_row(*map(Text, row))
+    known = [run.manifest["metrics"] for run in found]
+    table = BlockTable(
+        [shown(run.manifest["corpus"]) for run in found],
+        [
+            TableColumn("method", [method_line(run.manifest) for run in found], number=False),
+            *(
+                TableColumn(title, [with_error(Estimate.from_json(own[name])) if name in own else "–" for own in known])
+                for title, name in (("perplexity", "perplexity"), ("bits per byte", "bits_per_byte"))
+            ),
+            TableColumn("targets", [f"{run.manifest['targets']:,}" for run in found]),
+        ],
+        title="text",
+    )
     notes = [Text(shown(line), "yellow") for line in _shared_notes(found)]
     return [Text(model_line(first), "dim"), Text(), table, *([Text(), *notes] if notes else [])]
 
@@ -129,21 +126,35 @@ def method_line(manifest: dict[str, Any] | Any) -> str:
     return shown(f"{manifest['method']} ({given})")
 
 
-def worst_table(run: Run, count: int) -> Table:
-    table = _table([], ["in context", "logprob", "rank"])
-    table.columns[0].overflow, table.columns[0].max_width = "crop", 56
-    table.add_column("the model expected", no_wrap=True, overflow="ellipsis")
-    ranked = run.scores.has("rank")
-    for index in worst_targets(run, count):
-        token = shown(str(run.facts.value("text", index)))
-        before = shown(context_before(run, index, max(8, 50 - len(token))))
-        table.add_row(
-            Text.assemble((before, "dim"), ("«", "dim"), (token, "bold red"), ("»", "dim")),
+def worst_table(run: Run, count: int) -> Fitted:
+    """Makes a table of targets in their context, which is cut to what the other columns leave."""
+    found, ranked = worst_targets(run, count), run.scores.has("rank")
+    numbers = [
+        (
             f"{run.scores.value('logprob', index):.2f}",
             f"{run.scores.value('rank', index):,}" if ranked else NOT_MEASURED,
-            Text(_expected(run, index)),
+            middle_cut(_expected(run, index), LONGEST_CONTEXT // 2, cell_len),
         )
-    return table
+        for index in found
+    ]
+    titles = ("logprob", "rank", "the model expected")
+    wide = sum(max(map(cell_len, column)) + GAP for column in zip(titles, *numbers, strict=True))
+
+    def made(width: int) -> Table:
+        table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="dim")
+        for title in ("in context", *titles):
+            table.add_column(title, justify="left" if title == titles[-1] else "right", no_wrap=True)
+        room = max(len("in context"), min(LONGEST_CONTEXT, width - wide) - len("«»"))
+        for index, row in zip(found, numbers, strict=True):
+            token = middle_cut(shown(str(run.facts.value("text", index))), room, cell_len)
+            before = shown(context_before(run, index, LONGEST_CONTEXT))
+            while cell_len(before) > room - cell_len(token):
+                before = before.partition(" ")[2] if " " in before else before[1:]
+            context = Text.assemble((before, "dim"), ("«", "dim"), (token, "bold red"), ("»", "dim"))
+            table.add_row(context, *map(Text, row))
+        return table
+
+    return Fitted(made)
 
 
 def _expected(run: Run, index: int) -> str:
@@ -188,24 +199,48 @@ def in_bytes(count: int) -> str:
 
 
 def sequence_table(results: Sequence[SequenceScore]) -> list[Any]:
-    table = _table(["target"], ["log prob", "prob", "perplexity"])
+    return [Fitted(lambda width: _sequences(results, width)), *_boundary_notes(results)]
+
+
+def _sequences(results: Sequence[SequenceScore], width: int) -> Table:
+    """Makes a table in which targets break between words, and tokens between each other."""
     ranked = any(t.rank is not None for r in results for t in r.tokens)
-    table.add_column("tokens (logprob, rank)" if ranked else "tokens (logprob; rank not measured)")
+    rows = [(f"{r.log_prob:.5f}", f"{r.prob:.4g}", f"{r.perplexity:,.4g}") for r in results]
+    titles = ("log prob", "prob", "perplexity")
+    numbers = [max(map(cell_len, column)) for column in zip(titles, *rows, strict=True)]
+    targets = [repr(shown(r.target)) for r in results]
+    widest = max(cell_len(_token(token)) for r in results for token in r.tokens)
+    room = width - sum(numbers) - 4 * GAP
     prompts = list(dict.fromkeys(r.prompt for r in results))
+    named = targets + [shown(prompt) for prompt in prompts if len(prompts) > 1]
+    first = min(max(map(cell_len, named)), max(room - widest, room // 2, *map(longest_word, named)))
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="dim")
+    table.add_column("target", overflow="fold", width=max(first, len("target")))
+    for title, number in zip(titles, numbers, strict=True):
+        table.add_column(title, justify="right", no_wrap=True, width=number)
+    table.add_column("tokens (logprob, rank)" if ranked else "tokens (logprob; rank not measured)")
     for prompt in prompts:
         if len(prompts) > 1:
             table.add_row(Text(shown(prompt), "dim"), "", "", "", "")
-        for r in (r for r in results if r.prompt == prompt):
-            tokens = "  ".join(map(_token, r.tokens))
-            row = (
-                Text(repr(shown(r.target))),
-                f"{r.log_prob:.5f}",
-                f"{r.prob:.4g}",
-                f"{r.perplexity:,.4g}",
-                Text(tokens),
-            )
-            table.add_row(*row)
-    return [table, *_boundary_notes(results)]
+        for r, target, row in zip(results, targets, rows, strict=True):
+            if r.prompt == prompt:
+                table.add_row(Text(target), *row, Text(_filled([_token(t) for t in r.tokens], room - first)))
+    return table
+
+
+def _filled(words: Sequence[str], width: int) -> str:
+    """Joins words that may contain spaces into lines of at most this width.
+
+    >>> _filled(["' a' -1.2", "'b' -3.4", "'c' -5.6"], 20)
+    "' a' -1.2  'b' -3.4\\n'c' -5.6"
+    """
+    lines = list[str]()
+    for word in words:
+        if lines and cell_len(lines[-1]) + GAP + cell_len(word) <= width:
+            lines[-1] += " " * GAP + word
+        else:
+            lines.append(word)
+    return "\n".join(lines)
 
 
 def _token(token: TokenScore) -> str:
@@ -226,18 +261,18 @@ def noise_table(noise: Noise) -> list[Any]:
     """Makes the tables of ``scoremode noise``: drift per target, then perplexity, whole sequences and repeats."""
     names = list(noise.settings[0].settings)
     header = ", ".join(name.replace("_", "-") for name in names) or "setting"
-    first = _table([header, "head"], ["mean", "mean |d|", "rms", "99.9%", "max"])
-    first.columns[1].no_wrap = True
-    second = _table([header], ["perplexity", "ratio", "seq. rms", "seq. max", "repeat rms", "repeat max"])
+    labels, drifts, rest = [header], list[tuple[str, ...]](), list[tuple[str, ...]]()
     for s in noise.settings:
         d, r = s.drift, s.repeats
         values = ["default" if value is None else str(value) for value in s.settings.values()]
-        label = Text(", ".join(values) or s.facts.engine, "bold")
-        first.add_row(label, s.facts.head, _size(d.mean, "+"), *map(_size, (d.mean_abs, d.rms, d.p999, d.max)))
+        labels.append(shown(", ".join(values) or s.facts.engine))
+        drifts.append((s.facts.head, _size(d.mean, "+"), *map(_size, (d.mean_abs, d.rms, d.p999, d.max))))
         again = ("–", "–") if r is None else (_size(r.rms), _size(r.max))
         ratio = f"{s.perplexity_ratio:.6f}" if math.isfinite(s.perplexity_ratio) else "–"
-        numbers = (_size(d.sequence_rms), _size(d.sequence_max), *again)
-        second.add_row(label, f"{s.perplexity:,.5f}", ratio, *numbers)
+        rest.append((f"{s.perplexity:,.5f}", ratio, _size(d.sequence_rms), _size(d.sequence_max), *again))
+    first = _settings_table(labels, ("head", "mean", "mean |d|", "rms", "99.9%", "max"), drifts)
+    titles = ("perplexity", "ratio", "seq. rms", "seq. max", "repeat rms", "repeat max")
+    second = _settings_table(labels, titles, rest)
     plan = noise.plan
     scored = f"{counted(plan.targets, 'targets')} in {counted(len(plan), 'windows')} of {noise.corpus}"
     about = f"{scored}, {noise.model}; {noise.repeat} {'pass' if noise.repeat == 1 else 'passes'}"
@@ -252,6 +287,13 @@ def noise_table(noise: Noise) -> list[Any]:
         *(Text(shown(note), "yellow") for note in plan.notes),
         Text(shown(about), "dim"),
     ]
+
+
+def _settings_table(labels: Sequence[str], titles: Sequence[str], rows: Sequence[Sequence[str]]) -> BlockTable:
+    """Makes a table of settings; the first of the labels is their title."""
+    cells = zip(titles, zip(*rows, strict=True), strict=True)
+    columns = [TableColumn(title, its, number=title != "head") for title, its in cells]
+    return BlockTable(labels[1:], columns, title=labels[0])
 
 
 def _size(value: float, sign: str = "") -> str:
