@@ -44,7 +44,6 @@ def made(
     floor: float | None = None,
     groups: int = 20,
     spiky: bool = False,
-    name: str = "q4",
 ) -> Comparison:
     """A comparison with this KL, share of other first choices and change of perplexity, each with its error.
 
@@ -61,7 +60,7 @@ def made(
         tops = (np.zeros(n, np.int32), np.array([i < w for w in wobble for i in range(EACH)], np.int32))
     noise = None if floor is None else np.full(64, floor)
     of_groups = np.repeat(np.arange(groups), EACH)
-    c = compared(np.full(n, -2.0), -2.0 - added, kl=apart, groups=of_groups, tops=tops, noise_kl=noise, name=name)
+    c = compared(np.full(n, -2.0), -2.0 - added, kl=apart, groups=of_groups, tops=tops, noise_kl=noise)
     if differs is None:  # as from a server that gives no first choices
         scores = replace(c.candidate.scores, top=None)
         c = replace(c, candidate=replace(c.candidate, scores=scores))
@@ -70,7 +69,7 @@ def made(
 
 JUDGED_BY_A_PERSON = """
 4 bits on 5 documents | 0.65 ± 0.03 | 0.44 | 0.12 ± 0.15 | 8e-12 | 5
-    changed | changed: KL 0.65, first choice differs in 4 & +12% ± 15% cannot tell better from worse on 5 | noise & same
+    changed | changed: KL 0.650, first choice differs in 4 & +12% ± 15% cannot tell better from worse on | noise & same
 Q4_0, no floor | 0.436 ± 0.02 | 0.4 | 0.38 ± 0.05 | - | 20
     changed, worse | changed: KL 0.436 & : worse | noise
 a usual 4-bit loss | 0.012 ± 0.001 | 0.04 | 0.012 ± 0.003 | 1e-11 | 20
@@ -139,8 +138,14 @@ CASES = JUDGED_BY_A_PERSON.strip().splitlines()
 def test_the_rule_judges_as_a_person_did(numbers: str, wanted: str) -> None:
     _, kl, differs, ppl, floor, groups = (part.strip() for part in numbers.split("|"))
     level, said, unsaid = (part.strip() for part in wanted.split("|"))
-    values = {name: None if text == "-" else float(text) for name, text in (("differs", differs), ("floor", floor))}
-    c = made(kl=with_error(kl), ppl=with_error(ppl), groups=int(groups), spiky="few targets" in kl, **values)
+    c = made(
+        kl=with_error(kl),
+        differs=None if differs == "-" else float(differs),
+        ppl=with_error(ppl),
+        floor=None if floor == "-" else float(floor),
+        groups=int(groups),
+        spiky="few targets" in kl,
+    )
     (found,) = verdicts([c], [comparison_statistics(c)])
     assert found.level == level, found.sentence
     assert [words for words in said.split(" & ") if words not in found.sentence] == [], found.sentence
@@ -201,8 +206,8 @@ def test_nothing_is_known_of_no_targets() -> None:
     [
         (1e-6, "far below Q8_0 (0.0014) of LLaMA 3 8B"),
         (0.001, "below Q8_0 (0.0014) of LLaMA 3 8B"),
-        (0.03, "about Q4_K_M (0.031) of LLaMA 3 8B"),
-        (0.06, "between Q4_K_M (0.031) and Q3_K_M (0.1) of LLaMA 3 8B"),
+        (0.03, "about Q4_K_M of LLaMA 3 8B"),
+        (0.06, "between Q4_K_M and Q3_K_M of LLaMA 3 8B"),
         (0.65, "beyond Q2_K (0.45) of LLaMA 3 8B"),
     ],
 )

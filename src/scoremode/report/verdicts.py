@@ -86,11 +86,12 @@ def rule_words(comparisons: Sequence[Comparison]) -> str:
             "computation moved when it was done again, and that of KL is above the noise floor"
         )
     candidates = len(comparisons)
+    scale = f"; {SOURCE}" if any(c.kl is not None for c in comparisons) else ""
     together = f"; {candidates:,} candidates are tested together (Holm)" if candidates > 1 else ""
     return (
-        f"changed: the lower {100 * LEVEL:.0f} % bound of KL is above the noise floor, or above 0 where no floor was "
-        f"measured; worse, better: the perplexity ratio differs from 1 at {100 * (1 - LEVEL):.0f} % by its paired "
-        f"error{together}; {SOURCE}"
+        f"changed: the lower {100 * LEVEL:.0f} % bound of KL is above the noise floor (above 0 if none was measured); "
+        f"worse, better: the perplexity ratio differs from 1 at {100 * (1 - LEVEL):.0f} % by its paired error"
+        f"{together}{scale}"
     )
 
 
@@ -200,7 +201,7 @@ def _moved(s: Statistics) -> str:
 
 def _unmeasured(s: Statistics) -> list[str]:
     """Says that KL was not measured, and first choices neither."""
-    if s.get("kl_infinite") is not None:
+    if s.get("kl_mean") is not None or s.get("kl_infinite") is not None:
         return []
     return ["KL was not measured" if s.get("same_top") is not None else "KL and first choices were not measured"]
 

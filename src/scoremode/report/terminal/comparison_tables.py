@@ -133,7 +133,7 @@ def _sentences(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]
     lines = list[Text]()
     for i in order:
         lines.append(Text(shown(f"{found[i].name}: {judged[i].sentence}"), styles.get(judged[i].level, "")))
-        lines += [Text(f"  {judged[i].scale}", "dim")] if judged[i].scale else []
+        lines += [Text(judged[i].scale, "dim")] if judged[i].scale else []
     return lines
 
 
