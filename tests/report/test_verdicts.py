@@ -132,9 +132,10 @@ no first choices, but KL | 0.03 ± 0.002 | - | 0.02 ± 0.001 | 1e-11 | 20
 # First line: name, KL, share of other first choices, change of perplexity, noise floor, documents; "-": not measured.
 # Second line: what a person judges from these numbers: the level, what a sentence must say, and what it must not say.
 CASES = JUDGED_BY_A_PERSON.strip().splitlines()
+NAMES = [line.split(" |")[0] for line in CASES[::2]]
 
 
-@pytest.mark.parametrize(("numbers", "wanted"), list(zip(CASES[::2], CASES[1::2], strict=True)))
+@pytest.mark.parametrize(("numbers", "wanted"), list(zip(CASES[::2], CASES[1::2], strict=True)), ids=NAMES)
 def test_the_rule_judges_as_a_person_did(numbers: str, wanted: str) -> None:
     _, kl, differs, ppl, floor, groups = (part.strip() for part in numbers.split("|"))
     level, said, unsaid = (part.strip() for part in wanted.split("|"))
