@@ -46,7 +46,7 @@ def test_one_json_per_candidate(command: Command, kept: Path, tmp_path: Path) ->
     (file,) = (tmp_path / "published").iterdir()
     assert outcome.out == f"written to {file}\n"
     found = json.loads(file.read_text())
-    assert (found["verdict"], found["for_people"]["ppl_candidate"]) == ("within the noise", "256.0")
+    assert (found["verdict"], found["for_people"]["ppl_candidate"]) == ("same", "256.0")
     assert str(tmp_path) not in file.read_text()
     assert json.loads(command("card", kept, "--json").out) == [found]
 

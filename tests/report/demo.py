@@ -170,6 +170,7 @@ def statistics_of(c: Comparison) -> dict[str, Any]:
         "ppl_ratio_stderr": ratio * float(delta.std() if len(delta) else 0) / n**0.5 * 1.6,
         "kl_mean": float(kl.mean()),
         "kl_mean_stderr": float(kl.std()) / n**0.5 * 1.6,
+        "kl_mean_low": float(kl.mean() - 3.2 * kl.std() / n**0.5),
         **quantile,
         "kl_max": float(kl.max()),
         "delta_p_rms": float(np.sqrt(np.mean(p**2))) if len(delta) else None,

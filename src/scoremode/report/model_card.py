@@ -134,7 +134,7 @@ def markdown(comparisons: Sequence[Comparison], statistics: Sequence[Mapping[str
         "model_card.md",
         header=["model", *(title for title, _ in kinds), *(measure.card for measure in measures)],
         rows=rows,
-        verdicts=[(comparisons[i].name, public_words(judged[i].sentence)) for i in order],
+        verdicts=[(comparisons[i].name, public_words(judged[i].sentence), judged[i].scale) for i in order],
         verdict_rule=rule_words(comparisons),
         m=m,
         corpus=public_name(str(m["corpus"])),

@@ -213,6 +213,7 @@ def published_json(comparisons: Sequence[Comparison], statistics: Sequence[Stati
             "versions": dict(c.candidate.manifest.get("versions", {})),
             "verdict": verdict.level,
             "sentence": public_words(verdict.sentence),
+            "scale": verdict.scale,
             "notes": list(map(public_words, model_notes(c.candidate))),
             "for_people": statistics_for_people(s, statistics),
             **served(c).as_json(),

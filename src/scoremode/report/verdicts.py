@@ -1,9 +1,14 @@
-"""What a candidate lost, in one sentence, by a rule that rests on the paired error and on the noise floor.
+"""What happened to a candidate, in a sentence: KL and first choices say if it changed, perplexity says better or worse.
 
+same                     every log-probability is equal, and KL is 0 on every target
 within the noise floor   its mean KL is not above the KL of the baseline against itself
-clearly worse, better    its perplexity ratio differs from 1: p by Student's t with the paired error, and Holm's method
-                         over all candidates, as in the ranking (statistics/ranking.py)
-within the noise         its perplexity ratio does not
+changed                  the lower 95 % bound of KL is above the noise floor; without a floor, that of KL, or of the
+                         share of other first choices, is above 0. Also if half of the targets moved more than 99 % do
+                         by noise, or if better or worse is known
+changed, worse, better   the direction: tokens of probability zero, infinite KL, or a perplexity ratio that differs from
+                         1: p by Student's t with the paired error, and Holm's method over all candidates, as in the
+                         ranking (statistics/ranking.py)
+not known                none of these
 
 A model that is compared with itself (``scoremode paths``) has levels of its own:
 
@@ -17,25 +22,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from scoremode.plan.windows import measured
-from scoremode.report.numbers import Statistics, digits_of, rounded, shown_statistic, usable
+from scoremode.report.numbers import Statistics, shown_statistic
+from scoremode.report.scale import SOURCE, scale_words
+from scoremode.report.text import counted
 from scoremode.statistics.comparison import BY_NAME, Comparison, are_of_paths
 from scoremode.statistics.estimate import LEVEL
 from scoremode.statistics.gate import too_few
+from scoremode.statistics.groups import are_blocks
 from scoremode.statistics.paired import PairedMeans
 from scoremode.statistics.ranking import p_value, told_apart
-from scoremode.values import Estimate
+from scoremode.values import Estimate, digits_of, rounded, usable
 
 Level = Literal[
+    "same",
     "within the noise floor",
-    "within the noise",
-    "clearly worse",
-    "clearly better",
+    "changed",
+    "changed, worse",
+    "changed, better",
     "not known",
     "the same bits",
     "more than the noise",
@@ -52,6 +61,7 @@ class Verdict:
 
     level: Level
     sentence: str
+    scale: str = ""  # where its KL lies between those of usual quantization types
 
 
 def verdicts(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> list[Verdict]:
@@ -64,9 +74,10 @@ def verdicts(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]
         if c.is_of_paths:
             found.append(_path_level(c, s, c.manifest["rerun"]))
             continue
-        level = _level(s, difference, is_apart=is_apart)
-        words = _words(c, s, level)
-        found.append(Verdict(level, f"{', '.join(_measured(s))}: {words}".removeprefix(": ")))
+        one = _judged(s, _direction(c, s, difference, is_apart=is_apart))
+        kl = usable(s.get("kl_mean"))
+        is_shown = kl and one.level not in ("same", "within the noise floor")
+        found.append(replace(one, scale=scale_words(kl)) if kl and is_shown else one)
     return found
 
 
@@ -78,8 +89,13 @@ def rule_words(comparisons: Sequence[Comparison]) -> str:
             "what computing the same again moved"
         )
     candidates = len(comparisons)
+    scale = f"; {SOURCE}" if any(c.kl is not None for c in comparisons) else ""
     together = f"; {candidates:,} candidates are tested together (Holm)" if candidates > 1 else ""
-    return f"clearly: the perplexity ratio differs from 1 at {100 * (1 - LEVEL):.0f} % by its paired error{together}"
+    return (
+        f"changed: the lower {100 * LEVEL:.0f} % bound of KL is above the noise floor (above 0 if none was measured); "
+        f"worse, better: the perplexity ratio differs from 1 at {100 * (1 - LEVEL):.0f} % by its paired error"
+        f"{together}{scale}"
+    )
 
 
 def _log_ratio(c: Comparison) -> Estimate:
@@ -88,17 +104,42 @@ def _log_ratio(c: Comparison) -> Estimate:
     return found
 
 
-def _level(s: Statistics, difference: Estimate, *, is_apart: bool) -> Level:
+def _judged(s: Statistics, direction: tuple[str, str]) -> Verdict:
+    """The verdict on a candidate; ``direction`` is 'worse', 'better' or '', and what that rests on, in words."""
     kl, floor = usable(s.get("kl_mean")), usable(s.get("noise_floor_kl_mean"))
-    if floor is not None and kl is not None and kl <= floor:
-        return "within the noise floor"
-    if (s.get("zero_probability_candidate") or 0) > (s.get("zero_probability_baseline") or 0):
-        return "clearly worse"
-    if difference.stderr is None or not math.isfinite(difference.value):
-        return "not known"
-    if is_apart:
-        return "clearly worse" if difference.value > 0 else "clearly better"
-    return "within the noise"
+    if s.get("targets") == 0:
+        return Verdict("not known", "not known: there are no targets")
+    if s.get("delta_logprob_max") == 0 and s.get("kl_max") == 0 and s.get("same_top") in (None, 1):
+        return Verdict("same", "the same on every target: all log-probabilities are equal, KL is 0")
+    if kl is not None and floor is not None and kl <= floor:
+        return Verdict("within the noise floor", f"no change beyond the noise floor: {_moved(s)}")
+    which, words = direction
+    shown = _change(s)
+    if shown is None and not which:
+        start = "no change shown" if kl is None else f"not clearly above {'0' if floor is None else 'the noise floor'}"
+        start = "not judged" if s.get("worse_stderr") is None else start
+        return Verdict("not known", "; ".join([f"{start}: {_moved(s)}", *_unmeasured(s), words]))
+    level: Level = "changed, worse" if which == "worse" else "changed, better" if which else "changed"
+    return Verdict(level, "; ".join(part for part in (f"changed: {_moved(s)}", *_unmeasured(s), shown, words) if part))
+
+
+def _change(s: Statistics) -> str | None:
+    """Is a change shown? What that rests on, in words; '' if it needs none; None if no change is shown."""
+    kl, floor, low = (usable(s.get(name)) for name in ("kl_mean", "noise_floor_kl_mean", "kl_mean_low"))
+    high = usable(s.get("same_top_high"))
+    other_choices = high is not None and high < 1
+    if kl is None:
+        return "" if other_choices else None
+    if floor is None:
+        if other_choices:
+            return ""
+        return "no noise floor was measured" if low is not None and low > 0 else None
+    if low is not None and low > floor:
+        return ""
+    half, noise = usable(s.get("kl_median")), usable(s.get("noise_floor_kl_p99"))
+    if half is not None and noise is not None and half > noise:
+        return "half of the targets moved more than 99 % do by noise"
+    return None
 
 
 def _path_level(c: Comparison, s: Statistics, rerun: Mapping[str, Any]) -> Verdict:
@@ -183,30 +224,56 @@ def plain_nats(value: float) -> str:
     return "0" if value == 0 else f"{value:.{digits_of(value)}f}" if value >= 1e-7 else "below 0.0000001"
 
 
-def _measured(s: Statistics) -> list[str]:
-    """The numbers that a sentence begins with: first choices, and the change of perplexity in percent."""
-    found = []
-    if s.get("same_top") is not None:
-        found.append(f"same first choice {shown_statistic(BY_NAME['same_top'], s)[0]}")
+def _perplexity(s: Statistics) -> list[str]:
+    """The change of perplexity in percent; nothing if a perplexity is infinite."""
     ratio = usable(s.get("ppl_ratio"))
-    if ratio is not None:
-        number, error = rounded(ratio - 1, s.get("ppl_ratio_stderr"), percent=True)
-        found.append(f"perplexity {'' if number.startswith('-') else '+'}{number} {error}".rstrip())
-    return found
+    if ratio is None:
+        return []
+    number, error = rounded(ratio - 1, s.get("ppl_ratio_stderr"), percent=True)
+    return [f"perplexity {'' if number.startswith('-') else '+'}{number} {error}".rstrip()]
 
 
-def _words(c: Comparison, s: Statistics, level: Level) -> str:
-    manifest: Any = c.baseline.manifest
-    baseline, impossible = manifest.get("model", "the baseline"), s.get("zero_probability_candidate")
-    match level:
-        case "within the noise floor":
-            return f"the same as {baseline}, within its noise floor"
-        case "within the noise":
-            return f"within the noise of {baseline}"
-        case "clearly worse" if s.get("ppl_ratio") is None:
-            return f"clearly worse, {impossible:,} tokens have probability zero"
-        case "clearly worse" | "clearly better":
-            return level
-        case _:
-            few = s.get("worse_stderr") is None
-            return too_few(s.get("groups"), manifest.get("stderr_groups", "groups")) if few else "not known"
+def _moved(s: Statistics) -> str:
+    """KL beside its noise floor, and the share of other first choices; log-probabilities if neither was measured."""
+    kl, floor, found = usable(s.get("kl_mean")), usable(s.get("noise_floor_kl_mean")), list[str]()
+    if kl is not None:
+        low = usable(s.get("kl_mean_low"))
+        is_clear = low is not None and low > (floor or 0)
+        number, error = rounded(kl, s.get("kl_mean_stderr"))
+        found.append(f"KL {number}" if is_clear else f"KL {number} {error}".rstrip())
+        found += [] if is_clear or floor is None else [f"floor {rounded(floor)[0]}"]
+    elif s.get("kl_infinite"):
+        found.append("KL infinite")
+    if (same := usable(s.get("same_top"))) is not None:
+        found.append(f"first choice differs in {rounded(1 - same, s.get('same_top_stderr'), percent=True)[0]}")
+    if not found and (rms := usable(s.get("delta_logprob_rms"))) is not None:
+        found.append(f"log-probabilities differ by {rounded(rms)[0]} (rms)")
+    return ", ".join(found) or "a log-probability is infinite"
+
+
+def _unmeasured(s: Statistics) -> list[str]:
+    """Says that KL was not measured, and first choices neither."""
+    if s.get("kl_mean") is not None or s.get("kl_infinite") is not None:
+        return []
+    return ["KL was not measured" if s.get("same_top") is not None else "KL and first choices were not measured"]
+
+
+def _direction(c: Comparison, s: Statistics, difference: Estimate, *, is_apart: bool) -> tuple[str, str]:
+    """'worse', 'better', or '' if nobody can tell; and in words what that rests on."""
+    impossible = (s.get("zero_probability_candidate") or 0) - (s.get("zero_probability_baseline") or 0)
+    if impossible > 0:
+        return "worse", f"probability zero for {counted(impossible, 'more tokens')} of the text: worse"
+    if infinite := s.get("kl_infinite"):
+        return "worse", f"KL is infinite on {counted(infinite, 'targets')}: worse"
+    if impossible < 0:
+        return "better", f"probability zero for {counted(-impossible, 'fewer tokens')} of the text: better"
+    (said,) = _perplexity(s) or ["perplexity is infinite under both"]
+    kind = str(c.baseline.manifest.get("stderr_groups", "groups"))
+    if difference.stderr is None or not math.isfinite(difference.value):
+        few = [too_few(s.get("groups"), kind)] if s.get("worse_stderr") is None else []
+        return "", "; ".join([said, *few])
+    if not is_apart:
+        return "", f"{said} cannot tell better from worse on {counted(s.get('groups') or 0, kind)}"
+    which = "worse" if difference.value > 0 else "better"
+    where = f" on {counted(s.get('groups') or 0, kind)}" if are_blocks(kind) else ""  # says nothing of other texts
+    return which, f"{said}: {which}{where}"

@@ -111,7 +111,7 @@ def comparisons_table(
         groups=in_groups(facts),
         rows=rows,
         marked=any(marks.values()),
-        verdicts=[(c.name, v.sentence) for c, v in zip(comparisons, verdicts(comparisons, statistics), strict=True)],
+        verdicts=[(c.name, v) for c, v in zip(comparisons, verdicts(comparisons, statistics), strict=True)],
         verdict_rule=rule_words(comparisons),
         errors="; ".join(dict.fromkeys(_about_errors(c, s) for c, s in baselines)),
         notes=[f"{words[:1].upper()}{words[1:]}." for words in dict.fromkeys(said) if words],

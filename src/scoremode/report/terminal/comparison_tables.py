@@ -61,6 +61,7 @@ def comparison_json(found: Sequence[Comparison], statistics: Sequence[dict[str, 
                 **s,
                 "verdict": verdict.level,
                 "sentence": verdict.sentence,
+                "scale": verdict.scale,
                 "for_people": statistics_for_people(s, statistics),
                 **served(c).as_json(),
                 "notes": model_notes(c.candidate),
@@ -131,8 +132,12 @@ def _kinds(facts: Sequence[ServedModel]) -> tuple[list[list[str]], list[TableCol
 
 def _sentences(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]], order: Sequence[int]) -> list[Text]:
     judged = verdicts(found, statistics)
-    styles = {"clearly worse": "red", "clearly better": "green"}
-    return [Text(shown(f"{found[i].name}: {judged[i].sentence}"), styles.get(judged[i].level, "")) for i in order]
+    styles = {"changed, worse": "red", "changed, better": "green", "changed": "yellow"}
+    lines = list[Text]()
+    for i in order:
+        lines.append(Text(shown(f"{found[i].name}: {judged[i].sentence}"), styles.get(judged[i].level, "")))
+        lines += [Text(judged[i].scale, "dim")] if judged[i].scale else []
+    return lines
 
 
 def _method_line(m: Any, s: dict[str, Any]) -> Text:
