@@ -2,9 +2,9 @@
 
 same                     every log-probability is equal, and KL is 0 on every target
 within the noise floor   its mean KL is not above the KL of the baseline against itself
-changed                  the lower 95 % bound of KL is above the noise floor; without a floor, that of KL, or of the
-                         share of other first choices, is above 0. Also if half of the targets moved more than 99 % do
-                         by noise, or if better or worse is known
+changed                  KL less its error at 95 % (t · stderr) is above the noise floor; without a floor, it is above 0,
+                         or first choices differ. Also if half of the targets moved more than 99 % do by noise, or if
+                         better or worse is known
 changed, worse, better   the direction: tokens of probability zero, infinite KL, or a perplexity ratio that differs from
                          1: p by Student's t with the paired error, and Holm's method over all candidates, as in the
                          ranking (statistics/ranking.py)
@@ -92,7 +92,7 @@ def rule_words(comparisons: Sequence[Comparison]) -> str:
     scale = f"; {SOURCE}" if any(c.kl is not None for c in comparisons) else ""
     together = f"; {candidates:,} candidates are tested together (Holm)" if candidates > 1 else ""
     return (
-        f"changed: the lower {100 * LEVEL:.0f} % bound of KL is above the noise floor (above 0 if none was measured); "
+        f"changed: KL less its error at {100 * LEVEL:.0f} % is above the noise floor (above 0 if none was measured); "
         f"worse, better: the perplexity ratio differs from 1 at {100 * (1 - LEVEL):.0f} % by its paired error"
         f"{together}{scale}"
     )
@@ -125,7 +125,7 @@ def _judged(s: Statistics, direction: tuple[str, str]) -> Verdict:
 
 def _change(s: Statistics) -> str | None:
     """Is a change shown? What that rests on, in words; '' if it needs none; None if no change is shown."""
-    kl, floor, low = (usable(s.get(name)) for name in ("kl_mean", "noise_floor_kl_mean", "kl_mean_low"))
+    kl, floor, low = usable(s.get("kl_mean")), usable(s.get("noise_floor_kl_mean")), _kl_less_its_error(s)
     high = usable(s.get("same_top_high"))
     other_choices = high is not None and high < 1
     if kl is None:
@@ -140,6 +140,14 @@ def _change(s: Statistics) -> str | None:
     if half is not None and noise is not None and half > noise:
         return "half of the targets moved more than 99 % do by noise"
     return None
+
+
+def _kl_less_its_error(s: Statistics) -> float | None:
+    """KL - t · stderr. Its own bounds are KL · exp(∓ t · stderr / KL), of which the lower one never reaches 0."""
+    kl, high = usable(s.get("kl_mean")), usable(s.get("kl_mean_high"))
+    if not kl or not high or kl < 0:
+        return None if high is None else kl
+    return kl - kl * math.log(high / kl)
 
 
 def _path_level(c: Comparison, s: Statistics, rerun: Mapping[str, Any]) -> Verdict:
@@ -237,7 +245,7 @@ def _moved(s: Statistics) -> str:
     """KL beside its noise floor, and the share of other first choices; log-probabilities if neither was measured."""
     kl, floor, found = usable(s.get("kl_mean")), usable(s.get("noise_floor_kl_mean")), list[str]()
     if kl is not None:
-        low = usable(s.get("kl_mean_low"))
+        low = _kl_less_its_error(s)
         is_clear = low is not None and low > (floor or 0)
         number, error = rounded(kl, s.get("kl_mean_stderr"))
         found.append(f"KL {number}" if is_clear else f"KL {number} {error}".rstrip())
