@@ -180,14 +180,16 @@ def test_a_path_that_is_no_library_is_refused_in_one_line(
 
 
 def test_a_build_that_is_slower_than_the_machine_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = library.library()
-    for flags, lacking in (("fp asimd asimddp i8mm", "DOTPROD and MATMUL_INT8"), ("sse2 avx2", "AVX2"), ("fp", None)):
-        monkeypatch.setattr(Path, "read_text", lambda *_, flags=flags, **__: f"flags : {flags}\n")
-        told = replace(found, call=SimpleNamespace(llama_print_system_info=lambda: b"CPU : NEON = 1 | ")).slowness()
-        assert [f"does not use {lacking} of this processor" in line for line in told] == [True] * bool(lacking)
-        assert all("pip install llama-cpp-python==" in line for line in told)
-        fast = SimpleNamespace(llama_print_system_info=lambda: b"CPU : AVX2 = 1 | DOTPROD = 1 | MATMUL_INT8 = 1 | ")
-        assert replace(found, call=fast).slowness() == ()
+    def told(flags: str, kernels: bytes) -> tuple[str, ...]:
+        monkeypatch.setattr(Path, "read_text", lambda *_, **__: f"flags : {flags}\n")
+        build: Any = SimpleNamespace(llama_print_system_info=lambda: kernels)
+        return replace(library.library(), call=build).slowness()
+
+    (line,) = told("fp asimd asimddp i8mm", b"CPU : NEON = 1 | ")
+    assert "does not use DOTPROD and MATMUL_INT8 of this processor" in line
+    assert f"pip install {library.BUILT_HERE}" in line
+    assert "AVX512 of" in told("sse2 avx2 avx512f", b"CPU : AVX2 = 1 | ")[0]
+    assert told("asimddp i8mm", b"CPU : DOTPROD = 1 | MATMUL_INT8 = 1 | ") == told("fp", b"CPU : ") == ()
 
 
 # ── options ──────────────────────────────────────────────────────────────────────────────────────────────────────────

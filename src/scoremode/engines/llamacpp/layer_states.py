@@ -37,7 +37,8 @@ class LlamaCppLayers(LlamaCppEngine, LayerStates):
         self.width = int(self._llama.call.llama_model_n_embd(self._model))
 
     def _observe(self, parameters: Any) -> None:
-        parameters.cb_eval = ctypes.cast(self._callback, c_void_p)
+        kind = dict(parameters._fields_)["cb_eval"]  # a pointer here, a function in the structs of llama-cpp-python
+        parameters.cb_eval = ctypes.cast(self._callback, kind)
 
     def _watch(self, tensor: int, asks: bool, _data: Any) -> bool:
         """Is called twice for each tensor: is it wanted; and if so, again when it has been computed."""
