@@ -367,7 +367,7 @@ def test_nothing_at_the_address() -> None:
     began = time.monotonic()
     with pytest.raises(EngineError, match="nothing answers at"):
         sm.ppl("small", engine=address, text=TEXT)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 20  # no second try
 
 
 def test_a_server_that_is_starting() -> None:
