@@ -160,13 +160,12 @@ def _repeatable(question: dict[str, Any]) -> dict[str, Any] | None:
 # ── a .kld file ──────────────────────────────────────────────────────────────────────────────────────────────────────
 def _check_kld(name: str | Path, *, fresh: bool, made_later: str | Path | Place | None) -> Output:
     """Checks that the file a user named can be written. Only an older .kld file may be replaced, with ``fresh``."""
-    output = check_output(name, "--kld", made_later=None if made_later is None else str(made_later))
+    later = None if made_later is None else str(made_later)
+    output = check_output(name, "--kld", "a .kld file", lambda o: o.beginning(len(MAGIC)) == MAGIC, made_later=later)
     if output.place is not None:
         raise InputError(f"{output.name} is a URI, and --kld writes a file of this machine", fix="give a file name")
     if output.is_stream:
         raise InputError(f"{name} is not a plain file", fix="give a file name to --kld")
-    if output.exists and output.beginning(len(MAGIC)) != MAGIC:
-        raise InputError(f"{name} exists and is not a .kld file", fix="give another name to --kld")
     if output.exists and not fresh:
         raise InputError(f"{name} exists", fix="give another name to --kld, or --fresh to replace it")
     return output

@@ -31,7 +31,7 @@ from scoremode.disk.manifests import differing_fields
 from scoremode.disk.records import RecordFile, read_record_header
 from scoremode.errors import InputError, RunError
 from scoremode.strict_json import parse, read_object
-from scoremode.verbs.outputs import Output, has_content
+from scoremode.verbs.outputs import Output, check_output, has_content
 from scoremode.verbs.prob.boundary import EncodedPair, longest_of
 from scoremode.verbs.prob.sequence import SequenceProbability, SequenceScore, TokenScore
 from scoremode.verbs.progress import Progress
@@ -204,6 +204,15 @@ def read_results(path: Path) -> Iterator[dict[str, Any]]:
 def question(lm: SequenceProbability, pairs: Pairs) -> dict[str, Any]:
     """Returns the facts that must be equal for stored results to answer these pairs."""
     return {**lm.identity(), "pairs": digest_of(pairs), "chunk": CHUNK, "format": FORMAT}
+
+
+def check_results(name: str, flag: str) -> Output:
+    """Checks a file for results before the model is loaded; a file without our manifest beside it is refused."""
+
+    def is_ours(output: Output) -> bool:
+        return output.place is not None or has_content(ResultFiles(output.path).manifest)  # a URI is checked later
+
+    return check_output(name, flag, "a file of scoremode prob", is_ours)
 
 
 class ResultFiles:
