@@ -10,9 +10,10 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from stat import S_IMODE, S_ISDIR, S_ISREG
-from typing import IO, Any, BinaryIO
+from typing import IO, Any
 
 from scoremode.disk.folders import HASHES, TEMPORARY, cache_folder
 from scoremode.strict_json import read_object
@@ -24,7 +25,7 @@ BEGINNING = 1 << 20  # first bytes of a larger file that are hashed every time
 SETTLED = 2.0  # seconds; longer than the time resolution of any file system in use
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Opens a plain file to read. Raises OSError for anything else: a FIFO would be waited for without end."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     mode = os.fstat(handle).st_mode
@@ -33,6 +34,13 @@ def open_regular(path: Path) -> BinaryIO:
     os.close(handle)
     wrong = errno.EISDIR if S_ISDIR(mode) else errno.EINVAL
     raise OSError(wrong, os.strerror(wrong) if S_ISDIR(mode) else "it is not a plain file", str(path))
+
+
+def require_plain_files(folder: Path) -> None:
+    """Raises OSError if a folder contains a FIFO or a device: a library that reads it would wait without end."""
+    for path in folder.iterdir():
+        if path.is_fifo() or path.is_socket() or path.is_char_device():
+            raise OSError(errno.EINVAL, "it is not a plain file", str(path))
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scoremode.disk.files import remembered_sha256
+from scoremode.disk.files import remembered_sha256, require_plain_files
 from scoremode.errors import ModelError, OptionError, did_you_mean
 from scoremode.models.embedded import EMBEDDED, embedded_model
 from scoremode.models.safetensors import read_header, sizes_of, stored_bytes
@@ -59,7 +59,10 @@ def resolve(name: str, *, revision: str | None = None, token: str | None = None)
             raise OptionError(
                 f"--revision does not apply to {name}, which is not on the hub", fix="leave --revision out"
             )
-        return embedded_model() if name == EMBEDDED else Path(name).expanduser()
+        if name == EMBEDDED:
+            return embedded_model()
+        require_plain_files(Path(name).expanduser())
+        return Path(name).expanduser()
     path = Path(name).expanduser()
     if path.is_file():
         raise ModelError(f"{name} is a file", fix="give the folder of a Hugging Face checkpoint")
@@ -86,12 +89,11 @@ def hub_config(name: str, revision: str | None = None) -> Path:
     """Fetches config.json of a repository on the hub alone; returns its folder. ModelError if it cannot be fetched."""
     from huggingface_hub import hf_hub_download
 
-    from scoremode.remote.reachable import offline_if_unreachable
-    from scoremode.text.hub import quiet
+    from scoremode.remote.reachable import hub_is_reachable
 
-    try:
-        with quiet(), offline_if_unreachable():
-            return Path(hf_hub_download(name, "config.json", revision=revision)).parent
+    try:  # the client tries again for a minute if the hub cannot be reached
+        is_local = not hub_is_reachable()
+        return Path(hf_hub_download(name, "config.json", revision=revision, local_files_only=is_local)).parent
     except Exception as error:
         raise _not_fetched(name, error) from None
 

@@ -19,6 +19,8 @@ from scoremode.engines.plugin import Work
 from scoremode.engines.swapping import WeightFacts
 from scoremode.errors import InputError, OptionError, RunError, did_you_mean, print_line
 from scoremode.models.units import BY, Unit, units_of
+from scoremode.models.weight_formats.round_to_nearest import PREFIX as MADE
+from scoremode.models.weight_formats.round_to_nearest import read_name
 from scoremode.models.weights import candidate_fingerprint
 from scoremode.plan.path import DECODE
 from scoremode.remote.uri import Place, located
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
     from scoremode.engines.base import EngineFacts
     from scoremode.statistics.comparison import Comparison
 
-MADE = "rtn:"  # candidates that are made from the baseline, and which nothing serves
 KEPT_AS = ("KL of parts and of the whole is of weights alone: activations are computed as the baseline computes them",)
 
 
@@ -65,6 +66,9 @@ class AttributeRequest:
             raise InputError("there is no candidate", fix="name one after the baseline, as in rtn:4:32")
         if len({short(name) for name in self.candidates}) < len(self.candidates):
             raise InputError("two candidates have the same name", fix="rename one, so that tables can tell them apart")
+        for name in self.candidates:
+            if name.startswith(MADE):
+                read_name(name)
         if question.get("path") == DECODE:
             raise OptionError("attribute has the prefill path only", fix="leave --path out")
 

@@ -25,7 +25,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from scoremode.disk.files import file_sha256, write_atomically, written_atomically
+from scoremode.disk.files import file_sha256, open_regular, write_atomically, written_atomically
 from scoremode.disk.locks import hold_lock
 from scoremode.disk.manifests import differing_fields
 from scoremode.disk.records import RecordFile, read_record_header
@@ -196,7 +196,7 @@ def score_to_stream(lm: SequenceProbability, pairs: Pairs, output: Output, progr
 
 def read_results(path: Path) -> Iterator[dict[str, Any]]:
     """Yields the results in a finished file, one at a time."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         for line in file:
             yield parse(line)
 
@@ -290,7 +290,7 @@ class ResultFiles:
         """Returns the identity in a .partial; None if there is no .partial, or if its first line is incomplete."""
         if not has_content(self.partial):
             return None
-        with self.partial.open("rb") as file:
+        with open_regular(self.partial) as file:
             beginning = file.read(len(BEGINNING))
         header = read_record_header(self.partial)
         if not BEGINNING.startswith(beginning) or (header is not None and not isinstance(header.get("identity"), dict)):
