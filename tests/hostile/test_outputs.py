@@ -48,9 +48,7 @@ COMMANDS = {
     "card --out": "card {runs} --dialect json --out {out}/x",
     "card --write": "card {runs} --write {out}/README.md",
 }
-JOURNALS = (  # files that are gone when a command has ended
-    *(folders.JOURNAL, folders.PARTIAL_TEXTS, folders.PARTIAL, folders.ROWS),
-)
+JOURNALS = (folders.JOURNAL, folders.PARTIAL_TEXTS, folders.PARTIAL, folders.ROWS)  # gone when a command has ended
 
 
 def flags_that_write() -> Iterator[str]:
@@ -81,7 +79,8 @@ def test_every_flag_that_writes_has_a_command() -> None:
 
 @pytest.mark.parametrize("flag", COMMANDS)
 def test_a_users_own_file_is_never_replaced(flag: str, inputs: dict[str, Path], tmp_path: Path) -> None:
-    if flag.startswith("tasks"):
+    verb = flag.split(maxsplit=1)[0]
+    if verb == "tasks":
         if find_spec("lm_eval") is None:
             pytest.skip("lm-eval is not installed")
         if not inputs["rows"].exists():
@@ -96,8 +95,8 @@ def test_a_users_own_file_is_never_replaced(flag: str, inputs: dict[str, Path], 
     made = [path.relative_to(out) for path in out.rglob("*") if path.is_file() and not path.name.startswith(".")]
     assert made, "the command wrote nothing"
     own = {path.parent for path in made} - {Path()}  # folders of ours, which have journals while they are written
-    made += [folder / name for folder in own for name in JOURNALS if flag.split()[0] != "card"]
-    may_be_fresh = "--fresh" in build_parser().verbs()[flag.split()[0]].flags()
+    made += [folder / name for folder in own for name in JOURNALS if verb != "card"]
+    may_be_fresh = "--fresh" in build_parser().verbs()[verb].flags()
     for path in made:
         for more in ([], ["--fresh"]) if may_be_fresh else ([],):
             _refuses(out, path, [*words, *more])

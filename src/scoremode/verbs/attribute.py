@@ -64,11 +64,11 @@ class AttributeRequest:
             raise OptionError(f"--by {self.by} is not known", fix=did_you_mean(self.by, BY))
         if not self.candidates:
             raise InputError("there is no candidate", fix="name one after the baseline, as in rtn:4:32")
-        if len({short(name) for name in self.candidates}) < len(self.candidates):
-            raise InputError("two candidates have the same name", fix="rename one, so that tables can tell them apart")
         for name in self.candidates:
             if name.startswith(MADE):
                 read_name(name)
+        if len({short(name) for name in self.candidates}) < len(self.candidates):
+            raise InputError("two candidates have the same name", fix="rename one, so that tables can tell them apart")
         if question.get("path") == DECODE:
             raise OptionError("attribute has the prefill path only", fix="leave --path out")
 

@@ -77,6 +77,7 @@ def round_groups(weight: torch.Tensor, bits: int, group: int, *, asymmetric: boo
     import torch
 
     *rows, columns = weight.shape
+    group = min(group, columns)  # a group larger than a row is that row
     if columns % group:  # by numbers that do not change the smallest and the largest
         weight = torch.cat([weight, weight[..., -1:].expand(*rows, -columns % group)], -1)
     groups = weight.reshape(*rows, -1, group)
