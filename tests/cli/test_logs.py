@@ -6,6 +6,7 @@ import logging
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -101,3 +102,11 @@ def test_nothing_outside_the_command_line_writes_to_standard_error() -> None:
     writes = re.compile(r"file=sys\.stderr|sys\.stderr\.write|print_exc|warnings\.warn\(")
     found = [path for path in HOUSE.rglob("*.py") if "cli" not in path.parts and writes.search(path.read_text())]
     assert found == []
+
+
+def test_a_librarys_warning_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        logs.install()
+        warnings.warn("a kernel is missing\nframe #0: c10::Error (0x1 in libc10.so)\nframe #1", stacklevel=1)
+    assert capsys.readouterr().err == "scoremode: a library warns: a kernel is missing\n"

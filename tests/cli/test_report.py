@@ -48,7 +48,7 @@ def test_a_run_is_not_destroyed_by_its_report(refused: Refused, run: Path, name:
 def test_a_foreign_file_is_refused(refused: Refused, run: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     line = refused("report", run, "-o", tmp_path / "notes.txt")
-    assert line.endswith("notes.txt exists and is not a report of scoremode; give another name")
+    assert line.endswith("notes.txt exists and is not a report of scoremode; give another -o")
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 

@@ -18,6 +18,8 @@ VALUES = {
     "nul": "a\0b",
     "escape": "\x1b[2J",
     "long-name": "n" * 300,
+    "bad-byte": "\udcff",  # of a name that is not UTF-8
+    "digits": "9" * 5000,
     "question": QUESTION,
 }
 
@@ -642,6 +644,7 @@ STREAMS = [
     ("methods gptq", "with -OO", (0,), ("disjoint windows",)),
     ("ppl {empty-folder} --text abc", "with -OO", (2,), ("python -OO removes",)),
     (f"{PPL} --text abcdef", "without a home", (2,), ("set SCOREMODE_CACHE",)),
+    ("methods gptq", "with no number of threads", (0,), ("is ignored",)),
     (f"{PPL} --text abcdef", "with the cache at a URI", (2,), ("SCOREMODE_CACHE is a URI",)),
 ]
 
@@ -738,6 +741,54 @@ WRITING = [
     ("compare table:uniform table:successor --text abcdef --no-worse-than nan", "not a number"),
 ]
 
+FIFO = "is not a plain file|is not a file|not a config|is not a run|cannot be read"
+FIFOS = [
+    *(f"{verb} {{model:weights-fifo}} --text abcdef" for verb in ("ppl", "plan", "noise", "paths")),
+    "compare {model:weights-fifo} {model:good} --text abcdef",
+    "compare {model:good} {model:weights-fifo} --text abcdef",
+    "compare {model:good} {model:tokenizer-fifo} --text abcdef",
+    "rollouts {model:weights-fifo} --prompt ab --out {nothing-here}",
+    "rollouts {model:tokenizer-fifo} --prompt ab --out {nothing-here}",
+    "reference {model:weights-fifo} --text abcdef --out {nothing-here}",
+    "attribute {model:good} {model:weights-fifo} --text abcdef",
+    "attribute {model:weights-fifo} rtn:4:16 --text abcdef",
+    "mismatch {stock:rollouts} {model:weights-fifo}",
+    "prob {model:weights-fifo} --prompt a --target b",
+    "ppl {model:good} --text abcdef --tokenizer {model:tokenizer-fifo}",
+    "lm-eval --tasks arc_easy --model_args model={model:weights-fifo}",
+]
+FORMERLY_WRONG = [
+    ("rollouts table:uniform --prompt ab --samples 1000000000 --out {nothing-here}", "too many for one folder"),
+    ("attribute {model:good} table:uniform --text abcdef", "has no weights"),
+    ("attribute {model:good} rtn:<digits>:16 --text abcdef", "not a rounding to nearest"),
+    ("attribute {model:good} rtn:4:<digits> --text abcdef", "not a rounding to nearest"),
+    ("ppl <digits> --text abcdef", "longer than a file's may be|there is no model"),
+    (f"{PPL} --corpus answers:http://127.0.0.1:1/x.jsonl", "http://127.0.0.1:1/x.jsonl: prompts are read from files"),
+    ("rollouts table:uniform --prompts http://127.0.0.1:1/x.jsonl --out {nothing-here}", "copy the file first"),
+    (f"{PPL} --corpus answers:{{answer.jsonl}} --document-tokens 2", "raise --document-tokens"),
+    ("report {stock:run} -o <half-pair>", "no file name"),
+    ("prob table:uniform --prompt a --target b --out <half-pair>", "no file name"),
+    ("compare table:uniform table:successor --text abcdef --report <half-pair>", "no file name"),
+    ("card {stock:run} {stock:run} --write <half-pair>", "no file name"),
+    ("reference table:uniform --text abcdefabcdef --context-length 4 --kld <half-pair>", "no file name"),
+    ("serve table:uniform", "has no weights|vLLM is not installed"),
+    ("serve {model:config-cut}", "is not a config in JSON|vLLM is not installed"),
+    ("serve {model:config-fifo}", f"{FIFO}|vLLM is not installed"),
+    ("serve {model:good} --port x", "--port x is not a port|vLLM is not installed"),
+    ("serve {model:good} --port 99999999", "is not a port|vLLM is not installed"),
+    ("serve {model:good} --port=0", "--port 0 is not a port|vLLM is not installed"),
+    ("serve {model:good} --most-body-mib 0", "is not above 0"),
+    ("serve {model:good} --host 192.0.2.1 --port 8000", "nothing can listen at|vLLM is not installed"),
+]
+NOT_UTF8 = (  # answered with a result
+    f"{ABC} --json --out {{nothing-here}}<bad-byte>",
+    "prob table:uniform --prompt a --target b --json --out {nothing-here}<bad-byte>",
+    "rollouts table:uniform --prompt ab --max-tokens 2 --json --out {nothing-here}<bad-byte>",
+    "compare table:uniform table:successor --text abcdef --json --out {nothing-here}<bad-byte>",
+    f"{ABC} --json --slice a<bad-byte>=a..b",
+    "attribute {model:good} rtn:4:999999 --text abcdefabcdef --dtype float32 --context-length 4",  # once took all memory
+)
+
 RUN_COMMANDS = ("show {%s}", "report {%s} -o {nothing-here}", "compare {%s} {stock:run}", "compare {stock:run} {%s}")
 
 
@@ -788,5 +839,8 @@ def all_cases() -> list[Case]:
     ]
     written = "rollouts table:uniform --prompt ab --out {rollouts:another-file}"
     cases.append(Case("writing", written, ("it contains notes.txt",)))
+    cases += [Case("fifos", command, (FIFO,)) for command in FIFOS]
+    cases += [Case("formerly wrong", command, (words,)) for command, words in FORMERLY_WRONG]
+    cases += [Case("formerly wrong", command, (), (0, 2)) for command in NOT_UTF8]
     cases += [Case("streams", command, words, codes, streams=how) for command, how, codes, words in STREAMS]
     return sorted(cases, key=lambda case: case.group)

@@ -112,6 +112,7 @@ STREAMS = {  # how a shell sets them
     "in the C locale": "LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 {command}",
     "with -OO": "PYTHONOPTIMIZE=2 {command}",
     "without a home": "HOME=/dev/null/home XDG_CACHE_HOME= SCOREMODE_CACHE= {command}",
+    "with no number of threads": "OMP_NUM_THREADS=x {command}",
     "with the cache at a URI": "SCOREMODE_CACHE=s3://bucket/cache {command}",
 }
 

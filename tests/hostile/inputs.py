@@ -114,6 +114,12 @@ def a_folder(path: Path) -> None:
     path.mkdir()
 
 
+def a_fifo(path: Path) -> None:
+    """A pipe with a name, which nobody writes into."""
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
 def holding(content: str | bytes) -> Damage:
     def write(path: Path) -> None:
         path.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -222,6 +228,7 @@ FILES: dict[str, Damage] = {
     "nulls.parquet": _parquet({"text": [None, None]}),
     "bad-utf8.parquet": _bad_utf8_parquet,
     "pairs.jsonl": holding('{"prompt": "ab", "target": "cd"}\n'),
+    "answer.jsonl": holding('{"prompt": "abc", "answer": "d"}\n'),
     "no-prompt.jsonl": holding('{"target": "x"}\n'),
     "no-target.jsonl": holding('{"prompt": "x"}\n'),
     "number-prompt.jsonl": holding('{"prompt": 5, "target": "x"}\n'),
@@ -274,6 +281,7 @@ PLACES: dict[str, Damage] = {
     "link-to-nothing": a_link_to_nothing,
     "link-to-text": a_link_to_text,
     "a-device": a_device,
+    "a-fifo": a_fifo,
 }
 
 # ── models: name -> what is done to a copy of a good one ─────────────────────────────────────────────────────────────
@@ -386,6 +394,9 @@ MODELS: dict[str, Damage] = {
     "config-quantization-unknown": edited(CONFIG, "quantization_config", to={"quant_method": "foo", "bits": 4}),
     "config-quantization-list": edited(CONFIG, "quantization_config", to=[1]),
     "config-quantization-empty": edited(CONFIG, "quantization_config", to={"bits": 4}),
+    "config-fifo": file_of(CONFIG, a_fifo),
+    "weights-fifo": file_of(WEIGHTS, a_fifo),
+    "tokenizer-fifo": file_of(TOKENIZER, a_fifo),
     "no-weights": file_of(WEIGHTS, removed),
     "weights-empty": file_of(WEIGHTS, emptied),
     "weights-cut": file_of(WEIGHTS, halved),
@@ -455,6 +466,8 @@ def _entropy_of_1e300(folder: Path) -> None:
 
 RUNS: dict[str, Damage] = {
     "scores-impossible": _entropy_of_1e300,
+    "scores-fifo": file_of(SCORES, a_fifo),
+    "manifest-fifo": file_of(MANIFEST, a_fifo),
     "manifest-removed": file_of(MANIFEST, removed),
     "manifest-empty": file_of(MANIFEST, emptied),
     "manifest-cut": file_of(MANIFEST, halved),
@@ -568,6 +581,7 @@ JOURNALS: dict[str, Damage] = {
     "halved": halved,
     "lengthened": lengthened,
     "deep": holding(DEEP),
+    "fifo": a_fifo,
     "text": holding("not a journal\n"),
     "zeros": holding(b"\0" * 4096),
     **{f"flipped-{i:02}": partial(flipped, share=i / 29) for i in range(30)},
@@ -620,6 +634,9 @@ ROLLOUTS: dict[str, Damage] = {
     "one-logprob-less": _first("logprob", [0.0]),
     "logprob-above-0": _first("raw_logprob", [0.5] * 4),
     "logprob-nan": _first("raw_logprob", [math.nan] * 4),
+    "texts-fifo": file_of("texts.parquet", a_fifo),
+    "manifest-fifo": file_of("rollouts.json", a_fifo),
+    "id-too-large": _first("ids", [10**9, 2, 3, 4]),
     "id-below-0": _first("ids", [-1, 2, 3, 4]),
     "no-prompt": _first("prompt_ids", []),
     "another-finish": _first("finish", "tired"),

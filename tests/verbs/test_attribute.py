@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import scoremode as sm
 from scoremode.disk.folders import ATTRIBUTION, PARTIAL_ATTRIBUTION
+from scoremode.disk.manifests import sealed
 from scoremode.errors import InputError, ModelError, OptionError, RunError
 from scoremode.models.units import units_of
 from scoremode.models.weight_formats.round_to_nearest import round_groups
@@ -303,3 +304,36 @@ def test_one_window_has_no_second_half(base: Path) -> None:
     found = sm.attribute(str(base), "rtn:3:16", text="a few words here", dtype="float32")
     assert np.isnan(found.cells.mean(found[0].whole.kl, "second").value)
     assert found.cells.mean(found[0].whole.kl).stderr is None
+
+
+def test_a_damaged_journal_is_measured_again_and_a_manifest_that_cannot_be_is_refused(
+    base: Path, corpus: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+
+    def measured() -> dict[str, Any]:
+        return sm.attribute(str(base), "rtn:4:16", out=out, **asked(corpus)).as_json()
+
+    whole, journal = measured(), (out / PARTIAL_ATTRIBUTION).read_bytes()
+    for damaged in (journal[:-100], b"", journal[:-200] + b"\xff" + journal[-199:]):
+        (out / PARTIAL_ATTRIBUTION).write_bytes(damaged)
+        assert measured() == whole
+    manifest = json.loads((out / ATTRIBUTION).read_text())
+    del manifest["seal"]
+    unit = manifest["candidates"][0]["units"][0]
+    cells = {**manifest["cells"], "half": [0]}
+    edits: tuple[dict[str, Any], ...] = (
+        {"facts": {}},
+        {"cells": cells},
+        {"candidates": [{}]},
+        {"notes": [5]},
+        {"baseline": None},
+    )
+    for edit in (*edits, {"candidates": [{**manifest["candidates"][0], "units": [{**unit, "bits": "x"}]}]}):
+        (out / ATTRIBUTION).write_text(json.dumps(sealed({**manifest, **edit})))
+        with pytest.raises(RunError, match="measure again with --fresh"):
+            measured()
+    (out / PARTIAL_ATTRIBUTION).write_bytes(b"x" + journal[1:])
+    (out / ATTRIBUTION).write_text(json.dumps(sealed(manifest)))
+    with pytest.raises(RunError, match="its first line cannot be read; measure again with --fresh"):
+        measured()

@@ -263,6 +263,26 @@ def test_only_an_older_kld_file_is_replaced(tmp_path: Path) -> None:
     assert link.is_symlink()
 
 
+def test_killed_after_its_file_is_complete_the_same_command_ends_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {"kld": tmp_path / "x.kld", "text": TEXT, "context_length": CONTEXT}
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    for place in ("scoremode.verbs.reference.shutil.rmtree", "scoremode.verbs.scoring.UnfinishedRun.save"):
+        with monkeypatch.context() as patched:
+            patched.setattr(place, killed)
+            with pytest.raises(KeyboardInterrupt):
+                sm.reference("table:uniform", **asked)
+        written = (tmp_path / "x.kld").read_bytes()
+        assert sm.reference("table:uniform", **asked).perplexity.value == pytest.approx(256)
+        assert [p.name for p in tmp_path.iterdir()] == ["x.kld"]
+        assert (tmp_path / "x.kld").read_bytes() == written
+        (tmp_path / "x.kld").unlink()
+
+
 @pytest.mark.parametrize("fresh", [False, True])
 def test_a_foreign_folder_beside_the_file_is_left_alone(tmp_path: Path, fresh: bool) -> None:
     folder = tmp_path / ".x.kld.scoremode"

@@ -14,11 +14,10 @@ import pytest
 
 from scoremode.disk.locks import Lock
 from scoremode.disk.records import HEAD, RecordFile, read_record_header
-from scoremode.errors import RunError
+from scoremode.errors import InputError, RunError
 from scoremode.values import NUMERICS
-from scoremode.verbs.outputs import check_output
 from scoremode.verbs.prob import many_pairs
-from scoremode.verbs.prob.many_pairs import ResultFiles, Written, _seal, question, score_to_file
+from scoremode.verbs.prob.many_pairs import ResultFiles, Written, _seal, check_results, question, score_to_file
 from scoremode.verbs.prob.sequence import SequenceProbability
 
 CHUNK, CHUNKS = 16, 4  # smaller chunks than usual, for speed
@@ -34,7 +33,7 @@ def small_chunks() -> Iterator[None]:
 
 def score(folder: Path, pairs: Any = PAIRS, *, fresh: bool = False, **settings: Any) -> Written:
     with SequenceProbability("table:uniform", **settings) as lm:
-        return score_to_file(lm, pairs, check_output(folder / "r.jsonl", "--out"), fresh=fresh)
+        return score_to_file(lm, pairs, check_results(str(folder / "r.jsonl"), "--out"), fresh=fresh)
 
 
 def begin(folder: Path, chunks: int = 2) -> ResultFiles:
@@ -325,7 +324,7 @@ def test_a_finished_file_that_was_changed_is_refused_and_kept(
 @pytest.mark.parametrize("fresh", [False, True])
 def test_a_file_of_somebody_else_is_never_overwritten(tmp_path: Path, fresh: bool) -> None:
     (tmp_path / "r.jsonl").write_text("mine")
-    with pytest.raises(RunError, match="exists and is not a file of scoremode prob; give another --out"):
+    with pytest.raises(InputError, match="exists and is not a file of scoremode prob; give another --out"):
         score(tmp_path, fresh=fresh)
     assert contents(tmp_path) == {"r.jsonl": b"mine"}
 
@@ -473,7 +472,7 @@ def test_files_keep_the_umask(tmp_path: Path) -> None:
 
 def test_infinities_are_possible_results(tmp_path: Path) -> None:
     pairs = [("a", "z"), *PAIRS]
-    output = check_output(tmp_path / "r.jsonl", "--out")
+    output = check_results(str(tmp_path / "r.jsonl"), "--out")
     original = SequenceProbability.score
     made: list[int] = []
 

@@ -20,15 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.cache.entries import is_cached, mark_used
-from scoremode.disk.folders import ANSWERS, LOCK, give_another
+from scoremode.disk.folders import ANSWERS, LOCK, give_another, own_files
 from scoremode.disk.locks import hold_lock
 from scoremode.disk.manifests import differing_fields
-from scoremode.disk.records import RecordFile, read_record_header
+from scoremode.disk.records import RecordFile, is_record_file, read_record_header
 from scoremode.errors import RunError, harmless
 from scoremode.strict_json import parse
 from scoremode.values import Ids
 
 KIND, FORMAT = "scoremode tasks", 1
+BEGINNING = json.dumps({"for": KIND}).encode()[:-1]  # the first bytes of every file
 WAITING = "another process is asking the same model; waiting for it (Ctrl-C to stop)"
 DISCARD = "delete it, or give another --out"
 
@@ -146,16 +147,13 @@ def opened_answers(folder: Path, identity: dict[str, Any]) -> Iterator[AnswerFil
 def _require_ours(folder: Path, identity: dict[str, Any]) -> None:
     if "\0" in str(folder) or (folder.exists() and not folder.is_dir()):
         raise RunError(f"{harmless(str(folder))} is not a folder", fix="give another --out")
-    names = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
-    foreign = [name for name in names if name not in (ANSWERS, LOCK)]
-    if foreign:
-        raise RunError(f"{folder} holds {harmless(foreign[0])}", fix="give a new or empty folder to --out")
-    header = read_record_header(folder / ANSWERS) if ANSWERS in names else None
-    if header is None:
+    own_files(folder, "a folder of answers", {ANSWERS: lambda path: is_record_file(path, BEGINNING)})
+    header = (folder / ANSWERS).exists() and read_record_header(folder / ANSWERS)
+    if not header:
         return
     known = header.get("identity")
-    if header.get("for") != KIND or header.get("format") != FORMAT or not isinstance(known, dict):
-        raise RunError(f"{folder / ANSWERS} is not a file of scoremode tasks", fix="give another --out")
+    if header.get("format") != FORMAT or not isinstance(known, dict):
+        raise RunError(f"{folder / ANSWERS} is damaged or of another version", fix=DISCARD)
     differing = differing_fields(known, identity)
     if differing:
         raise RunError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -20,7 +21,7 @@ from scoremode.cli.mismatch_verb import MismatchVerb
 from scoremode.cli.parser import BAD_INPUT, Parser, Verb
 from scoremode.cli.scoring_verbs import NoiseVerb, PlanVerb, PplVerb, ProbVerb, ReferenceVerb
 from scoremode.cli.writing_verbs import RolloutsVerb
-from scoremode.errors import ScoremodeError, did_you_mean, harmless
+from scoremode.errors import ScoremodeError, did_you_mean, harmless, print_line
 
 GROUPS: dict[str, dict[str, Verb]] = {
     "score one model": {
@@ -93,6 +94,7 @@ def run(arguments: Sequence[str]) -> int:
     logs.install()
     signals.everything_is_kept()
     try:
+        _drop_unusable_threads()
         code = _run(list(arguments))
         streams.check()  # a full disk or a closed pipe shows here, where it can still be explained
     except BaseException as error:
@@ -101,6 +103,15 @@ def run(arguments: Sequence[str]) -> int:
             raise
         return _end_with(error)
     return code
+
+
+def _drop_unusable_threads() -> None:
+    """Ignores an OMP_NUM_THREADS that torch's libraries would ignore too, each with a raw line of its own."""
+    threads = os.environ.get("OMP_NUM_THREADS")
+    if threads is not None and not re.fullmatch(r"\s*0*[1-9]\d{0,5}\s*(,\s*\d{1,6}\s*)*", threads):
+        del os.environ["OMP_NUM_THREADS"]
+        if threads:
+            print_line(f"scoremode: OMP_NUM_THREADS={threads[:40]} is not a number of threads, and is ignored")
 
 
 def _end_with(error: BaseException) -> int:
@@ -180,5 +191,7 @@ def _explain_os_error(error: OSError) -> str:
         return "the disk is full; free some space and run the same command again to resume"
     if error.errno == errno.EFBIG:
         return "a file became larger than this process may write; raise that limit (ulimit -f) and run it again"
+    if error.errno == errno.ENAMETOOLONG:
+        return f"a name is longer than a file's may be ({str(error.filename)[:40]}…); give a shorter one"
     where = f" ({error.filename})" if error.filename else ""
     return f"{error.strerror or error}{where}; check the path and its permissions"

@@ -457,7 +457,7 @@ class CardVerb(Verb):
     def _files(self, parsed: argparse.Namespace, files: dict[str, str]) -> None:
         from pathlib import Path
 
-        from scoremode.verbs.outputs import check_output
+        from scoremode.verbs.outputs import write_files
 
         if parsed.out is None:
             if parsed.dialect == "json" or parsed.json:
@@ -467,8 +467,7 @@ class CardVerb(Verb):
             else:
                 print("".join(f"# {name}\n{text}" for name, text in files.items()), end="")
             return
-        for name, text in files.items():
-            path = Path(parsed.out, name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            check_output(path, "--out").write(text.encode())
-            print(f"written to {path}")
+        own = "; scoremode " if parsed.dialect == "eval-results" else '"scoremode": "'  # as publish.py writes it
+        texts = {Path(parsed.out, name): text for name, text in files.items()}
+        for output in write_files(texts, "--out", "a card of scoremode", own):
+            print(f"written to {output}")

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import logging
 import sys
+import warnings
 
 from scoremode.cli.streams import for_terminal
 from scoremode.errors import LOGGER, one_line
@@ -30,8 +31,14 @@ def install(*, verbose: bool = False, quiet: bool = False) -> None:
     """Sends the log to standard error only; may be called again to change how much is shown."""
     LOGGER.setLevel(logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO)
     LOGGER.propagate = False
+    warnings.showwarning = _show_warning
     if not any(isinstance(handler, LineHandler) for handler in LOGGER.handlers):
         LOGGER.addHandler(LineHandler())
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """Shows a library's warning as one line: those of torch may have twenty lines with frames of C++."""
+    LOGGER.warning("a library warns: %s", str(message).strip().partition("\n")[0][:300])
 
 
 def is_quiet() -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from scoremode.arguments import seconds_in
 from scoremode.cli.logs import is_quiet
-from scoremode.errors import one_line
+from scoremode.errors import one_line, readable
 from scoremode.verbs.progress_display import TickingDisplay
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def indented(value: Any) -> str:
     """
     from msgspec.json import format as indent
 
-    return indent(json.dumps(value, ensure_ascii=False, allow_nan=False), indent=1)
+    return indent(readable(json.dumps(value, ensure_ascii=False, allow_nan=False)), indent=1)
 
 
 def print_json(value: Any) -> None:

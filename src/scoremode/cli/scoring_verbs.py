@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -283,17 +284,17 @@ def _score_into(output: Output, lm: SequenceProbability, pairs: Pairs, parsed: a
 
 def _checked_output(parsed: argparse.Namespace) -> Output:
     from scoremode.remote.uri import located
-    from scoremode.verbs.outputs import check_output
+    from scoremode.verbs.prob.many_pairs import check_results
 
-    output = check_output(parsed.out, "--out")
+    source = located(parsed.file) if parsed.file else None
+    if isinstance(source, Path) and source.exists() and os.path.exists(parsed.out) and source.samefile(parsed.out):
+        raise InputError("--out would overwrite --file", fix="give --out another name")
+    output = check_results(parsed.out, "--out")
     if output.place is not None:
         return output
     if output.is_stream and (parsed.json or parsed.fresh):
         flag = "--json" if parsed.json else "--fresh"
         raise OptionError(f"{flag} does not apply to {output.name}, which keeps nothing", fix=f"leave {flag} out")
-    source = located(parsed.file) if parsed.file else None
-    if isinstance(source, Path) and source.exists() and output.path.exists() and output.path.samefile(source):
-        raise InputError("--out would overwrite --file", fix="give --out another name")
     return output
 
 

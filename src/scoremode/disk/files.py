@@ -1,4 +1,4 @@
-"""Writes files atomically or at an offset, and hashes them."""
+"""Opens plain files, writes files atomically or at an offset, and hashes them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
-from stat import S_IMODE, S_ISREG
+from stat import S_IMODE, S_ISDIR, S_ISREG
 from typing import IO, Any
 
 from scoremode.disk.folders import HASHES, TEMPORARY, cache_folder
@@ -22,6 +23,24 @@ LONGEST_WRITE = 1 << 30  # bytes per call
 ALWAYS_READ = 4 << 20  # bytes; smaller files are hashed every time
 BEGINNING = 1 << 20  # first bytes of a larger file that are hashed every time
 SETTLED = 2.0  # seconds; longer than the time resolution of any file system in use
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Opens a plain file to read. Raises OSError for anything else: a FIFO would be waited for without end."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    mode = os.fstat(handle).st_mode
+    if S_ISREG(mode):
+        return os.fdopen(handle, "rb")
+    os.close(handle)
+    wrong = errno.EISDIR if S_ISDIR(mode) else errno.EINVAL
+    raise OSError(wrong, os.strerror(wrong) if S_ISDIR(mode) else "it is not a plain file", str(path))
+
+
+def require_plain_files(folder: Path) -> None:
+    """Raises OSError if a folder contains a FIFO or a device: a library that reads it would wait without end."""
+    for path in folder.iterdir():
+        if path.is_fifo() or path.is_socket() or path.is_char_device():
+            raise OSError(errno.EINVAL, "it is not a plain file", str(path))
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -63,7 +82,7 @@ def write_at(file: int, data: bytes | memoryview, offset: int) -> None:
 
 
 def file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -93,7 +112,7 @@ def remembered_sha256(path: Path) -> str:
 
 def _stamp(path: Path) -> str:
     """Returns facts that show whether a file's content changed, as far as they are cheap to read."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         beginning = hashlib.sha256(file.read(BEGINNING)).hexdigest()
         stat = os.fstat(file.fileno())
     return f"{stat.st_size}|{stat.st_dev}|{stat.st_ino}|{stat.st_mtime_ns}|{stat.st_ctime_ns}|{beginning}"

@@ -1,6 +1,7 @@
 """Where the cache folder is, and the names of the files in the folders of runs, references and cache entries.
 
-The names stand here together, because every folder is checked for files that are not scoremode's before it is changed.
+The names stand here together, because ``own_files`` checks every folder for files that are not scoremode's before it is
+changed. Such files are never replaced, with --fresh or without.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from scoremode.arguments import ALMOST_URI
-from scoremode.errors import OptionError
+from scoremode.errors import OptionError, RunError, harmless
 
 LOCK = ".lock"  # while a process writes into the folder
 TEMPORARY = ".scoremode-*.tmp"  # files that are still being written
@@ -75,3 +76,33 @@ def entry_folder(kind: str, identity: Mapping[str, Any]) -> Path:
 def give_another(folder: Path) -> str:
     """The fix for a folder that cannot be used: another cache, or another --out if the user named the folder."""
     return SET_IT if folder.is_relative_to(cache_folder()) else "give another --out"
+
+
+Mark = Callable[[Path], bool]
+
+
+def own_files(
+    folder: Path, what: str, marks: Mapping[str, Mark], finished: Collection[str] = (), *, others_stay: bool = False
+) -> set[str]:
+    """Returns the names of the files in a folder. Raises RunError if scoremode did not make them.
+
+    ``marks`` says for each of our names how the content is recognized. One of the ``finished`` files is enough for all
+    of them, so that the rest of a damaged result can be replaced. With ``others_stay``, other names are left alone.
+    """
+    try:
+        present = {p.name for p in folder.iterdir() if not p.name.startswith(".")} if folder.exists() else set()
+        own = {name for name in present & marks.keys() if _has_mark(folder / name, marks[name])}
+    except OSError as error:
+        raise RunError(f"{folder} cannot be read ({error.strerror})", fix=give_another(folder)) from None
+    vouched = own | (set(finished) if own & set(finished) else set())
+    foreign = (present & marks.keys() if others_stay and own else present) - vouched
+    if foreign:
+        name = min(foreign, key=lambda name: (name in marks, name))
+        what = f"{folder} is not {what}: it contains {harmless(name)}, which scoremode did not make"
+        raise RunError(what, fix="give a new or empty folder to --out")
+    return present
+
+
+def _has_mark(path: Path, mark: Mark) -> bool:
+    """Is this a plain file of ours? One without content may be replaced, whoever made it."""
+    return path.is_file() and (not path.stat().st_size or mark(path))

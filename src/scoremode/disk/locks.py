@@ -115,7 +115,8 @@ def open_locked(path: Path, *, shared: bool) -> int | None:
     Readers share the lock; a remover needs it alone. The file is not changed. Raises OSError if it cannot be locked.
     """
     try:
-        file = os.open(path, os.O_RDONLY if shared else os.O_RDWR)  # NFS needs a writable file for an exclusive lock
+        # NFS needs a writable file for an exclusive lock
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK if shared else os.O_RDWR)
     except PermissionError:
         file = os.open(path, os.O_RDONLY)
     try:

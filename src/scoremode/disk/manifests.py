@@ -17,12 +17,14 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from scoremode.errors import harmless
+from scoremode.strict_json import read_object
 
 SEAL = "seal"
 DEEPEST = 16  # levels of nesting; scoremode's own manifests have far fewer
@@ -47,6 +49,15 @@ def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
 def is_sealed(manifest: Mapping[str, Any]) -> bool:
     """Is the manifest unchanged since it was sealed?"""
     return manifest.get(SEAL) == _digest(manifest)
+
+
+def is_manifest(path: Path) -> bool:
+    """Is this file a manifest with an identity, changed or not? A user's own file has no seal."""
+    try:
+        found = read_object(path)
+    except (OSError, ValueError):
+        return False
+    return SEAL in found and isinstance(found.get("identity"), dict)
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:

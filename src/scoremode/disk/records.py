@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from scoremode.disk.files import open_regular
 from scoremode.errors import RunError, print_line
 from scoremode.strict_json import parse
 
@@ -46,7 +47,7 @@ class RecordFile:
             found = os.pread(self._file.fileno(), len(line), 0)
             if found != line:
                 if found and not line.startswith(found):
-                    raise RunError(f"{path} belongs to another computation", fix="give another --out, or --fresh")
+                    raise RunError(f"{path} belongs to another computation", fix="give another --out")
                 self._file.truncate(0)
                 self._write(line)
         except BaseException:
@@ -106,9 +107,16 @@ class RecordFile:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+def is_record_file(path: Path, beginning: bytes) -> bool:
+    """Was this file begun with a header that begins like this? Its first line may be damaged or cut."""
+    with open_regular(path) as file:
+        start = file.read(LONGEST_HEADER)
+    return start.startswith(beginning) or beginning.startswith(start) or MAGIC in start
+
+
 def read_record_header(path: Path) -> dict[str, Any] | None:
     """Returns the header of a record file, or None if it was not written completely."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         line = file.readline(LONGEST_HEADER)
     try:
         value = parse(line) if line.endswith(b"\n") else None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scoremode.disk.files import remembered_sha256
+from scoremode.disk.files import remembered_sha256, require_plain_files
 from scoremode.errors import ModelError, OptionError, did_you_mean
 from scoremode.models.embedded import EMBEDDED, embedded_model
 from scoremode.models.safetensors import read_header, sizes_of, stored_bytes
@@ -59,12 +59,17 @@ def resolve(name: str, *, revision: str | None = None, token: str | None = None)
             raise OptionError(
                 f"--revision does not apply to {name}, which is not on the hub", fix="leave --revision out"
             )
-        return embedded_model() if name == EMBEDDED else Path(name).expanduser()
+        if name == EMBEDDED:
+            return embedded_model()
+        require_plain_files(Path(name).expanduser())
+        return Path(name).expanduser()
     path = Path(name).expanduser()
     if path.is_file():
         raise ModelError(f"{name} is a file", fix="give the folder of a Hugging Face checkpoint")
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         known = (EMBEDDED, "table:uniform", "table:successor")
+        if name in known:
+            raise ModelError(f"{name} is a model of the table engine and has no weights", fix="give a checkpoint")
         fix = did_you_mean(name, known) if "/" not in name else "check the path"
         raise ModelError(f"there is no model or folder '{name}'", fix=fix)
     return _from_hub(name, revision, token)
@@ -73,20 +78,38 @@ def resolve(name: str, *, revision: str | None = None, token: str | None = None)
 def _from_hub(name: str, revision: str | None, token: str | None) -> Path:
     from huggingface_hub import snapshot_download
 
-    from scoremode.text.hub import explain_hub_error
-
     wanted = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]
     try:
         return Path(snapshot_download(name, revision=revision, token=token, allow_patterns=wanted))
-    except Exception as error:  # the hub client raises many kinds; all of them mean "no model"
-        reason, fix = explain_hub_error(error)
-        raise ModelError(f"model {name} could not be fetched from the Hugging Face hub: {reason}", fix=fix) from None
+    except Exception as error:
+        raise _not_fetched(name, error) from None
+
+
+def hub_config(name: str, revision: str | None = None) -> Path:
+    """Fetches config.json of a repository on the hub alone; returns its folder. ModelError if it cannot be fetched."""
+    from huggingface_hub import hf_hub_download
+
+    from scoremode.remote.reachable import hub_is_reachable
+
+    try:  # the client tries again for a minute if the hub cannot be reached
+        is_local = not hub_is_reachable()
+        return Path(hf_hub_download(name, "config.json", revision=revision, local_files_only=is_local)).parent
+    except Exception as error:
+        raise _not_fetched(name, error) from None
+
+
+def _not_fetched(name: str, error: Exception) -> ModelError:
+    """The hub's client raises many kinds of errors; all of them mean "no model"."""
+    from scoremode.text.hub import explain_hub_error
+
+    reason, fix = explain_hub_error(error)
+    return ModelError(f"model {name} could not be fetched from the Hugging Face hub: {reason}", fix=fix)
 
 
 def inspect(name: str, *, revision: str | None = None, token: str | None = None) -> ModelFacts:
     """Reads the facts in a model's files; ModelError if they are incomplete."""
     path = resolve(name, revision=revision, token=token)
-    config = _read_config(path)
+    config = read_config(path)
     weights, left_out = weight_files(path)
     headers = [read_header(p) for p in weights]
     stored = sizes_of(
@@ -172,7 +195,7 @@ def _fingerprint(path: Path, revision: str | None, weights: list[Path]) -> tuple
     return files, hashlib.sha256(identity.encode()).hexdigest()
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
     file = path / "config.json"
     if not file.exists():
         raise ModelError(f"the folder {path} has no config.json", fix="give the folder of a Hugging Face checkpoint")

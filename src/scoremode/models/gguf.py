@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scoremode.disk.files import open_regular
 from scoremode.errors import ModelError
 from scoremode.models.sizes import ModelSizes, add_up
 
@@ -139,7 +140,7 @@ Header = tuple[dict[str, Any], int | None, list[GgufTensor]]
 
 def _read_header(path: Path) -> Header:
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return _Reader(content, path).header()
     except (struct.error, ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError) as error:
         what = "it ends early" if isinstance(error, struct.error) else str(error)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scoremode.disk.files import open_regular
 from scoremode.errors import ModelError
 from scoremode.models.sizes import ModelSizes, add_up
 
@@ -58,7 +59,7 @@ class StoredTensor:
 def read_header(path: Path) -> dict[str, StoredTensor]:
     """Returns the tensors that a safetensors file lists. Raises ModelError if the file is damaged or truncated."""
     size = path.stat().st_size
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
         raw = file.read(length) if length < min(size, LONGEST_HEADER) else b""
@@ -146,7 +147,7 @@ def _read_shape(tensor: StoredTensor) -> int | None:
     """Returns the number of weights by a ``weight_shape`` tensor. Only the data of such tensors is read."""
     if tensor.dtype != "I64" or not 0 < tensor.size <= LONGEST_SHAPE:
         return None
-    with tensor.file.open("rb") as file:
+    with open_regular(tensor.file) as file:
         file.seek(tensor.begin)
         numbers = struct.unpack(f"<{tensor.size}q", file.read(8 * tensor.size))
     return math.prod(numbers) if min(numbers) > 0 else None

@@ -119,7 +119,9 @@ def _nothing_to_score(method: Method, tokens: Tokens, sizes: WindowSizes, window
             fix="give a text of at least two tokens",
         )
     if tokens.target_mask is not None and not tokens.target_mask.any():
-        return CorpusError("no token may be a target", fix="score without --assistant-only")
+        return CorpusError(
+            "no token that is fed may be a target", fix="leave --assistant-only out, or raise --document-tokens"
+        )
     return CorpusError(
         f"{method.name} needs full windows of {sizes.context} tokens and the text has {count}",
         fix=f"give a longer text, --context-length {max(2, count // 2)}, or --method sliding-once",

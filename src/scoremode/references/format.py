@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from scoremode.disk.files import write_atomically
+from scoremode.disk.files import open_regular, write_atomically
 from scoremode.disk.folders import PARTIAL, REFERENCE, ROWS, is_reference_file, shard_name
 from scoremode.disk.manifests import Sha256, Text, is_sealed, sealed, unusable_field
 from scoremode.errors import RunError, harmless
@@ -65,7 +65,7 @@ class TensorFile(NamedTuple):
             if found.st_size != self.size:
                 how = "was truncated" if found.st_size < self.size else "is too long"
                 return f"{how} ({found.st_size} bytes instead of {self.size})"
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 return None if file.read(DATA_START) == self.header else "does not have the expected header"
         except FileNotFoundError:
             return "is missing"

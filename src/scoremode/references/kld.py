@@ -31,7 +31,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from scoremode.disk.files import DISK_FULL, write_at
+from scoremode.disk.files import DISK_FULL, open_regular, write_at
 from scoremode.errors import EngineError, InputError, RunError
 from scoremode.head.budget import FLOOR, LARGEST_CODE, LEFT_OUT, words_of
 from scoremode.remote.copies import copy_of_file
@@ -96,7 +96,7 @@ def is_kld(name: str | Path) -> bool:
     try:
         if not path.is_file():
             return path.suffix == SUFFIX and not path.is_dir()
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return path.suffix == SUFFIX or file.read(len(MAGIC)) == MAGIC
     except (OSError, ValueError):
         return path.suffix == SUFFIX
@@ -110,7 +110,7 @@ class KldFile:
         self.place = where if isinstance(where, Place) else None
         self.path = copy_of_file(where) if isinstance(where, Place) else where
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 self.layout = _read_layout(self.path, file.read(HEADER.size), os.fstat(file.fileno()).st_size)
                 self._stamp = _stamp(os.fstat(file.fileno()))
                 tokens = np.fromfile(file, "<i4", self.layout.chunks * self.layout.context)

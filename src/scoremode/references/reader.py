@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from scoremode.cache.entries import hold_entry, mark_used
-from scoremode.disk.files import remembered_sha256
+from scoremode.disk.files import open_regular, remembered_sha256
 from scoremode.disk.folders import HEAD, shard_name
 from scoremode.errors import RunError
 from scoremode.references.format import (
@@ -179,7 +179,7 @@ def read_rows(
             remote.read_shard(path.name, offset, rest)
             continue
         try:
-            with path.open("rb", buffering=0) as file:
+            with open_regular(path) as file:
                 file.seek(offset)
                 while rest and (got := file.readinto(rest)):
                     rest = rest[got:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import socket
 import subprocess
 import sys
 import uuid
@@ -27,7 +28,7 @@ from scoremode.engines.vllm.wire import KEY
 from scoremode.errors import InputError, ModelError, OptionError
 from scoremode.head.budget import check_kernel_name
 from scoremode.models.embedded import EMBEDDED
-from scoremode.models.facts import resolve
+from scoremode.models.facts import hub_config, read_config, resolve
 from scoremode.service import heads, requests, watching
 from scoremode.service.access import KEYS, digest_of
 
@@ -132,6 +133,7 @@ def command(model: str, options: ServiceOptions, flags: Sequence[str]) -> Comman
     """The command line for a model. Whatever cannot work is refused here, before anything is loaded."""
     refuse_secrets(flags)
     keys = _keys_of(options.api_key_env)
+    options.limits()
     installed = support.installed_version()
     support.check_version(installed, options.allow_untested)
     support.check_plugin()
@@ -142,7 +144,8 @@ def command(model: str, options: ServiceOptions, flags: Sequence[str]) -> Comman
         raise OptionError("the model comes first", fix="give scoremode serve MODEL, then flags")
     given = read_flags(flags)
     _refuse(given)
-    name, folder = given.get("served_model_name") or model, _folder(model)
+    host, port = given.get("host") or "localhost", _port(given)
+    name, folder = given.get("served_model_name") or model, _folder(model, given.get("revision"))
     named = ["--served-model-name", model] if model == EMBEDDED and name == model else []
     words = [*_program(folder), *flags, *named, *_score_mode(folder, given, options)]
     environment = {**_environment(given), **keys}
@@ -151,19 +154,37 @@ def command(model: str, options: ServiceOptions, flags: Sequence[str]) -> Comman
     else:
         words += ["--middleware", MIDDLEWARE]
     words += ["--middleware", ACCESS]  # the last one is the outermost
-    host, port = given.get("host") or "localhost", given.get("port") or str(PORT)
     shown = "localhost" if host in ("0.0.0.0", "::") else host
     scheme = "https" if given.get("ssl_certfile") else "http"
     return Command(words, environment, f"{scheme}://{shown}:{port}", name)
 
 
-def _folder(model: str) -> str:
+def _folder(model: str, revision: str | None) -> str:
     """The folder of the model; a name on the hub is returned as it is, because vLLM fetches the model."""
     folder = Path(model).expanduser()
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise ModelError(f"{model} has no config.json", fix="give the folder of a Hugging Face checkpoint")
     on_hub = model.count("/") == 1 and not model.startswith((".", "/", "~")) and not folder.exists()
-    return model if on_hub or folder.is_dir() else str(resolve(model))
+    if on_hub:
+        read_config(hub_config(model, revision))
+        return model
+    folder = resolve(model)
+    read_config(folder)
+    return str(folder)
+
+
+def _port(given: dict[str, str | None]) -> int:
+    """The port to listen on, which must be free: vLLM tries to bind it only after it has loaded for a minute."""
+    text = given.get("port", str(PORT)) or ""
+    if not (text.isascii() and text.isdecimal() and len(text) < 6 and 0 < int(text) < 1 << 16):
+        raise OptionError(f"--port {text} is not a port", fix=f"give a number from 1 to 65535, as in --port {PORT}")
+    host = given.get("host") or ""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind((host, int(text)))
+    except OSError as error:
+        where = f"--host {host} --port {text}" if host else f"--port {text}"
+        raise OptionError(f"nothing can listen at {where} ({error.strerror})", fix="give another --port") from None
+    return int(text)
 
 
 def _refuse(given: dict[str, str | None]) -> None:

@@ -76,7 +76,10 @@ class Cells:
 
     @staticmethod
     def from_json(stored: dict[str, Any]) -> Cells:
+        """The cells in a manifest. ValueError if they cannot be."""
         ints = {name: np.asarray(stored[name], np.int64) for name in ("group", "half", "targets")}
+        if len({len(numbers) for numbers in stored.values()}) != 1 or not ints["targets"].any():
+            raise ValueError("its cells have different lengths, or no targets")
         return Cells(weight=np.asarray(stored["weight"], np.float64), **ints)
 
 

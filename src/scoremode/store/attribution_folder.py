@@ -8,21 +8,112 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
+
+import msgspec
 
 from scoremode.cache.entries import is_cached, mark_used
 from scoremode.cache.eviction import make_room
 from scoremode.disk.files import write_atomically
-from scoremode.disk.folders import ATTRIBUTION, PARTIAL_ATTRIBUTION, TEMPORARY
+from scoremode.disk.folders import ATTRIBUTION, PARTIAL_ATTRIBUTION, TEMPORARY, Mark, own_files
 from scoremode.disk.locks import Lock
-from scoremode.disk.manifests import differing_fields, is_sealed, sealed
-from scoremode.disk.records import RecordFile, read_record_header
-from scoremode.errors import RunError, harmless, readable
+from scoremode.disk.manifests import Count, Text, differing_fields, is_manifest, is_sealed, sealed, unusable_field
+from scoremode.disk.records import RecordFile, is_record_file, read_record_header
+from scoremode.errors import RunError, readable
 from scoremode.store.runs import lock_folder, require_possible
 from scoremode.strict_json import read_object
 
 KIND = "attribution"
 REPLACE = "give another --out, or --fresh to replace it"
+AGAIN = "measure again with --fresh"
+MARKS: dict[str, Mark] = {
+    ATTRIBUTION: is_manifest,
+    PARTIAL_ATTRIBUTION: lambda path: is_record_file(path, json.dumps({"for": KIND}).encode()[:-1]),
+}
+
+
+class UnitForm(msgspec.Struct):
+    """A unit in attribution.json."""
+
+    name: Text
+    layer: Count | None
+    kind: str | None
+    weights: Count
+    format: str
+    bits: float
+    bits_saved: float
+    record: int
+
+
+class CandidateForm(msgspec.Struct):
+    """A candidate in attribution.json."""
+
+    name: Text
+    bits_per_weight: float
+    notes: list[str]
+    whole: int
+    units: list[UnitForm]
+
+
+class CellsForm(msgspec.Struct):
+    """The cells of the sums, one number each."""
+
+    group: list[Count]
+    half: list[Literal[0, 1]]
+    weight: list[float]
+    targets: list[Count]
+
+
+class ToolForm(msgspec.Struct):
+    """A recipe for a tool."""
+
+    tool: Text
+    suffix: Text
+    text: str
+    command: str
+    notes: list[str]
+
+
+class RecipeForm(msgspec.Struct):
+    """A mixture of candidates."""
+
+    budget: Text
+    chosen: dict[str, str]
+    bits_per_weight: float
+    predicted: float
+    gap: float
+    record: int
+    written: list[ToolForm]
+
+
+class ServedForm(msgspec.Struct):
+    """A candidate as an engine serves it."""
+
+    record: int
+    engine: str
+
+
+class FactsForm(msgspec.Struct):
+    """The facts about text, plan and engine that pages use."""
+
+    stderr_groups: str
+
+
+class ManifestForm(msgspec.Struct):
+    """The fields of attribution.json that are used."""
+
+    identity: dict[str, Any]
+    request: dict[str, Any]
+    baseline: Text
+    by: Text
+    cells: CellsForm
+    noise_kl: list[float] | None
+    noise_perturbed: str | None
+    facts: FactsForm
+    notes: list[str]
+    candidates: list[CandidateForm]
+    recipe: RecipeForm | None
+    served: dict[str, ServedForm] = {}
 
 
 class AttributionFolder:
@@ -58,11 +149,7 @@ class AttributionFolder:
     def _check(self) -> dict[str, Any] | None:
         """Refuses a folder with anything else in it; returns the manifest if this attribution is finished."""
         folder = self.folder
-        present = {p.name for p in folder.iterdir() if not p.name.startswith(".")} if folder.exists() else set()
-        foreign = sorted(present - {ATTRIBUTION, PARTIAL_ATTRIBUTION})
-        if foreign:
-            what = f"{folder} is not a folder of an attribution: it contains {harmless(foreign[0])}"
-            raise RunError(what, fix="give a new or empty folder to --out")
+        present = own_files(folder, "a folder of an attribution", MARKS)
         if self._fresh:
             return None
         manifest = None
@@ -70,14 +157,11 @@ class AttributionFolder:
             manifest = self._manifest()
             self._require_same(manifest["identity"])
         if PARTIAL_ATTRIBUTION in present:
-            header = read_record_header(folder / PARTIAL_ATTRIBUTION)
-            if header is not None:  # else a kill left less than the first line
-                identity = header.get("identity")
-                if header.get("for") != KIND or not isinstance(identity, dict):
-                    raise RunError(f"{folder / PARTIAL_ATTRIBUTION} is not a file of scoremode", fix=REPLACE)
+            identity = (read_record_header(folder / PARTIAL_ATTRIBUTION) or {}).get("identity")
+            if isinstance(identity, dict):
                 self._require_same(identity)
         elif manifest is not None:
-            raise RunError(f"{folder} contains {ATTRIBUTION} without its journal", fix="measure again with --fresh")
+            raise RunError(f"{folder} contains {ATTRIBUTION} without its journal", fix=AGAIN)
         return manifest
 
     def _manifest(self) -> dict[str, Any]:
@@ -86,8 +170,10 @@ class AttributionFolder:
             found = read_object(path)
         except (ValueError, OSError):
             found = {}
-        if not is_sealed(found) or not isinstance(found.get("identity"), dict):
-            raise RunError(f"{path} is damaged or was changed", fix="measure again with --fresh")
+        wrong = unusable_field(found, ManifestForm)
+        if wrong is not None or not is_sealed(found):
+            what = "" if wrong is None else f" (no usable {wrong})"
+            raise RunError(f"{path} is damaged or was changed{what}", fix=AGAIN)
         return found
 
     def _require_same(self, known: dict[str, Any]) -> None:
@@ -98,7 +184,11 @@ class AttributionFolder:
     def _open(self) -> None:
         if self._file is not None:
             self._file.close()
-        self._file = RecordFile(self.folder / PARTIAL_ATTRIBUTION, {"for": KIND, "identity": self.identity})
+        path = self.folder / PARTIAL_ATTRIBUTION
+        try:
+            self._file = RecordFile(path, {"for": KIND, "identity": self.identity})
+        except RunError:  # _check found no other identity
+            raise RunError(f"{path} is damaged: its first line cannot be read", fix=AGAIN) from None
         self.records = {number: body for number, _, body in self._file.replay()}
 
     def begin(self) -> None:

@@ -15,17 +15,22 @@ from typing import Any, Self
 import numpy as np
 
 from scoremode.disk.files import file_sha256, write_atomically, written_atomically
-from scoremode.disk.folders import PARTIAL_TEXTS, ROLLOUTS, TEMPORARY, TEXTS
+from scoremode.disk.folders import PARTIAL_TEXTS, ROLLOUTS, TEMPORARY, TEXTS, Mark, own_files
 from scoremode.disk.locks import Lock
-from scoremode.disk.manifests import differing_fields, sealed
-from scoremode.disk.records import RecordFile, read_record_header
-from scoremode.errors import RunError, harmless, readable
+from scoremode.disk.manifests import differing_fields, is_manifest, sealed
+from scoremode.disk.records import RecordFile, is_record_file, read_record_header
+from scoremode.errors import RunError, readable
 from scoremode.store.runs import lock_folder, require_possible
-from scoremode.text.rollouts import FORMAT, Rollouts, WrittenText, pack, read_manifest, unpack, write_texts
+from scoremode.text.rollouts import FORMAT, Rollouts, WrittenText, has_texts, pack, read_manifest, unpack, write_texts
 from scoremode.values import Bools, Floats, Ids
 
 KIND = "rollouts"
 REPLACE = "give another --out, or --fresh to replace them"
+MARKS: dict[str, Mark] = {
+    ROLLOUTS: is_manifest,
+    TEXTS: has_texts,
+    PARTIAL_TEXTS: lambda path: is_record_file(path, json.dumps({"for": KIND}).encode()[:-1]),
+}
 
 
 class RolloutsFolder:
@@ -63,11 +68,7 @@ class RolloutsFolder:
     def _check(self) -> bool:
         """Refuses a folder with anything else in it; returns whether these rollouts are finished."""
         folder = self.folder
-        present = {p.name for p in folder.iterdir() if not p.name.startswith(".")} if folder.exists() else set()
-        foreign = sorted(present - {ROLLOUTS, TEXTS, PARTIAL_TEXTS})
-        if foreign:
-            what = f"{folder} is not a folder of rollouts: it contains {harmless(foreign[0])}"
-            raise RunError(what, fix="give a new or empty folder to --out")
+        present = own_files(folder, "a folder of rollouts", MARKS, {ROLLOUTS, TEXTS})
         if self._fresh:
             return False
         begun = self._identity_of_journal() if PARTIAL_TEXTS in present else None
@@ -85,15 +86,12 @@ class RolloutsFolder:
     def _identity_of_journal(self) -> dict[str, Any] | None:
         """Returns the identity in the journal; None if a kill left less than its first line."""
         path = self.folder / PARTIAL_TEXTS
-        header = read_record_header(path)
-        if header is None:
-            if self._first_line().startswith(path.read_bytes()[:4096]):
-                return None
-            raise RunError(f"{path} is damaged (its first line cannot be read)", fix="write them again with --fresh")
-        identity = header.get("identity")
-        if header.get("for") != KIND or not isinstance(identity, dict):
-            raise RunError(f"{path} is not a file of scoremode rollouts", fix="give another --out")
-        return identity
+        identity = (read_record_header(path) or {}).get("identity")
+        if isinstance(identity, dict):
+            return identity
+        if self._first_line().startswith(path.read_bytes()[:4096]):
+            return None
+        raise RunError(f"{path} is damaged (its first line cannot be read)", fix="write them again with --fresh")
 
     def _require_same(self, known: dict[str, Any]) -> None:
         differing = differing_fields(known, self.identity)

@@ -23,7 +23,17 @@ from typing import Any, Self
 from scoremode.cache.entries import is_cached, mark_used
 from scoremode.cache.eviction import cache_limit, make_room
 from scoremode.disk.files import file_sha256, write_atomically, written_atomically
-from scoremode.disk.folders import JOURNAL, LOCK, MANIFEST, SCORES, TEMPORARY, give_another, is_reference_file
+from scoremode.disk.folders import (
+    JOURNAL,
+    LOCK,
+    MANIFEST,
+    SCORES,
+    TEMPORARY,
+    Mark,
+    give_another,
+    is_reference_file,
+    own_files,
+)
 from scoremode.disk.locks import Lock
 from scoremode.disk.manifests import differing_fields, sealed
 from scoremode.errors import RunError, harmless, readable
@@ -40,7 +50,6 @@ from scoremode.strict_json import read_object
 
 __all__ = ["FORMAT", "JOURNAL", "LOCK", "MANIFEST", "SCORES", "Claim", "is_run", "load"]
 
-OURS = {MANIFEST, SCORES, JOURNAL}
 Progress = Callable[[int, int], None]
 WAITING = "another process is scoring the same; waiting for it (Ctrl-C to stop)"
 
@@ -172,13 +181,7 @@ def require_possible(folder: Path) -> None:
 
 def _existing_run(folder: Path, identity: dict[str, Any], *, fresh: bool) -> Run | None:
     """The finished run in a folder; None if this run may be scored into it; RunError if it may not."""
-    try:
-        present = {p.name for p in folder.iterdir() if not p.name.startswith(".")} if folder.exists() else set()
-    except OSError as error:
-        raise RunError(f"{folder} cannot be read ({error.strerror})", fix=give_another(folder)) from None
-    if not present:
-        return None
-    _require_ours(folder, present)
+    present = _own_files(folder)
     if fresh:
         return None
     found = journal.inspect_journal(folder / JOURNAL) if JOURNAL in present else None
@@ -212,25 +215,22 @@ def _require_no_other(folder: Path, found: journal.JournalFacts, identity: dict[
     require_same(folder, found.identity, identity)
 
 
-def _require_ours(folder: Path, present: set[str]) -> None:
-    """Refuse a folder that scoremode did not write, so that other files are never overwritten.
+def _own_files(folder: Path) -> set[str]:
+    """The names of the files in the folder of a run or a reference. A user's notes beside them are left alone."""
 
-    A damaged file is still ours if the folder contains only files with our names.
-    """
-    foreign = sorted(name for name in present - OURS if not is_reference_file(name))
-    found = journal.inspect_journal(folder / JOURNAL)
-    known = found.ours and (not foreign or found.identity is not None)
-    if MANIFEST in present:
+    def is_manifest(path: Path) -> bool:
         with suppress(ValueError, OSError):
-            known = known or is_identity(read_object(folder / MANIFEST).get("identity"))
-    known = known or is_reference(folder)
-    may_be_ours = MANIFEST in present or parquet.columns_problem(folder / SCORES) is None
-    damaged = not foreign and SCORES in present and may_be_ours
-    if not known and not damaged:
-        name = foreign[0] if foreign else sorted(present)[0]
-        raise RunError(
-            f"{folder} is not a run: it contains {harmless(name)}", fix="give a new or empty folder to --out"
-        )
+            return is_identity(read_object(path).get("identity"))
+        return False
+
+    marks: dict[str, Mark] = {
+        MANIFEST: is_manifest,
+        SCORES: lambda path: parquet.columns_problem(path) is None,
+        JOURNAL: lambda path: journal.inspect_journal(path).ours,
+    }
+    names = filter(is_reference_file, os.listdir(folder)) if folder.is_dir() else ()
+    marks |= dict.fromkeys(names, lambda _: is_reference(folder))
+    return own_files(folder, "a run", marks, marks.keys() - {JOURNAL}, others_stay=True)
 
 
 def is_identity(value: Any) -> bool:

@@ -18,7 +18,7 @@ import numpy as np
 from scoremode.disk.folders import ROLLOUTS
 from scoremode.errors import CorpusError
 from scoremode.text.files import check_readable
-from scoremode.text.prompts import Prompts, encoded, read_prompts
+from scoremode.text.prompts import Prompts, encoded, local_file, read_prompts
 from scoremode.text.rollouts import Rollouts, require_folder, tokens_digest
 from scoremode.text.tokenizer import TextTokenizer
 from scoremode.values import Ids
@@ -101,10 +101,11 @@ def _met(apart: int) -> list[str]:
 
 def check_answers(name: str) -> None:
     """Refuses a name that is neither a folder of rollouts nor a file that can be read."""
-    if Path(name).is_dir():
-        require_folder(name)
+    path = local_file(name)
+    if path.is_dir():
+        require_folder(path)
     else:
-        check_readable(Path(name))
+        check_readable(path)
 
 
 def read_answers(name: str) -> KnownAnswers:

@@ -117,4 +117,15 @@ def explain_hub_error(error: Exception) -> tuple[str, str]:
     names = {kind.__name__ for one in causes_of(error) for kind in type(one).__mro__}
     if names & {"ConnectionError", "TimeoutError", "TransportError", "LocalEntryNotFoundError"}:
         return "the hub cannot be reached", f"check the network and HF_ENDPOINT, or {FOLDER}"
-    return f"{type(error).__name__}: {one_line(str(error))[:200]}", f"check the name, or {FOLDER}"
+    return f"{type(error).__name__}: {one_line(str(error))[:200]}", f"{_setting_to_check(error)}, or {FOLDER}"
+
+
+def _setting_to_check(error: Exception) -> str:
+    """The setting that is probably wrong when the hub's client fails before it asks for a name."""
+    if isinstance(error, UnicodeEncodeError):
+        return "correct HF_TOKEN: a token has ASCII letters only"
+    if isinstance(error, OSError):
+        return "set HF_HOME to a folder that can be written"
+    if "proxy" in str(error).lower() or type(error).__name__ == "InvalidURL":
+        return "correct HTTPS_PROXY, HTTP_PROXY and HF_ENDPOINT"
+    return "check the name"

@@ -19,7 +19,7 @@ from typing import Any
 from scoremode import strict_json
 from scoremode.arguments import path_text
 from scoremode.disk.files import file_sha256
-from scoremode.errors import CorpusError, InputError
+from scoremode.errors import CorpusError, InputError, harmless
 from scoremode.text.files import Message, check_readable, checked_row, is_text, lines_of, text_in_file
 from scoremode.text.tokenizer import TextTokenizer
 from scoremode.values import Ids
@@ -58,7 +58,7 @@ def read_prompts(given: GivenPrompts) -> Prompts:
     if isinstance(given, Prompts):
         return given
     if isinstance(given, str | os.PathLike):
-        return _in_file(Path(path_text("prompts", given)))
+        return _in_file(local_file(path_text("prompts", given)))
     if not isinstance(given, Sequence):
         raise InputError(f"prompts are a {type(given).__name__}", fix="give the name of a file, or a list of texts")
     rows = [_prompt({"prompt": one} if isinstance(one, str) else one, f"prompt {i}") for i, one in enumerate(given)]
@@ -66,6 +66,13 @@ def read_prompts(given: GivenPrompts) -> Prompts:
         raise InputError("there are no prompts", fix="give --prompts FILE, or --prompt TEXT")
     listed = json.dumps([[row.content, row.answer] for row in rows], sort_keys=True)
     return Prompts(tuple(rows), "given", hashlib.sha256(listed.encode()).hexdigest())
+
+
+def local_file(name: str) -> Path:
+    """The path of a file of prompts. CorpusError for a URI, which a path would garble."""
+    if "://" in name:
+        raise CorpusError(f"{harmless(name)}: prompts are read from files of this machine", fix="copy the file first")
+    return Path(name)
 
 
 def _in_file(path: Path) -> Prompts:

@@ -38,6 +38,7 @@ FINISHES = ("stop", "length", "context")
 """How a text ended: with an end token, at the most tokens that were allowed, or where the model's context was full."""
 
 AGAIN = "write them again with --fresh"
+MOST_IDS = 1 << 22  # more than any vocabulary has: a table of larger ids would fill the memory
 ROUNDING = 1e-6  # nats above 0 that a log-probability in float32 may have
 
 
@@ -202,6 +203,18 @@ def write_texts(file: IO[bytes], blocks: Iterable[Sequence[WrittenText]]) -> Non
             writer.write_batch(pa.record_batch(arrays, schema=form))
 
 
+def has_texts(path: Path) -> bool:
+    """Is this a Parquet file with the columns of ``schema``?"""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pa.OSFile(os.fsencode(path)) as file:
+            return bool(pq.read_schema(file).names == schema().names)
+    except (pa.ArrowException, OSError):
+        return False
+
+
 def _read_texts(path: Path) -> dict[str, Any]:
     """The columns of texts.parquet; ValueError if they are not those of ``schema``."""
     import pyarrow as pa
@@ -252,7 +265,7 @@ def _check(found: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
         own = [found[name][number] for name in ("written", "logprob", "raw_logprob")]
         if finish not in FINISHES or len({*map(len, own)}) != 1 or not len(found["prompt_ids"][number]):
             raise ValueError(f"row {number} has another finish or other lengths than a text can have")
-        if any((ids < 0).any() for ids in (own[0], found["prompt_ids"][number])):
+        if any(((ids < 0) | (ids >= MOST_IDS)).any() for ids in (own[0], found["prompt_ids"][number])):
             raise ValueError(f"row {number} has an id that no model has")
         known = own[2:] if "logprob" in manifest.get("missing", ()) else own[1:]
         if not all((numbers <= ROUNDING).all() for numbers in known):  # written so that NaN is refused

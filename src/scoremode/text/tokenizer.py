@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from scoremode.disk.files import require_plain_files
 from scoremode.errors import CorpusError, ModelError, ScoremodeError
 from scoremode.text import memory
 from scoremode.text.files import Message
@@ -112,6 +113,8 @@ class HuggingFaceTokenizer:
     @staticmethod
     def load(folder: str | Path, *, trust_remote_code: bool = False) -> HuggingFaceTokenizer:
         """The tokenizer of a folder; Transformers is imported if nothing else shows what it would make of the files."""
+        if Path(folder).is_dir():
+            require_plain_files(Path(folder))
         found = load_tokenizer(folder, trust_remote_code=trust_remote_code)
         try:
             return HuggingFaceTokenizer(found, str(folder))

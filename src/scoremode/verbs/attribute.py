@@ -17,22 +17,24 @@ import numpy as np
 from scoremode.disk.folders import entry_folder
 from scoremode.engines.plugin import Work
 from scoremode.engines.swapping import WeightFacts
-from scoremode.errors import InputError, OptionError, did_you_mean
+from scoremode.errors import InputError, OptionError, RunError, did_you_mean, print_line
 from scoremode.models.units import BY, Unit, units_of
+from scoremode.models.weight_formats.round_to_nearest import PREFIX as MADE
+from scoremode.models.weight_formats.round_to_nearest import read_name
 from scoremode.models.weights import candidate_fingerprint
 from scoremode.plan.path import DECODE
 from scoremode.remote.uri import Place, located
 from scoremode.statistics.attribution import Attribution, CandidateDamage, UnitDamage
 from scoremode.statistics.cells import Cells, Damage, PlanCells
 from scoremode.statistics.recipe import Uniform
-from scoremode.store.attribution_folder import AttributionFolder
+from scoremode.store.attribution_folder import AGAIN, AttributionFolder
 from scoremode.verbs.arguments import AllArguments, spelled_out, split_arguments
 from scoremode.verbs.compare import compare
 from scoremode.verbs.model import GivenTokenizer, LazyModel
 from scoremode.verbs.progress import Progress
 from scoremode.verbs.progress_display import shows_progress
 from scoremode.verbs.question import Question
-from scoremode.verbs.recipe import Budget, Choices, make_recipe, restored_recipe, write_files
+from scoremode.verbs.recipe import Budget, Choices, make_recipe, restored_recipe, write_tools
 from scoremode.verbs.run_contents import describe_engine
 from scoremode.verbs.scoring import check_fits
 from scoremode.verbs.sides import CompareRequest, assign_engines, short
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
     from scoremode.engines.base import EngineFacts
     from scoremode.statistics.comparison import Comparison
 
-MADE = "rtn:"  # candidates that are made from the baseline, and which nothing serves
 KEPT_AS = ("KL of parts and of the whole is of weights alone: activations are computed as the baseline computes them",)
 
 
@@ -63,6 +64,9 @@ class AttributeRequest:
             raise OptionError(f"--by {self.by} is not known", fix=did_you_mean(self.by, BY))
         if not self.candidates:
             raise InputError("there is no candidate", fix="name one after the baseline, as in rtn:4:32")
+        for name in self.candidates:
+            if name.startswith(MADE):
+                read_name(name)
         if len({short(name) for name in self.candidates}) < len(self.candidates):
             raise InputError("two candidates have the same name", fix="rename one, so that tables can tell them apart")
         if question.get("path") == DECODE:
@@ -130,13 +134,13 @@ def attribute(
         identity = model.identity(asked)
         with AttributionFolder(where or entry_folder("attributions", identity), identity, fresh=fresh) as folder:
             known = {**request.as_json(), "fingerprints": prints}
-            manifest = folder.finished
-            if manifest is None or manifest.get("request") != known:
+            found = _kept(folder, known)
+            if found is None:
                 work = _Work(request, asked, model, folder, prints, progress)
-                manifest = folder.save({"request": known, **work.measured(), **work.served(served, arguments)})
-            found = _restored(folder, manifest)
+                manifest = {"request": known, **work.measured(), **work.served(served, arguments)}
+                found = _restored(folder, folder.save(manifest))
     if write_recipe is not None and found.recipe is not None:
-        write_files(found.recipe, write_recipe)
+        write_tools(found.recipe, write_recipe)
     return found
 
 
@@ -257,12 +261,31 @@ def _damage_of(compared: Comparison, cells: PlanCells) -> Damage:
     return cells.damage(np.concatenate(kl), np.concatenate(moved), np.concatenate(same))
 
 
+def _kept(folder: AttributionFolder, known: Mapping[str, Any]) -> Attribution | None:
+    """The finished attribution in a folder; None if it is another one, or if records are lost: they are measured again.
+
+    ``known`` is the request that it must answer.
+    """
+    if folder.finished is None or folder.finished["request"] != known:
+        return None
+    try:
+        return _restored(folder, folder.finished)
+    except KeyError:
+        print_line(f"scoremode: records of {folder.folder} are lost: what is missing is measured again")
+    except ValueError as error:
+        raise RunError(f"{folder.folder} cannot be right: {error}", fix=AGAIN) from None
+    return None
+
+
 def _restored(folder: AttributionFolder, stored: Mapping[str, Any]) -> Attribution:
     """The attribution in a folder: its manifest, and the sums in its records."""
-    served = stored.get("served", {})
+    served, cells = stored.get("served", {}), Cells.from_json(stored["cells"])
 
     def damage(number: int) -> Damage:
-        return Damage.unpacked(folder.records[number])
+        found = Damage.unpacked(folder.records[number])
+        if len(found.kl) != len(cells.group):
+            raise ValueError("a record has other cells than its manifest")
+        return found
 
     candidates = []
     for one in stored["candidates"]:
@@ -289,7 +312,7 @@ def _restored(folder: AttributionFolder, stored: Mapping[str, Any]) -> Attributi
     return Attribution(
         baseline=stored["baseline"],
         by=stored["by"],
-        cells=Cells.from_json(stored["cells"]),
+        cells=cells,
         candidates=tuple(candidates),
         noise_kl=None if stored["noise_kl"] is None else np.asarray(stored["noise_kl"]),
         noise_perturbed=stored["noise_perturbed"],

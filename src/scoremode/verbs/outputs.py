@@ -2,6 +2,8 @@
 
 the name refers to              result
 nothing, or an empty file       written atomically
+a file of scoremode's           replaced; ``is_ours`` recognizes it by its content
+any other file                  refused, with --fresh or without
 a link                          its target is written, and the link stays
 a device, a FIFO, /dev/stdout   written to directly, never replaced
 a URI                           written as a whole, if its folder can be listed
@@ -23,9 +25,10 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from scoremode.arguments import SERVERS
@@ -39,7 +42,7 @@ from scoremode.remote.uri import Place, is_uri, located, require_path
 from scoremode.remote.writer import PARTIAL_FOLDER, RemoteWriter
 from scoremode.store import runs
 from scoremode.store.remote_runs import STAYS
-from scoremode.strict_json import read_object
+from scoremode.strict_json import LARGEST, read_object
 
 REPORT_MARK = b'<meta name="generator" content="scoremode'
 MARK_WITHIN = 1024  # the mark is within this many first bytes of a report
@@ -140,6 +143,15 @@ class Output:
             print_line(line.strip())
 
 
+def is_file_name(text: str) -> bool:
+    """Can a file have this name? Half a surrogate pair cannot be encoded."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def has_content(path: Path) -> bool:
     """Does this path name a file that is not empty?"""
     try:
@@ -148,8 +160,18 @@ def has_content(path: Path) -> bool:
         return False
 
 
-def check_output(name: str | Path, flag: str, *, made_later: str | Path | None = None) -> Output:
-    """Checks a file that the user named. Raises InputError if it cannot be written. ``made_later``: a folder to create.
+def check_output(
+    name: str | Path,
+    flag: str,
+    what: str = "a file of scoremode",
+    is_ours: Callable[[Output], bool] = lambda output: False,
+    *,
+    made_later: str | Path | None = None,
+) -> Output:
+    """Checks a file that the user named. Raises InputError if it cannot be written, or if it exists and is not ours.
+
+    ``what`` is what would be written, and ``is_ours`` says whether an existing file is one. ``made_later``: a folder
+    that will be created.
 
     >>> check_output("/dev/null", "-o").is_stream
     True
@@ -158,8 +180,16 @@ def check_output(name: str | Path, flag: str, *, made_later: str | Path | None =
     ...
     scoremode.errors.InputError: / is a folder; give a file name to -o
     """
-    text, another = os.fspath(name), f"give another file to {flag}"
-    if not text or "\0" in text:
+    output = _checked(os.fspath(name), flag, made_later)
+    if output.exists and not is_ours(output):
+        raise InputError(f"{name} exists and is not {what}", fix=f"give another {flag}")
+    return output
+
+
+def _checked(text: str, flag: str, made_later: str | Path | None) -> Output:
+    """The file that a name refers to. Raises InputError if none can be written there."""
+    another = f"give another file to {flag}"
+    if not text or "\0" in text or not is_file_name(text):
         raise InputError(f"{flag} was given no file name", fix=f"give a file name to {flag}")
     if is_uri(text):
         return _check_elsewhere(text, flag)
@@ -198,7 +228,7 @@ def _check_elsewhere(text: str, flag: str) -> Output:
     """Checks a file behind a URI: the server must answer now. Whether we may write shows only later."""
     where = located(text)
     if isinstance(where, Path):
-        return check_output(where, flag)
+        return _checked(str(where), flag, None)
     if where.scheme in SERVERS or "/" not in where.path or text.endswith("/"):
         raise InputError(f"{where} is not a file that can be written", fix=f"give a file name to {flag}")
     beside = {found.name: found for found in Objects(where.parent).listed()}
@@ -214,10 +244,29 @@ def _check_elsewhere(text: str, flag: str) -> Output:
 
 def check_report(name: str | Path, flag: str = "-o", *, made_later: str | Path | None = None) -> Output:
     """Checks like ``check_output``, for an HTML report: only an older report may be replaced."""
-    output = check_output(name, flag, made_later=made_later)
-    if output.exists and REPORT_MARK not in output.beginning(MARK_WITHIN):
-        raise InputError(f"{name} exists and is not a report of scoremode", fix="give another name")
-    return output
+
+    def is_report(output: Output) -> bool:
+        return REPORT_MARK in output.beginning(MARK_WITHIN)
+
+    return check_output(name, flag, "a report of scoremode", is_report, made_later=made_later)
+
+
+def write_files(texts: Mapping[Path, str], flag: str, what: str, mark: str | None = None) -> list[Output]:
+    """Writes several files, or none if one of them exists with other content. A file with ``mark`` may be replaced."""
+
+    def is_ours(output: Output, data: bytes) -> bool:
+        found = output.beginning(LARGEST)
+        return found == data or (mark is not None and mark.encode() in found)
+
+    made = []
+    for path, text in texts.items():
+        data = text.encode()
+        ours = partial(is_ours, data=data)
+        made.append((check_output(path, flag, what, ours, made_later=path.parent), data))
+    for output, data in made:
+        output.path.parent.mkdir(parents=True, exist_ok=True)
+        output.write(data)
+    return [output for output, _ in made]
 
 
 def _own_descriptor(text: str) -> int | None:

@@ -15,7 +15,7 @@ from scoremode.models.units import Unit
 from scoremode.statistics.bit_allocation import Allocation, Option, allocate
 from scoremode.statistics.cells import Cells, Damage
 from scoremode.statistics.recipe import SEEN, Recipe, Uniform
-from scoremode.verbs.outputs import check_output
+from scoremode.verbs.outputs import write_files
 from scoremode.verbs.swapping import Candidate, Job, SwapMeasurement, record_number, stored_bits
 
 BASELINE = "baseline"
@@ -132,12 +132,8 @@ def restored_recipe(stored: Mapping[str, Any], damage: Callable[[int], Damage], 
     )
 
 
-def write_files(recipe: Recipe, prefix: str) -> list[str]:
-    """Writes the recipe of each tool into a file; returns their names."""
-    found = []
-    for one in recipe.written:
-        output = check_output(f"{prefix}{one['suffix']}", "--write-recipe")
-        output.write(one["text"].encode())
-        found.append(str(output))
-    print_line(f"scoremode: recipes written to {', '.join(found)}")
-    return found
+def write_tools(recipe: Recipe, prefix: str) -> None:
+    """Writes the recipe of each tool into a file."""
+    texts = {Path(f"{prefix}{one['suffix']}").expanduser(): one["text"] for one in recipe.written}
+    made = write_files(texts, "--write-recipe", "this recipe; what was measured is kept")
+    print_line(f"scoremode: recipes written to {', '.join(map(str, made))}")

@@ -160,16 +160,20 @@ def _repeatable(question: dict[str, Any]) -> dict[str, Any] | None:
 # ── a .kld file ──────────────────────────────────────────────────────────────────────────────────────────────────────
 def _check_kld(name: str | Path, *, fresh: bool, made_later: str | Path | Place | None) -> Output:
     """Checks that the file a user named can be written. Only an older .kld file may be replaced, with ``fresh``."""
-    output = check_output(name, "--kld", made_later=None if made_later is None else str(made_later))
+    later = None if made_later is None else str(made_later)
+    output = check_output(name, "--kld", "a .kld file", lambda o: o.beginning(len(MAGIC)) == MAGIC, made_later=later)
     if output.place is not None:
         raise InputError(f"{output.name} is a URI, and --kld writes a file of this machine", fix="give a file name")
     if output.is_stream:
         raise InputError(f"{name} is not a plain file", fix="give a file name to --kld")
-    if output.exists and output.beginning(len(MAGIC)) != MAGIC:
-        raise InputError(f"{name} exists and is not a .kld file", fix="give another name to --kld")
-    if output.exists and not fresh:
+    if output.exists and not fresh and not _work_folder(output).is_dir():  # else a process was killed after it wrote
         raise InputError(f"{name} exists", fix="give another name to --kld, or --fresh to replace it")
     return output
+
+
+def _work_folder(output: Output) -> Path:
+    """The folder beside a .kld file that has what was scored, until everything is done."""
+    return output.path.with_name(f".{output.path.name}.scoremode")
 
 
 def _kld_question(question: dict[str, Any]) -> dict[str, Any]:
@@ -195,31 +199,41 @@ def _write_kld(
     """Score a text and write the distributions of all its targets; the run itself is returned and not stored."""
     require(model.plugin, "distributions", "give the whole distributions that a .kld file keeps")
     asked = model.ask(question, progress)
-    work = output.path.with_name(f".{output.path.name}.scoremode")
+    work = _work_folder(output)
     if runs.is_run(work):
         settings = runs.load(work).manifest["identity"].get("settings")
         if not isinstance(settings, dict) or settings.get("keeps") != "records":
             raise RunError(
                 f"{work} is another run, and --kld needs that folder", fix="move it, or give another name to --kld"
             )
-        shutil.rmtree(work)  # a process was killed after the file was complete
+        if not output.exists:
+            shutil.rmtree(work)  # the file was complete, and somebody removed it
     with model.claimed(asked, work, fresh=fresh, keeps="records") as claim:
-        worker = model.engine_for(asked, progress)
-        with UnfinishedRun(asked, worker, claim, progress) as unfinished:
-            layout = _kld_layout(asked.plan, worker.facts.known_vocabulary)
-            with KldWriter(work / RECORDS, layout, _chunk_tokens(asked.plan)) as writer:
-                unfinished.forget_except(writer.complete_chunks())
-                for index, answers in unfinished.answers(Want(records=True)):
-                    if answers.records is None:
-                        raise EngineError("the engine gave no distributions", fix=FAULT)
-                    writer.write(index, answers.records)
-                    unfinished.keep(index, answers)
-                manifest = unfinished.manifest()
-                writer.finish(output.path)
-                run = unfinished.save(manifest)
-        run = in_memory(run)
+        # a finished run: a process was killed after the file was complete
+        run = in_memory(claim.finished or _score_records(model, asked, claim, output, progress))
     shutil.rmtree(work, ignore_errors=True)
     return run
+
+
+def _score_records(
+    model: LazyModel, asked: Question, claim: runs.Claim, output: Output, progress: Progress | None
+) -> Run:
+    """Scores into a work folder, and moves the file to its place when it is complete."""
+    worker = model.engine_for(asked, progress)
+    layout = _kld_layout(asked.plan, worker.facts.known_vocabulary)
+    with (
+        UnfinishedRun(asked, worker, claim, progress) as unfinished,
+        KldWriter(claim.folder / RECORDS, layout, _chunk_tokens(asked.plan)) as writer,
+    ):
+        unfinished.forget_except(writer.complete_chunks())
+        for index, answers in unfinished.answers(Want(records=True)):
+            if answers.records is None:
+                raise EngineError("the engine gave no distributions", fix=FAULT)
+            writer.write(index, answers.records)
+            unfinished.keep(index, answers)
+        manifest = unfinished.manifest()
+        writer.finish(output.path)
+        return unfinished.save(manifest)
 
 
 def _convert_to_kld(folder: str | Path | Place, asked: Question, output: Output, progress: Progress | None) -> None:

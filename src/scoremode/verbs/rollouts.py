@@ -36,6 +36,7 @@ from scoremode.verbs.question import identify
 from scoremode.verbs.run_contents import describe_engine, describe_model
 
 MAX_TOKENS = 256  # of a text, if the user gives no number
+MOST_TEXTS = 1_000_000  # the requests for all of them are held in memory
 TOGETHER = 256  # texts that are put into words, and written to the file, at a time
 
 
@@ -151,6 +152,11 @@ class WritingTask:
     def of(
         lazy: LazyModel, prompts: Prompts, rules: DrawingRules, numbers: _Numbers, path: DecodePath | None
     ) -> WritingTask:
+        if (count := len(prompts.rows) * numbers.samples) > MOST_TEXTS:
+            raise OptionError(
+                f"{count:,} texts are too many for one folder (at most {MOST_TEXTS:,})",
+                fix="give fewer --samples, or write several folders with another --seed each",
+            )
         found = encoded(prompts, lazy.subject.tokenizer)
         largest = max(int(ids.max()) for _, ids in found)
         if lazy.subject.vocabulary is not None and largest >= lazy.subject.vocabulary:

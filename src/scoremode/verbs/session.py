@@ -21,9 +21,9 @@ from scoremode.verbs.arguments import ModelArguments, QuestionArguments, check_q
 from scoremode.verbs.compare import compare_model
 from scoremode.verbs.model import GivenModel, GivenTokenizer, LazyModel, tokenizer_name
 from scoremode.verbs.noise import Noise, noise_of, prepare_settings, split_feeding
-from scoremode.verbs.outputs import check_output, worked_on_here
+from scoremode.verbs.outputs import worked_on_here
 from scoremode.verbs.ppl import ppl_of
-from scoremode.verbs.prob.many_pairs import read_results, score_to_file
+from scoremode.verbs.prob.many_pairs import check_results, read_results, score_to_file
 from scoremode.verbs.prob.sequence import SequenceProbability, SequenceScore, paired
 from scoremode.verbs.progress import Progress
 from scoremode.verbs.progress_display import shows_progress
@@ -95,7 +95,7 @@ class Model:
         with self._asking():
             if out is None:
                 return lm.score(lm.encode(paired(prompt, targets)), progress)
-            output = check_output(str(out), "out")
+            output = check_results(str(out), "out")
             with worked_on_here(output, fresh=fresh) as local:
                 score_to_file(lm, list(paired(prompt, targets)), local, fresh=fresh, progress=progress)
             return [SequenceScore.from_json(row) for row in read_results(local.path)]

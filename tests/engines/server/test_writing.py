@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import scoremode as sm
+from scoremode.engines.server.writer import _read
 from scoremode.engines.table.engine import TableEngine
-from scoremode.errors import ModelError, OptionError, ScoremodeError
+from scoremode.errors import EngineError, ModelError, OptionError, ScoremodeError
 from tests.engines.server.small_server import NAMES, SmallServer
 
 PROMPTS = [f"prompt {n}" for n in range(5)]
@@ -104,3 +106,15 @@ def test_a_server_that_gives_them_after_the_temperature_may_draw_from_its_own_di
 def test_a_tokenizer_that_only_the_server_has_is_refused_before_anything_is_written(served: SmallServer) -> None:
     with pytest.raises((ModelError, OptionError), match="does not list its tokens"):
         write(served, tokenizer=None)
+
+
+@pytest.mark.parametrize("wrong", ["NaN", "-1", None, True, float("nan")])
+@pytest.mark.parametrize("place", ["token_logprobs", "top_logprobs"])
+def test_what_is_no_number_is_refused(wrong: Any, place: str) -> None:
+    """The text "NaN" would pass the test for log-probabilities before temperature."""
+    found: dict[str, Any] = {"tokens": ["token_id:1"], "token_logprobs": [-1.0], "top_logprobs": [{"token_id:1": -1.0}]}
+    found[place] = [wrong if place == "token_logprobs" else {"token_id:1": wrong}]
+    answer = {"choices": [{"logprobs": found, "finish_reason": "length"}]}
+    link: Any = SimpleNamespace(root="http://h")
+    with pytest.raises(EngineError, match="no tokens with log-probabilities"):
+        _read(link, answer, 1)

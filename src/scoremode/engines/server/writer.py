@@ -160,8 +160,8 @@ def _read(link: Link, value: Any, room: int) -> _Completion:
                 fix="use a server that knows return_tokens_as_token_ids",
             )
         ids = np.array([int(name.removeprefix(IDS)) for name in names], np.int32)
-        logprob = np.array([float(number) for number in numbers])
-        likely = [{str(n): float(x) for n, x in one.items()} for one in found.get("top_logprobs") or [{}] * len(ids)]
+        logprob = np.array([_number(number) for number in numbers])
+        likely = [{str(n): _number(x) for n, x in one.items()} for one in found.get("top_logprobs") or [{}] * len(ids)]
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
         raise _unusable(link, "it has no tokens with log-probabilities") from None
     if finish not in ("stop", "length") or not 0 < len(ids) == len(logprob) == len(likely) <= room:
@@ -169,6 +169,13 @@ def _read(link: Link, value: Any, room: int) -> _Completion:
     if not (logprob <= ROUNDING).all() or not np.isfinite(logprob).all():  # written so that NaN is refused
         raise _unusable(link, "it gives numbers that are no log-probabilities")
     return _Completion(ids, np.minimum(logprob, 0.0), finish, likely)
+
+
+def _number(value: Any) -> float:
+    """A number. ValueError for anything else: "NaN", which float() takes, would pass every comparison."""
+    if type(value) not in (int, float) or math.isnan(value):
+        raise ValueError("not a number")
+    return float(value)
 
 
 def _unusable(link: Link, why: str) -> EngineError:

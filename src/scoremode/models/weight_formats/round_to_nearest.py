@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from scoremode.errors import ModelError, OptionError
+from scoremode.errors import ModelError, OptionError, harmless
 from scoremode.models.facts import LAYER
 from scoremode.models.weight_formats.stored import ROUTER, Shape, StoredWeight
 
@@ -41,7 +41,7 @@ class RoundedWeights:
         model_type: str,
     ) -> None:
         self.label, self._read, self._model_type = label, read, model_type
-        self._bits, self._group, self._asymmetric, everything = _read_name(label)
+        self._bits, self._group, self._asymmetric, everything = read_name(label)
         self._rounded = {name for name, shape in baseline.items() if _is_rounded(name, shape, everything)}
         if not self._rounded:
             raise ModelError(f"the baseline has no matrices that {label} could round", fix="name another candidate")
@@ -77,6 +77,7 @@ def round_groups(weight: torch.Tensor, bits: int, group: int, *, asymmetric: boo
     import torch
 
     *rows, columns = weight.shape
+    group = min(group, columns)  # a group larger than a row is that row
     if columns % group:  # by numbers that do not change the smallest and the largest
         weight = torch.cat([weight, weight[..., -1:].expand(*rows, -columns % group)], -1)
     groups = weight.reshape(*rows, -1, group)
@@ -92,10 +93,10 @@ def round_groups(weight: torch.Tensor, bits: int, group: int, *, asymmetric: boo
     return rounded[..., :columns]
 
 
-def _read_name(label: str) -> tuple[int, int, bool, bool]:
+def read_name(label: str) -> tuple[int, int, bool, bool]:
     found = NAMED.fullmatch(label)
     if found is None:
-        raise OptionError(f"{label} is not a rounding to nearest", fix=EXAMPLE)
+        raise OptionError(f"{harmless(label[:40])} is not a rounding to nearest", fix=EXAMPLE)
     bits, group = int(found[1]), int(found[2])
     if not LEAST_BITS <= bits <= MOST_BITS:
         raise OptionError(f"{label} asks for {bits} bits", fix=f"give {LEAST_BITS} to {MOST_BITS} bits, as in rtn:4:32")

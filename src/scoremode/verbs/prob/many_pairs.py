@@ -25,13 +25,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from scoremode.disk.files import file_sha256, write_atomically, written_atomically
+from scoremode.disk.files import file_sha256, open_regular, write_atomically, written_atomically
 from scoremode.disk.locks import hold_lock
 from scoremode.disk.manifests import differing_fields
 from scoremode.disk.records import RecordFile, read_record_header
 from scoremode.errors import InputError, RunError
 from scoremode.strict_json import parse, read_object
-from scoremode.verbs.outputs import Output, has_content
+from scoremode.verbs.outputs import Output, check_output, has_content
 from scoremode.verbs.prob.boundary import EncodedPair, longest_of
 from scoremode.verbs.prob.sequence import SequenceProbability, SequenceScore, TokenScore
 from scoremode.verbs.progress import Progress
@@ -196,7 +196,7 @@ def score_to_stream(lm: SequenceProbability, pairs: Pairs, output: Output, progr
 
 def read_results(path: Path) -> Iterator[dict[str, Any]]:
     """Yields the results in a finished file, one at a time."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         for line in file:
             yield parse(line)
 
@@ -204,6 +204,15 @@ def read_results(path: Path) -> Iterator[dict[str, Any]]:
 def question(lm: SequenceProbability, pairs: Pairs) -> dict[str, Any]:
     """Returns the facts that must be equal for stored results to answer these pairs."""
     return {**lm.identity(), "pairs": digest_of(pairs), "chunk": CHUNK, "format": FORMAT}
+
+
+def check_results(name: str, flag: str) -> Output:
+    """Checks a file for results before the model is loaded; a file without our manifest beside it is refused."""
+
+    def is_ours(output: Output) -> bool:
+        return output.place is not None or has_content(ResultFiles(output.path).manifest)  # a URI is checked later
+
+    return check_output(name, flag, "a file of scoremode prob", is_ours)
 
 
 class ResultFiles:
@@ -281,7 +290,7 @@ class ResultFiles:
         """Returns the identity in a .partial; None if there is no .partial, or if its first line is incomplete."""
         if not has_content(self.partial):
             return None
-        with self.partial.open("rb") as file:
+        with open_regular(self.partial) as file:
             beginning = file.read(len(BEGINNING))
         header = read_record_header(self.partial)
         if not BEGINNING.startswith(beginning) or (header is not None and not isinstance(header.get("identity"), dict)):
