@@ -1,7 +1,7 @@
 """llama.cpp's own llama-perplexity as the judge of the llama.cpp engine, chunk by chunk, in all digits that it prints.
 
 SCOREMODE_LLAMA_PERPLEXITY names the program. All digits are equal only if it runs the kernels of the package that the
-engine uses, so it must be linked to that package's library. SCOREMODE_LLAMACPP names a folder with a launcher ``llama``
+engine uses, so it must be linked to that package's library. SCOREMODE_LLAMACPP_TOOLS names a folder with a launcher ``llama``
 (``llama llama-quantize …``), with which other types are made of the embedded model.
 """
 
@@ -49,7 +49,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if request.param == TYPES[0]:
         return embedded_gguf()
-    folder = os.environ.get("SCOREMODE_LLAMACPP")
+    folder = os.environ.get("SCOREMODE_LLAMACPP_TOOLS")
     if folder is None:
         pytest.skip("needs llama.cpp's programs")
     made = tmp_path_factory.mktemp("quantized") / f"{request.param}.gguf"

@@ -1,6 +1,6 @@
 """llama.cpp itself as the judge of files of base logits: ours are read by its tool, and its own are read by us.
 
-Needs llama.cpp's programs: SCOREMODE_LLAMACPP names a folder with a launcher ``llama`` (``llama llama-perplexity …``),
+Needs llama.cpp's programs: SCOREMODE_LLAMACPP_TOOLS names a folder with a launcher ``llama`` (``llama llama-perplexity …``),
 or ``llama-perplexity`` and ``llama-quantize`` are on the PATH. The GGUF is the one that the embedded model is made of.
 """
 
@@ -32,7 +32,7 @@ Tool = Callable[..., str]
 @pytest.fixture(scope="module")
 def tool() -> Tool:
     """Run one of llama.cpp's programs; its output."""
-    folder = os.environ.get("SCOREMODE_LLAMACPP")
+    folder = os.environ.get("SCOREMODE_LLAMACPP_TOOLS")
     launcher = [str(Path(folder) / "llama")] if folder else []
     if not launcher and not all(map(shutil.which, ("llama-perplexity", "llama-quantize"))):
         pytest.skip("needs llama.cpp's programs")
