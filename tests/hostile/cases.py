@@ -786,7 +786,7 @@ NOT_UTF8 = (  # answered with a result
     "rollouts table:uniform --prompt ab --max-tokens 2 --json --out {nothing-here}<bad-byte>",
     "compare table:uniform table:successor --text abcdef --json --out {nothing-here}<bad-byte>",
     f"{ABC} --json --slice a<bad-byte>=a..b",
-    "attribute {model:good} rtn:4:999999 --text abcdefabcdef --dtype float32 --context-length 4",  # once took all memory
+    "attribute {model:good} rtn:4:999999 --text abcdefabcdef --dtype float32 --context-length 4",  # took all memory
 )
 
 RUN_COMMANDS = ("show {%s}", "report {%s} -o {nothing-here}", "compare {%s} {stock:run}", "compare {stock:run} {%s}")

@@ -2,7 +2,7 @@
 
 same                     every log-probability is equal, and KL is 0 on every target
 within the noise floor   its mean KL is not above the KL of the baseline against itself
-changed                  KL less its error at 95 % (t · stderr) is above the noise floor; without a floor, it is above 0,
+changed                  KL less its error at 95 % (t · stderr) is above the noise floor; without one, above 0,
                          or first choices differ. Also if half of the targets moved more than 99 % do by noise, or if
                          better or worse is known
 changed, worse, better   the direction: tokens of probability zero, infinite KL, or a perplexity ratio that differs from
