@@ -1,8 +1,8 @@
 """llama.cpp's own llama-perplexity as the judge of the llama.cpp engine, chunk by chunk, in all digits that it prints.
 
 SCOREMODE_LLAMA_PERPLEXITY names the program. All digits are equal only if it runs the kernels of the package that the
-engine uses, so it must be linked to that package's library. SCOREMODE_LLAMACPP_TOOLS names a folder with a launcher ``llama``
-(``llama llama-quantize …``), with which other types are made of the embedded model.
+engine uses, so it must be linked to that package's library. SCOREMODE_LLAMACPP_TOOLS names a folder with a launcher
+``llama`` (``llama llama-quantize …``), with which other types are made of the embedded model.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """llama.cpp itself as the judge of files of base logits: ours are read by its tool, and its own are read by us.
 
-Needs llama.cpp's programs: SCOREMODE_LLAMACPP_TOOLS names a folder with a launcher ``llama`` (``llama llama-perplexity …``),
-or ``llama-perplexity`` and ``llama-quantize`` are on the PATH. The GGUF is the one that the embedded model is made of.
+Needs llama.cpp's programs: SCOREMODE_LLAMACPP_TOOLS names a folder with a launcher ``llama``, as in ``llama
+llama-perplexity …``, or they are on the PATH. The GGUF is the one that the embedded model is made of.
 """
 
 from __future__ import annotations
