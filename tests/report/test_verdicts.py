@@ -112,7 +112,8 @@ def test_a_small_difference_of_paths_is_told_without_exponents() -> None:
         "no difference beyond the noise. Single log-probabilities differ from prefill's by 0.000011 nats (rms), at "
         "most 0.000094; computing 2 windows again, one at a time, gives the same bits. KL, over all possible next "
         "tokens, is below 0.0000001, and so is that of prefill against itself, computed in another way. No measurable "
-        "change of perplexity (below 0.001 %), same first choice 100.0%. Figures measured on one path hold for the other."
+        "change of perplexity (below 0.001 %), same first choice 100.0%. Figures measured on one path hold for "
+        "the other."
     )
 
 
