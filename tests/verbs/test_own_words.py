@@ -5,9 +5,12 @@ from __future__ import annotations
 import html
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import scoremode as sm
+from scoremode.engines.table.engine import TableEngine
+from scoremode.verbs.own_words import other_choices
 from tests.cli.conftest import Command, command
 
 __all__ = ["command"]  # a fixture
@@ -88,6 +91,24 @@ def test_what_was_written_and_what_the_reader_prefers(
     sentence = r"table:uniform wrote '\x00' (0.4%); table:successor prefers '1' (100.0%) and gives '\x00' 0.0%"
     assert sentence in said
     assert sentence in html.unescape((tmp_path / "page.html").read_text())
+
+
+def test_the_most_surprising_token_of_each_text_is_chosen() -> None:
+    """The reader is a table of drawn logits, so every probability can be written out."""
+    ends = "abcdef"  # of the prompts; what is written greedily are zeros
+    written = sm.rollouts("table:uniform", [f"x{end}" for end in ends], max_tokens=3)
+    logits = np.random.default_rng(5).normal(0.0, 2.0, (256, 256))
+    logits[0, 0] = 9.0  # after a zero, the reader writes zeros too
+    logprob = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    found = other_choices(sm.ppl("table:uniform", engine=TableEngine(logits), corpus=written), written)
+    wanted = sorted(ends, key=lambda end: logprob[ord(end), 0])[:3]
+    assert [(one.before, one.token) for one in found] == [(f"x{end}", 1) for end in wanted]
+    for one, end in zip(found, wanted, strict=True):
+        row = logprob[ord(end)]
+        assert one.gap == pytest.approx(row.max() - row[0])
+        assert (one.p_reader, one.p_prefers) == pytest.approx((np.exp(row[0]), np.exp(row.max())))
+        assert one.p_writer == pytest.approx(1 / 256)
+    assert other_choices(sm.ppl("table:uniform", engine=TableEngine(logits), corpus=written), written, noise=99.0) == ()
 
 
 def test_other_slices_are_another_run(command: Command, written: dict[str, Path], tmp_path: Path) -> None:

@@ -189,9 +189,11 @@ def _moved_words(s: Statistics, rms: float, noise: float | None, rerun: str) -> 
 def _kl_words(_: Statistics, kl: float, floor: float | None, __: str) -> str:
     if floor is None:
         return ""
-    size = "more" if kl > floor else "no more"
-    own = "that of prefill against itself, computed in another way"
-    return f"KL, over all possible next tokens, is {plain_nats(kl)}, {size} than {own} ({plain_nats(floor)})."
+    said, own = f"KL, over all possible next tokens, is {plain_nats(kl)}", plain_nats(floor)
+    itself = "that of prefill against itself, computed in another way"
+    if own == plain_nats(kl):
+        return f"{said}, and so is {itself}."
+    return f"{said}, {'more' if kl > floor else 'no more'} than {itself} ({own})."
 
 
 def _path_means(s: Statistics) -> str:
