@@ -46,8 +46,9 @@ SAME: dict[str, Range] = {"same_w8": "share", "same_w4": "share"}  # measured in
 GROUPS = (5, 10, 30, 60)
 FEW = (5, 10, 20, 40)
 SHARES = (0.5, 0.8, 0.9, 0.98)
-DRAWN = {"one yes or no": (1, 0), "8 per group": (8, 3), "200 per group": (200, 30), "means": (0, 100)}
-"""Yes or no per group, and how alike groups are: the sum of the parameters of a beta distribution."""
+DRAWN = {"one yes or no": (1, 0), "8 per group": (8, 3), "200 per group": (200, 90), "means": (0, 100)}
+"""Yes or no per group, and how alike groups are: the sum of the parameters of a beta distribution. First choices that
+stay the same after rounding to 4 bits have 90 over mixed_texts, after rounding to 8 bits 2,000."""
 LONG = ("reference", "german", "jargon", "faq", "source")
 EXCERPTS = (1280, 2560, 5120, 10240, 20480)  # tokens
 

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from scoremode.statistics.groups import STRETCH
+from scoremode.statistics.groups import SHORTEST, STRETCH
 
 SCRIPT = runpy.run_path(str(Path(__file__).resolve().parents[2] / "benchmarks" / "coverage.py"))
 GROUPS, NUMBERS, read = SCRIPT["GROUPS"], SCRIPT["NUMBERS"], SCRIPT["read"]
 neighbours, of_documents, of_stretches = (SCRIPT[name] for name in ("neighbours", "of_documents", "of_stretches"))
+of_shares, of_skewed, of_blocks = (SCRIPT[name] for name in ("of_shares", "of_skewed", "of_blocks"))
+false_no_worse = SCRIPT["false_no_worse"]
 DRAWS = 1500
 SLACK = 0.017  # three standard errors of a share of 0.95 over so many draws
 
@@ -36,3 +38,52 @@ def test_stretches_of_a_long_text_may_serve_and_shorter_ones_may_not(number: str
     assert of_stretches(number, 30, 400, seed=1, length=2048) < 0.85
     assert neighbours(number, 2048) > 0.4
     assert abs(neighbours(number, STRETCH)) < 0.5
+
+
+# ── shares ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("groups", [5, 10, 40])
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.98])
+@pytest.mark.parametrize("drawn", ["200 per group", "means"])
+def test_bounds_of_shares_stay_inside_and_hold_93_to_97_times_in_100(drawn: str, share: float, groups: int) -> None:
+    found = of_shares(drawn, share, groups, unequal=False, draws=600, seed=1)
+    assert 0.93 - 0.027 < found < 0.97 + 0.027  # three standard errors
+
+
+@pytest.mark.parametrize("unequal", [False, True])
+@pytest.mark.parametrize(("share", "groups"), [(0.5, 5), (0.8, 10), (0.98, 5), (0.98, 20), (0.9, 40)])
+def test_one_yes_or_no_per_group_is_too_coarse_for_exactly_95_but_holds_at_least_93(
+    share: float, groups: int, unequal: bool
+) -> None:
+    assert of_shares("one yes or no", share, groups, unequal=unequal, draws=600, seed=1) > 0.93 - 0.03
+
+
+# ── a few documents that lose much ───────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("number", ["delta_w4", "kl_w8", "kl_w4", "same_w8", "same_w4"])
+def test_bounds_hold_on_prose_beside_code_beside_other_languages(number: str) -> None:
+    """From ten documents on. Five of four kinds lack one of them in a fifth of the draws."""
+    assert 0.92 - SLACK < of_documents("mixed_texts", number, 10, DRAWS, seed=1) < 0.97 + SLACK
+    assert of_documents("mixed_texts", number, 5, DRAWS, seed=1) > 0.85
+
+
+@pytest.mark.parametrize("number", ["delta_w8", "delta_w4"])
+@pytest.mark.parametrize("groups", [5, 20])
+def test_no_worse_is_false_at_most_5_times_in_100_on_mixed_texts(number: str, groups: int) -> None:
+    assert false_no_worse(number, groups, DRAWS, seed=1) < 0.05 + SLACK
+
+
+def test_a_long_tail_costs_less_than_by_student() -> None:
+    """Lognormal with σ = 1, far beyond real texts: Student's t claims "no worse" falsely 17 times in 100 here."""
+    held, false = of_skewed(1.0, 20, unequal=False, draws=1000, seed=1)
+    assert false < 0.08
+    assert held > 0.87
+    held, false = of_skewed(0.5, 10, unequal=False, draws=1000, seed=1)
+    assert false < 0.09
+    assert held > 0.915
+
+
+# ── one text ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("number", ["nll", "kl_w4", "same_w4"])
+def test_few_long_blocks_hold_better_and_none_hold_well_enough_for_a_gate(number: str) -> None:
+    few, many = ([of_blocks(kind, number, 20 * SHORTEST, blocks) for kind in SCRIPT["LONG"]] for blocks in (5, 20))
+    assert sum(few) > sum(many) + 0.2
+    assert 0.6 < sorted(few)[2] < 0.93  # the median of five texts

@@ -31,12 +31,34 @@ def of_documents(changes: list[list[float]]) -> Comparison:
     return compared(base, base + change, groups=document, document=document)
 
 
-def test_tests_of_documents_of_one_token_are_those_of_scipy() -> None:
-    change = np.random.default_rng(1).normal(-0.003, 0.02, 30)
+def by_hall(values: np.ndarray, mean: float) -> float:
+    """p of a mean above ``mean`` by Hall's transformation, written out, with twice the skewness."""
+    n, skewness = len(values), 2 * stats.skew(values)
+    t = (values.mean() - mean) / stats.sem(values)
+    moved = t + skewness * t**2 / (3 * n**0.5) + skewness**2 * t**3 / (27 * n) + skewness / (6 * n**0.5)
+    return float(stats.t.sf(moved, n - 1))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_tests_of_documents_of_one_token_are_those_of_scipy_and_hall(sign: int) -> None:
+    """On the side of the long tail Hall's p counts, on the other one Student's."""
+    change = -0.003 + sign * (np.random.default_rng(1).lognormal(-4.5, 0.8, 30) - 0.015)
     found = equivalence(of_documents([[one] for one in change]), 0.01)
-    assert found.p_worse == pytest.approx(stats.ttest_1samp(change, -0.01, alternative="greater").pvalue, rel=1e-6)
-    assert found.p_better == pytest.approx(stats.ttest_1samp(change, 0.01, alternative="less").pvalue, rel=1e-6)
+    students = stats.ttest_1samp(change, -0.01, alternative="greater").pvalue
+    others = stats.ttest_1samp(change, 0.01, alternative="less").pvalue
+    assert found.p_worse == pytest.approx(max(students, by_hall(change, -0.01)), rel=1e-6)
+    assert found.p_better == pytest.approx(max(others, by_hall(-change, -0.01)), rel=1e-6)
+    assert (found.p_worse == pytest.approx(students)) == (sign == 1)
     assert found.per_token.value == pytest.approx(change.mean())
+
+
+def test_blocks_of_one_text_show_nothing_about_other_texts() -> None:
+    level = of_documents([[0.001 * n] for n in range(9)])
+    kind = "blocks of 300 tokens of this one text"
+    baseline = replace(level.baseline, manifest={**level.baseline.manifest, "stderr_groups": kind})
+    found = equivalence(replace(level, baseline=baseline), 0.01)
+    assert (found.p_worse, found.no_worse, found.no_better) == (None, False, False)
+    assert found.sentence == f"cannot be judged: the error is over 9 {kind}, and 5 unrelated texts are needed"
 
 
 def test_documents_count_by_their_tokens_or_alike() -> None:
@@ -138,6 +160,9 @@ def test_the_command_line_prints_the_verdict_and_exits_by_it(command: Command, t
     code, out, _ = command(*asked, "0.01", "--json")
     assert json.loads(out)["candidates"][0]["equivalence"]["equivalent"] is True
     code, out, err = command(*asked, "0.01", "--num-samples", "3")
+    assert code == 1
+    assert "the error is over 6 blocks of at most 361 tokens of these 3 texts" in " ".join((out + err).split())
+    code, out, err = command(*asked, "0.01", "--num-samples", "1")
     assert code == 1
     assert "too few groups" in out + err
     for wrong in ("0", "-1", "much"):

@@ -6,16 +6,19 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
+from scipy.special import expit, logit
 
 import scoremode as sm
 from scoremode.plan.build import make_plan
 from scoremode.plan.plan import Plan
 from scoremode.plan.recipes import find_method
 from scoremode.scores.columns import Scores
+from scoremode.scores.schema import BUILT_IN, Column, Metric
 from scoremode.statistics.estimate import GroupSums, as_json, exponential, ratio
 from scoremode.statistics.run import all_metrics, llamacpp_stderr
 from scoremode.text.tokens import Tokens
-from scoremode.values import Estimate, Floats
+from scoremode.values import Estimate, Floats, Range
 from tests.plan.test_recipes import tokens_of
 
 
@@ -195,3 +198,50 @@ def test_a_uniform_table_has_exactly_8_bits_per_byte(method: str) -> None:
     assert (run.mean_nll.value, run.mean_nll.stderr) == (math.log(256), 0.0)
     if method == "sliding-once":  # the other one leaves the first token of a window out, which may own a character
         assert (run.bits_per_byte.value, run.bits_per_byte.stderr) == (8.0, 0.0)
+
+
+# ── bounds in the range of a number ──────────────────────────────────────────────────────────────────────────────────
+def test_bounds_of_a_positive_mean_are_those_of_its_logarithm() -> None:
+    values = np.array([0.1, 0.2, 0.9, 0.3, 0.15])
+    found = ratio(values, np.ones(5), np.arange(5), "positive")
+    reach = stats.t.ppf(0.975, 4) * stats.sem(values) / values.mean()
+    assert (found.low, found.high) == pytest.approx((0.33 * np.exp(-reach), 0.33 * np.exp(reach)))
+    assert found.stderr == ratio(values, np.ones(5), np.arange(5)).stderr
+
+
+def test_bounds_of_a_share_are_those_of_its_log_odds() -> None:
+    values = np.array([0.9, 0.95, 1.0, 0.97, 0.99])
+    found = ratio(values, np.ones(5), np.arange(5), "share")
+    p = values.mean()
+    reach = stats.t.ppf(0.975, 4) * stats.sem(values) / (p * (1 - p))
+    assert (found.low, found.high) == pytest.approx((expit(logit(p) - reach), expit(logit(p) + reach)))
+    assert found.high is not None
+    assert found.high < 1 < ratio(values, np.ones(5), np.arange(5)).high  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("yes", [0.0, 1.0])
+def test_groups_that_all_agree_count_as_one_answer_each(yes: float) -> None:
+    """Clopper and Pearson: of seven groups, however many targets each has."""
+    groups = np.repeat(np.arange(7), 50)
+    found = ratio(np.full(350, yes), np.ones(350), groups, "share")
+    exact = stats.binomtest(round(7 * yes), 7).proportion_ci(method="exact")
+    assert (found.low, found.high) == pytest.approx((exact.low, exact.high))
+    assert (found.value, found.stderr) == (yes, 0.0)
+
+
+@pytest.mark.parametrize("within", ["positive", "share"])
+def test_extreme_values_keep_their_bounds_in_range(within: Range) -> None:
+    for values in ([1e-300] * 4 + [1e-10], [0.0] * 4 + [1e-12], [1.0] * 4 + [1 - 1e-12], [0.0] * 5, [1 + 1e-15] * 5):
+        found = ratio(np.array(values), np.ones(5), np.arange(5), within)
+        assert found.low is not None
+        assert found.high is not None
+        assert 0 <= found.low <= found.value <= found.high
+        assert within == "positive" or found.high <= 1 + 2e-15
+
+
+def test_what_a_metric_can_be_follows_from_the_declared_bounds_of_its_column() -> None:
+    found = {metric.name: metric.range(column) for column, metric in BUILT_IN.metrics}
+    assert found == {"mean_rank": "positive", "top1_accuracy": "share", "mean_entropy": "any"}
+    own = Column("float64", "an agreement", least=0, most=1, name="agreement")
+    assert Metric("mean_agreement", "mean agreement").range(own) == "share"
+    assert Metric("mean_free", "mean").range(Column("float64", "any", name="free")) == "any"

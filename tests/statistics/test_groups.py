@@ -14,7 +14,7 @@ from scoremode.plan.build import make_plan
 from scoremode.plan.plan import Plan
 from scoremode.plan.recipes import METHODS, find_method
 from scoremode.statistics.comparison import comparison_statistics
-from scoremode.statistics.groups import FEWEST, STRETCH, grouping, weights_of
+from scoremode.statistics.groups import FEWEST, SHORTEST, STRETCH, are_blocks, grouping, weights_of
 from scoremode.values import Ints
 from scoremode.verbs.finished_runs import of_runs
 from tests.makers import ask
@@ -49,7 +49,7 @@ def test_texts_that_were_joined_are_groups_again() -> None:
 
 
 def test_windows_are_not_groups() -> None:
-    kind, groups = groups_of(plan_of("sliding-once", 4000, context_length=8, stride=8))
+    kind, groups = groups_of(plan_of("sliding-once", 1000, context_length=8, stride=8))
     assert kind == "document"
     assert groups.max() == 0
 
@@ -73,10 +73,29 @@ def test_few_long_documents_are_cut_and_never_across_their_ends() -> None:
     assert set(groups[plan.target_document == 1]) == {3, 4}
 
 
-def test_a_text_too_short_for_stretches_has_too_few_groups() -> None:
-    kind, groups = groups_of(plan_of("gptq", (FEWEST - 1) * STRETCH, context_length=512))
-    assert kind == "document"
-    assert groups.max() == 0
+def test_one_text_too_short_for_stretches_is_cut_into_few_long_blocks() -> None:
+    plan = plan_of("sliding-once", (FEWEST - 1) * STRETCH, context_length=4096, stride=4096)
+    kind, groups = groups_of(plan)
+    assert kind == "blocks of 26,214 tokens of this one text"
+    assert are_blocks(kind)
+    sizes = np.bincount(groups)
+    assert (len(sizes), sizes[0], sizes.max()) == (5, 26213, 26215)  # the first token is not scored
+    assert (np.diff(groups) >= 0).all()
+
+
+def test_blocks_never_cross_the_end_of_a_text() -> None:
+    plan = plan_of("sliding-once", 3000, 1000, context_length=512, stride=512)
+    kind, groups = groups_of(plan)
+    assert kind == "blocks of at most 800 tokens of these 2 texts"
+    assert set(groups[plan.target_document == 0]) == {0, 1, 2, 3}
+    assert set(groups[plan.target_document == 1]) == {4, 5}
+
+
+@pytest.mark.parametrize("tokens", [FEWEST * SHORTEST - 2, 40])
+def test_a_text_too_short_for_blocks_has_too_few_groups(tokens: int) -> None:
+    kind, groups = groups_of(plan_of("sliding-once", tokens, context_length=512, stride=512))
+    assert (kind, groups.max()) == ("document", 0)
+    assert not are_blocks(kind)
 
 
 def test_a_document_without_targets_is_no_group() -> None:
