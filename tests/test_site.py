@@ -68,6 +68,10 @@ def pages(site: Path) -> dict[Path, Page]:
     return {path: Page(path) for path in sorted(site.rglob("*.html"))}
 
 
+def test_no_bytecode_is_built_in(site: Path) -> None:
+    assert not list(site.rglob("__pycache__"))
+
+
 def test_every_page_is_built_and_in_the_navigation(site: Path) -> None:
     navigation = re.findall(r"^ +- .*: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
     pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}

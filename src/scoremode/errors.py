@@ -190,7 +190,10 @@ def columns_of(stream: Any) -> int | None:
     given = os.environ.get("COLUMNS", "")
     if given.isdecimal() and int(given):
         return int(given)
-    return (os.get_terminal_size(stream.fileno()).columns or None) if stream.isatty() else None
+    try:
+        return (os.get_terminal_size(stream.fileno()).columns or None) if stream.isatty() else None
+    except (OSError, ValueError):  # it is closed, or no file
+        return None
 
 
 def escape(character: str) -> str:

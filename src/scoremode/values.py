@@ -200,7 +200,8 @@ class Estimate:
     high: float | None = None
 
     def __repr__(self) -> str:
-        return " ".join((*rounded(self.value, self.stderr), "± ?" if self.stderr is None else "")).strip()
+        value, error = rounded(self.value, self.stderr)
+        return f"{value} {error or '± ?'}"
 
     def __float__(self) -> float:
         return self.value

@@ -105,8 +105,8 @@ MODEL: Flags = {
 }
 TEXT: Flags = {
     "--corpus TEXT …": "wikitext2, wikitext2:FILE, python-docs, a file (.txt .md .jsonl .parquet), folder or pattern, "
-    "rollouts:DIR, answers:FILE, or - for stdin (default: python-docs-short)",
-    "--text TEXT": "a text given here",
+    "rollouts:DIR, answers:FILE, or - for stdin",
+    "--text TEXT": "a text given here (without any: python-docs-short)",
     "--dataset NAME": "a dataset on the Hugging Face hub",
     "--dataset-config CONFIG": "",
     "--split SPLIT": "of the dataset (default: test)",

@@ -48,7 +48,7 @@ def own_texts(text: Ints, group: Ints, writer: Floats, reader: Floats) -> OwnTex
 
     >>> texts = np.repeat(np.arange(5), 2)
     >>> own_texts(texts, texts, np.full(10, -1.0), np.full(10, -1.5)).log_ratio
-    -1 ± 0
+    -1.000 ± 0
     """
     assert len(text) == len(group) == len(writer) == len(reader), "one entry per target"
     if np.isnan(writer).any() or np.isnan(reader).any() or np.isneginf(writer).any():

@@ -143,7 +143,7 @@ def share(parts: Sequence[tuple[Bools, float]]) -> Estimate:
 
     >>> found = share([(np.array([True] * 9 + [False]), 1.0)])
     >>> found, round(found.low, 4), round(found.high, 4)
-    (0.9 ± 0.1, 0.5958, 0.9821)
+    (0.90 ± 0.10, 0.5958, 0.9821)
     """
     value = sum(w * float(hits.mean()) for hits, w in parts)
     n = sum(len(hits) for hits, _ in parts)
@@ -174,7 +174,7 @@ def recovery(pairs: Sequence[tuple[Pair, float]]) -> Estimate:
     >>> both, lost = (np.ones(90), np.ones(90)), (np.ones(10), np.zeros(10))
     >>> found = recovery([((np.concatenate([both[0], lost[0]]), np.concatenate([both[1], lost[1]])), 1.0)])
     >>> found, round(found.low, 3), round(found.high, 3)
-    (0.9 ± 0.0315, 0.84, 0.965)
+    (0.900 ± 0.031, 0.84, 0.965)
     """
     n = sum(len(base) for (base, _), _ in pairs)
     below, above = (sum(w * float(pair[i].mean()) for pair, w in pairs) for i in (0, 1))
