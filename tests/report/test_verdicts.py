@@ -161,9 +161,9 @@ def with_error(text: str) -> Any:
 def test_few_texts_do_not_make_a_clear_loss_the_same() -> None:
     """KL is above the floor everywhere, but varies so much that it is not, less its error."""
     kl = np.full(GROUPS, 0.002)
-    kl[0] = 9.0
+    kl[0] = 0.002 * (GROUPS + 1)  # its bounds are on a log scale: mean 0.004, and low 0.7 of 0.002
     base, spread = np.full(GROUPS, -2.0), 0.01 * np.linspace(-1.7, 1.7, GROUPS)
-    c = compared(base, base - 0.1 - spread, groups=np.arange(GROUPS), kl=kl, noise_kl=np.full(4, 0.001))
+    c = compared(base, base - 0.1 - spread, groups=np.arange(GROUPS), kl=kl, noise_kl=np.full(4, 0.0018))
     statistics = comparison_statistics(c)
     assert statistics["kl_mean"] - 2 * statistics["kl_mean_stderr"] < statistics["noise_floor_kl_mean"]
     assert judged([c]) == ["changed, worse"]

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.special import logit
 
 from scoremode.errors import RunError
 from scoremode.plan.windows import measured
@@ -185,7 +186,9 @@ def test_kl_by_hand() -> None:
     found = comparison_statistics(compared([-1.0] * 12, [-1.0] * 12, kl=kl, groups=np.repeat(np.arange(6), 2)))
     assert math.isclose(found["kl_mean"], 0.35)
     assert math.isclose(found["kl_mean_stderr"], math.sqrt(6 / 5 * 0.7) / 12)
-    assert math.isclose(found["kl_mean_high"], 0.35 + 2.570582 * found["kl_mean_stderr"], rel_tol=1e-6)
+    reach = 2.570582 * found["kl_mean_stderr"] / 0.35  # Student's t with 5 degrees, on a log scale
+    assert math.isclose(found["kl_mean_high"], 0.35 * math.exp(reach), rel_tol=1e-6)
+    assert math.isclose(found["kl_mean_low"], 0.35 * math.exp(-reach), rel_tol=1e-6)
     assert math.isclose(found["freedom"], 5)
     assert math.isclose(found["kl_median"], 0.35)
     assert math.isclose(found["kl_p90"], 0.59)
@@ -299,8 +302,12 @@ def test_errors_agree_with_leaving_out_one_group_at_a_time(method: str) -> None:
 def test_the_bounds_are_students_t_around_the_value() -> None:
     found = comparison_statistics(random_comparison(12, seed=1))
     assert 5 < found["freedom"] < 11  # documents differ in size
-    for name in ("kl_mean", "log_ppl_ratio", "ppl_difference", "same_top", "delta_p_mean"):
+    scales = {"log_ppl_ratio": None, "ppl_difference": None, "delta_p_mean": None, "kl_mean": np.log, "same_top": logit}
+    for name, scale in scales.items():
         value, error, low, high = (found[name + part] for part in ("", "_stderr", "_low", "_high"))
+        if scale is not None:  # the error to first order, by a numerical derivative
+            error *= (scale(value + 1e-6) - scale(value - 1e-6)) / 2e-6
+            value, low, high = scale(value), scale(low), scale(high)
         assert math.isclose(high - value, value - low, rel_tol=1e-9)
         assert 2.2 * error < high - value < 2.6 * error  # with 1.96 the bounds would be too narrow
     assert math.isclose(found["ppl_ratio_low"], math.exp(found["log_ppl_ratio_low"]), rel_tol=1e-12)

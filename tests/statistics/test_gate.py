@@ -153,3 +153,14 @@ def test_every_field_can_be_named_and_a_hostile_name_stays_on_its_line() -> None
         assert why is not None
         assert why.startswith("q4��[31m: ")
         assert "not known" not in why
+
+
+def test_surely_is_refused_over_blocks_of_one_text_and_the_value_still_decides_without_it() -> None:
+    known = {"name": "q4", "kl_mean": 0.5, "kl_mean_stderr": 0.01, "kl_mean_low": 0.4, "kl_mean_high": 0.6, "groups": 5}
+    kind = "blocks of 1,240 tokens of this one text"
+    assert check(parse("kl_mean > 0.1 surely"), known) is not None
+    assert check(parse("kl_mean > 0.9 surely"), known) is None
+    assert check(parse("kl_mean > 0.9 surely"), known, kind) == (
+        f"q4: kl_mean cannot be judged 'surely': the error is over 5 {kind}, and 5 unrelated texts are needed"
+    )
+    assert check(parse("kl_mean > 0.9"), known, kind) is None

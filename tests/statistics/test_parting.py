@@ -197,3 +197,20 @@ def test_tables_show_both_figures() -> None:
     text = np.repeat(np.arange(6), 2)
     reads = own_texts(text, text, np.full(12, -1.0), np.linspace(-2, -1, 12)).statistics()
     assert "perplexity ratio" in drawn(own_texts_table([("base", "q4", reads), ("q4", "base", reads)]))
+
+
+@pytest.mark.parametrize("texts", [5, 10, 20])
+def test_texts_that_all_agree_are_not_certain(texts: int) -> None:
+    """Each text goes on without a parting with a chance of 0.9: the bounds contain it, also where no text parts."""
+    random, held = np.random.default_rng(4), 0
+    for _ in range(300):
+        parted = random.random(texts) < 0.1
+        gap, token = np.ones(texts), np.zeros(texts, np.int32)
+        found = partings(np.arange(texts), np.arange(texts), token, parted.astype(np.int32), gap).without()
+        assert found.low is not None
+        assert found.high is not None
+        assert 0 <= found.low < found.high <= 1
+        held += found.low <= 0.9 <= found.high
+    assert held / 300 > 0.93
+    nobody = partings(np.arange(texts), np.arange(texts), token, token, gap)
+    assert nobody.without().low == nobody.survival().at(1).low == pytest.approx(0.025 ** (1 / texts))
