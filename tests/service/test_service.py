@@ -474,7 +474,7 @@ def test_the_start_was_told(served: ServedModel) -> None:
     while "scoremode: ready after" not in served.said() and time.monotonic() < ends:
         time.sleep(0.1)  # it looks twice a second
     said = served.said()
-    assert said.index("vLLM loads its libraries and the weights") < said.index("scoremode: ready after")
+    assert said.index("the server loads its libraries and the weights") < said.index("scoremode: ready after")
 
 
 def test_the_engine_opens_without_asking_for_scores(served: ServedModel) -> None:

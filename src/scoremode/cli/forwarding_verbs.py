@@ -113,6 +113,6 @@ class ServeVerb(Verb):
         made = command(parsed.model, options, getattr(parsed, "passed_on", []))
         logger.info("starting %s", made.shown())
         asked = f"scoremode ppl {shlex.quote(made.model)} --engine {made.address} --corpus wikitext2"
-        logger.info("vLLM loads its libraries and the weights, warms up and tests itself, which takes minutes")
+        logger.info("the server loads its libraries and the weights, warms up and tests itself, which takes minutes")
         logger.info("it will answer at %s; then type: %s", made.address, asked)
         become(made, is_quiet=logs.is_quiet())
