@@ -22,7 +22,7 @@ from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, Wor
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, OptionError
 from scoremode.models.subject import Subject
-from scoremode.plan.windows import Answers, WindowList, WindowSource
+from scoremode.scores.answers import Answers, WindowList, WindowSource
 from scoremode.text.tokenizer import ByteTokenizer
 from scoremode.values import Bools
 

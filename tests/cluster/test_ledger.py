@@ -11,7 +11,7 @@ import pytest
 from scoremode.cluster.ledger import ASSIGNED_SECONDS, MOST_DEATHS, Batches, Ledger, Pace
 from scoremode.cluster.replica import subset_of
 from scoremode.engines.batching import prompt_groups
-from scoremode.plan.windows import Answers, Window, WindowList
+from scoremode.scores.answers import Answers, Window, WindowList
 from scoremode.scores.packing import AnswerPacker
 from scoremode.scores.schema import BUILT_IN
 

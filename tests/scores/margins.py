@@ -15,7 +15,7 @@ from scoremode.engines.base import SCORES, Engine, EngineFacts, Want
 from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, Work
 from scoremode.engines.table.engine import TableEngine
 from scoremode.models.subject import Subject
-from scoremode.plan.windows import Answers, WindowSource, measured
+from scoremode.scores.answers import Answers, WindowSource, measured
 from scoremode.scores.schema import Column
 from scoremode.text.tokenizer import ByteTokenizer
 from scoremode.values import Bools

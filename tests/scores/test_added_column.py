@@ -24,8 +24,7 @@ import pytest
 import scoremode as sm
 from scoremode.engines.messages import Asked
 from scoremode.errors import EngineError
-from scoremode.plan.windows import WindowList
-from scoremode.scores.answers import Answers
+from scoremode.scores.answers import Answers, WindowList
 from scoremode.scores.schema import BUILT_IN, DIVERGENCE, FACTS, Column
 from scoremode.store.runs import JOURNAL, MANIFEST, SCORES
 from tests import forked

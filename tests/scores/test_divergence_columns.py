@@ -17,8 +17,7 @@ from scoremode.engines.table import engine as table_engine
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, InputError
 from scoremode.head.divergence import define_divergence
-from scoremode.plan.windows import Window
-from scoremode.scores.answers import Answers
+from scoremode.scores.answers import Answers, Window
 from scoremode.scores.packing import PackedAnswers, from_message, read_divergences, to_message
 from scoremode.scores.schema import BUILT_IN, DIVERGENCE
 from scoremode.statistics.comparison import comparison_statistics

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from scoremode.engines.messages import Asked, BaselineStates, answer_message, read_answers
 from scoremode.errors import InputError
-from scoremode.plan.windows import Answers, Window
+from scoremode.scores.answers import Answers, Window
 from scoremode.scores.packing import START, VERSION, PackedWindows
 from scoremode.scores.schema import BUILT_IN
 

@@ -26,7 +26,7 @@ from scoremode.engines.server.served import ServerFacts, find_service, is_servic
 from scoremode.engines.server.server_options import ServerOptions
 from scoremode.engines.server.subject import ComparedTokenizer, ServedSubject
 from scoremode.errors import EngineError, InputError
-from scoremode.plan.windows import Answers, Window, WindowList
+from scoremode.scores.answers import Answers, Window, WindowList
 from scoremode.scores.packing import MAGIC, START, VERSION
 from scoremode.scores.schema import BUILT_IN
 from scoremode.service.heads import Heads

@@ -28,8 +28,8 @@ from scoremode.engines.server.subject import ServedSubject
 from scoremode.engines.vllm.engine import VllmEngine
 from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.errors import EngineError, OptionError
-from scoremode.plan.windows import Answers, Window, WindowList, WindowSource, measured
 from scoremode.references.reader import Reference
+from scoremode.scores.answers import Answers, Window, WindowList, WindowSource, measured
 from scoremode.scores.packing import CONTENT_TYPE
 from scoremode.scores.schema import BUILT_IN
 from scoremode.verbs.question import prepare_question

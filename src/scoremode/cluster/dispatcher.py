@@ -15,7 +15,7 @@ from scoremode.cluster.replica import Finished, SentBaseline, WindowSubset, bloc
 from scoremode.cluster.replica_pool import RESUME, Assignment, Lost, ReplicaHandle, ReplicaPool
 from scoremode.engines.base import Want
 from scoremode.errors import EngineError, InputError, ScoremodeError
-from scoremode.plan.windows import Answers, WindowSource
+from scoremode.scores.answers import Answers, WindowSource
 from scoremode.scores.packing import PackedAnswers
 from scoremode.scores.schema import Schema
 

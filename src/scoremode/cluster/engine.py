@@ -23,7 +23,7 @@ from scoremode.engines.baseline import StoredBaseline
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import Chosen
 from scoremode.errors import EngineError, OptionError
-from scoremode.plan.windows import Answers, WindowSource, prescribed_batches
+from scoremode.scores.answers import Answers, WindowSource, prescribed_batches
 from scoremode.values import Bools, Ints
 
 

@@ -31,11 +31,10 @@ from scoremode.errors import EngineError, RunError, ScoremodeError
 from scoremode.installation import installed_versions
 from scoremode.models.weights import candidate_fingerprint
 from scoremode.plan.plan import Plan
-from scoremode.plan.windows import Window, WindowSource
 from scoremode.references.kld import KldFile
 from scoremode.references.reader import Reference
 from scoremode.remote.uri import Place
-from scoremode.scores.answers import check_shapes
+from scoremode.scores.answers import Window, WindowSource, check_shapes
 from scoremode.scores.packing import AnswerPacker, PackedAnswers, PackedWindows
 from scoremode.store.remote_copies import open_reference
 from scoremode.values import Bools, Floats, Ints

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from scoremode.errors import EngineError, ModelError
 from scoremode.plan.path import DecodePath
-from scoremode.plan.windows import Answers, Window, WindowSource
+from scoremode.scores.answers import Answers, Window, WindowSource
 from scoremode.scores.schema import BUILT_IN, Column, Schema
 from scoremode.values import Bools, Floats, Ints, Raw
 
@@ -178,7 +178,7 @@ class Engine(ABC):
 
         None: a window may be computed alone, or with windows that share its prompt. The result depends on ``source``
         alone. Replicas are given whole batches, and their sources say which windows share one:
-        ``plan.windows.prescribed_batches``.
+        ``scores.answers.prescribed_batches``.
         """
         return None
 

@@ -30,7 +30,7 @@ from scoremode.head.divergence import Divergence, Keep, divergence_of, keep_noth
 from scoremode.head.matrix import Head
 from scoremode.head.precision import full_float32
 from scoremode.head.sixteen_bits import encode_records, kl_from_records
-from scoremode.plan.windows import Answers, Window, WindowSource
+from scoremode.scores.answers import Answers, Window, WindowSource
 from scoremode.scores.schema import BUILT_IN, DIVERGENCE, Array
 from scoremode.values import Ints, Raw
 

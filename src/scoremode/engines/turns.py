@@ -21,7 +21,7 @@ import numpy as np
 from scoremode.engines.base import SCORES, Engine, Want
 from scoremode.engines.baseline import StoredBaseline
 from scoremode.errors import EngineError
-from scoremode.plan.windows import Answers, Window, WindowSource
+from scoremode.scores.answers import Answers, Window, WindowSource
 from scoremode.values import Bools, Ints
 
 SMALLEST_BLOCK = 16  # tokens: fewer are not worth a turn, because no cache keeps them

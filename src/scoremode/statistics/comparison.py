@@ -19,7 +19,7 @@ import numpy as np
 
 from scoremode.head.budget import FIRST
 from scoremode.plan.path import PREFILL
-from scoremode.plan.windows import measured
+from scoremode.scores.answers import measured
 from scoremode.scores.frames import ArrowTable, few_lines
 from scoremode.scores.parquet import Rows, pair_to_arrow
 from scoremode.scores.schema import BUILT_IN, DIVERGENCE, KL, Schema

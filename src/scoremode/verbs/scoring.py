@@ -23,8 +23,7 @@ from scoremode.engines.base import SCORES, Engine, Want
 from scoremode.errors import EngineError, ModelError, listed
 from scoremode.plan.build import plan_of_pairs
 from scoremode.plan.plan import Plan
-from scoremode.plan.windows import Answers, WindowSource
-from scoremode.scores.answers import FAULT, check_answers, check_divergence
+from scoremode.scores.answers import FAULT, Answers, WindowSource, check_answers, check_divergence
 from scoremode.scores.journal import Journal
 from scoremode.store import runs
 from scoremode.store.run import Run

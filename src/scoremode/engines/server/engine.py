@@ -33,8 +33,8 @@ from scoremode.engines.server.served import SERVICE, ServiceFacts, find_service,
 from scoremode.engines.server.server_options import CONCURRENCY, SERVICE_CONCURRENCY
 from scoremode.engines.server.subject import ServedSubject
 from scoremode.errors import EngineError, InputError, ModelError, harmless
-from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.scores import parquet
+from scoremode.scores.answers import Answers, Window, WindowSource
 from scoremode.scores.packing import PackedAnswers
 from scoremode.values import Bools, Ids
 

@@ -27,8 +27,8 @@ from scoremode.engines.base import (
 from scoremode.errors import ModelError, did_you_mean
 from scoremode.head.budget import FIRST, LEFT_OUT
 from scoremode.plan.plan import Plan
-from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.references.kld import log_probabilities
+from scoremode.scores.answers import Answers, Window, WindowSource
 from scoremode.values import Bools, Floats, Ids, Raw
 
 TABLES = ("uniform", "successor")

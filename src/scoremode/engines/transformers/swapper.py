@@ -20,8 +20,7 @@ from scoremode.engines.transformers.swaps import SwappableModel
 from scoremode.errors import EngineError, ModelError, print_line
 from scoremode.models.weights import CandidateWeights, OwnHeadError, StoredWeight, open_weights
 from scoremode.plan.plan import Plan
-from scoremode.plan.windows import Answers
-from scoremode.scores.answers import check_answers, check_divergence, measured
+from scoremode.scores.answers import Answers, check_answers, check_divergence, measured
 from scoremode.values import Floats, Ids, change
 
 UNTIED = "the head of {} is its embedding; a candidate has a head of its own, so both are measured apart"
