@@ -28,7 +28,7 @@ from scoremode.values import Bools
 
 PREFIX = "paced:"
 OFFSET, WEIGHTS = "SCOREMODE_TEST_OFFSET", "SCOREMODE_TEST_WEIGHTS"  # of a node
-ENTRY = "[scoremode.engines]\npaced = tests.cluster.paced:PacedPlugin\nmargins = tests.scores.margins:MarginPlugin\n"
+ENTRY = "[scoremode.engines]\npaced = tests.cluster.paced:PacedPlugin\n"
 
 
 def install(folder: Path) -> Path:

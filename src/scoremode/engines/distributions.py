@@ -67,9 +67,7 @@ def split_columns(columns: Columns, ends: Ints) -> list[Answers]:
         for column in BUILT_IN.scores
     }
     starts = np.concatenate([[0], ends[:-1]])
-    return [
-        Answers.of({name: column[a:b] for name, column in found.items()}) for a, b in zip(starts, ends, strict=True)
-    ]
+    return [Answers(**{name: column[a:b] for name, column in found.items()}) for a, b in zip(starts, ends, strict=True)]
 
 
 def divergence_columns(found: Mapping[str, Tensor | None]) -> dict[str, Array]:

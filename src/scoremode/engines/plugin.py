@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from scoremode.engines.swapping import Swapper
     from scoremode.engines.writing import DrawingRules, Writer
     from scoremode.models.subject import Subject
-    from scoremode.scores.schema import Column
 
 CONTRACT = 1
 """The version of this contract. It is raised when engines must change to keep working."""
@@ -57,7 +56,6 @@ class Capabilities:
     writes: bool = False  # has ``open_writer``; not in EVERYTHING
     layer_states: bool = False  # has ``open_layers``: hidden states between layers; not in EVERYTHING
     swaps: bool = False  # has ``open_swapper``; not in EVERYTHING
-    columns: tuple[Column, ...] = ()  # that it measures beside the built-in ones; its answers have them in ``more``
     paths: tuple[str, ...] = (PREFILL,)  # how it can feed a window, chunked and cache-hit included: see plan/path.py
 
 

@@ -106,7 +106,7 @@ class StepReducer:
         order, end = np.lexsort((row, place)), 0
         for index, window in self.windows:
             own = order[end : (end := end + len(window.rows))]
-            yield index, Answers.of({name: column[own] for name, column in together.items()})
+            yield index, Answers(**{name: column[own] for name, column in together.items()})
 
 
 @torch.inference_mode()

@@ -113,7 +113,7 @@ class TableEngine(Engine):
             for index, skip in enumerate(done[first:last].tolist(), first):
                 if not skip:
                     rows = slice(edges[index - first], edges[index - first + 1])
-                    yield index, Answers.of({name: column[rows] for name, column in columns.items()})
+                    yield index, Answers(**{name: column[rows] for name, column in columns.items()})
 
     def _records(self, lines: Ids) -> Raw:
         import torch
