@@ -49,7 +49,7 @@ class TableEngine(Engine):
     1000
     """
 
-    def __init__(self, logits: Floats, context_length: int | None = None) -> None:
+    def __init__(self, logits: Floats) -> None:
         assert logits.ndim == 2, "a table has one line per previous token"
         assert len(logits) in (1, logits.shape[1]), "a table has one line, or one per token"
         with np.errstate(divide="ignore"):
@@ -66,7 +66,7 @@ class TableEngine(Engine):
             device="cpu",
             head="closed-form",
             vocabulary=logits.shape[1],
-            context_length=context_length,
+            context_length=None,
         )
 
     @staticmethod
