@@ -14,8 +14,8 @@ import pytest
 import scoremode as sm
 from scoremode.engines.registry import known_engines
 from scoremode.errors import InputError, OptionError
-from scoremode.plan.windows import measured
 from scoremode.report.served import served_manifest
+from scoremode.scores.answers import measured
 from scoremode.store import runs
 from scoremode.verbs.cache_types import in_each_type, several_types
 from scoremode.verbs.sides import CompareRequest, assign_engines

@@ -22,13 +22,13 @@ from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, Wor
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, OptionError
 from scoremode.models.subject import Subject
-from scoremode.plan.windows import Answers, WindowList, WindowSource
+from scoremode.scores.answers import Answers, WindowList, WindowSource
 from scoremode.text.tokenizer import ByteTokenizer
 from scoremode.values import Bools
 
 PREFIX = "paced:"
 OFFSET, WEIGHTS = "SCOREMODE_TEST_OFFSET", "SCOREMODE_TEST_WEIGHTS"  # of a node
-ENTRY = "[scoremode.engines]\npaced = tests.cluster.paced:PacedPlugin\nmargins = tests.scores.margins:MarginPlugin\n"
+ENTRY = "[scoremode.engines]\npaced = tests.cluster.paced:PacedPlugin\n"
 
 
 def install(folder: Path) -> Path:

@@ -11,9 +11,8 @@ import pytest
 from scoremode.cluster.ledger import ASSIGNED_SECONDS, MOST_DEATHS, Batches, Ledger, Pace
 from scoremode.cluster.replica import subset_of
 from scoremode.engines.batching import prompt_groups
-from scoremode.plan.windows import Answers, Window, WindowList
+from scoremode.scores.answers import Answers, Window, WindowList
 from scoremode.scores.packing import AnswerPacker
-from scoremode.scores.schema import BUILT_IN
 
 
 def source_of(count: int, groups: list[int] | None = None) -> WindowList:
@@ -44,7 +43,7 @@ def test_windows_travel_unchanged_with_their_batches() -> None:
 
 @pytest.mark.parametrize("columns", [("rank",), ("entropy", "top", "top_logprob", "states", "kl", "records"), ()])
 def test_answers_travel_unchanged(columns: tuple[str, ...]) -> None:
-    rng, waiting, sent = np.random.default_rng(3), AnswerPacker(BUILT_IN), {}
+    rng, waiting, sent = np.random.default_rng(3), AnswerPacker(), {}
     shapes = {"rank": (2,), "states": (1, 4), "records": (1, 7)}
     for window, (rows, width) in enumerate([(3, 1), (0, 2), (5, 4), (1, 1)]):
         made: dict[str, Any] = {"logprob": rng.normal(size=(rows, width))}
@@ -54,7 +53,7 @@ def test_answers_travel_unchanged(columns: tuple[str, ...]) -> None:
             made[name] = rng.integers(0, 1 << 30, shape) if whole else rng.normal(size=shape)
         sent[window] = Answers(**made)
         waiting.add(window, sent[window])
-    got = dict(waiting.take().answers(BUILT_IN))
+    got = dict(waiting.take().answers())
     assert list(got) == list(sent)
     for window, answers in sent.items():
         assert got[window].columns == answers.columns

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from scoremode.engines.messages import Asked, BaselineStates, answer_message, read_answers
 from scoremode.errors import InputError
-from scoremode.plan.windows import Answers, Window
+from scoremode.scores.answers import Answers, Window
 from scoremode.scores.packing import START, VERSION, PackedWindows
-from scoremode.scores.schema import BUILT_IN
 
 
 def example() -> Asked:
@@ -63,16 +62,16 @@ def answers_to(asked: Asked) -> list[Answers]:
 def test_every_bit_of_an_answer_comes_back() -> None:
     asked = example()
     sent = answers_to(asked)
-    data = answer_message("abc", sent, BUILT_IN)
-    instance, found = read_answers(data, asked, BUILT_IN)
+    data = answer_message("abc", sent)
+    instance, found = read_answers(data, asked)
     assert instance == "abc"
     for a, b in zip(sent, found, strict=True):
         for name, column in a.arrays():
             np.testing.assert_array_equal(column, getattr(b, name))
     with pytest.raises(InputError, match="the wrong columns"):
-        read_answers(data, Asked(asked.windows), BUILT_IN)
+        read_answers(data, Asked(asked.windows))
     with pytest.raises(InputError, match="other windows"):
-        read_answers(data, Asked(asked.windows[:1], against=asked.against), BUILT_IN)
+        read_answers(data, Asked(asked.windows[:1], against=asked.against))
 
 
 def changed(data: bytes, **fields: Any) -> bytes:

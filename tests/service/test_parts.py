@@ -26,9 +26,8 @@ from scoremode.engines.server.served import ServerFacts, find_service, is_servic
 from scoremode.engines.server.server_options import ServerOptions
 from scoremode.engines.server.subject import ComparedTokenizer, ServedSubject
 from scoremode.errors import EngineError, InputError
-from scoremode.plan.windows import Answers, Window, WindowList
+from scoremode.scores.answers import Answers, Window, WindowList
 from scoremode.scores.packing import MAGIC, START, VERSION
-from scoremode.scores.schema import BUILT_IN
 from scoremode.service.heads import Heads
 from scoremode.service.requests import AbsentError, Bodies, BusyError, TooLargeError
 from scoremode.text.tokenizer import ByteTokenizer
@@ -185,7 +184,7 @@ class Says(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers["Content-Length"]))
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(answer_message("one", [type(self).answers], BUILT_IN))
+        self.wfile.write(answer_message("one", [type(self).answers]))
 
     def log_message(self, *_: Any) -> None:
         pass

@@ -28,8 +28,8 @@ from scoremode.engines.server.subject import ServedSubject
 from scoremode.engines.vllm.engine import VllmEngine
 from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.errors import EngineError, OptionError
-from scoremode.plan.windows import Answers, Window, WindowList, WindowSource, measured
 from scoremode.references.reader import Reference
+from scoremode.scores.answers import Answers, Window, WindowList, WindowSource, measured
 from scoremode.scores.packing import CONTENT_TYPE
 from scoremode.scores.schema import BUILT_IN
 from scoremode.verbs.question import prepare_question
@@ -402,7 +402,7 @@ def test_states_of_two_dtypes_against_one_head(served: ServedModel) -> None:
         status, data = served.ask(SCORE, message(ONE, against=BaselineStates(digest, dtype, (sent,))), CONTENT_TYPE)
         assert status == 200
         asked = Asked((ONE,), against=BaselineStates(digest, dtype, (sent,)))
-        found.append(measured(read_answers(data, asked, BUILT_IN)[1][0].kl).item())
+        found.append(measured(read_answers(data, asked)[1][0].kl).item())
     assert found[0] > 0
     assert found == [found[0]] * 3
 

@@ -15,9 +15,8 @@ from scoremode.cluster.replica import Finished, SentBaseline, WindowSubset, bloc
 from scoremode.cluster.replica_pool import RESUME, Assignment, Lost, ReplicaHandle, ReplicaPool
 from scoremode.engines.base import Want
 from scoremode.errors import EngineError, InputError, ScoremodeError
-from scoremode.plan.windows import Answers, WindowSource
+from scoremode.scores.answers import Answers, WindowSource
 from scoremode.scores.packing import PackedAnswers
-from scoremode.scores.schema import Schema
 
 DEPTH = 2  # assignments per replica, so that the next one is already there when the first one ends
 LATE, GRACE = 1.5, 1.0  # an assignment is late after LATE times its expected seconds plus GRACE seconds
@@ -35,12 +34,11 @@ class Dispatcher:
         *,
         want: Want,
         probe: WindowSubset,
-        schema: Schema,
     ) -> None:
         self.pool, self.source, self.ledger = pool, source, ledger
         self.want = replace(want, against=None)
         self.against = None if want.against is None else SentBaseline.of(want.against)  # opened by each replica
-        self.probe, self.schema, self.log = probe, schema, pool.log
+        self.probe, self.log = probe, pool.log
         self._nan_windows: set[int] = set()  # windows for which a replica gave NaN
         self._lengths = np.asarray(source.lengths)
 
@@ -127,7 +125,7 @@ class Dispatcher:
         subset = replica.assignments[0].subset
         assert subset is not None
         indices = subset.indices
-        for window, answers in block.answers(self.schema):
+        for window, answers in block.answers():
             index = int(indices[window])
             if self._is_first_nan(replica, index, answers) or not self.ledger.received(index):
                 continue

@@ -23,7 +23,7 @@ from scoremode.engines.baseline import StoredBaseline
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import Chosen
 from scoremode.errors import EngineError, OptionError
-from scoremode.plan.windows import Answers, WindowSource, prescribed_batches
+from scoremode.scores.answers import Answers, WindowSource, prescribed_batches
 from scoremode.values import Bools, Ints
 
 
@@ -138,7 +138,7 @@ class ReplicatedEngine(Engine):
             window = int(np.argmax(source.lengths))
             self._probe = subset_of(source, [np.array([window], np.int64)])
             self._log.probe = Probe(window)
-        question = Dispatcher(self.pool, source, ledger, want=want, probe=self._probe, schema=self.facts.schema)
+        question = Dispatcher(self.pool, source, ledger, want=want, probe=self._probe)
         yield from question.answers()
         if want.against is not None:  # the first divergence chooses the kernel that the facts name
             self.facts = self.pool.ask("facts")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scoremode.plan.windows import WindowSource
+from scoremode.scores.answers import WindowSource
 from scoremode.values import Bools, Ints
 
 ASSIGNED_SECONDS = 8.0  # seconds of work per assignment: enough to keep an engine full that has many windows in flight

@@ -31,11 +31,10 @@ from scoremode.errors import EngineError, RunError, ScoremodeError
 from scoremode.installation import installed_versions
 from scoremode.models.weights import candidate_fingerprint
 from scoremode.plan.plan import Plan
-from scoremode.plan.windows import Window, WindowSource
 from scoremode.references.kld import KldFile
 from scoremode.references.reader import Reference
 from scoremode.remote.uri import Place
-from scoremode.scores.answers import check_shapes
+from scoremode.scores.answers import Window, WindowSource, check_shapes
 from scoremode.scores.packing import AnswerPacker, PackedAnswers, PackedWindows
 from scoremode.store.remote_copies import open_reference
 from scoremode.values import Bools, Floats, Ints
@@ -365,14 +364,14 @@ class Replica:
     ) -> Iterator[PackedAnswers | Finished | ScoremodeError]:
         """Yields the answers of an assignment, a few megabytes at a time; then ``Finished`` or an error."""
         began = sent = time.perf_counter()
-        waiting = AnswerPacker(self.engine.facts.schema)
+        waiting = AnswerPacker()
         refusal: ScoremodeError | None = None
         try:
             if against is not None:
                 want = replace(want, against=self._baseline(against, subset))
             for window, answers in self.engine.score(subset, done, want):
                 # answers that do not fit into columns are a fault of the engine, in the words of the driver's own check
-                check_shapes(waiting.schema, subset.window(window).targets.shape, int(subset.indices[window]), answers)
+                check_shapes(subset.window(window).targets.shape, int(subset.indices[window]), answers)
                 if not waiting.fits(answers):
                     yield waiting.take()
                 waiting.add(window, answers)

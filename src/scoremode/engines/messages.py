@@ -34,7 +34,6 @@ from scoremode.scores.packing import (
     require_version,
     to_message,
 )
-from scoremode.scores.schema import Schema
 from scoremode.values import Ids, Raw
 
 FOLDER = "SCOREMODE_SERVICE_FOLDER"  # where a service stores data of clients, and its workers read it
@@ -121,16 +120,16 @@ class Asked:
         return Asked(windows, sent.vocabulary, sent.shared, against)
 
 
-def answer_message(instance: str, answers: Sequence[Answers], schema: Schema) -> bytes:
+def answer_message(instance: str, answers: Sequence[Answers]) -> bytes:
     """Packs the answers to all windows of a request as a message."""
-    return to_message(SentAnswers(instance, PackedAnswers.of(list(enumerate(answers)), schema)))
+    return to_message(SentAnswers(instance, PackedAnswers.of(list(enumerate(answers)))))
 
 
-def read_answers(data: bytes, asked: Asked, schema: Schema) -> tuple[str, list[Answers]]:
+def read_answers(data: bytes, asked: Asked) -> tuple[str, list[Answers]]:
     """Returns the instance of the server that answered, and its answer to each window."""
     sent = from_message(data, SentAnswers)
-    sent.answers.check(asked.windows, schema, with_kl=asked.against is not None)
-    return sent.instance, [answers for _, answers in sent.answers.answers(schema)]
+    sent.answers.check(asked.windows, with_kl=asked.against is not None)
+    return sent.instance, [answers for _, answers in sent.answers.answers()]
 
 
 def own_tokens(ids: Ids) -> Window:

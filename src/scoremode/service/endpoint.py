@@ -14,7 +14,6 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
-import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
@@ -136,7 +135,6 @@ class ScoreService:
                 "notes": list(facts.notes),
                 "probe": scorer.probe,
                 "limits": asdict(scorer.limits),
-                "columns": msgspec.to_builtins(facts.columns),
             }
         )
 
@@ -153,7 +151,7 @@ class ScoreService:
                 answers = await while_connected(request, scorer.score(asked))
         if in_json:
             return JSONResponse(answers_in_json(answers))
-        data = answer_message(self.instance, answers, scorer.facts.schema)
+        data = answer_message(self.instance, answers)
         return Response(data, media_type=CONTENT_TYPE)
 
     def _check_states(self, asked: Asked, width: int) -> None:

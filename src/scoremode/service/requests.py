@@ -16,7 +16,7 @@ import numpy as np
 
 from scoremode.engines.messages import DIGEST, Asked, own_tokens
 from scoremode.errors import InputError
-from scoremode.plan.windows import Answers, Window
+from scoremode.scores.answers import Answers, Window
 from scoremode.strict_json import parse_received
 
 KEY = "scoremode_service"  # the key in vLLM's ``additional_config``

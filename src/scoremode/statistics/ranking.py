@@ -21,7 +21,7 @@ from typing import Any, cast
 import numpy as np
 
 from scoremode.errors import OptionError, RunError, did_you_mean, harmless
-from scoremode.plan.windows import measured
+from scoremode.scores.answers import measured
 from scoremode.statistics.comparison import BY_NAME, STATISTICS, Comparison, Statistic
 from scoremode.statistics.estimate import LEVEL, GroupSums
 from scoremode.statistics.groups import are_blocks

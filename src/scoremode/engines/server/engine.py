@@ -33,8 +33,8 @@ from scoremode.engines.server.served import SERVICE, ServiceFacts, find_service,
 from scoremode.engines.server.server_options import CONCURRENCY, SERVICE_CONCURRENCY
 from scoremode.engines.server.subject import ServedSubject
 from scoremode.errors import EngineError, InputError, ModelError, harmless
-from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.scores import parquet
+from scoremode.scores.answers import Answers, Window, WindowSource
 from scoremode.scores.packing import PackedAnswers
 from scoremode.values import Bools, Ids
 
@@ -216,7 +216,6 @@ class ServiceEngine(RequestEngine):
             head=service.head,
             vocabulary=service.vocabulary,
             notes=subject.notes_with(service.notes),
-            columns=service.columns,
         )
 
     def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
@@ -300,7 +299,7 @@ class ServiceEngine(RequestEngine):
 
     def _answers(self, link: Link, asked: Asked, head: Parts | None) -> list[Answers]:
         parts: Parts = [asked.to_bytes()]
-        largest = SMALL + PackedAnswers.most_bytes(asked.windows, self.facts.schema)
+        largest = SMALL + PackedAnswers.most_bytes(asked.windows)
         reply = link.post(f"{SERVICE}/score", parts, largest=largest, binary=True)
         if reply.status == ABSENT and asked.against is not None and head is not None:
             self._send_head(link, asked.against.digest, head)  # it was started again, or had no room for all heads
@@ -308,7 +307,7 @@ class ServiceEngine(RequestEngine):
         if not reply.good:
             raise self._refused("a request", reply)
         try:
-            instance, answers = read_answers(reply.data, asked, self.facts.schema)
+            instance, answers = read_answers(reply.data, asked)
         except InputError as wrong:
             raise EngineError(f"{link.root} gave an answer that does not fit: {wrong.message}", fix=wrong.fix) from None
         self._same.confirm(instance)

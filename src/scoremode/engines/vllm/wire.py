@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from scoremode.plan.windows import Answers, Window
+from scoremode.scores.answers import Answers, Window
 from scoremode.scores.packing import Words, from_message, line_words, read_lines, to_message
 from scoremode.values import Ids, Ints, Raw
 

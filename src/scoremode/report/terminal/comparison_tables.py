@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from scoremode.report.numbers import (
-    baseline_perplexity,
-    rounded,
-    shown_statistic,
-    shown_statistics,
-    statistics_for_people,
-)
+from scoremode.report.numbers import baseline_perplexity, shown_statistic, shown_statistics, statistics_for_people
 from scoremode.report.public_text import public_name
 from scoremode.report.served import ServedModel, baseline_cache, in_groups, served, served_manifest
 from scoremode.report.terminal.console import BlockTable, TableColumn
@@ -36,6 +30,7 @@ from scoremode.statistics.gate import too_few
 from scoremode.statistics.groups import FEWEST
 from scoremode.statistics.llamacpp import llamacpp_statistics, llamacpp_text
 from scoremode.statistics.ranking import pairs_tested, rank
+from scoremode.values import rounded
 
 if TYPE_CHECKING:
     from scoremode.harness.results import Flip, TasksComparison
