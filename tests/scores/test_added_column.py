@@ -189,7 +189,7 @@ def service() -> Iterator[str]:
         return JSONResponse({"tokens": ids, "count": len(ids), "token_strs": [NAMES[i] for i in ids]})
 
     app, made = Starlette(), ScoreService()
-    made._scorer, made.diverges = StubScorer(), False  # type: ignore[assignment]
+    made._scorer = StubScorer()  # type: ignore[assignment]
     made.bodies = Bodies(1 << 24, 1 << 24)
     made.prober = SimpleNamespace(token_texts=[chr(i) for i in range(256)])  # type: ignore[assignment]
     made.attach(app)
