@@ -335,9 +335,9 @@ def test_what_a_service_cannot_give(served: ServedModel, tmp_path: Path) -> None
         scored(engine, WindowList((long,)))
     with pytest.raises(EngineError, match="cannot give the hidden states"):
         sm.reference("llama", tmp_path / "ref", engine=served.address, text=TEXT, api_key_env="SERVICE_KEY")
-    sm.reference("table:uniform", tmp_path / "ref", text=TEXT)
+    sm.reference("table:uniform", tmp_path / "kept", text=TEXT)
     with pytest.raises(EngineError, match="cannot be compared with a reference; use --engine transformers or"):
-        sm.compare(str(tmp_path / "ref"), "llama", engine=served.address, api_key_env="SERVICE_KEY")
+        sm.compare(str(tmp_path / "kept"), "llama", engine=served.address, api_key_env="SERVICE_KEY")
 
 
 def test_the_start_was_told(served: ServedModel) -> None:
