@@ -47,8 +47,6 @@ class PacedEngine(TableEngine):
         super().__init__(np.random.default_rng(5).normal(size=(256, 256)))
         self.told, self.offset = told, float(os.environ.get(OFFSET, "0"))
         self.facts = replace(self.facts, engine="paced")
-        if "stuck" in told and os.environ.get(OFFSET):
-            self.told = {**told, "wait": told["stuck"]}
 
     def _free(self, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers]]:
         known: dict[tuple[int, ...], Answers] = {}

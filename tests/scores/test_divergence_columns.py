@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,19 +135,12 @@ WINDOW = Window(np.arange(4, dtype=np.int32), np.arange(3, dtype=np.int32), np.o
 def test_a_message_has_those_that_were_measured(gone: tuple[str, ...]) -> None:
     sent = PackedAnswers.of([(0, answers().apart(dict.fromkeys(gone)))])
     read = from_message(to_message(sent), PackedAnswers)
-    read.check([WINDOW], with_kl=True)
     ((_, found),) = read.answers()
     assert found.divergences == tuple(name for name in NAMES if name not in gone)
     for name in found.divergences:
         np.testing.assert_array_equal(getattr(found, name), getattr(answers(), name))
     with pytest.raises(InputError, match="wrong columns"):
-        read.check([WINDOW], with_kl=False)
-
-
-def test_a_message_without_kl_is_refused() -> None:
-    sent = PackedAnswers.of([(0, replace(answers(), kl=None))])
-    with pytest.raises(InputError, match="wrong columns"):
-        sent.check([WINDOW], with_kl=True)
+        read.check([WINDOW])  # a service measures none
 
 
 def test_words_of_workers_that_measure_kl_alone() -> None:

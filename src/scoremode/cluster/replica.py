@@ -266,9 +266,16 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last item that a replica sends for an assignment."""
+    """The last item that a replica sends for a piece of work."""
 
     seconds: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Probed:
+    """The scores of the probe window, which a replica sends before its first answers."""
+
+    logprob: Floats | ScoremodeError
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +283,6 @@ class MeasuredSwap:
     """What a swap did; None if its weights are the baseline's."""
 
     columns: SwapColumns | None
-    seconds: float
 
 
 def as_our_error(error: Exception) -> ScoremodeError:
@@ -305,7 +311,7 @@ def _returns_errors(
 
 
 class Replica:
-    """An engine that scores assignments. Ray makes an actor of this class."""
+    """An engine that does pieces of work. Ray makes an actor of this class."""
 
     def __init__(self) -> None:
         self._engine: Engine | None = None
@@ -360,9 +366,18 @@ class Replica:
         return StoredBaseline(found, offsets=subset.target_offsets)
 
     def score(
-        self, subset: WindowSubset, done: Bools, want: Want, against: SentBaseline | None, oldest: float = BLOCK_SECONDS
-    ) -> Iterator[PackedAnswers | Finished | ScoremodeError]:
-        """Yields the answers of an assignment, a few megabytes at a time; then ``Finished`` or an error."""
+        self,
+        subset: WindowSubset,
+        done: Bools,
+        want: Want,
+        against: SentBaseline | None,
+        *,
+        oldest: float,
+        probe: WindowSubset | None,
+    ) -> Iterator[Probed | PackedAnswers | Finished | ScoremodeError]:
+        """Yields the answers of a piece, a few megabytes at a time; then ``Finished`` or an error."""
+        if probe is not None:
+            yield Probed(self._probe(probe))
         began = sent = time.perf_counter()
         waiting = AnswerPacker()
         refusal: ScoremodeError | None = None
@@ -387,7 +402,7 @@ class Replica:
     def write(
         self, asked: Sequence[WritingRequest], done: Bools
     ) -> Iterator[tuple[int, WrittenTokens] | Finished | ScoremodeError]:
-        """Yields the texts of an assignment, each when it has ended; then ``Finished`` or an error."""
+        """Yields the texts of a piece, each when it has ended; then ``Finished`` or an error."""
         assert self._writer is not None, "a replica that was opened to write"
         began = time.perf_counter()
         try:
@@ -402,14 +417,17 @@ class Replica:
         assert self._writer is not None, "a replica that was opened to write"
         return self._writer.account()
 
-    @_returns_errors
-    def swap(self, sent: tuple[Plan, list[Swap]], number: int) -> MeasuredSwap:
+    def swap(self, sent: tuple[Plan, list[Swap]], number: int) -> Iterator[MeasuredSwap | Finished | ScoremodeError]:
         """Measures one of the swaps that were sent, with the states that all of them start from."""
         assert self._swapper is not None, "a replica that was opened to swap"
         began, (plan, swaps) = time.perf_counter(), sent
-        self._swapper.record(plan, swaps, lambda fed: None)
-        ((_, columns),) = self._swapper.columns(plan, [swaps[number]], lambda number, part: None)
-        return MeasuredSwap(columns, time.perf_counter() - began)
+        try:
+            self._swapper.record(plan, swaps, lambda fed: None)
+            ((_, columns),) = self._swapper.columns(plan, [swaps[number]], lambda number, part: None)
+            yield MeasuredSwap(columns)
+            yield Finished(time.perf_counter() - began)
+        except Exception as error:
+            yield as_our_error(error)
 
     @_returns_errors
     def swap_noise(self, plan: Plan) -> NoiseFloor:
@@ -417,7 +435,7 @@ class Replica:
         return self._swapper.noise(plan)
 
     @_returns_errors
-    def probe(self, subset: WindowSubset) -> Floats:
+    def _probe(self, subset: WindowSubset) -> Floats:
         ((_, answers),) = self.engine.score(subset, np.zeros(len(subset), np.bool_))
         return answers.logprob
 

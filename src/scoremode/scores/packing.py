@@ -130,13 +130,12 @@ class PackedAnswers:
                 found[name] = part.reshape(shape) if name in of_targets else part
             yield window, Answers(**found)
 
-    def check(self, windows: Sequence[Window], *, with_kl: bool) -> None:
+    def check(self, windows: Sequence[Window]) -> None:
         """Refuses a server's answers if they are about other windows, or if a column has a wrong type or length."""
         shapes = np.array([w.targets.shape for w in windows], np.int64).reshape(-1, 2)
-        scores, divergences = BUILT_IN.chosen(self.columns), chosen_divergences(self.columns) if with_kl else ()
-        given, names = (*scores, *divergences), [column.name for column in scores]
-        has_kl = KL in divergences or not with_kl
-        if {column.name for column in given} != self.columns.keys() or BUILT_IN.set_problem(names) or not has_kl:
+        given = BUILT_IN.chosen(self.columns)
+        names = [column.name for column in given]
+        if set(names) != self.columns.keys() or BUILT_IN.set_problem(names):
             have = harmless(", ".join(self.columns))[:200]
             raise InputError(f"the answers have the wrong columns, {have}", fix="send it again")
         expected = (np.arange(len(windows)), shapes[:, 0], shapes[:, 1])
@@ -152,7 +151,7 @@ class PackedAnswers:
     @staticmethod
     def most_bytes(windows: Sequence[Window]) -> int:
         """Returns the largest size in bytes that the arrays of a correct answer to these windows may have."""
-        sizes = {per: sum(8 for c in (*BUILT_IN.scores, *DIVERGENCE) if c.per == per) for per in ("target", "row")}
+        sizes = {per: sum(8 for c in BUILT_IN.scores if c.per == per) for per in ("target", "row")}
         room = sum(sizes["target"] * w.targets.size + sizes["row"] * len(w.rows) for w in windows)
         return room + 24 * len(windows)
 
@@ -217,7 +216,7 @@ MAGIC = b"SCOREMOD"
 VERSION = 2
 CONTENT_TYPE = "application/x-scoremode"
 START = struct.Struct("<8sI")  # magic, version
-TYPES = frozenset({"<i4", "<i8", "<f8", "<f4", "<f2", "<u2"})  # types of arrays; <u2 are the bits of bfloat16
+TYPES = frozenset({"<i4", "<i8", "<f8"})  # types of arrays
 AGAIN = "see docs/service.md for the form of a message"
 
 T = TypeVar("T")

@@ -109,7 +109,6 @@ class ServiceFacts:
     vocabulary: Count
     max_model_len: Count
     batch_tokens: Count
-    divergence: bool
     versions: dict[str, str]
     settings: dict[str, str | int | float | bool | None]
     notes: tuple[str, ...]
