@@ -179,7 +179,7 @@ def _digest_folder(kind: str, path: Path, info: os.stat_result) -> Entry:
         needed = {folders.SCORES} if kind == "runs" else {folders.SCORES, folders.REFERENCE}
         whole = not is_run or needed <= files.keys()
         return entry if whole else replace(entry, state=DAMAGED, note="files are missing")
-    if is_run and JOURNAL not in files and files.keys() - {LOCK}:
+    if is_run and JOURNAL not in files and files.keys() - {LOCK, PLACE}:
         return replace(entry, state=DAMAGED, note=f"has neither {MANIFEST} nor {JOURNAL}")
     return replace(entry, state=UNFINISHED, note=UNFINISHED_NOTES.get(kind, ""))
 
