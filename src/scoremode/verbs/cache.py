@@ -87,6 +87,8 @@ def described(entry: Entry) -> Entry:
             return _described_by_journal(entry)
         if entry.state != FINISHED:
             return entry
+        if entry.kind == "tasks":
+            return replace(entry, state=OUTDATED, note="nothing reads it any more")
         return _described_run(entry, read_object(mark)) if is_run else replace(entry, facts=_facts(entry, mark))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
@@ -95,8 +97,6 @@ def described(entry: Entry) -> Entry:
 
 def _facts(entry: Entry, mark: Path) -> dict[str, Any]:
     """Returns the facts of a finished entry that is not a run."""
-    if entry.kind == "tasks":
-        return {"what": "answers", **_texts((read_record_header(mark) or {}).get("identity"), "model", "engine")}
     if entry.kind == "attributions":
         found = read_object(mark)
         of = {"model": found.get("baseline"), **_texts(found.get("facts"), "corpus", "engine")}
