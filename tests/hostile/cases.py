@@ -88,7 +88,6 @@ URIS = [
     ("prob table:uniform --prompt a --target b --out file:/some/x", "neither a URI nor a path"),
     ("prob table:uniform --prompt a --target b --out memory://x", "lost with this process"),
     ("prob table:uniform --file file:/some/x", "neither a URI nor a path"),
-    ("tasks a b --tasks arc_easy --out 1s://x", "neither a URI nor a path"),
     (f"{ABC} --out https://example.org/x", "only read"),
     (f"{ABC} --out file://host/x", "three slashes"),
     (f"{PPL} --corpus s4://bucket/x", "does not know the scheme s4://"),
@@ -106,7 +105,7 @@ URIS = [
     ("show s3://key:word@bucket/x", "a user name or a secret"),
     ("report memory://nothing/x -o {nothing-here}", "is not a run"),
     ("compare memory://nothing/x table:uniform --text abc", "no finished run or reference"),
-    ("tasks a b --tasks arc_easy --out s3://bucket/x", "takes a path of this machine"),
+    ("tasks s3://bucket/a s3://bucket/b", "is not a folder that lm-eval wrote"),
     ("prob table:uniform --prompt a --target b --out s3://", "names no bucket"),
 ]
 
