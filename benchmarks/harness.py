@@ -41,9 +41,9 @@ WARM_UP = 8  # requests
 # ── in the child ─────────────────────────────────────────────────────────────────────────────────────────────────────
 def load_tasks(names: list[str], folder: Path, fewshot: int) -> dict[str, Any]:
     """The harness's own tasks with the rows of local files instead of those on the hub."""
-    from scoremode.harness.loading import task_manager
+    from lm_eval.tasks import TaskManager
 
-    manager = task_manager()
+    manager = TaskManager()
     found = {}
     for name in names:
         files = sorted(folder.glob(f"{name}*.jsonl"))

@@ -1,12 +1,13 @@
 """A release gate: exit code 1 if a quantized model has surely lost more than 1 % of its original's accuracy.
 
-    python examples/release_gate.py ORIGINAL CANDIDATE --tasks arc_easy,hellaswag,piqa
-    python examples/release_gate.py ORIGINAL CANDIDATE --tasks arc_easy --task-data rows/ --report gate.html
+    scoremode lm-eval --tasks arc_easy,piqa --model_args model=ORIGINAL --output_path logs/original --log_samples
+    scoremode lm-eval --tasks arc_easy,piqa --model_args model=CANDIDATE --output_path logs/candidate --log_samples
+    python examples/release_gate.py logs/original logs/candidate --report gate.html
 
 "Surely" means that the upper 95 % bound of recovery lies below the limit. A small loss that few documents cannot show
 passes, and is printed with its bounds: ask more documents to be sure. The same as one command:
 
-    scoremode tasks ORIGINAL CANDIDATE --tasks … --fail-if "recovery < 0.99 surely"
+    scoremode tasks logs/original logs/candidate --fail-if "recovery < 0.99 surely"
 """
 
 from __future__ import annotations
@@ -19,19 +20,15 @@ import scoremode as sm
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Fail a release that has surely lost accuracy.")
-    parser.add_argument("original")
-    parser.add_argument("candidate")
-    parser.add_argument("--tasks", required=True)
-    parser.add_argument("--task-data", help="folder with local data")
-    parser.add_argument("--limit", type=int, help="only the first documents of each task")
+    parser.add_argument("original", help="folder that lm-eval wrote with --log_samples")
+    parser.add_argument("candidate", help="the same of the quantized model")
+    parser.add_argument("--tasks", help="only these tasks and groups")
     parser.add_argument("--recovery", type=float, default=0.99, help="the least that is allowed (default: 0.99)")
     parser.add_argument("--report", help="write the HTML report there")
     given = parser.parse_args()
 
     try:
-        found = sm.tasks(
-            given.original, given.candidate, tasks=given.tasks, task_data=given.task_data, limit=given.limit
-        )[0]
+        found = sm.tasks(given.original, given.candidate, tasks=given.tasks)[0]
     except sm.ScoremodeError as error:
         print(error, file=sys.stderr)
         return 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,23 +101,17 @@ def _as_it_was() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Runs and hashes of the tests stay out of the user's cache. What is slow to make comes from it, and goes there:
-    the embedded model, and the names of lm-eval's tasks."""
-    from scoremode.disk.files import write_atomically
-    from scoremode.disk.folders import TASK_INDEX, cache_folder
+    """Runs and hashes of the tests stay out of the user's cache. The embedded model is slow to make: it comes from it,
+    and goes there."""
+    from scoremode.disk.folders import cache_folder
 
-    models, index = cache_folder() / "models", cache_folder() / TASK_INDEX
+    models = cache_folder() / "models"
     models.mkdir(parents=True, exist_ok=True)
     folder = tmp_path_factory.mktemp("cache")
     (folder / "models").symlink_to(models)
-    if index.exists():
-        shutil.copy(index, folder)
     before = os.environ.get("SCOREMODE_CACHE")
     os.environ["SCOREMODE_CACHE"] = str(folder)
     yield folder
-    made = (folder / TASK_INDEX).read_bytes() if (folder / TASK_INDEX).exists() else b""
-    if made and (not index.exists() or index.read_bytes() != made):  # none, or that of another version
-        write_atomically(index, made)
     if before is None:
         del os.environ["SCOREMODE_CACHE"]
     else:

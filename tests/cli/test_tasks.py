@@ -9,27 +9,22 @@ from pathlib import Path
 import pytest
 import yaml
 
-pytest.importorskip("lm_eval", reason="needs lm-eval")
-
-from transformers import AutoTokenizer
-
-import scoremode as sm
 from scoremode.cli.main import main
-from tests.harness.task_rows import rounded_copy, write_rows
+from tests.cli.conftest import Refused
+from tests.harness.logs import drawn, write_log
 
 TASKS = "arc_easy,winogrande"
 
 
 @pytest.fixture(scope="module")
-def words(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """A command that is answered from the cache after the first time."""
-    folder = tmp_path_factory.mktemp("tasks")
-    rounded, rows = rounded_copy(tiny, folder), write_rows(folder / "rows")
-    return ["tasks", str(tiny), str(rounded), "--tasks", TASKS, "--task-data", str(rows)]
+def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("logs")
+    logs = write_log(folder / "a", drawn(1)), write_log(folder / "b", drawn(2), model="org/model-q4")
+    return ["tasks", *map(str, logs)]
 
 
 def test_the_table_says_what_a_reader_must_know(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*words, "--limit", "20"]) == 0
+    assert main(words) == 0
     shown = capsys.readouterr().out
     for needed in (
         "arc_easy",
@@ -41,7 +36,6 @@ def test_the_table_says_what_a_reader_must_know(words: list[str], capsys: pytest
         "acc_norm",
         "±",
         "McNemar",
-        "--limit",
     ):
         assert needed in shown
 
@@ -81,7 +75,7 @@ def test_a_model_card_gets_a_table_and_an_index(words: list[str], capsys: pytest
         ("arc_easy.flips >= 0", 1, "arc_easy: flips is"),
         ("winogrande.mcnemar < 0", 0, ""),
         ("winogrande.acc_norm_recovery < 1", 1, "not all of the tasks have it"),
-        ("piqa.recovery < 1", 2, "'piqa' is not asked here"),
+        ("piqa.recovery < 1", 2, "'piqa' is not compared here"),
         ("mcnemar < 0.01 surely", 2, "has no error"),
     ],
 )
@@ -117,11 +111,19 @@ def test_the_report_is_written_and_only_a_report_is_replaced(
     assert "not a report of scoremode" in capsys.readouterr().err
 
 
-def test_questions_can_be_written_by_the_chat_template(words: list[str], tiny: Path) -> None:
-    found = sm.tasks(words[1], words[2], tasks="arc_easy", task_data=words[-1], limit=6, apply_chat_template=True)[0]
-    question = found.tasks[0].documents[0]
-    plain = sm.tasks(words[1], words[2], tasks="arc_easy", task_data=words[-1], limit=6)[0].tasks[0].documents[0]
-    messages = [{"role": "user", "content": plain.pairs[0][0]}]
-    tokenizer = AutoTokenizer.from_pretrained(str(tiny))
-    assert question.pairs[0][0] == tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert found.settings["apply_chat_template"] is True
+def test_flags_that_ran_models_say_what_to_type_instead(words: list[str], refused: Refused) -> None:
+    for flag in ("--engine", "--dtype", "--limit", "--task-data", "--num-fewshot", "--out", "--include-path"):
+        line = refused(*words, flag, "x")
+        assert line.startswith(f"scoremode tasks: {flag} is no flag of scoremode tasks; run scoremode lm-eval --tasks")
+        assert "--output_path DIR --log_samples" in line
+    for flag in ("--fresh", "--apply-chat-template"):
+        assert "--log_samples" in refused(*words, flag)
+    assert "did you mean --metric?" in refused(*words, "--metrc", "acc")
+    assert "--log_samples" in refused("tasks", "org/model", "org/model-W4A16", "--tasks", "arc_easy")
+    assert "docs/rollouts.md" in refused("rollouts", "table:uniform", "--prompts", "task:a", "--task-data", "x")
+
+
+def test_only_the_named_tasks_are_compared(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "--tasks", "winogrande", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["candidates"][0]["rows"]
+    assert [row["name"] for row in rows] == ["winogrande", "all"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,6 @@ from scoremode.engines.plugin import Work
 from scoremode.references.reader import Reference
 from scoremode.scores.schema import BUILT_IN
 from tests.cluster.conftest import Nodes
-from tests.harness.tasks import write_tasks
 
 COLUMNS = BUILT_IN.names
 ROWS = 40
@@ -114,33 +112,6 @@ def test_references_and_comparisons(
     assert float(left.kl.max()) > 0, "other batches, other bits"
     np.testing.assert_array_equal(left.kl, right.kl)
     same(left.candidate, right.candidate)
-
-
-def test_tasks(three: sm.Model, stories: Path, tmp_path: Path) -> None:
-    pytest.importorskip("lm_eval", reason="needs lm-eval")
-    from scoremode.harness.answering import answer_documents
-    from scoremode.harness.documents import build_documents
-    from scoremode.harness.loading import TaskSelection, load_tasks
-
-    folder = write_tasks(tmp_path / "tasks", ("own_choice", "own_last_word"))
-    loaded = load_tasks(TaskSelection(("own_choice", "own_last_word"), None, None, False, None, (folder,)), None)
-    documents = {name: build_documents(loaded, name, None) for name in loaded.tasks}
-    with sm.open(str(stories)) as model:
-        alone = answer_documents(model._model, documents, out=tmp_path / "one")
-    spread = answer_documents(three._model, documents, out=tmp_path / "three")
-    assert spread.answers == alone.answers
-    assert all(math.isfinite(log_prob) for its in alone.answers.values() for one in its for log_prob, _ in one)
-
-
-def test_tasks_of_two_tables(nodes: Nodes, tmp_path: Path) -> None:
-    """The whole verb, with replicas of each model in turn."""
-    pytest.importorskip("lm_eval", reason="needs lm-eval")
-    folder = write_tasks(tmp_path / "tasks", ("own_choice",))
-    asked: dict[str, Any] = {"tasks": "own_choice", "include_path": folder, "fresh": True}
-    alone = sm.tasks("table:uniform", "table:successor", out=tmp_path / "one", **asked)[0]
-    spread = sm.tasks("table:uniform", "table:successor", out=tmp_path / "two", replicas=2, ray="auto", **asked)[0]
-    assert [task.candidate for task in spread.tasks] == [task.candidate for task in alone.tasks]
-    assert [task.baseline for task in spread.tasks] == [task.baseline for task in alone.tasks]
 
 
 def test_comparing_two_tables(nodes: Nodes, tmp_path: Path) -> None:

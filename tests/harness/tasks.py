@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from scoremode.cli.main import main
 
 CHOICES: list[dict[str, Any]] = [
     {"question": "Lily went to the", "choices": ["park to play with her friends.", "moon.", "old"], "answer": 0},
@@ -83,3 +89,38 @@ def write_task(folder: Path, name: str, text: str, rows: Sequence[dict[str, Any]
     file = folder / f"{name}.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / f"{name}.yaml").write_text(text.format(name=name, rows=file))
+
+
+@contextmanager
+def only_own_tasks() -> Iterator[None]:
+    """lm-eval reads thousands of task files at every start; here only those that are named.
+
+    It also adds log handlers for the standard error of the moment, which is another one in the next test, and its
+    bootstrap forks this process, which has threads of other tests by now: a child may never end. Its 100,000 draws
+    would take a minute.
+    """
+    from lm_eval.api import metrics
+    from lm_eval.tasks import TaskManager
+
+    plain, bootstrap = TaskManager.__init__, metrics.bootstrap_stderr
+
+    def without_defaults(self: Any, *args: Any, **kwargs: Any) -> None:
+        plain(self, *args, **{**kwargs, "include_defaults": False})
+
+    loggers = [logging.getLogger(), logging.getLogger("lm_eval")]
+    before = [(logger, list(logger.handlers)) for logger in loggers]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TaskManager, "__init__", without_defaults)
+        patch.setenv("DISABLE_MULTIPROC", "1")
+        patch.setattr(metrics, "bootstrap_stderr", lambda f, xs, iters: bootstrap(f, xs, 100))
+        yield
+    for logger, handlers in before:
+        logger.handlers[:] = handlers
+
+
+def log_of(out: Path, model: str, names: Sequence[str], definitions: Path, *more: str) -> Path:
+    """The folder that ``scoremode lm-eval --log_samples`` writes for a model."""
+    words = ["lm-eval", "--tasks", ",".join(names), "--include_path", str(definitions), "--model_args", model, *more]
+    with only_own_tasks():
+        assert main([*words, "--output_path", str(out), "--log_samples"]) == 0
+    return out

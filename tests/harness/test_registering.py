@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,40 +15,24 @@ from scoremode.cli.main import main
 from scoremode.harness import registering
 from scoremode.installation import pip_install
 from tests import forked
+from tests.harness import tasks
 from tests.harness.tasks import write_tasks
 
 HAS_HARNESS = find_spec("lm_eval") is not None
 needs_harness = pytest.mark.skipif(not HAS_HARNESS, reason="needs lm-eval")
 
 
-@pytest.fixture(autouse=True)
-def own_log_handlers() -> Iterator[None]:
-    """The harness adds a handler for the standard error of the moment, which is another one in the next test."""
-    loggers = [logging.getLogger(), logging.getLogger("lm_eval")]
-    before = [(logger, list(logger.handlers)) for logger in loggers]
-    yield
-    for logger, handlers in before:
-        logger.handlers[:] = handlers
-
-
 @pytest.fixture
-def only_own_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The harness reads thousands of task files at every start; here only those that are named."""
-    from lm_eval.tasks import TaskManager
-
-    plain = TaskManager.__init__
-
-    def without_defaults(self: Any, *args: Any, **kwargs: Any) -> None:
-        plain(self, *args, **{**kwargs, "include_defaults": False})
-
-    monkeypatch.setattr(TaskManager, "__init__", without_defaults)
+def only_own_tasks() -> Iterator[None]:
+    with tasks.only_own_tasks():
+        yield
 
 
 @needs_harness
 @pytest.mark.usefixtures("only_own_tasks")
 def test_the_command_line_runs_tasks(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tasks = write_tasks(tmp_path / "tasks", ["own_choice", "own_writing"])
-    words = ["lm-eval", "--tasks", "own_choice,own_writing", "--include-path", str(tasks), "--limit", "2"]
+    folder = write_tasks(tmp_path / "tasks", ["own_choice", "own_writing"])
+    words = ["lm-eval", "--tasks", "own_choice,own_writing", "--include-path", str(folder), "--limit", "2"]
     words += [
         "--model-args",
         f"pretrained={tiny},dtype=float32",
@@ -74,8 +56,8 @@ def test_the_command_line_runs_tasks(tiny: Path, tmp_path: Path, capsys: pytest.
 @needs_harness
 @pytest.mark.usefixtures("only_own_tasks")
 def test_a_task_that_the_engine_cannot_answer_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tasks = write_tasks(tmp_path / "tasks", ["own_writing"])
-    words = ["lm-eval", "--tasks", "own_writing", "--include_path", str(tasks), "--model_args", "model=table:uniform"]
+    folder = write_tasks(tmp_path / "tasks", ["own_writing"])
+    words = ["lm-eval", "--tasks", "own_writing", "--include_path", str(folder), "--model_args", "model=table:uniform"]
     assert main(words) == 2
     last = capsys.readouterr().err.strip().split("\n")[-1]
     assert last.startswith("scoremode: the table engine cannot generate text")
@@ -98,8 +80,8 @@ def test_mistakes_are_one_line(
     words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    tasks = write_tasks(tmp_path / "tasks", ["own_choice"])
-    assert main(["lm-eval", *words, "--include_path", str(tasks)]) == 2
+    folder = write_tasks(tmp_path / "tasks", ["own_choice"])
+    assert main(["lm-eval", *words, "--include_path", str(folder)]) == 2
     shown = capsys.readouterr().err
     assert "Traceback" not in shown
     last = shown.strip().split("\n")[-1]

@@ -11,7 +11,7 @@ pytest.importorskip("lm_eval", reason="needs lm-eval")
 import scoremode as sm
 from scoremode.errors import InputError
 from tests.cli.conftest import Command, command
-from tests.harness.tasks import CHOICES, LAST_WORDS, write_tasks
+from tests.harness.tasks import CHOICES, LAST_WORDS, only_own_tasks, write_tasks
 
 __all__ = ["command"]  # a fixture
 
@@ -31,7 +31,7 @@ def test_questions_and_right_answers_of_every_kind_of_task(tasks: Path) -> None:
     asked = sm.task_prompts("own_writing", include_path=tasks, limit=1, apply_chat_template=True)
     assert asked.rows[0].content == [{"role": "user", "content": LAST_WORDS[0]["text"]}]
     assert asked.rows[0].answer == "."
-    with pytest.raises(InputError, match="perplexity of whole texts"):
+    with pytest.raises(InputError, match="no questions of text"):
         sm.task_prompts("own_rolling", include_path=tasks)
 
 
@@ -46,5 +46,6 @@ def test_rollouts_of_a_task_and_its_answers_as_a_corpus(tasks: Path, tmp_path: P
     assert scored["targets"] == sum(len(answer.encode()) for answer in answers)
     outcome = command("rollouts", "table:uniform", "--prompt", "a", "--limit", "2", "--out", tmp_path / "x")
     assert (outcome.code, "--limit is about tasks" in outcome.err) == (2, True)
-    outcome = command("rollouts", "table:uniform", "--prompts", "task:nothing_like_it", "--out", tmp_path / "x")
-    assert outcome.code == 2
+    with only_own_tasks():
+        outcome = command("rollouts", "table:uniform", "--prompts", "task:nothing_like_it", "--out", tmp_path / "x")
+    assert (outcome.code, "no task 'nothing_like_it'" in outcome.err) == (2, True)

@@ -11,7 +11,8 @@ import pytest
 
 pytest.importorskip("lm_eval", reason="needs lm-eval")
 
-from tests.harness.task_rows import rounded_copy, write_rows
+from tests.harness.logs import drawn, write_log
+from tests.harness.tasks import only_own_tasks
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -24,33 +25,34 @@ def test_the_notebook_runs_and_writes_its_report(
     monkeypatch.setenv("TASKS_EXAMPLES", str(EXAMPLES))
     notebook = json.loads((EXAMPLES / "tasks.ipynb").read_text())
     names: dict[str, object] = {}
-    for cell in notebook["cells"]:
-        if cell["cell_type"] == "code":
-            assert cell["outputs"] == []
-            exec(compile("".join(cell["source"]), "tasks.ipynb", "exec"), names)
+    with only_own_tasks():
+        for cell in notebook["cells"]:
+            if cell["cell_type"] == "code":
+                assert cell["outputs"] == []
+                exec(compile("".join(cell["source"]), "tasks.ipynb", "exec"), names)
     shown = capsys.readouterr().out
-    assert "hellaswag" in shown
+    assert "own_swag" in shown
     assert "recovery" in shown
     assert "Documents that flipped" in (tmp_path / "work" / "tasks.html").read_text()
 
 
 def test_the_release_gate_fails_a_release_that_has_surely_lost(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows, report = write_rows(tmp_path / "rows"), tmp_path / "gate.html"
-    rounded = rounded_copy(tiny, tmp_path)
-    words = ["release_gate.py", str(tiny), str(rounded), "--tasks", "arc_easy,winogrande", "--task-data", str(rows)]
+    report = tmp_path / "gate.html"
+    logs = write_log(tmp_path / "a", drawn(1)), write_log(tmp_path / "b", drawn(2), model="q4")
 
-    def ended(*more: str) -> int:
-        monkeypatch.setattr(sys, "argv", [*words, *more])
+    def ended(*more: object) -> int:
+        monkeypatch.setattr(sys, "argv", ["release_gate.py", *map(str, more)])
         with pytest.raises(SystemExit) as ends:
             runpy.run_path(str(EXAMPLES / "release_gate.py"), run_name="__main__")
         return int(str(ends.value.code))
 
-    assert ended("--recovery", "0.01", "--report", str(report)) == 0
+    assert ended(*logs, "--recovery", "0.01", "--report", report) == 0
     assert "all" in capsys.readouterr().out
     assert report.exists()
-    assert ended("--recovery", "9") == 1
+    assert ended(*logs, "--recovery", "9") == 1
     assert "surely below 9" in capsys.readouterr().err
-    assert ended("--limit", "2") == 2  # four documents have no bounds
+    few = write_log(tmp_path / "few", drawn(1, documents=2))
+    assert ended(few, few) == 2  # four documents have no bounds
     assert "at least five" in capsys.readouterr().err

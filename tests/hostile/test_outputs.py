@@ -9,7 +9,6 @@ from __future__ import annotations
 import shlex
 import shutil
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,12 +17,12 @@ from scoremode.cli.commands import build_parser
 from scoremode.cli.parser import WRITTEN
 from scoremode.disk import folders
 from scoremode.verbs.card import MARKERS
-from tests.harness.task_rows import write_rows
+from tests.harness.logs import drawn, write_log
 from tests.hostile.cases import Case
 from tests.hostile.harness import run, snapshot
 from tests.makers import make_tiny_model
 
-READ = {"adapter", "path", "tokenizer", "file", "include_path", "prompts", "task_data"}  # flags that name what is read
+READ = {"adapter", "path", "tokenizer", "file", "include_path", "prompts"}  # flags that name what is read
 PATHS = ("FILE", "DIR", "FOLDER", "PREFIX", "PATH", "JSONL")  # in the metavar of a flag
 TEXT = "--text abcdefabcdefabcdef"
 SWAP = f"attribute {{model}} rtn:8:16 {TEXT} --dtype float32 --context-length 4"
@@ -38,9 +37,7 @@ COMMANDS = {
     "attribute --out": f"{SWAP} --out {{out}}/x",
     "attribute --report": f"{SWAP} --report {{out}}/x.html",
     "attribute --write-recipe": f"{SWAP} --bits-budget 24 --write-recipe {{out}}/x",
-    "tasks --out": "tasks table:uniform table:successor --tasks arc_easy --limit 2 --task-data {rows} --out {out}/x",
-    "tasks --report": "tasks table:uniform table:successor --tasks arc_easy --limit 2 --task-data {rows} "
-    "--report {out}/x.html",
+    "tasks --report": "tasks {log} {log} --report {out}/x.html",
     "mismatch --report": "mismatch {rollouts} table:uniform --report {out}/x.html",
     "reference --out": f"reference table:uniform {TEXT} --out {{out}}/x",
     "reference --kld": f"reference table:uniform {TEXT} --context-length 4 --kld {{out}}/x.kld",
@@ -70,7 +67,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     sm.compare("table:uniform", "table:successor", text="abcdefabcdefabcdef", out=folder / "runs")
     sm.rollouts("table:uniform", ["ab"], temperature=1, max_tokens=2, out=folder / "rollouts")
     model = make_tiny_model(folder / "model", adds_bos=False)
-    return {"runs": folder / "runs", "rollouts": folder / "rollouts", "model": model, "rows": folder / "rows"}
+    log = write_log(folder / "log", drawn(1))
+    return {"runs": folder / "runs", "rollouts": folder / "rollouts", "model": model, "log": log}
 
 
 def test_every_flag_that_writes_has_a_command() -> None:
@@ -80,11 +78,6 @@ def test_every_flag_that_writes_has_a_command() -> None:
 @pytest.mark.parametrize("flag", COMMANDS)
 def test_a_users_own_file_is_never_replaced(flag: str, inputs: dict[str, Path], tmp_path: Path) -> None:
     verb = flag.split(maxsplit=1)[0]
-    if verb == "tasks":
-        if find_spec("lm_eval") is None:
-            pytest.skip("lm-eval is not installed")
-        if not inputs["rows"].exists():
-            write_rows(inputs["rows"])
     out = tmp_path / "out"
     words = shlex.split(COMMANDS[flag].format(out=out, **inputs))
     out.mkdir()

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.cache.task_answers import Answer
 from scoremode.errors import InputError
-from scoremode.harness.documents import TaskDocument
+from scoremode.harness.logs import TaskDocument
 from scoremode.harness.results import TaskPair, TasksComparison, softmax
 from scoremode.report.html.notebooks import tasks_html
 from scoremode.report.html.page import report
@@ -23,24 +22,29 @@ from scoremode.report.model_card import tasks_markdown, tasks_model_index
 from scoremode.statistics.tasks import PairedTask
 
 BAD = "<script>alert('x')</script> & \"quotes\" \u202e|`"
-FACTS = {"model": BAD, "engine": "table", "dtype": "float32", "head": "closed-form", "versions": {}}
+FACTS = {
+    "model": BAD,
+    "engine": "table",
+    "dtype": "float32",
+    "head": "closed-form",
+    "versions": {},
+    "samples": {BAD: "0" * 64},
+}
 
 
 def made(name: str = "q4", *, documents: int = 60, bad: str = BAD) -> TasksComparison:
     """Documents with two choices each, whose answers are drawn."""
     rng = np.random.default_rng(2)
-    asked = [
-        TaskDocument(i, ((bad, " yes"), (bad, f" no {bad}")), ("yes", f"no {bad}"), (0,), ()) for i in range(documents)
-    ]
+    lengths = (3, 3 + len(bad))
+    asked = [TaskDocument(i, ((bad, " yes"), (bad, f" no {bad}")), (0,), lengths) for i in range(documents)]
     base, cand = (-rng.exponential(2.0, (documents, 2)) for _ in range(2))
     right = [(side.argmax(1) == 0).astype(float) for side in (base, cand)]
-    answers: list[list[list[Answer]]] = [[[(float(v), None) for v in row] for row in side] for side in (base, cand)]
     margins = [side[:, 0] - side[:, 1] for side in (base, cand)]
     paired = PairedTask(bad, "acc", {"acc": (right[0], right[1])}, margin=(margins[0], margins[1]))
-    task = TaskPair(paired, asked, answers[0], answers[1], 0, "1.0")
+    task = TaskPair(paired, asked, list(base), list(cand), 0, "1.0")
     settings = {
         "lm_eval": "0", "limit": None, "num_fewshot": {bad: 0}, "apply_chat_template": False,
-        "seeds": {"fewshot": 1234}, "task_files": {bad: "0" * 64},
+        "seeds": {"fewshot": 1234},
     }  # fmt: skip
     return TasksComparison(name, bad, (task,), (), (bad,), FACTS, FACTS, settings, (bad,), {"command": bad})
 
@@ -130,7 +134,7 @@ def test_a_probability_of_zero_is_shown_as_such() -> None:
     assert np.isnan(softmax([-math.inf, -math.inf])).all()
     found = made(bad="plain")
     assert "probability 0" not in render_tasks([found])
-    answers = found.tasks[0].baseline[next(found.flips()).document.number]
-    assert isinstance(answers, list)
-    answers[1] = (-math.inf, None)
+    answers = found.tasks[0].baseline
+    assert answers is not None
+    answers[next(found.flips()).document.number][1] = -math.inf
     assert "probability 0" in render_tasks([found])

@@ -4,7 +4,7 @@ runs/DIGEST, references/DIGEST   run folders; DIGEST is computed from the run's 
 attributions/DIGEST              measured units of candidates (store/attribution_folder.py)
 models/NAME                      converted checkpoints; scoremode.json is written last
 files/DIGEST                     copies of files behind URIs (remote/copies.py); results on their way to a URI
-tasks/DIGEST                     answers to documents of tasks (task_answers.py)
+tasks/DIGEST                     answers that scoremode tasks kept before it read logs of lm-eval; nothing reads them
 texts/DIGEST                     tokens of long texts (token_store.py)
 tokenizers/DIGEST                tokenizers as Transformers made them (text/tokenizer_file.py)
 logs/ENGINE-….log                messages of an engine that failed

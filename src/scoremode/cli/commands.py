@@ -81,6 +81,7 @@ def build_parser(wanted: str | None = None) -> Parser:
     for name, verb in ({wanted: VERBS[wanted]} if wanted in VERBS else VERBS).items():
         its = verbs.add_parser(name, help=verb.summary, description=verb.summary, epilog=verb.epilog, add_help=False)
         its.passes_on, its.everyday, its.examples = verb.passes_on, verb.everyday, verb.examples
+        its.instead = verb.instead
         verb.add_arguments(its)
         if name != PASSED_ON:
             logs.add_arguments(its)

@@ -234,72 +234,42 @@ class PathsVerb(Verb):
 
 
 class TasksVerb(Verb):
-    summary = "candidates against a baseline on tasks of lm-eval"
+    summary = "candidates against a baseline on tasks, from what lm-eval logged"
     examples = (
-        "scoremode tasks org/model org/model-W4A16 --tasks arc_easy,hellaswag",
-        "scoremode tasks org/model model.gguf --tasks mmlu --limit 100",
+        "scoremode tasks logs/model logs/model-W4A16",
+        "scoremode tasks logs/model logs/Q4_K_M --tasks mmlu --report tasks.html",
     )
-    everyday = (
-        "--tasks",
-        "--task-data",
-        "--num-fewshot",
-        "--limit",
-        "--metric",
-        *flags.EVERYDAY_ENGINE,
-        "--out",
-        "--fail-if",
-        "--report",
-        "--markdown",
-        "--json",
+    epilog = (
+        "lm-eval runs the models, as in scoremode lm-eval --tasks arc_easy --model_args model=MODEL "
+        "--output_path DIR --log_samples. Exit code 1: a --fail-if rule holds."
     )
-    epilog = "Tasks are those of lm-eval that ask for log-likelihoods. Exit code 1: a --fail-if rule holds."
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        flags.add(parser, {"baseline BASELINE": "a model", "candidates CANDIDATE …": "models"})
-        asked = parser.add_argument_group("tasks")
-        named = "tasks, groups, tags, patterns or YAML files, as in arc_easy,piqa"
-        flags.add(asked, {"--tasks NAMES": named}, required=True)
-        flags.add(asked, {"--task-data DIR": "local data: DIR/TASK_SPLIT.jsonl, one row per line"})
-        flags.add(asked, {"--include-path DIR …": "YAML files of your own tasks; their code is run"})
-        flags.add(asked, {"--num-fewshot N": "examples (default: what the task says)"}, type=flags.count)
-        flags.add(asked, {"--limit N": "only the first N documents of each task"}, type=flags.count)
-        flags.add(asked, {"--metric NAME": "of recovery and flips (default: acc_norm, else acc)"})
-        flags.add(asked, {"--apply-chat-template": "write questions as the model's chat template"})
-        flags.add_engine(parser)
-        flags.add_baseline(parser)
+        folder = "lm-eval wrote with --output_path DIR --log_samples"
+        flags.add(parser, {"baseline BASELINE": f"a folder that {folder}"})
+        flags.add(parser, {"candidates CANDIDATE …": f"folders that {folder}"})
         kept = {
-            "--out DIR": "keep the answers there (default: in the cache)",
-            "--fresh": "ask again, even if answers are kept",
+            "--tasks NAMES": "only these tasks and groups, as in arc_easy,piqa (default: all)",
+            "--metric NAME": "of recovery and flips (default: acc_norm, else acc)",
             "--fail-if RULE …": 'as in "recovery < 0.99 surely" or "arc_easy.flips > 0.05"',
             **flags.REPORT,
         }
         flags.add(parser.add_argument_group("comparison"), kept)
         flags.add(parser.add_mutually_exclusive_group(), {**flags.CARDS, **flags.JSON})
 
+    def instead(self, flag: str) -> str:
+        from scoremode.harness.logs import RUN
+
+        return RUN
+
     def run(self, parsed: argparse.Namespace) -> int:
         from scoremode.harness.tasks import tasks
         from scoremode.statistics import gate
 
-        rules = [gate.parse_for_tasks(text) for text in parsed.fail_if or ()]  # before an hour of scoring
+        rules = [gate.parse_for_tasks(text) for text in parsed.fail_if or ()]
         output = checked_report(parsed)
-        with progress_bar("asking") as progress:
-            found = tasks(
-                parsed.baseline,
-                *parsed.candidates,
-                tasks=parsed.tasks,
-                num_fewshot=parsed.num_fewshot,
-                limit=parsed.limit,
-                metric=parsed.metric,
-                apply_chat_template=parsed.apply_chat_template,
-                task_data=parsed.task_data,
-                include_path=parsed.include_path or (),
-                out=parsed.out,
-                fresh=parsed.fresh,
-                rows=[rule.task for rule in rules if rule.task is not None],
-                progress=progress,
-                **flags.model_arguments(parsed),
-                **flags.baseline_arguments(parsed),
-            )
+        rows = [rule.task for rule in rules if rule.task is not None]
+        found = tasks(parsed.baseline, *parsed.candidates, tasks=parsed.tasks, metric=parsed.metric, rows=rows)
         from scoremode.report.model_card import tasks_markdown, tasks_model_index
         from scoremode.report.terminal.comparison_tables import tasks_json, tasks_tables
 

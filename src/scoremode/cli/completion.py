@@ -17,7 +17,7 @@ from scoremode.errors import InputError
 SHELLS = ("bash", "zsh", "fish")
 FILES = {
     *("model", "baseline", "candidates", "corpus", "out", "report", "output", "file", "kld", "tokenizer", "adapter"),
-    *("run_folder", "run_folders", "task_data", "include_path"),
+    *("run_folder", "run_folders", "include_path"),
 }
 
 

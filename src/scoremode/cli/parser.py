@@ -41,6 +41,10 @@ class Verb:
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         raise NotImplementedError
 
+    def instead(self, flag: str) -> str | None:
+        """What to type instead of a flag that the verb does not have, or no longer has; None: nothing is known."""
+        return None
+
     def run(self, parsed: argparse.Namespace) -> int | None:
         """Does the work and prints the result; returns the exit code if it is not 0."""
         raise NotImplementedError
@@ -70,6 +74,7 @@ class Parser(argparse.ArgumentParser):
     all_verbs: Callable[[], dict[str, Parser]] | None = None  # where this parser has one verb alone
     everyday: tuple[str, ...] | None = None  # as those of the verb
     examples: tuple[str, ...] = ()
+    instead: Callable[[str], str | None] | None = None  # as that of the verb
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
@@ -165,10 +170,13 @@ def _unknown(unknown: list[str], chosen: Parser, verbs: dict[str, Parser]) -> st
         return f"nothing takes the argument '{unknown[0]}'" + (several if "--corpus" in chosen.flags() else "")
     if chosen.verbs():
         return f"{flag} is not a flag of scoremode itself; a command comes first, as in scoremode ppl MODEL {flag}"
+    near = _nearest(flag, chosen.flags())
+    instead = chosen.instead(flag) if chosen.instead is not None else None
+    if instead is not None and not near:
+        return f"{flag} is no flag of {chosen.prog}; {instead}"
     owners = [name for name, verb in verbs.items() if flag in verb.flags()]
     if owners:
         return f"{flag} belongs to {listed([f'scoremode {name}' for name in owners])}"
-    near = _nearest(flag, chosen.flags())
     return f"there is no flag {flag}" + (f"; did you mean {listed(near, 'or')}?" if near else "")
 
 

@@ -16,7 +16,6 @@ PROMPTS: flags.Flags = {
 TASKS: flags.Flags = {
     "--limit N": "only the first N questions of each task",
     "--num-fewshot N": "examples before a question (default: what the task says)",
-    "--task-data DIR": "local data of tasks: DIR/TASK_SPLIT.jsonl, one row per line",
     "--include-path DIR …": "YAML files of your own tasks; their code is run",
     "--apply-chat-template": "ask a task's questions as messages of a user",
 }
@@ -60,6 +59,11 @@ class RolloutsVerb(Verb):
         flags.add(parser.add_argument_group("folder"), kept)
         flags.add_engine(parser)
         flags.add(parser, flags.JSON)
+
+    def instead(self, flag: str) -> str | None:
+        from scoremode.harness.prompts import LOCAL
+
+        return LOCAL if flag == "--task-data" else None
 
     def run(self, parsed: argparse.Namespace) -> None:
         from scoremode.report.terminal.own_words_tables import rollouts_table

@@ -29,7 +29,7 @@ from scoremode.harness.writing import GeneratingModel, request_bar
 from scoremode.strict_json import read_object
 from scoremode.values import Ints
 from scoremode.verbs.question import identify, library_versions
-from scoremode.verbs.run_contents import Words
+from scoremode.verbs.run_contents import Words, describe_model
 from scoremode.verbs.scoring import Continuation, Likelihood, likelihoods
 
 CHUNK = 2048  # requests that are encoded and scored at a time, extended to the end of the last document
@@ -207,7 +207,9 @@ class ScoremodeLM(GeneratingModel):
             opened = {name: getattr(facts, name) for name in ("dtype", "device", "head", "vocabulary")}
             opened["engine_settings"] = without_secrets(facts.settings)
             opened["notes"] = [*facts.notes, *subject.notes]
+        described = describe_model(subject).items()
         info = {
+            **{name: value for name, value in described if name not in ("model", "model_files")},
             **self.identity(),
             "name": subject.name,
             "revision": subject.revision,

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
-from scoremode.cache.task_answers import Answer
 from scoremode.errors import InputError
-from scoremode.harness.answering import ModelAnswers, TaskDocuments, require_greedy
-from scoremode.harness.documents import TaskDocument, TaskMetrics, metrics_of
-from scoremode.harness.loading import LoadedTasks
+from scoremode.harness.logs import AGAIN, MEANS, LoggedModel, LoggedTask, TaskDocument, number, part
 from scoremode.scores.frames import ArrowTable, few_lines
 from scoremode.statistics.tasks import PairedTask, Parts, row_statistics
 from scoremode.values import Floats, rounded
 
 ALL = "all"  # the name of the row over everything
-PREFERRED = ("acc_norm", "acc")  # the metric that recovery is about, if a task has it
+ALIKE = "run lm-eval for both with the same version, data, --num_fewshot, --apply_chat_template, --limit and seeds"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,9 +26,9 @@ class TaskPair:
 
     paired: PairedTask
     documents: Sequence[TaskDocument]
-    baseline: Sequence[Sequence[Answer]]  # one list per document
-    candidate: Sequence[Sequence[Answer]]
-    shots: int
+    baseline: Sequence[Floats] | None  # log-probabilities of the choices of each document; None: texts were generated
+    candidate: Sequence[Floats] | None
+    shots: int | None  # None: not known
     version: str  # of the task's definition
 
     @property
@@ -54,9 +51,11 @@ class Flip:
     task: str
     document: TaskDocument
     gained: bool
-    baseline: tuple[float, ...]  # log-probabilities of the choices
+    baseline: tuple[float, ...]  # log-probabilities of the choices; none if texts were generated
     candidate: tuple[float, ...]
-    chosen: tuple[int | None, int | None]  # by the baseline, by the candidate; None if there is one continuation
+    chosen: tuple[
+        int | None, int | None
+    ]  # by the baseline, by the candidate; None if there is one continuation, or it is not known
     per_character: bool  # is the choice made by log-probability per character, as acc_norm does?
 
 
@@ -71,10 +70,10 @@ class TasksComparison(ArrowTable):
     baseline_name: str
     tasks: tuple[TaskPair, ...]
     groups: tuple[TaskGroup, ...]
-    top: tuple[str, ...]  # what was asked for: tasks and groups, which count alike over all
+    top: tuple[str, ...]  # tasks and groups that are in no other group, which count alike over all
     baseline: Mapping[str, Any]  # the model, its engine and settings
     candidate: Mapping[str, Any]
-    settings: Mapping[str, Any]  # how tasks were asked: limit, examples, seeds, versions, files
+    settings: Mapping[str, Any]  # how tasks were asked: limit, examples, seeds, versions
     notes: tuple[str, ...]
     manifest: Mapping[str, Any]  # command
 
@@ -134,16 +133,20 @@ def _flips(task: TaskPair) -> Iterator[Flip]:
     per_character = task.paired.metric == "acc_norm"
     for i in np.flatnonzero((base != cand) & np.isin(base, (0, 1)) & np.isin(cand, (0, 1))).tolist():
         document = task.documents[i]
-        before, after = (_log_probs(document, side[i]) for side in (task.baseline, task.candidate))
-        first, second = (_choice(document, side, per_character=per_character) for side in (before, after))
-        chosen = (first, second) if document.choices else (None, None)
-        gained = bool(cand[i] > base[i])
-        yield Flip(task.name, document, gained, tuple(before.tolist()), tuple(after.tolist()), chosen, per_character)
+        before, after = (np.empty(0) if side is None else side[i] for side in (task.baseline, task.candidate))
+        is_known = len(before) > 1 and (document.lengths is not None or not per_character)
+        first, second = (
+            _choice(document, side, per_character=per_character) if is_known else None for side in (before, after)
+        )
+        sides = tuple(before.tolist()), tuple(after.tolist())
+        yield Flip(task.name, document, bool(cand[i] > base[i]), *sides, (first, second), per_character)
 
 
 def _strength(flip: Flip) -> float:
-    """By how many nats the right answer's lead over the best other one moved."""
+    """By how many nats the right answer's lead over the best other one moved; 0 if there are no log-probabilities."""
     document = flip.document
+    if not flip.baseline:
+        return 0.0
     several = document.choices and document.gold and not _all_right(document)
     with np.errstate(invalid="ignore"):
         before, after = (
@@ -153,45 +156,65 @@ def _strength(flip: Flip) -> float:
     return math.inf if math.isnan(moved) else moved
 
 
-# ── made of answers ──────────────────────────────────────────────────────────────────────────────────────────────────
-def pair_tasks(
-    loaded: LoadedTasks, documents: TaskDocuments, sides: tuple[ModelAnswers, ModelAnswers], metric: str | None
-) -> tuple[TaskPair, ...]:
-    """Pairs the two models' results of every task, measured by lm-eval's own code."""
+# ── made of logs ─────────────────────────────────────────────────────────────────────────────────────────────────────
+def pair_task(base: LoggedTask, cand: LoggedTask, wanted: str | None) -> TaskPair:
+    """Pairs two models' results of a task, document by document."""
+    documents = _same_documents(base, cand)
+    if _lengths_disagree(documents, base) or _lengths_disagree(documents, cand):
+        documents = [replace(document, lengths=None) for document in documents]
+    paired = _paired(documents, base, cand, wanted)
+    return TaskPair(paired, documents, base.log_probs, cand.log_probs, base.shots, base.version)
+
+
+def _same_documents(base: LoggedTask, cand: LoggedTask) -> list[TaskDocument]:
+    """The documents of both, each with the right choices as both logs know them."""
+    ours, theirs = ({document.number for document in side.documents} for side in (base, cand))
+    if ours != theirs:
+        alone = f"{len(ours - theirs):,} documents are in the baseline alone, {len(theirs - ours):,} in the candidate"
+        raise InputError(f"{base.name}: {alone}", fix=ALIKE)
     found = []
-    for name, its in documents.items():
-        task = loaded.tasks[name]
-        for side in sides:
-            require_greedy(name, task, side.answers[name], str(side.facts.get("engine")))
-        base, cand = (metrics_of(task, its, side.answers[name]) for side in sides)
-        paired = _paired(name, its, (base, cand), (sides[0].answers[name], sides[1].answers[name]), metric)
-        version = str(getattr(task, "VERSION", "") or "")
-        found.append(TaskPair(paired, its, sides[0].answers[name], sides[1].answers[name], loaded.shots(name), version))
-    return tuple(found)
+    for first, second in zip(base.documents, cand.documents, strict=True):
+        both = zip((*first.hashes, first.pairs), (*second.hashes, second.pairs), strict=True)
+        for what, (one, other) in zip(("text", "prompt", "target", "list of choices"), both, strict=True):
+            if one != other:
+                raise InputError(f"{base.name}: document {first.number} has another {what} in the candidate", fix=ALIKE)
+        gold = first.gold if first.gold == second.gold else None
+        if first.chosen_in_context and None in (first.gold, second.gold):
+            gold = first.gold or second.gold  # each log knows it where its model was right
+        found.append(replace(first, gold=gold))
+    return found
+
+
+def _lengths_disagree(documents: Sequence[TaskDocument], side: LoggedTask) -> bool:
+    """Does lm-eval's ``acc_norm`` show that it counted other characters?"""
+    logged = side.metrics.get("acc_norm")
+    if logged is None or side.log_probs is None or not all(d.gold and d.lengths for d in documents):
+        return False
+    chosen = (_choice(d, found, per_character=True) for d, found in zip(documents, side.log_probs, strict=True))
+    return any((one in (d.gold or ())) != right for one, d, right in zip(chosen, documents, logged, strict=True))
 
 
 def main_metric(name: str, known: Sequence[str], wanted: str | None) -> str:
     """The metric that recovery is about: the one that was asked for, else acc_norm, else acc, else the first."""
     if not known:
-        raise InputError(f"the task {name} has no metric that is a mean over documents", fix="leave the task out")
-    order = PREFERRED if wanted is None else (wanted, *PREFERRED)
+        raise InputError(f"the task {name} has no metric that is a mean over documents", fix="name others with --tasks")
+    order = MEANS if wanted is None else (wanted, *MEANS)
     return next((metric for metric in order if metric in known), known[0])
 
 
-def _paired(
-    name: str,
-    documents: Sequence[TaskDocument],
-    metrics: tuple[TaskMetrics, TaskMetrics],
-    answers: tuple[Sequence[Sequence[Answer]], Sequence[Sequence[Answer]]],
-    wanted: str | None,
-) -> PairedTask:
-    base, cand = metrics
-    shared = {key: (base.per_document[key], cand.per_document[key]) for key in base.per_document}
+def _paired(documents: Sequence[TaskDocument], base: LoggedTask, cand: LoggedTask, wanted: str | None) -> PairedTask:
+    name = base.name
+    shared = {key: (base.metrics[key], cand.metrics[key]) for key in base.metrics if key in cand.metrics}
     metric = main_metric(name, list(shared), wanted)
-    sides = [[_log_probs(document, its) for document, its in zip(documents, side, strict=True)] for side in answers]
-    are_known = all(document.gold is not None for document in documents)
-    have_choices = all(document.choices for document in documents)
+    printed = {key: (value, cand.aggregates[key]) for key, value in base.aggregates.items() if key in cand.aggregates}
+    if base.log_probs is None or cand.log_probs is None:
+        return PairedTask(name, metric, shared, lm_eval=printed)
+    sides = (base.log_probs, cand.log_probs)
+    are_known = all(document.gold for document in documents)
+    have_choices = all(len(document.pairs) > 1 for document in documents)
+    have_lengths = all(document.lengths for document in documents)
     have_wrong_choices = are_known and have_choices and not any(_all_right(document) for document in documents)
+    per_character = metric == "acc_norm"
 
     def both(measure: Callable[[TaskDocument, Floats], float]) -> tuple[Floats, Floats]:
         """``measure`` of each document, for the baseline and for the candidate."""
@@ -199,31 +222,24 @@ def _paired(
         return first, second
 
     with np.errstate(invalid="ignore"):
-        chosen = both(partial(_choice, per_character=metric == "acc_norm")) if have_choices else None
+        can_choose = have_choices and (have_lengths or not per_character)
+        chosen = both(partial(_choice, per_character=per_character)) if can_choose else None
+        has_norm = have_wrong_choices and have_lengths
         return PairedTask(
             name,
             metric,
             shared,
             gold=both(lambda document, found: float(found[list(document.gold or ())].max())) if are_known else None,
             margin=both(_margin) if have_wrong_choices else None,
-            margin_norm=both(lambda one, found: _margin(one, found / _lengths(one))) if have_wrong_choices else None,
+            margin_norm=both(lambda one, found: _margin(one, found / np.array(one.lengths))) if has_norm else None,
             kl=np.array([_divergence(*pair) for pair in zip(*sides, strict=True)]) if have_choices else None,
             changed=None if chosen is None else chosen[0] != chosen[1],
-            lm_eval={key: (base.aggregates[key], cand.aggregates[key]) for key in base.aggregates},
+            lm_eval=printed,
         )
 
 
-def _log_probs(document: TaskDocument, answers: Sequence[Answer]) -> Floats:
-    """The log-probabilities of the choices, or of the only continuation, without others that some tasks ask for."""
-    return np.array([log_prob for log_prob, _ in answers[: len(document.choices) or 1]], dtype=np.float64)
-
-
-def _lengths(document: TaskDocument) -> Floats:
-    return np.array([len(choice) for choice in document.choices], dtype=np.float64)
-
-
 def _all_right(document: TaskDocument) -> bool:
-    return set(document.gold or ()) >= set(range(len(document.choices)))
+    return set(document.gold or ()) >= set(range(len(document.pairs)))
 
 
 def _margin(document: TaskDocument, log_probs: Floats) -> float:
@@ -233,7 +249,7 @@ def _margin(document: TaskDocument, log_probs: Floats) -> float:
 
 
 def _choice(document: TaskDocument, log_probs: Floats, *, per_character: bool) -> int:
-    return int((log_probs / _lengths(document) if per_character and document.choices else log_probs).argmax())
+    return int((log_probs / np.array(document.lengths) if per_character else log_probs).argmax())
 
 
 def softmax(log_probs: Sequence[float] | Floats) -> Floats:
@@ -260,22 +276,50 @@ def _divergence(baseline: Floats, candidate: Floats) -> float:
 
 
 # ── groups ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-def groups_of(loaded: LoadedTasks, sizes: Mapping[str, int]) -> tuple[TaskGroup, ...]:
-    """Groups with the weights of their tasks, by lm-eval's definition where it has one."""
-    return tuple(_group(group, sizes) for group in loaded.groups.values())
+def groups_of(sides: Sequence[LoggedModel], sizes: Mapping[str, int]) -> tuple[list[TaskGroup], list[str]]:
+    """Groups whose tasks are all compared, with the weights of their tasks, and what to note about them."""
+    groups, notes = dict[str, TaskGroup](), list[str]()
+    for results in {id(found): found for found in sides[0].results.values()}.values():
+        given = part(results, "group_subtasks").items()
+        children = {name: list(map(str, its)) for name, its in given if isinstance(its, list) and its}
+        for name in children:
+            tasks = sorted(_leaves(name, children))
+            if not all(task in sizes and sides[0].results[task] is results for task in tasks):
+                continue
+            total = sum(sizes[task] for task in tasks)
+            by_size, alike = {task: sizes[task] / total for task in tasks}, dict.fromkeys(tasks, 1 / len(tasks))
+            known = [weights for weights in (by_size, alike) if _gives_aggregates(name, weights, sides)]
+            groups[name] = TaskGroup(name, known[0] if known else alike)
+            notes += (
+                [] if known else [f"{name}: the log does not show the weights of this group; its tasks count alike"]
+            )
+    return list(groups.values()), notes
 
 
-def _group(group: Any, sizes: Mapping[str, int]) -> TaskGroup:
-    names = [task.task_name for task in group.get_all_tasks()]
-    if group.aggregate_metric_list:
-        by_size = bool(group.aggregate_metric_list[0].weight_by_size)
-        parts = {name: float(sizes[name]) if by_size else 1.0 for name in names}
-        total = sum(parts.values())
-        return TaskGroup(group.name, {name: part / total for name, part in parts.items()})
-    weights = dict.fromkeys(names, 0.0)
-    children = list(group)
-    for child in children:
-        inner = _group(child, sizes).weights if hasattr(child, "get_all_tasks") else {child.task_name: 1.0}
-        for name, weight in inner.items():
-            weights[name] += weight / len(children)
-    return TaskGroup(group.name, weights)  # lm-eval does not aggregate it: its members count alike
+def _leaves(name: str, children: Mapping[str, list[str]], above: tuple[str, ...] = ()) -> set[str]:
+    """The tasks in a group and in its groups."""
+    if name in above:
+        raise InputError(f"the group {name} contains itself in a results file of lm-eval", fix=AGAIN)
+    if name not in children:
+        return {name}
+    return {task for one in children[name] for task in _leaves(one, children, (*above, name))}
+
+
+def _gives_aggregates(name: str, weights: Mapping[str, float], sides: Sequence[LoggedModel]) -> bool:
+    """Do these weights give the aggregates that lm-eval printed for the group?"""
+    agree = list[bool]()
+    for side in sides:
+        results = part(side.results.get(next(iter(weights))), "results")
+        for key, value in part(results, name).items():
+            each = {task: found for task in weights if (found := number(part(results, task).get(key))) is not None}
+            if "," in key and "_stderr" not in key and number(value) is not None and len(each) == len(weights):
+                mean = sum(weights[task] * one for task, one in each.items())
+                agree.append(math.isclose(mean, value, rel_tol=1e-9, abs_tol=1e-12))
+    return bool(agree) and all(agree)
+
+
+def top_of(tasks: Sequence[str], groups: Sequence[TaskGroup]) -> tuple[str, ...]:
+    """Groups and tasks that are in no other group."""
+    outer = [g.name for g in groups if not any(g is not o and g.weights.keys() < o.weights.keys() for o in groups)]
+    inside = {task for group in groups for task in group.weights}
+    return (*outer, *(task for task in tasks if task not in inside))

@@ -251,9 +251,8 @@ def tasks_model_index(c: TasksComparison) -> str:
             ("recovery", f"{row['metric']} divided by that of {c.baseline_name}", row["recovery"]),
         )
         if known := [metric for metric in metrics if metric[2] is not None]:
-            results.append((task.name, f"{task.name}, {task.shots}-shot, {task.paired.documents:,} documents", known))
+            shots = "" if task.shots is None else f"{task.shots}-shot, "
+            results.append((task.name, f"{task.name}, {shots}{task.paired.documents:,} documents", known))
     if not results:
-        raise RunError(
-            f"{c.name} has no metric that the hub could show", fix="ask more documents, with a larger --limit"
-        )
+        raise RunError(f"{c.name} has no metric that the hub could show", fix="run lm-eval on more documents")
     return _fill("model_index.yaml", name=c.name, results=results)

@@ -5,7 +5,7 @@ with UnfinishedRun(asked, engine, claim, progress) as run:    the folder is take
     manifest = run.manifest()                                 the numbers, and where they come from
     return run.save(manifest)                                 columns, manifest; then the journal is removed
 
-``prob``, tasks and harnesses request continuations: ids that the caller has already split, by its own rule.
+``prob`` and harnesses request continuations: ids that the caller has already split, by its own rule.
 ``verbs/prob/`` splits by characters, ``harness/encoding.py`` as lm-evaluation-harness does.
 """
 
@@ -158,12 +158,11 @@ def likelihoods(
     engine: Engine,
     asked: Sequence[Continuation],
     groups: Ints,
-    done: Bools | None = None,
     progress: Progress | None = None,
     *,
     together: int = 1,
 ) -> Iterator[tuple[int, Likelihood]]:
-    """Yields (index, likelihood) of every continuation that is not ``done``, as they come, each exactly once.
+    """Yields (index, likelihood) of every continuation, as they come, each exactly once.
 
     Continuations with equal numbers in ``groups`` share a context, which the engine computes once. Give each
     question its own number to keep its choices together. For ``together``, see ``answered``.
@@ -172,7 +171,7 @@ def likelihoods(
         return
     plan = plan_of_pairs([(one.ids, one.first) for one in asked], groups)
     check_fits(plan, engine.facts.vocabulary, engine.facts.context_length)
-    for index, answers in answered(engine, plan, done, progress=progress, together=together):
+    for index, answers in answered(engine, plan, progress=progress, together=together):
         yield index, Likelihood(answers)
 
 

@@ -141,10 +141,10 @@ class Folders:
         variant = candidate.variant
         return self.folder(candidate.subject.name if variant is None else variant.replace(" ", "-"))
 
-    def require_candidates(self, candidates: Sequence[str], what: str = "a model, or a run,") -> None:
+    def require_candidates(self, candidates: Sequence[str]) -> None:
         """Refuse an empty list, and candidates with equal names in tables or with one folder for two runs."""
         if not candidates:
-            raise InputError("there is no candidate", fix=f"name {what} after the baseline")
+            raise InputError("there is no candidate", fix="name a model, or a run, after the baseline")
         if len({short(name) for name in candidates}) < len(candidates):
             raise InputError(
                 "two candidates have the same name", fix="rename one folder, so that tables can tell them apart"

@@ -30,10 +30,7 @@ def render_tasks(found: Sequence[TasksComparison]) -> str:
     """Renders the page of comparisons with one baseline on the same tasks."""
     first, names = found[0], [c.name for c in found]
     models = [("baseline", first.baseline), *((c.name, c.candidate) for c in found)]
-    facts = [
-        (name, None, {"model": str(m.get("model")), "model sha256": str(m.get("model_fingerprint")), **served_facts(m)})
-        for name, m in models
-    ]
+    facts = [(name, None, {**_model_facts(m), **served_facts(m)}) for name, m in models]
     commands = distinct_commands(c.manifest for c in found)
     return fill_page(
         "tasks.html",
@@ -86,39 +83,46 @@ def _flips(c: TasksComparison) -> list[dict[str, Any]]:
 
 def _flip(flip: Flip) -> dict[str, Any]:
     document = flip.document
-    context = "" if document.contexts_differ else document.pairs[0][0]
+    context = "" if document.chosen_in_context else document.pairs[0][0]
     question = context if len(context) <= LONGEST_QUESTION else f"…{context[-LONGEST_QUESTION:]}"
     choices = []
     for i in range(len(flip.baseline)):
         text = document.choices[i] if document.choices else document.pairs[0][1]
-        whole = text + document.pairs[i][1] if document.contexts_differ else text
-        shown = whole if len(whole) <= LONGEST_CHOICE else f"{whole[:LONGEST_CHOICE]}…"
+        cut = f"…{text[-LONGEST_CHOICE:]}" if document.chosen_in_context else f"{text[:LONGEST_CHOICE]}…"
+        shown = text if len(text) <= LONGEST_CHOICE else cut
+        length = document.lengths[i] if flip.per_character and document.lengths is not None else None
         answers = []
         for side, chosen in ((flip.baseline, flip.chosen[0]), (flip.candidate, flip.chosen[1])):
             share = softmax(side)[i]
             number = f"{100 * share:.1f}% " if document.choices and math.isfinite(share) else ""
-            answers.append((number, chosen == i, _nats(side[i], text if flip.per_character else "")))
+            answers.append((number, chosen == i, _nats(side[i], length)))
         choices.append({"text": shown, "right": i in (document.gold or ()), "answers": answers})
     return {"gained": flip.gained, "number": document.number, "question": question, "choices": choices}
 
 
-def _nats(log_prob: float, text: str) -> str:
-    """Returns a log-probability in words, and its value per character of a text."""
+def _nats(log_prob: float, length: int | None) -> str:
+    """Returns a log-probability in words, and its value per character of a text of that length."""
     if not math.isfinite(log_prob):
         return "probability 0"
-    each = f", {log_prob / len(text):.3f} per character" if text else ""
+    each = f", {log_prob / length:.3f} per character" if length is not None else ""
     return f"{log_prob:.3f} nats{each}".replace("-", "−")
+
+
+def _model_facts(m: Mapping[str, Any]) -> dict[str, str]:
+    logs = ", ".join(f"{name} (sha256 {sha256[:12]})" for name, sha256 in m.get("samples", {}).items())
+    found = {"model": m.get("model"), "model sha256": m.get("model_fingerprint"), "revision": m.get("model_revision")}
+    return {name: str(value) for name, value in found.items() if value is not None} | ({"logs": logs} if logs else {})
 
 
 def _task_facts(c: TasksComparison) -> dict[str, str]:
     s = c.settings
+    chat = {True: "applied", False: "not applied"}
     facts = {
         "lm-eval": s["lm_eval"],
-        "documents": "all" if s["limit"] is None else f"the first {s['limit']:,} of each task",
-        "few-shot examples": ", ".join(f"{name} {count}" for name, count in s["num_fewshot"].items()),
+        "documents": None if s["limit"] is None else f"not all: --limit {s['limit']}",
+        "few-shot examples": ", ".join(f"{name} {n}" for name, n in s["num_fewshot"].items() if n is not None),
         "versions of the tasks": ", ".join(f"{task.name} {task.version}" for task in c.tasks if task.version),
-        "chat template": "applied" if s["apply_chat_template"] else "not applied",
+        "chat template": chat.get(s["apply_chat_template"]),
         "seeds": ", ".join(f"{name} {seed}" for name, seed in s["seeds"].items()),
-        "files": ", ".join(f"{name} (sha256 {sha256[:12]})" for name, sha256 in s["task_files"].items()),
     }
     return {name: str(value) for name, value in facts.items() if value not in (None, "")}

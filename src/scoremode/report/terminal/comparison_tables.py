@@ -279,8 +279,8 @@ def _method(found: Sequence[TasksComparison]) -> list[str]:
     """How the tasks were measured, in a few lines."""
     first = found[0]
     documents = first.overall["documents"]
-    shots = sorted({task.shots for task in first.tasks})
-    said = " or ".join(map(str, shots))
+    shots = {task.shots for task in first.tasks}
+    said = "an unknown number of" if None in shots else " or ".join(str(n) for n in sorted(n or 0 for n in shots))
     error = (
         "± is one standard error over documents; recovery's is paired"
         if documents >= FEWEST
