@@ -336,7 +336,7 @@ def test_what_a_service_cannot_give(served: ServedModel, tmp_path: Path) -> None
     with pytest.raises(EngineError, match="cannot give the hidden states"):
         sm.reference("llama", tmp_path / "ref", engine=served.address, text=TEXT, api_key_env="SERVICE_KEY")
     sm.reference("table:uniform", tmp_path / "kept", text=TEXT)
-    with pytest.raises(EngineError, match="cannot be compared with a reference; use --engine transformers or"):
+    with pytest.raises(EngineError, match="cannot be compared with a baseline; use --engine transformers or"):
         sm.compare(str(tmp_path / "kept"), "llama", engine=served.address, api_key_env="SERVICE_KEY")
 
 
