@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from scoremode.engines.base import Engine, Want
-    from scoremode.plan.windows import Answers, WindowList
+    from scoremode.scores.answers import Answers, WindowList
 
 HERE = Path(__file__).resolve().parent
 SRC = HERE.parent / "src"
@@ -39,7 +39,7 @@ def own_windows(prompts: Iterable[Any]) -> WindowList:
     """Windows in which every token but the first is scored, one for each array of ids."""
     import numpy as np
 
-    from scoremode.plan.windows import Window, WindowList
+    from scoremode.scores.answers import Window, WindowList
 
     arrays = (np.asarray(ids, np.int32) for ids in prompts)
     return WindowList(tuple(Window(ids, np.arange(len(ids) - 1, dtype=np.int32), ids[1:, None]) for ids in arrays))

@@ -26,7 +26,7 @@ from scoremode.head.kernels import _candidates, choose
 from scoremode.head.matrix import Head
 from scoremode.head.precision import ALLOWED, product_error
 from scoremode.models.facts import inspect
-from scoremode.plan.windows import Answers, WindowList
+from scoremode.scores.answers import Answers, WindowList
 
 Figures = dict[str, tuple[float, float]]
 HEAD_NATS = 2e-4

@@ -26,7 +26,7 @@ from common import own_windows, peak_mib, score_all
 
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import Chosen, choose, open_engine
-from scoremode.plan.windows import WindowList
+from scoremode.scores.answers import WindowList
 from scoremode.text.corpus import load
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from scoremode.engines.base import SCORES, Engine, EngineFacts, Want
 from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, Work
 from scoremode.models.subject import Subject
-from scoremode.plan.windows import Answers, WindowSource
+from scoremode.scores.answers import Answers, WindowSource
 from scoremode.text.tokenizer import ByteTokenizer
 from scoremode.values import Bools
 

@@ -78,7 +78,7 @@ class Job:
 # ── children: engines ────────────────────────────────────────────────────────────────────────────────────────────────
 def windows_of(ids: list[list[int]], vocabulary: int) -> list[Any]:
     """One window per prompt that scores its own tokens, then one with custom targets."""
-    from scoremode.plan.windows import Window
+    from scoremode.scores.answers import Window
 
     fed = np.array(ids[0][:FREE_LENGTH], np.int32)
     chosen = np.random.default_rng(5).integers(0, vocabulary, (len(fed), FREE_TARGETS), dtype=np.int32)
@@ -95,7 +95,7 @@ def together(answers: list[Any], prefix: str = "") -> Arrays:
 def child_ours(job: Job, ids: list[list[int]], vocabulary: int) -> Arrays:
     from scoremode.engines.vllm.engine import VllmEngine
     from scoremode.engines.vllm.support import LaunchArguments
-    from scoremode.plan.windows import WindowList
+    from scoremode.scores.answers import WindowList
 
     named = {k: v for k, v in job.options.items() if k in LaunchArguments.__slots__}
     extra = {k: v for k, v in job.options.items() if k not in named} | {"worker_extension_cls": PROBE}
@@ -116,7 +116,7 @@ def child_decode(job: Job, ids: list[list[int]], vocabulary: int) -> Arrays:
     from scoremode.engines.vllm.decode import VllmDecodeEngine
     from scoremode.engines.vllm.support import LaunchArguments
     from scoremode.plan.path import DecodePath
-    from scoremode.plan.windows import WindowList
+    from scoremode.scores.answers import WindowList
 
     named = {k: v for k, v in job.options.items() if k in LaunchArguments.__slots__}
     extra = {k: v for k, v in job.options.items() if k not in named}

@@ -78,8 +78,7 @@ def main(words: Sequence[str] | None = None) -> int:
             equal += is_equal
             print(
                 f"{number + 1:3d}  {'+'.join(happened) or 'nothing':14s}  deaths {account['deaths']}  windows again "
-                f"{account['windows_again']:3d}  copies {account['copies']}  "
-                f"{'equal' if is_equal else 'DIFFERENT'}",
+                f"{account['windows_again']:3d}  {'equal' if is_equal else 'DIFFERENT'}",
                 flush=True,
             )
         print(f"{equal} of {given.rounds} rounds gave the same numbers, in {time.monotonic() - began:.0f} s")

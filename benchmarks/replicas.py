@@ -25,7 +25,7 @@ from scoremode.cluster.engine import ReplicatedEngine
 from scoremode.engines import registry
 from scoremode.engines.base import SCORES
 from scoremode.engines.plugin import Work
-from scoremode.plan.windows import Window
+from scoremode.scores.answers import Window
 from scoremode.values import Ints
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

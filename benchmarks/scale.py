@@ -83,7 +83,6 @@ COLUMNS = (
     "efficiency",
     "starting",
     "slow or lost",
-    "copies",
     "idle",
     "waiting for the driver",
     "driver busy",
@@ -97,7 +96,7 @@ def line(cells: Iterable[str]) -> str:
 
 
 def row(one: Outcome) -> str:
-    parts = (one.starting, one.slow_or_lost, one.copied, one.idle, one.waiting_for_driver)
+    parts = (one.starting, one.slow_or_lost, one.idle, one.waiting_for_driver)
     shares = [f"{one.share(part):.1%}" for part in parts]
     busy = f"{one.driver_busy / one.seconds:.1%}"
     hours = f"{one.seconds / 3600:.2f}"

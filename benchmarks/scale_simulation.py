@@ -1,8 +1,8 @@
-"""A run on many replicas, event by event: starts, leases, blocks of answers, failures, and the one driver.
+"""A run on many replicas, event by event: starts, pieces of work, blocks of answers, failures, and the one driver.
 
-Nothing here is a formula for efficiency. Replicas start, are lent work, answer block by block, die and come back as
-events on a clock. Who gets how much is decided by scoremode's own ledger (``cluster/ledger.py``), and late leases are
-copied by its rule. What is not measured is an assumption, and is named as one in ``Assumptions``.
+Nothing here is a formula for efficiency. Replicas start, are sent pieces, answer block by block, die and come back as
+events on a clock. The pieces are cut by scoremode's own rule (``cluster/scoring.py``). What is not measured is an
+assumption, and is named as one in ``Assumptions``.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scoremode.cluster.dispatcher import BLOCKS_AHEAD, DEPTH, GRACE, LATE
-from scoremode.cluster.ledger import Batches, Ledger, Pace
+from scoremode.cluster.scoring import BLOCKS_AHEAD, Batches, Scoring
 
 HOUR = 3600.0
 
@@ -43,7 +42,7 @@ class Assumptions:
     start_spread: float = 0.35  # standard deviation of its logarithm
     slow_share: float = 0.01  # of replicas that run at slow_rate
     slow_rate: float = 0.5
-    jitter: float = 0.03  # standard deviation of a lease's duration, relative
+    jitter: float = 0.03  # standard deviation of a piece's duration, relative
     failures_per_gpu_hour: float = 419 / (54 * 24 * 16384)  # interruptions in Llama 3's training, as published
     lost_nodes: float = 0.1  # share of failures that take a whole node
     gpus_per_node: int = 8
@@ -73,11 +72,9 @@ class Outcome:
     useful: float = 0.0
     starting: float = 0.0
     slow_or_lost: float = 0.0  # slower than full speed, or computed by one that died before it told
-    copied: float = 0.0  # computed twice
     idle: float = 0.0  # nothing was left to do
     waiting_for_driver: float = 0.0
     deaths: int = 0
-    copies: int = 0
     driver_busy: float = 0.0
     saving: float = 0.0  # seconds after the last answer, in which no replica is needed
 
@@ -91,24 +88,13 @@ class Outcome:
 
 
 @dataclass
-class _Lease:
-    blocks: list[int]
-    sent: float
-    tokens: int
-    answered: int = 0  # of ``blocks``, in order
-    is_copied: bool = False
-
-
-@dataclass
 class _Replica:
     rate: float  # of full speed
     node: int
     epoch: int = 0  # an event of an earlier life is void
-    leases: deque[_Lease] = field(default_factory=deque)
-    pace: Pace = field(default_factory=Pace)
+    pieces: deque[int] = field(default_factory=deque)  # blocks that each of its pieces lacks
     is_ready: bool = False
     computes_since: float = 0.0  # the block that it is at
-    lease_begun: float = 0.0
     seconds_per_block: float = 0.0
     idle_since: float | None = None
     starts_at: float = 0.0
@@ -133,14 +119,15 @@ class Simulation:
         self.outcome = Outcome(self.replicas)
         n = self.job.blocks
         every = np.arange(n, dtype=np.int64)
-        self.ledger = Ledger(Batches(every, every + 1, np.full(n, self.job.block_tokens)), np.zeros(n, np.bool_))
+        batches = Batches(every, every + 1, np.full(n, self.job.block_tokens))
+        self._waiting = deque(len(piece) for piece in batches.pieces(np.zeros(n, np.bool_), self.replicas))
+        self._left = n  # blocks
         self._block_seconds = self.job.block_tokens / self.measured.tokens_per_second  # at full speed
         self._members = [self._replica(i) for i in range(self.replicas)]
-        self._ready = 0
         for replica in self._members:
             self._start(replica)
         self._plan_failure()
-        while not self.ledger.finished:
+        while self._left:
             self.now, _, action = heapq.heappop(self._events)
             action()
         self._close()
@@ -154,7 +141,6 @@ class Simulation:
 
     def _start(self, replica: _Replica, delay: float = 0.0) -> None:
         replica.epoch += 1
-        replica.pace = Pace()
         replica.starts_at = self.now
         needed = self._random.lognormvariate(math.log(self.assumed.start_median), self.assumed.start_spread)
         self._at(self.now + delay + needed, replica, lambda: self._started(replica))
@@ -162,82 +148,49 @@ class Simulation:
     def _started(self, replica: _Replica) -> None:
         self.outcome.starting += self.now - replica.starts_at
         replica.is_ready, replica.idle_since = True, self.now
-        self._ready += 1
-        self._lend_to(replica)
+        self._send_to(replica)
 
-    def _lend_to(self, replica: _Replica) -> None:
-        """As ``cluster/dispatcher.py`` does: two leases at a time, the second when the first has told a rate."""
-        while len(replica.leases) < DEPTH and not (replica.leases and replica.pace.rate is None):
-            blocks = self.ledger.take(replica.pace, self._ready)
-            if not blocks:
-                break
-            self._send(replica, _Lease(blocks, self.now, self.ledger.tokens(blocks)))
-        if not replica.leases:
-            self._copy_to(replica)
-
-    def _send(self, replica: _Replica, lease: _Lease) -> None:
-        replica.leases.append(lease)
-        if len(replica.leases) == 1:
-            begins = self.now
-            if replica.idle_since is not None:
-                begins = max(self.now, replica.idle_since)  # it may still wait for the driver
-                self.outcome.idle += begins - replica.idle_since
-                replica.idle_since = None
-            self._begin(replica, begins)
+    def _send_to(self, replica: _Replica) -> None:
+        """As ``cluster/replica_pool.py`` does: two pieces at a time."""
+        while len(replica.pieces) < Scoring.depth and self._waiting:
+            replica.pieces.append(self._waiting.popleft())
+            if len(replica.pieces) == 1:
+                begins = self.now
+                if replica.idle_since is not None:
+                    begins = max(self.now, replica.idle_since)  # it may still wait for the driver
+                    self.outcome.idle += begins - replica.idle_since
+                    replica.idle_since = None
+                self._begin(replica, begins)
 
     def _begin(self, replica: _Replica, when: float) -> None:
-        """The first lease of a replica is computed from now on."""
+        """The first piece of a replica is computed from now on."""
         noise = max(0.5, self._random.gauss(1.0, self.assumed.jitter))
         replica.seconds_per_block = self._block_seconds / replica.rate * noise
-        replica.lease_begun = when
         self._compute(replica, when)
 
     def _compute(self, replica: _Replica, when: float) -> None:
         replica.computes_since = when
         self._at(when + replica.seconds_per_block, replica, lambda: self._answered(replica))
 
-    def _copy_to(self, idle: _Replica) -> None:
-        """The oldest lease that is late, once."""
-        rate = idle.pace.rate or self.measured.tokens_per_second
-        late = [
-            lease
-            for other in self._members
-            if other is not idle
-            for lease in other.leases
-            if not lease.is_copied and self.now - lease.sent > GRACE + LATE * lease.tokens / rate
-        ]
-        for lease in sorted(late, key=lambda found: found.sent):
-            lease.is_copied = True
-            left = self.ledger.unfinished(lease.blocks)
-            if left:
-                self.outcome.copies += 1
-                self._send(idle, _Lease(left, self.now, self.ledger.tokens(left), is_copied=True))
-                return
-
     def _answered(self, replica: _Replica) -> None:
         """A block is computed: it goes to the driver. A replica that is far ahead of the driver waits for it."""
-        lease = replica.leases[0]
-        block = lease.blocks[lease.answered]
-        lease.answered += 1
+        replica.pieces[0] -= 1
+        self._left -= 1
         taken_at = self._driver_takes()
-        if self.ledger.received(block):
-            self.outcome.useful += self._block_seconds
-            self.outcome.slow_or_lost += replica.seconds_per_block - self._block_seconds
-        else:
-            self.outcome.copied += replica.seconds_per_block
+        self.outcome.useful += self._block_seconds
+        self.outcome.slow_or_lost += replica.seconds_per_block - self._block_seconds
         behind = max(0.0, taken_at - self.now - BLOCKS_AHEAD * replica.seconds_per_block)
         self.outcome.waiting_for_driver += behind
         when = self.now + behind
-        if lease.answered < len(lease.blocks):
+        if replica.pieces[0]:
             self._compute(replica, when)
             return
-        replica.leases.popleft()
-        replica.pace.measured(lease.tokens, max(1e-9, when - replica.lease_begun))
-        if replica.leases:
+        replica.pieces.popleft()
+        if replica.pieces:
             self._begin(replica, when)
         else:
             replica.idle_since = when
-        self._at(max(when, taken_at), replica, lambda: self._lend_to(replica))
+        self._at(max(when, taken_at), replica, lambda: self._send_to(replica))
 
     def _driver_takes(self) -> float:
         """The driver is one process: blocks wait in line."""
@@ -265,26 +218,23 @@ class Simulation:
 
     def _kill(self, replica: _Replica, noticed_after: float) -> None:
         self.outcome.deaths += 1
-        leases, replica.leases = list(replica.leases), deque()
+        pieces, replica.pieces = list(replica.pieces), deque()
         if not replica.is_ready:
             self.outcome.starting += self.now - replica.starts_at
-        elif leases:
+        elif pieces:
             self.outcome.slow_or_lost += max(0.0, self.now - replica.computes_since)
         elif replica.idle_since is not None:
             self.outcome.idle += max(0.0, self.now - replica.idle_since)
-        self._ready -= replica.is_ready
         replica.is_ready, replica.idle_since = False, None
-        for lease in leases:
-            returned = functools.partial(self._return, lease.blocks)
-            self._push(self.now + noticed_after, returned)
+        self._push(self.now + noticed_after, functools.partial(self._return, pieces))
         self._start(replica, noticed_after)
 
-    def _return(self, blocks: list[int]) -> None:
-        """Work of a dead replica is lent again, and those that wait for work are woken."""
-        self.ledger.give_back(blocks)
+    def _return(self, pieces: list[int]) -> None:
+        """Work of a dead replica is sent again, and those that wait for work are woken."""
+        self._waiting.extendleft(pieces)
         for replica in self._members:
-            if replica.is_ready and not replica.leases:
-                self._lend_to(replica)
+            if replica.is_ready and not replica.pieces:
+                self._send_to(replica)
 
     # ── the clock ────────────────────────────────────────────────────────────────────────────────────────────────────
     def _at(self, when: float, replica: _Replica, action: Callable[[], None]) -> None:
@@ -307,7 +257,5 @@ class Simulation:
         for replica in self._members:
             if not replica.is_ready:
                 self.outcome.starting += end - replica.starts_at
-            elif replica.leases:
-                self.outcome.copied += max(0.0, end - replica.computes_since)
             elif replica.idle_since is not None:
                 self.outcome.idle += max(0.0, end - replica.idle_since)

@@ -26,7 +26,7 @@ from common import own_windows, score_all
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import choose, open_engine
 from scoremode.engines.server.engine import ServerEngine
-from scoremode.plan.windows import WindowList
+from scoremode.scores.answers import WindowList
 
 TARGET = 0.90
 

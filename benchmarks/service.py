@@ -43,7 +43,7 @@ from common import (
 )
 from vllm_engine import SHAPES
 
-from scoremode.plan.windows import WindowList
+from scoremode.scores.answers import WindowList
 
 TARGET = 0.95
 SECONDS = 1500

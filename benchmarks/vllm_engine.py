@@ -44,7 +44,7 @@ from common import (
 
 from scoremode.engines.base import Want
 from scoremode.engines.baseline import states_in
-from scoremode.plan.windows import measured
+from scoremode.scores.answers import measured
 
 VARIANTS = ("plain", "logprobs0", "logprobs1", "flat", "ours", "against")
 PARAMETERS: dict[str, dict[str, Any]] = {

@@ -19,6 +19,7 @@ from tests.s3 import bucket, elsewhere, s3_server  # noqa: F401  # fixtures
 
 pytest_plugins = ["tests.skips"]
 DATA = Path(__file__).resolve().parent / "data"
+os.environ.pop("COLUMNS", None)  # xdist sets it for its workers, and it decides how wide output is
 os.environ["SCOREMODE_PROGRESS_SECONDS"] = "3600"  # a slow machine must not change what a test sees
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB, all of which an engine fills with zeros when it starts
 # what takes longest, in this order: it is started first, so that no process is busy alone at the end

@@ -10,7 +10,7 @@ import numpy as np
 
 from scoremode.engines.base import SCORES, Want
 from scoremode.engines.table.engine import TableEngine
-from scoremode.plan.windows import Answers, WindowSource
+from scoremode.scores.answers import Answers, WindowSource
 from scoremode.values import Bools
 
 SUBSETS = [

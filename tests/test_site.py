@@ -123,7 +123,7 @@ def test_a_broken_link_fails_the_build(tmp_path: Path) -> None:
     shutil.copytree(DOCS, checkout / "docs")
     for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "mkdocs.yml"):
         shutil.copy(ROOT / name, checkout)
-    for name in ("src", "examples", "benchmarks", "LICENSE"):
+    for name in ("src", "tests", "examples", "benchmarks", "LICENSE"):
         (checkout / name).symlink_to(ROOT / name)
     with (checkout / "docs" / "report.md").open("a", encoding="utf-8") as page:
         page.write("\n[a](no-such-page.md) [b](compare.md#no-such-heading) [c](../examples/no_such_file.py)\n")

@@ -154,7 +154,7 @@ ROWS = (
     Row(
         "replica_faults",
         "--rounds 1 --windows 40 --nodes 1",
-        ("1  .*deaths # +windows again +# +copies # +equal", "1 of 1 rounds gave the same numbers"),
+        ("1  .*deaths # +windows again +# +equal", "1 of 1 rounds gave the same numbers"),
         needs="ray",
         own_process=True,
     ),

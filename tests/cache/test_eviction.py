@@ -20,18 +20,7 @@ import pytest
 
 import scoremode as sm
 from scoremode.cache import eviction
-from scoremode.cache.entries import (
-    DAMAGED,
-    FINISHED,
-    FOREIGN,
-    OUTDATED,
-    REMOVED,
-    UNFINISHED,
-    entries,
-    hold_model,
-    inspect_entry,
-    mark_used,
-)
+from scoremode.cache.entries import entries, hold_model, inspect_entry, mark_used
 from scoremode.cache.eviction import CHANGED, GONE, IN_USE, evict, remove
 from scoremode.cache.units import age_words, parse_age, parse_size, size_words
 from scoremode.disk import locks
@@ -40,7 +29,7 @@ from scoremode.disk.locks import Lock
 from scoremode.errors import OptionError
 from scoremode.references.reader import Reference
 from scoremode.store import runs
-from scoremode.verbs.cache import described, list_cache, prune_cache
+from scoremode.verbs.cache import list_cache, prune_cache
 from tests import forked
 
 DAY = 86_400.0
@@ -61,7 +50,7 @@ sys.stdin.readline()
 """
 STOPS_AFTER_RENAMING = """
 import shutil, time
-def wait(path):
+def wait(path, ignore_errors):
     print("renamed", flush=True)
     time.sleep(60)
 shutil.rmtree = wait
@@ -196,45 +185,37 @@ def test_real_runs_and_references_are_described(root: Path) -> None:
     sm.ppl("table:uniform", text="any text")
     sm.reference("table:uniform", text="any text")
     found = {entry["kind"]: entry for entry in list_cache()["entries"]}
-    assert found["runs"]["state"] == found["references"]["state"] == "finished"
     for entry in (found["runs"], found["references"]):
-        assert (entry["model"], entry["corpus"], entry["engine"]) == ("table:uniform", "text", "table")
-        assert (entry["method"], entry["targets"]) == ("sliding-once", 7)
+        assert entry["contents"] == "table:uniform, text, sliding-once, table"
         assert entry["size"] == sum(path.stat().st_size for path in (root / entry["path"]).iterdir())
 
 
-def test_an_unfinished_run_is_described_by_its_journal(root: Path) -> None:
+def test_an_unfinished_run_is_listed(root: Path) -> None:
     identity = {"model": "fingerprint", "corpus": "sha", "engine": "table", "plan": "digest"}
-    folder = entry_folder("runs", identity)
-    with runs.Claim(folder, identity) as claim:
+    with runs.Claim(entry_folder("runs", identity), identity) as claim:
         claim.begin()
-    [entry] = map(described, entries(root))
-    assert (entry.state, entry.facts["model"], entry.facts["engine"]) == (UNFINISHED, "fingerprint", "table")
+    [entry] = list_cache()["entries"]
+    assert entry["contents"] == "unfinished"
 
 
 @pytest.mark.parametrize(
-    ("manifest", "state"),
+    ("manifest", "contents"),
     [
-        (b"", DAMAGED),
-        (b"\xff\xfe", DAMAGED),
-        (b"[" * 200_000, DAMAGED),
-        (b"[]", DAMAGED),
-        (b"{}", DAMAGED),
-        (b'{"format": true, "identity": {}}', DAMAGED),
-        (b'{"format": 2, "identity": 5}', DAMAGED),
-        (b'{"format": 1, "identity": {}}', OUTDATED),
-        (b'{"format": 2, "identity": {}, "model": {"a": 1}, "targets": "7", "corpus": "\\ud800"}', FINISHED),
+        (b"", "manifest.json cannot be read"),
+        (b"\xff\xfe", "manifest.json cannot be read"),
+        (b"[" * 200_000, "manifest.json cannot be read"),
+        (b"[]", "manifest.json cannot be read"),
+        (b"{}", ""),
+        (b'{"format": 1, "model": {"a": 1}, "facts": 5, "corpus": "\\ud800", "engine": "table"}', "table"),
     ],
 )
 def test_any_manifest_is_listed_and_can_be_removed(
-    manifest: bytes, state: str, a_run: Callable[..., Path], root: Path
+    manifest: bytes, contents: str, a_run: Callable[..., Path], root: Path
 ) -> None:
     folder = a_run()
     (folder / "manifest.json").write_bytes(manifest)
     [entry] = list_cache()["entries"]
-    assert entry["state"] == state
-    assert not {entry.get(name) for name in ("model", "targets", "corpus")} - {None}
-    json.dumps(entry).encode()
+    assert entry["contents"] == contents
     assert len(prune_cache(older_than=0.0)["removed"]) == 1
     assert names(root / "runs") == set()
 
@@ -246,9 +227,7 @@ def test_damaged_folders_of_our_own_names(a_run: Callable[..., Path], root: Path
     journal = root / "runs" / ("e" * 20)
     journal.mkdir()
     (journal / "partial.journal").write_bytes(b"\x00\x01")
-    states = {entry.path.name: described(entry).state for entry in entries(root)}
-    assert sorted(states.values()) == [DAMAGED, DAMAGED, DAMAGED, UNFINISHED]
-    assert (states["f" * 20], states["e" * 20]) == (UNFINISHED, DAMAGED)
+    assert len(list_cache()["entries"]) == 4
     assert len(prune_cache(older_than=0.0)["removed"]) == 4
 
 
@@ -278,9 +257,7 @@ def foreign_things(root: Path, a_run: Callable[..., Path]) -> dict[str, Path]:
 
 def everything(folder: Path) -> dict[str, bytes | None]:
     return {
-        str(path): path.read_bytes() if path.is_file() and not path.is_symlink() else None
-        for path in folder.rglob("*")
-        if path.name != "usage.txt"
+        str(path): path.read_bytes() if path.is_file() and not path.is_symlink() else None for path in folder.rglob("*")
     }
 
 
@@ -290,9 +267,7 @@ def test_nothing_that_is_not_ours_is_removed_measured_or_followed(a_run: Callabl
     ours = f"{3:020x}"
     before = {name: everything(folder) for name, folder in places.items()}
     found = list_cache()
-    assert sum(entry["state"] == FOREIGN for entry in found["entries"]) == 10
-    assert found["size"] == 1000
-    json.dumps(found, ensure_ascii=False).encode()
+    assert ([entry["path"] for entry in found["entries"]], found["size"]) == ([f"runs/{ours}"], 1000)
     removed = prune_cache(older_than=0.0, larger_than=0)["removed"]
     assert [entry["path"] for entry in removed] == [f"runs/{ours}"]
     after = {name: everything(folder) for name, folder in places.items()}
@@ -321,14 +296,12 @@ def test_converted_models_and_logs(root: Path) -> None:
     begun.mkdir(parents=True)
     (root / "logs").mkdir()
     (root / "logs" / "vllm-123-0123abcd.log").write_text("it failed")
-    found = {entry["path"]: entry for entry in list_cache()["entries"]}
-    assert found["models/smollm2-135m-1"]["what"] == "converted from a.gguf"
-    assert found["models/smollm2-135m-1"]["size"] > 500
-    outcome = prune_cache(older_than=0.0)
-    assert {entry["kind"] for entry in outcome["removed"]} == {"models", "logs"}
-    assert [entry["reason"] for entry in outcome["skipped"]] == ["its conversion may still be running"]
-    for path in (begun, begun.parent):
-        os.utime(path, (time.time() - DAY,) * 2)
+    found = {entry["kind"]: entry for entry in list_cache()["entries"]}
+    assert found["models"]["contents"] == "a.gguf"
+    assert found["models"]["size"] > 500
+    assert {entry["kind"] for entry in prune_cache(older_than=0.0)["removed"]} == {"models", "logs"}
+    assert begun.exists(), "its conversion may still be running"
+    os.utime(begun.parent, (time.time() - DAY,) * 2)
     assert len(prune_cache(older_than=0.0)["removed"]) == 1
     assert names(root / "models") == set()
 
@@ -441,7 +414,9 @@ def test_a_process_that_waits_for_a_removed_folder_creates_it_again(
         def acquire(self, *, waiting: str | None = None) -> bool:
             if left[0]:
                 left[0] -= 1
-                assert remove(inspect_entry("runs", self.path.parent)) is None
+                entry = inspect_entry("runs", self.path.parent)
+                assert entry is not None
+                assert remove(entry) is None
             return super().acquire(waiting=waiting)
 
     monkeypatch.setattr(runs, "Lock", LateLock)
@@ -458,9 +433,9 @@ def test_a_kill_after_the_renaming_leaves_what_the_next_prune_removes(a_run: Cal
     [left] = names(root / "runs")
     assert left.startswith(f".removed-{folder.name}-")
     [entry] = list_cache()["entries"]
-    assert (entry["state"], entry["size"]) == (REMOVED, 1000)
+    assert (entry["path"], entry["size"]) == (f"runs/{left}", 1000)
     a_run(0)
-    assert [e["state"] for e in prune_cache(older_than=DAY)["removed"]] == [REMOVED]
+    assert [e["path"] for e in prune_cache(older_than=DAY)["removed"]] == [f"runs/{left}"]
     assert len(names(root / "runs")) == 1
 
 
@@ -531,19 +506,6 @@ def test_a_huge_reference_in_use_empties_nothing(
     assert (small.exists(), huge.exists()) == (True, True)
 
 
-def test_one_process_makes_room_at_a_time(
-    a_run: Callable[..., Path], root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SCOREMODE_CACHE_LIMIT", "1kB")
-    old = a_run(9)
-    with another_process(HELD, root / ".evicting.lock"):
-        eviction.make_room(a_run())
-        assert old.exists()
-        assert {entry["state"] for entry in list_cache()["entries"]} == {"finished", "kept"}
-    eviction.make_room(a_run())
-    assert not old.exists()
-
-
 @pytest.mark.parametrize("when", [-5e9, 8e9])
 def test_any_time_of_a_file_can_be_listed(when: float, a_run: Callable[..., Path], root: Path) -> None:
     os.utime(a_run() / "manifest.json", (when, when))
@@ -565,21 +527,6 @@ def test_models_and_named_runs_are_neither_counted_nor_removed(
     monkeypatch.setenv("SCOREMODE_CACHE_LIMIT", "1kB")
     sm.ppl("table:uniform", text="any text", out=tmp_path / "named")
     assert old.exists(), "what is kept elsewhere needs no room here"
-
-
-def test_the_total_is_measured_once_and_then_remembered(
-    a_run: Callable[..., Path], root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SCOREMODE_CACHE_LIMIT", "1MB")
-    eviction.make_room(a_run())
-    scanned: list[Path] = []
-    monkeypatch.setattr(eviction, "_measure", lambda root, kept, limit: scanned.append(kept))
-    eviction.make_room(a_run())
-    assert scanned == []
-    assert eviction.add_usage(root, 0) == 2000
-    for damage in (b"", b"nonsense", b"5 5 5\n", b"\xff\n", f"{time.time() - 2 * DAY:.0f} 5\n".encode()):
-        (root / "usage.txt").write_bytes(damage)
-        assert eviction.add_usage(root, 0) is None
 
 
 # ── a cache that cannot be written ───────────────────────────────────────────────────────────────────────────────────
@@ -605,7 +552,7 @@ def read_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_a_read_only_cache_is_read_listed_and_left_alone(read_only: Path) -> None:
     assert sm.ppl("table:uniform", text="any text").cached
-    assert len(list_cache()["entries"]) == 2
+    assert len(list_cache()["entries"]) == 1
     outcome = prune_cache(older_than=0.0)
     assert outcome["removed"] == []
     assert "cannot be written" in outcome["skipped"][0]["reason"]

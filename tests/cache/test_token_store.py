@@ -241,7 +241,6 @@ def test_a_short_text_is_not_kept(cache: Path) -> None:
 def test_texts_are_listed_pruned_and_limited(long_text: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sm.plan("table:uniform", corpus=long_text)
     (entry,) = list_cache(("texts",))["entries"]
-    assert (entry["what"], entry["state"], len(entry["corpus"])) == ("tokens", "finished", 64)
     assert prune_cache(older_than=0, kinds=("texts",))["freed"] == entry["size"]
     assert not list(cache.glob("texts/*"))
     monkeypatch.setenv("SCOREMODE_CACHE_LIMIT", str(entry["size"] + 1_000) + "B")

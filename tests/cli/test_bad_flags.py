@@ -206,7 +206,7 @@ def test_what_is_missing_is_shown_in_a_whole_command(refused: Refused) -> None:
 OTHERS_FLAGS = {
     *("--no-deps", "--force-reinstall"),  # of pip
     *("--gen_kwargs", "--use_cache", "--model_args", "--apply_chat_template"),  # of lm-eval
-    *("--logprobs-mode", "--hf-overrides", "--data-parallel-size"),  # of vllm serve
+    *("--logprobs-mode", "--hf-overrides", "--data-parallel-size", "--port"),  # of vllm serve
     "--kl-divergence-base",  # of llama-perplexity
 }
 

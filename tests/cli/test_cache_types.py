@@ -14,8 +14,8 @@ import pytest
 import scoremode as sm
 from scoremode.engines.registry import known_engines
 from scoremode.errors import InputError, OptionError
-from scoremode.plan.windows import measured
 from scoremode.report.served import served_manifest
+from scoremode.scores.answers import measured
 from scoremode.store import runs
 from scoremode.verbs.cache_types import in_each_type, several_types
 from scoremode.verbs.sides import CompareRequest, assign_engines
@@ -133,7 +133,7 @@ def test_an_interrupted_grid_resumes(file: Path, tmp_path: Path) -> None:
 def test_cards_and_pages_of_kept_runs_have_the_names(file: Path, command: Command, tmp_path: Path) -> None:
     table = command("compare", file, *GRID, *FLAGS, "--out", tmp_path / "out")
     assert table.code == 0, table.err
-    assert "\nk f16 v f16 " in table.out  # below the name of the baseline
+    assert "\nk f16 v f16\n" in table.out  # below the name of the baseline
     card = command("card", tmp_path / "out")
     assert "wider.gguf, k f16 v f16 (baseline)" in card.out
     assert all(name.replace("_", "\\_") in card.out for name in NAMES)

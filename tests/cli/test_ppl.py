@@ -310,10 +310,6 @@ def test_an_empty_text_is_refused(refused: Refused) -> None:
     assert "--text is empty" in refused("ppl", "table:uniform", "--text", "")
 
 
-def test_no_text_is_refused(refused: Refused) -> None:
-    assert "--corpus" in refused("ppl", "table:uniform")
-
-
 def test_a_text_and_a_corpus_are_refused_together(refused: Refused) -> None:
     assert "together" in refused("ppl", "table:uniform", "--text", TEXT, "--corpus", "python-docs")
 

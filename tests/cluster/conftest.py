@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     without = pytest.mark.skip(reason="needs Ray")
     for item in items:
-        if "tests/cluster/" in item.nodeid and "ledger" not in item.nodeid and "spread" not in item.nodeid:
+        if "tests/cluster/" in item.nodeid and "pieces" not in item.nodeid and "spread" not in item.nodeid:
             item.add_marker(without)
 
 

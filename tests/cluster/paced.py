@@ -22,13 +22,13 @@ from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, Wor
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, OptionError
 from scoremode.models.subject import Subject
-from scoremode.plan.windows import Answers, WindowList, WindowSource
+from scoremode.scores.answers import Answers, WindowList, WindowSource
 from scoremode.text.tokenizer import ByteTokenizer
 from scoremode.values import Bools
 
 PREFIX = "paced:"
 OFFSET, WEIGHTS = "SCOREMODE_TEST_OFFSET", "SCOREMODE_TEST_WEIGHTS"  # of a node
-ENTRY = "[scoremode.engines]\npaced = tests.cluster.paced:PacedPlugin\nmargins = tests.scores.margins:MarginPlugin\n"
+ENTRY = "[scoremode.engines]\npaced = tests.cluster.paced:PacedPlugin\n"
 
 
 def install(folder: Path) -> Path:
@@ -47,8 +47,6 @@ class PacedEngine(TableEngine):
         super().__init__(np.random.default_rng(5).normal(size=(256, 256)))
         self.told, self.offset = told, float(os.environ.get(OFFSET, "0"))
         self.facts = replace(self.facts, engine="paced")
-        if "stuck" in told and os.environ.get(OFFSET):
-            self.told = {**told, "wait": told["stuck"]}
 
     def _free(self, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers]]:
         known: dict[tuple[int, ...], Answers] = {}

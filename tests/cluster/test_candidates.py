@@ -176,7 +176,7 @@ def test_an_interruption_waits_until_the_candidates_have_ended(interruptible: No
         begun.wait()
         try:
             while True:
-                progress.detail("0/1 replicas: –")
+                progress.detail("0/1 replicas")
                 time.sleep(0.01)
         finally:
             time.sleep(0.4 if name == "a" else 0.2)  # the first is waited for when the interruption comes

@@ -76,25 +76,11 @@ def test_a_lost_node(nodes: Nodes, text: Path, tmp_path: Path) -> None:
         timer.join()
     same(run, text)
     account = run.manifest["replicas"]
-    # others may have computed what it had before anybody knew that it is gone
-    assert account["copies"] >= 1 or any("its node is gone" in event for event in account["events"])
-
-
-def test_a_straggler_is_helped(nodes: Nodes, text: Path, tmp_path: Path) -> None:
-    """One node takes a minute for each window. What it has is computed by others, too, and nobody waits for it."""
-    slow = nodes.add(cpus=1, environment={paced.OFFSET: "0"})
-    began = time.monotonic()
-    with sm.open("paced:wait=0.01,stuck=60", replicas=3, ray="auto", gpus_per_replica=1) as model:
-        engine_of(model, 3)
-        run = model.ppl(corpus=str(text), out=tmp_path / "run", **SIZES)
-    nodes.remove(slow)
-    same(run, text)
-    assert run.manifest["replicas"]["copies"] >= 1
-    assert time.monotonic() - began < 50
+    assert any("its node is gone" in event for event in account["events"])
 
 
 def test_a_window_that_kills_three_replicas_is_named(nodes: Nodes, text: Path, capfd: Any) -> None:
-    with pytest.raises(sm.ScoremodeError, match=r"three replicas died while they scored window 12 ") as caught:
+    with pytest.raises(sm.ScoremodeError, match=r"three replicas died over window 12 ") as caught:
         sm.ppl("paced:wait=0.001,die=60", corpus=str(text), **SIZES, replicas=2, ray="auto")
     assert "run the same command again to resume" in str(caught.value)
 

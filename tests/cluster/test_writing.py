@@ -37,7 +37,7 @@ def test_replicas_write_the_texts_of_one_engine(
     def write(writer: ReplicatedWriter, *given: Any) -> Any:
         for found in original(writer, *given):
             if not killed:
-                busy = next(one for one in writer._replicas.pool.ready if one.assignments)
+                busy = next(one for one in writer._replicas.pool.ready if one.sent)
                 assert busy.opened is not None
                 killed.append(busy.opened.pid)
                 os.kill(busy.opened.pid, signal.SIGKILL)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scoremode.engines.batching import PADDING_SHARE, batches_by_length
-from scoremode.plan.windows import Window, WindowList
+from scoremode.scores.answers import Window, WindowList
 from scoremode.values import Ints
 
 

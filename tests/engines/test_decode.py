@@ -17,7 +17,7 @@ from scoremode.engines.registry import choose, open_engine
 from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.errors import ModelError
 from scoremode.plan.path import DecodePath
-from scoremode.plan.windows import Answers, Window, WindowList, measured
+from scoremode.scores.answers import Answers, Window, WindowList, measured
 from tests.makers import VOCABULARY, make_family, make_tokenizer
 
 BOUND = 5e-5  # nats: float32 in another order. SmolLM2 on ARM: 2.5e-5

@@ -11,7 +11,7 @@ from scoremode.engines.distributions import IndexedWindow, divergence_of_logits,
 from scoremode.errors import ModelError
 from scoremode.head.definition import define_columns
 from scoremode.head.divergence import define_divergence
-from scoremode.plan.windows import Window
+from scoremode.scores.answers import Window
 from scoremode.values import Raw
 from tests.kld_files import kl_longhand, random_logits, record
 

@@ -12,7 +12,7 @@ import torch
 from scoremode.engines.transformers.choices import TransformersOptions
 from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.models.facts import inspect
-from scoremode.plan.windows import Window, WindowList
+from scoremode.scores.answers import Window, WindowList
 from tests.makers import VOCABULARY
 
 BUDGET = 64  # tokens in one forward pass

@@ -21,7 +21,7 @@ from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.errors import ModelError, OptionError
 from scoremode.installation import pip_install
 from scoremode.plan.path import DecodePath
-from scoremode.plan.windows import Window, WindowList, measured
+from scoremode.scores.answers import Window, WindowList, measured
 from tests.makers import make_family
 
 ROOT = Path(__file__).parents[2]

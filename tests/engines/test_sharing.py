@@ -13,7 +13,7 @@ from scoremode.engines.batching import PADDING_SHARE, batches_by_length, common_
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import choose, open_engine
 from scoremode.engines.transformers.batches import fed, pack, passes
-from scoremode.plan.windows import Window, WindowList, measured
+from scoremode.scores.answers import Window, WindowList, measured
 from scoremode.values import Ints
 
 

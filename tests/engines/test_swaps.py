@@ -20,8 +20,7 @@ from scoremode.engines.transformers.kept_states import Place, choose_place
 from scoremode.engines.transformers.swaps import ALL_LAYERS, SwappableModel
 from scoremode.errors import EngineError
 from scoremode.head.matrix import Head
-from scoremode.plan.windows import Answers
-from scoremode.scores.answers import Window, WindowList
+from scoremode.scores.answers import Answers, Window, WindowList
 from tests.makers import VOCABULARY, make_family
 
 BYTES = Place("memory", 0, logits=1)

@@ -11,7 +11,7 @@ from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import ModelError
 from scoremode.plan.build import plan_of_pairs
 from scoremode.plan.plan import Plan
-from scoremode.plan.windows import Answers, Window, WindowList, measured
+from scoremode.scores.answers import Answers, Window, WindowList, measured
 from scoremode.scores.schema import BUILT_IN
 from scoremode.values import Floats, Ids
 from scoremode.verbs.ppl import ppl

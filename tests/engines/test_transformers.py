@@ -19,7 +19,7 @@ from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.errors import ModelError, OptionError
 from scoremode.head.definition import define_columns
 from scoremode.models.facts import inspect
-from scoremode.plan.windows import Answers, Window, WindowList, WindowSource, measured
+from scoremode.scores.answers import Answers, Window, WindowList, WindowSource, measured
 from scoremode.values import Ids
 from tests.makers import VOCABULARY, make_family, make_tiny_model
 

@@ -12,7 +12,7 @@ from scoremode.engines.plugin import Work
 from scoremode.engines.registry import choose, open_engine
 from scoremode.engines.turns import TurnsEngine, TurnWindows
 from scoremode.errors import EngineError
-from scoremode.plan.windows import Answers, Window, WindowList, WindowSource
+from scoremode.scores.answers import Answers, Window, WindowList, WindowSource
 from scoremode.values import Bools
 
 

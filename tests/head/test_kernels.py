@@ -22,7 +22,7 @@ from scoremode.head.kernels import Choice, HeadKind, Kernel, choose, describe_ke
 from scoremode.head.matrix import Head
 from scoremode.head.partials import Partials
 from scoremode.models.facts import inspect
-from scoremode.plan.windows import Answers, Window, WindowList, measured
+from scoremode.scores.answers import Answers, Window, WindowList, measured
 from tests.makers import VOCABULARY, make_family
 
 PLAIN = Head(torch.zeros(7, 4), vocabulary=7)

@@ -11,7 +11,7 @@ import torch
 
 from scoremode.head import partials as P
 from scoremode.head.definition import Columns, define_columns
-from scoremode.plan.windows import measured
+from scoremode.scores.answers import measured
 
 
 def logits(n: int, v: int, k: int, seed: int = 0, ties: bool = False) -> tuple[torch.Tensor, torch.Tensor]:

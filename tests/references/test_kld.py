@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from scoremode.errors import EngineError, InputError, RunError
-from scoremode.plan.windows import measured
 from scoremode.references.kld import (
     HEADER,
     Coarseness,
@@ -24,6 +23,7 @@ from scoremode.references.kld import (
     log_probabilities,
     read_scores,
 )
+from scoremode.scores.answers import measured
 from tests.kld_files import Logits, log_p, random_logits, write_file
 
 CONTEXT, VOCABULARY, CHUNKS = 8, 11, 3

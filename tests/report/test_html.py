@@ -22,11 +22,12 @@ from scoremode.report.html.provenance import commands_of, run_name
 from scoremode.report.html.scored_text import column, page_data, reading_order
 from scoremode.report.html.tables import comparisons_table
 from scoremode.report.html.templating import asset, escaped, visible
-from scoremode.report.numbers import file_size, rounded
+from scoremode.report.numbers import file_size
 from scoremode.scores.columns import Divergences
 from scoremode.statistics.comparison import Comparison, Comparisons, comparison_statistics
 from scoremode.statistics.depth import places_of
 from scoremode.store.run import Run
+from scoremode.values import rounded
 from tests.report.demo import base_logprob, make_baseline, make_comparison, make_demo, make_facts, make_run
 
 VOID = {"meta", "link", "input", "br"}

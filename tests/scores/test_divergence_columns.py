@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ from scoremode.engines.table import engine as table_engine
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, InputError
 from scoremode.head.divergence import define_divergence
-from scoremode.plan.windows import Window
-from scoremode.scores.answers import Answers
+from scoremode.scores.answers import Answers, Window
 from scoremode.scores.packing import PackedAnswers, from_message, read_divergences, to_message
 from scoremode.scores.schema import BUILT_IN, DIVERGENCE
 from scoremode.statistics.comparison import comparison_statistics
@@ -135,21 +133,14 @@ WINDOW = Window(np.arange(4, dtype=np.int32), np.arange(3, dtype=np.int32), np.o
 
 @pytest.mark.parametrize("gone", [(), ("kl_reverse",), ("kl_reverse", "total_variation", "same_first")])
 def test_a_message_has_those_that_were_measured(gone: tuple[str, ...]) -> None:
-    sent = PackedAnswers.of([(0, answers().apart(dict.fromkeys(gone)))], BUILT_IN)
+    sent = PackedAnswers.of([(0, answers().apart(dict.fromkeys(gone)))])
     read = from_message(to_message(sent), PackedAnswers)
-    read.check([WINDOW], BUILT_IN, with_kl=True)
-    ((_, found),) = read.answers(BUILT_IN)
+    ((_, found),) = read.answers()
     assert found.divergences == tuple(name for name in NAMES if name not in gone)
     for name in found.divergences:
         np.testing.assert_array_equal(getattr(found, name), getattr(answers(), name))
     with pytest.raises(InputError, match="wrong columns"):
-        read.check([WINDOW], BUILT_IN, with_kl=False)
-
-
-def test_a_message_without_kl_is_refused() -> None:
-    sent = PackedAnswers.of([(0, replace(answers(), kl=None))], BUILT_IN)
-    with pytest.raises(InputError, match="wrong columns"):
-        sent.check([WINDOW], BUILT_IN, with_kl=True)
+        read.check([WINDOW])  # a service measures none
 
 
 def test_words_of_workers_that_measure_kl_alone() -> None:

@@ -12,21 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scoremode.engines.messages import Asked, BaselineStates, answer_message, read_answers
+from scoremode.engines.messages import Asked, answer_message, read_answers
 from scoremode.errors import InputError
-from scoremode.plan.windows import Answers, Window
+from scoremode.scores.answers import Answers, Window
 from scoremode.scores.packing import START, VERSION, PackedWindows
-from scoremode.scores.schema import BUILT_IN
 
 
 def example() -> Asked:
     random = np.random.default_rng(0)
-    windows, states = [], []
+    windows = []
     for length, rows, k in ((9, [0, 3, 8], 2), (4, [], 1), (1, [0], 5)):
         targets = random.integers(0, 50, (len(rows), k)).astype(np.int32)
         windows.append(Window(random.integers(0, 50, length).astype(np.int32), np.array(rows, np.int32), targets))
-        states.append(random.integers(0, 1 << 16, (len(rows), 6)).astype(np.uint16))
-    return Asked(tuple(windows), 40, (True, False, True), BaselineStates("ab" * 32, "bfloat16", tuple(states)))
+    return Asked(tuple(windows), 40, (True, False, True))
 
 
 def test_every_bit_of_a_request_comes_back() -> None:
@@ -36,11 +34,6 @@ def test_every_bit_of_a_request_comes_back() -> None:
     for a, b in zip(asked.windows, found.windows, strict=True):
         for name in ("ids", "rows", "targets"):
             np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
-    assert found.against is not None
-    assert asked.against is not None
-    assert (found.against.digest, found.against.dtype) == (asked.against.digest, "bfloat16")
-    for a_states, b_states in zip(asked.against.states, found.against.states, strict=True):
-        np.testing.assert_array_equal(a_states, b_states)
 
 
 def answers_to(asked: Asked) -> list[Answers]:
@@ -54,7 +47,6 @@ def answers_to(asked: Asked) -> list[Answers]:
                 entropy=random.random((rows,)),
                 top=random.integers(0, 1 << 30, (rows,)).astype(np.int32),
                 top_logprob=-random.random((rows,)),
-                kl=random.random((rows,)),
             )
         )
     return found
@@ -63,16 +55,14 @@ def answers_to(asked: Asked) -> list[Answers]:
 def test_every_bit_of_an_answer_comes_back() -> None:
     asked = example()
     sent = answers_to(asked)
-    data = answer_message("abc", sent, BUILT_IN)
-    instance, found = read_answers(data, asked, BUILT_IN)
+    data = answer_message("abc", sent)
+    instance, found = read_answers(data, asked)
     assert instance == "abc"
     for a, b in zip(sent, found, strict=True):
         for name, column in a.arrays():
             np.testing.assert_array_equal(column, getattr(b, name))
-    with pytest.raises(InputError, match="the wrong columns"):
-        read_answers(data, Asked(asked.windows), BUILT_IN)
     with pytest.raises(InputError, match="other windows"):
-        read_answers(data, Asked(asked.windows[:1], against=asked.against), BUILT_IN)
+        read_answers(data, Asked(asked.windows[:1]))
 
 
 def changed(data: bytes, **fields: Any) -> bytes:
@@ -111,10 +101,6 @@ BAD: dict[str, tuple[bytes, str]] = {
     "fewer ids": (changed(GOOD, windows__ids=sent("<i4", [1], b"1234")), "do not end where"),
     "vocabulary below 0": (changed(GOOD, vocabulary=-1), "$.vocabulary"),
     "vocabulary NaN": (changed(GOOD, vocabulary=float("nan")), "$.vocabulary"),
-    "a digest that is a number": (changed(GOOD, against__digest=5), "$.against.digest"),
-    "states of an unknown dtype": (changed(GOOD, against__dtype="float8"), "$.against.dtype"),
-    "states of another dtype": (changed(GOOD, against__dtype="float32"), "one line per row"),
-    "too few states": (changed(GOOD, against__states=sent("<u2", [0, 6])), "one line per row"),
     "too few that are shared": (changed(GOOD, shared=[True]), "one value per window"),
 }
 

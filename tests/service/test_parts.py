@@ -1,36 +1,29 @@
-"""Parts of the service without a server: whose turn it is, heads within a quota, and a server that changes."""
+"""Parts of the service without a server: whose turn it is, and a server that changes."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
-import os
 import threading
-import time
 from argparse import Namespace
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from scoremode.engines.base import StoredHead
-from scoremode.engines.messages import FOLDER, LENGTH, HeadFile, answer_message, head_parts
+from scoremode.engines.messages import answer_message
 from scoremode.engines.server.checks import SameServer
 from scoremode.engines.server.engine import ServiceEngine, same_service
 from scoremode.engines.server.link import Link
 from scoremode.engines.server.served import ServerFacts, find_service, is_service
 from scoremode.engines.server.server_options import ServerOptions
 from scoremode.engines.server.subject import ComparedTokenizer, ServedSubject
-from scoremode.errors import EngineError, InputError
-from scoremode.plan.windows import Answers, Window, WindowList
-from scoremode.scores.packing import MAGIC, START, VERSION
-from scoremode.scores.schema import BUILT_IN
-from scoremode.service.heads import Heads
-from scoremode.service.requests import AbsentError, Bodies, BusyError, TooLargeError
+from scoremode.errors import EngineError
+from scoremode.scores.answers import Answers, Window, WindowList
+from scoremode.scores.packing import VERSION
+from scoremode.service.requests import Bodies
 from scoremode.text.tokenizer import ByteTokenizer
 
 pytest.importorskip("vllm", reason="needs vLLM")
@@ -77,79 +70,6 @@ def test_one_is_let_in_however_large_it_is() -> None:
     asyncio.run(asyncio.wait_for(play(), 5))
 
 
-# ── heads ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-def made(seed: int, rows: int = 6) -> bytes:
-    weight = np.random.default_rng(seed).normal(size=(rows, 4)).astype(np.float32)
-    return b"".join(head_parts(StoredHead(weight, weight[:, 0].copy(), "float32", "float32", rows, 0.5, 30.0)))
-
-
-async def body_of(data: bytes) -> AsyncIterator[bytes]:
-    for first in range(0, len(data), 7):
-        yield data[first : first + 7]
-
-
-def put(heads: Heads, data: bytes, digest: str | None = None, declared: int | None = None) -> str:
-    name = digest or hashlib.sha256(data).hexdigest()
-    asyncio.run(heads.put(name, body_of(data), len(data) if declared is None else declared, 6))
-    return name
-
-
-@pytest.fixture
-def heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Heads:
-    monkeypatch.setenv(FOLDER, str(tmp_path))
-    return Heads(2 * len(made(0)))
-
-
-def test_a_head_comes_back_bit_for_bit(heads: Heads) -> None:
-    digest = put(heads, made(1))
-    with heads.using(digest) as found:
-        weight = np.random.default_rng(1).normal(size=(6, 4)).astype(np.float32)
-        np.testing.assert_array_equal(found.rows(2, 3).weight, weight[2:5])
-        np.testing.assert_array_equal(found.rows(2, 3).bias, weight[2:5, 0])
-        assert (found.header.scale, found.header.softcap, found.header.vocabulary) == (0.5, 30.0, 6)
-        with pytest.raises(ValueError, match="ids 5 to 7"):
-            found.rows(5, 2)
-
-
-def test_bad_heads_leave_nothing_behind(heads: Heads) -> None:
-    data = made(1)
-    wrong: list[tuple[bytes, str | None, int | None, str]] = [
-        (data, "0" * 64, None, "another digest"),
-        (made(1, rows=5), None, None, "5 ids"),
-        (data, None, 10, "more bytes came"),
-        (b"SCOREMOD", None, None, "not a message"),
-        (data[:-8], None, None, "arrived"),
-        (data, "../" + "0" * 61, None, "not a digest"),
-        (data, "0" * 63 + "\n", None, "not a digest"),
-    ]
-    for sent, digest, declared, words in wrong:
-        with pytest.raises(InputError, match=words):
-            put(heads, sent, digest, declared)
-    with pytest.raises(TooLargeError):
-        put(heads, data, declared=1 << 40)
-    with pytest.raises(AbsentError), heads.using("0" * 64):
-        pass
-    assert list(heads.folder.iterdir()) == []
-
-
-def test_the_quota_drops_what_was_unused_for_longest(heads: Heads) -> None:
-    first, second = put(heads, made(1)), put(heads, made(2))
-    with pytest.raises(BusyError, match="no room"):
-        put(heads, made(3))  # both were used within the last minute
-    for name in (first, second):
-        os.utime(heads.path(name), (time.time() - 100, time.time() - 100))
-    with heads.using(first):
-        os.utime(heads.path(first), (time.time() - 200, time.time() - 200))
-        third = put(heads, made(3))
-        assert [heads.has(name) for name in (first, second, third)] == [True, False, True], "one in use stays"
-
-
-def test_a_file_that_is_no_head(tmp_path: Path) -> None:
-    (tmp_path / "x").write_bytes(made(1).replace(b'"scale":0.5', b'"scale":NaN'))
-    with pytest.raises(InputError, match="described wrongly"):
-        HeadFile.open(tmp_path / "x")
-
-
 # ── a server that changes ────────────────────────────────────────────────────────────────────────────────────────────
 ABOUT: dict[str, Any] = {
     "messages": VERSION,
@@ -160,7 +80,6 @@ ABOUT: dict[str, Any] = {
     "vocabulary": 10,
     "max_model_len": 20,
     "batch_tokens": 100,
-    "divergence": True,
     "versions": {"x": "1"},
     "settings": {"a": 1},
     "notes": [],
@@ -185,7 +104,7 @@ class Says(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers["Content-Length"]))
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(answer_message("one", [type(self).answers], BUILT_IN))
+        self.wfile.write(answer_message("one", [type(self).answers]))
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -326,21 +245,3 @@ def test_too_many_windows_are_refused_before_they_are_made() -> None:
     assert len(Asked.from_bytes(data, 5).windows) == 5
     with pytest.raises(TooManyError, match="5 windows"):
         Asked.from_bytes(data, 4)
-
-
-def test_fields_of_the_wrong_kind_are_refused(tmp_path: Path) -> None:
-
-    good = {"type": "head", "vocabulary": 3, "width": 2, "dtype": "float32", "bias_dtype": None, "scale": 1.0}
-    wrong: list[dict[str, Any]] = [
-        *({"dtype": ["float32"]}, {"dtype": "float8"}, {"bias_dtype": {}}, {"bias_dtype": "float32"}, {"type": "x"}),
-        *({"scale": 10**400}, {"softcap": 10**400}, {"vocabulary": 0}, {"vocabulary": 4}, {"width": -2}),
-    ]
-    for bad in ({}, *wrong):
-        text = json.dumps({**good, **bad}).encode()
-        head = START.pack(MAGIC, VERSION) + LENGTH.pack(len(text)) + text + bytes(24)
-        (tmp_path / "head").write_bytes(head)
-        if not bad:
-            assert HeadFile.open(tmp_path / "head").header.width == 2
-            continue
-        with pytest.raises(InputError):
-            HeadFile.open(tmp_path / "head")

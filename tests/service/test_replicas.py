@@ -34,5 +34,5 @@ def test_both_replicas_answer(small_llama: Path, tmp_path: Path) -> None:
     local = sm.ppl(str(small_llama), engine="transformers", dtype="float32", text=TEXT, context_length=100)
     np.testing.assert_allclose(ours.scores.logprob, local.scores.logprob, rtol=0, atol=2e-4)
     assert ours.manifest["engine_settings"]["data_parallel_size"] == 2
-    with pytest.raises(sm.ScoremodeError, match="nothing answers"):
+    with pytest.raises(sm.ScoremodeError, match=r"nothing answers|has just ended"):
         sm.ppl("llama", engine=served.address, text=TEXT)

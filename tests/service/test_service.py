@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import socket
 import subprocess
@@ -19,8 +18,7 @@ import pytest
 
 import scoremode as sm
 from scoremode.engines.base import Want
-from scoremode.engines.baseline import StoredBaseline
-from scoremode.engines.messages import Asked, BaselineStates, digest_of, head_parts, read_answers
+from scoremode.engines.messages import Asked
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import choose
 from scoremode.engines.server.engine import ServiceEngine
@@ -28,14 +26,10 @@ from scoremode.engines.server.subject import ServedSubject
 from scoremode.engines.vllm.engine import VllmEngine
 from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.errors import EngineError, OptionError
-from scoremode.plan.windows import Answers, Window, WindowList, WindowSource, measured
-from scoremode.references.reader import Reference
+from scoremode.scores.answers import Answers, Window, WindowList, WindowSource
 from scoremode.scores.packing import CONTENT_TYPE
 from scoremode.scores.schema import BUILT_IN
-from scoremode.verbs.question import prepare_question
-from tests.makers import make_small_llama, make_tokenizer
 from tests.service.conftest import KEY, ServedModel
-from tests.service.test_messages import changed
 
 TEXT = "the cat sat on the mat and the dog ran to the park with the cat " * 30
 SCORE = "/v1/scoremode/score"
@@ -53,23 +47,6 @@ def in_process(small_llama: Path) -> Iterator[VllmEngine]:
     with VllmEngine(str(small_llama), LaunchArguments(max_model_len=256, prefix_caching=True)) as engine:
         engine._one_by_one = True
         yield engine
-
-
-@pytest.fixture(scope="module")
-def other_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Another model with the same tokenizer: a baseline."""
-    import torch
-    from transformers import LlamaForCausalLM
-
-    folder = tmp_path_factory.mktemp("other")
-    make_tokenizer(folder, adds_bos=False)
-    model = LlamaForCausalLM.from_pretrained(make_small_llama(folder))
-    torch.manual_seed(3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.01 * torch.randn_like(parameter))
-    model.save_pretrained(folder)
-    return folder
 
 
 def subject_of(served: ServedModel, tokenizer: Path | None = None) -> ServedSubject:
@@ -111,7 +88,7 @@ def windows() -> tuple[Window, ...]:
 
 def assert_same_bits(found: list[Answers], wanted: list[Answers]) -> None:
     for a, b in zip(found, wanted, strict=True):
-        for name in (*BUILT_IN.names, "kl"):
+        for name in BUILT_IN.names:
             x, y = getattr(a, name), getattr(b, name)
             assert (x is None) == (y is None)
             if x is not None:
@@ -151,29 +128,6 @@ def test_shared_prompts_have_the_same_bits(served: ServedModel, in_process: Vllm
     theirs = scored(in_process, source)
     assert in_process.cached_tokens > 0, "the prompt was in the cache, and missing rows were asked for again"
     assert_same_bits(ours, theirs)
-
-
-def test_divergences_have_the_same_bits(
-    served: ServedModel, in_process: VllmEngine, other_llama: Path, tmp_path: Path
-) -> None:
-    sm.reference(
-        str(other_llama), tmp_path / "ref", engine="transformers", text=TEXT, context_length=200, dtype="float32"
-    )
-    plan = prepare_question(subject_of(served, other_llama), text=TEXT, context_length=200).plan
-    want = Want(against=StoredBaseline(Reference.open(tmp_path / "ref"), plan))
-    ours = scored(engine_of(served, alone=True), plan, want)
-    assert_same_bits(ours, scored(in_process, plan, want))
-    assert min(float(a.kl.min()) for a in ours if a.kl is not None) > 0
-    together = scored(engine_of(served), plan, want)
-    for a, b in zip(ours, together, strict=True):
-        assert a.kl is not None
-        assert b.kl is not None
-        np.testing.assert_allclose(a.kl, b.kl, rtol=0, atol=1e-4)
-    (compared,) = sm.compare(
-        str(tmp_path / "ref"), "llama", engine=served.address, tokenizer=str(other_llama), api_key_env="SERVICE_KEY"
-    )
-    assert compared.kl is not None
-    np.testing.assert_allclose(compared.kl, np.concatenate([a.kl for a in ours]), rtol=0, atol=1e-4)
 
 
 def test_perplexity_is_that_of_one_process_and_loads_nothing_heavy(served: ServedModel, in_process: VllmEngine) -> None:
@@ -241,7 +195,7 @@ def test_every_token_has_the_text_that_its_tokenizer_gives(served: ServedModel) 
 
 def test_the_key_is_wanted_and_shown_nowhere(served: ServedModel) -> None:
     assert served.ask("/health", Authorization="none")[0] == 200
-    ours = ("/v1/scoremode", SCORE, "/v1/scoremode/prob", "/v1/scoremode/heads/" + "a" * 64)
+    ours = ("/v1/scoremode", SCORE, "/v1/scoremode/prob")
     for path in (*ours, "/v1/models", "/metrics", "/version", "/docs", "/openapi.json", "/load", "/nothing"):
         assert served.ask(path, Authorization="Bearer wrong")[0] == 401
     for path in ("/pooling", "/tokenize", "/detokenize", "/classify", "/invocations"):
@@ -284,27 +238,6 @@ BAD: dict[str, tuple[str, bytes, str, int, str]] = {
     "a row below 0": (SCORE, bad_window(rows=[-1, 1]), CONTENT_TYPE, 400, "do not ascend"),
     "too many targets": (SCORE, bad_window(targets=np.zeros((2, 200_000))), CONTENT_TYPE, 413, "400000 targets"),
     "large vocabulary": (SCORE, message(ONE, vocabulary=2000), CONTENT_TYPE, 400, "vocabulary of 2000"),
-    "a head that is not here": (
-        SCORE,
-        message(ONE, against=BaselineStates("a" * 64, "float32", (np.zeros((1, 4), np.float32),))),
-        CONTENT_TYPE,
-        404,
-        "not here",
-    ),
-    "a path for a head": (
-        SCORE,
-        message(ONE, against=BaselineStates("../../../etc/passwd", "float32", (np.zeros((1, 4), np.float32),))),
-        CONTENT_TYPE,
-        400,
-        "not a digest",
-    ),
-    "a list for a dtype": (
-        SCORE,
-        changed(message(ONE), against={"digest": "a" * 64, "dtype": ["float32"], "states": None}),
-        CONTENT_TYPE,
-        400,
-        "at `$.against.dtype`",
-    ),
     "not JSON": (SCORE, b"{", JSON, 400, "not JSON"),
     "NaN": (SCORE, b'{"windows": [{"ids": [NaN]}]}', JSON, 400, "not JSON"),
     "a float": (SCORE, b'{"windows": [{"ids": [1.5]}]}', JSON, 400, "got `float` - at `$.windows[0].ids[0]`"),
@@ -347,71 +280,6 @@ def test_a_huge_body_is_refused_before_it_is_read(served: ServedModel) -> None:
             f"Content-Length: {1 << 40}\r\n\r\n".encode()
         )
         assert b"413" in door.recv(100)
-
-
-# ── heads ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_heads_that_are_not_what_they_claim(served: ServedModel) -> None:
-    from scoremode.engines.base import StoredHead
-
-    def made(rows: int) -> bytes:
-        weight = np.zeros((rows, 8), np.float32)
-        return b"".join(head_parts(StoredHead(weight, None, "float32", "float32", rows)))
-
-    def put(digest: str, body: bytes) -> tuple[int, Any]:
-        return served.ask(f"/v1/scoremode/heads/{digest}", body, CONTENT_TYPE, "PUT")
-
-    body = made(1003)
-    digest = hashlib.sha256(body).hexdigest()
-    for claimed, sent, status, words in (
-        ("0" * 64, body, 400, "another digest"),
-        (hashlib.sha256(b"x").hexdigest(), b"x", 400, "not a message"),
-        (hashlib.sha256(made(7)).hexdigest(), made(7), 400, "7 ids"),
-        ("..%2f..%2fetc%2fpasswd", body, 404, ""),
-        ("A" * 64, body, 400, "not a digest"),
-    ):
-        found, told = put(claimed, sent)
-        assert found == status, told
-        assert words in json.dumps(told)
-    assert served.ask(f"/v1/scoremode/heads/{digest}")[0] == 404
-    assert put(digest, body)[0] == 200
-    assert served.ask(f"/v1/scoremode/heads/{digest}")[0] == 200
-    for wide, status in ((4, 400), (8, 200)):  # states that do not fit the head, and states that do
-        states = np.zeros((1, wide), np.float32)
-        found, told = served.ask(
-            SCORE, message(ONE, against=BaselineStates(digest, "float32", (states,))), CONTENT_TYPE
-        )
-        assert found == status, told
-    nan = np.full((1, 8), np.nan, np.float32)
-    found, told = served.ask(SCORE, message(ONE, against=BaselineStates(digest, "float32", (nan,))), CONTENT_TYPE)
-    assert (found, "has NaN in it" in json.dumps(told)) == (400, True)
-    assert served.ask(SCORE, message(ONE), CONTENT_TYPE)[0] == 200
-
-
-def test_states_of_two_dtypes_against_one_head(served: ServedModel) -> None:
-    """The same numbers in float32 and in bfloat16 have one divergence, whichever came first."""
-    from scoremode.engines.base import StoredHead
-
-    weight = np.random.default_rng(0).normal(size=(1003, 8)).astype(np.float32)
-    body = b"".join(head_parts(StoredHead(weight, None, "float32", "float32", 1003)))
-    digest = hashlib.sha256(body).hexdigest()
-    assert served.ask(f"/v1/scoremode/heads/{digest}", body, CONTENT_TYPE, "PUT")[0] == 200
-    states = np.array([[1, -2, 0.5, 3, 0, 1, 1, -1]], np.float32)  # exact in bfloat16
-    halves = (states.view(np.uint32) >> 16).astype(np.uint16)
-    found = []
-    for dtype, sent in (("float32", states), ("bfloat16", halves), ("float32", states)):
-        status, data = served.ask(SCORE, message(ONE, against=BaselineStates(digest, dtype, (sent,))), CONTENT_TYPE)
-        assert status == 200
-        asked = Asked((ONE,), against=BaselineStates(digest, dtype, (sent,)))
-        found.append(measured(read_answers(data, asked, BUILT_IN)[1][0].kl).item())
-    assert found[0] > 0
-    assert found == [found[0]] * 3
-
-
-def test_digests_are_those_of_the_bytes() -> None:
-    from scoremode.engines.base import StoredHead
-
-    parts = head_parts(StoredHead(np.ones((5, 3), np.float32), np.ones(5, np.float32), "float32", "float32", 4))
-    assert digest_of(parts) == hashlib.sha256(b"".join(parts)).hexdigest()
 
 
 # ── several clients ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -460,13 +328,16 @@ def test_a_client_that_vanishes_frees_its_requests(served: ServedModel) -> None:
 # ── what the client's engine refuses ─────────────────────────────────────────────────────────────────────────────────
 def test_what_a_service_cannot_give(served: ServedModel, tmp_path: Path) -> None:
     engine = engine_of(served)
-    with pytest.raises(EngineError, match="no hidden states"):
+    with pytest.raises(EngineError, match="no hidden states, whole distributions or KL"):
         scored(engine, WindowList(windows()), Want(states=True))
     long = Window(np.full(257, 5, np.int32), np.zeros(1, np.int32), np.full((1, 1), 5, np.int32))
     with pytest.raises(sm.ScoremodeError, match="give --context-length 256"):
         scored(engine, WindowList((long,)))
     with pytest.raises(EngineError, match="cannot give the hidden states"):
         sm.reference("llama", tmp_path / "ref", engine=served.address, text=TEXT, api_key_env="SERVICE_KEY")
+    sm.reference("table:uniform", tmp_path / "kept", text=TEXT)
+    with pytest.raises(EngineError, match="cannot be compared with a reference; use --engine transformers or"):
+        sm.compare(str(tmp_path / "kept"), "llama", engine=served.address, api_key_env="SERVICE_KEY")
 
 
 def test_the_start_was_told(served: ServedModel) -> None:
@@ -474,12 +345,12 @@ def test_the_start_was_told(served: ServedModel) -> None:
     while "scoremode: ready after" not in served.said() and time.monotonic() < ends:
         time.sleep(0.1)  # it looks twice a second
     said = served.said()
-    assert said.index("vLLM loads its libraries and the weights") < said.index("scoremode: ready after")
+    assert said.index("the server loads its libraries and the weights") < said.index("scoremode: ready after")
 
 
 def test_the_engine_opens_without_asking_for_scores(served: ServedModel) -> None:
     chosen = choose("llama", served.address, {"api_key_env": "SERVICE_KEY"})
-    assert chosen.plugin.able().divergence
+    assert chosen.plugin.able().entropy
     engine = chosen.plugin.open(chosen.subject, chosen.options, Work())
     assert engine.facts.vocabulary == 1003
     assert engine.facts.settings["head_kernel"]

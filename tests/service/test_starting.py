@@ -17,7 +17,7 @@ from scoremode.cli.main import main
 from scoremode.engines.vllm import VllmPlugin, support
 from scoremode.errors import ModelError, OptionError
 from scoremode.installation import pip_install
-from scoremode.service import heads, starting, watching
+from scoremode.service import starting, watching
 from scoremode.service.starting import ServiceOptions, command, read_flags
 
 NEEDS_VLLM = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM")
@@ -47,6 +47,8 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "pooler": (["--pooler-config", "{}"], "--pooler-config cannot be given"),
     "one field of the pooler": (["--pooler-config.task", "embed"], "--pooler-config cannot be given"),
     "config": (["--additional-config", "{}"], "--additional-config cannot be given"),
+    "KL": (["--divergence", "all"], "a service gives no KL; scoremode compare"),
+    "heads of baselines": (["--most-heads-mib=100"], "a service gives no KL; scoremode compare"),
     "no tokenizer": (["--skip-tokenizer-init"], "--skip-tokenizer-init cannot be given"),
     "a second model": (["--model", "x"], "--model is not passed on"),
     "a file of flags": (["--config", "x.yaml"], "--config is not passed on"),
@@ -177,14 +179,12 @@ def test_bad_command_lines(words: list[str], said: str, capsys: pytest.CaptureFi
     assert found.count("\n") == 1
 
 
-def test_the_process_becomes_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_process_becomes_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     found: dict[str, Any] = {}
     monkeypatch.setattr(os, "execve", lambda program, words, environment: found.update(words=words, **environment))
-    monkeypatch.setattr(heads, "make_folder", lambda: tmp_path)
     become: Any = starting.become
     become(starting.Command(["/bin/true", "x"], {"A": "1"}, "http://x", "m"), is_quiet=True)
     assert (found["words"], found["A"]) == (["/bin/true", "x"], "1")
-    assert found["SCOREMODE_SERVICE_FOLDER"] == str(tmp_path)
     assert found["SCOREMODE_VLLM_PARENT"].startswith(f"{os.getpid()}:")
     assert len(found["SCOREMODE_SERVICE_INSTANCE"]) == 32
 

@@ -16,7 +16,7 @@ import pytest
 from scipy.special import logit
 
 from scoremode.errors import RunError
-from scoremode.plan.windows import measured
+from scoremode.scores.answers import measured
 from scoremode.scores.columns import Divergences, Scores, TargetFacts
 from scoremode.statistics.comparison import FIELDS, STATISTICS, Comparison, comparison_statistics
 from scoremode.statistics.llamacpp import llamacpp_statistics, llamacpp_text

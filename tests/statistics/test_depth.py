@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.plan.windows import measured
 from scoremode.report.html.charts import charts_section
 from scoremode.report.terminal.part_tables import depth_json, depth_table
+from scoremode.scores.answers import measured
 from scoremode.scores.columns import Divergences
 from scoremode.statistics import parts
 from scoremode.statistics.depth import depth_edges

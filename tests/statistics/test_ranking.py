@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -195,3 +196,12 @@ def test_a_difference_without_spread_is_certain_and_none_is_none() -> None:
     assert p_value(Estimate(0.0, 0.0, 10, 10, 9.0)) == 1.0
     assert p_value(Estimate(0.1, None, 10, 3)) == 1.0
     assert told_apart([]) == []
+
+
+@pytest.mark.parametrize("kl", [True, False])
+def test_blocks_of_one_text_tell_nothing_apart(kl: bool) -> None:
+    found = [shifted("near", 0.004, kl=kl), shifted("far", 0.8, kl=kl, seed=1)]
+    assert closest(found) == [0]
+    blocks = {"stderr_groups": "blocks of 300 tokens of this one text"}
+    found = [replace(c, baseline=replace(c.baseline, manifest={**c.baseline.manifest, **blocks})) for c in found]
+    assert closest(found) == [0, 1]

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.plan.windows import measured
 from scoremode.report.html.page import render
 from scoremode.report.terminal.part_tables import slices_json
+from scoremode.scores.answers import measured
 from scoremode.scores.columns import Divergences
 from scoremode.statistics.comparison import Comparison
 from scoremode.verbs import question

@@ -13,8 +13,8 @@ import pytest
 
 import scoremode as sm
 from scoremode.errors import RunError
-from scoremode.plan.windows import measured
 from scoremode.scores import parquet as columns
+from scoremode.scores.answers import measured
 from scoremode.scores.parquet import ColumnFile, Rows
 from scoremode.store.runs import SCORES, save
 

@@ -16,8 +16,8 @@ import scoremode as sm
 from scoremode.engines.base import Want
 from scoremode.engines.baseline import StoredBaseline
 from scoremode.engines.table.engine import TableEngine
-from scoremode.plan.windows import measured
 from scoremode.references.reader import Reference
+from scoremode.scores.answers import measured
 from scoremode.scores.journal import Journal, inspect_journal
 from scoremode.scores.schema import BUILT_IN
 from scoremode.store.runs import JOURNAL, MANIFEST, SCORES

@@ -27,7 +27,7 @@ from scoremode.engines.table.engine import TableEngine
 from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.errors import InputError, ModelError, RunError
 from scoremode.head.divergence import define_divergence
-from scoremode.plan.windows import Window, WindowList, measured
+from scoremode.scores.answers import Window, WindowList, measured
 from scoremode.scores.journal import Journal
 from scoremode.statistics.comparison import Comparison
 from scoremode.store import runs

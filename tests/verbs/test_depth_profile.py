@@ -15,7 +15,7 @@ from scoremode.engines.layer_states import fed_tokens
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import choose
 from scoremode.errors import ScoremodeError
-from scoremode.plan.windows import Window
+from scoremode.scores.answers import Window
 from tests.gguf_files import gguf_of, require_llamacpp
 from tests.makers import (
     SENTENCES,

@@ -18,11 +18,11 @@ import scoremode as sm
 from scoremode.engines.base import SCORES, Want
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, InputError, MethodError, ModelError, OptionError, RunError
-from scoremode.plan.windows import Answers, measured
 from scoremode.references.kld import MAGIC, KldFile
 from scoremode.report.model_card import markdown
 from scoremode.report.terminal.comparison_tables import comparison_json
 from scoremode.report.text import model_notes
+from scoremode.scores.answers import Answers, measured
 from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.llamacpp import llamacpp_statistics
 from scoremode.values import Floats

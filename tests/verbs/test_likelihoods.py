@@ -14,7 +14,7 @@ from scoremode.engines.base import SCORES, Want
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, ModelError
 from scoremode.plan.build import plan_of_pairs
-from scoremode.plan.windows import Answers, WindowSource
+from scoremode.scores.answers import Answers, WindowSource
 from scoremode.values import Bools
 from scoremode.verbs.scoring import Continuation, Likelihood, answered, likelihoods
 from tests.partial_engine import LOGITS, PartialEngine

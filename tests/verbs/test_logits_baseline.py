@@ -26,7 +26,7 @@ from scoremode.engines.logits import LogitsCursor, LogitsReducer
 from scoremode.errors import EngineError, InputError, OptionError
 from scoremode.head.divergence import define_divergence
 from scoremode.plan.plan import Plan
-from scoremode.plan.windows import Answers, Window, WindowSource
+from scoremode.scores.answers import Answers, Window, WindowSource
 from scoremode.scores.schema import DIVERGENCE
 from scoremode.store.runs import JOURNAL, MANIFEST
 from scoremode.values import Bools

@@ -20,12 +20,12 @@ from scoremode.engines import registry
 from scoremode.engines.base import SCORES as ONLY_SCORES
 from scoremode.engines.base import Want
 from scoremode.errors import EngineError, RunError
-from scoremode.plan.windows import Answers, WindowSource
 from scoremode.report.html.notebooks import comparison_html, run_html
 from scoremode.report.html.page import render
 from scoremode.report.model_card import markdown
 from scoremode.report.terminal.comparison_tables import comparison_table
 from scoremode.report.terminal.run_tables import run_table, sequence_table
+from scoremode.scores.answers import Answers, WindowSource
 from scoremode.scores.journal import COLUMNS_ARE
 from scoremode.scores.parquet import ColumnFile
 from scoremode.scores.schema import BUILT_IN

@@ -17,7 +17,7 @@ from scoremode.engines.plugin import Work
 from scoremode.engines.registry import choose, open_engine
 from scoremode.errors import EngineError, OptionError
 from scoremode.plan.path import DecodePath
-from scoremode.plan.windows import measured
+from scoremode.scores.answers import measured
 from scoremode.verbs import paths as verb
 from scoremode.verbs.model import LazyModel
 from tests.gguf_files import gguf_of, require_llamacpp

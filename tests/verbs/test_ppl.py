@@ -13,7 +13,7 @@ import scoremode as sm
 from scoremode.engines.base import SCORES
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import ModelError, OptionError, RunError
-from scoremode.plan.windows import Answers, measured
+from scoremode.scores.answers import Answers, measured
 from scoremode.values import NUMERICS
 from scoremode.verbs.question import identify
 from tests.makers import ask

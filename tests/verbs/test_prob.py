@@ -20,7 +20,7 @@ from scoremode.engines import registry
 from scoremode.engines.base import SCORES, Engine, Want
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import BoundaryError, EngineError, InputError, ModelError, OptionError
-from scoremode.plan.windows import Answers, WindowSource, measured
+from scoremode.scores.answers import Answers, WindowSource, measured
 from scoremode.values import Bools
 from scoremode.verbs.prob import sequence
 from scoremode.verbs.prob.sequence import SequenceProbability, SequenceScore

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.plan.windows import measured
 from scoremode.report.terminal.run_tables import worst_table
+from scoremode.scores.answers import measured
 from tests.gguf_files import gguf_of
 from tests.report.test_table import drawn
 

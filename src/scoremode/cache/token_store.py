@@ -46,8 +46,6 @@ WHOLE = ("doc_starts", "doc_bytes", "doc_words", "joined_at")  # short columns, 
 OPTIONAL = ("slices", "mask", "joined_at")
 WAITING = "waiting for another process that cuts the same text into tokens"
 
-_checked: set[tuple[Any, ...]] = set()  # files whose checksums this process has verified or computed
-
 
 class ColumnFacts(msgspec.Struct):
     """The facts about a column's file."""
@@ -169,25 +167,17 @@ def _column(path: Path, name: str, about: Mapping[str, Any]) -> Any:
     with path.open("rb") as file:
         if path.stat().st_size != about["count"] * kind.itemsize:
             raise ValueError(f"{path.name} has another size")
-        stamp = _stamp(path)
-        if stamp not in _checked:
-            checksum = 0
-            while block := file.read(BLOCK):
-                checksum = zlib.crc32(block, checksum)
-            if checksum != about["crc32"]:
-                raise ValueError(f"{path.name} has another checksum")
-            _checked.add(stamp)
+        checksum = 0
+        while block := file.read(BLOCK):
+            checksum = zlib.crc32(block, checksum)
+        if checksum != about["crc32"]:
+            raise ValueError(f"{path.name} has another checksum")
         if not about["count"]:
             return np.zeros(0, kind)
         if name in WHOLE:
             file.seek(0)
             return frozen(np.fromfile(file, kind).astype(np.int64))
         return mapped_array(file, kind)
-
-
-def _stamp(path: Path) -> tuple[Any, ...]:
-    found = path.stat()
-    return str(path), found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 # ── write ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -218,7 +208,6 @@ def write_tokens(folder: Path, key: Mapping[str, Any], stream: TokenStream) -> T
                     columns[name] = _Column(folder / f"{name}.bin", None)
                     columns[name].add(numbers)
             files = {name: column.close() for name, column in columns.items()}
-            _checked.update(_stamp(column.path) for column in columns.values())
             manifest = {"format": FORMAT, "key": dict(key), "files": files, "notes": list(stream.index.notes)}
             manifest |= {"slice_names": list(names)} if (names := stream.index.slice_names) else {}
             write_atomically(folder / TOKENS_MARK, json.dumps(manifests.sealed(manifest), indent=1).encode())

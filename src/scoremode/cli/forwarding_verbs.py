@@ -85,12 +85,9 @@ class ServeVerb(Verb):
         logits = "logits in float32, or as they are served"
         parser.add_argument("--head", choices=("exact", "as-served"), default="exact", help=logits)
         flags.add(parser, {"--head-kernel NAME": "default: the fastest one that passes its self-test"})
-        columns = "columns of a comparison: KL alone, or all of them"
-        parser.add_argument("--divergence", choices=("kl", "all"), default="kl", help=columns)
         most = {
             "--most-body-mib N": "size of one request (default: 256)",
             "--most-windows N": "windows in one request (default: 1024)",
-            "--most-heads-mib N": "heads of baselines that clients may leave here (default: 8192)",
         }
         flags.add(parser, most, type=int)
         key = "environment variable that holds the key clients must send; may be repeated"
@@ -103,16 +100,14 @@ class ServeVerb(Verb):
         options = ServiceOptions(
             head=parsed.head,
             head_kernel=parsed.head_kernel,
-            divergence=parsed.divergence,
             body_mib=parsed.most_body_mib,
             windows=parsed.most_windows,
-            heads_mib=parsed.most_heads_mib,
             allow_untested=parsed.allow_untested,
             api_key_env=tuple(parsed.api_key_env or ()),
         )
         made = command(parsed.model, options, getattr(parsed, "passed_on", []))
         logger.info("starting %s", made.shown())
         asked = f"scoremode ppl {shlex.quote(made.model)} --engine {made.address} --corpus wikitext2"
-        logger.info("vLLM loads its libraries and the weights, warms up and tests itself, which takes minutes")
+        logger.info("the server loads its libraries and the weights, warms up and tests itself, which takes minutes")
         logger.info("it will answer at %s; then type: %s", made.address, asked)
         become(made, is_quiet=logs.is_quiet())

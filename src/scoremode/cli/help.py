@@ -39,7 +39,8 @@ def verb_help(parser: argparse.ArgumentParser, everyday: Collection[str] | None,
     for group in [parser._action_groups[0], *groups]:
         shown = [action for action in group._group_actions if everyday is None or _is_shown(action, everyday)]
         if shown:
-            formatter.start_section(_title(parser, group))
+            titles = {parser._positionals: "arguments", parser._optionals: "more"}
+            formatter.start_section(titles.get(group, group.title))
             formatter.add_text(group.description if everyday is None else None)
             formatter.add_arguments(shown)
             formatter.end_section()
@@ -53,10 +54,6 @@ def _is_shown(action: argparse.Action, everyday: Collection[str]) -> bool:
 
 def _place(parser: argparse.ArgumentParser, group: argparse._ArgumentGroup) -> int:
     return 2 if group is parser._optionals else 1 if (group.title or "").startswith("engine ") else 0
-
-
-def _title(parser: argparse.ArgumentParser, group: argparse._ArgumentGroup) -> str | None:
-    return {parser._positionals: "arguments", parser._optionals: "more"}.get(group, group.title)
 
 
 def _usage(parser: argparse.ArgumentParser) -> str:

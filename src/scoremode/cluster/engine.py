@@ -11,19 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.cluster.dispatcher import Dispatcher
-from scoremode.cluster.ledger import Batches, Ledger
 from scoremode.cluster.ray_cluster import Cluster, require_ray
 from scoremode.cluster.replica import Opened, ReplicaSpec, SentBaseline, WindowLengths, WindowSubset, subset_of
 from scoremode.cluster.replica_log import Probe, ReplicaLog
 from scoremode.cluster.replica_pool import ReplicaPool
+from scoremode.cluster.scoring import Batches, Scoring
 from scoremode.cluster.spread import Spread, room_for
 from scoremode.engines.base import SCORES, Baseline, Engine, NoiseFloor, StoredHead, Want
 from scoremode.engines.baseline import StoredBaseline
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import Chosen
 from scoremode.errors import EngineError, OptionError
-from scoremode.plan.windows import Answers, WindowSource, prescribed_batches
+from scoremode.scores.answers import Answers, WindowSource, prescribed_batches
 from scoremode.values import Bools, Ints
 
 
@@ -66,7 +65,7 @@ class StartedReplicas:
         tell: Callable[[str], None] | None,
         say: Callable[[str], None] | None,
     ) -> None:
-        """``tell`` receives the replicas' rates, four times a second; ``say`` receives lines that a user should see."""
+        """``tell`` receives how many replicas are ready; ``say`` receives lines that a user should see."""
         self._pool: ReplicaPool | None = None
         room = room_for(spread, chosen.plugin, chosen.options)
         self._cluster = Cluster(spread, room)
@@ -133,13 +132,12 @@ class ReplicatedEngine(Engine):
         if self._is_accounted:
             self._log.new_question()
             self._is_accounted = False
-        ledger = Ledger(self._batches_of(source), done)
+        batches = self._batches_of(source)
         if self._probe is None:  # every replica scores this probe when it starts: the first of the longest windows
             window = int(np.argmax(source.lengths))
             self._probe = subset_of(source, [np.array([window], np.int64)])
             self._log.probe = Probe(window)
-        question = Dispatcher(self.pool, source, ledger, want=want, probe=self._probe, schema=self.facts.schema)
-        yield from question.answers()
+        yield from self.pool.results(Scoring(self.pool, source, batches, done, want=want, probe=self._probe))
         if want.against is not None:  # the first divergence chooses the kernel that the facts name
             self.facts = self.pool.ask("facts")
 

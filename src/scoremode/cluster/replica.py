@@ -31,11 +31,10 @@ from scoremode.errors import EngineError, RunError, ScoremodeError
 from scoremode.installation import installed_versions
 from scoremode.models.weights import candidate_fingerprint
 from scoremode.plan.plan import Plan
-from scoremode.plan.windows import Window, WindowSource
 from scoremode.references.kld import KldFile
 from scoremode.references.reader import Reference
 from scoremode.remote.uri import Place
-from scoremode.scores.answers import check_shapes
+from scoremode.scores.answers import Window, WindowSource, check_shapes
 from scoremode.scores.packing import AnswerPacker, PackedAnswers, PackedWindows
 from scoremode.store.remote_copies import open_reference
 from scoremode.values import Bools, Floats, Ints
@@ -267,9 +266,16 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last item that a replica sends for an assignment."""
+    """The last item that a replica sends for a piece of work."""
 
     seconds: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Probed:
+    """The scores of the probe window, which a replica sends before its first answers."""
+
+    logprob: Floats | ScoremodeError
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +283,6 @@ class MeasuredSwap:
     """What a swap did; None if its weights are the baseline's."""
 
     columns: SwapColumns | None
-    seconds: float
 
 
 def as_our_error(error: Exception) -> ScoremodeError:
@@ -306,7 +311,7 @@ def _returns_errors(
 
 
 class Replica:
-    """An engine that scores assignments. Ray makes an actor of this class."""
+    """An engine that does pieces of work. Ray makes an actor of this class."""
 
     def __init__(self) -> None:
         self._engine: Engine | None = None
@@ -361,18 +366,27 @@ class Replica:
         return StoredBaseline(found, offsets=subset.target_offsets)
 
     def score(
-        self, subset: WindowSubset, done: Bools, want: Want, against: SentBaseline | None, oldest: float = BLOCK_SECONDS
-    ) -> Iterator[PackedAnswers | Finished | ScoremodeError]:
-        """Yields the answers of an assignment, a few megabytes at a time; then ``Finished`` or an error."""
+        self,
+        subset: WindowSubset,
+        done: Bools,
+        want: Want,
+        against: SentBaseline | None,
+        *,
+        oldest: float,
+        probe: WindowSubset | None,
+    ) -> Iterator[Probed | PackedAnswers | Finished | ScoremodeError]:
+        """Yields the answers of a piece, a few megabytes at a time; then ``Finished`` or an error."""
+        if probe is not None:
+            yield Probed(self._probe(probe))
         began = sent = time.perf_counter()
-        waiting = AnswerPacker(self.engine.facts.schema)
+        waiting = AnswerPacker()
         refusal: ScoremodeError | None = None
         try:
             if against is not None:
                 want = replace(want, against=self._baseline(against, subset))
             for window, answers in self.engine.score(subset, done, want):
                 # answers that do not fit into columns are a fault of the engine, in the words of the driver's own check
-                check_shapes(waiting.schema, subset.window(window).targets.shape, int(subset.indices[window]), answers)
+                check_shapes(subset.window(window).targets.shape, int(subset.indices[window]), answers)
                 if not waiting.fits(answers):
                     yield waiting.take()
                 waiting.add(window, answers)
@@ -388,7 +402,7 @@ class Replica:
     def write(
         self, asked: Sequence[WritingRequest], done: Bools
     ) -> Iterator[tuple[int, WrittenTokens] | Finished | ScoremodeError]:
-        """Yields the texts of an assignment, each when it has ended; then ``Finished`` or an error."""
+        """Yields the texts of a piece, each when it has ended; then ``Finished`` or an error."""
         assert self._writer is not None, "a replica that was opened to write"
         began = time.perf_counter()
         try:
@@ -403,14 +417,17 @@ class Replica:
         assert self._writer is not None, "a replica that was opened to write"
         return self._writer.account()
 
-    @_returns_errors
-    def swap(self, sent: tuple[Plan, list[Swap]], number: int) -> MeasuredSwap:
+    def swap(self, sent: tuple[Plan, list[Swap]], number: int) -> Iterator[MeasuredSwap | Finished | ScoremodeError]:
         """Measures one of the swaps that were sent, with the states that all of them start from."""
         assert self._swapper is not None, "a replica that was opened to swap"
         began, (plan, swaps) = time.perf_counter(), sent
-        self._swapper.record(plan, swaps, lambda fed: None)
-        ((_, columns),) = self._swapper.columns(plan, [swaps[number]], lambda number, part: None)
-        return MeasuredSwap(columns, time.perf_counter() - began)
+        try:
+            self._swapper.record(plan, swaps, lambda fed: None)
+            ((_, columns),) = self._swapper.columns(plan, [swaps[number]], lambda number, part: None)
+            yield MeasuredSwap(columns)
+            yield Finished(time.perf_counter() - began)
+        except Exception as error:
+            yield as_our_error(error)
 
     @_returns_errors
     def swap_noise(self, plan: Plan) -> NoiseFloor:
@@ -418,7 +435,7 @@ class Replica:
         return self._swapper.noise(plan)
 
     @_returns_errors
-    def probe(self, subset: WindowSubset) -> Floats:
+    def _probe(self, subset: WindowSubset) -> Floats:
         ((_, answers),) = self.engine.score(subset, np.zeros(len(subset), np.bool_))
         return answers.logprob
 

@@ -86,7 +86,7 @@ class ReplicaStats:
     seconds_to_start: float = 0.0
     windows: int = 0
     tokens: int = 0
-    seconds: float = 0.0  # time spent on assignments
+    seconds: float = 0.0  # time spent on pieces of work
     probe_distance: float | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -105,6 +105,7 @@ class ReplicaLog:
     events: list[str] = field(default_factory=list)
     more_events: int = 0
     counts: Counter[str] = field(default_factory=Counter)
+    unit: str = "window"  # what the replicas give
     probe: Probe | None = None
 
     def __post_init__(self) -> None:
@@ -139,9 +140,7 @@ class ReplicaLog:
             "cluster": self.address or "local",
             "deaths": self.counts["deaths"],
             "left_out": self.counts["left out"],
-            "windows_again": self.counts["windows again"],
-            "copies": self.counts["copies"],
-            "answers_dropped": self.counts["dropped"],
+            "windows_again": self.counts["again"],
             "events": [*self.events, *([f"and {self.more_events} more"] if self.more_events else [])],
             "probe": None if self.probe is None else self.probe.as_json(),
             "members": [stats.as_json() for stats in self.started],
@@ -159,7 +158,7 @@ class ReplicaLog:
             if one.probe_distance is not None and not one.probe_distance <= FAR
         ]
         if self.counts["deaths"]:
-            again = _many(self.counts["windows again"], "window")
+            again = _many(self.counts["again"], self.unit)
             found.append(f"{_many(self.counts['deaths'], 'replica')} died; {again} went to others")
         if self.counts["left out"]:
             reason = next((line for line in reversed(self.events) if "left out" in line), "see the manifest")

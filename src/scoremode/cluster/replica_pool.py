@@ -1,19 +1,20 @@
-"""Starts, polls and restarts the replicas of one model. This code runs in the driver."""
+"""Starts, polls and restarts the replicas of one model, and gives them work. This code runs in the driver."""
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-from scoremode.cluster.ledger import Pace
 from scoremode.cluster.ray_cluster import Cluster, reason_of
-from scoremode.cluster.replica import OTHER_FILES, OTHER_VERSION, Opened, Replica, ReplicaSpec, WindowSubset
+from scoremode.cluster.replica import OTHER_FILES, OTHER_VERSION, Finished, Opened, Replica, ReplicaSpec
 from scoremode.cluster.replica_log import ReplicaLog, ReplicaStats
 from scoremode.cluster.spread import Room
 from scoremode.errors import EngineError, InputError, ScoremodeError
+from scoremode.values import Bools, Ints
 
 MOST_FAILURES = 3  # starts in a row without an answer, after which a replica is left out
 PAUSE = (0.0, 1.0, 4.0)  # seconds to wait before the next start
@@ -21,36 +22,33 @@ NO_ROOM_SECONDS = 15.0  # how long a cluster may lack room for a single replica;
 WAITING_SECONDS = 10.0  # after this time, the user is told what the pool waits for
 CLOSE_SECONDS = 5.0  # how long engines may take to end the processes that they started
 SHOW_SECONDS = 0.25  # between two updates of the progress line
-SHOWN = 8  # replicas whose rates are shown one by one
+ALONE_AFTER = 2  # deaths over a piece, after which its parts are sent one by one, to know which one causes them
+MOST_DEATHS = 3  # of replicas over one part
+STREAM = "stream"  # what a replica says about a piece
 RESUME = "what was scored is kept: run the same command again to resume"
 
 
 @dataclass(eq=False)
-class Assignment:
-    """Batches that a replica computes, and the stream of its answers."""
+class Piece:
+    """Batches, texts or swaps that one replica has at a time, and another one if that one dies or fails."""
 
-    batches: list[int]
-    subset: WindowSubset | None  # None: texts are written
-    tokens: int
-    stream: Any
-    sent: float
-    is_copied: bool = False  # another replica computes the same batches
+    numbers: Sequence[int]
+    deaths: int = 0  # of replicas that worked on it
+    failures: int = 0  # of engines
+    windows: Ints | None = None  # of its batches, as they were sent
 
 
 @dataclass(eq=False)
 class ReplicaHandle:
-    """The driver's view of one replica. Each restart gives the replica a new actor and a new incarnation."""
+    """The driver's view of one replica. Each restart gives the replica a new actor."""
 
-    number: int
     stats: ReplicaStats
     actor: Any = None
     placement_group: Any = None  # set if its processes may be on several nodes
     calls: dict[str, Any] = field(default_factory=dict)  # method of the actor ─▶ the reference of its result
     opened: Opened | None = None
     is_probed: bool = False
-    assignments: deque[Assignment] = field(default_factory=deque)
-    pace: Pace = field(default_factory=Pace)
-    starts: int = 0
+    sent: deque[tuple[Piece, Any]] = field(default_factory=deque)  # with the streams of what it says
     failures: int = 0  # in a row
     not_before: float = 0.0  # when it may be started again
     is_left_out: bool = False
@@ -60,27 +58,8 @@ class ReplicaHandle:
         return self.stats.name
 
     @property
-    def incarnation(self) -> str:
-        return f"{self.number}.{self.starts}"
-
-    @property
     def is_ready(self) -> bool:
         return self.opened is not None
-
-    def worked(self, windows: int, tokens: int, seconds: float) -> None:
-        """Adds up what it did."""
-        self.pace.measured(tokens, seconds)
-        self.stats.windows += windows
-        self.stats.tokens += tokens
-        self.stats.seconds += seconds
-
-    @property
-    def rate(self) -> str:
-        """Tokens per second in a few characters; – if the replica is not ready, … if its rate is not known yet."""
-        rate = self.pace.rate
-        if not self.is_ready or rate is None:
-            return "…" if self.is_ready else "–"
-        return f"{rate / 1000:.0f}k" if rate >= 10_000 else f"{rate / 1000:.1f}k" if rate >= 1000 else f"{rate:.0f}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +69,39 @@ class Lost:
     why: str
 
 
+class Piecework(ABC):
+    """Results that replicas give, in pieces. Which replica has which piece, and when, changes no result."""
+
+    unit: ClassVar[str]  # what a result is called
+    fix: ClassVar[str]  # what helps if replicas die of it
+    depth: ClassVar[int] = 1  # pieces that a replica has at a time
+
+    def __init__(self, pieces: Iterable[Piece], done: Bools) -> None:
+        self.waiting = deque(pieces)
+        self.done: Bools = done.copy()  # for each result: is it there?
+
+    @abstractmethod
+    def members(self, number: int) -> Ints:
+        """Returns the results that belong to a number of a piece."""
+
+    @abstractmethod
+    def send(self, replica: ReplicaHandle, piece: Piece) -> Any:
+        """Sends a piece; returns the stream of what the replica says, which ends with ``Finished`` or an error."""
+
+    @abstractmethod
+    def accept(self, replica: ReplicaHandle, piece: Piece, said: Any) -> Iterator[Any]:
+        """Yields the results in what a replica said, and notes that they are there."""
+
+    def unfinished(self, piece: Piece) -> list[int]:
+        return [number for number in piece.numbers if not self.done[self.members(number)].all()]
+
+    def missing(self, piece: Piece) -> list[int]:
+        """Returns the results that a piece lacks."""
+        return [index for n in piece.numbers for index in self.members(n).tolist() if not self.done[index]]
+
+
 class ReplicaPool:
-    """Starts all replicas of a model, polls them, and restarts those that died."""
+    """Starts all replicas of a model, polls them, gives them work, and restarts those that died."""
 
     def __init__(
         self,
@@ -102,11 +112,11 @@ class ReplicaPool:
         log: ReplicaLog,
     ) -> None:
         self.cluster, self.spec, self.room, self.log = cluster, spec, room, log
-        self.show: Callable[[str], None] | None = None  # called with the rates of all replicas
+        self.show: Callable[[str], None] | None = None  # called with the number of ready replicas
         self._shown = 0.0  # when ``show`` was last called
         self._environment = dict(environment)
         self._ray = cluster.ray
-        self.replicas = [ReplicaHandle(number, stats) for number, stats in enumerate(log.replicas)]
+        self.replicas = [ReplicaHandle(stats) for stats in log.replicas]
         self._first_refusal: ScoremodeError | None = None
         self._last_reason = "none could start"
         self._idle_since: float | None = None  # since when no replica is ready
@@ -133,10 +143,10 @@ class ReplicaPool:
         return sum(not replica.is_left_out for replica in self.replicas)
 
     def wait_for_one(self) -> ReplicaHandle:
-        """Waits until a replica is ready. Returns the ready replica with the fewest assignments."""
+        """Waits until a replica is ready. Returns the ready replica with the fewest pieces."""
         while not self.ready:
             self._poll_starting()
-        return min(self.ready, key=lambda replica: len(replica.assignments))
+        return min(self.ready, key=lambda replica: len(replica.sent))
 
     def wait_for_all(self, seconds: float) -> int:
         """Waits until all replicas are ready or left out, at most ``seconds``. Returns how many are ready."""
@@ -147,22 +157,19 @@ class ReplicaPool:
 
     def _poll_starting(self) -> None:
         """Polls starting replicas and handles those that died."""
-        for replica, _, result in self.poll():
+        for replica, result in self.poll():
             if isinstance(result, Lost):
                 self.log.event(f"{replica.name} was gone before it scored anything ({result.why})", is_detail=True)
                 self.replace(replica, result.why)
 
-    def poll(self, timeout: float = 0.25) -> Iterator[tuple[ReplicaHandle, str, Any]]:
-        """Restarts dead replicas, and yields what the methods of replicas returned since the last poll.
-
-        The result of a method whose replica has died is ``Lost``.
-        """
+    def poll(self, timeout: float = 0.25) -> Iterator[tuple[ReplicaHandle, Any]]:
+        """Restarts dead replicas, and yields what replicas said since the last poll; ``Lost`` if one has died."""
         self._restart_dead()
         if self.show is not None and time.monotonic() - self._shown >= SHOW_SECONDS:
             self._shown = time.monotonic()
-            self.show(rates_of(self.replicas))
+            self.show(f"{len(self.ready)}/{len(self.replicas)} replicas")
         waiting = {call: (one, method) for one in self.replicas for method, call in one.calls.items()}
-        waiting |= {one.assignments[0].stream: (one, "score") for one in self.replicas if one.assignments}
+        waiting |= {one.sent[0][1]: (one, STREAM) for one in self.replicas if one.sent}
         if not waiting:
             time.sleep(min(timeout, 0.05))
             return
@@ -174,16 +181,16 @@ class ReplicaPool:
                 continue
             replica.calls.pop(method, None)
             try:
-                result = self._ray.get(next(call) if method == "score" else call)
+                result = self._ray.get(next(call) if method == STREAM else call)
             except StopIteration:
-                yield replica, method, Lost("its answers ended before they were complete")
+                yield replica, Lost("its answers ended before they were complete")
             except self._ray.exceptions.RayError as error:
-                yield replica, method, Lost(reason_of(error))
+                yield replica, Lost(reason_of(error))
             else:
                 if method == "open":
                     self._set_opened(replica, result)
-                elif method != "where":
-                    yield replica, method, result
+                elif method == STREAM:
+                    yield replica, result
 
     def _restart_dead(self) -> None:
         """Starts replicas that do not run. Raises an error if all are left out, or the cluster has no room for one."""
@@ -210,8 +217,7 @@ class ReplicaPool:
             self.log.event(f"waiting for {self.room.words} to become free, or for Ray to start a process; {have}")
 
     def _start(self, replica: ReplicaHandle) -> None:
-        replica.starts += 1
-        replica.pace, replica.is_probed = Pace(), False
+        replica.is_probed = False
         options: dict[str, Any] = {
             "max_restarts": 0,
             "max_task_retries": 0,
@@ -272,7 +278,7 @@ class ReplicaPool:
         actor, replica.actor, replica.opened = replica.actor, None, None
         group, replica.placement_group = replica.placement_group, None
         replica.calls.clear()
-        replica.assignments.clear()
+        replica.sent.clear()
         if actor is not None:
             self._ray.kill(actor)
         if group is not None:
@@ -280,9 +286,86 @@ class ReplicaPool:
 
             remove_placement_group(group)
 
-    def is_node_lost(self, replica: ReplicaHandle) -> bool:
-        return replica.opened is not None and not self.cluster.is_alive(replica.opened.node)
+    # ── work ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+    def results(self, work: Piecework) -> Iterator[Any]:
+        """Yields all results, in any order. Pieces of a replica that dies or fails go to others."""
+        self.log.unit = work.unit
+        try:
+            while work.waiting or any(replica.sent for replica in self.replicas):
+                for replica in self.ready:
+                    self._send(work, replica)
+                for replica, said in self.poll():
+                    yield from self._handle(work, replica, said)
+                    self._send(work, replica)  # before others are handled, because this replica may be idle
+        finally:
+            for replica in self.replicas:  # nobody reads what they still say; they finish their current piece
+                replica.sent.clear()
 
+    def _send(self, work: Piecework, replica: ReplicaHandle) -> None:
+        while replica.is_ready and work.waiting and len(replica.sent) < work.depth:
+            piece = work.waiting.popleft()
+            piece.numbers = work.unfinished(piece)
+            if piece.numbers:
+                replica.sent.append((piece, work.send(replica, piece)))
+
+    def _handle(self, work: Piecework, replica: ReplicaHandle, said: Any) -> Iterator[Any]:
+        match said:
+            case Lost():
+                self._lost(work, replica, said.why)
+            case ScoremodeError():
+                self._failed(work, replica, said)
+            case Finished():
+                piece, _ = replica.sent.popleft()
+                replica.stats.seconds += said.seconds
+                if missing := work.missing(piece):
+                    piece.failures += 1
+                    if piece.failures > 1:
+                        words = f"the engine left {work.unit} {missing[0]} without an answer"
+                        raise EngineError(words, fix="run it again")
+                    work.waiting.appendleft(piece)
+            case _:
+                replica.failures = 0
+                yield from work.accept(replica, replica.sent[0][0], said)
+
+    def _lost(self, work: Piecework, replica: ReplicaHandle, why: str) -> None:
+        """Gives the pieces of a dead replica to others. Raises an error if three replicas died over the same part."""
+        running = replica.sent[0][0] if replica.sent else None
+        if replica.opened is not None and not self.cluster.is_alive(replica.opened.node):
+            why = "its node is gone"
+        elif running is not None:
+            running.deaths += 1
+        missing = work.missing(running) if running is not None else []
+        again = self._put_back(work, replica)
+        words = f"; {again} {work.unit}s go to others" if again else ""
+        self.log.event(f"{replica.name} is gone ({why}){words}", is_detail=running is None)
+        self.replace(replica, why)
+        if running is not None and missing and running.deaths >= MOST_DEATHS:
+            raise EngineError(f"three replicas died over {work.unit} {missing[0]} ({why})", fix=f"{work.fix}; {RESUME}")
+
+    def _failed(self, work: Piecework, replica: ReplicaHandle, said: ScoremodeError) -> None:
+        """Gives the pieces of a failed engine to others. Raises the error if it comes again."""
+        piece, _ = replica.sent[0]
+        piece.failures += 1
+        if isinstance(said, InputError) or piece.failures > 1:
+            raise said
+        self._put_back(work, replica)
+        self.log.event(f"the engine of {replica.name} failed: {said.message}; its {work.unit}s go to others")
+        self.replace(replica, "its engine failed again and again")
+
+    def _put_back(self, work: Piecework, replica: ReplicaHandle) -> int:
+        """Lets the pieces of a replica wait again, before all others. Returns how many results they lack."""
+        again = 0
+        for piece, _ in reversed(replica.sent):
+            again += len(work.missing(piece))
+            parts = [piece]
+            if piece.deaths >= ALONE_AFTER:
+                parts = [Piece([number], piece.deaths, piece.failures) for number in work.unfinished(piece)]
+            work.waiting.extendleft(reversed(parts))
+        replica.sent.clear()
+        self.log.counts["again"] += again
+        return again
+
+    # ── questions to one replica ─────────────────────────────────────────────────────────────────────────────────────
     def put(self, value: Any) -> Any:
         """Sends a value once, for many calls; returns what to give to them in its place."""
         return self._ray.put(value)
@@ -308,13 +391,3 @@ class ReplicaPool:
             self._ray.wait(ending, num_returns=len(ending), timeout=CLOSE_SECONDS)
         for replica in self.replicas:
             self._end(replica)
-
-
-def rates_of(replicas: list[ReplicaHandle]) -> str:
-    """Returns how many replicas are ready, and the tokens per second of each: ``3/4 replicas: 12k 11k 12k –``.
-
-    >>> rates_of([ReplicaHandle(number, ReplicaStats("")) for number in range(2)])
-    '0/2 replicas: – –'
-    """
-    rates = " ".join(one.rate for one in replicas[:SHOWN]) + (" …" if len(replicas) > SHOWN else "")
-    return f"{sum(one.is_ready for one in replicas)}/{len(replicas)} replicas: {rates}"

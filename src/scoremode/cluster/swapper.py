@@ -7,19 +7,20 @@ the same numbers on every replica, and in one process.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from scoremode.cluster.engine import StartedReplicas
 from scoremode.cluster.replica import MeasuredSwap, ReplicaSpec
-from scoremode.cluster.replica_pool import RESUME, ReplicaHandle
-from scoremode.cluster.retries import Retries
+from scoremode.cluster.replica_pool import Piece, Piecework, ReplicaHandle, ReplicaPool
 from scoremode.cluster.spread import Spread
 from scoremode.engines.base import EngineFacts, NoiseFloor
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import Chosen
 from scoremode.engines.swapping import Swap, SwapColumns, Swapper, Tell
 from scoremode.plan.plan import Plan
-
-METHOD = "swap"  # of a replica
+from scoremode.values import Ints
 
 
 class ReplicatedSwapper(Swapper):
@@ -52,26 +53,7 @@ class ReplicatedSwapper(Swapper):
 
     def columns(self, plan: Plan, swaps: Sequence[Swap], tell: Tell) -> Iterator[tuple[int, SwapColumns | None]]:
         pool = self._replicas.pool
-        retries = Retries(pool, range(len(swaps)), what="swaps", fix=f"give fewer --replicas to a node; {RESUME}")
-        sent, running = pool.put((plan, list(swaps))), dict[ReplicaHandle, int]()
-        try:
-            while retries.waiting or running:
-                for replica in pool.ready:
-                    if replica not in running and retries.waiting:
-                        running[replica] = number = retries.waiting.popleft()
-                        replica.calls[METHOD] = replica.actor.swap.remote(sent, number)
-                        tell(number, 0.0)
-                for replica, _, result in pool.poll():
-                    piece = running.pop(replica, None)
-                    if piece is None or not isinstance(result, MeasuredSwap):
-                        retries.failed(replica, piece, result)
-                        continue
-                    replica.failures = 0
-                    replica.worked(len(plan), plan.forward_tokens, result.seconds)
-                    yield piece, result.columns
-        finally:
-            for replica in running:  # nobody reads their answers
-                replica.calls.pop(METHOD, None)
+        yield from pool.results(_Swapping(pool, plan, swaps, tell))
 
     def noise(self, plan: Plan) -> NoiseFloor:
         found: NoiseFloor = self._replicas.pool.ask("swap_noise", plan)
@@ -82,3 +64,29 @@ class ReplicatedSwapper(Swapper):
 
     def close(self) -> None:
         self._replicas.close()
+
+
+class _Swapping(Piecework):
+    """All swaps of one call, each a piece."""
+
+    unit = "swap"
+    fix = "give fewer --replicas to a node"
+
+    def __init__(self, pool: ReplicaPool, plan: Plan, swaps: Sequence[Swap], tell: Tell) -> None:
+        super().__init__([Piece([number]) for number in range(len(swaps))], np.zeros(len(swaps), np.bool_))
+        self.plan, self.sent, self.tell = plan, pool.put((plan, list(swaps))), tell
+
+    def members(self, number: int) -> Ints:
+        return np.array([number], np.int64)
+
+    def send(self, replica: ReplicaHandle, piece: Piece) -> Any:
+        self.tell(piece.numbers[0], 0.0)
+        return replica.actor.swap.options(num_returns="streaming").remote(self.sent, piece.numbers[0])
+
+    def accept(
+        self, replica: ReplicaHandle, piece: Piece, said: MeasuredSwap
+    ) -> Iterator[tuple[int, SwapColumns | None]]:
+        self.done[piece.numbers[0]] = True
+        replica.stats.windows += len(self.plan)
+        replica.stats.tokens += self.plan.forward_tokens
+        yield piece.numbers[0], said.columns

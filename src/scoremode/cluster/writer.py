@@ -6,22 +6,19 @@ do not depend on the number of replicas, nor on which of them wrote what.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from scoremode.cluster.engine import StartedReplicas
-from scoremode.cluster.replica import Finished, ReplicaSpec
-from scoremode.cluster.replica_pool import RESUME, Assignment, Lost, ReplicaHandle, ReplicaPool
-from scoremode.cluster.retries import Retries
+from scoremode.cluster.replica import ReplicaSpec
+from scoremode.cluster.replica_pool import Piece, Piecework, ReplicaHandle
 from scoremode.cluster.spread import Spread
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import Chosen
 from scoremode.engines.writing import DrawingRules, Tell, Writer, WritingRequest, WrittenTokens, batches_of_texts
-from scoremode.errors import EngineError, ScoremodeError
 from scoremode.values import Bools, Ints
 
-TEXTS = 64  # of an assignment, if batches do not matter
+TEXTS = 64  # of a piece, if batches do not matter
 
 
 class ReplicatedWriter(Writer):
@@ -46,9 +43,9 @@ class ReplicatedWriter(Writer):
         self.ends, self.size, self.missing = writes.ends, writes.size, writes.missing
 
     def write(self, asked: Sequence[WritingRequest], done: Bools, tell: Tell) -> Iterator[tuple[int, WrittenTokens]]:
-        if done.all():
-            return
-        yield from _Question(self._replicas.pool, asked, done, self.size).texts(tell)
+        for index, text in self._replicas.pool.results(_Writing(asked, done, self.size)):
+            tell(len(text.ids))
+            yield index, text
 
     def account(self) -> list[str]:
         found: list[str] = self._replicas.pool.ask("account")
@@ -58,56 +55,33 @@ class ReplicatedWriter(Writer):
         self._replicas.close()
 
 
-class _Question:
-    """All texts of one call: batches that wait, and those that replicas write."""
+class _Writing(Piecework):
+    """All texts of one call. A piece is a batch."""
 
-    def __init__(self, pool: ReplicaPool, asked: Sequence[WritingRequest], done: Bools, size: int) -> None:
-        self.pool, self.asked, self.done = pool, asked, done.copy()
+    unit = "text"
+    fix = "give fewer --sequences, or replicas with more memory"
+
+    def __init__(self, asked: Sequence[WritingRequest], done: Bools, size: int) -> None:
+        self.asked = asked
         self.batches: list[Ints] = batches_of_texts(asked, size or TEXTS)
-        unwritten = (number for number, batch in enumerate(self.batches) if not done[batch].all())
-        fix = f"give fewer --sequences, or replicas with more memory; {RESUME}"
-        self.retries = Retries(pool, unwritten, what="texts", fix=fix)
+        unwritten = [Piece([number]) for number, batch in enumerate(self.batches) if not done[batch].all()]
+        super().__init__(unwritten, done)
 
-    def texts(self, tell: Tell) -> Iterator[tuple[int, WrittenTokens]]:
-        try:
-            while not self.done.all():
-                for replica in self.pool.ready:
-                    if not replica.assignments and self.retries.waiting:
-                        self._send(replica, self.retries.waiting.popleft())
-                for replica, _, result in self.pool.poll():
-                    for number, text in self._handle(replica, result):
-                        tell(len(text.ids))
-                        yield number, text
-        finally:
-            for replica in self.pool.replicas:
-                replica.assignments.clear()
+    def members(self, number: int) -> Ints:
+        return self.batches[number]
 
-    def _send(self, replica: ReplicaHandle, number: int) -> None:
-        batch = self.batches[number]
+    def send(self, replica: ReplicaHandle, piece: Piece) -> Any:
+        batch = self.batches[piece.numbers[0]]
         asked = [self.asked[place] for place in batch.tolist()]
-        stream = replica.actor.write.options(num_returns="streaming").remote(asked, self.done[batch])
-        tokens = sum(one.room for one in asked)
-        replica.assignments.append(Assignment([number], None, tokens, stream, time.monotonic()))
+        return replica.actor.write.options(num_returns="streaming").remote(asked, self.done[batch])
 
-    def _handle(self, replica: ReplicaHandle, result: Any) -> Iterator[tuple[int, WrittenTokens]]:
-        number = replica.assignments[0].batches[0] if replica.assignments else None
-        if number is None or isinstance(result, Lost | ScoremodeError):
-            self.retries.failed(replica, number, result)
-            return
-        match result:
-            case Finished():
-                ended = replica.assignments.popleft()
-                replica.pace.measured(ended.tokens, result.seconds)
-                replica.stats.seconds += result.seconds
-                if not self.done[self.batches[number]].all():
-                    raise EngineError("the engine left texts unwritten", fix="run it again")
-            case (int() as place, WrittenTokens() as text):
-                replica.failures = 0
-                index = int(self.batches[number][place])
-                if not self.done[index]:
-                    self.done[index] = True
-                    replica.stats.windows += 1
-                    replica.stats.tokens += len(text.ids)
-                    yield index, text
-            case _:
-                raise AssertionError(f"a replica said {result!r}")
+    def accept(
+        self, replica: ReplicaHandle, piece: Piece, said: tuple[int, WrittenTokens]
+    ) -> Iterator[tuple[int, WrittenTokens]]:
+        place, text = said
+        index = int(self.batches[piece.numbers[0]][place])
+        if not self.done[index]:
+            self.done[index] = True
+            replica.stats.windows += 1
+            replica.stats.tokens += len(text.ids)
+            yield index, text

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from scoremode.errors import EngineError, ModelError
 from scoremode.plan.path import DecodePath
-from scoremode.plan.windows import Answers, Window, WindowSource
-from scoremode.scores.schema import BUILT_IN, Column, Schema
+from scoremode.scores.answers import Answers, Window, WindowSource
 from scoremode.values import Bools, Floats, Ints, Raw
 
 if TYPE_CHECKING:
@@ -32,12 +31,6 @@ class EngineFacts:
     versions: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)  # what may change the last digits: batch size, attention…
     notes: tuple[str, ...] = ()  # what a reader of the numbers must know of the model as it was loaded
-    columns: tuple[Column, ...] = ()  # that it measures beside the built-in ones: Capabilities.columns
-
-    @property
-    def schema(self) -> Schema:
-        """The columns that answers of this engine may have."""
-        return BUILT_IN.extended(self.columns)
 
     @property
     def known_vocabulary(self) -> int:
@@ -178,7 +171,7 @@ class Engine(ABC):
 
         None: a window may be computed alone, or with windows that share its prompt. The result depends on ``source``
         alone. Replicas are given whole batches, and their sources say which windows share one:
-        ``plan.windows.prescribed_batches``.
+        ``scores.answers.prescribed_batches``.
         """
         return None
 

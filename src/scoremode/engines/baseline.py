@@ -28,10 +28,9 @@ from scoremode.engines.plugin import Capabilities, EnginePlugin, Work
 from scoremode.errors import EngineError
 from scoremode.models.subject import Subject
 from scoremode.plan.plan import Plan
-from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.references.kld import Coarseness, KldFile, read_scores
 from scoremode.references.reader import Reference
-from scoremode.scores.answers import FAULT
+from scoremode.scores.answers import FAULT, Answers, Window, WindowSource
 from scoremode.values import Bools, Ints, Raw
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from scoremode.plan.windows import WindowSource
+from scoremode.scores.answers import WindowSource
 from scoremode.values import Bools, Ids, Ints
 
 PADDING_SHARE = 1 / 16  # the most padding in a batch, as a share of its tokens

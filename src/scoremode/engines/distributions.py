@@ -30,7 +30,7 @@ from scoremode.head.divergence import Divergence, Keep, divergence_of, keep_noth
 from scoremode.head.matrix import Head
 from scoremode.head.precision import full_float32
 from scoremode.head.sixteen_bits import encode_records, kl_from_records
-from scoremode.plan.windows import Answers, Window, WindowSource
+from scoremode.scores.answers import Answers, Window, WindowSource
 from scoremode.scores.schema import BUILT_IN, DIVERGENCE, Array
 from scoremode.values import Ints, Raw
 
@@ -67,9 +67,7 @@ def split_columns(columns: Columns, ends: Ints) -> list[Answers]:
         for column in BUILT_IN.scores
     }
     starts = np.concatenate([[0], ends[:-1]])
-    return [
-        Answers.of({name: column[a:b] for name, column in found.items()}) for a, b in zip(starts, ends, strict=True)
-    ]
+    return [Answers(**{name: column[a:b] for name, column in found.items()}) for a, b in zip(starts, ends, strict=True)]
 
 
 def divergence_columns(found: Mapping[str, Tensor | None]) -> dict[str, Array]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from scoremode.engines.base import EngineFacts
 from scoremode.errors import EngineError
-from scoremode.plan.windows import Window
+from scoremode.scores.answers import Window
 
 States = NDArray[np.float32]
 """(places, tokens, width)"""

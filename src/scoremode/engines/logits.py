@@ -24,7 +24,7 @@ from scoremode.head.budget import rows_within
 from scoremode.head.chunked import empty_columns, reduce_logits
 from scoremode.head.definition import Columns
 from scoremode.head.divergence import Divergence
-from scoremode.plan.windows import Answers, Window, WindowSource
+from scoremode.scores.answers import Answers, Window, WindowSource
 from scoremode.values import Raw
 
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from scoremode.engines.swapping import Swapper
     from scoremode.engines.writing import DrawingRules, Writer
     from scoremode.models.subject import Subject
-    from scoremode.scores.schema import Column
 
 CONTRACT = 1
 """The version of this contract. It is raised when engines must change to keep working."""
@@ -48,16 +47,13 @@ class Capabilities:
     hidden_states: bool = False  # with the head: references, and baselines of comparisons
     divergence: bool = False  # KL against a reference
     distributions: bool = False  # the whole distribution of a row in 16 bits, for llama.cpp's files of base logits
-    side_by_side: bool = (
-        False  # two of it, or it and another engine, can run in one process, window by window, without a reference
-    )
+    side_by_side: bool = False  # can run beside another engine in one process, window by window, without a reference
     replicas: bool = False  # several of it may run at a time
-    logits: bool = False  # has ``Engine.logits``: baselines without hidden states; not in EVERYTHING, as the next
-    generates: bool = False  # has ``open_generator``; not in EVERYTHING, which plug-ins used before this was asked for
-    writes: bool = False  # has ``open_writer``; not in EVERYTHING
-    layer_states: bool = False  # has ``open_layers``: hidden states between layers; not in EVERYTHING
-    swaps: bool = False  # has ``open_swapper``; not in EVERYTHING
-    columns: tuple[Column, ...] = ()  # that it measures beside the built-in ones; its answers have them in ``more``
+    logits: bool = False  # has ``Engine.logits``: baselines without hidden states
+    generates: bool = False  # has ``open_generator``
+    writes: bool = False  # has ``open_writer``
+    layer_states: bool = False  # has ``open_layers``: hidden states between layers
+    swaps: bool = False  # has ``open_swapper``
     paths: tuple[str, ...] = (PREFILL,)  # how it can feed a window, chunked and cache-hit included: see plan/path.py
 
 
@@ -72,6 +68,7 @@ EVERYTHING = Capabilities(
     side_by_side=True,
     replicas=True,
 )
+"""Every ability that scoring needs. What an engine can do besides is added by name: logits, writing, layers, swaps."""
 
 
 @dataclass(frozen=True, slots=True)

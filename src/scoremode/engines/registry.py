@@ -213,11 +213,7 @@ def choose(
 
 def open_engine(chosen: Chosen, work: Work) -> Engine:
     """Start an engine on a model: the one place where weights are loaded."""
-    engine = chosen.plugin.open(chosen.subject, chosen.options, work)
-    declared = chosen.plugin.able().columns
-    if declared:
-        engine.facts = replace(engine.facts, columns=declared)
-    return engine
+    return chosen.plugin.open(chosen.subject, chosen.options, work)
 
 
 def require_path(plugin: EnginePlugin, path: str | None, fix: str = "leave --path out") -> None:

@@ -22,7 +22,7 @@ from scoremode.engines.base import SCORES, Engine, LogitsBaseline
 from scoremode.engines.batching import batches_side_by_side, in_touched_batches
 from scoremode.engines.distributions import IndexedWindow, RowsOf
 from scoremode.engines.logits import LogitsReducer, Reduced
-from scoremode.plan.windows import Answers, Window, WindowSource, prescribed_batches
+from scoremode.scores.answers import Answers, Window, WindowSource, prescribed_batches
 from scoremode.values import Bools, Ids, Ints
 
 StepRow = tuple[int, int]
@@ -106,7 +106,7 @@ class StepReducer:
         order, end = np.lexsort((row, place)), 0
         for index, window in self.windows:
             own = order[end : (end := end + len(window.rows))]
-            yield index, Answers.of({name: column[own] for name, column in together.items()})
+            yield index, Answers(**{name: column[own] for name, column in together.items()})
 
 
 @torch.inference_mode()

@@ -21,7 +21,7 @@ import numpy as np
 from scoremode.engines.base import SCORES, Engine, Want
 from scoremode.engines.baseline import StoredBaseline
 from scoremode.errors import EngineError
-from scoremode.plan.windows import Answers, Window, WindowSource
+from scoremode.scores.answers import Answers, Window, WindowSource
 from scoremode.values import Bools, Ints
 
 SMALLEST_BLOCK = 16  # tokens: fewer are not worth a turn, because no cache keeps them
@@ -131,10 +131,10 @@ class TurnsEngine(Engine):
 
 
 def _first_rows(answers: Answers, count: int) -> Answers:
-    return Answers.of({name: array[:count] for name, array in answers.arrays()})
+    return Answers(**{name: array[:count] for name, array in answers.arrays()})
 
 
 def _joined(parts: list[Answers]) -> Answers:
     """The rows of several answers, one after the other."""
     arrays = [dict(part.arrays()) for part in parts]
-    return Answers.of({name: np.concatenate([own[name] for own in arrays]) for name in arrays[0]})
+    return Answers(**{name: np.concatenate([own[name] for own in arrays]) for name in arrays[0]})

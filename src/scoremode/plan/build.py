@@ -154,9 +154,7 @@ def _notes(method: Method, tokens: Tokens, sizes: WindowSizes, total: int, kept:
             yield f"{cut} texts cut to the context"
 
 
-def plan_of_pairs(
-    sequences: list[tuple[Ids, int]], groups: Ints, *, settings: tuple[tuple[str, object], ...] = ()
-) -> Plan:
+def plan_of_pairs(sequences: list[tuple[Ids, int]], groups: Ints) -> Plan:
     """Makes a plan for P(target | prompt) from sequences (ids, index of first target). Equal groups share a prompt.
 
     tokens   0 1 2 | 3 4      prompt | target
@@ -168,7 +166,7 @@ def plan_of_pairs(
     firsts = starts + np.array([first for _, first in sequences], dtype=np.int64)
     return Plan(
         method="sequence",
-        settings=settings,
+        settings=(),
         ids=np.concatenate([ids for ids, _ in sequences]).astype(np.int32),
         doc_starts=np.concatenate([[0], ends]).astype(np.int64),
         start=starts,

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from scoremode.plan.path import DecodePath, path_of
-from scoremode.plan.windows import Window
+from scoremode.scores.answers import Window
 from scoremode.values import BLOCK, Bools, Floats, Ids, Ints, in_parts, release_pages
 
 Average = Literal["token", "window", "document"]

@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from scoremode.disk.files import file_sha256, write_atomically
-from scoremode.disk.folders import FILE_MARK, LOCK, USAGE, cache_folder
+from scoremode.disk.folders import FILE_MARK, LOCK, cache_folder
 from scoremode.disk.locks import hold_lock, share_until_exit
 from scoremode.errors import CorpusError, InputError, StorageError, alias_path
 from scoremode.remote.objects import Objects
@@ -83,7 +83,6 @@ def copy_of_file(place: Place) -> Path:
         known = {"place": str(place), "version": version, "size": size, "sha256": file_sha256(part)}
         os.replace(part, copy)
         write_atomically(folder / FILE_MARK, json.dumps(known).encode())
-        (cache_folder() / USAGE).unlink(missing_ok=True)  # the size of the cache is measured anew
 
     fetch_once(folder, FILE_MARK, place, fetch)
     with suppress(OSError):

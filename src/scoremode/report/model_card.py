@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from scoremode.errors import RunError, harmless
 from scoremode.harness.results import TasksComparison
-from scoremode.report.numbers import SHOWN, baseline_perplexity, file_size, rounded, shown_statistic, usable
+from scoremode.report.numbers import SHOWN, baseline_perplexity, file_size, shown_statistic
 from scoremode.report.public_text import command_of_question, public_command, public_name, public_words
 from scoremode.report.served import (
     ServedModel,
@@ -33,6 +33,7 @@ from scoremode.report.served import (
 from scoremode.report.text import model_notes, noise_words, notes_on_candidates, other_metrics, shown_rows, top_words
 from scoremode.report.verdicts import rule_words, verdicts
 from scoremode.statistics.comparison import BY_NAME, Comparison, Statistic
+from scoremode.values import rounded, usable
 
 if TYPE_CHECKING:
     import jinja2

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scoremode import values
 from scoremode.errors import OptionError, did_you_mean, harmless
 from scoremode.statistics.comparison import (
     BY_NAME,
@@ -18,11 +17,10 @@ from scoremode.statistics.comparison import (
     are_of_paths,
 )
 from scoremode.statistics.groups import FEWEST
-from scoremode.values import Estimate
+from scoremode.values import Estimate, rounded, usable
 
 Statistics = Mapping[str, Any]
 
-digits_of, rounded, usable = values.digits_of, values.rounded, values.usable
 PERPLEXITIES = ("ppl_baseline", "ppl_candidate")
 
 

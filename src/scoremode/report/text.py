@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from scoremode.errors import harmless
-from scoremode.report.numbers import Statistics, rounded
+from scoremode.report.numbers import Statistics
 from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.groups import FEWEST
 from scoremode.store.run import Run
 from scoremode.text.corpus import DEFAULT_NOTE
 from scoremode.text.token_text import joined
+from scoremode.values import rounded
 
 if TYPE_CHECKING:
     from scoremode.harness.results import TasksComparison

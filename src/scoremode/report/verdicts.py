@@ -27,10 +27,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from scoremode.plan.windows import measured
 from scoremode.report.numbers import Statistics, shown_statistic
 from scoremode.report.scale import SOURCE, scale_words
 from scoremode.report.text import counted
+from scoremode.scores.answers import measured
 from scoremode.statistics.comparison import BY_NAME, Comparison, are_of_paths
 from scoremode.statistics.estimate import LEVEL
 from scoremode.statistics.gate import too_few

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from scoremode.errors import EngineError
-from scoremode.scores.schema import BUILT_IN, DIVERGENCE, Array, Column, DivergenceColumns, Schema, ScoreColumns
+from scoremode.scores.schema import BUILT_IN, DIVERGENCE, Array, Column, DivergenceColumns, ScoreColumns
 from scoremode.values import Ids, Ints, Raw
 
 FAULT = "this is a fault of the engine: report it to its author"
@@ -75,20 +75,11 @@ class Answers(DivergenceColumns, ScoreColumns):
 
     Only ``logprob`` is required. A column that is None was not measured: it is shown so everywhere, never filled in.
     ``top`` and ``top_logprob`` are given together or not at all. All answers of one engine have the same columns.
-    Columns that the engine itself declared are given by name in ``more``, and are attributes too. The columns of a
-    divergence have one number per row, and are given only if a baseline was.
+    The columns of a divergence have one number per row, and are given only if a baseline was.
     """
 
     states: Raw | None = None  # (m, d) final hidden states, bit for bit; only if they were requested
     records: Raw | None = None  # (m, words) uint16, the whole distributions in 16 bits; only if they were requested
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Returns a column that the engine declared; Python calls this only for names that are not fields."""
-            if name != "more" and name in self.more:
-                return self.more[name]
-            raise AttributeError(f"there is no column '{name}'")
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -97,8 +88,7 @@ class Answers(DivergenceColumns, ScoreColumns):
         >>> Answers(np.zeros((1, 1)), entropy=np.zeros(1)).columns
         ('logprob', 'entropy')
         """
-        own = tuple([name for name in _NAMES if getattr(self, name) is not None])
-        return (*own, *self.more) if self.more else own
+        return tuple([name for name in BUILT_IN.names if getattr(self, name) is not None])
 
     @property
     def divergences(self) -> tuple[str, ...]:
@@ -115,17 +105,9 @@ class Answers(DivergenceColumns, ScoreColumns):
         """Returns these answers with the columns of a divergence, by name."""
         return replace(self, **divergence)
 
-    @staticmethod
-    def of(arrays: dict[str, Any]) -> Answers:
-        """Makes answers from arrays by name, as ``arrays`` yields them."""
-        known = {name: array for name, array in arrays.items() if name in _NAMES or name in REQUESTED}
-        return Answers(**known, more={name: array for name, array in arrays.items() if name not in known})
-
 
 REQUESTED = ("states", *(column.name for column in DIVERGENCE), "records")
 """Arrays that answers have only if they were requested, with one line per row."""
-
-_NAMES = BUILT_IN.names
 
 T = TypeVar("T")
 
@@ -141,15 +123,15 @@ def measured(column: T | None) -> T:
 
 
 # ── checks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-def check_answers(schema: Schema, source: WindowSource, found: Sequence[tuple[int, Answers]]) -> None:
+def check_answers(source: WindowSource, found: Sequence[tuple[int, Answers]]) -> None:
     """Requires one number for each target of each window, none of them NaN; minus infinity is a probability of zero.
 
     Every given column must have the right shape. The caller checks that all answers have the same columns.
     """
-    if len(found) > 1 and _all_sound(schema, source, found):
+    if len(found) > 1 and _all_sound(source, found):
         return
     for index, answers in found:
-        _check_window(schema, source, index, answers)
+        _check_window(source, index, answers)
 
 
 def check_divergence(index: int, answers: Answers, least_kl: float = 0.0) -> None:
@@ -161,12 +143,12 @@ def check_divergence(index: int, answers: Answers, least_kl: float = 0.0) -> Non
         raise EngineError(f"the divergence in window {index} is impossible: {wrong}", fix=FAULT)
 
 
-def check_shapes(schema: Schema, shape: tuple[int, ...], index: int, answers: Answers) -> None:
+def check_shapes(shape: tuple[int, ...], index: int, answers: Answers) -> None:
     """Requires columns that the schema allows, each in the shape that follows from the shape of a window's targets."""
-    wrong = schema.set_problem(answers.columns)
+    wrong = BUILT_IN.set_problem(answers.columns)
     if wrong is not None:
         raise EngineError(f"window {index} got wrong columns: {wrong}", fix=FAULT)
-    for column in (*schema.scores, *DIVERGENCE):
+    for column in (*BUILT_IN.scores, *DIVERGENCE):
         given = getattr(answers, column.name, None)
         wanted = shape if column.per == "target" else shape[:1]
         if given is not None and np.shape(given) != wanted:
@@ -174,9 +156,9 @@ def check_shapes(schema: Schema, shape: tuple[int, ...], index: int, answers: An
             raise EngineError(f"window {index} asked for {wanted} {what} and got {np.shape(given)}", fix=FAULT)
 
 
-def _check_window(schema: Schema, source: WindowSource, index: int, answers: Answers) -> None:
-    check_shapes(schema, targets_shape(source, index), index, answers)
-    for column in schema.chosen(answers.columns):
+def _check_window(source: WindowSource, index: int, answers: Answers) -> None:
+    check_shapes(targets_shape(source, index), index, answers)
+    for column in BUILT_IN.chosen(answers.columns):
         given = getattr(answers, column.name)
         if _is_sound(column, given):
             continue
@@ -192,13 +174,13 @@ def _is_sound(column: Column, values: Array) -> bool:
     return column.dtype != "float64" or not values.size or bool(np.maximum.reduce(values, axis=None) < np.inf)
 
 
-def _all_sound(schema: Schema, source: WindowSource, found: Sequence[tuple[int, Answers]]) -> bool:
+def _all_sound(source: WindowSource, found: Sequence[tuple[int, Answers]]) -> bool:
     """Does ``_check_window`` accept all these answers? The columns of all windows are checked together."""
     names = found[0][1].columns
-    if schema.set_problem(names) is not None or any(answers.columns != names for _, answers in found):
+    if BUILT_IN.set_problem(names) is not None or any(answers.columns != names for _, answers in found):
         return False
     shapes = [targets_shape(source, index) for index, _ in found]
-    for column in schema.chosen(names):
+    for column in BUILT_IN.chosen(names):
         parts = [getattr(answers, column.name) for _, answers in found]
         if [part.shape for part in parts] != (shapes if column.per == "target" else [shape[:1] for shape in shapes]):
             return False

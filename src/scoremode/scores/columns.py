@@ -5,7 +5,7 @@ A column that was not measured is None.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -19,7 +19,6 @@ class ColumnReader(Protocol):
     """Reads columns of equal length from disk."""
 
     rows: int
-    declared: tuple[str, ...]  # names of measured columns that the engine declared itself
     not_measured: frozenset[str]  # names of columns
 
     def read(self, name: str) -> Array | None:
@@ -50,22 +49,17 @@ class LazyColumns:
     if not TYPE_CHECKING:  # type checkers see the columns as fields of the subclasses
 
         def __getattr__(self, name: str) -> Any:
-            """Read a column; Python calls this only for a slot that is not set yet, or for a declared column."""
-            slots = type(self).__slots__
-            if name in slots:
-                stored = self._stored
-                column = {own: stored.read(own) for own in stored.declared} if name == "more" else stored.read(name)
-                object.__setattr__(self, name, column)
-                return column
-            if "more" in slots and name in self.more:
-                return self.more[name]
-            raise AttributeError(f"'{type(self).__name__}' has no column '{name}'")
+            """Read a column; Python calls this only for a slot that is not set yet."""
+            if name not in type(self).__slots__:
+                raise AttributeError(f"'{type(self).__name__}' has no column '{name}'")
+            column = self._stored.read(name)
+            object.__setattr__(self, name, column)
+            return column
 
     def __repr__(self) -> str:
         """Names the columns that were measured; none of them is read for that."""
         stored = getattr(self, "_stored", None)
-        names = [name for name in type(self).__slots__ if name != "more" and self.has(name)]
-        names += self.more if stored is None and hasattr(self, "more") else stored.declared if stored else ()
+        names = [name for name in type(self).__slots__ if self.has(name)]
         if not names:
             return f"{type(self).__name__}(not measured)"
         count = len(getattr(self, names[0])) if stored is None else stored.rows
@@ -99,10 +93,7 @@ class LazyColumns:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Scores(LazyColumns, ScoreColumns):
-    """One row per target (n,), in plan order. A column that was not measured is None.
-
-    Columns that an engine declared itself lie in ``more``, and are attributes too.
-    """
+    """One row per target (n,), in plan order. A column that was not measured is None."""
 
     def __len__(self) -> int:
         stored = getattr(self, "_stored", None)
@@ -110,25 +101,18 @@ class Scores(LazyColumns, ScoreColumns):
 
     def rows(self, begin: int, end: int) -> Scores:
         """The scores of consecutive targets."""
-        return Scores.of({name: column[begin:end] for name, column in self.columns()})
-
-    @staticmethod
-    def of(columns: Mapping[str, Array]) -> Scores:
-        """Scores from columns by name."""
-        own = {name: column for name, column in columns.items() if name in BUILT_IN.names}
-        return Scores(**own, more={name: column for name, column in columns.items() if name not in own})
+        return Scores(**{name: column[begin:end] for name, column in self.columns()})
 
     @staticmethod
     def empty(n: int, columns: Sequence[Column] = BUILT_IN.scores) -> Scores:
         """Space for n scores of these columns; NaN until filled, so that a missing score cannot look like a number."""
-        return Scores.of({c.name: np.full(n, EMPTY[c.dtype], c.numpy_type) for c in columns})
+        return Scores(**{c.name: np.full(n, EMPTY[c.dtype], c.numpy_type) for c in columns})
 
     def columns(self) -> Iterator[tuple[str, Array]]:
         """The columns that were measured, by name."""
         for name in BUILT_IN.names:
             if (column := getattr(self, name)) is not None:
                 yield name, column
-        yield from self.more.items()
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

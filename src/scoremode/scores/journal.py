@@ -39,7 +39,6 @@ from scoremode.scores.schema import (
     KL,
     Array,
     Column,
-    Schema,
     chosen_divergences,
     contradiction,
 )
@@ -76,7 +75,6 @@ class Journal:
         path: Path,
         identity: Mapping[str, Any],
         plan: PlannedTargets,
-        schema: Schema = BUILT_IN,
         *,
         with_kl: bool = False,
         least_kl: float = 0.0,
@@ -86,7 +84,7 @@ class Journal:
 
         ``least_kl``: the lowest possible divergence. It is below 0 if the baseline was rounded.
         """
-        self.path, self.plan, self.schema, self.vocabulary = path, plan, schema, vocabulary
+        self.path, self.plan, self.vocabulary = path, plan, vocabulary
         self.with_kl, self.least_kl = with_kl, least_kl
         self._only_kl = (KL.name,) if with_kl else ()  # columns of a divergence, unless others are named
         self.measured: tuple[str, ...] | None = None  # columns of every record; None until the first record
@@ -108,7 +106,7 @@ class Journal:
     def _use_columns(self, names: tuple[str, ...], divergences: tuple[str, ...]) -> None:
         """Sets the columns of every record from now on: scores, and those of a divergence."""
         self.divergences = divergences
-        self.columns: tuple[Column, ...] = (*self.schema.chosen(names), *chosen_divergences(divergences))
+        self.columns: tuple[Column, ...] = (*BUILT_IN.chosen(names), *chosen_divergences(divergences))
         self._row_bytes = sum(column.numpy_type.itemsize for column in self.columns)
 
     def _replay_record(self, window: int, at: int, body: bytes) -> None:
@@ -133,13 +131,13 @@ class Journal:
         except ValueError:
             given = None
         listed = given if isinstance(given, list) else []
-        named = tuple(name for name in self.schema.names if name in listed)
+        named = tuple(name for name in BUILT_IN.names if name in listed)
         apart = tuple(column.name for column in chosen_divergences(listed))
         is_default = named == BUILT_IN.names and not apart
         is_possible = not apart or (self.with_kl and KL.name in apart)
         if given != [*named, *apart] or is_default or not is_possible:
             return "its list of columns is damaged"
-        problem = self.schema.set_problem(named)
+        problem = BUILT_IN.set_problem(named)
         if problem is None:
             self.measured, self._from_file = named, True
             self._use_columns(named, apart or self._only_kl)
@@ -160,7 +158,7 @@ class Journal:
         if not 0 <= seconds < math.inf:
             return f"window {window} took an impossible time"
         columns = self._split(body, targets)
-        problem = self.schema.impossible_value(columns, self.vocabulary, self.least_kl) or contradiction(columns)
+        problem = BUILT_IN.impossible_value(columns, self.vocabulary, self.least_kl) or contradiction(columns)
         return None if problem is None else f"in window {window} {problem}"
 
     def _split(self, body: bytes, targets: int) -> dict[str, Array]:
@@ -190,8 +188,8 @@ class Journal:
 
     def _require_same_columns(self, window: int, answers: Answers) -> None:
         """Raises an error if the columns of an answer differ from those of the first answer."""
-        names, divergences = self.schema.in_order(answers.columns), answers.divergences if self.with_kl else ()
-        problem = self.schema.set_problem(answers.columns)
+        names, divergences = BUILT_IN.in_order(answers.columns), answers.divergences if self.with_kl else ()
+        problem = BUILT_IN.set_problem(answers.columns)
         if self.with_kl and answers.kl is None:
             problem = f"window {window} has no divergence"
         if problem is not None:
@@ -225,7 +223,7 @@ class Journal:
     def rows_and_divergences(self, begin: int, end: int) -> tuple[Scores, Divergences]:
         """Returns the scores that ``rows`` returns, and the divergence of each target as far as it is measured."""
         offsets = self.plan.target_offsets
-        found = Scores.empty(end - begin, self.schema.chosen(self.measured or ("logprob",)))
+        found = Scores.empty(end - begin, BUILT_IN.chosen(self.measured or ("logprob",)))
         apart = Divergences.empty(end - begin, chosen_divergences(self.divergences))
         into = dict(found.columns()) | dict(apart.columns())
         for window in range(*np.searchsorted(offsets, (begin, end)).tolist()):

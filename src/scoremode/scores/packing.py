@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from scoremode.errors import InputError, harmless
 from scoremode.scores.answers import REQUESTED, Answers, Window
-from scoremode.scores.schema import BUILT_IN, DIVERGENCE, KL, Array, Column, Schema, chosen_divergences
+from scoremode.scores.schema import BUILT_IN, DIVERGENCE, KL, Array, Column, chosen_divergences
 from scoremode.values import Ids, Ints, Raw
 
 INT32 = np.dtype("<i4")
@@ -109,34 +109,33 @@ class PackedAnswers:
     columns: dict[str, Raw]
 
     @staticmethod
-    def of(found: Sequence[tuple[int, Answers]], schema: Schema) -> PackedAnswers:
+    def of(found: Sequence[tuple[int, Answers]]) -> PackedAnswers:
         answers = [own for _, own in found]
         first = answers[0]
-        columns = flat_columns(answers, (*schema.chosen(first.columns), *chosen_divergences(first.divergences)))
+        columns = flat_columns(answers, (*BUILT_IN.chosen(first.columns), *chosen_divergences(first.divergences)))
         for name in REQUESTED:
             if name not in columns and getattr(first, name) is not None:
                 columns[name] = np.concatenate([getattr(own, name) for own in answers])
         shapes = np.array([own.logprob.shape for own in answers], dtype=np.int64).reshape(-1, 2)
         return PackedAnswers(np.array([i for i, _ in found], np.int64), shapes[:, 0], shapes[:, 1], columns)
 
-    def answers(self, schema: Schema) -> Iterator[tuple[int, Answers]]:
+    def answers(self) -> Iterator[tuple[int, Answers]]:
         """Yields each window's number and a copy of its answers, so that Ray can free the block when all are read."""
         cells, rows = _ends(self.rows * self.widths), _ends(self.rows)
-        of_targets = {column.name for column in schema.scores if column.per == "target"}
+        of_targets = {column.name for column in BUILT_IN.scores if column.per == "target"}
         for i, window in enumerate(self.windows.tolist()):
             shape, found = (int(self.rows[i]), int(self.widths[i])), {}
             for name, column in self.columns.items():
                 part = column[_between(cells if name in of_targets else rows, i)].copy()
                 found[name] = part.reshape(shape) if name in of_targets else part
-            yield window, Answers.of(found)
+            yield window, Answers(**found)
 
-    def check(self, windows: Sequence[Window], schema: Schema, *, with_kl: bool) -> None:
+    def check(self, windows: Sequence[Window]) -> None:
         """Refuses a server's answers if they are about other windows, or if a column has a wrong type or length."""
         shapes = np.array([w.targets.shape for w in windows], np.int64).reshape(-1, 2)
-        scores, divergences = schema.chosen(self.columns), chosen_divergences(self.columns) if with_kl else ()
-        given, names = (*scores, *divergences), [column.name for column in scores]
-        has_kl = KL in divergences or not with_kl
-        if {column.name for column in given} != self.columns.keys() or schema.set_problem(names) or not has_kl:
+        given = BUILT_IN.chosen(self.columns)
+        names = [column.name for column in given]
+        if set(names) != self.columns.keys() or BUILT_IN.set_problem(names):
             have = harmless(", ".join(self.columns))[:200]
             raise InputError(f"the answers have the wrong columns, {have}", fix="send it again")
         expected = (np.arange(len(windows)), shapes[:, 0], shapes[:, 1])
@@ -150,9 +149,9 @@ class PackedAnswers:
                 raise InputError(f"its {what}", fix="send it again")
 
     @staticmethod
-    def most_bytes(windows: Sequence[Window], schema: Schema) -> int:
+    def most_bytes(windows: Sequence[Window]) -> int:
         """Returns the largest size in bytes that the arrays of a correct answer to these windows may have."""
-        sizes = {per: sum(8 for c in (*schema.scores, *DIVERGENCE) if c.per == per) for per in ("target", "row")}
+        sizes = {per: sum(8 for c in BUILT_IN.scores if c.per == per) for per in ("target", "row")}
         room = sum(sizes["target"] * w.targets.size + sizes["row"] * len(w.rows) for w in windows)
         return room + 24 * len(windows)
 
@@ -160,8 +159,8 @@ class PackedAnswers:
 class AnswerPacker:
     """Collects answers until they are sent together."""
 
-    def __init__(self, schema: Schema) -> None:
-        self.schema, self.size = schema, 0  # bytes
+    def __init__(self) -> None:
+        self.size = 0  # bytes
         self.found: list[tuple[int, Answers]] = []
 
     def add(self, window: int, answers: Answers) -> None:
@@ -174,7 +173,7 @@ class AnswerPacker:
 
     def take(self) -> PackedAnswers:
         found, self.found, self.size = self.found, [], 0
-        return PackedAnswers.of(found, self.schema)
+        return PackedAnswers.of(found)
 
 
 # ── lines of words ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -199,7 +198,7 @@ def read_lines(words: Words, k: int) -> Answers:
         floats = column.dtype == "float64"
         found[column.name] = (np.ascontiguousarray(part).view(np.float32) if floats else part).astype(column.dtype)
         at += count
-    return Answers.of(found)
+    return Answers(**found)
 
 
 def read_divergences(words: Words) -> dict[str, Array]:
@@ -217,7 +216,7 @@ MAGIC = b"SCOREMOD"
 VERSION = 2
 CONTENT_TYPE = "application/x-scoremode"
 START = struct.Struct("<8sI")  # magic, version
-TYPES = frozenset({"<i4", "<i8", "<f8", "<f4", "<f2", "<u2"})  # types of arrays; <u2 are the bits of bfloat16
+TYPES = frozenset({"<i4", "<i8", "<f8"})  # types of arrays
 AGAIN = "see docs/service.md for the form of a message"
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from scoremode.errors import RunError, harmless
 from scoremode.scores.columns import CodedTexts, Divergences, Scores, TargetFacts
-from scoremode.scores.schema import BUILT_IN, DIVERGENCE, FACTS, Column, Schema, chosen_divergences
+from scoremode.scores.schema import BUILT_IN, DIVERGENCE, FACTS, Column, chosen_divergences
 from scoremode.values import BLOCK, LONG, mapped_column
 
 NEAR = 64  # columns of row groups that ``value`` keeps
@@ -35,17 +35,17 @@ class Rows(NamedTuple):
     divergences: Divergences
 
 
-def to_arrow(scores: Scores, facts: TargetFacts, divergences: Divergences, schema: Schema = BUILT_IN) -> Any:
+def to_arrow(scores: Scores, facts: TargetFacts, divergences: Divergences) -> Any:
     """A pyarrow Table with one row per target: its position, its token and its scores."""
-    return _table({"": Rows(scores, facts, divergences)}, schema)
+    return _table({"": Rows(scores, facts, divergences)})
 
 
-def pair_to_arrow(baseline: Rows, candidate: Rows, schema: Schema = BUILT_IN) -> Any:
+def pair_to_arrow(baseline: Rows, candidate: Rows) -> Any:
     """A pyarrow Table of two runs of one plan: each score once as ``…_baseline`` and once as ``…_candidate``."""
-    return _table({"_baseline": baseline, "_candidate": candidate}, schema)
+    return _table({"_baseline": baseline, "_candidate": candidate})
 
 
-def _table(sides: dict[str, Rows], schema: Schema) -> Any:
+def _table(sides: dict[str, Rows]) -> Any:
     """A pyarrow Table of the same targets in one or two runs, by the endings of their columns' names."""
     import pyarrow as pa
 
@@ -55,7 +55,7 @@ def _table(sides: dict[str, Rows], schema: Schema) -> Any:
     text, *top_texts = _one_dictionary(facts.text, *(rows.facts.top_text for rows in sides.values()))
     columns["text"] = _strings(text, count)
     known = {ending: dict(rows.scores.columns()) for ending, rows in sides.items()}
-    for column in schema.scores:
+    for column in BUILT_IN.scores:
         columns |= {column.name + ending: _measured(column, own, count) for ending, own in known.items()}
     columns |= {f"top_text{end}": _strings(texts, count) for end, texts in zip(sides, top_texts, strict=True)}
     columns |= _slices(last.facts if last.facts.has("slice") else facts, count)
@@ -120,14 +120,14 @@ def load_library() -> None:
     import pyarrow.parquet  # noqa: F401
 
 
-def write(file: IO[bytes], blocks: Iterable[Rows], schema: Schema = BUILT_IN) -> None:
+def write(file: IO[bytes], blocks: Iterable[Rows]) -> None:
     """Write blocks into an open file; each becomes a row group and is not kept in memory.
 
     While one block is compressed, which needs no Python, the next is made.
     """
     import pyarrow.parquet as pq
 
-    tables = (to_arrow(*block, schema) for block in blocks)
+    tables = (to_arrow(*block) for block in blocks)
     first = next(tables)
     with (
         ThreadPoolExecutor(1, "scoremode-columns") as ahead,
@@ -141,7 +141,7 @@ def write(file: IO[bytes], blocks: Iterable[Rows], schema: Schema = BUILT_IN) ->
             table = coming.result()
 
 
-def columns_problem(path: Path, schema: Schema = BUILT_IN) -> str | None:
+def columns_problem(path: Path) -> str | None:
     """Why a Parquet file cannot be the columns of a run, in words; None if it can."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -152,7 +152,7 @@ def columns_problem(path: Path, schema: Schema = BUILT_IN) -> str | None:
         types = {name: str(found.field(name).type) for name in found.names}
     except (pa.ArrowException, KeyError, OSError, ValueError) as error:
         return f"it is not Parquet: {harmless(' '.join(str(error).split()))[:100]}"
-    for column in (*FACTS, *schema.scores, *chosen_divergences(types)):
+    for column in (*FACTS, *BUILT_IN.scores, *chosen_divergences(types)):
         if column.name not in types and not column.always:
             continue
         kind = types.get(column.name, "absent")
@@ -166,7 +166,7 @@ def columns_problem(path: Path, schema: Schema = BUILT_IN) -> str | None:
 class ColumnFile:
     """A stored run's columns. The file stays open, so that the run can be read even after its folder is removed."""
 
-    def __init__(self, path: Path, schema: Schema = BUILT_IN) -> None:
+    def __init__(self, path: Path) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -178,7 +178,7 @@ class ColumnFile:
         self.rows: int = self._file.metadata.num_rows
         self._near: dict[tuple[str, int], npt.NDArray[Any]] = {}  # columns of row groups, for ``value``
         self.names: list[str] = self._file.schema_arrow.names
-        columns = (*FACTS, *schema.scores)
+        columns = (*FACTS, *BUILT_IN.scores)
         absent = [column for column in columns if column.name not in self.names]
         for column in absent:
             if column.always:
@@ -186,9 +186,8 @@ class ColumnFile:
         left_out = {column.name for column in (*columns, *DIVERGENCE) if column.name not in self.names}
         empty = {c.name for c in columns if c.optional and c not in absent and self._is_null(c.name)}
         self.not_measured = frozenset(left_out | empty)
-        self.declared = tuple(c.name for c in schema.declared if c.name not in self.not_measured)
         for word in {column.together for column in columns if column.together}:
-            joint = [column.name for column in (*schema.scores, *FACTS) if column.together == word]
+            joint = [column.name for column in (*BUILT_IN.scores, *FACTS) if column.together == word]
             if 0 < len(self.not_measured.intersection(joint)) < len(joint):
                 raise self._unreadable(f"only some of {', '.join(joint)} were measured")
 

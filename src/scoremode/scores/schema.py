@@ -1,15 +1,14 @@
 """Declares every column of a run once, for journal, Parquet, replicas, service, tables, JSON and docs.
 
 To add a column, add a field to ``ScoreColumns``, or to ``DivergenceColumns`` if it compares a model with a baseline,
-compute it (in head/, or in an engine), and test it. An engine from
-another package declares its own columns in its capabilities. They extend the schema for its runs.
+compute it (in head/, or in an engine), and test it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -17,8 +16,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from scoremode.errors import EngineError, listed
-from scoremode.values import Floats, Ids, Ints, Range, Raw
+from scoremode.errors import listed
+from scoremode.values import Floats, Ids, Ints, Range
 
 ROUNDING = 1e-4
 """Nats by which a log-probability may exceed 0. The target's logit and the largest logit may come from two float32
@@ -32,7 +31,7 @@ NUMPY_TYPES: dict[str, np.dtype[Any]] = {"float64": np.dtype("<f8"), "int64": np
 Array = npt.NDArray[Any]
 
 
-class Metric(msgspec.Struct, frozen=True, omit_defaults=True):
+class Metric(msgspec.Struct, frozen=True):
     """A number of a run that is the mean of one column."""
 
     name: str
@@ -50,7 +49,7 @@ class Metric(msgspec.Struct, frozen=True, omit_defaults=True):
         return column if self.share_of is None else column == self.share_of
 
 
-class Column(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class Column(msgspec.Struct, frozen=True):
     """One column: its type and shape, its meaning, and its possible values."""
 
     dtype: Literal["float64", "int64", "int32", "text"]
@@ -64,7 +63,7 @@ class Column(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     optional: bool = True  # may the column be missing? False if its field has no default
     always: bool = True  # False: the file of a run that does not have it lacks it, instead of nulls
     metrics: tuple[Metric, ...] = ()
-    name: Annotated[str, msgspec.Meta(pattern="^[a-z][a-z0-9_]{0,39}$")] = ""  # name of the annotated field
+    name: str = ""  # name of the annotated field
 
     @property
     def numpy_type(self) -> np.dtype[Any]:
@@ -144,7 +143,6 @@ class ScoreColumns:
             together="first choice",
         ),
     ] = None
-    more: Mapping[str, Raw] = field(default_factory=dict, kw_only=True)  # columns that the engine itself declared
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,7 +221,7 @@ KL = DIVERGENCE[0]
 
 @dataclass(frozen=True)
 class Schema:
-    """The columns of a run: those that every engine may give, and those that its own engine declared."""
+    """The columns of scores, in their order."""
 
     scores: tuple[Column, ...]
 
@@ -236,36 +234,13 @@ class Schema:
         """The metrics that are means over a column, with their columns."""
         return tuple((column, metric) for column in self.scores for metric in column.metrics)
 
-    @cached_property
-    def declared(self) -> tuple[Column, ...]:
-        """The columns that an engine declared itself."""
-        return self.scores[len(BUILT_IN.scores) :]
-
     def chosen(self, names: Container[str]) -> tuple[Column, ...]:
         """Returns the columns with these names, in the order of the schema."""
         return tuple(column for column in self.scores if column.name in names)
 
     def in_order(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """Returns these names in the order of the schema."""
-        return names if names == BUILT_IN.names else tuple(name for name in self.names if name in names)
-
-    def extended(self, declared: Sequence[Column]) -> Schema:
-        """Returns this schema with the columns that an engine declared. Each gets its mean as a metric."""
-        if not declared:
-            return self
-        taken, found = {*self.names, *RESERVED}, []
-        for column in declared:
-            try:
-                checked = msgspec.convert(msgspec.to_builtins(column), Column)
-            except msgspec.ValidationError as wrong:
-                raise _misdeclared(column, str(wrong)) from None
-            if checked.name in taken or checked.dtype == "text":
-                raise _misdeclared(column, "it is not a number" if checked.dtype == "text" else "the name is taken")
-            taken.add(checked.name)
-            label = f"mean {checked.name.replace('_', ' ')}" + (f" ({checked.unit})" if checked.unit else "")
-            mean = Metric(f"mean_{checked.name}", label)
-            found.append(msgspec.structs.replace(checked, metrics=(mean,), optional=True))
-        return Schema((*self.scores, *found))
+        return tuple(name for name in self.names if name in names)
 
     def set_problem(self, names: Sequence[str]) -> str | None:
         """Returns the problem of a set of columns, in words, or None if the set is valid.
@@ -323,13 +298,5 @@ def contradiction(columns: Mapping[str, Array]) -> str | None:
     return None
 
 
-def _misdeclared(column: object, why: str) -> EngineError:
-    name = getattr(column, "name", column)
-    return EngineError(f"the engine declares the column {name!r} wrongly: {why}", fix="report it to its author")
-
-
 BUILT_IN = Schema(_declared(ScoreColumns))
 """The columns that every engine may give."""
-
-RESERVED = frozenset({*(column.name for column in (*FACTS, *DIVERGENCE)), "states", "records", "more", "nll", ""})
-"""Names that a declared column may not have."""

@@ -10,11 +10,9 @@ import logging
 import os
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
-import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
@@ -23,17 +21,7 @@ from scoremode.engines.messages import Asked, TooManyError, answer_message
 from scoremode.engines.vllm import support
 from scoremode.errors import EngineError, InputError, ScoremodeError, one_line
 from scoremode.scores.packing import CONTENT_TYPE, VERSION
-from scoremode.service.heads import Heads
-from scoremode.service.requests import (
-    AbsentError,
-    Bodies,
-    BusyError,
-    TooLargeError,
-    answers_in_json,
-    asked_in_json,
-    declared_length,
-    read_form,
-)
+from scoremode.service.requests import Bodies, BusyError, TooLargeError, answers_in_json, asked_in_json, read_form
 from scoremode.service.scorer import PROB_EXAMPLE, ProbForm, ProbScorer, Scorer
 
 ROOT = "/v1/scoremode"
@@ -43,7 +31,6 @@ STATUSES: dict[type[BaseException], int] = {
     TooLargeError: 413,
     TooManyError: 413,
     BusyError: 503,
-    AbsentError: 404,
     EngineError: 500,
 }
 logger = logging.getLogger("vllm.scoremode")
@@ -61,10 +48,6 @@ class ScoreService:
     async def start(self, client: Any, names: list[str]) -> None:
         """Makes the service ready to answer; raises EngineError if its self-test fails."""
         scorer = Scorer(client)
-        parallel = client.vllm_config.parallel_config
-        one_machine = getattr(parallel, "nnodes", 1) == 1 and parallel.distributed_executor_backend != "ray"
-        self.diverges = one_machine  # workers on other machines do not see the folder with the heads
-        self.heads = Heads(scorer.limits.heads_bytes)
         self.bodies = Bodies(scorer.limits.body_bytes, scorer.limits.held_bytes)
         try:
             await scorer.start()
@@ -88,8 +71,6 @@ class ScoreService:
         app.add_route(f"{ROOT}/score", self._answering(self.score), methods=["POST"])
         app.add_route(f"{ROOT}/tokens", self._answering(self.tokens), methods=["GET"])
         app.add_route(f"{ROOT}/prob", self._answering(self.prob), methods=["POST"])
-        app.add_route(f"{ROOT}/heads/{{digest}}", self._answering(self.has_head), methods=["GET"])
-        app.add_route(f"{ROOT}/heads/{{digest}}", self._answering(self.put_head), methods=["PUT"])
 
     def _answering(self, route: Handler) -> Handler:
         """Wraps a route so that its errors become answers of one line, with a status that says whose fault it is."""
@@ -130,13 +111,11 @@ class ScoreService:
                 "vocabulary": facts.vocabulary,
                 "max_model_len": facts.context_length,
                 "batch_tokens": scorer.batch_tokens,
-                "divergence": self.diverges,
                 "versions": facts.versions,
                 "settings": settings,
                 "notes": list(facts.notes),
                 "probe": scorer.probe,
                 "limits": asdict(scorer.limits),
-                "columns": msgspec.to_builtins(facts.columns),
             }
         )
 
@@ -147,23 +126,11 @@ class ScoreService:
         async with self.bodies.of(request) as body:
             in_json = kind == "application/json"
             asked = asked_in_json(body) if in_json else Asked.from_bytes(body, scorer.limits.windows)
-            with self.heads.using(asked.against.digest) if asked.against else nullcontext() as head:
-                if asked.against and head is not None:
-                    self._check_states(asked, head.header.width)
-                answers = await while_connected(request, scorer.score(asked))
+            answers = await while_connected(request, scorer.score(asked))
         if in_json:
             return JSONResponse(answers_in_json(answers))
-        data = answer_message(self.instance, answers, scorer.facts.schema)
+        data = answer_message(self.instance, answers)
         return Response(data, media_type=CONTENT_TYPE)
-
-    def _check_states(self, asked: Asked, width: int) -> None:
-        assert asked.against is not None
-        if not self.diverges:
-            raise InputError("a server on several machines gives no divergence", fix="use one machine")
-        if any(states.shape[1] != width for states in asked.against.states):
-            raise InputError(
-                f"the baseline's states are not {width} wide, as its head is", fix="send both of one model"
-            )
 
     async def prob(self, request: Request) -> Response:
         if _content_type(request) != "application/json":
@@ -176,21 +143,6 @@ class ScoreService:
     async def tokens(self, request: Request) -> Response:
         """Answers with the text of every token, for clients that have no tokenizer."""
         return JSONResponse({"texts": await asyncio.to_thread(lambda: self.prober.token_texts)})
-
-    async def has_head(self, request: Request) -> Response:
-        digest = request.path_params["digest"]
-        if not self.heads.has(digest):
-            raise AbsentError("this head is not here", fix="send it with PUT")
-        return JSONResponse({"head": digest})
-
-    async def put_head(self, request: Request) -> Response:
-        scorer, digest, declared = self.scorer, request.path_params["digest"], declared_length(request)
-        if not self.diverges:
-            raise InputError("a server on several machines gives no divergence", fix="use one machine")
-        if declared is None:
-            return _refusal(411, InputError("the length of this head is not declared", fix="send Content-Length"))
-        await self.heads.put(digest, request.stream(), declared, scorer.room.vocabulary)
-        return JSONResponse({"head": digest})
 
 
 # ── how vLLM finds the routes ────────────────────────────────────────────────────────────────────────────────────────

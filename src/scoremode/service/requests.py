@@ -14,9 +14,9 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import numpy as np
 
-from scoremode.engines.messages import DIGEST, Asked, own_tokens
+from scoremode.engines.messages import Asked, own_tokens
 from scoremode.errors import InputError
-from scoremode.plan.windows import Answers, Window
+from scoremode.scores.answers import Answers, Window
 from scoremode.strict_json import parse_received
 
 KEY = "scoremode_service"  # the key in vLLM's ``additional_config``
@@ -34,10 +34,6 @@ class BusyError(InputError):
     """The service has no room for a request at the moment."""
 
 
-class AbsentError(InputError):
-    """The service does not have the object that a request names."""
-
-
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The limits that the service states and enforces."""
@@ -46,7 +42,6 @@ class Limits:
     held_bytes: int = 1024 * MIB  # of the bodies of all requests that are being answered
     windows: int = 1024  # windows in one request
     targets: int = 1 << 18  # rows × targets per row of one window
-    heads_bytes: int = 8192 * MIB  # of all heads that clients sent, together
 
     @staticmethod
     def read(config: Any) -> Limits:
@@ -78,8 +73,6 @@ def check(asked: Asked, limits: Limits, room: ModelLimits) -> None:
         )
     for index, window in enumerate(asked.windows):
         _check_window(window, index, limits, room)
-    if asked.against is not None and not DIGEST.fullmatch(asked.against.digest):
-        raise InputError("the field 'against' is not a digest", fix="give 64 characters from 0-9 and a-f")
 
 
 def _check_window(window: Window, index: int, limits: Limits, room: ModelLimits) -> None:

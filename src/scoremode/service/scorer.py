@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -33,10 +33,10 @@ from scoremode.engines.vllm.self_test import (
     require_agreement,
 )
 from scoremode.engines.vllm.wire import Extra, Job, Request
-from scoremode.errors import EngineError, InputError
+from scoremode.errors import EngineError
 from scoremode.models.subject import Subject
 from scoremode.scores.answers import Answers, WindowSource
-from scoremode.scores.packing import DIVERGENCE_WORDS, Words, line_words, read_divergences, read_lines
+from scoremode.scores.packing import Words, line_words, read_lines
 from scoremode.service.requests import Limits, ModelLimits, TooLargeError, check
 from scoremode.text.tokenizer import HuggingFaceTokenizer, TextTokenizer
 from scoremode.values import Bools, Ids
@@ -46,7 +46,6 @@ from scoremode.verbs.prob.sequence import SequenceProbability, paired
 PROB_EXAMPLE = 'send {"prompt": "The capital of France is", "targets": [" Paris", " London"]}'
 AT_A_TIME = 4  # requests of the prob route that are answered at once
 NO_EXTRA = Extra()
-WITH_KL = Extra("kl", words=DIVERGENCE_WORDS)
 
 
 class TokensInFlight:
@@ -132,35 +131,24 @@ class Scorer:
         check(asked, self.limits, self.room)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._window(asked, index)) for index in range(len(asked.windows))]
-        answers = [task.result() for task in tasks]
-        if asked.against is not None:
-            _require_divergences(answers)
-        return answers
+        return [task.result() for task in tasks]
 
     async def _window(self, asked: Asked, index: int) -> Answers:
-        window, extra = asked.windows[index], NO_EXTRA if asked.against is None else WITH_KL
+        window = asked.windows[index]
         if not len(window.rows):
             k = window.targets.shape[1]
-            lines = np.zeros((0, line_words(k) + extra.words), np.int32)
-            return _with_kl(read_lines(lines, k), lines[:, line_words(k) :], extra)
+            return read_lines(np.zeros((0, line_words(k)), np.int32), k)
         shared = bool(asked.shared) and asked.shared[index] and self._caches
         # tokens after the last requested row change no answer
         fed = replace(window, ids=window.ids[: int(window.rows[-1]) + 1])
-        job = Job(index, fed, shared, asked.vocabulary, extra)
+        job = Job(index, fed, shared, asked.vocabulary, NO_EXTRA)
         while True:
             async with self.flow.of(len(job.window.ids)):
-                words = await self._submit(job.window.ids, self._request(job, asked), job.read_cache)
+                words = await self._submit(job.window.ids, job.request(self._gather), job.read_cache)
             rest = job.take(words, self._block)
             if rest is None:
-                return _with_kl(*job.answers(), extra)
+                return job.answers()[0]
             job = rest
-
-    def _request(self, job: Job, asked: Asked) -> Request:
-        request = job.request(self._gather)
-        if asked.against is None:
-            return request
-        states = asked.against.states[job.index][: len(job.window.rows)]  # missing rows are always the first rows
-        return replace(request, reference=asked.against.digest, states=states, states_dtype=asked.against.dtype)
 
     async def _submit(self, ids: Ids, request: Request, read_cache: bool = False) -> Words:
         from vllm import PoolingParams
@@ -174,20 +162,6 @@ class Scorer:
             if output.finished:
                 return np.asarray(output.outputs.data)
         raise EngineError("vLLM ended a request without an answer", fix="see the server's log")
-
-
-def _with_kl(answers: Answers, words: Words, extra: Extra) -> Answers:
-    return answers.apart(read_divergences(words)) if extra is WITH_KL else answers
-
-
-def _require_divergences(answers: Sequence[Answers]) -> None:
-    """Raises an error on NaN. A worker that cannot load the baseline's head gives NaN instead of ending the server."""
-    for own in answers:
-        if own.kl is not None and np.isnan(own.kl).any():
-            raise InputError(  # not the engine's fault: the same request would fail again
-                "the baseline's head does not fit in the server's memory, or the baseline has NaN in it",
-                fix="start the server with a smaller --gpu-memory-utilization, or make the reference again",
-            )
 
 
 # ── text ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 
 from scoremode.arguments import read_key, secret_on_command_line
 from scoremode.disk.manifests import command_without_secrets, is_secret
-from scoremode.engines.messages import FOLDER
 from scoremode.engines.options import HUB_TOKEN
 from scoremode.engines.process_guard import identity
 from scoremode.engines.vllm import plugin, support
@@ -29,7 +28,7 @@ from scoremode.errors import InputError, ModelError, OptionError
 from scoremode.head.budget import check_kernel_name
 from scoremode.models.embedded import EMBEDDED
 from scoremode.models.facts import hub_config, read_config, resolve
-from scoremode.service import heads, requests, watching
+from scoremode.service import requests, watching
 from scoremode.service.access import KEYS, digest_of
 
 MIDDLEWARE = "scoremode.service.endpoint.ScoreMiddleware"
@@ -41,6 +40,7 @@ OTHER_GROUPS = (
     "vllm.stat_logger_plugins",
     "vllm.io_processor_plugins",
 )
+NO_KL = "a service gives no KL; scoremode compare REFERENCE MODEL --engine vllm measures it"
 OURS = {
     "runner": "score mode runs with --runner pooling",
     "convert": "score mode converts models itself",
@@ -51,6 +51,8 @@ OURS = {
     "skip_tokenizer_init": "the service tokenizes text",
     "headless": "a server without a front end answers nobody",
     "omni": "score mode is for language models",
+    "divergence": NO_KL,
+    "most_heads_mib": NO_KL,
 }
 SWITCHES = {"kv_sharing_fast_prefill", "enforce_eager", "trust_remote_code", "skip_tokenizer_init", "headless", "omni"}
 PORT = 8000  # vLLM's own default
@@ -63,10 +65,8 @@ class ServiceOptions:
 
     head: str = "exact"
     head_kernel: str | None = None
-    divergence: str = "kl"
     body_mib: int | None = None
     windows: int | None = None
-    heads_mib: int | None = None
     allow_untested: bool = False
     api_key_env: tuple[str, ...] = ()  # environment variables with the keys of clients
 
@@ -75,7 +75,6 @@ class ServiceOptions:
             "body_bytes": None if self.body_mib is None else self.body_mib * requests.MIB,
             "held_bytes": None if self.body_mib is None else 4 * self.body_mib * requests.MIB,
             "windows": self.windows,
-            "heads_bytes": None if self.heads_mib is None else self.heads_mib * requests.MIB,
         }
         for name, value in given.items():
             if value is not None and value <= 0:
@@ -224,12 +223,7 @@ def _score_mode(model: str, given: dict[str, str | None], options: ServiceOption
             raise ModelError(error.message, fix="start it on a GPU") from None
         support.check_bfloat16_on_cpu(given.get("dtype"))
     pooler = {"task": "token_classify", "seq_pooling_type": "LAST", "tok_pooling_type": "ALL"}
-    settings = {
-        "exact": options.head == "exact",
-        "head_bytes": 0,
-        "head_kernel": options.head_kernel,
-        "whole_divergence": options.divergence == "all",
-    }
+    settings = {"exact": options.head == "exact", "head_bytes": 0, "head_kernel": options.head_kernel}
     words = ["--runner", "pooling", "--convert", "embed", "--pooler-config", json.dumps(pooler)]
     words += ["--additional-config", json.dumps({KEY: settings, requests.KEY: options.limits()})]
     words += ["--hf-overrides", json.dumps({"head_dtype": "model", **_overrides(given)})]
@@ -310,10 +304,8 @@ def _plugins() -> str:
 
 def become(made: Command, *, is_quiet: bool = False) -> NoReturn:
     """Replace this process by the server: signals reach it, and its exit code is ours."""
-    folder: Path = heads.make_folder()
     own = {
         plugin.PARENT: identity(os.getpid()) or "",  # it stays when the process becomes another program
-        FOLDER: str(folder),
         "SCOREMODE_SERVICE_INSTANCE": uuid.uuid4().hex,
     }
     if not is_quiet and "--uds" not in made.words:  # a socket of the file system has no address to watch

@@ -19,10 +19,10 @@ import numpy as np
 
 from scoremode.head.budget import FIRST
 from scoremode.plan.path import PREFILL
-from scoremode.plan.windows import measured
+from scoremode.scores.answers import measured
 from scoremode.scores.frames import ArrowTable, few_lines
 from scoremode.scores.parquet import Rows, pair_to_arrow
-from scoremode.scores.schema import BUILT_IN, DIVERGENCE, KL, Schema
+from scoremode.scores.schema import DIVERGENCE, KL
 from scoremode.statistics.depth import DepthMeans, by_depth
 from scoremode.statistics.equivalence import Equivalence, answer_change, answer_logprob, equivalence, is_answer
 from scoremode.statistics.estimate import (
@@ -407,8 +407,7 @@ class Comparison(PairedRuns, ArrowTable):
     def to_arrow(self) -> Any:
         """Every column of both runs, one row per target, as a ``pyarrow.Table``."""
         base, cand = (Rows(run.scores, run.facts, self.divergences) for run in (self.baseline, self.candidate))
-        declared = {column.name: column for run in (self.baseline, self.candidate) for column in run.schema.declared}
-        return pair_to_arrow(base, cand, Schema((*BUILT_IN.scores, *declared.values())))
+        return pair_to_arrow(base, cand)
 
     def __repr__(self) -> str:
         """Shows the main numbers. Those of very many targets are not computed for it."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from scoremode.plan.windows import measured
+from scoremode.scores.answers import measured
 from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.estimate import finite_or_none
 from scoremode.statistics.streams import LlamacppMean, StreamedSum, array_blocks, empty_column, order_statistics

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from scoremode.errors import RunError
-from scoremode.plan.windows import measured
+from scoremode.scores.answers import measured
 from scoremode.statistics.estimate import ratio, with_bounds, with_error_fields
 from scoremode.statistics.groups import FEWEST
 from scoremode.values import Bools, Estimate, Floats, Ids, Ints

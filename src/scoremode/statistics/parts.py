@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from scoremode.plan.windows import measured
+from scoremode.scores.answers import measured
 from scoremode.statistics.estimate import GroupSums, with_error_fields
 from scoremode.statistics.groups import distinct
 from scoremode.statistics.paired import PairedRuns

@@ -21,9 +21,10 @@ from typing import Any, cast
 import numpy as np
 
 from scoremode.errors import OptionError, RunError, did_you_mean, harmless
-from scoremode.plan.windows import measured
+from scoremode.scores.answers import measured
 from scoremode.statistics.comparison import BY_NAME, STATISTICS, Comparison, Statistic
 from scoremode.statistics.estimate import LEVEL, GroupSums
+from scoremode.statistics.groups import are_blocks
 from scoremode.statistics.paired import PairedMeans, PairedRuns, mean_differences
 from scoremode.values import Estimate
 
@@ -72,7 +73,7 @@ def rank(candidates: Sequence[Comparison] | Sequence[Mapping[str, Any]], by: str
         differences = _paired_differences(means, statistic, pairs)
     else:
         differences = [_independent_difference(rows[i], rows[j], by) for i, j in pairs]
-    tied = _ties(pairs, differences)
+    tied = _ties(pairs, differences, [m.runs for m in means])
     found: list[Ranked] = []
     first, place = -1, 0
     for position, i in enumerate(known):
@@ -103,7 +104,7 @@ def closest(comparisons: Sequence[Comparison]) -> list[int]:
         ours, theirs = (math.copysign(1, distances[k]) * sums[k].numerator for k in (i, j))
         gap.add(gap.indices, ours - theirs, sums[i].denominator)
         differences.append(gap.estimate())
-    tied = _ties(pairs, differences)
+    tied = _ties(pairs, differences, comparisons)
     return [i for i in known if i == known[0] or (known[0], i) in tied]
 
 
@@ -131,9 +132,10 @@ def _require_one_question(comparisons: Sequence[PairedRuns]) -> None:
             raise RunError(f"{first.name} and {c.name} have different baselines", fix="compare them with one command")
 
 
-def _ties(pairs: Sequence[Pair], differences: Sequence[Estimate]) -> set[Pair]:
-    """Returns every pair of candidates that cannot be distinguished, in both orders."""
-    apart = told_apart([p_value(difference) for difference in differences])
+def _ties(pairs: Sequence[Pair], differences: Sequence[Estimate], runs: Sequence[PairedRuns]) -> set[Pair]:
+    """Returns every pair of candidates that cannot be distinguished, in both orders; all, over blocks of one text."""
+    nothing = any(are_blocks(str(one.baseline.manifest.get("stderr_groups", ""))) for one in runs)
+    apart = told_apart([1.0 if nothing else p_value(difference) for difference in differences])
     tied = [pair for pair, is_apart in zip(pairs, apart, strict=True) if not is_apart]
     return {order for i, j in tied for order in ((i, j), (j, i))}
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from scoremode.plan.plan import Plan, TargetBlock
 from scoremode.scores.columns import Scores
-from scoremode.scores.schema import BUILT_IN, Schema
+from scoremode.scores.schema import BUILT_IN
 from scoremode.statistics.estimate import GroupSums, exponential, transformed
 from scoremode.statistics.groups import CharacterGroups, distinct, grouping, weights_of
 from scoremode.statistics.streams import LlamacppMean
@@ -25,7 +25,7 @@ class ScoreRows(Protocol):
     def rows(self, begin: int, end: int) -> Scores: ...
 
 
-def all_metrics(plan: Plan, tokens: Tokens, scores: ScoreRows, schema: Schema = BUILT_IN) -> dict[str, Estimate]:
+def all_metrics(plan: Plan, tokens: Tokens, scores: ScoreRows) -> dict[str, Estimate]:
     """Returns every metric of a run, except those whose column was not measured."""
     groups = grouping(plan)
     nll, nats_per_byte, nats_per_word = (GroupSums(groups.count) for _ in range(3))
@@ -40,7 +40,7 @@ def all_metrics(plan: Plan, tokens: Tokens, scores: ScoreRows, schema: Schema = 
         nll.add(index, loss * weight, weight)
         nats_per_byte.add(characters.of(block, tokens.byte_len[block.token]), loss, bytes_of(block))
         nats_per_word.add(index, loss, words_of(block))
-        for column, metric in schema.metrics:
+        for column, metric in BUILT_IN.metrics:
             if here.has(column.name):
                 values = metric.values(getattr(here, column.name))
                 own = more.setdefault(metric.name, (GroupSums(groups.count), metric.range(column)))

@@ -16,7 +16,7 @@ from pathlib import Path
 from scoremode.cache.entries import mark_used
 from scoremode.cache.eviction import cache_limit, make_room
 from scoremode.disk.files import write_atomically
-from scoremode.disk.folders import HEAD, MANIFEST, REFERENCE, SCORES, SHARD_NAME, USAGE, cache_folder
+from scoremode.disk.folders import HEAD, MANIFEST, REFERENCE, SCORES, SHARD_NAME, cache_folder
 from scoremode.errors import RunError, StorageError, alias_path, harmless
 from scoremode.references.reader import Reference
 from scoremode.remote.copies import AGAIN, fetch_once, fetch_verified
@@ -51,7 +51,6 @@ def open_reference(given: str | os.PathLike[str] | Place) -> Reference:
 
     def fetch(name: str, size: int, sha256: str) -> None:
         fetch_once(folder, name, where, lambda: fetch_verified(objects, name, folder / name, size=size, sha256=sha256))
-        (cache_folder() / USAGE).unlink(missing_ok=True)  # the size of the cache is measured anew
 
     return Reference.open(folder, place=where, fetch=fetch)
 

@@ -13,11 +13,11 @@ from msgspec import Meta
 from scoremode.disk.files import file_sha256
 from scoremode.disk.folders import JOURNAL, MANIFEST
 from scoremode.disk.manifests import Count, NotNegative, Positive, Sha256, Text, Whole, is_sealed, unusable_field
-from scoremode.errors import EngineError, RunError, harmless
+from scoremode.errors import RunError, harmless
 from scoremode.scores.columns import Divergences, Scores, TargetFacts
 from scoremode.scores.frames import ArrowTable, few_lines
 from scoremode.scores.parquet import columns_problem, to_arrow
-from scoremode.scores.schema import BUILT_IN, Column, Schema
+from scoremode.scores.schema import BUILT_IN
 from scoremode.strict_json import read_object
 from scoremode.values import Estimate, Floats
 
@@ -68,11 +68,6 @@ class Run(ArrowTable):
             f"in {self.path}" if self.path is not None else "",
         )
 
-    @property
-    def schema(self) -> Schema:
-        """The columns that this run may have: the built-in ones, and those that its engine declared."""
-        return schema_of(self.manifest)
-
     def _estimate(self, name: str) -> Estimate:
         if name not in self.manifest["metrics"] and name in NEEDS:
             raise RunError(
@@ -118,7 +113,7 @@ class Run(ArrowTable):
 
     def to_arrow(self) -> Any:
         """Every column, one row per target, as a ``pyarrow.Table``."""
-        return to_arrow(self.scores, self.facts, self.divergences, self.schema)
+        return to_arrow(self.scores, self.facts, self.divergences)
 
     def summary(self) -> dict[str, Any]:
         """What ``--json`` prints: first the numbers, then how to reproduce them. None: not measured, or infinite."""
@@ -260,7 +255,6 @@ class RunManifest(msgspec.Struct, kw_only=True):
     against: ComparedWith | None = None
     variant: Text | None = None  # the name of a candidate that is one of several variants of its model
     not_measured: list[Text] = []  # columns that the engine did not give
-    columns: list[Column] = []  # columns that the engine declared itself
     noise_kl: list[NotNegative] | None = None
     noise_perturbed: str | None = None
     rerun: StoredRerun | None = None
@@ -292,6 +286,8 @@ def read_run_manifest(folder: Path) -> dict[str, Any]:
         )
     if not is_sealed(manifest):
         raise RunError(f"{path} was changed after the run", fix="score again with --fresh")
+    if manifest.get("columns"):  # runs of engines that declared columns of their own, as they once could
+        raise RunError(f"{folder} has columns that this scoremode does not read", fix="score again with --fresh")
     wrong = problem_in(manifest)
     if wrong is not None:
         raise RunError(f"{path} is damaged (no usable {harmless(wrong)})", fix="score again with --fresh")
@@ -302,7 +298,7 @@ def require_columns(path: Path, manifest: dict[str, Any]) -> None:
     """Raise RunError if the file's hash is not the one in the manifest, or if its columns are not a run's."""
     if not path.is_file() or file_sha256(path) != manifest["scores_sha256"]:
         raise RunError(f"{path} is missing or was changed after the run", fix="score again with --fresh")
-    wrong = columns_problem(path, schema_of(manifest))
+    wrong = columns_problem(path)
     if wrong is not None:
         raise RunError(f"{path} is damaged ({wrong})", fix="score again with --fresh")
 
@@ -318,18 +314,4 @@ def problem_in(manifest: Mapping[str, Any]) -> str | None:
     is_share = share["value"] is not None and 0 <= share["value"] <= 1 and all(abs(x) <= 1e9 for x in around)
     if not {"perplexity", "mean_nll"} <= metrics.keys() or not is_share:
         return "metrics"
-    try:
-        schema_of(manifest)
-    except EngineError:
-        return "columns"
     return None
-
-
-def schema_of(manifest: Mapping[str, Any]) -> Schema:
-    """The columns of the run that a manifest belongs to."""
-    return BUILT_IN.extended(msgspec.convert(manifest.get("columns", ()), tuple[Column, ...]))
-
-
-def described(schema: Schema) -> dict[str, Any]:
-    """The field of a manifest that describes the engine's own columns; empty if the engine declared none."""
-    return {"columns": msgspec.to_builtins(schema.declared)} if schema.declared else {}

@@ -44,8 +44,9 @@ from scoremode.remote.uri import Place, stored_at
 from scoremode.remote.writer import RemoteWriter
 from scoremode.scores import journal, parquet
 from scoremode.scores.columns import Divergences, Scores, TargetFacts
+from scoremode.scores.schema import BUILT_IN
 from scoremode.store.remote_copies import copy_of, is_there
-from scoremode.store.run import FORMAT, Run, problem_in, read_run_manifest, require_columns, schema_of
+from scoremode.store.run import FORMAT, Run, problem_in, read_run_manifest, require_columns
 from scoremode.strict_json import read_object
 
 __all__ = ["FORMAT", "JOURNAL", "LOCK", "MANIFEST", "SCORES", "Claim", "is_run", "load"]
@@ -274,18 +275,17 @@ def load(folder: str | Path | Place) -> Run:
 
 def _opened(folder: Path, manifest: dict[str, Any]) -> Run:
     """The run in a folder; its columns are read on demand."""
-    schema = schema_of(manifest)
-    stored = parquet.ColumnFile(folder / SCORES, schema)
+    stored = parquet.ColumnFile(folder / SCORES)
     if stored.rows != manifest["targets"]:
         raise RunError(
             f"{stored.path} has {stored.rows} rows instead of {manifest['targets']}", fix="score again with --fresh"
         )
-    if stored.not_measured & set(schema.names) != set(manifest.get("not_measured", ())):
+    if stored.not_measured & set(BUILT_IN.names) != set(manifest.get("not_measured", ())):
         raise RunError(
             f"the measured columns of {stored.path} are not those of its manifest", fix="score again with --fresh"
         )
-    wrong = schema.impossible_value(
-        {name: stored.extremes(name) for name in schema.names if name not in stored.not_measured}
+    wrong = BUILT_IN.impossible_value(
+        {name: stored.extremes(name) for name in BUILT_IN.names if name not in stored.not_measured}
     )
     if wrong is not None:
         raise RunError(f"{stored.path} cannot be right: {wrong}", fix="score again with --fresh")
@@ -302,7 +302,7 @@ def _opened(folder: Path, manifest: dict[str, Any]) -> Run:
 def save(folder: Path, blocks: Iterable[parquet.Rows], manifest: dict[str, Any], targets: int) -> Run:
     """Write the columns, then the manifest with its seal; then remove the journal."""
     with written_atomically(folder / SCORES) as file:
-        parquet.write(file, blocks, schema_of(manifest))
+        parquet.write(file, blocks)
     sha256 = file_sha256(folder / SCORES)
     whole = {"format": FORMAT, **manifest, "scores_sha256": sha256, "targets": targets}
     written = readable(json.dumps(whole, ensure_ascii=False, allow_nan=False))

@@ -48,7 +48,7 @@ def sides_in_types(
     if not types:
         return its, tuple(named), models
     variants = {name: in_each_type(model, types, is_alone=is_alone) for name, model in models.items()}
-    found = [one for name in given for one in (map(_called, variants[name]) if name in variants else [name])]
+    found = [one for name in given for one in ([v.called for v in variants[name]] if name in variants else [name])]
     folders.require_candidates(found)
     if its is not None:
         its = replace(its, options=_chosen(its.options, [each[0] for each in types.values()], types))
@@ -102,7 +102,3 @@ def _chosen(options: Mapping[str, Any], chosen: Sequence[Any], types: Types) -> 
 
 def _words(option: str, chosen: Any) -> str:
     return f"{all_options()[option][1].details.cache_part} {chosen}"
-
-
-def _called(model: ModelSettings) -> str:
-    return model.called

@@ -55,7 +55,8 @@ def _expanded(name: str) -> list[str]:
         raise InputError(
             what or f"no file matches the pattern {name}", fix="check the pattern; models are *.gguf files and folders"
         )
-    _tell_left_out(name, len(found) - len(models))
+    if left_out := len(found) - len(models):
+        logger.warning("%d of the files that match %s are left out: they are neither models nor runs", left_out, name)
     return models
 
 
@@ -91,8 +92,3 @@ def _first_parts(names: Iterable[str], typed: Sequence[str]) -> Iterator[str]:
         if model not in seen or (split is None and typed.count(name) > 1):
             seen.add(model)
             yield name
-
-
-def _tell_left_out(pattern: str, count: int) -> None:
-    if count:
-        logger.warning("%d of the files that match %s are left out: they are neither models nor runs", count, pattern)

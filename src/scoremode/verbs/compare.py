@@ -447,7 +447,7 @@ def _keep_answers(run: UnfinishedRun, live: LiveBaseline | LiveLogits | LiveStep
     """Write the answers that a live baseline has given since the last time into the journal of its own run."""
     for index, answers, seconds in live.take_answers():
         if not run.journal.done[index]:
-            check_answers(run.journal.schema, run.asked.plan, [(index, answers)])
+            check_answers(run.asked.plan, [(index, answers)])
             run.keep(index, answers, seconds)
 
 

@@ -24,7 +24,7 @@ from scoremode.engines.base import EngineFacts
 from scoremode.engines.layer_states import BaselineLayers, LayerStates, States, fed_tokens, require_alike
 from scoremode.errors import EngineError, InputError, OptionError, print_line
 from scoremode.plan.plan import Plan
-from scoremode.plan.windows import Window
+from scoremode.scores.answers import Window
 from scoremode.statistics.depth_profile import DepthProfile, ProfileSums
 from scoremode.statistics.groups import grouping
 from scoremode.values import Ints

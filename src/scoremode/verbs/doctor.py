@@ -29,7 +29,7 @@ from scoremode.installation import installed_versions
 from scoremode.models.embedded import CONVERSION, EMBEDDED, EMBEDDED_INSTALL, SMALL_VOCABULARY, make_small_llama
 from scoremode.models.facts import inspect
 from scoremode.models.subject import Subject
-from scoremode.plan.windows import Answers, Window, WindowList
+from scoremode.scores.answers import Answers, Window, WindowList
 from scoremode.text.tokenizer import ByteTokenizer
 from scoremode.values import Ids
 from scoremode.verbs.run_contents import processor_name

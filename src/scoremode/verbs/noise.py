@@ -364,7 +364,7 @@ def _score(
         for part in parts:
             with (
                 tempfile.TemporaryDirectory(prefix="scoremode-noise-") as folder,
-                closing(Journal(Path(folder) / "journal", {}, plan, engine.facts.schema)) as journal,
+                closing(Journal(Path(folder) / "journal", {}, plan)) as journal,
             ):
                 fed = engine if turn_tokens is None else TurnsEngine(engine, turn_tokens)
                 score_plan(plan, fed, journal, part)

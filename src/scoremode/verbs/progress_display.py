@@ -47,8 +47,8 @@ class TickingDisplay(ProgressState):
 class NotebookBar(TickingDisplay):
     """Shows a bar below the cell of a notebook, and removes it at the end."""
 
-    def __init__(self, label: str = "scoring", unit: str = "tokens", every: float = 0.5) -> None:
-        super().__init__(label, unit, every)
+    def __init__(self, every: float = 0.5) -> None:
+        super().__init__("scoring", "tokens", every)
         self._handle: Any = None
 
     def __enter__(self) -> Self:

@@ -9,7 +9,7 @@ import numpy as np
 from scoremode.engines.base import Engine
 from scoremode.engines.baseline import few_windows
 from scoremode.plan.plan import Plan
-from scoremode.plan.windows import WindowList
+from scoremode.scores.answers import WindowList
 from scoremode.values import Floats, change
 from scoremode.verbs.scoring import answered
 

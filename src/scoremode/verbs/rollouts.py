@@ -225,7 +225,7 @@ def _write(
     rooms = task.rooms
     done = claim.begin(rooms)
     for number in np.flatnonzero(~done & (np.array(rooms) == 0)).tolist():
-        claim.add(number, *_nothing(), "context")
+        claim.add(number, np.zeros(0, np.int32), np.zeros(0), np.zeros(0), "context")
         done[number] = True
     which = [number for number, room in enumerate(rooms) if room]
     count = _Counter(progress, [0 if done[i] else rooms[i] for i in which])
@@ -242,10 +242,6 @@ def _write(
     announce(progress, "saving")
     seconds = time.perf_counter() - began
     return claim.save(_blocks(task, claim, lazy), _manifest(writer, lazy, task, claim, (count.written, seconds)))
-
-
-def _nothing() -> tuple[Any, Any, Any]:
-    return np.zeros(0, np.int32), np.zeros(0), np.zeros(0)
 
 
 def _finish(written: WrittenTokens, task: WritingTask, ends: frozenset[int]) -> str:

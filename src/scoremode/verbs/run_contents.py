@@ -17,12 +17,11 @@ from scoremode.plan.plan import Plan, TargetBlock
 from scoremode.scores.columns import CodedTexts, Scores, TargetFacts
 from scoremode.scores.journal import Journal
 from scoremode.scores.parquet import Rows
-from scoremode.scores.schema import Schema
+from scoremode.scores.schema import BUILT_IN
 from scoremode.statistics.estimate import as_json
 from scoremode.statistics.groups import Grouping, grouping, weights_of
 from scoremode.statistics.run import ScoreRows, all_metrics, llamacpp_stderr
 from scoremode.statistics.slices import metrics_by_slice
-from scoremode.store.run import described
 from scoremode.text.tokenizer import TextTokenizer
 from scoremode.text.tokens import Tokens
 from scoremode.values import Floats, Ids, Ints
@@ -42,12 +41,12 @@ def make_manifest(
     if kernel_note := engine.settings.get("head_kernel_note"):
         notes.append(f"head kernel {engine.settings['head_kernel']}: {kernel_note}")
     notes += subject.notes
-    missing = not_measured(plan, scores, engine.schema)
+    missing = not_measured(plan, scores)
     llamacpp_error = {}
     if plan.method == "llamacpp":
         llamacpp_error["perplexity_stderr_llamacpp"] = llamacpp_stderr(logprobs_of(plan, scores), plan.targets)
     return {
-        "metrics": as_json(all_metrics(plan, asked.tokens, scores, engine.schema)),
+        "metrics": as_json(all_metrics(plan, asked.tokens, scores)),
         **({"by_slice": by_slice} if (by_slice := metrics_by_slice(plan, asked.tokens, scores)) else {}),
         "windows": len(plan),
         "forward_tokens": plan.forward_tokens,
@@ -56,7 +55,6 @@ def make_manifest(
         "notes": notes,
         "model_notes": of_model,
         **({"not_measured": missing} if missing else {}),
-        **described(engine.schema),
         "coverage": plan.coverage,
         "stderr_groups": grouping(plan).kind,
         **llamacpp_error,
@@ -123,11 +121,11 @@ def _unnamed_ids(asked: Question, engine: EngineFacts) -> list[str]:
     return [f"{unnamed:,} of the model's {engine.vocabulary:,} ids have no token, and may be given probability"]
 
 
-def not_measured(plan: Plan, scores: ScoreRows, schema: Schema) -> list[str]:
+def not_measured(plan: Plan, scores: ScoreRows) -> list[str]:
     """The names of columns that the engine did not give."""
     first = next(plan.blocks())
     there = scores.rows(first.begin, first.end)
-    return [name for name in schema.names if not there.has(name)]
+    return [name for name in BUILT_IN.names if not there.has(name)]
 
 
 def logprobs_of(plan: Plan, scores: ScoreRows) -> Iterator[Floats]:

@@ -23,8 +23,7 @@ from scoremode.engines.base import SCORES, Engine, Want
 from scoremode.errors import EngineError, ModelError, listed
 from scoremode.plan.build import plan_of_pairs
 from scoremode.plan.plan import Plan
-from scoremode.plan.windows import Answers, WindowSource
-from scoremode.scores.answers import FAULT, check_answers, check_divergence
+from scoremode.scores.answers import FAULT, Answers, WindowSource, check_answers, check_divergence
 from scoremode.scores.journal import Journal
 from scoremode.store import runs
 from scoremode.store.run import Run
@@ -68,13 +67,13 @@ def answered(
     divergence: below 0 if the baseline is not exact.
     """
     waiting = np.ones(len(source), dtype=np.bool_) if done is None else ~done
-    lengths, schema = source.lengths, engine.facts.schema
+    lengths = source.lengths
     fed, total = int(lengths[~waiting].sum()), int(lengths.sum())
     columns: tuple[str, ...] | None = None
     engine.watch = None if progress is None else lambda tokens: progress(min(fed + tokens, total), total)
     coming = engine.score(source, ~waiting, want) if waiting.any() else iter(())
     while found := _next_answers(coming, waiting, together):
-        check_answers(schema, source, found)
+        check_answers(source, found)
         for index, answers in found:
             own = answers.columns
             columns = columns or own
@@ -206,7 +205,6 @@ class UnfinishedRun:
             claim.folder / runs.JOURNAL,
             claim.identity,
             asked.plan,
-            engine.facts.schema,
             with_kl=with_kl,
             least_kl=least_kl,
             vocabulary=engine.facts.vocabulary,

@@ -218,7 +218,7 @@ def run_against(
 def first_targets(run_p: Run, run_q: Run, asked: Question) -> Run:
     """The baseline's run cut to the first targets of its plan: those that a candidate was asked about."""
     scores = run_p.scores.rows(0, len(run_q.scores))
-    metrics = as_json(all_metrics(asked.plan, asked.tokens, scores, run_p.schema))
+    metrics = as_json(all_metrics(asked.plan, asked.tokens, scores))
     of_plan = {name: run_q.manifest[name] for name in OF_THE_PLAN if name in run_q.manifest}
     by_slice = metrics_by_slice(asked.plan, asked.tokens, scores)
     manifest = {**run_p.manifest, **of_plan, "metrics": metrics, "by_slice": by_slice}

@@ -31,7 +31,7 @@ from scoremode.models.subject import format_of
 from scoremode.models.weight_formats.exl3 import decoded_tiles
 from scoremode.models.weights import open_weights
 from scoremode.plan.path import DecodePath
-from scoremode.plan.windows import Window, WindowList
+from scoremode.scores.answers import Window, WindowList
 from scoremode.values import Floats
 from tests.makers import make_small_llama, make_tokenizer
 

@@ -22,7 +22,7 @@ from scoremode.engines.registry import choose, open_engine
 from scoremode.engines.steps import StepReducer
 from scoremode.errors import EngineError, OptionError
 from scoremode.plan.path import DecodePath
-from scoremode.plan.windows import Window, WindowList, measured
+from scoremode.scores.answers import Window, WindowList, measured
 from tests.engines.llamacpp.test_engine import assert_same_bits, kl_of, own_tokens, random_ids, scored
 from tests.gguf_files import gguf_of
 from tests.makers import VOCABULARY

@@ -19,7 +19,7 @@ from scoremode.errors import EngineError, ModelError
 from scoremode.head.definition import define_columns
 from scoremode.head.divergence import define_divergence
 from scoremode.head.sixteen_bits import encode_records, kl_from_records
-from scoremode.plan.windows import Answers, Window, WindowList, WindowSource, measured
+from scoremode.scores.answers import Answers, Window, WindowList, WindowSource, measured
 from scoremode.values import Ids, Raw
 from tests.gguf_files import gguf_of
 from tests.makers import VOCABULARY

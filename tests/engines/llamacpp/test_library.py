@@ -180,10 +180,12 @@ def test_a_path_that_is_no_library_is_refused_in_one_line(
 
 
 def test_a_build_that_is_slower_than_the_machine_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = library.library()
+
     def told(flags: str, kernels: bytes) -> tuple[str, ...]:
         monkeypatch.setattr(Path, "read_text", lambda *_, **__: f"flags : {flags}\n")
         build: Any = SimpleNamespace(llama_print_system_info=lambda: kernels)
-        return replace(library.library(), call=build).slowness()
+        return replace(there, call=build).slowness()
 
     (line,) = told("fp asimd asimddp i8mm", b"CPU : NEON = 1 | ")
     assert "does not use DOTPROD and MATMUL_INT8 of this processor" in line

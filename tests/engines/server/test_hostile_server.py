@@ -29,7 +29,7 @@ HALF = r"\ud800"
 GOOD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 SERVICE = {
     "messages": VERSION, "instance": "a", "dtype": "float32", "device": "cpu", "head": "exact-fp32", "vocabulary": 256,
-    "max_model_len": 600, "batch_tokens": 4096, "divergence": True, "versions": {"vllm": "1"}, "settings": {"a": 1},
+    "max_model_len": 600, "batch_tokens": 4096, "versions": {"vllm": "1"}, "settings": {"a": 1},
     "notes": [], "probe": [-1.0, -2.0], "limits": {"body_bytes": 1048576, "windows": 64},
 }  # fmt: skip
 

@@ -23,7 +23,7 @@ from scoremode.engines.server.served import FORMS as KNOWN_FORMS
 from scoremode.engines.server.subject import ServedSubject
 from scoremode.errors import MethodError, ModelError
 from scoremode.head.definition import define_columns
-from scoremode.plan.windows import Window, WindowList
+from scoremode.scores.answers import Window, WindowList
 from tests import forked
 from tests.engines.server.conftest import RealServer
 from tests.makers import VOCABULARY

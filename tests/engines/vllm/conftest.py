@@ -16,7 +16,7 @@ import torch
 from scoremode.engines.vllm.engine import VllmEngine
 from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.head.definition import define_columns
-from scoremode.plan.windows import Answers, Window, WindowList, measured
+from scoremode.scores.answers import Answers, Window, WindowList, measured
 from scoremode.values import Ids
 from tests import forked
 from tests.makers import checkpoint_maker

@@ -18,8 +18,8 @@ from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.engines.vllm.wire import Request
 from scoremode.errors import InputError
 from scoremode.plan.path import DecodePath
-from scoremode.plan.windows import Window, WindowList
 from scoremode.references.reader import Reference
+from scoremode.scores.answers import Window, WindowList
 from scoremode.verbs.arguments import split_arguments
 from scoremode.verbs.model import LazyModel
 from scoremode.verbs.reference import reference

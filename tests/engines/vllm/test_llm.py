@@ -10,7 +10,7 @@ import pytest
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.llm import LLM, SamplingParams
 from scoremode.errors import InputError, OptionError
-from scoremode.plan.windows import Answers
+from scoremode.scores.answers import Answers
 
 IDS = [5, 6, 7]
 PARAMS = SamplingParams(score_mode=True)

@@ -16,7 +16,7 @@ from scoremode.engines.vllm.processes import VllmLog
 from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.engines.vllm.wire import Extra, Request
 from scoremode.errors import EngineError
-from scoremode.plan.windows import Answers, Window, WindowList, WindowSource, measured
+from scoremode.scores.answers import Answers, Window, WindowList, WindowSource, measured
 from scoremode.scores.packing import Words
 from scoremode.values import Bools
 

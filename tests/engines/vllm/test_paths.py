@@ -11,7 +11,7 @@ import pytest
 import scoremode as sm
 from scoremode.engines.vllm import engine as of_prefill
 from scoremode.engines.vllm.support import LaunchArguments
-from scoremode.plan.windows import measured
+from scoremode.scores.answers import measured
 
 TEXT = "Nobody minds the lazy dog at all, and the quick brown fox jumps over it again. " * 14
 

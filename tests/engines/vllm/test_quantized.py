@@ -19,8 +19,8 @@ from scoremode.engines.vllm.self_test import CUTS_OFF, SATURATES, activation_not
 from scoremode.engines.vllm.support import has_int4_kernel
 from scoremode.errors import InputError, ModelError, OptionError
 from scoremode.models.facts import inspect
-from scoremode.plan.windows import Answers, Window
 from scoremode.references.reader import Reference
+from scoremode.scores.answers import Answers, Window
 from scoremode.store import runs
 from scoremode.text.corpus import load
 from scoremode.values import Floats, Ids

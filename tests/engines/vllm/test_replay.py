@@ -23,7 +23,7 @@ from scoremode.engines.vllm.wire import KEY, Replay, Request
 from scoremode.errors import OptionError
 from scoremode.head.definition import define_columns
 from scoremode.plan.path import DecodePath
-from scoremode.plan.windows import measured
+from scoremode.scores.answers import measured
 from scoremode.scores.packing import read_lines
 
 VOCABULARY = 11

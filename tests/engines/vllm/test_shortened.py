@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scoremode.engines.vllm.engine import ShortenedWindows
-from scoremode.plan.windows import Window, WindowList
+from scoremode.scores.answers import Window, WindowList
 
 
 def window(tokens: int, first: int = 0) -> Window:

@@ -11,7 +11,7 @@ import pytest
 
 from scoremode.engines.vllm.engine import VllmEngine
 from scoremode.errors import InputError
-from scoremode.plan.windows import Answers, Window, WindowList, measured
+from scoremode.scores.answers import Answers, Window, WindowList, measured
 from scoremode.values import Ids
 from tests.engines.vllm.conftest import Judge, assert_same, engine_of, ordinary, own, score
 

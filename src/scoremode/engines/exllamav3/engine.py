@@ -26,7 +26,7 @@ from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.head.precision import full_float32
 from scoremode.models.facts import ModelFacts
 from scoremode.plan.path import DecodePath
-from scoremode.plan.windows import Answers, Window, WindowSource
+from scoremode.scores.answers import Answers, Window, WindowSource
 from scoremode.values import Bools
 
 PROBE_TOKENS = 160  # more than ExLlamaV3's border between its kernels for few and for many rows

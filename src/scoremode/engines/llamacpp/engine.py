@@ -25,7 +25,7 @@ from scoremode.engines.steps import StepEngine, feeds, score_side_by_side
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.models.gguf import GgufFacts
 from scoremode.plan.path import DecodePath
-from scoremode.plan.windows import Answers, Window, WindowSource
+from scoremode.scores.answers import Answers, Window, WindowSource
 from scoremode.values import Bools, Ids
 
 PROBE_TOKENS = 12

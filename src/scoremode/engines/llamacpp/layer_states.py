@@ -19,7 +19,7 @@ from scoremode.engines.llamacpp.engine import LlamaCppEngine
 from scoremode.engines.llamacpp.llamacpp_options import LlamaCppOptions
 from scoremode.errors import EngineError
 from scoremode.models.gguf import GgufFacts
-from scoremode.plan.windows import Window
+from scoremode.scores.answers import Window
 
 CALLBACK = ctypes.CFUNCTYPE(c_bool, c_void_p, c_bool, c_void_p)
 EMBEDDINGS = (b"inp_scaled", b"inp_embd", b"embd")  # what enters layer 0: the first of these that a model has

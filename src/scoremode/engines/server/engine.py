@@ -1,7 +1,6 @@
 """Scores through a server that is already running, many requests at a time.
 
-Most servers get one request per window. A scoring service gets many windows per request, and also gives all columns
-and divergences from a baseline.
+Most servers get one request per window. A scoring service gets many windows per request, and gives all columns.
 """
 
 from __future__ import annotations
@@ -16,30 +15,20 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from scoremode.engines.base import (
-    SCORES,
-    Baseline,
-    Engine,
-    EngineFacts,
-    Want,
-    WholeDistributions,
-    require_one_vocabulary,
-)
+from scoremode.engines.base import SCORES, Engine, EngineFacts, Want
 from scoremode.engines.batching import in_groups
-from scoremode.engines.messages import Asked, BaselineStates, Parts, digest_of, head_parts, read_answers
+from scoremode.engines.messages import Asked, read_answers
 from scoremode.engines.server.checks import Description, SameServer, changed, probe, probe_ids
-from scoremode.engines.server.link import ANYTHING, SMALL, Link, Reply
+from scoremode.engines.server.link import SMALL, Link
 from scoremode.engines.server.served import SERVICE, ServiceFacts, find_service, look, score
 from scoremode.engines.server.server_options import CONCURRENCY, SERVICE_CONCURRENCY
 from scoremode.engines.server.subject import ServedSubject
 from scoremode.errors import EngineError, InputError, ModelError, harmless
-from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.scores import parquet
+from scoremode.scores.answers import Answers, Window, WindowSource
 from scoremode.scores.packing import PackedAnswers
 from scoremode.values import Bools, Ids
 
-ABSENT = 404
-STATES_BYTES = 32 << 20  # of a baseline's states in one request to a service
 CHECK_SECONDS = 60.0  # between two checks that the server is the same, where nothing hints at another
 T = TypeVar("T")
 R = TypeVar("R")
@@ -216,49 +205,28 @@ class ServiceEngine(RequestEngine):
             head=service.head,
             vocabulary=service.vocabulary,
             notes=subject.notes_with(service.notes),
-            columns=service.columns,
         )
 
     def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
-        baseline = self._baseline(want)
+        if want != SCORES:
+            raise EngineError(
+                "a server gives scores, and no hidden states, whole distributions or KL",
+                fix="use an engine that loads the model itself, as --engine vllm",
+            )
         self._require_room(source, done)
-        head = None if baseline is None else head_parts(baseline.head)
-        digest = "" if head is None else digest_of(head)
         link = self.subject.connect(self.concurrency)
         # this machine only waits now: what the answers are stored with is imported meanwhile
         threading.Thread(target=parquet.load_library, name="import").start()
         try:
-            if head is not None:
-                self._send_head(link, digest, head)
-            batches = self._batches(source, done, baseline, digest)
-            for finished in in_threads(self.concurrency, lambda batch: self._answers(link, batch.asked, head), batches):
+            batches = self._batches(source, done)
+            for finished in in_threads(self.concurrency, lambda batch: self._answers(link, batch.asked), batches):
                 for batch, answers in finished:
                     yield from zip(batch.indices, answers, strict=True)
         finally:
             link.close()
 
-    def _baseline(self, want: Want) -> Baseline | None:
-        if want.states or want.records:
-            raise EngineError(
-                "a server gives no hidden states or whole distributions",
-                fix="use an engine that loads the model itself",
-            )
-        if isinstance(want.against, WholeDistributions):
-            raise EngineError(
-                "a server is compared with hidden states, not with whole distributions",
-                fix="make a reference of the baseline: scoremode reference MODEL --out ref/",
-            )
-        if want.against is None:
-            return None
-        if not self.service.divergence:
-            raise EngineError("this server runs on several machines and gives no divergence", fix="use one machine")
-        require_one_vocabulary(want.against.head.vocabulary, self.service.vocabulary)
-        return want.against
-
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
-    def _batches(
-        self, source: WindowSource, done: Bools, baseline: Baseline | None, digest: str
-    ) -> Iterator[RequestBatch]:
+    def _batches(self, source: WindowSource, done: Bools) -> Iterator[RequestBatch]:
         """Requests for the windows that are not done, each about as large as one forward pass of the service.
 
         A request is made when it is about to be sent. They follow the plan, but windows that begin alike are together.
@@ -266,23 +234,16 @@ class ServiceEngine(RequestEngine):
         order, shared = in_groups(source, done)
         limits = self.service.limits
         most = min(self.service.batch_tokens, limits.body_bytes // 32)  # tokens
-        row_bytes = 0
-        if baseline is not None:  # the bytes of its states are more of a burden than the tokens
-            most = min(STATES_BYTES, limits.body_bytes // 2)
-            row_bytes = int(baseline.head.weight.shape[1]) * baseline.head.weight.dtype.itemsize
 
         def batch() -> RequestBatch:
-            states = () if baseline is None else tuple(baseline.states(index, own) for index, own in chosen.items())
-            against = None if baseline is None else BaselineStates(digest, baseline.dtype, states)
             begins_alike = tuple(bool(shared[index]) for index in chosen)
-            asked = Asked(tuple(chosen.values()), source.vocabulary or 0, begins_alike, against)
-            return RequestBatch(tuple(chosen), asked)
+            return RequestBatch(tuple(chosen), Asked(tuple(chosen.values()), source.vocabulary or 0, begins_alike))
 
         chosen: dict[int, Window] = {}
         room = most
         for index in order.tolist():
             window = source.window(index)
-            cost = row_bytes * len(window.rows) if row_bytes else max(len(window.ids), int(window.targets.size))
+            cost = max(len(window.ids), int(window.targets.size))
             if chosen and (cost > room or len(chosen) >= limits.windows):
                 yield batch()
                 chosen, room = {}, most
@@ -291,24 +252,16 @@ class ServiceEngine(RequestEngine):
         if chosen:
             yield batch()
 
-    def _send_head(self, link: Link, digest: str, head: Parts) -> None:
-        if link.get(f"{SERVICE}/heads/{digest}", final=ANYTHING).good:
-            return
-        reply = link.ask("PUT", f"{SERVICE}/heads/{digest}", head)
+    def _answers(self, link: Link, asked: Asked) -> list[Answers]:
+        largest = SMALL + PackedAnswers.most_bytes(asked.windows)
+        reply = link.post(f"{SERVICE}/score", [asked.to_bytes()], largest=largest, binary=True)
         if not reply.good:
-            raise self._refused("the baseline's head", reply)
-
-    def _answers(self, link: Link, asked: Asked, head: Parts | None) -> list[Answers]:
-        parts: Parts = [asked.to_bytes()]
-        largest = SMALL + PackedAnswers.most_bytes(asked.windows, self.facts.schema)
-        reply = link.post(f"{SERVICE}/score", parts, largest=largest, binary=True)
-        if reply.status == ABSENT and asked.against is not None and head is not None:
-            self._send_head(link, asked.against.digest, head)  # it was started again, or had no room for all heads
-            reply = link.post(f"{SERVICE}/score", parts, largest=largest, binary=True)
-        if not reply.good:
-            raise self._refused("a request", reply)
+            raise EngineError(
+                f"{self.subject.root} refuses a request ({reply.status}: {reply.words})",
+                fix="see the server's log; what is scored is kept: run the same command again to resume",
+            )
         try:
-            instance, answers = read_answers(reply.data, asked, self.facts.schema)
+            instance, answers = read_answers(reply.data, asked)
         except InputError as wrong:
             raise EngineError(f"{link.root} gave an answer that does not fit: {wrong.message}", fix=wrong.fix) from None
         self._same.confirm(instance)
@@ -320,12 +273,6 @@ class ServiceEngine(RequestEngine):
                         fix="start the server in float32; if it stays, its weights are damaged",
                     )
         return answers
-
-    def _refused(self, what: str, reply: Reply) -> EngineError:
-        return EngineError(
-            f"{self.subject.root} refuses {what} ({reply.status}: {reply.words})",
-            fix="see the server's log; what is scored is kept: run the same command again to resume",
-        )
 
 
 def same_service(link: Link, first: ServiceFacts) -> SameServer:

@@ -385,7 +385,7 @@ def _client(**settings: Any) -> httpx.Client:
 
 
 def _is_held(root: str) -> bool:
-    """Does a program on this machine hold the port of an address? vLLM does so while it loads, before it listens."""
+    """Does a program on this machine hold the port of an address? Servers do while they load, before they listen."""
     parts = urlsplit(root)
     with contextlib.suppress(OSError):
         for family, kind, _, _, place in socket.getaddrinfo(parts.hostname, parts.port or 0, type=socket.SOCK_STREAM):

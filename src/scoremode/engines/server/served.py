@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -23,7 +23,6 @@ from scoremode.engines.server.link import ANYTHING, NOT_JSON, SMALL, Link
 from scoremode.engines.server.server_options import root_of
 from scoremode.errors import EngineError, ModelError, ScoremodeError, harmless
 from scoremode.scores.packing import VERSION
-from scoremode.scores.schema import BUILT_IN, Column
 from scoremode.values import Floats
 
 COMPLETIONS, MODELS, SERVICE = "/v1/completions", "/v1/models", "/v1/scoremode"
@@ -110,13 +109,11 @@ class ServiceFacts:
     vocabulary: Count
     max_model_len: Count
     batch_tokens: Count
-    divergence: bool
     versions: dict[str, str]
     settings: dict[str, str | int | float | bool | None]
     notes: tuple[str, ...]
     probe: tuple[float, ...]  # scores of a fixed prompt
     limits: RequestLimits
-    columns: tuple[Column, ...] = ()  # the columns that it measures in addition to the built-in ones
 
     def identity(self) -> dict[str, Any]:
         """Returns the facts that decide the numbers of this service, apart from the weights."""
@@ -136,8 +133,7 @@ def find_service(link: Link) -> ServiceFacts | None:
             fix="use one version of scoremode on both sides",
         )
     try:
-        found = msgspec.convert(_printable(said), ServiceFacts)
-        return replace(found, columns=BUILT_IN.extended(found.columns).declared)
+        return msgspec.convert(_printable(said), ServiceFacts)
     except msgspec.ValidationError as error:
         raise _not_a_service(link, str(error)) from None
 

@@ -11,7 +11,7 @@ from scoremode.engines.plugin import Capabilities
 from scoremode.errors import OptionError
 
 PLAIN = Capabilities(replicas=True, writes=True)
-SERVICE = Capabilities(rank=True, entropy=True, top=True, any_target=True, divergence=True, replicas=True)
+SERVICE = Capabilities(rank=True, entropy=True, top=True, any_target=True, replicas=True)
 CONCURRENCY = 32
 SERVICE_CONCURRENCY = 8  # requests of many windows
 TIMEOUT = 600.0

@@ -27,8 +27,8 @@ from scoremode.engines.base import (
 from scoremode.errors import ModelError, did_you_mean
 from scoremode.head.budget import FIRST, LEFT_OUT
 from scoremode.plan.plan import Plan
-from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.references.kld import log_probabilities
+from scoremode.scores.answers import Answers, Window, WindowSource
 from scoremode.values import Bools, Floats, Ids, Raw
 
 TABLES = ("uniform", "successor")
@@ -49,7 +49,7 @@ class TableEngine(Engine):
     1000
     """
 
-    def __init__(self, logits: Floats, context_length: int | None = None) -> None:
+    def __init__(self, logits: Floats) -> None:
         assert logits.ndim == 2, "a table has one line per previous token"
         assert len(logits) in (1, logits.shape[1]), "a table has one line, or one per token"
         with np.errstate(divide="ignore"):
@@ -66,7 +66,7 @@ class TableEngine(Engine):
             device="cpu",
             head="closed-form",
             vocabulary=logits.shape[1],
-            context_length=context_length,
+            context_length=None,
         )
 
     @staticmethod
@@ -113,7 +113,7 @@ class TableEngine(Engine):
             for index, skip in enumerate(done[first:last].tolist(), first):
                 if not skip:
                     rows = slice(edges[index - first], edges[index - first + 1])
-                    yield index, Answers.of({name: column[rows] for name, column in columns.items()})
+                    yield index, Answers(**{name: column[rows] for name, column in columns.items()})
 
     def _records(self, lines: Ids) -> Raw:
         import torch

@@ -27,7 +27,7 @@ import torch
 
 from scoremode.engines.batching import PADDING_SHARE, common_prefix
 from scoremode.engines.distributions import IndexedWindow
-from scoremode.plan.windows import Window, WindowSource
+from scoremode.scores.answers import Window, WindowSource
 from scoremode.values import Bools, Ids, Ints
 
 PASS_WEIGHTS = 10**8  # weights of a model that a CPU multiplies with one token in the time of a pass's fixed cost

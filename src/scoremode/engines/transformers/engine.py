@@ -53,7 +53,7 @@ from scoremode.head.matrix import Head
 from scoremode.head.precision import EXACT, full_float32, require_float32
 from scoremode.models.facts import ModelFacts
 from scoremode.plan.path import DecodePath
-from scoremode.plan.windows import Answers, WindowSource, prescribed_batches
+from scoremode.scores.answers import Answers, WindowSource, prescribed_batches
 from scoremode.values import Bools, Ids, Ints
 
 Finish = Callable[[Tensor, list[IndexedWindow]], list[Answers]]

@@ -15,7 +15,7 @@ from scoremode.engines.transformers.batches import PADDING, other_threads
 from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.errors import EngineError
 from scoremode.head.precision import full_float32
-from scoremode.plan.windows import Window
+from scoremode.scores.answers import Window
 from scoremode.values import Ids
 
 

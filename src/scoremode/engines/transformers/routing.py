@@ -14,7 +14,7 @@ from scoremode.engines.transformers.batches import fed
 from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.errors import ModelError
 from scoremode.head.precision import full_float32
-from scoremode.plan.windows import Window
+from scoremode.scores.answers import Window
 from scoremode.statistics.routing import Routes
 
 RECORDED = "router_logits"  # what Transformers calls the output of a router

@@ -20,8 +20,7 @@ from scoremode.engines.transformers.swaps import SwappableModel
 from scoremode.errors import EngineError, ModelError, print_line
 from scoremode.models.weights import CandidateWeights, OwnHeadError, StoredWeight, open_weights
 from scoremode.plan.plan import Plan
-from scoremode.plan.windows import Answers
-from scoremode.scores.answers import check_answers, check_divergence, measured
+from scoremode.scores.answers import Answers, check_answers, check_divergence, measured
 from scoremode.values import Floats, Ids, change
 
 UNTIED = "the head of {} is its embedding; a candidate has a head of its own, so both are measured apart"
@@ -116,7 +115,7 @@ class TransformersSwapper(Swapper):
         self._logprob, self._top = np.empty(plan.targets), np.empty(plan.targets, np.int32)
         fed = 0
         for index, answers in self.swaps.record(plan, starts, place):
-            check_answers(self.engine.facts.schema, plan, [(index, answers)])
+            check_answers(plan, [(index, answers)])
             here = rows_of(plan, index)
             self._logprob[here], self._top[here] = answers.logprob[:, 0], measured(answers.top)
             fed += int(plan.lengths[index])
@@ -140,7 +139,7 @@ class TransformersSwapper(Swapper):
     def _answers(self, plan: Plan, number: int, changed: Sequence[str], tell: Tell) -> Iterator[tuple[int, Answers]]:
         fed = 0
         for index, answers in self.swaps.diverge(plan, self.facts.start_of(changed)):
-            check_answers(self.engine.facts.schema, plan, [(index, answers)])
+            check_answers(plan, [(index, answers)])
             check_divergence(index, answers)
             yield index, answers
             fed += int(plan.lengths[index])

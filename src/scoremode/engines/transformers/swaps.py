@@ -34,7 +34,7 @@ from scoremode.head.divergence import Keep, keep_in, keep_nothing
 from scoremode.head.kernels import can_keep
 from scoremode.head.matrix import Head
 from scoremode.head.precision import full_float32
-from scoremode.plan.windows import Answers, WindowSource
+from scoremode.scores.answers import Answers, WindowSource
 
 FINAL = "final"  # key of the final states of a window's rows
 PROBE = Place("memory", 0)

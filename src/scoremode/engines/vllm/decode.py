@@ -28,7 +28,7 @@ from scoremode.engines.vllm.engine import Finished, VllmEngine
 from scoremode.engines.vllm.wire import Job, Replay, Request
 from scoremode.errors import EngineError, InputError
 from scoremode.plan.path import DecodePath
-from scoremode.plan.windows import Window, WindowSource
+from scoremode.scores.answers import Window, WindowSource
 from scoremode.values import Bools, Ids
 
 

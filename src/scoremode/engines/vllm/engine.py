@@ -37,8 +37,8 @@ from scoremode.engines.vllm.start import start
 from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.engines.vllm.wire import Extra, Job, Request, states_words
 from scoremode.errors import EngineError, InputError, ModelError, OptionError
-from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.references.format import RAW_DTYPES as RAW
+from scoremode.scores.answers import Answers, Window, WindowSource
 from scoremode.scores.packing import DIVERGENCE_WORDS, Words, line_words, read_divergences
 from scoremode.values import Bools, Ids, Ints
 

@@ -16,7 +16,7 @@ from scoremode.engines.vllm.engine import VllmEngine
 from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.engines.vllm.wire import Request
 from scoremode.errors import OptionError
-from scoremode.plan.windows import Window
+from scoremode.scores.answers import Window
 from scoremode.scores.packing import Words
 
 EAGER = "without compilation and CUDA graphs (--enforce-eager), as hooks on layers need"

@@ -20,7 +20,7 @@ import numpy as np
 from scoremode.engines.vllm.engine import VllmEngine
 from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.errors import InputError, OptionError
-from scoremode.plan.windows import Answers, Window, WindowList, measured
+from scoremode.scores.answers import Answers, Window, WindowList, measured
 from scoremode.values import Ids
 
 __all__ = ["LLM", "Logprob", "PromptLogprobs", "SamplingParams", "ScoreOutput", "TextPrompt", "TokensPrompt"]

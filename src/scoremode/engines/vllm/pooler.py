@@ -18,7 +18,7 @@ from vllm.model_executor.layers.pooler.abstract import Pooler
 from vllm.model_executor.layers.pooler.common import PoolingParamsUpdate
 
 from scoremode.engines.vllm.layer_states import WorkerLayers
-from scoremode.engines.vllm.states import SentStates, StoredStates, WorkerBaseline
+from scoremode.engines.vllm.states import WorkerBaseline
 from scoremode.engines.vllm.tap import (
     Shard,
     Tap,
@@ -78,11 +78,10 @@ class Kind(NamedTuple):
     self_test: bool
     extra: str
     reference: str
-    states_dtype: str  # dtype of states that were sent; empty: the states are in a folder
 
     @staticmethod
     def of(q: Request) -> Kind:
-        return Kind(q.targets.shape[1], q.vocabulary, q.gather, q.self_test, q.extra, q.reference, q.states_dtype)
+        return Kind(q.targets.shape[1], q.vocabulary, q.gather, q.self_test, q.extra, q.reference)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +101,7 @@ class Part:
 
     @property
     def baseline_rows(self) -> np.ndarray[Any, Any]:
-        """The baseline's states (m, d) for these rows where they were sent, else their row numbers in the reference."""
-        if self.request.states is not None:
-            return self.request.states[self.first : self.first + len(self.index)]
+        """The numbers (m,) of these rows in the reference."""
         return self.request.first + self.first + np.arange(len(self.index), dtype=np.int64)
 
 
@@ -173,8 +170,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
     def score_rows(self, hidden_states: Tensor, kind: Kind, rows: Any, asked: Any, stored: Any) -> Tensor:
         """Returns the lines of some rows of the hidden states, int32 (rows, words).
 
-        ``asked`` are the targets of each row. ``stored`` are the baseline's states, or their row numbers in the
-        reference.
+        ``asked`` are the targets of each row. ``stored`` are the numbers of the rows in the reference.
         """
         index = to_device(rows, hidden_states.device)
         targets = to_device(asked.astype(np.int64), hidden_states.device)
@@ -300,8 +296,6 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         baseline = self._baseline_of(kind)
         x, head, shard, share = self._projected(hidden, kind.gather, kind.vocabulary)
         head_p = baseline.head(hidden.device, shard.first_id, x.shape[1] if head is None else head.vocabulary)
-        if not every_rank(head_p is not None) or head_p is None:
-            return with_divergence(self._columns_of(hidden, targets, kind.gather, kind.vocabulary), None)
         states, gather = baseline.rows(stored, hidden.device), None
         if self._settings.whole_divergence:
             gather = across_ranks if shard.ranks > 1 else gather_own
@@ -316,12 +310,9 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         return with_divergence(made.q, made)
 
     def _baseline_of(self, kind: Kind) -> WorkerBaseline:
-        wanted = f"{kind.reference} {kind.states_dtype}" if kind.states_dtype else kind.reference
-        if self._baseline is None or self._baseline.name != wanted:
+        if self._baseline is None or self._baseline.folder != kind.reference:
             self._baseline = None  # the old head is freed before another one is loaded
-            self._baseline = (
-                SentStates(kind.reference, kind.states_dtype) if kind.states_dtype else StoredStates(kind.reference)
-            )
+            self._baseline = WorkerBaseline(kind.reference)
         return self._baseline
 
     def head_rows(self, hidden: Tensor, request: Request) -> Tensor:
@@ -418,7 +409,7 @@ def to_words(columns: Columns) -> Tensor:
     return torch.cat(found, dim=1)
 
 
-def with_divergence(columns: Columns, found: Divergence | None) -> Tensor:
+def with_divergence(columns: Columns, found: Divergence) -> Tensor:
     """Packs columns and a divergence, which ``scores.packing.read_divergences`` reads; NaN where it is not measured."""
     lines = to_words(columns)
     apart = torch.full((len(lines), len(DIVERGENCE)), torch.nan, dtype=torch.float64, device=lines.device)

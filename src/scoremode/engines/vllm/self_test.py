@@ -12,8 +12,8 @@ from scoremode.engines.vllm import support
 from scoremode.engines.vllm.wire import KERNEL_WORDS, Request, unpack_words
 from scoremode.errors import EngineError
 from scoremode.plan.path import DecodePath
-from scoremode.plan.windows import measured
 from scoremode.references.format import RAW_DTYPES as RAW
+from scoremode.scores.answers import measured
 from scoremode.scores.packing import Words, line_words, read_lines
 from scoremode.scores.schema import BUILT_IN
 from scoremode.values import Ids

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from abc import ABC, abstractmethod
 from itertools import pairwise
 from typing import Any
 
@@ -11,16 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scoremode.engines.base import StoredHead
 from scoremode.engines.baseline import head_of
 from scoremode.engines.distributions import from_raw
-from scoremode.engines.messages import HeadFile, heads_folder
 from scoremode.head.matrix import Head
 from scoremode.references.format import RAW_DTYPES
 from scoremode.references.reader import Reference
 from scoremode.values import Ints, Raw
-
-logger = logging.getLogger("vllm.scoremode")
 
 
 class PinnedBuffers:
@@ -56,26 +50,20 @@ class PinnedBuffers:
         return found
 
 
-class WorkerBaseline(ABC):
-    """A baseline that KL is measured against."""
+class WorkerBaseline:
+    """A reference in a folder, which KL is measured against."""
 
-    def __init__(self, name: str) -> None:
-        self.name, self._buffers = name, PinnedBuffers()
+    def __init__(self, folder: str) -> None:
+        self.folder, self._buffers = folder, PinnedBuffers()
         self._head: Head | None = None
+        # verified before its path is sent to a worker; of a copy, only the rows of this comparison were fetched
+        self._stored = Reference.open(folder, verify=False, partial=True)
 
-    @abstractmethod
-    def rows(self, which: Any, device: torch.device) -> Tensor:
-        """Returns the states (n, d) of the rows."""
-
-    @abstractmethod
-    def _head_rows(self, first_id: int, width: int) -> StoredHead:
-        """Returns the stored head for ``width`` ids from ``first_id`` on."""
-
-    def head(self, device: torch.device, first_id: int, width: int) -> Head | None:
-        """Returns the head for ``width`` ids from ``first_id`` on, cached per slice; None if it cannot be loaded."""
+    def head(self, device: torch.device, first_id: int, width: int) -> Head:
+        """Returns the head for ``width`` ids from ``first_id`` on, cached per slice."""
         if self._head is None or (self._head.first_id, self._head.vocabulary) != (first_id, width):
             self._head = None
-            stored = self._head_rows(first_id, width)
+            stored = head_of(self._stored, slice(first_id, first_id + width))
             self._head = Head(
                 weight=from_raw(stored.weight, stored.dtype).to(device),
                 vocabulary=width,
@@ -86,15 +74,6 @@ class WorkerBaseline(ABC):
             )
         return self._head
 
-
-class StoredStates(WorkerBaseline):
-    """A reference in a folder, whose rows are read by their numbers."""
-
-    def __init__(self, folder: str) -> None:
-        super().__init__(folder)
-        # verified before its path is sent to a worker; of a copy, only the rows of this comparison were fetched
-        self._stored = Reference.open(folder, verify=False, partial=True)
-
     def rows(self, which: Ints, device: torch.device) -> Tensor:
         """Reads the states (n, d) of these rows of the reference. Consecutive rows are read together."""
         stored = self._stored
@@ -104,30 +83,3 @@ class StoredStates(WorkerBaseline):
             if begin < end:
                 stored.rows(int(which[begin]), end - begin, into=rows[begin:end])
         return self._buffers.send(rows, stored.dtype, device)
-
-    def _head_rows(self, first_id: int, width: int) -> StoredHead:
-        return head_of(self._stored, slice(first_id, first_id + width))
-
-
-class SentStates(WorkerBaseline):
-    """States that come with each request, and a head that was sent earlier and is stored in the service's folder."""
-
-    def __init__(self, digest: str, dtype: str) -> None:
-        super().__init__(f"{digest} {dtype}")
-        self._digest, self._dtype = digest, dtype
-
-    def rows(self, which: Raw, device: torch.device) -> Tensor:
-        rows = self._buffers.rows(len(which), which.shape[1], self._dtype, device)
-        rows[:] = which
-        return self._buffers.send(rows, self._dtype, device)
-
-    def head(self, device: torch.device, first_id: int, width: int) -> Head | None:
-        """Returns the head; None if it cannot be read or does not fit into memory: a client must not end the server."""
-        try:
-            return super().head(device, first_id, width)
-        except (OSError, ValueError, MemoryError, RuntimeError) as error:
-            logger.warning("scoremode: the head of a baseline cannot be loaded: %s", error)
-            return None
-
-    def _head_rows(self, first_id: int, width: int) -> StoredHead:
-        return HeadFile.open(heads_folder() / self._digest).rows(first_id, width)

@@ -13,9 +13,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from scoremode.plan.windows import Answers, Window
+from scoremode.scores.answers import Answers, Window
 from scoremode.scores.packing import Words, from_message, line_words, read_lines, to_message
-from scoremode.values import Ids, Ints, Raw
+from scoremode.values import Ids, Ints
 
 KEY = "scoremode"
 KERNEL_WORDS = 96  # room for the name of the head's kernel and a note, as JSON, four bytes per word
@@ -48,9 +48,7 @@ class Request:
     gather: bool = False  # reduce the gathered logits instead of each shard's own
     self_test: bool = False  # also answer through the model's own compute_logits
     extra: Literal["", "states", "kl", "head", "layers"] = ""  # states or KL after each line; others instead of lines
-    reference: str = ""  # baseline of KL: folder of a reference, or digest of a head that was sent
-    states: Raw | None = None  # (m, d) the baseline's states for these rows, if they were sent and are in no folder
-    states_dtype: str = ""
+    reference: str = ""  # baseline of KL: folder of a reference
     first: int = 0  # where to start: in the reference's rows, or in the head's rows
     count: int = 0  # how many rows of the head
 

@@ -16,7 +16,6 @@ from markupsafe import Markup
 from scoremode.report.html.depth_profile_chart import depth_profile_section
 from scoremode.report.html.drawing import Axis, Frame, linear, plain
 from scoremode.report.html.templating import fill, fill_page
-from scoremode.report.numbers import rounded
 from scoremode.report.text import (
     PREDICTED,
     account_lines,
@@ -28,7 +27,7 @@ from scoremode.report.text import (
 )
 from scoremode.statistics.attribution import Attribution, CandidateDamage, UnitDamage, ordered
 from scoremode.statistics.depth_profile import DepthProfile
-from scoremode.values import Estimate, Floats
+from scoremode.values import Estimate, Floats, rounded
 
 DECADES = 2  # of the colours of a map: a hundredth of the largest, and less, is almost white
 NAMED_PARTS = 6  # units that have a segment of their own in the account

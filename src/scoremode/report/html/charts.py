@@ -14,13 +14,13 @@ from scoremode.report.html.drawing import SMALL, Axis, Chart, Shape, both_ways, 
 from scoremode.report.html.provenance import distinct_baselines, run_name
 from scoremode.report.html.series import Series, StreamedColumn, delta_logprob, surprise
 from scoremode.report.html.templating import fill
-from scoremode.report.numbers import Statistics, usable
+from scoremode.report.numbers import Statistics
 from scoremode.report.text import counted
 from scoremode.statistics.comparison import Comparison, are_of_paths
 from scoremode.statistics.depth import deepest, depth_edges, means_by_stretch, places_of
 from scoremode.statistics.streams import array_blocks
 from scoremode.store.run import Run
-from scoremode.values import Floats, Ints
+from scoremode.values import Floats, Ints, usable
 
 BINS = 72  # bins of a distribution
 STRETCHES = 24  # stretches that the window is divided into

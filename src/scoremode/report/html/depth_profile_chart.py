@@ -9,9 +9,8 @@ from markupsafe import Markup
 
 from scoremode.report.html.drawing import SMALL, Axis, Chart, Shape, linear, logarithmic
 from scoremode.report.html.templating import fill
-from scoremode.report.numbers import rounded
 from scoremode.statistics.depth_profile import DepthProfile, Place
-from scoremode.values import Estimate
+from scoremode.values import Estimate, rounded
 
 LEAST = 1e-9  # smaller errors, and errors of exactly zero, are drawn at the lower end
 DOT = 2.2  # radius of a point

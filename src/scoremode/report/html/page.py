@@ -23,7 +23,7 @@ from scoremode.report.html.size_chart import has_sizes, size_section
 from scoremode.report.html.tables import publish_section, summary_section
 from scoremode.report.html.tasks_page import render_tasks
 from scoremode.report.html.templating import fill_page
-from scoremode.report.numbers import Statistics, usable
+from scoremode.report.numbers import Statistics
 from scoremode.report.text import listed
 from scoremode.statistics.attribution import Attribution
 from scoremode.statistics.comparison import Comparison, are_of_paths
@@ -31,6 +31,7 @@ from scoremode.statistics.mismatch import Mismatch
 from scoremode.statistics.ranking import closest, pairs_tested
 from scoremode.store.run import Run
 from scoremode.text.rollouts import Rollouts
+from scoremode.values import usable
 from scoremode.verbs.outputs import check_report
 from scoremode.verbs.own_words import OwnWords, own_words
 

@@ -9,10 +9,11 @@ from typing import Any
 from markupsafe import Markup
 
 from scoremode.report.html.templating import fill
-from scoremode.report.numbers import Statistics, file_size, usable
+from scoremode.report.numbers import Statistics, file_size
 from scoremode.report.served import ServedModel, served_manifest
 from scoremode.statistics.comparison import Comparison
 from scoremode.store.run import Run
+from scoremode.values import usable
 
 
 def run_key(run: Run) -> object:

@@ -19,12 +19,12 @@ from markupsafe import Markup
 from scoremode.report.html.provenance import run_name
 from scoremode.report.html.series import StreamedColumn, delta_logprob
 from scoremode.report.html.templating import fill, visible
-from scoremode.report.numbers import Statistics, usable
+from scoremode.report.numbers import Statistics
 from scoremode.scores.columns import Scores, TargetFacts
 from scoremode.statistics.comparison import BY_NAME, Comparison
 from scoremode.store.run import Run
 from scoremode.text.token_text import owned
-from scoremode.values import Ints
+from scoremode.values import Ints, usable
 
 TEXT_TARGETS = 250_000  # most targets per text; a page with more would not open on a phone
 SENSITIVITY_QUANTILE = 0.99

@@ -17,11 +17,12 @@ from markupsafe import Markup
 
 from scoremode.report.html.drawing import Axis, Frame, linear, logarithmic, plain
 from scoremode.report.html.templating import fill
-from scoremode.report.numbers import SHOWN, Statistics, rounded, usable
+from scoremode.report.numbers import SHOWN, Statistics
 from scoremode.report.served import ServedModel, are_variants, in_groups, served
 from scoremode.report.text import counted, middle_cut, without_common_start
 from scoremode.statistics.comparison import Comparison, Statistic
 from scoremode.statistics.ranking import pareto_front
+from scoremode.values import rounded, usable
 
 Missing = dict[str, list[str]]  # why candidates are not drawn, and their names
 XY = tuple[float, float]  # x and y of a drawing; y grows downwards

@@ -20,7 +20,6 @@ from scoremode.report.numbers import (
     file_size,
     shown_statistic,
     shown_statistics,
-    usable,
 )
 from scoremode.report.publish import compact, metadata
 from scoremode.report.served import ServedModel, baseline_name, in_groups, served, served_manifest
@@ -37,7 +36,7 @@ from scoremode.report.verdicts import rule_words, verdicts
 from scoremode.statistics.comparison import Comparison, Statistic, are_of_paths
 from scoremode.statistics.gate import too_few
 from scoremode.store.run import NEEDS, Run
-from scoremode.values import Estimate
+from scoremode.values import Estimate, usable
 
 BITS = ("Bits/weight", "stored bits per weight, all weights together; the size of the weights below")
 SIZE = ("Size", "the stored size of the weights")

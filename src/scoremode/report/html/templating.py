@@ -20,8 +20,8 @@ from markupsafe import Markup, escape
 
 from scoremode import __version__
 from scoremode.report.html.drawing import SERIES, line_style, mark_path
-from scoremode.report.numbers import rounded, usable
 from scoremode.report.text import counted, middle_cut
+from scoremode.values import rounded, usable
 
 if TYPE_CHECKING:
     import jinja2

@@ -7,7 +7,6 @@ from typing import Any
 
 from rich.text import Text
 
-from scoremode.report.numbers import rounded
 from scoremode.report.terminal.console import BlockTable, Facts, TableColumn
 from scoremode.report.text import (
     PREDICTED,
@@ -20,6 +19,7 @@ from scoremode.report.text import (
     shown,
     unit_rows,
 )
+from scoremode.values import rounded
 
 MOST = 12  # units in a table; the page and JSON have all
 

@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from scoremode.report.numbers import (
-    baseline_perplexity,
-    rounded,
-    shown_statistic,
-    shown_statistics,
-    statistics_for_people,
-)
+from scoremode.report.numbers import baseline_perplexity, shown_statistic, shown_statistics, statistics_for_people
 from scoremode.report.public_text import public_name
 from scoremode.report.served import ServedModel, baseline_cache, in_groups, served, served_manifest
 from scoremode.report.terminal.console import BlockTable, TableColumn
@@ -36,6 +30,7 @@ from scoremode.statistics.gate import too_few
 from scoremode.statistics.groups import FEWEST
 from scoremode.statistics.llamacpp import llamacpp_statistics, llamacpp_text
 from scoremode.statistics.ranking import pairs_tested, rank
+from scoremode.values import rounded
 
 if TYPE_CHECKING:
     from scoremode.harness.results import Flip, TasksComparison
@@ -151,9 +146,11 @@ def _notes(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) ->
     said = noise_words(found[0], statistics[0])
     notes = [Text(shown(note), "yellow") for note in default_text(found[0].baseline)]
     notes += [Text(shown(said))] if said else []
+    of_models: dict[str, list[str]] = {}  # by note, because many models may share one
     for run in dict.fromkeys([found[0].baseline, *(c.candidate for c in found)]):
-        name = run.manifest.get("variant") or run.manifest["model"]
-        notes += [Text(shown(f"{name}: {note}"), "yellow") for note in model_notes(run)]
+        for note in model_notes(run):
+            of_models.setdefault(note, []).append(run.manifest.get("variant") or public_name(run.manifest["model"]))
+    notes += [Text(shown(f"{', '.join(names)}: {note}"), "yellow") for note, names in of_models.items()]
     missing = {str(why): None for c in found if (why := c.manifest.get("kl_missing"))}
     notes += [Text(shown(why)) for why in missing]
     notes += [Text(shown(why)) for why in dict.fromkeys(map(top_words, found)) if why]

@@ -6,12 +6,11 @@ from typing import Any
 
 from rich.text import Text
 
-from scoremode.report.numbers import rounded
 from scoremode.report.terminal.console import BlockTable, TableColumn
 from scoremode.report.text import counted, shown
 from scoremode.statistics.depth_profile import DepthProfile
 from scoremode.statistics.routing import Routing
-from scoremode.values import Estimate
+from scoremode.values import Estimate, rounded
 
 COMPARED = "hidden states after each decoder layer, before the final norm"
 

@@ -24,9 +24,7 @@ MISSING = {
 }
 """Capabilities that an engine may lack, in words."""
 
-LONGEST_ID = 16  # characters of a fingerprint that are shown
-HEADER = ("entry", "size", "last use", "state", "")
-RESUMES = "unfinished, resumes"
+HEADER = ("entry", "size", "last use", "")
 
 
 def engines_table(found: Sequence[dict[str, Any]]) -> list[Any]:
@@ -87,7 +85,8 @@ def cache_lines(found: dict[str, Any]) -> list[str]:
     rows = [HEADER, *(_row(entry) for entry in found["entries"])] if found["entries"] else []
     limit = "no limit" if found["limit"] is None else f"limit {size_words(found['limit'])}"
     total = [
-        f"{_counted(kind, total['entries'])}, {size_words(total['size'])}" for kind, total in found["totals"].items()
+        f"{counts_in_words({kind: total['entries']})}, {size_words(total['size'])}"
+        for kind, total in found["totals"].items()
     ]
     where = f"{shown(found['folder'])}: {size_words(found['size'])}, {limit} for runs, references and texts"
     return [*_aligned(rows), *([""] if rows else []), *total, *_wrapped(where)]
@@ -106,28 +105,7 @@ def prune_lines(found: dict[str, Any]) -> list[str]:
 
 def _row(entry: dict[str, Any]) -> tuple[str, ...]:
     used = f"{age_words(entry['age_seconds'])} ago"
-    size = "-" if entry["state"] == "foreign" else size_words(entry["size"])
-    resumes = entry["state"] == "unfinished" and entry["kind"] in ("runs", "references", "attributions")
-    state = RESUMES if resumes else entry["state"]
-    return shown(entry["path"]), size, used, state, shown(_what(entry))
-
-
-def _what(entry: dict[str, Any]) -> str:
-    parts = [_short(entry.get(name)) for name in ("what", "model", "against", "corpus", "method", "engine")]
-    parts[2] = parts[2] and f"against {parts[2]}"
-    targets = entry.get("targets")
-    parts += [f"{targets:,} targets" if targets is not None else None, entry["note"]]
-    return ", ".join(part for part in parts if part)
-
-
-def _short(text: str | None) -> str | None:
-    """Shortens a fingerprint to its start; returns names unchanged."""
-    hexadecimal = text is not None and len(text) > LONGEST_ID and not set(text.split(":")[-1]) - set("0123456789abcdef")
-    return f"{text[:LONGEST_ID]}…" if text is not None and hexadecimal else text
-
-
-def _counted(kind: str, number: int) -> str:
-    return counts_in_words({"other files" if kind == "other" else kind: number})
+    return shown(entry["path"]), size_words(entry["size"]), used, shown(entry["contents"])
 
 
 def _wrapped(line: str, indent: int = 0) -> list[str]:
@@ -141,16 +119,16 @@ def _width() -> int:
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    """Lines of a table. What an entry holds stands on lines of its own if it does not fit."""
+    """Lines of a table. The contents of an entry stand on lines of their own if they do not fit."""
     if not rows:
         return []
-    widths = [max(len(row[i]) for row in rows) for i in range(4)]
-    indent, lines = sum(widths) + 8, list[str]()
-    if max(indent + longest_word(row[4]) for row in rows) > _width():
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    indent, lines = sum(widths) + 6, list[str]()
+    if max(indent + longest_word(row[3]) for row in rows) > _width():
         indent = 4
     for row in rows:
-        left = f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]:<{widths[3]}}"
-        what = [" " * indent + line for line in _wrapped(row[4], indent)]
+        left = f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}"
+        what = [" " * indent + line for line in _wrapped(row[3], indent)]
         if what and indent == len(left) + 2:
             what[0] = f"{left}  {what[0].lstrip()}"
         lines += what if what and what[0].startswith(left) else [left.rstrip(), *what]

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
-from scoremode.report.numbers import rounded
 from scoremode.report.terminal.comparison_tables import above_error
 from scoremode.report.terminal.console import BlockTable, Facts, TableColumn
 from scoremode.report.terminal.run_tables import model_line
 from scoremode.report.text import EXAMPLES, counted, example_words, mismatch_facts, shown
 from scoremode.statistics.equivalence import Equivalence
 from scoremode.text.rollouts import Rollouts
+from scoremode.values import rounded
 from scoremode.verbs.own_words import OwnWords
 
 Row = Mapping[str, Any]

@@ -8,13 +8,12 @@ from typing import Any
 
 from rich.text import Text
 
-from scoremode.report.numbers import rounded
 from scoremode.report.terminal.console import BlockTable, TableColumn
 from scoremode.report.text import counted, shown
 from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.parts import PairedPart
 from scoremode.store.run import Run
-from scoremode.values import Estimate
+from scoremode.values import Estimate, rounded
 
 OVERLAP = 0.05  # share of the fed tokens that are not scored: with fewer, the depth is that of the context
 

@@ -14,7 +14,7 @@ from scoremode.report.numbers import RUN_MEASURES, RunMeasure, basis, with_error
 from scoremode.report.terminal.console import GAP, BlockTable, Facts, Fitted, TableColumn, longest_word
 from scoremode.report.terminal.part_tables import run_slices_table
 from scoremode.report.text import NOT_MEASURED, context_before, counted, middle_cut, shown, worst_targets
-from scoremode.scores.schema import Metric
+from scoremode.scores.schema import BUILT_IN, Metric
 from scoremode.store.run import Run
 from scoremode.values import Estimate
 
@@ -31,7 +31,7 @@ USUAL_CACHES: tuple[list[str], ...] = ([], ["auto"], ["f16"], ["16"])  # the typ
 def run_table(run: Run, worst: int = 8) -> list[Any]:
     """Makes the tables that ``scoremode ppl`` and ``scoremode show`` print."""
     m = run.manifest
-    of_columns = [metric for _, metric in run.schema.metrics]
+    of_columns = [metric for _, metric in BUILT_IN.metrics]
     measures = [*RUN_MEASURES, *_own_measures(of_columns)]
     stored = {one: m["metrics"].get(one.name) for one in measures}
     metrics = {one: Estimate.from_json(value) for one, value in stored.items() if value is not None}
@@ -84,7 +84,7 @@ def model_line(m: Mapping[str, Any]) -> str:
 
 
 def _own_measures(of_columns: Sequence[Metric]) -> list[RunMeasure]:
-    """Returns the means over columns that only an engine declares, as measures for tables."""
+    """Returns the means over columns that RUN_MEASURES does not list, as measures for tables."""
     known = {measure.name for measure in RUN_MEASURES}
     own = [metric for metric in of_columns if metric.name not in known]
     return [RunMeasure(m.name, m.label, shown(m.label), percent=m.share_of is not None) for m in own]

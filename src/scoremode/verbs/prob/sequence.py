@@ -17,7 +17,7 @@ from scoremode.engines.plugin import Work
 from scoremode.engines.registry import require
 from scoremode.errors import BoundaryError, InputError, ModelError, OptionError, UnknownArgumentError, one_line
 from scoremode.models.subject import Subject
-from scoremode.plan.windows import Window, WindowList
+from scoremode.scores.answers import Window, WindowList
 from scoremode.scores.frames import few_lines
 from scoremode.verbs.arguments import ModelArguments, spelled_out, split_arguments
 from scoremode.verbs.model import GivenModel, GivenTokenizer, LazyModel
