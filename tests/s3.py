@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -128,12 +129,6 @@ class Bucket:
     def remove(self, key: str) -> None:
         self.server.client().delete_object(Bucket=self.name, Key=key)
 
-    def remove_flags(self) -> None:
-        """What a user may do who knows that a writer is dead."""
-        for name in self.names():
-            if "/writer-" in name or "/wants-" in name:
-                self.remove(name)
-
 
 @pytest.fixture
 def bucket(s3_server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
@@ -236,16 +231,15 @@ def at_random(seed: int, low: int, high: int, share: float = 0.5) -> Callable[[]
 SLOWED = (
     OBEY_INTERRUPTS
     + """
-import sys, time
-from scoremode.remote import writer
-from scoremode.scores import journal
+import os, time
+from scoremode.disk.records import RecordFile
 from scoremode.store.remote_runs import RemoteClaim
-writer.OFTEN, RemoteClaim.shard_bytes = 0.1, 1 << 18
-add = journal.Journal.add
-def slow(self, *given):
-    add(self, *given)
-    time.sleep(0.02)
-journal.Journal.add = slow
+RemoteClaim.shard_bytes = 1 << 18
+append = RecordFile.append
+def slow(*given):
+    time.sleep(float(os.environ.get("SLOWED", "0.02")))
+    return append(*given)
+RecordFile.append = slow
 from scoremode.cli.main import entry
 entry()
 """
@@ -274,6 +268,21 @@ def start(arguments: list[str], cache: Path, **more: str) -> subprocess.Popen[st
         text=True,
         env={**os.environ, "SCOREMODE_CACHE": str(cache), **more},
     )
+
+
+def size_of(cache: Path, pattern: str) -> int:
+    """Bytes of the files that match."""
+    return sum(path.stat().st_size for path in cache.glob(pattern))
+
+
+def kill_when_grown(arguments: list[str], cache: Path, pattern: str, **more: str) -> int:
+    """Start a process and kill it when the files that match in its cache have grown; return their size then."""
+    before, process = size_of(cache, pattern), start(arguments, cache, **more)
+    wait_until(lambda: size_of(cache, pattern) > before or process.poll() is not None)
+    process.kill()
+    _, complaints = process.communicate()
+    assert process.returncode == -signal.SIGKILL, complaints
+    return size_of(cache, pattern)
 
 
 def wait_until(true: Any, seconds: float = 60) -> None:

@@ -132,7 +132,7 @@ def test_windows_may_come_in_any_order(tmp_path: Path) -> None:
     offsets = np.array([0, 1, 1, 14, 40, 41, 77, 100])
     for window in np.random.default_rng(3).permutation(len(offsets) - 1):
         begin, end = offsets[window : window + 2]
-        assert writer.has(begin, end - begin) == (begin == end)
+        assert writer.present[begin:end].all() == (begin == end)
         writer.write(int(begin), rows[begin:end])
         writer.flush()
     write_small_head(writer)
@@ -336,7 +336,7 @@ def test_a_finished_reference_is_taken_up_again_by_its_own_run(tmp_path: Path) -
     writer_for(tmp_path / "ref", rows, "float32").close()
     assert "unfinished" in refused(tmp_path / "ref")
     writer = writer_for(tmp_path / "ref", rows, "float32")  # the reopened reference survives a kill as well
-    assert writer.has(0, 30)
+    assert writer.present[:30].all()
     write_small_head(writer)
     assert same_bits(writer.finish(MANIFEST).rows(0, 30), rows)
     assert (tmp_path / "ref" / REFERENCE).read_bytes() == before

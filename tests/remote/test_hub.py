@@ -13,7 +13,7 @@ import scoremode as sm
 from scoremode.errors import InputError, RunError, StorageError
 from scoremode.remote.hub import Repository
 from scoremode.remote.uri import Place, located
-from scoremode.store.remote_runs import HubClaim
+from scoremode.store.remote_runs import RemoteClaim
 from tests.hub import TOKEN, Hub, Repo, add_commit
 
 TEXT = "the cat sat on the mat and the dog sat on the log. " * 80
@@ -23,7 +23,7 @@ URI, NAME = "hf://datasets/me/model-reference", "datasets/me/model-reference"
 
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HubClaim, "shard_bytes", 1 << 18)
+    monkeypatch.setattr(RemoteClaim, "shard_bytes", 1 << 18)
 
 
 def empty_cache(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:

@@ -1,13 +1,10 @@
-"""References in a bucket: sent shard by shard, resumed from other machines, fetched once by each of them."""
+"""References in a bucket: sent when they are complete, fetched once by each machine."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import random
-import time
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +12,11 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.disk.folders import shard_name
 from scoremode.errors import StorageError
 from scoremode.references.reader import Reference
-from scoremode.references.writer import StatesWriter
-from scoremode.remote.objects import Objects
-from scoremode.remote.uri import Place, located
-from scoremode.remote.writer import RemoteWriter
-from scoremode.scores import journal
 from scoremode.store.remote_copies import open_reference
 from scoremode.store.remote_runs import RemoteClaim
-from tests.s3 import Bucket, at_random, proxy_to, start, wait_until
+from tests.s3 import Bucket, at_random, kill_when_grown, proxy_to, start, wait_until
 
 TEXT = "the cat sat on the mat and the dog sat on the log. " * 80
 QUESTION: dict[str, Any] = {"text": TEXT, "context_length": 48, "stride": 24}
@@ -77,132 +68,23 @@ def test_a_reference_is_fetched_once_by_each_machine(
         sm.reference("table:successor", uri, **QUESTION)
 
 
-def test_shards_are_removed_here_once_they_are_there(
-    bucket: Bucket, tmp_path: Path, elsewhere: Move, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also those that are damaged on their way: they are sent again.."""
-    cache, damaged = elsewhere(), list[str]()
-    sha256, add = Objects.sha256, journal.Journal.add
-
-    def no_faster_than_the_network(*given: Any) -> None:
-        add(*given)
-        wait_until(lambda: len(list(cache.glob("references/*/states-*"))) <= 3)
-
-    def watched(self: Objects, name: str, size: int) -> str:
-        if not damaged:
-            damaged.append(name)
-            bucket.put(f"ref/{name}", b"x" * size)
-        return sha256(self, name, size)
-
-    monkeypatch.setattr(Objects, "sha256", watched)
-    monkeypatch.setattr(RemoteClaim, "shard_bytes", 1 << 16)
-    monkeypatch.setattr(journal.Journal, "add", no_faster_than_the_network)
-    sm.reference("table:successor", bucket.uri("ref"), **{**QUESTION, "text": TEXT[:1200]})
-    sm.reference("table:successor", tmp_path / "here", **{**QUESTION, "text": TEXT[:1200]})
-    shards = sorted((tmp_path / "here").glob("states-*"))
-    stored = np.concatenate([np.frombuffer(path.read_bytes()[512:], np.uint8) for path in shards])
+def test_killed_while_it_is_made_it_resumes_to_the_same_bits(bucket: Bucket, tmp_path: Path, elsewhere: Move) -> None:
+    command, cache = ["reference", "table:successor", *FLAGS, "--out"], tmp_path / "first"
+    sizes = [kill_when_grown([*command, bucket.uri("ref")], cache, "references/*/partial.rows") for _ in range(2)]
+    assert 0 < sizes[0] < sizes[1]
+    assert bucket.names() == ["ref/lock.json"]
+    for name in ("ref", "undisturbed"):
+        process = start([*command, bucket.uri(name)], cache)
+        _, complaints = process.communicate(timeout=60)
+        assert process.returncode == 0, complaints
     objects = bucket.objects()
-    there = [objects[name][512:] for name in sorted(objects) if "states-" in name]
-    assert len(there) > 15
-    assert damaged
-    assert len(list(cache.glob("references/*/states-*"))) <= 3
-    assert np.array_equal(np.frombuffer(b"".join(there), np.uint8), stored)
-    assert sm.load(bucket.uri("ref")).manifest["noise_kl"] == sm.load(tmp_path / "here").manifest["noise_kl"]
-
-
-def test_a_shard_that_is_written_again_comes_back(bucket: Bucket, tmp_path: Path, elsewhere: Move) -> None:
-    place = located(bucket.uri("ref"))
-    assert isinstance(place, Place)
-    folder = tmp_path / "work"
-    folder.mkdir()
-    rows = np.arange(6 * 4, dtype="<f4").reshape(6, 4)
-    (folder / "journal").write_bytes(b"")
-    sent = RemoteWriter(place, folder)
-    sent.send_journal(folder / "journal")
-    with StatesWriter(
-        folder, targets=6, width=4, dtype="float32", identity={"a": 1}, shard_bytes=32, remote=sent
-    ) as writer:
-        writer.write(0, rows)  # three shards
-        writer.flush()
-        wait_until(lambda: not list(folder.glob("states-*")))
-        writer.write(3, -rows[3:4])  # the second shard comes back, is written, and is sent again
-        assert [path.name for path in folder.glob("states-*")] == [shard_name(1)]
-        writer.flush()
-        wait_until(lambda: not list(folder.glob("states-*")))
-    sent.close()
-    found = bucket.objects()[f"ref/{shard_name(1)}"]
-    assert np.array_equal(np.frombuffer(found[512:], "<f4").reshape(2, 4), np.stack([rows[2], -rows[3]]))
-    again = RemoteWriter(place, folder)
-    with StatesWriter(
-        folder, targets=6, width=4, dtype="float32", identity={"a": 1}, shard_bytes=32, remote=again
-    ) as writer:
-        assert writer.present.all()
-        bucket.put(f"ref/{shard_name(0)}", found)
-        with pytest.raises(StorageError, match="is not what was sent"):
-            writer.write(0, rows[:1])
-    again.close()
-
-
-def test_another_machine_knows_the_shards_that_were_sent(bucket: Bucket, tmp_path: Path, elsewhere: Move) -> None:
-    """It fetches none of them. Without the list, or with a shard of another size, rows are scored again."""
-    place = located(bucket.uri("ref"))
-    assert isinstance(place, Place)
-    rows = np.arange(6 * 4, dtype="<f4").reshape(6, 4)
-    facts: dict[str, Any] = {"targets": 6, "width": 4, "dtype": "float32", "identity": {"a": 1}, "shard_bytes": 32}
-
-    def present_on(machine: str) -> list[bool]:
-        folder = tmp_path / machine
-        folder.mkdir()
-        with closing(RemoteWriter(place, folder)) as found:
-            assert found.is_outdated
-            found.fetch_journal(folder / "journal")
-            with StatesWriter(folder, remote=found, **facts) as writer:
-                present: list[bool] = writer.present.tolist()
-                return present
-
-    folder = tmp_path / "first"
-    folder.mkdir()
-    (folder / "journal").write_bytes(b"a journal")
-    with closing(RemoteWriter(place, folder)) as sent:
-        sent.send_journal(folder / "journal")
-        with StatesWriter(folder, remote=sent, **facts) as writer:
-            writer.write(0, rows)
-            writer.flush()
-            wait_until(lambda: not list(folder.glob("states-*")))
-    bucket.server.requests.clear()
-    assert present_on("second") == [True] * 6
-    assert not [path for method, path in bucket.server.requests if method == "GET" and "states-" in path]
-    bucket.put(f"ref/{shard_name(1)}", b"short")
-    assert present_on("third") == [True, True, False, False, True, True]
-    bucket.put(f"ref/partial/{sent.holder}/sent.json", b"nonsense")
-    assert present_on("fourth") == [False] * 6
-
-
-def test_killed_while_it_is_made_and_resumed_on_other_machines(
-    bucket: Bucket, tmp_path: Path, elsewhere: Move, small_shards: None
-) -> None:
-    uri, chance = bucket.uri("ref"), random.Random(7)
-    command = ["reference", "table:successor", *FLAGS, "--out", uri]
-    resumed = 0
-    for kill in range(3):
-        process = start(command, tmp_path / f"machine-{kill // 2}")
-        before = len(bucket.names("ref/states-"))
-        wait_until(lambda: len(bucket.names("ref/states-")) > before or process.poll() is not None)  # noqa: B023
-        time.sleep(chance.uniform(0, 0.2))
-        process.kill()
-        process.communicate()
-        resumed += before > 0
-        bucket.remove_flags()
-    assert resumed >= 1
-    process = start(command, tmp_path / "last")
-    _, complaints = process.communicate(timeout=60)
-    assert process.returncode == 0, complaints
-    assert not [name for name in bucket.names() if "partial" in name]
-    sm.reference("table:successor", bucket.uri("undisturbed"), **QUESTION)
-    objects = bucket.objects()
+    assert not [name for name in objects if "partial" in name or "lock" in name]
     for name in (name for name in objects if "states-" in name or "head" in name):
-        assert objects[name] == objects[name.replace("ref/", "undisturbed/")], name
-    assert np.array_equal(sm.load(uri).scores.logprob, sm.load(bucket.uri("undisturbed")).scores.logprob)
+        other = name.replace("undisturbed/", "ref/") if "undisturbed/" in name else name.replace("ref/", "undisturbed/")
+        assert objects[name] == objects[other], name
+    ours, theirs = sm.load(bucket.uri("ref")), sm.load(bucket.uri("undisturbed"))
+    assert np.array_equal(ours.scores.logprob, theirs.scores.logprob)
+    assert ours.manifest["noise_kl"] == theirs.manifest["noise_kl"]
 
 
 def test_a_fetch_that_is_killed_or_cut_goes_on(

@@ -1,10 +1,10 @@
-"""Runs in a bucket of a real server: sent while they are scored, resumed from other machines, never mixed."""
+"""Runs in a bucket of a real server: sent when they are complete, resumed where they were scored, never mixed."""
 
 from __future__ import annotations
 
 import json
 import random
-import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,14 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.disk.folders import MANIFEST, SCORES
+from scoremode.disk.folders import MANIFEST
 from scoremode.errors import InputError, RunError, ScoremodeError, StorageError
-from scoremode.remote import writer
-from scoremode.remote.lease import FLAG
-from tests.s3 import KEY, SECRET, Bucket, at_random, proxy_to, start, wait_until
+from tests.s3 import KEY, SECRET, Bucket, at_random, kill_when_grown, proxy_to, size_of, start, wait_until
 
 TEXT = "the cat sat on the mat and the dog sat on the log. " * 80
 QUESTION: dict[str, Any] = {"text": TEXT, "context_length": 48, "stride": 24}
 FLAGS = ["--text", TEXT, "--context-length", "48", "--stride", "24", "--json"]
+JOURNALS = "runs/*/partial.journal"
 
 
 def same_numbers(run: sm.Run, other: sm.Run) -> None:
@@ -50,15 +49,14 @@ def test_the_manifest_comes_last_and_goes_first(bucket: Bucket, elsewhere: Any) 
     bucket.server.requests.clear()
     sm.ppl("table:uniform", out=uri, fresh=True, **QUESTION)
     asked = [(method, path.split("/", 2)[2]) for method, path in bucket.server.requests if path.count("/") > 1]
-    writes = [path for method, path in asked if method == "PUT" and not path.endswith("/") and not FLAG.search(path)]
-    assert writes[-1] == f"one/{MANIFEST}"
-    assert writes[-2] == f"one/{SCORES}"
-    assert all(path.startswith("one/partial/") for path in writes[:-2])
-    gone = [path for method, path in asked if method == "DELETE" and not path.startswith("one/partial")]
-    gone = [path for path in gone if not FLAG.search(path)]
-    assert gone == [f"one/{MANIFEST}", f"one/{SCORES}"]
-    first_piece = asked.index(("PUT", writes[0]))
-    assert first_piece < asked.index(("DELETE", f"one/{MANIFEST}"))
+    changes = [(method, path) for method, path in asked if method in ("PUT", "DELETE") and not path.endswith("/")]
+    assert changes == [
+        ("PUT", "one/lock.json"),
+        ("DELETE", "one/manifest.json"),
+        ("PUT", "one/scores.parquet"),
+        ("PUT", "one/manifest.json"),
+        ("DELETE", "one/lock.json"),
+    ]
 
 
 def test_no_credential_is_stored(bucket: Bucket, elsewhere: Any) -> None:
@@ -89,76 +87,97 @@ def test_another_run_and_foreign_files_are_refused(bucket: Bucket, elsewhere: An
     assert bucket.names("mine/") == ["mine/notes.txt"]
 
 
-def test_killed_again_and_again_on_changing_machines(bucket: Bucket, tmp_path: Path, elsewhere: Any) -> None:
-    """kill -9 at random moments; every second time the next process has an empty cache."""
-    uri, chance = bucket.uri("one"), random.Random(15)
+def test_killed_again_and_again_it_resumes_on_its_machine(bucket: Bucket, tmp_path: Path, elsewhere: Any) -> None:
+    """kill -9 leaves the lock: the same command goes on, another machine is told which object to delete."""
+    uri, cache = bucket.uri("one"), tmp_path / "first"
     command = ["ppl", "table:uniform", *FLAGS, "--out", uri]
-    cache, kills, resumed = tmp_path / "first", 0, 0
-    while kills < 5:
-        process = start(command, cache)
-        before = len(bucket.names("one/partial/"))
-        wait_until(lambda: len(bucket.names("one/partial/")) > before or process.poll() is not None)  # noqa: B023
-        time.sleep(chance.uniform(0, 0.25))
-        process.kill()
-        _, complaints = process.communicate()
-        if process.returncode == 0:
-            break
-        assert process.returncode == -signal.SIGKILL, complaints
-        kills, resumed = kills + 1, resumed + (before > 0)
-        if kills % 2:
-            cache = tmp_path / f"machine-{kills}"
-            bucket.remove_flags()  # else the next one waits until the lease is over
-    process = start(command, tmp_path / "last")
-    bucket.remove_flags()
+    sizes = [kill_when_grown(command, cache, JOURNALS) for _ in range(3)]
+    assert 0 < sizes[0] < sizes[1] < sizes[2]
+    assert bucket.names() == ["one/lock.json"]
+    with pytest.raises(RunError, match=f"has been writing into {uri} since .*; if it died, delete {uri}/lock.json"):
+        sm.ppl("table:uniform", out=uri, **QUESTION)
+    with pytest.raises(RunError, match="has no finished run yet"):
+        sm.load(uri)
+    process = start(command, cache)
     out, complaints = process.communicate(timeout=60)
     assert process.returncode == 0, complaints
-    assert resumed >= 2
     expected = sm.ppl("table:uniform", out=tmp_path / "undisturbed", **QUESTION)
     assert json.loads(out)["perplexity"] == expected.perplexity.value
-    elsewhere()
     same_numbers(sm.load(uri), expected)
+    assert bucket.names() == ["one/manifest.json", "one/scores.parquet"]
+    assert not list(cache.glob("runs/*/.place.json"))
+
+
+def test_an_upload_that_is_killed_leaves_no_run_and_is_finished_by_the_same_command(
+    bucket: Bucket, tmp_path: Path, elsewhere: Any
+) -> None:
+    uri, cache, reached, ended = bucket.uri("one"), tmp_path / "first", threading.Event(), threading.Event()
+    sm.ppl("table:successor", out=uri, **QUESTION)  # it is replaced
+
+    def hang(method: str, path: str) -> bool:
+        if method != "PUT" or not path.endswith(MANIFEST):
+            return False
+        reached.set()
+        return ended.wait(60)
+
+    bucket.server.refuse = hang
+    command = ["ppl", "table:uniform", *FLAGS, "--out", uri]
+    process = start([*command, "--fresh"], cache)
+    wait_until(lambda: reached.is_set() or process.poll() is not None)
+    process.kill()
+    process.communicate()
+    ended.set()
+    bucket.server.refuse = lambda method, path: False
+    assert bucket.names() == ["one/lock.json", "one/scores.parquet"]
+    with pytest.raises(RunError, match="has no finished run yet"):
+        sm.load(uri)
+    bucket.remove("one/lock.json")
+    with pytest.raises(RunError, match=r"is not a run: it contains scores\.parquet"):
+        sm.ppl("table:uniform", out=uri, **QUESTION)
+    bucket.remove("one/scores.parquet")
+    process = start(command, cache)
+    out, complaints = process.communicate(timeout=60)
+    assert process.returncode == 0, complaints
+    assert json.loads(out)["cached"]  # it was scored before
+    same_numbers(sm.load(uri), sm.ppl("table:uniform", out=tmp_path / "here", **QUESTION))
     assert bucket.names() == ["one/manifest.json", "one/scores.parquet"]
 
 
 def test_a_live_writer_is_not_disturbed(bucket: Bucket, tmp_path: Path, elsewhere: Any) -> None:
-    uri = bucket.uri("one")
-    command = ["ppl", "table:uniform", *FLAGS, "--out", uri]
-    process = start(command, tmp_path / "first")
-    wait_until(lambda: bucket.names("one/partial/"))
-    with pytest.raises(RunError, match=rf"process {process.pid} on .* is writing into {uri}"):
-        sm.ppl("table:uniform", out=uri, **QUESTION)
-    with pytest.raises(RunError, match="is writing into"):
-        sm.ppl("table:uniform", out=uri, fresh=True, **QUESTION)
+    uri, cache = bucket.uri("one"), tmp_path / "first"
+    process = start(["ppl", "table:uniform", *FLAGS, "--out", uri], cache)
+    wait_until(lambda: size_of(cache, JOURNALS))
+    assert SECRET.encode() not in bucket.objects()["one/lock.json"]
+    for fresh in (False, True):
+        with pytest.raises(RunError, match=rf"process {process.pid} on .* has been writing into {uri} since 20"):
+            sm.ppl("table:uniform", out=uri, fresh=fresh, **QUESTION)
+    second = start(["ppl", "table:uniform", *FLAGS, "--out", uri], cache)
+    _, complaints = second.communicate(timeout=60)
+    assert f"another process is scoring into {uri}" in complaints
     out, complaints = process.communicate(timeout=60)
     assert process.returncode == 0, complaints
     assert sm.load(uri).perplexity.value == json.loads(out)["perplexity"]
 
 
-def test_a_silent_writer_is_taken_over_and_stops(
-    bucket: Bucket, tmp_path: Path, elsewhere: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    uri = bucket.uri("one")
-    process = start(["ppl", "table:uniform", *FLAGS, "--out", uri], tmp_path / "first", SCOREMODE_LEASE="2")
-    wait_until(lambda: bucket.names("one/partial/"))
-    process.send_signal(signal.SIGSTOP)
-    time.sleep(4)  # the server's times have whole seconds
-    made = sm.ppl("table:uniform", out=uri, **QUESTION)
-    assert f"taking over {uri} from process {process.pid}" in capfd.readouterr().err
-    before = bucket.objects()
-    process.send_signal(signal.SIGCONT)
-    _, complaints = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert "was taken over" in complaints.splitlines()[-1]
-    # a request that was under way when it was stopped may still arrive, in the old writer's own folder
-    assert {name: data for name, data in bucket.objects().items() if "/partial/" not in name} == before
-    same_numbers(sm.load(uri), made)
+def test_what_an_earlier_version_left_unfinished_is_refused(bucket: Bucket, elsewhere: Any) -> None:
+    uri, writer = bucket.uri("one"), "4f2a" * 4
+    for name in (f"writer-000001-{writer}.json", f"partial/{writer}/000000-0-9", f"partial/{writer}/sent.json"):
+        bucket.put(f"one/{name}", b"123456789")
+    with pytest.raises(RunError, match=r"left unfinished, which cannot be resumed; .*fresh.*, or delete it"):
+        sm.ppl("table:uniform", out=uri, **QUESTION)
+    with pytest.raises(RunError, match="left unfinished, which cannot be resumed"):
+        sm.load(uri)
+    sm.ppl("table:uniform", out=uri, fresh=True, **QUESTION)
+    assert bucket.names() == ["one/manifest.json", "one/scores.parquet"]
+    bucket.put("two/partial/notes.txt", b"mine")
+    with pytest.raises(RunError, match="is not a run: it contains partial"):
+        sm.ppl("table:uniform", out=bucket.uri("two"), fresh=True, **QUESTION)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_cut_connections_change_no_number(
     bucket: Bucket, elsewhere: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seed: int
 ) -> None:
-    monkeypatch.setattr(writer, "OFTEN", 0.05)
     expected = sm.ppl("table:uniform", out=tmp_path / "here", **QUESTION)
     with proxy_to(bucket.server) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
@@ -184,26 +203,22 @@ def test_a_server_that_goes_away_loses_nothing(bucket: Bucket, tmp_path: Path, e
     with proxy_to(bucket.server) as proxy:
         settings = {"AWS_ENDPOINT_URL": proxy.address, "SCOREMODE_STORAGE_PATIENCE": "1"}
         process = start(command, cache, **settings)
-        wait_until(lambda: len(bucket.names("one/partial/")) > 1)  # it scores
+        wait_until(lambda: size_of(cache, JOURNALS))
         proxy.down.set()
         _, complaints = process.communicate(timeout=60)
-        lines = complaints.splitlines()
         assert process.returncode == 2
-        assert "scoring goes on, and what is scored stays here" in lines[0]
-        assert "the run is complete, but" in lines[-1]
-        assert "run the same command again to send it" in lines[-1]
-        assert MANIFEST not in {name.rpartition("/")[2] for name in bucket.names()}
+        assert "the run is complete, but" in complaints.splitlines()[-1]
+        assert "run the same command again, without --fresh, to send it" in complaints.splitlines()[-1]
+        assert bucket.names() == ["one/lock.json"]
         process = start(command, cache, **settings)
         _, complaints = process.communicate(timeout=60)
         assert process.returncode == 2
         assert "cannot be" in complaints
         proxy.down.clear()
-        began = time.monotonic()
         process = start(command, cache, **settings)
         out, complaints = process.communicate(timeout=60)
         assert process.returncode == 0, complaints
         assert json.loads(out)["cached"]
-        assert time.monotonic() - began < 30
     same_numbers(sm.load(uri), sm.ppl("table:uniform", out=tmp_path / "here", **QUESTION))
 
 

@@ -9,35 +9,58 @@ from pathlib import Path
 import pytest
 
 import scoremode as sm
-from scoremode.errors import InputError, RunError
+from scoremode.errors import InputError, RunError, StorageError
 from scoremode.verbs.outputs import check_output, check_report
-from tests.s3 import Bucket, start, wait_until
+from tests.s3 import Bucket, kill_when_grown, start
 
 Move = Callable[[], Path]
 PAIRS = [(f"prompt {number}", f" target {number}") for number in range(1200)]
 
 
-def test_results_of_pairs_are_resumed_on_another_machine(bucket: Bucket, tmp_path: Path, elsewhere: Move) -> None:
+def test_results_of_pairs_are_resumed_and_sent_when_they_are_complete(
+    bucket: Bucket, tmp_path: Path, elsewhere: Move
+) -> None:
     rows = "".join(json.dumps({"prompt": prompt, "target": target}) + "\n" for prompt, target in PAIRS)
     bucket.put("pairs.jsonl", rows.encode())
-    (tmp_path / "pairs.jsonl").write_text(rows)
     command = ["prob", "table:uniform", "--file", bucket.uri("pairs.jsonl"), "--out"]
-    uri = bucket.uri("out/results.jsonl")
-    for kill in range(2):
-        process = start([*command, uri], tmp_path / f"machine-{kill}")
-        before = len(bucket.names("out/results.jsonl.scoremode/partial/"))
-        wait_until(lambda: len(bucket.names("out/results.jsonl.scoremode/partial/")) > before or process.poll() == 0)  # noqa: B023
-        process.kill()
-        process.communicate()
-        bucket.remove_flags()
-    process = start([*command, uri], tmp_path / "last")
-    _, complaints = process.communicate(timeout=60)
-    assert process.returncode == 0, complaints
+    uri, cache, here = bucket.uri("out/results.jsonl"), tmp_path / "first", tmp_path / "here.jsonl"
+    assert kill_when_grown([*command, uri], cache, "files/*/results.jsonl.partial", SLOWED="0.5") > 0
+    assert bucket.names("out/") == ["out/results.jsonl.lock.json"]
+    with sm.open("table:uniform") as model, pytest.raises(RunError, match=f"has been writing into {uri} since"):
+        model.prob("ab", ["c"], out=uri)
+    for out in (uri, str(here)):
+        process = start([*command, out], cache)
+        _, complaints = process.communicate(timeout=60)
+        assert process.returncode == 0, complaints
     assert bucket.names("out/") == ["out/results.jsonl", "out/results.jsonl.manifest.json"]
-    here = tmp_path / "here.jsonl"
-    process = start([*command, str(here)], tmp_path / "last")
-    process.communicate(timeout=60)
     assert bucket.objects()["out/results.jsonl"] == here.read_bytes()
+
+
+def test_results_that_could_not_be_sent_are_sent_by_the_same_command(
+    bucket: Bucket, elsewhere: Move, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCOREMODE_STORAGE_PATIENCE", "0.1")
+    uri = bucket.uri("out/results.jsonl")
+    with sm.open("table:uniform") as model:
+        model.prob("ab", ["c"], out=uri)
+        bucket.server.refuse = lambda method, path: method == "PUT" and path.endswith("results.jsonl")
+        with pytest.raises(StorageError, match="the results are complete, but"):
+            model.prob("ab", ["d"], out=uri, fresh=True)
+        bucket.server.refuse = lambda method, path: False
+        assert bucket.names("out/") == ["out/results.jsonl.lock.json", "out/results.jsonl.manifest.json"]
+        (found,) = model.prob("ab", ["d"], out=uri)
+    assert found.target == "d"
+    assert bucket.names("out/") == ["out/results.jsonl", "out/results.jsonl.manifest.json"]
+
+
+def test_unfinished_results_of_an_earlier_version_are_refused(bucket: Bucket, elsewhere: Move) -> None:
+    uri = bucket.uri("out/results.jsonl")
+    bucket.put(f"out/results.jsonl.scoremode/partial/{'4f2a' * 4}/000000-0-9", b"123456789")
+    with sm.open("table:uniform") as model:
+        with pytest.raises(RunError, match="left unfinished, which cannot be resumed"):
+            model.prob("ab", ["c"], out=uri)
+        model.prob("ab", ["c"], out=uri, fresh=True)
+    assert bucket.names("out/") == ["out/results.jsonl", "out/results.jsonl.manifest.json"]
 
 
 def test_results_are_found_again_and_foreign_files_are_kept(bucket: Bucket, elsewhere: Move) -> None:

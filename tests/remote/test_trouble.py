@@ -1,11 +1,8 @@
-"""Servers that do not answer, credentials that are missing, and writers that begin at once."""
+"""Servers that do not answer, and credentials that are missing."""
 
 from __future__ import annotations
 
-import os
-import secrets
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,21 +11,12 @@ from typing import Any
 import pytest
 
 import scoremode as sm
-from scoremode.errors import CorpusError, RunError, StorageError
+from scoremode.errors import CorpusError, StorageError
 from scoremode.remote import file_systems
-from scoremode.remote.lease import Lease
-from scoremode.remote.objects import Objects
-from scoremode.remote.uri import Place, located
 from tests.s3 import Bucket, start
 
 Move = Callable[[], Path]
 QUESTION: dict[str, Any] = {"text": "the cat sat on the mat. " * 20, "context_length": 48}
-
-
-def place_of(bucket: Bucket, key: str) -> Place:
-    place = located(bucket.uri(key))
-    assert isinstance(place, Place)
-    return place
 
 
 @pytest.fixture
@@ -73,35 +61,6 @@ def test_credentials_that_are_missing(bucket: Bucket, tmp_path: Path, monkeypatc
     assert "access is denied" in line
     assert "check the credentials in the environment, the profile or the machine's role" in line
     assert time.monotonic() - began < 15
-
-
-def test_two_writers_that_begin_at_the_same_instant(bucket: Bucket, elsewhere: Move) -> None:
-    """Ten rounds, side by side: one has the folder, the other gets one line that names it."""
-    rounds = [place_of(bucket, f"run-{number}") for number in range(10)]
-    ready, ended = threading.Barrier(20), {place: list[RunError | None]() for place in rounds}
-
-    def begin(place: Place) -> None:
-        lease = Lease(Objects(place), secrets.token_hex(8))
-        ready.wait()
-        try:
-            lease.acquire()
-            ended[place].append(None)
-        except RunError as error:
-            ended[place].append(error)
-
-    all_of_them = [threading.Thread(target=begin, args=(place,)) for place in rounds for _ in range(2)]
-    for thread in all_of_them:
-        thread.start()
-    for thread in all_of_them:
-        thread.join()
-    for place, found in ended.items():
-        assert found.count(None) == 1, found
-        (refused,) = (error for error in found if error is not None)
-        assert f"process {os.getpid()} on" in str(refused)
-        assert f"is writing into {place}" in str(refused)
-        names = bucket.names(f"{place.name}/")
-        assert len(names) == 1
-        assert "/writer-" in names[0]
 
 
 def test_base_logits_at_a_uri(bucket: Bucket, elsewhere: Move, tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def entries(root: Path, kinds: Iterable[str] = KINDS) -> Iterator[Entry]:
     for folder in _scan(root):
         if folder.name in kinds and folder.is_dir(follow_symlinks=False):
             found = (inspect_entry(folder.name, Path(one.path)) for one in _scan(folder.path))
-            yield from (entry for entry in found if entry is not None)
+            yield from (entry for entry in found if entry is not None and not _may_be_converting(entry))
 
 
 def _scan(folder: Path | str) -> list[os.DirEntry[str]]:
@@ -104,9 +104,11 @@ def inspect_entry(kind: str, path: Path) -> Entry | None:
     # not the folder's own time, which a lock file changes
     telling = files.keys() & {MARKS[kind], JOURNAL, folders.PARTIAL_ATTRIBUTION} or files.keys() - {LOCK}
     used = max((files[name].st_mtime for name in telling), default=info.st_mtime)
-    if kind == "models" and MODEL_MARK not in files and time.time() - used < CONVERTING:
-        return None
     return Entry(kind, path, sum(found.st_size for found in files.values()), used)
+
+
+def _may_be_converting(entry: Entry) -> bool:
+    return entry.kind == "models" and time.time() - entry.used < CONVERTING and not mark_of(entry.path).exists()
 
 
 def _is_ours(kind: str, name: str, files: Stats) -> bool:

@@ -17,6 +17,7 @@ from scoremode.cluster.replica_log import Probe, ReplicaLog
 from scoremode.cluster.replica_pool import ReplicaPool
 from scoremode.cluster.scoring import Batches, Scoring
 from scoremode.cluster.spread import Spread, room_for
+from scoremode.disk.folders import PLACE
 from scoremode.engines.base import SCORES, Baseline, Engine, NoiseFloor, StoredHead, Want
 from scoremode.engines.baseline import StoredBaseline
 from scoremode.engines.plugin import Work
@@ -174,8 +175,8 @@ class ReplicatedEngine(Engine):
         return found
 
     def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
-        # a reference that is being written to a URI cannot be read by other machines yet
-        unread = isinstance(baseline, StoredBaseline) and baseline.stored.remote is not None
+        # the work folder of a reference that goes to a URI cannot be read by other machines
+        unread = isinstance(baseline, StoredBaseline) and (baseline.stored.folder / PLACE).exists()
         place, batches = None if unread else SentBaseline.of(baseline), self._batches_of(source)
         wanted = [b for b in range(len(batches)) if not done[batches.windows(b)].all()]
         subset = subset_of(source, [batches.windows(b) for b in wanted])

@@ -123,10 +123,8 @@ class StoredBaseline:
         self.head = head_of(stored)
 
     @property
-    def place(self) -> tuple[str, Ints] | None:
-        """The folder, for a process that reads rows itself, with all rows fetched; None if rows were sent away."""
-        if self.stored.remote is not None:
-            return None
+    def place(self) -> tuple[str, Ints]:
+        """The folder, for a process that reads rows itself, with all rows fetched."""
         self.stored.fetch_rows(0, int(self.offsets[-1]))
         return str(self.stored.folder.resolve()), self.offsets
 

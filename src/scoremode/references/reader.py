@@ -28,7 +28,6 @@ from scoremode.references.format import (
     remake_fix,
 )
 from scoremode.remote.uri import Place
-from scoremode.remote.writer import RemoteWriter
 from scoremode.values import Raw
 
 CHUNK = 1 << 20  # bytes that are read together
@@ -55,7 +54,6 @@ class Reference:
     manifest: Mapping[str, Any]
     layout: ShardLayout
     place: Place | None = None  # the URI of the original, if the folder is a copy
-    remote: RemoteWriter | None = None  # has the shards that were sent away, while the reference is made
     fetch: FetchFile | None = None  # brings files that a copy lacks, when they are first needed
 
     @staticmethod
@@ -119,7 +117,7 @@ class Reference:
         if first < 0 or count < 0 or first + count > self.targets:
             raise IndexError(f"rows {first} to {first + count} of a reference of {self.targets}")
         self.fetch_rows(first, count)
-        return read_rows(self.folder, self.layout, first, count, self.remote, into=into)
+        return read_rows(self.folder, self.layout, first, count, into=into)
 
     def fetch_rows(self, first: int, count: int) -> None:
         """Fetches the files that contain these rows, if this is a copy that lacks them."""
@@ -162,22 +160,11 @@ def bytes_of(rows: Raw) -> memoryview:
     return np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
 
 
-def read_rows(
-    folder: Path,
-    layout: ShardLayout,
-    first: int,
-    count: int,
-    remote: RemoteWriter | None = None,
-    *,
-    into: Raw | None = None,
-) -> Raw:
+def read_rows(folder: Path, layout: ShardLayout, first: int, count: int, *, into: Raw | None = None) -> Raw:
     """Rows as a new array, or in the one given. They are read, not mapped: truncating a mapped file would kill us."""
     rows = np.empty((count, layout.width), RAW_DTYPES[layout.dtype]) if into is None else into
     for shard, offset, before, n in layout.pieces(first, count):
         path, rest = folder / shard_name(shard), bytes_of(rows[before : before + n])
-        if remote is not None and not path.exists():
-            remote.read_shard(path.name, offset, rest)
-            continue
         try:
             with open_regular(path) as file:
                 file.seek(offset)

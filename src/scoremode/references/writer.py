@@ -43,7 +43,6 @@ from scoremode.references.format import (
     write_partial,
 )
 from scoremode.references.reader import Reference, bytes_of, packed_record, row_records, rows_checksum
-from scoremode.remote.writer import RemoteWriter
 from scoremode.scores.answers import FAULT
 from scoremode.values import Bools, Ints, Raw
 
@@ -67,9 +66,7 @@ class StatesWriter:
         dtype: str,
         identity: Mapping[str, Any],
         shard_bytes: int = SHARD_BYTES,
-        remote: RemoteWriter | None = None,
     ) -> None:
-        """Complete shards are moved to ``remote``; without ``remote``, space for all shards is allocated at once."""
         if dtype not in RAW_DTYPES:
             raise InputError(f"a reference cannot keep {dtype} states", fix=f"give --dtype {' or '.join(RAW_DTYPES)}")
         assert 0 <= targets <= MOST_ROWS, "targets out of range"
@@ -81,7 +78,6 @@ class StatesWriter:
         self.present: Bools = np.zeros(targets, dtype=np.bool_)
         self._head: dict[str, Any] | None = None  # the description of the head, if it was written
         self._pending: list[bytes] = []  # records of rows that were written since the last flush
-        self._remote, self._written = remote, set[int]()  # shards that were written since the last flush
         self._shard: tuple[int, BinaryIO] | None = None  # the last shard stays open for the next write
         with disk_errors(self.folder):
             is_finished = self._is_finished()
@@ -95,8 +91,6 @@ class StatesWriter:
                 self._resume(known)
             else:
                 self._begin()  # there are no rows yet, at most their space
-            if remote is not None:
-                self._count_sent(remote)
         except BaseException:
             self.close()
             raise
@@ -105,9 +99,6 @@ class StatesWriter:
     def _is_finished(self) -> bool:
         """Does the folder contain this reference, finished? Raises RunError if it contains another one."""
         if not (self.folder / REFERENCE).exists():
-            return False
-        if self._remote is not None and (self.folder / ROWS).exists():
-            (self.folder / REFERENCE).unlink()  # the process was killed before it saved the run; all rows are recorded
             return False
         found = Reference.open(self.folder)
         if found.manifest["identity"] != self.identity or found.layout != self.layout:
@@ -143,8 +134,6 @@ class StatesWriter:
             )
         for shard in range(self.layout.shards):
             path = self.folder / shard_name(shard)
-            if self._remote is not None and not path.exists():
-                continue
             problem = self.layout.shard_file(shard).problem(path)
             if problem:
                 raise RunError(f"{path} {problem}", fix="start again with --fresh")
@@ -152,20 +141,8 @@ class StatesWriter:
         records, end = row_records(self._rows.read() or b"", self.layout)
         self._rows.truncate(end)
         for first, count, checksum in records:
-            if all((self.folder / shard_name(shard)).exists() for shard, *_ in self.layout.pieces(first, count)):
-                is_whole = rows_checksum(self.folder, self.layout, first, count) == checksum
-                self.present[first : first + count] = is_whole
-
-    def _count_sent(self, remote: RemoteWriter) -> None:
-        """Marks all rows of each shard that was sent as written, if the shard still has its size."""
-        sizes = {found.name: found.size for found in remote.objects.listed()} if remote.sent else {}
-        sound = list[str]()
-        for shard in range(self.layout.shards):
-            name, (first, count) = shard_name(shard), self.layout.shard_range(shard)
-            if name in remote.sent and sizes.get(name) == self.layout.shard_file(shard).size:
-                self.present[first : first + count] = True
-                sound.append(name)
-        remote.keep_sent(sound)
+            is_whole = rows_checksum(self.folder, self.layout, first, count) == checksum
+            self.present[first : first + count] = is_whole
 
     def _begin(self) -> None:
         """Allocates space for every row now, so that a full disk is detected before an hour of scoring."""
@@ -177,7 +154,7 @@ class StatesWriter:
             with disk_errors(self.folder, needed):
                 self._rows.truncate(0)
                 write_partial(self.folder, self.identity, self.layout, ready=False)
-                for shard in range(self.layout.shards if self._remote is None else 0):
+                for shard in range(self.layout.shards):
                     self._allocate(shard)
                 write_partial(self.folder, self.identity, self.layout, ready=True)
         except BaseException:
@@ -198,9 +175,6 @@ class StatesWriter:
             os.fsync(file.fileno())
 
     # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-    def has(self, first: int, count: int) -> bool:
-        return bool(self.present[first : first + count].all())
-
     def complete_windows(self, target_offsets: Ints) -> Bools:
         """Returns, for each window of a plan's ``target_offsets``, whether all its rows are written."""
         holes = np.concatenate([[0], np.cumsum(~self.present, dtype=np.int64)])
@@ -224,7 +198,6 @@ class StatesWriter:
             for shard, offset, before, n in layout.pieces(first_target, len(rows)):
                 part = data[before * layout.row_bytes :][: n * layout.row_bytes]
                 write_at(self._opened(shard), part, offset)
-                self._written.add(shard)
                 self._record(first_target + before, n, zlib.crc32(part))
 
     def _record(self, first: int, count: int, checksum: int) -> None:
@@ -235,10 +208,6 @@ class StatesWriter:
         if self._shard is None or self._shard[0] != shard:
             self._close_shard()
             path = self.folder / shard_name(shard)
-            if self._remote is not None:
-                self._remote.bring_back(path.name)
-                if not path.exists():
-                    self._allocate(shard)
             self._shard = (shard, path.open("r+b", buffering=0))
         return self._shard[1].fileno()
 
@@ -251,14 +220,6 @@ class StatesWriter:
                 self._rows.truncate(end)  # an incomplete record would hide all records after it
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._pending.clear()
-        written, self._written = self._written, set()
-        if self._remote is None:
-            return
-        for shard in sorted(written):
-            if self.has(*self.layout.shard_range(shard)):
-                if self._shard is not None and self._shard[0] == shard:
-                    self._close_shard()  # a later write opens it again
-                self._remote.send_shard(shard_name(shard))
 
     # ── head ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     def write_head(
@@ -301,8 +262,6 @@ class StatesWriter:
             )
         assert self._head is not None, "write_head must be called before finish"
         self._close_shard()
-        if self._remote is not None:
-            self._remote.stop_sending_shards()
         with disk_errors(self.folder):
             shards = [
                 {"file": name, "rows": self.layout.shard_range(shard)[1], "sha256": self._sha256(name)}
@@ -321,16 +280,12 @@ class StatesWriter:
             assert manifest_problem(complete) is None, f"an invalid manifest: {manifest_problem(complete)}"
             write_atomically(self.folder / REFERENCE, json.dumps(complete, indent=1, allow_nan=False).encode())
             self.close()
-            if self._remote is not None:
-                return Reference(self.folder, complete, self.layout, remote=self._remote)
             for name in (ROWS, PARTIAL):
                 (self.folder / name).unlink(missing_ok=True)
         return Reference.open(self.folder, verify=False)
 
     def _sha256(self, name: str) -> str:
-        """Returns the hash of a file, which is flushed to disk first if it was not sent away."""
-        if self._remote is not None and name in self._remote.sent:
-            return self._remote.sent[name]
+        """Returns the hash of a file, which is flushed to disk first."""
         with (self.folder / name).open("rb", buffering=0) as file:
             os.fsync(file.fileno())
         return file_sha256(self.folder / name)

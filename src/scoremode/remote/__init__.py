@@ -1,1 +1,1 @@
-"""Files behind URIs: their file systems, their copies in the cache, and folders that one process writes at a time."""
+"""Files behind URIs: their file systems, their copies in the cache, and the lock of whoever writes."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -72,8 +73,7 @@ def _opened(scheme: str, root: str, settings: tuple[tuple[str, str], ...], hub: 
 def _s3(bucket: str, settings: dict[str, str]) -> Any:
     from pyarrow import fs
 
-    told = os.environ.get
-    given = settings.get("endpoint_override") or told("AWS_ENDPOINT_URL_S3") or told("AWS_ENDPOINT_URL") or ""
+    told, given = os.environ.get, _s3_endpoint(settings)
     scheme, _, endpoint = given.rpartition("://")
     region = settings.get("region")
     if region is None and not given and not any(map(told, ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"))):
@@ -95,6 +95,11 @@ def _s3(bucket: str, settings: dict[str, str]) -> Any:
         allow_delayed_open=True,  # a small object is one request
         retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
     )
+
+
+def _s3_endpoint(settings: dict[str, str]) -> str:
+    told = os.environ.get
+    return settings.get("endpoint_override") or told("AWS_ENDPOINT_URL_S3") or told("AWS_ENDPOINT_URL") or ""
 
 
 def _gs(settings: dict[str, str]) -> Any:
@@ -127,6 +132,30 @@ def _by_fsspec(scheme: str, root: str) -> Any:
         limits = ClientTimeout(total=REQUEST_SECONDS, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)
         settings["client_kwargs"] = {"timeout": limits}
     return fs.PyFileSystem(fs.FSSpecHandler(kind(**settings)))
+
+
+def creating(place: Place) -> Any | None:
+    """fsspec's file system of a place, if its mode "xb" is a conditional write of the store; None if there is none.
+
+    Arrow has no conditional writes. The packages of fsspec are used if they are installed.
+    """
+    settings = dict(place.settings)
+    is_anonymous, scheme = settings.get("anonymous") == "true", settings.get("scheme", "https")
+    address = _s3_endpoint(settings) if place.scheme == "s3" else settings.get("endpoint_override", "")
+    url = address if not address or "://" in address else f"{scheme}://{address}"
+    with suppress(ImportError):
+        if place.scheme == "s3":
+            from s3fs import S3FileSystem
+
+            region = {"region_name": settings["region"]} if "region" in settings else {}
+            return S3FileSystem(anon=is_anonymous, endpoint_url=url or None, client_kwargs=region)
+        if place.scheme == "gs":
+            from gcsfs import GCSFileSystem
+
+            return GCSFileSystem(token="anon" if is_anonymous else None, endpoint_url=url or None)
+        if place.scheme == "memory":
+            return file_system(place).handler.fs
+    return None
 
 
 # ── errors ───────────────────────────────────────────────────────────────────────────────────────────────────────────

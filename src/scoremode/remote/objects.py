@@ -6,7 +6,6 @@ name first. Files are sent and fetched in pieces, so memory does not grow with t
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
 import time
@@ -20,7 +19,7 @@ from typing import Any, TypeVar
 
 from scoremode.arguments import SERVERS, seconds_in
 from scoremode.errors import StorageError, one_line
-from scoremode.remote.file_systems import ADDRESS, UNREACHABLE, file_system, reason_of, refusal
+from scoremode.remote.file_systems import ADDRESS, UNREACHABLE, creating, file_system, reason_of, refusal
 from scoremode.remote.hub import forget_listings, is_missing_file
 from scoremode.remote.uri import Place
 
@@ -241,23 +240,45 @@ class Objects:
             file.flush()
             os.fsync(file.fileno())
 
-    def sha256(self, name: str, size: int) -> str:
-        """The hash of a file of this size as it is now: the whole file is read."""
-        hasher = hashlib.sha256()
-        for piece in self.pieces(name, 0, size):
-            hasher.update(piece)
-        return hasher.hexdigest()
-
     # ── write ────────────────────────────────────────────────────────────────────────────────────────────────────────
     def write(self, name: str, data: bytes) -> None:
         """Write a small file whole."""
         self._attempt(name, "be written", lambda: self._put(name, [data], len(data)))
 
-    def send(self, name: str, path: Path, begin: int = 0, end: int | None = None) -> None:
-        """Send a file of this machine, or a range of its bytes, as one whole file."""
+    @property
+    def creates(self) -> bool:
+        """Does ``create`` use a conditional write of the store?"""
+        return creating(self.place) is not None
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a small file unless there is one of that name; return whether it was written.
+
+        Without a conditional write of the store, two processes at once may both be told that they wrote it.
+        """
+        store, path = creating(self.place), self._path(name)
+
+        def work() -> bool:
+            if store is None:
+                if self.look(name) is not None:
+                    return False
+                self._put(name, [data], len(data))
+                return True
+            try:
+                with store.open(path, "xb") as file:
+                    file.write(data)
+            except Exception:  # stores say in many ways that there is one
+                if self.look(name) is None:
+                    raise
+                return False
+            return True
+
+        return self._attempt(name, "be written", work)
+
+    def send(self, name: str, path: Path) -> None:
+        """Send a file of this machine."""
         with path.open("rb", buffering=0) as file:
-            size = (os.fstat(file.fileno()).st_size if end is None else end) - begin
-            self._attempt(name, "be written", lambda: self._put(name, _pieces(file, begin, size), size))
+            size = os.fstat(file.fileno()).st_size
+            self._attempt(name, "be written", lambda: self._put(name, _pieces(file, size), size))
 
     def _put(self, name: str, pieces: Iterable[bytes], size: int) -> None:
         final, scheme = self._path(name), self.place.scheme
@@ -281,14 +302,9 @@ class Objects:
         with suppress(FileNotFoundError):
             self._attempt(name, "be removed", lambda: self._arrow.delete_file(self._path(name)), may_be_absent=True)
 
-    def remove_folder(self, name: str) -> None:
-        """Remove a folder and everything in it; does nothing if there is none."""
-        with suppress(FileNotFoundError):
-            self._attempt(name, "be removed", lambda: self._arrow.delete_dir(self._path(name)), may_be_absent=True)
 
-
-def _pieces(file: RawIOBase, begin: int, size: int) -> Iterator[bytes]:
-    file.seek(begin)
+def _pieces(file: RawIOBase, size: int) -> Iterator[bytes]:
+    file.seek(0)
     while size > 0:
         piece = file.read(min(PIECE, size))
         if not piece:

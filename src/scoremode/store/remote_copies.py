@@ -20,9 +20,9 @@ from scoremode.disk.folders import HEAD, MANIFEST, REFERENCE, SCORES, SHARD_NAME
 from scoremode.errors import RunError, StorageError, alias_path, harmless
 from scoremode.references.reader import Reference
 from scoremode.remote.copies import AGAIN, fetch_once, fetch_verified
+from scoremode.remote.lock import LOCK_OBJECT, OUTDATED, left_by_older
 from scoremode.remote.objects import Objects
 from scoremode.remote.uri import Place, stored_at
-from scoremode.remote.writer import PARTIAL_FOLDER
 from scoremode.strict_json import parse
 
 LARGEST_MANIFEST = 256 << 20
@@ -63,8 +63,10 @@ def copy_of(place: Place) -> Path:
     objects = Objects(place)
     manifests = read_manifests(objects)
     if MANIFEST not in manifests:
-        if objects.listed(PARTIAL_FOLDER, deep=True):
-            raise RunError(f"{place} contains an unfinished run", fix="run the same command again to resume")
+        if objects.look(LOCK_OBJECT) is not None:
+            raise RunError(f"{place} has no finished run yet", fix="run the command that makes it, or wait for it")
+        if left_by_older(objects):
+            raise RunError(f"{place} {OUTDATED}", fix="score it again with --fresh")
         raise RunError(f"{place} is not a run", fix="give a folder that was written with --out; check the URI")
     folder = copy_folder(manifests)
     if not (folder / MANIFEST).exists():

@@ -1,63 +1,53 @@
-"""Runs and references in a folder elsewhere, behind a URI: made in a work folder here, sent while they are scored.
+"""Runs and references behind a URI: made in a work folder here, and sent when they are complete.
 
-URI/writer-….json     which process is writing (remote/lease.py)
-URI/partial/WRITER/…  while scoring: the journal, in pieces (remote/writer.py)
-URI/states-….safetensors   of a reference: each shard as soon as it is complete
-URI/scores.parquet    one row per target
-URI/manifest.json     written last: if it is there, the run is complete
+URI/lock.json                who is writing (remote/lock.py)
+URI/states-….safetensors     of a reference: its files
+URI/scores.parquet           one row per target
+URI/manifest.json            sent last: if it is there, the run is complete
 
-The work folder lies in the cache and is named after the URI; it is an ordinary run folder (runs.py). Another machine
-has none: it makes one from the pieces. Files are sent in this order: pieces, columns, manifest; then the pieces are
-removed. With --fresh, a new journal is sent; then the old run's manifest is removed, then its columns, then a
-reference's files. So after a kill the folder elsewhere always contains a complete run, or pieces of the run that is
-being scored.
+The work folder lies in the cache and is named after the URI; it is an ordinary run folder (runs.py), in which the same
+command resumes. What a run replaces stays until the new run is complete: then the old manifest is removed first. While
+the URI has our lock, the work folder counts, and not what lies there: an upload that was cut is begun again.
 
-In a repository of the Hugging Face hub, nothing is published before the run is complete. Then all files are added, and
-those of a run that is replaced are removed, in a single commit that must follow the commit seen before. Other files of
-the repository are never touched.
+In a repository of the Hugging Face hub there is no lock. All files are added, and those of a run that is replaced are
+removed, in a single commit that must follow the commit seen before. Other files of the repository are never touched.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from scoremode.arguments import SERVERS
 from scoremode.cache.eviction import cache_limit
-from scoremode.disk.folders import (
-    JOURNAL,
-    LOCK,
-    MANIFEST,
-    PARTIAL,
-    PLACE,
-    REFERENCE,
-    ROWS,
-    SCORES,
-    cache_folder,
-    is_reference_file,
-)
-from scoremode.disk.records import LONGEST_HEADER
-from scoremode.errors import InputError, RunError, StorageError, harmless, print_line
+from scoremode.disk.folders import JOURNAL, LOCK, MANIFEST, PLACE, REFERENCE, SCORES, cache_folder, is_reference_file
+from scoremode.errors import InputError, RunError, StorageError, alias_path, harmless, print_line
 from scoremode.remote.hub import ConflictError, Repository, is_repository
-from scoremode.remote.lease import FLAG
+from scoremode.remote.lock import LOCK_OBJECT, OUTDATED, RemoteLock, left_by_older
 from scoremode.remote.objects import Objects, patience
 from scoremode.remote.uri import Place
-from scoremode.remote.writer import FIRST_CONTACT, PARTIAL_FOLDER, RemoteWriter, SentJournals
 from scoremode.scores import journal
 from scoremode.store import runs
 from scoremode.store.remote_copies import copy_folder, files_in, present_files, read_manifests
 from scoremode.store.run import Run
 from scoremode.strict_json import parse
 
-STAYS = "what was scored is kept on this machine: run the same command again to send it"
+STAYS = "what was scored is kept on this machine: run the same command again, without --fresh, to send it"
+FIRST_CONTACT = 10.0  # seconds for which requests are tried again before anything is scored
 ATTEMPTS = 5  # to commit, while others commit to the same repository of the hub
 
 
-class PlaceClaim(runs.Claim):
-    """A folder behind a URI for one run, and its work folder in the cache."""
+class RemoteClaim(runs.Claim):
+    """A folder behind a URI for one run: gives its finished run, or else the right to write there, and a work folder.
+
+    A folder that is not a run's is never changed.
+    """
+
+    shard_bytes = 1 << 25  # small files, because a reader fetches those that contain the rows it needs
 
     def __init__(self, place: Place, identity: dict[str, Any], *, fresh: bool = False, kind: str = "runs") -> None:
         if place.scheme in SERVERS:
@@ -66,261 +56,149 @@ class PlaceClaim(runs.Claim):
         super().__init__(cache_folder() / kind / work, identity, fresh=fresh)
         self.place = place
         self._objects = Objects(place, seconds=min(FIRST_CONTACT, patience()))
+        self._remote_lock = RemoteLock(place, self._objects, LOCK_OBJECT, self.folder)
+        self._repository = Repository.of(place) if is_repository(place) else None
+        self._replaces, self._goes_on = fresh, False
+        self._follows: str | None = None  # the newest commit when the repository was looked at
         self._old_files: set[str] = set()  # that are replaced by this run's
         self._is_complete = False
 
+    # ── take ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     def _take(self) -> Run | None:
         """Return the finished run behind the URI; if there is none, take the right to write there and return None."""
         cache_limit()  # raises if the limit is invalid, before anything is scored
-        found = self._existing_run()  # raises before anything is written
+        self._goes_on = self._is_left_here()
+        found = self._published()  # raises before anything is written
+        if found is not None:
+            return found
+        self._lock, _ = runs.lock_folder(self.folder, waits=False, name=str(self.place))
+        alias_path(str(self.folder), str(self.place))
+        self._goes_on = self._is_left_here()
+        self._take_place()
+        found = self._published()  # again, because it may have changed meanwhile
         if found is None:
-            self._lock, _ = runs.lock_folder(self.folder, waits=False, name=str(self.place))
-            self._take_place()
-            found = self._existing_run() or self._prepare()  # again, because it may have changed meanwhile
+            found = runs.existing_run(self.folder, self.identity, fresh=self._fresh)
+            if found is not None:  # it was not sent, or not all of it
+                if (self.folder / REFERENCE).exists():
+                    super().check_reference()
+                found = self.publish(found)
         return found
 
     def _take_place(self) -> None:
         """Take the right to write behind the URI; an error if this process may not."""
-        raise NotImplementedError
+        if self._repository is None:
+            self._remote_lock.acquire()
+        elif self._follows is not None:
+            self._repository.require_writable()
+        else:
+            self._repository.create()
+            print_line(
+                f"scoremode: created {self.place} on the hub; it is private until you change that in its settings"
+            )
 
-    def _prepare(self) -> Run | None:
-        """Bring the work folder up to date; if it contains the finished run, send that run and return it."""
-        raise NotImplementedError
-
-    def _counts(self, name: str) -> bool:
-        """Does a file of this name decide whether the folder is a run's?"""
-        return not name.startswith(".")
-
-    def _existing_run(self) -> Run | None:
-        """The finished run elsewhere; None if this run may be scored there; RunError if it may not."""
+    def _published(self) -> Run | None:
+        """The finished run behind the URI; None if this run may be scored; RunError if it may not."""
         place, objects = self.place, self._objects
-        names = {found.name for found in objects.listed() if self._counts(found.name)}
-        if not names:
+        if self._repository is not None:
+            self._follows = self._repository.last_commit()
+            if self._follows is None:  # there is no repository yet
+                return None
+        listed = {found.name for found in objects.listed() if not found.name.startswith(".")}
+        own = {name for name in listed if name in (MANIFEST, SCORES) or is_reference_file(name)}
+        others = listed - own - {LOCK_OBJECT} if self._repository is None else set()
+        older = left_by_older(objects) if others else []
+        self._old_files = own.union(older)
+        if not listed:
             itself = objects.look()
             if itself is not None and not itself.is_folder:
                 raise RunError(f"{place} is a file", fix="give a folder to --out")
+        if self._goes_on:
             return None
-        begun = None
-        if PARTIAL_FOLDER in names:
-            begun = _identity_in(SentJournals(objects).first_line(most=LONGEST_HEADER))
-        known = _identity_in(read_manifests(objects).get(MANIFEST, b"")) if MANIFEST in names else None
-        others = {name for name in names if not FLAG.fullmatch(name) and name != PARTIAL_FOLDER}
-        if begun is None and known is None and others:
-            foreign = sorted(name for name in others if name not in (MANIFEST, SCORES) and not is_reference_file(name))
-            name = foreign[0] if foreign else min(others)
+        known = _identity_in(read_manifests(objects).get(MANIFEST, b"")) if MANIFEST in own else None
+        if known is None and older and not self._replaces:
+            raise RunError(f"{place} {OUTDATED}", fix="give --fresh to score it again, or delete it")
+        if known is None and not older and own | others:
             raise RunError(
-                f"{place} is not a run: it contains {harmless(name)}", fix="give a new or empty folder to --out"
+                f"{place} is not a run: it contains {harmless(min(others or own))}",
+                fix="give a new or empty folder to --out",
             )
-        if self._fresh:
+        if known is None or self._replaces:
             return None
-        if MANIFEST in names:
-            try:
-                runs.require_same(place, known or {}, self.identity)
-                return replace(runs.load(place), cached=True)
-            except RunError:
-                if begun != self.identity:
-                    raise
-                return None  # a process with --fresh was killed before it removed the old run
-        if begun is not None:
-            runs.require_same(place, begun, self.identity)
-        return None
+        runs.require_same(place, known, self.identity)
+        return replace(runs.load(place), cached=True)
+
+    def _is_left_here(self) -> bool:
+        """Was a process killed here, or its upload cut, that was writing this run, or one that is replaced now?"""
+        if self._repository is not None or not self._remote_lock.is_ours():
+            return False
+        begun = journal.inspect_journal(self.folder / JOURNAL).identity
+        return self._replaces or self.identity in (begun, _identity_in(self._manifests().get(MANIFEST, b"")))
 
     def check_reference(self) -> None:
         """Raise StorageError if a file is missing; the content of files is checked when they are fetched."""
         objects = Objects(self.place)
         present_files(objects, read_manifests(objects))
 
+    # ── publish ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def publish(self, run: Run) -> Run:
+        """Send the files of the finished run, its manifests last, and remove those of the run that it replaces."""
+        names = [*(name for name, _ in files_in(self._manifests(), self.place)), *self._manifests()]
+        try:
+            found = self._commit(self._repository, names) if self._repository is not None else self._send(names)
+        except StorageError as error:
+            raise StorageError(f"the run is complete, but {error.message}", fix=f"{error.fix}; {STAYS}") from None
+        if found is not None:
+            return found
+        self._is_complete = True
+        return replace(run, path=str(self.place))
+
+    def _send(self, names: list[str]) -> Run | None:
+        objects = Objects(self.place)
+        self._remote_lock.stays = True
+        for name in (*self._old_files & {MANIFEST}, *sorted(self._old_files.difference(names))):
+            objects.remove(name)
+        for name in names:
+            objects.send(name, self.folder / name)
+        self._remote_lock.stays = False
+        return None
+
+    def _commit(self, repository: Repository, names: list[str]) -> Run | None:
+        """Add the files in one commit; return the same run if somebody else has published it meanwhile."""
+        files = {name: self.folder / name for name in names}
+        message = f"Add a {'reference' if REFERENCE in files else 'run'} made by scoremode"
+        for _ in range(ATTEMPTS):
+            with suppress(ConflictError):
+                removed = sorted(self._old_files - files.keys())
+                repository.commit(files, removed, follows=self._follows, message=message)
+                return None
+            found = self._published()  # an error if another run was published meanwhile
+            if found is not None:
+                return found
+        raise StorageError(f"{self.place} is changed by others all the time", fix="try again later")
+
     def _manifests(self) -> dict[str, bytes]:
         return {n: (self.folder / n).read_bytes() for n in (REFERENCE, MANIFEST) if (self.folder / n).exists()}
 
-    def _files(self) -> list[tuple[str, str]]:
-        """Names and hashes of a finished run's files except its manifests, in the order in which they are sent."""
-        return list(files_in(self._manifests(), self.place))
-
-    def _become_copy(self) -> None:
-        """Give the work folder the name of a copy, so that its files are not fetched when the run is read here."""
-        copy = copy_folder(self._manifests())
-        with suppress(OSError):  # the copy exists already: then the cache removes this folder when it is full
-            for name in (PLACE, ROWS, PARTIAL):
-                (self.folder / name).unlink(missing_ok=True)
-            os.rename(self.folder, copy)
-            (copy / LOCK).unlink(missing_ok=True)
-
-
-class RemoteClaim(PlaceClaim):
-    """A folder behind a URI for one run: gives its finished run, or else the right to write there, and a work folder.
-
-    A folder that is not a run's is never changed.
-    """
-
-    shard_bytes = 1 << 28  # smaller than in a local folder: a lost machine loses the rows of unfinished shards
-    _has_begun = False
-
-    @property
-    def writer(self) -> RemoteWriter:
-        assert self.remote is not None, "the folder is not taken"
-        return self.remote
-
-    def _take_place(self) -> None:
-        self.remote = RemoteWriter(self.place, self.folder)
-
-    def _prepare(self) -> Run | None:
-        writer, path = self.writer, self.folder / JOURNAL
-        self._old_files = {found.name for found in self._objects.listed() if not found.is_folder}
-        if writer.is_outdated:
-            self._clear()
-        writer.keep_sent(self._old_files)
-        if self._fresh:
-            return None
-        if (self.folder / MANIFEST).exists():
-            with suppress(RunError):
-                found = runs.finished_in(self.folder, self.identity)
-                if all((self.folder / name).exists() or writer.sent.get(name) == sha for name, sha in self._files()):
-                    return self.publish(found)
-            self._clear()
-        if writer.is_ahead_of(path):
-            self._clear()
-            writer.fetch_journal(path)
-            writer.keep_sent(self._old_files)
-        return None
-
-    def _clear(self) -> None:
-        self.writer.keep_sent(())
-        for path in list(self.folder.iterdir()):
-            if path.name not in (LOCK, PLACE):
-                path.unlink()
-
-    def begin(self) -> None:
-        """Take over the folder for this run: send the scores so far, then remove the files that it replaces."""
-        if self._has_begun:
-            return
-        self._has_begun, writer, path, fresh = True, self.writer, self.folder / JOURNAL, self._fresh
-        is_same = not fresh and journal.inspect_journal(path).identity == self.identity
-        super().begin()
-        if not is_same:
-            writer.keep_sent(())
-        writer.send_journal(path, resumes=is_same)
-        own = sorted(name for name in self._old_files if is_reference_file(name) and name != REFERENCE)
-        replaced = (MANIFEST, SCORES, REFERENCE, *(own if fresh else ()))  # the manifest first
-        writer.remove(*(name for name in replaced if name in self._old_files))
-        writer.remove_journals(of_others=True)
-
-    def watched(self, progress: runs.Progress | None) -> runs.Progress | None:
-        """A progress callback that also stops the run if another process took its folder over."""
-        lease = self.writer.lease
-
-        def report(done: int, total: int) -> None:
-            lease.raise_if_lost()
-            if progress is not None:
-                progress(done, total)
-
-        report.phase = getattr(progress, "phase", None)  # type: ignore[attr-defined]
-        return report
-
-    def publish(self, run: Run) -> Run:
-        """Send the files of the finished run, its manifest last."""
-        writer = self.writer
-        writer.stop_sending()
-        try:
-            for name, sha256 in self._files():
-                writer.deliver(name, sha256)
-            for name in self._manifests():
-                writer.deliver(name)
-            self._is_complete = True
-            writer.remove_journals()
-            writer.remove(ROWS, PARTIAL)  # older versions sent them
-        except StorageError as error:
-            if not self._is_complete:
-                raise StorageError(f"the run is complete, but {error.message}", fix=STAYS) from None
-        return replace(run, path=str(self.place))
-
     def release(self) -> None:
-        if self.remote is not None:
-            self.remote.close()
-            self.remote = None
+        if self._lock is not None:
+            self._remote_lock.release()
             if self._is_complete:
                 self._become_copy()
         super().release()
 
-
-class HubClaim(PlaceClaim):
-    """A folder of a repository for one run. Two processes may score the same; only one of them publishes."""
-
-    shard_bytes = 1 << 25  # small files, because a reader fetches those that contain the rows it needs
-
-    def __init__(self, place: Place, identity: dict[str, Any], *, fresh: bool = False, kind: str = "runs") -> None:
-        super().__init__(place, identity, fresh=fresh, kind=kind)
-        self._repository = Repository.of(place)
-        self._follows: str | None = None  # the newest commit when the folder was looked at
-
-    def _counts(self, name: str) -> bool:
-        return name in (MANIFEST, SCORES) or is_reference_file(name)
-
-    def _existing_run(self) -> Run | None:
-        self._follows = self._repository.last_commit()
-        if self._follows is None:  # there is no repository yet
-            return None
-        found = super()._existing_run()
-        self._old_files = {one.name for one in self._objects.listed() if self._counts(one.name)}
-        return found
-
-    def _take_place(self) -> None:
-        if self._follows is None:
-            self._repository.create()
-            print_line(
-                f"scoremode: created {self.place} on the hub; it is private until you change that in its settings"
-            )
-        else:
-            self._repository.require_writable()
-
-    def _prepare(self) -> Run | None:
-        if (self.folder / MANIFEST).exists() and not self._fresh:
-            with suppress(RunError):
-                found = runs.finished_in(self.folder, self.identity)
-                if all((self.folder / name).exists() for name, _ in self._files()):
-                    return self.publish(found)
-            for path in list(self.folder.iterdir()):  # another run, which was never published
-                if path.name != LOCK:
-                    path.unlink()
-        return None
-
-    def publish(self, run: Run) -> Run:
-        """Adds the files of the finished run in one commit, which also removes those of the run that it replaces."""
-        names = [*(name for name, _ in self._files()), *self._manifests()]
-        files = {name: self.folder / name for name in names}
-        what = "reference" if REFERENCE in files else "run"
+    def _become_copy(self) -> None:
+        """Give the work folder the name of a copy, so that its files are not fetched when the run is read here."""
+        copy, self._is_complete = copy_folder(self._manifests()), False
+        (self.folder / PLACE).unlink(missing_ok=True)
         try:
-            for _ in range(ATTEMPTS):
-                with suppress(ConflictError):
-                    self._repository.commit(
-                        files,
-                        sorted(self._old_files - files.keys()),
-                        follows=self._follows,
-                        message=f"Add a {what} made by scoremode",
-                    )
-                    self._is_complete = True
-                    return replace(run, path=str(self.place))
-                found = self._existing_run()  # an error if another run was published meanwhile
-                if found is not None:
-                    return found
-        except StorageError as error:
-            raise StorageError(f"the run is complete, but {error.message}", fix=f"{error.fix}; {STAYS}") from None
-        raise StorageError(f"{self.place} is changed by others all the time", fix=STAYS)
-
-    def release(self) -> None:
-        if self._is_complete:
-            self._become_copy()
-            self._is_complete = False
-        super().release()
-
-
-def claim_at(place: Place, identity: dict[str, Any], *, fresh: bool = False, kind: str = "runs") -> PlaceClaim:
-    chosen = HubClaim if is_repository(place) else RemoteClaim
-    return chosen(place, identity, fresh=fresh, kind=kind)
+            os.rename(self.folder, copy)
+            (copy / LOCK).unlink(missing_ok=True)
+        except OSError:  # there is a copy already
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _identity_in(data: bytes) -> dict[str, Any] | None:
-    """The identity in a manifest or in the first line of a journal; None if it cannot be read."""
+    """The identity in a manifest; None if it cannot be read."""
     try:
         found = parse(data)
     except ValueError:

@@ -41,7 +41,6 @@ from scoremode.references.format import discard, identity_in, is_reference
 from scoremode.references.reader import Reference
 from scoremode.references.writer import SHARD_BYTES
 from scoremode.remote.uri import Place, stored_at
-from scoremode.remote.writer import RemoteWriter
 from scoremode.scores import journal, parquet
 from scoremode.scores.columns import Divergences, Scores, TargetFacts
 from scoremode.scores.schema import BUILT_IN
@@ -65,7 +64,6 @@ class Claim:
     """
 
     shard_bytes = SHARD_BYTES  # of a reference's files
-    remote: RemoteWriter | None = None  # sends a run's files to a URI while they are written
 
     def __init__(self, folder: Path, identity: dict[str, Any], *, fresh: bool = False, waits: bool = False) -> None:
         self.folder, self.identity = folder, identity
@@ -93,7 +91,7 @@ class Claim:
         if is_cached(folder):
             cache_limit()  # raises if the limit is invalid, before anything is scored
         try:
-            found = _existing_run(folder, self.identity, fresh=self._fresh)  # raises before anything is created
+            found = existing_run(folder, self.identity, fresh=self._fresh)  # raises before anything is created
         except RunError:
             if folder.exists() or not is_cached(folder):
                 raise  # else the cache removed the folder at the same time
@@ -103,7 +101,7 @@ class Claim:
                 with suppress(RunError):  # the run was scored while we waited, so it is new
                     found = finished_in(folder, self.identity)
             # again, because it may have changed before the lock
-            found = found or _existing_run(folder, self.identity, fresh=self._fresh)
+            found = found or existing_run(folder, self.identity, fresh=self._fresh)
         if found is not None:
             mark_used(folder)
         return found
@@ -128,10 +126,6 @@ class Claim:
     def check_reference(self) -> None:
         """Raise RunError if files of the finished reference were cut or edited since."""
         Reference.open(self.folder)
-
-    def watched(self, progress: Progress | None) -> Progress | None:
-        """The progress callback to use; for a folder behind a URI, it raises if another process took that over."""
-        return progress
 
     def publish(self, run: Run) -> Run:
         """Bring the finished run to the place that the user named; a local folder is that place already."""
@@ -180,7 +174,7 @@ def require_possible(folder: Path) -> None:
         raise RunError(f"{folder} is a file", fix="give a folder to --out")
 
 
-def _existing_run(folder: Path, identity: dict[str, Any], *, fresh: bool) -> Run | None:
+def existing_run(folder: Path, identity: dict[str, Any], *, fresh: bool) -> Run | None:
     """The finished run in a folder; None if this run may be scored into it; RunError if it may not."""
     present = _own_files(folder)
     if fresh:

@@ -33,7 +33,7 @@ from scoremode.models.subject import Subject
 from scoremode.plan.path import DECODE, PREFILL, DecodePath
 from scoremode.remote.uri import Place, located, may_be_stored, shown
 from scoremode.store import runs
-from scoremode.store.remote_runs import claim_at
+from scoremode.store.remote_runs import RemoteClaim
 from scoremode.store.run import Run
 from scoremode.verbs.progress import Progress, announce
 from scoremode.verbs.question import LastTokens, Question, identify, prepare_question
@@ -360,7 +360,7 @@ class LazyModel:
                 return
             folder = located(out) if out is not None else entry_folder(kind, identity)
             if isinstance(folder, Place):
-                yield stack.enter_context(claim_at(folder, identity, fresh=fresh, kind=kind))
+                yield stack.enter_context(RemoteClaim(folder, identity, fresh=fresh, kind=kind))
             else:
                 yield stack.enter_context(runs.Claim(folder, identity, fresh=fresh, waits=out is None))
 

@@ -10,12 +10,11 @@ a URI                           written as a whole, if its folder can be listed
 a folder, a disk, a socket      refused
 a file in a run or reference    refused
 
-If results of pairs go to a URI, they are written to a local work folder and sent while they are scored:
+If results of pairs go to a URI, they are written to a local work folder, and sent when they are complete:
 
-URI                          the results, when all are complete
+URI                          the results
 URI.manifest.json            the question and the sha256 of the results; sent before them
-URI.scoremode/writer-….json  the process that is writing (remote/lease.py)
-URI.scoremode/partial/…      while scoring: the results so far, in pieces (remote/writer.py)
+URI.lock.json                the process that is writing (remote/lock.py)
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -37,9 +36,9 @@ from scoremode.disk.folders import JOURNAL, MANIFEST, SCORES, cache_folder
 from scoremode.errors import InputError, RunError, StorageError, alias_path, print_line
 from scoremode.references.format import is_reference
 from scoremode.remote.copies import FILES
+from scoremode.remote.lock import LOCK_OBJECT, OUTDATED, RemoteLock, left_by_older
 from scoremode.remote.objects import Objects
 from scoremode.remote.uri import Place, is_uri, located, require_path
-from scoremode.remote.writer import PARTIAL_FOLDER, RemoteWriter
 from scoremode.store import runs
 from scoremode.store.remote_runs import STAYS
 from scoremode.strict_json import LARGEST, read_object
@@ -234,7 +233,7 @@ def _check_elsewhere(text: str, flag: str) -> Output:
     beside = {found.name: found for found in Objects(where.parent).listed()}
     if where.name in beside and beside[where.name].is_folder:
         raise InputError(f"{where} is a folder", fix=f"give a file name to {flag}")
-    if {MANIFEST, SCORES} <= beside.keys() or PARTIAL_FOLDER in beside:
+    if {MANIFEST, SCORES} <= beside.keys() or LOCK_OBJECT in beside:
         raise InputError(
             f"{where} is inside a run or reference folder, where nothing else may be written",
             fix=f"give another file to {flag}",
@@ -314,39 +313,55 @@ def worked_on_here(output: Output, *, fresh: bool = False) -> Iterator[Output]:
         yield output
         return
     folder = cache_folder() / FILES / hashlib.sha256(str(place).encode()).hexdigest()[:20]
-    path = folder / place.name
+    path, objects = folder / place.name, Objects(place.parent)
+    here = [path.with_name(path.name + ending) for ending in (".manifest.json", "", ".partial")]
     lock, _ = runs.lock_folder(folder, waits=False, name=str(place))
+    remote_lock = RemoteLock(place, objects, f"{place.name}.{LOCK_OBJECT}", folder)
     try:
         alias_path(str(path), str(place))
-        with closing(RemoteWriter(place.parent / f"{place.name}.scoremode", folder)) as writer:
-            _fetch_results(Objects(place.parent), writer, path, fresh=fresh)
-            yield replace(output, path=path, place=None)
-            writer.stop_sending()
+        resumes = remote_lock.is_ours() and any(one.exists() for one in here)
+        if not resumes and objects.look(path.name) is not None:
+            for one in here:  # older than what lies there
+                one.unlink(missing_ok=True)
+        remote_lock.acquire()
+        _discard_older(place, fresh=fresh)
+        fetched = None if resumes else _fetch_results(objects, path)
+        yield replace(output, path=path, place=None)
+        if fetched != _version(path):
+            remote_lock.stays = True
             try:
-                for name in (f"{path.name}.manifest.json", path.name):
-                    writer.lease.verify()
-                    Objects(place.parent).send(name, folder / name)
-                writer.remove_journals()
+                objects.remove(path.name)  # so that the results there are never another manifest's
+                for one in here[:2]:
+                    objects.send(one.name, one)
             except StorageError as error:
                 raise StorageError(f"the results are complete, but {error.message}", fix=STAYS) from None
+            remote_lock.stays = False
     finally:
+        remote_lock.release()
         lock.release()
 
 
-def _fetch_results(objects: Objects, writer: RemoteWriter, path: Path, *, fresh: bool) -> None:
-    """Fetches finished results, or the journal so far, into the work folder. From then on, the journal is sent."""
-    partial, manifest = (path.with_name(path.name + ending) for ending in (".partial", ".manifest.json"))
+def _discard_older(place: Place, *, fresh: bool) -> None:
+    """Removes unfinished results of an earlier version, if ``fresh``; else they are refused."""
+    objects = Objects(place.parent / f"{place.name}.scoremode")
+    older = left_by_older(objects)
+    if older and not fresh:
+        raise RunError(f"{objects.place} {OUTDATED}", fix="give --fresh to score them again, or delete it")
+    for name in older:
+        objects.remove(name)
+
+
+def _fetch_results(objects: Objects, path: Path) -> tuple[int, int] | None:
+    """Fetches finished results and their manifest; returns the version of their file, None if there are no results."""
     sizes = {found.name: found.size for found in objects.listed() if not found.is_folder}
-    is_finished = path.name in sizes
-    if writer.is_outdated or is_finished:
-        for left in (path, manifest, partial):
-            left.unlink(missing_ok=True)
-    writer.keep_sent(())
-    for one in (manifest, path) if is_finished else ():
-        if one.name in sizes:
-            objects.fetch(one.name, one, size=sizes[one.name])
-    if fresh:
-        partial.unlink(missing_ok=True)
-    elif not is_finished and writer.is_ahead_of(partial):
-        writer.fetch_journal(partial)
-    writer.send_journal(partial)
+    if path.name not in sizes:
+        return None
+    for name in {f"{path.name}.manifest.json", path.name} & sizes.keys():
+        path.with_name(name).unlink(missing_ok=True)
+        objects.fetch(name, path.with_name(name), size=sizes[name])
+    return _version(path)
+
+
+def _version(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns

@@ -128,7 +128,6 @@ def _score_and_store(
             dtype=dtype,
             identity=claim.identity,
             shard_bytes=claim.shard_bytes,
-            remote=claim.remote,
         ) as writer,
     ):
         # after a kill, the journal may contain windows whose states are incomplete

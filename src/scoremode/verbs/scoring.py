@@ -200,7 +200,7 @@ class UnfinishedRun:
         check_fits(asked.plan, engine.facts.vocabulary, engine.facts.context_length)
         claim.begin()
         self.asked, self.engine, self.claim, self.least_kl = asked, engine, claim, least_kl
-        self.progress = claim.watched(progress)
+        self.progress = progress
         self.journal = Journal(
             claim.folder / runs.JOURNAL,
             claim.identity,

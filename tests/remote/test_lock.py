@@ -1,0 +1,106 @@
+"""The lock object of whoever writes behind a URI."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from scoremode.errors import RunError
+from scoremode.remote.lock import LOCK_OBJECT, RemoteLock
+from scoremode.remote.objects import Objects
+from scoremode.remote.uri import Place, parse
+from tests.s3 import Bucket
+
+
+@pytest.fixture
+def place() -> Place:
+    return parse(f"memory://lock-{secrets.token_hex(4)}")
+
+
+def lock_of(place: Place, folder: Path) -> RemoteLock:
+    folder.mkdir(exist_ok=True)
+    return RemoteLock(place, Objects(place), LOCK_OBJECT, folder)
+
+
+def names(place: Place) -> list[str]:
+    return [found.name for found in Objects(place).listed()]
+
+
+def test_only_one_work_folder_has_the_lock(place: Place, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    first, second = lock_of(place, tmp_path / "first"), lock_of(place, tmp_path / "second")
+    first.acquire()
+    said = f"process {os.getpid()} on .* has been writing into {place} since 20.* UTC; .* delete {place}/lock.json"
+    with pytest.raises(RunError, match=said):
+        second.acquire()
+    second.release()
+    assert names(place) == ["lock.json"]
+    first.release()
+    assert names(place) == []
+    second.acquire()
+    assert not first.is_ours()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_lock_that_was_left_goes_to_the_same_work_folder(place: Place, tmp_path: Path) -> None:
+    assert not lock_of(place, tmp_path / "first").is_ours()
+    lock_of(place, tmp_path / "first").acquire()  # never released
+    again = lock_of(place, tmp_path / "first")
+    assert again.is_ours()
+    again.acquire()
+    again.stays = True  # an upload was cut
+    again.release()
+    assert names(place) == ["lock.json"]
+    third = lock_of(place, tmp_path / "first")
+    third.acquire()
+    third.release()
+    assert names(place) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"[" * 50_000, b"[]", b'{"process": null, "host": "x"}'])
+def test_a_lock_with_any_content_counts(place: Place, tmp_path: Path, content: bytes) -> None:
+    Objects(place).write(LOCK_OBJECT, content)
+    with pytest.raises(RunError, match="process 0 on an unknown machine has been writing into"):
+        lock_of(place, tmp_path / "second").acquire()
+    assert Objects(place).read(LOCK_OBJECT, most=1 << 20) == content
+
+
+def test_without_a_conditional_write_a_line_says_so(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)  # Arrow alone
+    place = parse(bucket.uri("one"))
+    lock_of(place, tmp_path / "first").acquire()
+    said = f"scoremode: nobody keeps two writers of {place} apart that begin at once; pip install s3fs helps\n"
+    assert capfd.readouterr().err == said
+    with pytest.raises(RunError, match="has been writing into"):
+        lock_of(place, tmp_path / "second").acquire()
+
+
+def test_of_two_writers_that_begin_at_once_one_is_refused(bucket: Bucket, tmp_path: Path) -> None:
+    """By the store's own conditional write, five times side by side."""
+    pytest.importorskip("s3fs")
+    places, ready = [parse(bucket.uri(f"run-{number}")) for number in range(5)], threading.Barrier(10)
+    refused = list[str]()
+
+    def begin(place: Place, folder: Path) -> None:
+        lock = lock_of(place, folder)
+        ready.wait()
+        try:
+            lock.acquire()
+        except RunError as error:
+            refused.append(str(error))
+
+    pairs = [(place, tmp_path / f"{place.name}-{side}") for place in places for side in "ab"]
+    threads = [threading.Thread(target=begin, args=pair) for pair in pairs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(refused) == len(places)
+    for place in places:
+        assert sum(f"has been writing into {place} since" in line for line in refused) == 1
