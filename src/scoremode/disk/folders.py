@@ -33,7 +33,7 @@ SHARD_NAME = re.compile(r"states-\d{5,}\.safetensors")
 
 MODEL_MARK, ANSWERS, TOKENS_MARK, FILE_MARK = "scoremode.json", "answers.records", "tokens.json", ".file.json"
 TOKENIZER_MARK = "tokenizer.json"
-HASHES, TASK_INDEX = "sha256.json", "lm-eval-tasks.json"
+HASHES = "sha256.json"
 
 SET_IT = "set SCOREMODE_CACHE to a folder that can be written"
 
