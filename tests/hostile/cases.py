@@ -229,7 +229,7 @@ FLAGS = [
     ("doctor --engine http://127.0.0.1:1", "scoremode ppl"),
     ("plan small --engine http://127.0.0.1:1 --text abc", "nothing answers"),
     ("prob small --engine http://127.0.0.1:1 --prompt a --target b", "nothing answers"),
-    ("compare table:uniform small --engine http://127.0.0.1:1 --text abc", "nothing answers at"),
+    ("compare table:uniform small --engine http://127.0.0.1:1 --text abc", "cannot be compared"),
     ("reference small --engine http://127.0.0.1:1 --text abc --out {nothing-here}", "nothing answers|cannot"),
     (f"{ABC} --dtype float16", "--dtype"),
     (f"{ABC} --device cuda", "--device"),

@@ -211,7 +211,7 @@ class ServiceEngine(RequestEngine):
         if want != SCORES:
             raise EngineError(
                 "a server gives scores, and no hidden states, whole distributions or KL",
-                fix="use an engine that loads the model itself, as --engine vllm",
+                fix="use an engine that loads the model itself",
             )
         self._require_room(source, done)
         link = self.subject.connect(self.concurrency)
