@@ -52,7 +52,7 @@ $(VENV)/.gguf: $(VENV)/.core
 
 demo-formats: $(VENV)/.gguf ## install, then put a GGUF as llama.cpp serves it, 8 bits and 4 bits into one table and page
 	$(BIN)/python examples/emulate_quantization.py smollm2-135m runs/demo-models --bits 8 4
-	cp "$$($(BIN)/python -c 'import scoremode.models.embedded as e; print(e.embedded_gguf())')" runs/demo-models/smollm2-135m-Q4_1.gguf
+	cp "$$($(BIN)/python -c 'import scoremode.core.models.embedded as e; print(e.embedded_gguf())')" runs/demo-models/smollm2-135m-Q4_1.gguf
 	$(BIN)/scoremode compare smollm2-135m runs/demo-models/smollm2-135m-Q4_1.gguf \
 	  runs/demo-models/smollm2-135m-w8 runs/demo-models/smollm2-135m-w4 \
 	  --corpus python-docs --num-samples 20 --document-tokens 256 --context-length 256 --stride 256 \

@@ -116,7 +116,7 @@ class Records:
 
 def plan_of(ids: Any) -> Any:
     """The plan of windows in which every token but the first is scored."""
-    from scoremode.plan.build import plan_of_pairs
+    from scoremode.core.plan.build import plan_of_pairs
 
     return replace(plan_of_pairs([(row, 1) for row in ids], np.arange(len(ids))), prefix_group=None)
 
@@ -124,10 +124,10 @@ def plan_of(ids: Any) -> Any:
 def measure(shape: dict[str, Any], device: str) -> None:
     import torch
 
-    from scoremode.engines.transformers.swapper import TransformersSwapper
-    from scoremode.models.units import units_of
-    from scoremode.statistics.cells import PlanCells
-    from scoremode.verbs.swapping import Candidate, SwapMeasurement
+    from scoremode.core.statistics.cells import PlanCells
+    from scoremode.studies.attribution.engines.transformers_swapper import TransformersSwapper
+    from scoremode.studies.attribution.swap_loop import Candidate, SwapMeasurement
+    from scoremode.studies.attribution.units import units_of
 
     engine = seeded_engine(shape, device)
     count = -(-shape["tokens"] // shape["context"])

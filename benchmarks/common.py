@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from scoremode.engines.base import Engine, Want
-    from scoremode.scores.answers import Answers, WindowList
+    from scoremode.core.engine.base import Engine, Want
+    from scoremode.core.scores.answers import Answers, WindowList
 
 HERE = Path(__file__).resolve().parent
 SRC = HERE.parent / "src"
 VERSION = "0.1.0"
 GROUP, NAME, POINT = "vllm.general_plugins", "scoremode", "scoremode.engines.vllm.plugin:register"
-ROUTES_GROUP, ROUTES_POINT = "vllm.endpoint_plugins", "scoremode.service.endpoint:ScoreEndpoint"
+ROUTES_GROUP, ROUTES_POINT = "vllm.endpoint_plugins", "scoremode.remote.service.endpoint:ScoreEndpoint"
 PROBE = "common.WorkerProbe"
 SMALL_VOCABULARY = 5003  # not a multiple of 64: vLLM pads it, and the padding must get no probability
 
@@ -39,7 +39,7 @@ def own_windows(prompts: Iterable[Any]) -> WindowList:
     """Windows in which every token but the first is scored, one for each array of ids."""
     import numpy as np
 
-    from scoremode.scores.answers import Window, WindowList
+    from scoremode.core.scores.answers import Window, WindowList
 
     arrays = (np.asarray(ids, np.int32) for ids in prompts)
     return WindowList(tuple(Window(ids, np.arange(len(ids) - 1, dtype=np.int32), ids[1:, None]) for ids in arrays))
@@ -49,7 +49,7 @@ def score_all(engine: Engine, windows: WindowList, want: Want | None = None) -> 
     """The answers of all windows, in their order."""
     import numpy as np
 
-    from scoremode.engines.base import SCORES
+    from scoremode.core.engine.base import SCORES
 
     found = dict(engine.score(windows, np.zeros(len(windows), np.bool_), want or SCORES))
     return [found[i] for i in range(len(windows))]

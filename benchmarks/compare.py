@@ -22,12 +22,12 @@ from typing import Any
 
 from common import peak_mib
 
-from scoremode.engines.base import Want
+from scoremode.core.engine.base import Want
 
 MEMORY = """
 import resource, sys, tempfile
 from pathlib import Path
-from scoremode.verbs.compare import compare
+from scoremode.core.verbs.compare import compare
 targets = int(sys.argv[1])
 with tempfile.TemporaryDirectory() as folder:
     text = Path(folder) / "text.txt"
@@ -59,7 +59,7 @@ def memory(given: argparse.Namespace) -> dict[str, Any]:
 
 def size(given: argparse.Namespace) -> dict[str, Any]:
     """Bytes per target of a reference, with and without its head, compared with float16 logits."""
-    from scoremode.references.format import estimate_bytes
+    from scoremode.core.references.format import estimate_bytes
 
     kept = estimate_bytes(given.tokens, given.width, "bfloat16", given.vocabulary)
     states, whole = (kept["logits_fp16"] / kept[name] for name in ("states", "total"))
@@ -70,11 +70,11 @@ def size(given: argparse.Namespace) -> dict[str, Any]:
 
 def timed(given: argparse.Namespace) -> dict[str, Any]:
     """Scoring alone and scoring against a reference, with one engine that is started once."""
-    from scoremode.engines.baseline import StoredBaseline
-    from scoremode.engines.plugin import Work
-    from scoremode.references.reader import Reference
-    from scoremode.verbs.model import LazyModel
-    from scoremode.verbs.reference import reference
+    from scoremode.core.engine.baseline import StoredBaseline
+    from scoremode.core.engine.plugin import Work
+    from scoremode.core.references.reader import Reference
+    from scoremode.core.verbs.model import LazyModel
+    from scoremode.core.verbs.reference import reference
 
     words = "The quick brown fox jumps over the lazy dog while nobody is looking. "
     question = {"text": words * (given.tokens // 14 + 1), "context_length": given.context, "stride": given.context}

@@ -29,9 +29,9 @@ from pathlib import Path
 
 import numpy as np
 
-from scoremode.statistics.equivalence import Equivalence
-from scoremode.statistics.estimate import GroupSums
-from scoremode.statistics.groups import FEWEST, SHORTEST, STRETCH
+from scoremode.core.statistics.equivalence import Equivalence
+from scoremode.core.statistics.estimate import GroupSums
+from scoremode.core.statistics.groups import FEWEST, SHORTEST, STRETCH
 from scoremode.values import Floats, Ints, Range
 
 DATA = Path(__file__).parent / "data"

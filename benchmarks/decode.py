@@ -68,9 +68,9 @@ class Replayed(Against):
     """Both scoring alone and against a reference, with one engine; see ``Against`` for the reference."""
 
     def __init__(self, model: str, arguments: dict[str, Any], sequences: int, head: Any) -> None:
+        from scoremode.core.plan.path import DecodePath
         from scoremode.engines.vllm.decode import VllmDecodeEngine
         from scoremode.engines.vllm.support import LaunchArguments
-        from scoremode.plan.path import DecodePath
 
         named = {k: arguments.pop(k) for k in list(arguments) if k in LaunchArguments.__slots__}
         taken = LaunchArguments(**named, head=head, path=DecodePath(sequences), extra=arguments)

@@ -125,7 +125,7 @@ class Place:
         self.folder, self.source = folder, source
         (folder / "rows.jsonl").write_text('{"text": "one row"}\n')
         (folder / "empty.txt").write_text("")
-        from scoremode.models.embedded import embedded_gguf, embedded_model
+        from scoremode.core.models.embedded import embedded_gguf, embedded_model
 
         self.gguf = embedded_gguf()
         if (folder / "own-class").exists():  # made by an earlier measurement

@@ -17,7 +17,9 @@ import numpy as np
 import torch
 from common import own_windows, score_all
 
-from scoremode.engines.baseline import HeldBaseline
+from scoremode.core.engine.baseline import HeldBaseline
+from scoremode.core.models.facts import inspect
+from scoremode.core.scores.answers import Answers, WindowList
 from scoremode.engines.transformers.choices import TransformersOptions
 from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.head.budget import most_bytes
@@ -25,8 +27,6 @@ from scoremode.head.definition import Columns, define_columns, define_logits
 from scoremode.head.kernels import _candidates, choose
 from scoremode.head.matrix import Head
 from scoremode.head.precision import ALLOWED, product_error
-from scoremode.models.facts import inspect
-from scoremode.scores.answers import Answers, WindowList
 
 Figures = dict[str, tuple[float, float]]
 HEAD_NATS = 2e-4

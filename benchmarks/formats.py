@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 from common import own_windows, peak_mib, score_all
 
-from scoremode.engines.plugin import Work
-from scoremode.engines.registry import Chosen, choose, open_engine
-from scoremode.scores.answers import WindowList
-from scoremode.text.corpus import load
+from scoremode.core.engine.plugin import Work
+from scoremode.core.engine.registry import Chosen, choose, open_engine
+from scoremode.core.scores.answers import WindowList
+from scoremode.core.text.corpus import load
 
 
 def windows_of(chosen: Chosen, corpus: str, context: int, count: int) -> WindowList:

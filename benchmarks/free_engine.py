@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from scoremode.engines.base import SCORES, Engine, EngineFacts, Want
-from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, Work
-from scoremode.models.subject import Subject
-from scoremode.scores.answers import Answers, WindowSource
-from scoremode.text.tokenizer import ByteTokenizer
+from scoremode.core.engine.base import SCORES, Engine, EngineFacts, Want
+from scoremode.core.engine.plugin import EVERYTHING, Capabilities, EnginePlugin, Work
+from scoremode.core.models.subject import Subject
+from scoremode.core.scores.answers import Answers, WindowSource
+from scoremode.core.text.tokenizer import ByteTokenizer
 from scoremode.values import Bools
 
 PREFIX = "free:"
@@ -73,7 +73,7 @@ class FreePlugin(EnginePlugin):
     def open(self, subject: Subject, options: Any, work: Work) -> Engine:
         told = dict(part.split("=") for part in subject.name.removeprefix(PREFIX).split(",") if part)
         if "block" in told:
-            from scoremode.cluster import replica
+            from scoremode.remote.ray import replica
 
             replica.BLOCK_BYTES = int(told["block"])
         return FreeEngine()

@@ -78,7 +78,7 @@ class Job:
 # ── children: engines ────────────────────────────────────────────────────────────────────────────────────────────────
 def windows_of(ids: list[list[int]], vocabulary: int) -> list[Any]:
     """One window per prompt that scores its own tokens, then one with custom targets."""
-    from scoremode.scores.answers import Window
+    from scoremode.core.scores.answers import Window
 
     fed = np.array(ids[0][:FREE_LENGTH], np.int32)
     chosen = np.random.default_rng(5).integers(0, vocabulary, (len(fed), FREE_TARGETS), dtype=np.int32)
@@ -93,9 +93,9 @@ def together(answers: list[Any], prefix: str = "") -> Arrays:
 
 
 def child_ours(job: Job, ids: list[list[int]], vocabulary: int) -> Arrays:
+    from scoremode.core.scores.answers import WindowList
     from scoremode.engines.vllm.engine import VllmEngine
     from scoremode.engines.vllm.support import LaunchArguments
-    from scoremode.scores.answers import WindowList
 
     named = {k: v for k, v in job.options.items() if k in LaunchArguments.__slots__}
     extra = {k: v for k, v in job.options.items() if k not in named} | {"worker_extension_cls": PROBE}
@@ -113,10 +113,10 @@ def child_decode(job: Job, ids: list[list[int]], vocabulary: int) -> Arrays:
     """The scores of the decode path; with the head as served, also what vLLM says of the tokens that it sampled."""
     import vllm
 
+    from scoremode.core.plan.path import DecodePath
+    from scoremode.core.scores.answers import WindowList
     from scoremode.engines.vllm.decode import VllmDecodeEngine
     from scoremode.engines.vllm.support import LaunchArguments
-    from scoremode.plan.path import DecodePath
-    from scoremode.scores.answers import WindowList
 
     named = {k: v for k, v in job.options.items() if k in LaunchArguments.__slots__}
     extra = {k: v for k, v in job.options.items() if k not in named}

@@ -79,7 +79,7 @@ def open_backend(asked: argparse.Namespace) -> Any:
         from lm_eval.models.vllm_causallms import VLLM
 
         return VLLM(pretrained=asked.model, dtype=dtype, batch_size="auto", max_model_len=longest)
-    from scoremode.harness.model import ScoremodeLM
+    from scoremode.studies.tasks.model import ScoremodeLM
 
     return ScoremodeLM(pretrained=asked.model, engine=asked.backend, dtype=dtype, max_length=longest)
 

@@ -82,8 +82,8 @@ class Rate:
 
 def driver_rate(targets_per_window: int, windows: int, folder: Path | None = None) -> Rate:
     """What the loop takes from an engine whose answers are there already, all five columns, into a journal on disk."""
-    from scoremode.scores.journal import Journal
-    from scoremode.verbs.scoring import score_plan
+    from scoremode.core.scores.journal import Journal
+    from scoremode.core.verbs.scoring import score_plan
 
     plan = plan_of(windows, targets_per_window)
     engine, identity = FreeEngine(), {"benchmark": "driver"}
@@ -103,7 +103,7 @@ def driver_rate(targets_per_window: int, windows: int, folder: Path | None = Non
 
 def plan_of(windows: int, targets: int) -> Any:
     """Windows of so many targets, over one text."""
-    from scoremode.plan.plan import Plan
+    from scoremode.core.plan.plan import Plan
 
     starts, n = np.arange(windows, dtype=np.int64) * targets, targets * windows + 1
     return Plan(

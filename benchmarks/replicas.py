@@ -21,11 +21,11 @@ from typing import Any, Self
 import numpy as np
 
 import scoremode as sm
-from scoremode.cluster.engine import ReplicatedEngine
-from scoremode.engines import registry
-from scoremode.engines.base import SCORES
-from scoremode.engines.plugin import Work
-from scoremode.scores.answers import Window
+from scoremode.core.engine import registry
+from scoremode.core.engine.base import SCORES
+from scoremode.core.engine.plugin import Work
+from scoremode.core.scores.answers import Window
+from scoremode.remote.ray.engine import ReplicatedEngine
 from scoremode.values import Ints
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -54,7 +54,7 @@ class Machine:
         import ray
         from ray.cluster_utils import Cluster
 
-        from scoremode.cluster.ray_cluster import silence
+        from scoremode.remote.ray.ray_cluster import silence
 
         self.cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "num_gpus": 0})
         silence()

@@ -75,7 +75,7 @@ def plain(llm: Any, rules: dict[str, Any], tokens: int) -> Write:
 def rollouts(writer: Any, tokens: int) -> Write:
     import numpy as np
 
-    from scoremode.engines.writing import WritingRequest
+    from scoremode.studies.rollouts.writing import WritingRequest
 
     def write(prompts: Any) -> int:
         asked = [WritingRequest(row, seed, tokens) for seed, row in enumerate(prompts)]
@@ -89,10 +89,10 @@ def child(names: Sequence[str], model: str, arguments: argparse.Namespace) -> di
     os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # a function is sent to vLLM's worker
     import numpy as np
 
-    from scoremode.engines.plugin import Work
+    from scoremode.core.engine.plugin import Work
     from scoremode.engines.vllm.support import VllmOptions
-    from scoremode.engines.vllm.writer import VllmWriter
-    from scoremode.engines.writing import DrawingRules
+    from scoremode.studies.rollouts.engines.vllm_writer import VllmWriter
+    from scoremode.studies.rollouts.writing import DrawingRules
 
     counts = [int(count) for count in arguments.texts.split(",")]
     given = {

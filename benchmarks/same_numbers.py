@@ -148,7 +148,7 @@ def run(folder: Path, arguments: list[str]) -> Any:
 def with_path(argument: str) -> str:
     if argument != GGUF:
         return argument
-    from scoremode.models.embedded import embedded_gguf
+    from scoremode.core.models.embedded import embedded_gguf
 
     return str(embedded_gguf())
 

@@ -12,14 +12,14 @@ from typing import Any
 import free_engine
 from prob_rows import plan_of
 
-from scoremode.cluster.engine import ReplicatedEngine
-from scoremode.cluster.spread import Spread
-from scoremode.engines.base import Engine
-from scoremode.engines.plugin import Work
-from scoremode.engines.registry import choose, registry
-from scoremode.plan.plan import Plan
-from scoremode.scores.journal import Journal
-from scoremode.verbs.scoring import score_plan
+from scoremode.core.engine.base import Engine
+from scoremode.core.engine.plugin import Work
+from scoremode.core.engine.registry import choose, registry
+from scoremode.core.plan.plan import Plan
+from scoremode.core.scores.journal import Journal
+from scoremode.core.verbs.scoring import score_plan
+from scoremode.remote.ray.engine import ReplicatedEngine
+from scoremode.remote.ray.spread import Spread
 
 HERE = Path(__file__).resolve().parent
 LARGE, SMALL = 4 << 20, 1 << 17  # bytes of a block

@@ -23,10 +23,10 @@ import httpx
 import numpy as np
 from common import own_windows, score_all
 
-from scoremode.engines.plugin import Work
-from scoremode.engines.registry import choose, open_engine
+from scoremode.core.engine.plugin import Work
+from scoremode.core.engine.registry import choose, open_engine
+from scoremode.core.scores.answers import WindowList
 from scoremode.engines.server.engine import ServerEngine
-from scoremode.scores.answers import WindowList
 
 TARGET = 0.90
 
@@ -65,7 +65,7 @@ def measure(
     url: str, model: str, *, tokenizer: str | None, context: int, windows: int, concurrency: int, repeat: int
 ) -> dict[str, Any]:
     """Tokens per second of both ways, and their ratio."""
-    from scoremode.text.corpus import load
+    from scoremode.core.text.corpus import load
 
     chosen = choose(model, url, {"concurrency": concurrency}, tokenizer)
     text = "\n\n".join(load("python-docs").texts())[: 8 * context * windows]

@@ -43,7 +43,7 @@ from common import (
 )
 from vllm_engine import SHAPES
 
-from scoremode.scores.answers import WindowList
+from scoremode.core.scores.answers import WindowList
 
 TARGET = 0.95
 SECONDS = 1500
@@ -153,8 +153,8 @@ def running(asked: argparse.Namespace, folder: Path) -> Iterator[str]:
 
 def be_client(address: str, asked: argparse.Namespace, number: int, gate: Any, results: Any) -> None:
     """Score every N-th window again and again, each time when all clients are ready."""
-    from scoremode.engines.plugin import Work
-    from scoremode.engines.registry import choose, open_engine
+    from scoremode.core.engine.plugin import Work
+    from scoremode.core.engine.registry import choose, open_engine
 
     chosen = choose(asked.served_name, address)
     engine = open_engine(chosen, Work(longest=asked.context))

@@ -25,19 +25,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 PHASES = {  # function -> phase; the time of inner phases is subtracted from outer ones
-    "scoremode.models.facts._fingerprint": "hashing the checkpoint",
-    "scoremode.text.tokenizer.HuggingFaceTokenizer.load": "loading the tokenizer",
-    "scoremode.verbs.question._tokenized": "tokenizing",
-    "scoremode.verbs.question.make_plan": "planning",
+    "scoremode.core.models.facts._fingerprint": "hashing the checkpoint",
+    "scoremode.core.text.tokenizer.HuggingFaceTokenizer.load": "loading the tokenizer",
+    "scoremode.core.verbs.question._tokenized": "tokenizing",
+    "scoremode.core.verbs.question.make_plan": "planning",
     "scoremode.engines.transformers.loading.load_model": "loading weights",
     "scoremode.engines.transformers.engine.load_model": "loading weights",
     "scoremode.engines.transformers.engine.choose": "head kernel: compilation and self-test",
     "scoremode.engines.vllm.engine.start": "starting vLLM",
     "scoremode.engines.vllm.engine.VllmEngine._self_test": "vLLM self-test and compilation",
-    "scoremode.engines.registry.open_engine": "opening the engine, the rest",
-    "scoremode.verbs.scoring.UnfinishedRun.score": "scoring",
-    "scoremode.store.runs.save": "saving",
-    "scoremode.verbs.scoring.make_manifest": "statistics",
+    "scoremode.core.engine.registry.open_engine": "opening the engine, the rest",
+    "scoremode.core.verbs.scoring.UnfinishedRun.score": "scoring",
+    "scoremode.core.store.runs.save": "saving",
+    "scoremode.core.verbs.scoring.make_manifest": "statistics",
 }
 
 TIMED = """
@@ -163,7 +163,7 @@ def answer(given: argparse.Namespace, text: Path, environment: dict[str, str]) -
     arguments = ["ppl", given.model, "--corpus", str(text), "--context-length", str(given.context)]
     arguments += ["--stride", str(given.context), "--engine", given.engine, "--fresh", "--json", *given.option]
     wanted = {path: phase for path, phase in PHASES.items() if given.engine in path or ".engines." not in path}
-    wanted |= {"scoremode.engines.registry.open_engine": "opening the engine, the rest"}
+    wanted |= {"scoremode.core.engine.registry.open_engine": "opening the engine, the rest"}
     modules = ["torch", "transformers"] if given.engine == "transformers" else ["torch", "transformers", "vllm"]
     more = {"PHASES": json.dumps(wanted), "ARGUMENTS": json.dumps(arguments), "MODULES": json.dumps(modules)}
     script = text.with_name("timed.py")
@@ -242,7 +242,7 @@ def main(words: Sequence[str] | None = None) -> int:
     given = parser.parse_args(words)
     import torch
 
-    from scoremode.models.facts import resolve
+    from scoremode.core.models.facts import resolve
 
     given.cpu = not torch.cuda.is_available()
     given.dtype = given.dtype or ("float32" if given.cpu else "bfloat16")

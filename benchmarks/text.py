@@ -49,7 +49,7 @@ print(json.dumps({"seconds": time.time() - began, "cpu_seconds": time.process_ti
 # ── the long text ────────────────────────────────────────────────────────────────────────────────────────────────────
 def write_long_text(path: Path, size: int, files: list[Path]) -> None:
     """A text of about ``size`` bytes."""
-    from scoremode.text.corpus import load
+    from scoremode.core.text.corpus import load
 
     parts = [*load("python-docs").texts(), *(file.read_text(encoding="utf-8") for file in files)]
     parts += [prose(script, 20_000) for script in PARAGRAPHS]
@@ -88,9 +88,9 @@ def cpu_time(work: Callable[[], object]) -> float:
 
 def of_own_speed(tokenizer: Any, pieces: list[str], repeats: int) -> dict[str, float]:
     """The tokenizer's own CPU time divided by ours with all columns: the median of several turns, and their range."""
-    from scoremode.text.documents import Document
-    from scoremode.text.long_text import MOST_WINDOWS, workers
-    from scoremode.text.tokens import tokenize
+    from scoremode.core.text.documents import Document
+    from scoremode.core.text.long_text import MOST_WINDOWS, workers
+    from scoremode.core.text.tokens import tokenize
 
     backend, together = tokenizer.hf.backend_tokenizer, min(2 * workers(), MOST_WINDOWS)
 
@@ -109,11 +109,11 @@ def of_own_speed(tokenizer: Any, pieces: list[str], repeats: int) -> dict[str, f
 
 def is_same(tokenizer: Any, text: str) -> bool:
     """Are ids, positions and the plan's digest those of the whole text at once, for windows of three sizes?"""
-    from scoremode.plan.build import make_plan
-    from scoremode.plan.recipes import find_method
-    from scoremode.text.documents import Document
-    from scoremode.text.long_text import Sizes
-    from scoremode.text.tokens import tokenize
+    from scoremode.core.plan.build import make_plan
+    from scoremode.core.plan.recipes import find_method
+    from scoremode.core.text.documents import Document
+    from scoremode.core.text.long_text import Sizes
+    from scoremode.core.text.tokens import tokenize
 
     whole = tokenizer.encode(text, special=True)
     one = tokenize([Document([text])], tokenizer, special=True, sizes=Sizes(step=10 * len(text)))
@@ -144,7 +144,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     result: dict[str, Any] = {"bytes": path.stat().st_size, "cores": len(os.sched_getaffinity(0))}
     result["line"], result["first"], result["again"] = (planned(model, text, cache) for text in (line, path, path))
     if given.tokenizer:
-        from scoremode.verbs.model import LazyModel
+        from scoremode.core.verbs.model import LazyModel
 
         tokenizer = LazyModel.named(given.tokenizer).subject.tokenizer
         pieces = list(pieces_of(path, given.speed_megabytes * 10**6 // PIECE))

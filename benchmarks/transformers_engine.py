@@ -31,10 +31,10 @@ def prepare(model_name: str, context: int, windows: int) -> tuple[Any, Any]:
     """The engine, and the windows as ids (windows, context)."""
     import numpy as np
 
-    from scoremode.engines.registry import choose
+    from scoremode.core.engine.registry import choose
+    from scoremode.core.text.corpus import load
     from scoremode.engines.transformers.choices import TransformersOptions
     from scoremode.engines.transformers.engine import TransformersEngine
-    from scoremode.text.corpus import load
 
     subject = choose(model_name).subject
     assert subject.checkpoint is not None

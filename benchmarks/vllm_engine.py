@@ -42,9 +42,9 @@ from common import (
     write_config,
 )
 
-from scoremode.engines.base import Want
-from scoremode.engines.baseline import states_in
-from scoremode.scores.answers import measured
+from scoremode.core.engine.base import Want
+from scoremode.core.engine.baseline import states_in
+from scoremode.core.scores.answers import measured
 
 VARIANTS = ("plain", "logprobs0", "logprobs1", "flat", "ours", "against")
 PARAMETERS: dict[str, dict[str, Any]] = {
@@ -194,8 +194,8 @@ class Against(Ours):
     def prepare(self, ids: Any) -> None:
         import numpy as np
 
-        from scoremode.engines.baseline import StoredBaseline
-        from scoremode.references.writer import StatesWriter
+        from scoremode.core.engine.baseline import StoredBaseline
+        from scoremode.core.references.writer import StatesWriter
 
         a_prompt = ids.shape[1] - 1
         head = self.engine.stored_head()

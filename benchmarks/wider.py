@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scoremode.models.facts import resolve
+from scoremode.core.models.facts import resolve
 
 BLOCK = 128
 

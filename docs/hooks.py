@@ -61,9 +61,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def argument_tables() -> str:
     """Every argument of a question, of an engine and of replicas, each with an anchor that signatures link to."""
-    from scoremode.cluster.spread import SpreadArguments
-    from scoremode.engines.registry import all_options
-    from scoremode.verbs.arguments import QuestionArguments
+    from scoremode.core.engine.registry import all_options
+    from scoremode.core.verbs.arguments import QuestionArguments
+    from scoremode.remote.ray.spread import SpreadArguments
 
     parts = []
     for title, owner in (("Of a question", QuestionArguments), ("Of replicas", SpreadArguments)):
@@ -99,7 +99,7 @@ class DoctestsAsCode(Extension):
 
 def _linked(annotation: str) -> str:
     """The arguments that a function takes besides those of its signature, each a link to the table."""
-    from scoremode.verbs import arguments
+    from scoremode.core.verbs import arguments
 
     names = getattr(arguments, re.findall(r"\w+", annotation)[-1]).__annotations__
     # HTML, because mkdocstrings puts the function's name in front of the anchors of Markdown links

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from scoremode.models.facts import resolve
+from scoremode.core.models.facts import resolve
 
 GROUP = 32
 

@@ -29,7 +29,7 @@ from compressed_tensors.quantization import (
 from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
 from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 
-from scoremode.models.facts import resolve
+from scoremode.core.models.facts import resolve
 
 GROUP = 64  # the preset's 128 does not divide SmolLM2's hidden size of 576
 PRESETS = {

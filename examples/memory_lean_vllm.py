@@ -38,8 +38,8 @@ def main() -> None:
     parser.add_argument("--stride", type=int, default=256)
     given = parser.parse_args()
 
+    from scoremode.core.models.facts import resolve
     from scoremode.engines.vllm.llm import LLM, SamplingParams, TokensPrompt
-    from scoremode.models.facts import resolve
 
     more: dict[str, Any] = {"quantization": given.quantization} if given.quantization else {}
     with LLM(model=str(resolve(given.model)), max_model_len=given.context_length, **more) as llm:

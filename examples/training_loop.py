@@ -19,7 +19,7 @@ from tokenizers import ByteLevelBPETokenizer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import scoremode as sm
-from scoremode.text.corpus import load
+from scoremode.core.text.corpus import load
 
 
 def small_tokenizer(texts: list[str]) -> Any:

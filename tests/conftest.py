@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from scoremode import errors
-from scoremode.cli import logs
+from scoremode.reports.command import logs
 from tests.hub import hub  # noqa: F401  # fixtures
 from tests.makers import make_small_llama, make_successor_model, make_tiny_model, make_tokenizer
 from tests.s3 import bucket, elsewhere, s3_server  # noqa: F401  # fixtures
@@ -103,7 +103,7 @@ def _as_it_was() -> Iterator[None]:
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Runs and hashes of the tests stay out of the user's cache. The embedded model is slow to make: it comes from it,
     and goes there."""
-    from scoremode.disk.folders import cache_folder
+    from scoremode.core.disk.folders import cache_folder
 
     models = cache_folder() / "models"
     models.mkdir(parents=True, exist_ok=True)

@@ -42,12 +42,12 @@ ROOT = Path(__file__).resolve().parents[1]
 LIBRARIES = (
     *("scipy.stats", "pyarrow.dataset", "pyarrow.parquet", "torch", "accelerate", "gguf"),
     *("transformers.models.auto.tokenization_auto", "transformers.models.llama.modeling_llama"),
-    *("scoremode.cli.commands", "scoremode.verbs.session", "scoremode.engines.transformers.engine"),
+    *("scoremode.cli.commands", "scoremode.core.verbs.session", "scoremode.engines.transformers.engine"),
 )
 VLLM = (
     *("vllm.v1.engine.core", "vllm.v1.worker.cpu_worker", "vllm.v1.worker.cpu_model_runner", "vllm.entrypoints.llm"),
     *("vllm.entrypoints.openai.api_server", "vllm.model_executor.layers.quantization.online.base"),
-    *("scoremode.cli.commands", "scoremode.verbs.session"),
+    *("scoremode.cli.commands", "scoremode.core.verbs.session"),
 )
 READ_AT_IMPORT = (
     *("PYTHON", "LC_", "LANG", "TZ", "LD_", "HOME", "XDG_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "TRITON", "CUDA_"),

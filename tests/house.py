@@ -9,29 +9,39 @@ from pathlib import Path
 import scoremode
 
 HOUSE = Path(scoremode.__file__).parent
+ROOT = Path(__file__).resolve().parents[1]
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "values", "arguments", "strict_json", "entry_points", "installation"),
-    ("disk",),
-    ("remote",),
-    ("text", "head"),
-    ("scores",),
-    ("plan",),
-    ("cache",),
-    ("references",),
-    ("store",),
-    ("models", "statistics"),
-    ("engines",),
-    ("cluster",),
-    ("verbs",),
-    ("harness", "service"),
-    ("report",),
+    ("errors", "values"),
+    ("head",),
+    ("core",),
+    ("engines", "reports"),
+    ("studies", "remote"),
     ("cli",),
     ("__init__", "__main__"),
 )
 """Rooms from the ground up. A room imports from itself and from lower floors; rooms of one floor do not know each
 other, but for the ground floor, whose files may."""
 
+CORE_FLOORS: tuple[tuple[str, ...], ...] = (
+    ("arguments", "strict_json", "entry_points", "installation", "extensions"),
+    ("disk",),
+    ("text",),
+    ("scores",),
+    ("plan",),
+    ("cache",),
+    ("references",),
+    ("store",),
+    ("models", "statistics"),
+    ("engine",),
+    ("verbs",),
+)
+"""The rooms of the core, from the ground up."""
+
+WINGS = ("engines", "studies", "remote")
+"""Rooms whose folders are wings: each can be taken off, so no wing imports another of its room."""
+
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+CORE_FLOOR = {room: number for number, rooms in enumerate(CORE_FLOORS) for room in rooms}
 
 
 def files() -> list[Path]:
@@ -39,7 +49,7 @@ def files() -> list[Path]:
 
 
 def name_of(path: Path) -> str:
-    """``store.runs`` of store/runs.py, ``store`` of store/__init__.py."""
+    """``store.runs`` of core/store/runs.py, ``store`` of store/__init__.py."""
     parts = path.relative_to(HOUSE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
@@ -77,14 +87,22 @@ def arrows() -> dict[str, set[str]]:
 
 
 def upward(graph: dict[str, set[str]]) -> list[str]:
-    """Arrows to a higher floor, or to another room of the same floor."""
+    """Arrows to a higher floor, to another room of the same floor, or from one wing to another."""
     return sorted(
-        f"{own} -> {target}"
-        for own, targets in graph.items()
-        for target in targets
-        if room_of(own) != room_of(target)
-        and (FLOOR[room_of(target)] > FLOOR[room_of(own)] or 0 < FLOOR[room_of(target)] == FLOOR[room_of(own)])
+        f"{own} -> {target}" for own, targets in graph.items() for target in targets if _is_wrong(own, target)
     )
+
+
+def _is_wrong(own: str, target: str) -> bool:
+    room, other = room_of(own), room_of(target)
+    if room != other:
+        return FLOOR[other] > FLOOR[room] or 0 < FLOOR[other] == FLOOR[room]
+    if room not in ("core", *WINGS) or "." not in own or "." not in target:
+        return False
+    inner, its = own.split(".")[1], target.split(".")[1]
+    if room in WINGS:
+        return inner != its
+    return inner != its and (CORE_FLOOR[its] > CORE_FLOOR[inner] or 0 < CORE_FLOOR[its] == CORE_FLOOR[inner])
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from scoremode.engines.registry import choose
-from scoremode.verbs.question import Question, prepare_question
+from scoremode.core.engine.registry import choose
+from scoremode.core.verbs.question import Question, prepare_question
 
 # for the first line of a process: a suite that runs in the background has SIGINT ignored, one under nohup SIGHUP, and
 # both hand that on

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.engines.base import SCORES, Want
+from scoremode.core.engine.base import SCORES, Want
+from scoremode.core.scores.answers import Answers, WindowSource
 from scoremode.engines.table.engine import TableEngine
-from scoremode.scores.answers import Answers, WindowSource
 from scoremode.values import Bools
 
 SUBSETS = [

@@ -232,8 +232,8 @@ SLOWED = (
     OBEY_INTERRUPTS
     + """
 import os, time
-from scoremode.disk.records import RecordFile
-from scoremode.store.remote_runs import RemoteClaim
+from scoremode.core.disk.records import RecordFile
+from scoremode.remote.storage.runs import RemoteClaim
 RemoteClaim.shard_bytes = 1 << 18
 append = RecordFile.append
 def slow(*given):

@@ -10,8 +10,8 @@ import pytest
 
 import scoremode as sm
 from scoremode import errors
+from scoremode.core.text.corpus import load
 from scoremode.errors import InputError
-from scoremode.text.corpus import load
 
 # (arguments of sm.plan, words expected)
 WRONG: list[tuple[dict[str, Any], str]] = [

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from scoremode.cli.commands import TAKES_OTHERS, VERBS, build_parser
-from scoremode.plan.recipes import METHODS, Method
+from scoremode.core.plan.recipes import METHODS, Method
 from tests import forked
 
 ROOT = Path(__file__).parent.parent

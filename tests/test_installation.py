@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scoremode.installation import pip_install
+from scoremode.core.installation import pip_install
 
 REPOSITORY = {"url": "https://me:secret@host.example/a/b.git", "vcs_info": {"vcs": "git", "requested_revision": "v1"}}
 

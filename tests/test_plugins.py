@@ -236,7 +236,7 @@ def test_two_with_one_name_are_both_refused(run: Run, tmp_path: Path) -> None:
 
 # ── methods and corpora ──────────────────────────────────────────────────────────────────────────────────────────────
 METHOD = '''
-from scoremode.plan.recipes import Method, Span
+from scoremode.core.plan.recipes import Method, Span
 def every_other(tokens, sizes):
     """Windows of ``context`` tokens, every other one left out."""
     for start in range(0, len(tokens) - sizes.context + 1, 2 * sizes.context):
@@ -244,7 +244,7 @@ def every_other(tokens, sizes):
 METHOD = Method("every-other", "every other window", every_other, "join-rows", True, 64, None)
 '''
 CORPUS = """
-from scoremode.text.corpus import NamedCorpus
+from scoremode.core.text.corpus import NamedCorpus
 CORPUS = NamedCorpus("documents", lambda: lambda: iter(["one text", "another text"]), "two texts")
 """
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scoremode.strict_json import DEEPEST, LARGEST, parse, read_object
+from scoremode.core.strict_json import DEEPEST, LARGEST, parse, read_object
 
 
 @pytest.mark.parametrize(

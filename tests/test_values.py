@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 import scoremode as sm
+from scoremode.core.store.run import Run
 from scoremode.errors import OptionError
-from scoremode.store.run import Run
 from scoremode.values import Estimate
 from tests.partial_engine import PartialEngine
 
@@ -142,7 +142,7 @@ def test_a_missing_library_is_one_clear_line(run: Run, monkeypatch: pytest.Monke
             raise ModuleNotFoundError("No module named 'polars'", name="polars")
         return import_module(name)
 
-    monkeypatch.setattr("scoremode.scores.frames.import_module", absent)
+    monkeypatch.setattr("scoremode.core.scores.frames.import_module", absent)
     with pytest.raises(OptionError, match=r"polars is not installed; pip install polars, or use to_arrow\(\)"):
         run.to_polars()
 

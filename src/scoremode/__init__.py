@@ -11,84 +11,82 @@ Names are loaded when they are first used, so that ``import scoremode`` and ``sc
 
 from __future__ import annotations
 
-import sys
-
 __version__ = "0.1.0"
 
 TYPE_CHECKING = False  # importing typing would take longer than all the rest, and Ctrl-C may come meanwhile
 if TYPE_CHECKING:
     from typing import Any
 
+    from scoremode.core.plan.plan import Plan
+    from scoremode.core.scores.columns import Scores
+    from scoremode.core.statistics.comparison import Comparison, Comparisons
+    from scoremode.core.store.run import Run
+    from scoremode.core.store.runs import load
+    from scoremode.core.text.tokens import Tokens
+    from scoremode.core.verbs.compare import compare
+    from scoremode.core.verbs.dry_run import plan
+    from scoremode.core.verbs.ppl import ppl
+    from scoremode.core.verbs.prob.sequence import SequenceProbability, SequenceScore, prob
+    from scoremode.core.verbs.progress import Progress
+    from scoremode.core.verbs.reference import reference
+    from scoremode.core.verbs.session import Model, open, wrap
     from scoremode.errors import ScoremodeError
-    from scoremode.harness.prompts import task_prompts
-    from scoremode.harness.results import TasksComparison
-    from scoremode.harness.tasks import tasks
-    from scoremode.plan.plan import Plan
-    from scoremode.report.html.page import report
-    from scoremode.scores.columns import Scores
-    from scoremode.statistics.attribution import Attribution
-    from scoremode.statistics.comparison import Comparison, Comparisons
-    from scoremode.statistics.depth_profile import DepthProfile
-    from scoremode.statistics.mismatch import Mismatch
-    from scoremode.statistics.routing import Routing
-    from scoremode.store.run import Run
-    from scoremode.store.runs import load
-    from scoremode.text.rollouts import Rollouts
-    from scoremode.text.tokens import Tokens
+    from scoremode.reports.html.page import report
+    from scoremode.studies.attribution.attribute import attribute
+    from scoremode.studies.attribution.depth_profile import DepthProfile
+    from scoremode.studies.attribution.layer_profile import layer_profile
+    from scoremode.studies.attribution.result import Attribution
+    from scoremode.studies.attribution.routing import routing
+    from scoremode.studies.attribution.routing_statistics import Routing
+    from scoremode.studies.paths.noise import Noise, noise
+    from scoremode.studies.paths.paths import paths
+    from scoremode.studies.rollouts.mismatch import mismatch
+    from scoremode.studies.rollouts.mismatch_statistics import Mismatch
+    from scoremode.studies.rollouts.rollouts import rollouts
+    from scoremode.studies.rollouts.texts import Rollouts
+    from scoremode.studies.tasks.prompts import task_prompts
+    from scoremode.studies.tasks.results import TasksComparison
+    from scoremode.studies.tasks.tasks import tasks
     from scoremode.values import Estimate
-    from scoremode.verbs.attribute import attribute
-    from scoremode.verbs.compare import compare
-    from scoremode.verbs.depth_profile import layer_profile
-    from scoremode.verbs.mismatch import mismatch
-    from scoremode.verbs.noise import Noise, noise
-    from scoremode.verbs.paths import paths
-    from scoremode.verbs.plan import plan
-    from scoremode.verbs.ppl import ppl
-    from scoremode.verbs.prob.sequence import SequenceProbability, SequenceScore, prob
-    from scoremode.verbs.progress import Progress
-    from scoremode.verbs.reference import reference
-    from scoremode.verbs.rollouts import rollouts
-    from scoremode.verbs.routing import routing
-    from scoremode.verbs.session import Model, open, wrap
 
 _HOME = {
-    "open": "verbs.session",
-    "wrap": "verbs.session",
-    "Model": "verbs.session",
-    "ppl": "verbs.ppl",
-    "compare": "verbs.compare",
-    "paths": "verbs.paths",
-    "attribute": "verbs.attribute",
-    "Attribution": "statistics.attribution",
-    "layer_profile": "verbs.depth_profile",
-    "DepthProfile": "statistics.depth_profile",
-    "mismatch": "verbs.mismatch",
-    "Mismatch": "statistics.mismatch",
-    "reference": "verbs.reference",
-    "rollouts": "verbs.rollouts",
-    "Rollouts": "text.rollouts",
-    "routing": "verbs.routing",
-    "Routing": "statistics.routing",
-    "report": "report.html.page",
-    "Comparison": "statistics.comparison",
-    "Comparisons": "statistics.comparison",
-    "plan": "verbs.plan",
-    "prob": "verbs.prob.sequence",
-    "noise": "verbs.noise",
-    "Progress": "verbs.progress",
-    "tasks": "harness.tasks",
-    "task_prompts": "harness.prompts",
-    "TasksComparison": "harness.results",
-    "Noise": "verbs.noise",
-    "SequenceProbability": "verbs.prob.sequence",
-    "SequenceScore": "verbs.prob.sequence",
-    "load": "store.runs",
+    "open": "core.verbs.session",
+    "wrap": "core.verbs.session",
+    "Model": "core.verbs.session",
+    "ppl": "core.verbs.ppl",
+    "compare": "core.verbs.compare",
+    "paths": "studies.paths.paths",
+    "attribute": "studies.attribution.attribute",
+    "Attribution": "studies.attribution.result",
+    "layer_profile": "studies.attribution.layer_profile",
+    "DepthProfile": "studies.attribution.depth_profile",
+    "mismatch": "studies.rollouts.mismatch",
+    "Mismatch": "studies.rollouts.mismatch_statistics",
+    "reference": "core.verbs.reference",
+    "rollouts": "studies.rollouts.rollouts",
+    "Rollouts": "studies.rollouts.texts",
+    "routing": "studies.attribution.routing",
+    "Routing": "studies.attribution.routing_statistics",
+    "report": "reports.html.page",
+    "Comparison": "core.statistics.comparison",
+    "Comparisons": "core.statistics.comparison",
+    "plan": "core.verbs.dry_run",
+    "prob": "core.verbs.prob.sequence",
+    "noise": "studies.paths.noise",
+    "Progress": "core.verbs.progress",
+    "tasks": "studies.tasks.tasks",
+    "task_prompts": "studies.tasks.prompts",
+    "TasksComparison": "studies.tasks.results",
+    "Noise": "studies.paths.noise",
+    "SequenceProbability": "core.verbs.prob.sequence",
+    "SequenceScore": "core.verbs.prob.sequence",
+    "load": "core.store.runs",
     "ScoremodeError": "errors",
     "Estimate": "values",
-    "Plan": "plan.plan",
-    "Run": "store.run",
-    "Scores": "scores.columns",
-    "Tokens": "text.tokens",
+    "Plan": "core.plan.plan",
+    "Run": "core.store.run",
+    "Scores": "core.scores.columns",
+    "Tokens": "core.text.tokens",
 }
 
 _SHOWS_RUNS = {
@@ -154,25 +152,10 @@ def __getattr__(name: str) -> Any:
 
         found = getattr(import_module(f"scoremode.{_HOME[name]}"), name)
         if name in _SHOWS_RUNS:
-            import_module("scoremode.report.html.notebooks").install()
+            import_module("scoremode.reports.html.notebooks").install()
         return found
     raise AttributeError(f"module 'scoremode' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-class _Names(type(sys)):  # type: ignore[misc]
-    """A module whose functions ``plan`` and ``report`` stay functions when the folders of those names are imported.
-
-    Python puts every imported folder into its parent as an attribute. ``from scoremode.plan.recipes import …`` does not
-    need that, and ``sm.plan(…)`` must work.
-    """
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _HOME and isinstance(value, type(sys))):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Names

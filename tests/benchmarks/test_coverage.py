@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scoremode.statistics.groups import SHORTEST, STRETCH
+from scoremode.core.statistics.groups import SHORTEST, STRETCH
 
 SCRIPT = runpy.run_path(str(Path(__file__).resolve().parents[2] / "benchmarks" / "coverage.py"))
 GROUPS, NUMBERS, read = SCRIPT["GROUPS"], SCRIPT["NUMBERS"], SCRIPT["read"]

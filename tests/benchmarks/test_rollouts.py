@@ -14,7 +14,7 @@ def test_our_wrapper_is_taken_away_and_comes_back() -> None:
     pytest.importorskip("vllm", reason="needs vLLM")
     from vllm.v1.sample.sampler import Sampler
 
-    from scoremode.engines.vllm.written_tokens import WritingWorker
+    from scoremode.studies.rollouts.engines.vllm_written_tokens import WritingWorker
 
     worker: Any = WritingWorker()
     worker.model_runner = SimpleNamespace(sampler=Sampler("processed_logprobs"))

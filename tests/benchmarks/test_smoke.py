@@ -25,9 +25,9 @@ from typing import Any, Self
 
 import pytest
 
-from scoremode.engines.plugin import Work
-from scoremode.engines.registry import choose
-from scoremode.engines.writing import DrawingRules
+from scoremode.core.engine.plugin import Work
+from scoremode.core.engine.registry import choose
+from scoremode.studies.rollouts.writing import DrawingRules
 from tests import forked
 from tests.benchmarks.conftest import FOLDER, load
 from tests.engines.server.small_server import SmallServer
@@ -455,7 +455,7 @@ def test_it_runs_and_prints_its_figures(
         # the subclass first: its module needs the real class
         monkeypatch.setattr("scoremode.engines.vllm.decode.VllmDecodeEngine", lambda *_, **__: lent)
         monkeypatch.setattr("scoremode.engines.vllm.engine.VllmEngine", lambda *_, **__: lent)
-        monkeypatch.setattr("scoremode.engines.vllm.writer.VllmWriter", played_writer)
+        monkeypatch.setattr("scoremode.studies.rollouts.engines.vllm_writer.VllmWriter", played_writer)
         monkeypatch.setattr("vllm.LLM", PlayedLLM)
     printed = run_in_process(row, words) if row.own_process else run_here(row, words, monkeypatch, capsys)
     for figure in row.figures:

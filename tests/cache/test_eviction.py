@@ -19,31 +19,31 @@ from pathlib import Path
 import pytest
 
 import scoremode as sm
-from scoremode.cache import eviction
-from scoremode.cache.entries import entries, hold_model, inspect_entry, mark_used
-from scoremode.cache.eviction import CHANGED, GONE, IN_USE, evict, remove
-from scoremode.cache.units import age_words, parse_age, parse_size, size_words
-from scoremode.disk import locks
-from scoremode.disk.folders import entry_folder
-from scoremode.disk.locks import Lock
+from scoremode.core.cache import eviction
+from scoremode.core.cache.entries import entries, hold_model, inspect_entry, mark_used
+from scoremode.core.cache.eviction import CHANGED, GONE, IN_USE, evict, remove
+from scoremode.core.cache.units import age_words, parse_age, parse_size, size_words
+from scoremode.core.disk import locks
+from scoremode.core.disk.folders import entry_folder
+from scoremode.core.disk.locks import Lock
+from scoremode.core.references.reader import Reference
+from scoremode.core.store import runs
+from scoremode.core.verbs.cache import list_cache, prune_cache
 from scoremode.errors import OptionError
-from scoremode.references.reader import Reference
-from scoremode.store import runs
-from scoremode.verbs.cache import list_cache, prune_cache
 from tests import forked
 
 DAY = 86_400.0
 HELD = """
 import sys
 from pathlib import Path
-from scoremode.disk.locks import Lock
+from scoremode.core.disk.locks import Lock
 assert Lock(Path(sys.argv[1])).acquire()
 print("held", flush=True)
 sys.stdin.readline()
 """
 READING = """
 import sys
-from scoremode.references.reader import Reference
+from scoremode.core.references.reader import Reference
 reference = Reference.open(sys.argv[1])
 print("held", flush=True)
 sys.stdin.readline()
@@ -54,11 +54,11 @@ def wait(path, ignore_errors):
     print("renamed", flush=True)
     time.sleep(60)
 shutil.rmtree = wait
-from scoremode.verbs.cache import prune_cache
+from scoremode.core.verbs.cache import prune_cache
 prune_cache(older_than=0.0)
 """
 PRUNES = """
-from scoremode.verbs.cache import prune_cache
+from scoremode.core.verbs.cache import prune_cache
 print("begins", flush=True)
 prune_cache(older_than=0.0)
 """

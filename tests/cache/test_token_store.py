@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.cache import token_store
-from scoremode.cache.token_store import kept_tokens, write_tokens
+from scoremode.core.cache import token_store
+from scoremode.core.cache.token_store import kept_tokens, write_tokens
+from scoremode.core.text.documents import Document
+from scoremode.core.text.tokenizer import ByteTokenizer
+from scoremode.core.text.tokens import DocumentIndex, TokenBlock, Tokens, TokenStream, tokenize
+from scoremode.core.verbs.cache import list_cache, prune_cache
+from scoremode.core.verbs.model import LazyModel
 from scoremode.errors import CorpusError
-from scoremode.text.documents import Document
-from scoremode.text.tokenizer import ByteTokenizer
-from scoremode.text.tokens import DocumentIndex, TokenBlock, Tokens, TokenStream, tokenize
 from scoremode.values import MappedFile, release_pages
-from scoremode.verbs.cache import list_cache, prune_cache
-from scoremode.verbs.model import LazyModel
 from tests import forked
 
 BYTES = ByteTokenizer()
@@ -186,8 +186,8 @@ def long_text(tmp_path: Path) -> Path:
 
 def whole_way(path: Path) -> str:
     """The digest of the same plan, with tokens that were made at once and in memory."""
-    from scoremode.plan.build import make_plan
-    from scoremode.plan.recipes import find_method
+    from scoremode.core.plan.build import make_plan
+    from scoremode.core.plan.recipes import find_method
 
     tokens = tokenize([document(path.read_text(encoding="utf-8"))], BYTES, special=True)
     return make_plan(find_method("sliding-once"), tokens).digest

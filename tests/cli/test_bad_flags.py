@@ -180,8 +180,8 @@ def test_two_models_are_found_behind_a_corpus(command: Command) -> None:
 
 def test_every_flag_that_takes_a_string_refuses_nothing(refused: Refused) -> None:
     """Found in the parser itself, so that a new flag is here from its first day."""
-    from scoremode.cli.flags import RefusedSecret
     from scoremode.cli.parser import MAY_BE_EMPTY
+    from scoremode.reports.command.flags import RefusedSecret
 
     checked = set()
     verbs = next(a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction)).choices

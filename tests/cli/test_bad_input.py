@@ -214,8 +214,8 @@ def test_a_file_that_may_not_be_read(refused: Refused, tmp_path: Path) -> None:
 
 def test_a_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
     """Hashed in one pass and cut into tokens in the next: the sha256 would belong to another text."""
+    from scoremode.core.text.corpus import load
     from scoremode.errors import CorpusError
-    from scoremode.text.corpus import load
 
     (tmp_path / "a.txt").write_text("one two")
     corpus = load(str(tmp_path / "a.txt"))

@@ -105,7 +105,7 @@ def test_prune_by_size(command: Command, root: Path) -> None:
 
 
 def test_a_skipped_entry_is_said(command: Command, root: Path) -> None:
-    from scoremode.disk.locks import Lock
+    from scoremode.core.disk.locks import Lock
 
     path = kept(command, "a text", 40)
     lock = Lock(root / path / ".lock")

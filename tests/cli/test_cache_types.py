@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.engines.registry import known_engines
+from scoremode.core.engine.registry import known_engines
+from scoremode.core.scores.answers import measured
+from scoremode.core.store import runs
+from scoremode.core.verbs.sides import CompareRequest, assign_engines
 from scoremode.errors import InputError, OptionError
-from scoremode.report.served import served_manifest
-from scoremode.scores.answers import measured
-from scoremode.store import runs
-from scoremode.verbs.cache_types import in_each_type, several_types
-from scoremode.verbs.sides import CompareRequest, assign_engines
+from scoremode.reports.served import served_manifest
+from scoremode.studies.paths.cache_types import in_each_type, several_types
 from tests.cli.conftest import Command, Refused
 from tests.gguf_files import gguf_of, require_llamacpp
 from tests.makers import make_tiny_model

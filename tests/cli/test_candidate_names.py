@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from scoremode.core.verbs.candidate_names import expand_candidates
 from scoremode.engines.llamacpp.small_gguf import Matrix
 from scoremode.errors import InputError
-from scoremode.verbs.candidate_names import expand_candidates
 from tests.cli.conftest import Command
 from tests.gguf_files import gguf_of, require_llamacpp
 

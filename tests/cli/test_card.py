@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import scoremode as sm
-from scoremode.report.publish import README_PARTS
-from scoremode.verbs.card import MARKERS
+from scoremode.core.verbs.card import MARKERS
+from scoremode.reports.publish import README_PARTS
 from tests.cli.conftest import Command, Refused
 
 TEXTS = ["one two three", "four five six", "seven eight", "nine ten", "eleven twelve", "some more"]

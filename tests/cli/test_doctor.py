@@ -100,7 +100,7 @@ def test_an_engine_that_cannot_start_fails_its_self_test(command: Command, monke
     def dies(*_: Any, **__: Any) -> None:
         raise EngineError("it died", fix="try again")
 
-    monkeypatch.setattr("scoremode.verbs.doctor.open_engine", dies)
+    monkeypatch.setattr("scoremode.core.verbs.doctor.open_engine", dies)
     outcome = command("doctor", "--engine", "transformers")
     assert outcome.code == 2
     assert "it died" in outcome.err
@@ -126,7 +126,7 @@ def test_llamacpp_is_tested_with_a_small_gguf(command: Command) -> None:
 def test_an_engine_that_cannot_be_tested_is_refused_or_listed(
     command: Command, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scoremode.engines.plugin.EnginePlugin.self_test_model", lambda *_: None)
+    monkeypatch.setattr("scoremode.core.engine.plugin.EnginePlugin.self_test_model", lambda *_: None)
     monkeypatch.setattr("scoremode.engines.llamacpp.LlamaCppPlugin.self_test_model", lambda *_: None)
     assert "there is no self-test of the transformers engine" in refused("doctor", "--engine", "transformers")
     outcome = command("doctor")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from scoremode.disk.folders import cache_folder
+from scoremode.core.disk.folders import cache_folder
 
 HEAVY = ("torch", "transformers", "vllm", "lm_eval", "datasets", "tokenizers", "pyarrow")
 TYPED = {
@@ -70,7 +70,7 @@ def test_two_texts_are_told_too(told: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("typed", "stored"), [("fp16", "float16"), ("bf16", "bfloat16"), ("fp32", "float32")])
 def test_short_names_of_dtypes_are_stored_under_one_name(typed: str, stored: str) -> None:
-    from scoremode.engines.registry import find_engine, read_options
+    from scoremode.core.engine.registry import find_engine, read_options
 
     for engine in ("transformers", "vllm"):
         options = read_options(find_engine(engine), {"dtype": typed})

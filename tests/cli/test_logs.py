@@ -11,15 +11,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from scoremode.cli import logs
 from scoremode.cli.commands import PASSED_ON, VERBS, build_parser
 from scoremode.cli.parser import Parser
+from scoremode.core.verbs.candidates import score_together
 from scoremode.errors import print_line
-from scoremode.verbs.candidates import score_together
+from scoremode.reports.command import logs
 from tests.cli.conftest import Command
 from tests.house import HOUSE
 
-NOTE = "import logging, scoremode.store.runs; logging.getLogger('scoremode.store').warning('a note')"
+NOTE = "import logging, scoremode.core.store.runs; logging.getLogger('scoremode.core.store').warning('a note')"
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +88,7 @@ def test_errors_of_candidates_are_shown_when_quiet(capsys: pytest.CaptureFixture
     ("configured", "expected"),
     [
         ("", ""),  # a library says nothing by itself, not even through Python's handler of last resort
-        ("import logging; logging.basicConfig(format='%(name)s %(message)s')\n", "scoremode.store a note\n"),
+        ("import logging; logging.basicConfig(format='%(name)s %(message)s')\n", "scoremode.core.store a note\n"),
         ("import logging; logging.getLogger('scoremode').setLevel('ERROR')\n", ""),
     ],
 )
@@ -100,10 +100,10 @@ def test_python_users_configure_the_log_as_they_like(configured: str, expected: 
 def test_nothing_outside_the_command_line_writes_to_standard_error() -> None:
     """The rest of the house logs; only libraries that print by themselves have their output redirected.
 
-    ``service/watching.py`` is a program of its own beside a server that starts, and has no log.
+    ``remote/service/watching.py`` is a program of its own beside a server that starts, and has no log.
     """
     writes = re.compile(r"file=sys\.stderr|sys\.stderr\.write|print_exc|warnings\.warn\(")
-    found = [path for path in HOUSE.rglob("*.py") if "cli" not in path.parts and writes.search(path.read_text())]
+    found = [path for path in HOUSE.rglob("*.py") if not {"cli", "command"} & set(path.parts) and writes.search(path.read_text())]
     assert [path.name for path in found] == ["watching.py"]
 
 

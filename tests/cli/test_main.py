@@ -96,7 +96,7 @@ def test_ctrl_c_is_one_line_and_exit_code_130(command: Command, monkeypatch: pyt
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("scoremode.verbs.session.ppl_many", interrupted)
+    monkeypatch.setattr("scoremode.core.verbs.session.ppl_many", interrupted)
     outcome = command("ppl", "table:uniform", "--text", "one two")
     assert (outcome.code, outcome.err.count("\n"), "run the same command again" in outcome.err) == (130, 1, True)
 
@@ -105,7 +105,7 @@ def test_running_out_of_memory_is_one_line(refused: Refused, monkeypatch: pytest
     def hungry(*_: Any, **__: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("scoremode.verbs.session.ppl_many", hungry)
+    monkeypatch.setattr("scoremode.core.verbs.session.ppl_many", hungry)
     assert "--context-length" in refused("ppl", "table:uniform", "--text", "one two")
 
 
@@ -129,7 +129,7 @@ def test_a_cause_outside_of_us_is_named(
         raise error
 
     monkeypatch.setenv("TORCH_LOGS", "banana")
-    monkeypatch.setattr("scoremode.verbs.session.ppl_many", fails)
+    monkeypatch.setattr("scoremode.core.verbs.session.ppl_many", fails)
     assert words in refused("ppl", "table:uniform", "--text", "one two")
 
 
@@ -139,7 +139,7 @@ def test_a_bug_of_ours_is_one_line_with_an_exit_code_of_its_own(
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("first line\nsecond line")
 
-    monkeypatch.setattr("scoremode.verbs.session.ppl_many", broken)
+    monkeypatch.setattr("scoremode.core.verbs.session.ppl_many", broken)
     outcome = command("ppl", "table:uniform", "--text", "one two")
     assert (outcome.code, outcome.err.count("\n"), "SCOREMODE_DEBUG=1" in outcome.err) == (70, 1, True)
 
@@ -149,7 +149,7 @@ def test_a_full_disk_is_called_that(refused: Refused, monkeypatch: pytest.Monkey
     def full(*_: Any, **__: Any) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr("scoremode.verbs.session.ppl_many", full)
+    monkeypatch.setattr("scoremode.core.verbs.session.ppl_many", full)
     assert "the disk is full; free some space" in refused("ppl", "table:uniform", "--text", "one two")
 
 

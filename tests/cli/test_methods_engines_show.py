@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from scoremode.engines.registry import known_engines
-from scoremode.plan.recipes import METHODS
+from scoremode.core.engine.registry import known_engines
+from scoremode.core.plan.recipes import METHODS
 from tests.cli.conftest import Command, Refused
 
 
@@ -163,7 +163,7 @@ def test_a_damaged_run_is_refused(
 
 def test_show_prints_no_control_characters_of_a_manifest(command: Command, tmp_path: Path) -> None:
     """A manifest that was changed and sealed again: every text in it that may be anything is one with ESC."""
-    from scoremode.disk.manifests import sealed
+    from scoremode.core.disk.manifests import sealed
 
     command("ppl", "table:uniform", "--text", "abcdef", "--out", tmp_path / "run")
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())

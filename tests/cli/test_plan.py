@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import scoremode as sm
-from scoremode.plan.recipes import METHODS
+from scoremode.core.plan.recipes import METHODS
 from tests.cli.conftest import Command, Refused
 
 LEAST = {"windows", "targets", "forward_tokens", "plan_digest"}
@@ -71,7 +71,7 @@ def test_no_engine_is_started(command: Command, stories: Path, monkeypatch: pyte
     def opened(*_: Any) -> None:
         raise AssertionError("an engine was opened")
 
-    monkeypatch.setattr("scoremode.engines.registry.open_engine", opened)
+    monkeypatch.setattr("scoremode.core.engine.registry.open_engine", opened)
     assert command("plan", stories, "--text", "Once upon a time").code == 0
 
 

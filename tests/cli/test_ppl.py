@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import scoremode as sm
-from scoremode.disk.files import file_sha256
+from scoremode.core.disk.files import file_sha256
 from scoremode.engines.table.engine import TableEngine
 from tests.cli.conftest import Command, Refused
 
@@ -278,7 +278,7 @@ def test_a_disk_that_fills_up_leaves_no_manifest_and_the_command_goes_on(
         fsync(handle)
 
     arguments = ["ppl", "table:uniform", "--text", TEXT, "--out", tmp_path / "run"]
-    monkeypatch.setattr("scoremode.disk.files.os.fsync", full)
+    monkeypatch.setattr("scoremode.core.disk.files.os.fsync", full)
     assert "the disk is full" in refused(*arguments)
     assert not (tmp_path / "run" / "manifest.json").exists()
     assert command(*arguments).code == 0
@@ -432,7 +432,7 @@ def test_nan_for_one_token_of_the_text_only_is_refused_too(refused: Refused, che
     """The embedding is untied first, so that the head is whole and a text without that token would pass."""
     config = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
-    from scoremode.text.tokenizer import HuggingFaceTokenizer
+    from scoremode.core.text.tokenizer import HuggingFaceTokenizer
 
     spoiled = int(HuggingFaceTokenizer.load(checkpoint).encode(TEXT, special=True).ids[4])
 

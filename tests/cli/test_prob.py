@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from scoremode.verbs.prob.many_pairs import CHUNK
-from scoremode.verbs.prob.sequence import SequenceProbability
+from scoremode.core.verbs.prob.many_pairs import CHUNK
+from scoremode.core.verbs.prob.sequence import SequenceProbability
 from tests import forked
 from tests.cli.conftest import Command, Refused
 
@@ -272,7 +272,7 @@ def test_a_disk_that_fills_up_leaves_no_results_and_the_command_goes_on(
 
     arguments = ["prob", "table:uniform", "--prompt", "a", "--target", "b", "--out", tmp_path / "results.jsonl"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("scoremode.disk.files.os.fsync", full)
+        patch.setattr("scoremode.core.disk.files.os.fsync", full)
         assert "the disk is full" in refused(*arguments)
     assert not (tmp_path / "results.jsonl").exists()
     assert (command(*arguments).code, len(results(tmp_path / "results.jsonl"))) == (0, 1)

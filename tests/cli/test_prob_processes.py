@@ -19,7 +19,7 @@ PAIRS = 640
 CHUNK = 16  # smaller than usual, so that a kill finds many of them done
 SLOWED = f"""
 import os, time
-from scoremode.verbs.prob import many_pairs, sequence
+from scoremode.core.verbs.prob import many_pairs, sequence
 many_pairs.CHUNK = {CHUNK}
 score = sequence.SequenceProbability.score
 def slow(self, *given):

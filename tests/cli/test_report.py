@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import scoremode as sm
-from scoremode.report.html.page import render
-from scoremode.verbs.outputs import MARK_WITHIN, REPORT_MARK
+from scoremode.core.verbs.outputs import MARK_WITHIN, REPORT_MARK
+from scoremode.reports.html.page import render
 from tests.cli.conftest import Command, Refused
 
 

@@ -74,7 +74,7 @@ def test_a_signal_while_scoring_is_one_line_and_the_run_resumes(tmp_path: Path, 
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("module", ["argparse", "scoremode.errors", "numpy", "scoremode.verbs.ppl"])
+@pytest.mark.parametrize("module", ["argparse", "scoremode.errors", "numpy", "scoremode.core.verbs.ppl"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
 def test_a_signal_during_imports_is_one_line(tmp_path: Path, module: str, number: signal.Signals) -> None:
     """The signal comes when a module is first looked for: one of the command line's own, or a heavy one."""

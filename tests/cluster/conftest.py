@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from scoremode.cluster import ray_cluster
+from scoremode.remote.ray import ray_cluster
 from tests.cluster import paced, ray_workers
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +34,7 @@ def plugged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The engine of these tests, for this process and for all that it starts."""
     import sys
 
-    from scoremode.engines import registry
+    from scoremode.core.engine import registry
 
     folder = paced.install(tmp_path_factory.mktemp("plugin"))
     before = os.environ.get("PYTHONPATH")

@@ -17,13 +17,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from scoremode.engines.base import SCORES, Engine, Want
-from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, Work
+from scoremode.core.engine.base import SCORES, Engine, Want
+from scoremode.core.engine.plugin import EVERYTHING, Capabilities, EnginePlugin, Work
+from scoremode.core.models.subject import Subject
+from scoremode.core.scores.answers import Answers, WindowList, WindowSource
+from scoremode.core.text.tokenizer import ByteTokenizer
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, OptionError
-from scoremode.models.subject import Subject
-from scoremode.scores.answers import Answers, WindowList, WindowSource
-from scoremode.text.tokenizer import ByteTokenizer
 from scoremode.values import Bools
 
 PREFIX = "paced:"

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.cluster.engine import ReplicatedEngine
-from scoremode.engines.plugin import Work
-from scoremode.references.reader import Reference
-from scoremode.scores.schema import BUILT_IN
+from scoremode.core.engine.plugin import Work
+from scoremode.core.references.reader import Reference
+from scoremode.core.scores.schema import BUILT_IN
+from scoremode.remote.ray.engine import ReplicatedEngine
 from tests.cluster.conftest import Nodes
 
 COLUMNS = BUILT_IN.names

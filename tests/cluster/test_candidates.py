@@ -19,10 +19,10 @@ import psutil
 import pytest
 
 import scoremode as sm
-from scoremode.scores.schema import BUILT_IN
-from scoremode.store.runs import JOURNAL
-from scoremode.verbs.candidates import score_together, slots_and_shares
-from scoremode.verbs.progress import Progress
+from scoremode.core.scores.schema import BUILT_IN
+from scoremode.core.store.runs import JOURNAL
+from scoremode.core.verbs.candidates import score_together, slots_and_shares
+from scoremode.core.verbs.progress import Progress
 from tests import forked
 from tests.cluster.conftest import ROOT, wait_until
 from tests.cluster.test_command_line import family_of, left_of, scoremode

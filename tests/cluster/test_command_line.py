@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from scoremode.installation import pip_install
-from scoremode.store.runs import JOURNAL
+from scoremode.core.installation import pip_install
+from scoremode.core.store.runs import JOURNAL
 from tests import forked
 from tests.cluster.conftest import ROOT, Nodes, wait_until
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.cluster.engine import ReplicatedEngine
-from scoremode.engines.plugin import Work
+from scoremode.core.engine.plugin import Work
+from scoremode.remote.ray.engine import ReplicatedEngine
 from tests.cluster import paced
 from tests.cluster.conftest import Nodes, wait_until
 

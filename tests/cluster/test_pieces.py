@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scoremode.cluster.replica import subset_of
-from scoremode.cluster.scoring import MOST_TOKENS, Batches
-from scoremode.engines.batching import prompt_groups
-from scoremode.scores.answers import Answers, Window, WindowList
-from scoremode.scores.packing import AnswerPacker
+from scoremode.core.engine.batching import prompt_groups
+from scoremode.core.scores.answers import Answers, Window, WindowList
+from scoremode.core.scores.packing import AnswerPacker
+from scoremode.remote.ray.replica import subset_of
+from scoremode.remote.ray.scoring import MOST_TOKENS, Batches
 
 
 def source_of(count: int, groups: list[int] | None = None) -> WindowList:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.cluster import ray_cluster
+from scoremode.remote.ray import ray_cluster
 from tests.cluster.conftest import Nodes
 from tests.s3 import Bucket
 

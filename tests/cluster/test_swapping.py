@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 import scoremode as sm
-from scoremode.cluster.swapper import ReplicatedSwapper
+from scoremode.studies.attribution.engines.replicated_swapper import ReplicatedSwapper
 from tests.makers import make_tiny_model
 
 TEXT = "the cat sat on the mat and the dog sat on the log. " * 8

@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 import scoremode as sm
-from scoremode.cluster.writer import ReplicatedWriter
 from scoremode.errors import InputError
+from scoremode.studies.rollouts.engines.replicated_writer import ReplicatedWriter
 
 PROMPTS = [f"the cat sat on mat {n}" for n in range(9)]
 HOW: dict[str, Any] = {"temperature": 1, "samples": 2, "max_tokens": 6, "sequences": 4, "seed": 3}

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from scoremode.disk import files
-from scoremode.disk.files import file_sha256, remembered_sha256, write_atomically, written_atomically
-from scoremode.disk.folders import cache_folder
+from scoremode.core.disk import files
+from scoremode.core.disk.files import file_sha256, remembered_sha256, write_atomically, written_atomically
+from scoremode.core.disk.folders import cache_folder
 
 
 def sha(data: bytes) -> str:
@@ -131,7 +131,7 @@ def test_a_write_on_a_full_disk_leaves_the_old_file_and_nothing_else(
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("scoremode.disk.files.os.fsync", full)
+    monkeypatch.setattr("scoremode.core.disk.files.os.fsync", full)
     with pytest.raises(OSError, match="No space left"):
         write_atomically(path, b"new")
     assert (path.read_bytes(), os.listdir(tmp_path)) == (b"old", ["file"])
@@ -143,7 +143,7 @@ def test_an_interrupted_write_leaves_no_temporary_file(monkeypatch: pytest.Monke
     def interrupted(_: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("scoremode.disk.files.os.fsync", interrupted)
+    monkeypatch.setattr("scoremode.core.disk.files.os.fsync", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write_atomically(tmp_path / "file", b"new")
     assert os.listdir(tmp_path) == []

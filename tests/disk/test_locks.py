@@ -12,13 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from scoremode.disk.locks import Lock, hold_lock
+from scoremode.core.disk.locks import Lock, hold_lock
 from scoremode.errors import RunError
 
-HOLD = (
-    "import sys, time; from pathlib import Path; from scoremode.disk.locks import Lock; lock = Lock(Path(sys.argv[1]))"
-)
-HOLD += "; print(lock.acquire(), flush=True); time.sleep(60)"
+HOLD = "import sys, time; from pathlib import Path; from scoremode.core.disk.locks import Lock; "
+HOLD += "lock = Lock(Path(sys.argv[1])); print(lock.acquire(), flush=True); time.sleep(60)"
 
 
 def test_a_killed_holder_lets_go(tmp_path: Path) -> None:

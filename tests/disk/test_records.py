@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scoremode.disk.records import RecordFile, read_record_header
+from scoremode.core.disk.records import RecordFile, read_record_header
 from scoremode.errors import RunError
 
 HEADER = {"work": "one"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scoremode.disk.manifests import HIDDEN, command_without_secrets, is_secret, without_secrets
+from scoremode.core.disk.manifests import HIDDEN, command_without_secrets, is_secret, without_secrets
 
 
 @pytest.mark.parametrize(

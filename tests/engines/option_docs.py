@@ -11,17 +11,17 @@ import re
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from scoremode.engines.options import KnownOption
-from scoremode.engines.registry import GROUP, all_options, known_engines
+from scoremode.core.engine.options import KnownOption
+from scoremode.core.engine.registry import GROUP, all_options, known_engines
 
 ROOT = Path(__file__).parents[2]
-FILE = ROOT / "src" / "scoremode" / "verbs" / "arguments.py"
+FILE = ROOT / "src" / "scoremode" / "verbs" / "core/arguments.py"
 FIELDS = re.compile(r'(class EngineOptionArguments.*?"""\n\n).*?(?=\n\n)', re.DOTALL)
 TYPES = {"Pairs": "Mapping[str, Any] | Pairs"}
 
 
 def source() -> str:
-    """The text of verbs/arguments.py, with the fields of EngineOptionArguments written anew."""
+    """The text of core/verbs/arguments.py, with the fields of EngineOptionArguments written anew."""
     brought = {point.name for point in entry_points(group=GROUP)}  # engines of other packages
     lines = [
         f"    {name}: {_type(option)} | None"
@@ -68,7 +68,7 @@ def docs(page: str) -> str:
 
 
 def main() -> None:
-    """Write verbs/arguments.py and docs/engines.md."""
+    """Write core/verbs/arguments.py and docs/engines.md."""
     FILE.write_text(source())
     page = ROOT / "docs" / "engines.md"
     page.write_text(docs(page.read_text()))

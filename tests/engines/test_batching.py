@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scoremode.engines.batching import PADDING_SHARE, batches_by_length
-from scoremode.scores.answers import Window, WindowList
+from scoremode.core.engine.batching import PADDING_SHARE, batches_by_length
+from scoremode.core.scores.answers import Window, WindowList
 from scoremode.values import Ints
 
 

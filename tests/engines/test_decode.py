@@ -10,14 +10,14 @@ import pytest
 import torch
 
 import scoremode as sm
-from scoremode.engines.base import Want
-from scoremode.engines.baseline import LiveBaseline
-from scoremode.engines.plugin import Work
-from scoremode.engines.registry import choose, open_engine
+from scoremode.core.engine.base import Want
+from scoremode.core.engine.baseline import LiveBaseline
+from scoremode.core.engine.plugin import Work
+from scoremode.core.engine.registry import choose, open_engine
+from scoremode.core.plan.path import DecodePath
+from scoremode.core.scores.answers import Answers, Window, WindowList, measured
 from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.errors import ModelError
-from scoremode.plan.path import DecodePath
-from scoremode.scores.answers import Answers, Window, WindowList, measured
 from tests.makers import VOCABULARY, make_family, make_tokenizer
 
 BOUND = 5e-5  # nats: float32 in another order. SmolLM2 on ARM: 2.5e-5

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from scoremode.engines.base import StoredDistributions, StoredHead
-from scoremode.engines.distributions import IndexedWindow, divergence_of_logits, load_baseline, records_of_logits
+from scoremode.core.engine.base import StoredDistributions, StoredHead
+from scoremode.core.engine.distributions import IndexedWindow, divergence_of_logits, load_baseline, records_of_logits
+from scoremode.core.scores.answers import Window
 from scoremode.errors import ModelError
 from scoremode.head.definition import define_columns
 from scoremode.head.divergence import define_divergence
-from scoremode.scores.answers import Window
 from scoremode.values import Raw
 from tests.kld_files import kl_longhand, random_logits, record
 

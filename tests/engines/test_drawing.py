@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from scoremode.engines.drawing import draw, filtered
-from scoremode.engines.writing import DrawingRules
 from scoremode.errors import EngineError
+from scoremode.studies.rollouts.engines.drawing import draw, filtered
+from scoremode.studies.rollouts.writing import DrawingRules
 
 RULES = [
     DrawingRules(1.0),

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from scoremode.core.models.facts import inspect
+from scoremode.core.scores.answers import Window, WindowList
 from scoremode.engines.transformers.choices import TransformersOptions
 from scoremode.engines.transformers.engine import TransformersEngine
-from scoremode.models.facts import inspect
-from scoremode.scores.answers import Window, WindowList
 from tests.makers import VOCABULARY
 
 BUDGET = 64  # tokens in one forward pass

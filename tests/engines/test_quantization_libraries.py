@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from scoremode.engines.registry import choose
+from scoremode.core.engine.registry import choose
+from scoremode.core.installation import pip_install
 from scoremode.engines.transformers import choices
 from scoremode.errors import ModelError
-from scoremode.installation import pip_install
 
 ROOT = Path(__file__).parents[2]
 

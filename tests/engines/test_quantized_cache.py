@@ -13,15 +13,15 @@ import pytest
 import torch
 
 import scoremode as sm
-from scoremode.engines.registry import all_options, choose, known_engines, share_options
+from scoremode.core.engine.registry import all_options, choose, known_engines, share_options
+from scoremode.core.installation import pip_install
+from scoremode.core.plan.path import DecodePath
+from scoremode.core.scores.answers import Window, WindowList, measured
 from scoremode.engines.transformers import choices
 from scoremode.engines.transformers.caches import RESIDUAL, CacheKind, group_size
 from scoremode.engines.transformers.choices import TransformersOptions
 from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.errors import ModelError, OptionError
-from scoremode.installation import pip_install
-from scoremode.plan.path import DecodePath
-from scoremode.scores.answers import Window, WindowList, measured
 from tests.makers import make_family
 
 ROOT = Path(__file__).parents[2]

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scoremode.engines.batching import PADDING_SHARE, batches_by_length, common_prefix
-from scoremode.engines.plugin import Work
-from scoremode.engines.registry import choose, open_engine
+from scoremode.core.engine.batching import PADDING_SHARE, batches_by_length, common_prefix
+from scoremode.core.engine.plugin import Work
+from scoremode.core.engine.registry import choose, open_engine
+from scoremode.core.scores.answers import Window, WindowList, measured
 from scoremode.engines.transformers.batches import fed, pack, passes
-from scoremode.scores.answers import Window, WindowList, measured
 from scoremode.values import Ints
 
 

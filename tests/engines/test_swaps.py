@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from scoremode.engines.base import Want
-from scoremode.engines.baseline import HeldBaseline
+from scoremode.core.engine.base import Want
+from scoremode.core.engine.baseline import HeldBaseline
+from scoremode.core.scores.answers import Answers, Window, WindowList
 from scoremode.engines.transformers.choices import TransformersOptions
 from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.engines.transformers.kept_states import Place, choose_place
-from scoremode.engines.transformers.swaps import ALL_LAYERS, SwappableModel
 from scoremode.errors import EngineError
 from scoremode.head.matrix import Head
-from scoremode.scores.answers import Answers, Window, WindowList
+from scoremode.studies.attribution.engines.transformers_swaps import ALL_LAYERS, SwappableModel
 from tests.makers import VOCABULARY, make_family
 
 BYTES = Place("memory", 0, logits=1)

@@ -7,14 +7,14 @@ import math
 import numpy as np
 import pytest
 
+from scoremode.core.plan.build import plan_of_pairs
+from scoremode.core.plan.plan import Plan
+from scoremode.core.scores.answers import Answers, Window, WindowList, measured
+from scoremode.core.scores.schema import BUILT_IN
+from scoremode.core.verbs.ppl import ppl
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import ModelError
-from scoremode.plan.build import plan_of_pairs
-from scoremode.plan.plan import Plan
-from scoremode.scores.answers import Answers, Window, WindowList, measured
-from scoremode.scores.schema import BUILT_IN
 from scoremode.values import Floats, Ids
-from scoremode.verbs.ppl import ppl
 
 COUNTING = "".join(map(chr, range(32, 127)))
 

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from scoremode.engines.plugin import Work
-from scoremode.engines.registry import choose, open_engine
+from scoremode.core.engine.plugin import Work
+from scoremode.core.engine.registry import choose, open_engine
+from scoremode.core.models.facts import inspect
+from scoremode.core.scores.answers import Answers, Window, WindowList, WindowSource, measured
 from scoremode.engines.transformers.choices import TransformersOptions
 from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.errors import ModelError, OptionError
 from scoremode.head.definition import define_columns
-from scoremode.models.facts import inspect
-from scoremode.scores.answers import Answers, Window, WindowList, WindowSource, measured
 from scoremode.values import Ids
 from tests.makers import VOCABULARY, make_family, make_tiny_model
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from scoremode.engines.base import SCORES, Engine, Want
-from scoremode.engines.plugin import Work
-from scoremode.engines.registry import choose, open_engine
-from scoremode.engines.turns import TurnsEngine, TurnWindows
+from scoremode.core.engine.base import SCORES, Engine, Want
+from scoremode.core.engine.plugin import Work
+from scoremode.core.engine.registry import choose, open_engine
+from scoremode.core.scores.answers import Answers, Window, WindowList, WindowSource
 from scoremode.errors import EngineError
-from scoremode.scores.answers import Answers, Window, WindowList, WindowSource
+from scoremode.studies.paths.turns import TurnsEngine, TurnWindows
 from scoremode.values import Bools
 
 

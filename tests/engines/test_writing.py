@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.engines.generation import Sampling
-from scoremode.engines.plugin import Work
-from scoremode.engines.registry import choose
-from scoremode.engines.writing import DrawingRules, WritingRequest
-from scoremode.text.rollouts import Rollouts
+from scoremode.core.engine.plugin import Work
+from scoremode.core.engine.registry import choose
+from scoremode.studies.rollouts.generation import Sampling
+from scoremode.studies.rollouts.texts import Rollouts
+from scoremode.studies.rollouts.writing import DrawingRules, WritingRequest
 
 PROMPTS: list[Any] = [
     "The quick brown fox",

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import scoremode as sm
-from scoremode.disk.folders import PARTIAL_TEXTS
+from scoremode.core.disk.folders import PARTIAL_TEXTS
 from tests import forked
 
 PROMPTS = [f"{n} the lazy dog" for n in range(16)]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from scoremode.harness.encoding import HarnessEncoder
+from scoremode.studies.tasks.encoding import HarnessEncoder
 from scoremode.values import Ids
 
 PER_TOKEN = 5e-5

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scoremode.core.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer
 from scoremode.errors import InputError, ModelError, OptionError
-from scoremode.harness.encoding import HarnessEncoder, rolling
-from scoremode.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer
+from scoremode.studies.tasks.encoding import HarnessEncoder, rolling
 
 pytest.importorskip("lm_eval", reason="needs lm-eval")
 

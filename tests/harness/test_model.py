@@ -17,8 +17,8 @@ from tests.partial_engine import PartialEngine
 
 lm_eval = pytest.importorskip("lm_eval", reason="needs lm-eval")
 
-from scoremode.harness import model as adapter  # noqa: E402 - needs lm_eval
-from scoremode.harness.model import ScoremodeLM  # noqa: E402
+from scoremode.studies.tasks import model as adapter  # noqa: E402 - needs lm_eval
+from scoremode.studies.tasks.model import ScoremodeLM  # noqa: E402
 from tests.harness.judge import PER_TOKEN, check, harness_model, instances  # noqa: E402
 
 
@@ -119,7 +119,7 @@ def _pairs(row: dict[str, Any]) -> list[tuple[str, str]]:
 @pytest.mark.slow
 def test_smollm2_within_the_tolerance() -> None:
     """A vocabulary of 49,152, where the harness's own float32 log_softmax is off by up to 3.4e-5 nats a token."""
-    from scoremode.models.facts import inspect
+    from scoremode.core.models.facts import inspect
 
     pairs = [pair for row in _rows("arc_easy_validation", 2) for pair in _pairs(row)]
     lm = ours("smollm2-135m")
@@ -240,7 +240,7 @@ def test_answers_of_an_unknown_model_are_refused(tiny: Path, tmp_path: Path) -> 
 
 
 def test_a_damaged_owner_file_is_refused(tiny: Path, tmp_path: Path) -> None:
-    from scoremode.harness.model import claim_cache, owner_file
+    from scoremode.studies.tasks.model import claim_cache, owner_file
 
     database = tmp_path / "answers.db"
     claim_cache(database, 0, {"model": "a"})

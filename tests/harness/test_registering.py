@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from scoremode.cli.main import main
-from scoremode.harness import registering
-from scoremode.installation import pip_install
+from scoremode.core.installation import pip_install
+from scoremode.studies.tasks import registering
 from tests import forked
 from tests.harness import tasks
 from tests.harness.tasks import write_tasks
@@ -93,7 +93,7 @@ def test_mistakes_are_one_line(
 def test_the_harness_keeps_its_own_models() -> None:
     """Registering first would hide them: it loads them only while its registry is empty."""
     code = (
-        "from scoremode.harness.registering import register\n"
+        "from scoremode.studies.tasks.registering import register\n"
         "register(); register()\n"
         "from lm_eval.api.registry import get_model\n"
         "print(get_model('dummy').__name__, get_model('scoremode').__name__)"

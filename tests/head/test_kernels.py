@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from scoremode.core.models.facts import inspect
+from scoremode.core.scores.answers import Answers, Window, WindowList, measured
 from scoremode.engines.transformers.choices import TransformersOptions
 from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.errors import EngineError, OptionError
@@ -21,8 +23,6 @@ from scoremode.head.definition import define_columns, define_logits
 from scoremode.head.kernels import Choice, HeadKind, Kernel, choose, describe_kernel, probe
 from scoremode.head.matrix import Head
 from scoremode.head.partials import Partials
-from scoremode.models.facts import inspect
-from scoremode.scores.answers import Answers, Window, WindowList, measured
 from tests.makers import VOCABULARY, make_family
 
 PLAIN = Head(torch.zeros(7, 4), vocabulary=7)

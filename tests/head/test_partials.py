@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from scoremode.core.scores.answers import measured
 from scoremode.head import partials as P
 from scoremode.head.definition import Columns, define_columns
-from scoremode.scores.answers import measured
 
 
 def logits(n: int, v: int, k: int, seed: int = 0, ties: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,7 +62,7 @@ def test_minus_infinity_is_no_probability_and_nan_is_nan() -> None:
 
 
 def test_words_keep_every_bit() -> None:
-    from scoremode.scores.packing import read_lines
+    from scoremode.core.scores.packing import read_lines
 
     pooler = pytest.importorskip("scoremode.engines.vllm.pooler")
     x, targets = logits(9, 50, 2)

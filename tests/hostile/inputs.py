@@ -42,9 +42,9 @@ class Stock:
 
     @staticmethod
     def make(folder: Path) -> Stock:
-        from scoremode.verbs.ppl import ppl
-        from scoremode.verbs.reference import reference
-        from scoremode.verbs.rollouts import rollouts
+        from scoremode.core.verbs.ppl import ppl
+        from scoremode.core.verbs.reference import reference
+        from scoremode.studies.rollouts.rollouts import rollouts
 
         asked: dict[str, Any] = {"text": TEXT, "context_length": 48, "stride": 24}
         model = make_tiny_model(folder / "model", adds_bos=False)
@@ -72,7 +72,7 @@ class Stock:
 
 def interrupted(model: str, out: Path, asked: dict[str, Any]) -> None:
     """A run that was stopped with Ctrl-C after a few windows."""
-    from scoremode.verbs.ppl import ppl
+    from scoremode.core.verbs.ppl import ppl
 
     def stop(done: int, _total: int) -> None:
         if done > 200:
@@ -449,8 +449,8 @@ def _entropy_of_1e300(folder: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from scoremode.disk.files import file_sha256
-    from scoremode.disk.manifests import sealed
+    from scoremode.core.disk.files import file_sha256
+    from scoremode.core.disk.manifests import sealed
 
     table = pq.read_table(folder / SCORES)
     where = table.schema.get_field_index("entropy")
@@ -555,9 +555,9 @@ KLDS: dict[str, Damage] = {
 
 def impossible_entropy(path: Path) -> None:
     """The entropy of the first target becomes 7, which is above ln 512, under a new checksum."""
-    from scoremode.disk.records import RecordFile, read_record_header
-    from scoremode.scores.journal import SECONDS
-    from scoremode.scores.schema import BUILT_IN
+    from scoremode.core.disk.records import RecordFile, read_record_header
+    from scoremode.core.scores.journal import SECONDS
+    from scoremode.core.scores.schema import BUILT_IN
 
     header = read_record_header(path)
     assert header is not None
@@ -596,8 +596,8 @@ def _texts(change: Callable[[dict[str, list[Any]]], Any]) -> Damage:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        from scoremode.disk.files import file_sha256
-        from scoremode.disk.manifests import SEAL, sealed
+        from scoremode.core.disk.files import file_sha256
+        from scoremode.core.disk.manifests import SEAL, sealed
 
         table = pq.read_table(folder / "texts.parquet")
         columns = table.to_pydict()

@@ -15,8 +15,8 @@ import pytest
 
 from scoremode.cli.commands import build_parser
 from scoremode.cli.parser import WRITTEN
-from scoremode.disk import folders
-from scoremode.verbs.card import MARKERS
+from scoremode.core.disk import folders
+from scoremode.core.verbs.card import MARKERS
 from tests.harness.logs import drawn, write_log
 from tests.hostile.cases import Case
 from tests.hostile.harness import run, snapshot

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from scoremode.cli.main import main
+from scoremode.core.models.facts import check_layers, inspect, unused_note
+from scoremode.core.verbs.compare import compare
+from scoremode.core.verbs.ppl import ppl
 from scoremode.errors import ModelError
-from scoremode.models.facts import check_layers, inspect, unused_note
-from scoremode.verbs.compare import compare
-from scoremode.verbs.ppl import ppl
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 6
 

@@ -13,13 +13,13 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import scoremode as sm
-from scoremode.disk import files
-from scoremode.disk.files import file_sha256
+from scoremode.core.disk import files
+from scoremode.core.disk.files import file_sha256
+from scoremode.core.models import embedded
+from scoremode.core.models.embedded import EMBEDDED
+from scoremode.core.models.facts import inspect, resolve
+from scoremode.core.text.tokenizer import HuggingFaceTokenizer
 from scoremode.errors import ModelError
-from scoremode.models import embedded
-from scoremode.models.embedded import EMBEDDED
-from scoremode.models.facts import inspect, resolve
-from scoremode.text.tokenizer import HuggingFaceTokenizer
 
 
 def test_the_embedded_model_is_a_checkpoint_made_from_the_published_gguf() -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFWriter
 
+from scoremode.core.models.gguf import find_files, gguf_models, read_gguf
 from scoremode.errors import ModelError
-from scoremode.models.gguf import find_files, gguf_models, read_gguf
 from tests.gguf_files import add_tensor, finish, gguf_of
 
 MAGIC = b"GGUF"

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import scoremode as sm
-from scoremode.engines.registry import choose, known_engines
-from scoremode.models.sizes import cache_bytes, values_per_token
-from scoremode.verbs import model, reference
+from scoremode.core.engine.registry import choose, known_engines
+from scoremode.core.models.sizes import cache_bytes, values_per_token
+from scoremode.core.verbs import model, reference
 from tests.gguf_files import gguf_of, require_llamacpp
 from tests.makers import make_tiny_model
 
@@ -73,7 +73,7 @@ def sizes_of(folder: Path) -> int:
 
 
 def test_vllm_has_the_type_of_its_option(tiny: Path) -> None:
-    from scoremode.models.subject import checkpoint_subject
+    from scoremode.core.models.subject import checkpoint_subject
 
     plugin, subject = known_engines()["vllm"], checkpoint_subject(str(tiny))
     whole = plugin.cache_bytes(subject, plugin.options.of({"dtype": "bfloat16"}), 100)

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from scoremode.core.models.facts import inspect
+from scoremode.core.models.safetensors import StoredTensor, read_header, sizes_of, stored_bytes
 from scoremode.errors import ModelError
-from scoremode.models.facts import inspect
-from scoremode.models.safetensors import StoredTensor, read_header, sizes_of, stored_bytes
 
 INT4 = {"config_groups": {"group_0": {"weights": {"num_bits": 4}}}}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scoremode.models.units import BY, units_of
+from scoremode.studies.attribution.units import BY, units_of
 
 LLAMA = {
     "model.embed_tokens.weight": (9, 4),

@@ -1,4 +1,4 @@
-"""Each recipe written out longhand from its description, in float64, sharing no code with scoremode.plan.recipes.
+"""Each recipe written out longhand from its description, in float64, sharing no code with scoremode.core.plan.recipes.
 
 Every function takes ``logits(ids) -> (len(ids), V)`` of a real model and returns the recipe's perplexity.
 """

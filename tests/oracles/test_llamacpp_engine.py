@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.models.embedded import embedded_gguf
+from scoremode.core.models.embedded import embedded_gguf
 from tests.gguf_files import require_llamacpp
 
 pytestmark = pytest.mark.slow

@@ -17,15 +17,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from scoremode.engines.base import Want
-from scoremode.engines.baseline import states_in
-from scoremode.engines.plugin import Work
-from scoremode.engines.registry import choose, open_engine
+from scoremode.core.engine.base import Want
+from scoremode.core.engine.baseline import states_in
+from scoremode.core.engine.plugin import Work
+from scoremode.core.engine.registry import choose, open_engine
+from scoremode.core.models.facts import resolve
+from scoremode.core.statistics.comparison import Comparison
+from scoremode.core.verbs.compare import compare
 from scoremode.head.divergence import define_divergence
-from scoremode.models.facts import resolve
-from scoremode.statistics.comparison import Comparison
-from scoremode.statistics.llamacpp import llamacpp_statistics, llamacpp_text
-from scoremode.verbs.compare import compare
+from scoremode.studies.kld.statistics import llamacpp_statistics, llamacpp_text
 from tests.makers import ask
 from tests.statistics.test_comparison import longhand
 

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.references.kld import KldFile, log_probabilities
-from scoremode.statistics.llamacpp import llamacpp_statistics, llamacpp_text
+from scoremode.studies.kld.file import KldFile, log_probabilities
+from scoremode.studies.kld.statistics import llamacpp_statistics, llamacpp_text
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import scoremode as sm
-from scoremode.text.documents import detokenised, wikitext_pages
+from scoremode.core.text.documents import detokenised, wikitext_pages
 
 lm_eval = pytest.importorskip("lm_eval", reason="needs lm-eval")
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import scoremode as sm
-from scoremode.plan.recipes import METHODS
+from scoremode.core.plan.recipes import METHODS
 from tests.oracles import longhand
 
 ROWS = [

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import scoremode as sm
-from scoremode.engines.registry import choose, find_engine, require_path
+from scoremode.core.engine.registry import choose, find_engine, require_path
+from scoremode.core.plan.path import DecodePath, path_of, read_path
+from scoremode.core.verbs.question import prepare_question
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, OptionError, UnknownArgumentError
-from scoremode.plan.path import DecodePath, path_of, read_path
-from scoremode.verbs.question import prepare_question
 
 TEXT = "the text that is scored, and some more of it"
 

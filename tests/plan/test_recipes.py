@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scoremode.core.plan.build import make_plan, plan_of_pairs
+from scoremode.core.plan.plan import Plan
+from scoremode.core.plan.recipes import METHODS, Span, find_method
+from scoremode.core.text.tokenizer import TokenizerFacts
+from scoremode.core.text.tokens import Tokens
 from scoremode.errors import CorpusError, MethodError, ModelError
-from scoremode.plan.build import make_plan, plan_of_pairs
-from scoremode.plan.plan import Plan
-from scoremode.plan.recipes import METHODS, Span, find_method
-from scoremode.text.tokenizer import TokenizerFacts
-from scoremode.text.tokens import Tokens
 
 FACTS = TokenizerFacts(fingerprint="f", size=1000, bos=7, eos=8, adds_bos=True)
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scoremode.core.plan.build import make_plan
+from scoremode.core.plan.recipes import METHODS, Span, WindowSizes, WindowSpans, find_method, rolling_spans
 from scoremode.errors import CorpusError
-from scoremode.plan.build import make_plan
-from scoremode.plan.recipes import METHODS, Span, WindowSizes, WindowSpans, find_method, rolling_spans
 from tests.plan.test_recipes import tokens_of
 
 Loop = Callable[[int, int, int, int], Iterator[Span]]

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from scoremode.core.scores.answers import measured
 from scoremode.errors import EngineError, InputError, RunError
-from scoremode.references.kld import (
+from scoremode.studies.kld.file import (
     HEADER,
     Coarseness,
     KldFile,
@@ -23,7 +24,6 @@ from scoremode.references.kld import (
     log_probabilities,
     read_scores,
 )
-from scoremode.scores.answers import measured
 from tests.kld_files import Logits, log_p, random_logits, write_file
 
 CONTEXT, VOCABULARY, CHUNKS = 8, 11, 3

@@ -17,15 +17,15 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.disk import files
-from scoremode.disk.files import file_sha256
-from scoremode.disk.folders import HEAD, PARTIAL, REFERENCE, ROWS, shard_name
-from scoremode.disk.manifests import sealed
+from scoremode.core.disk import files
+from scoremode.core.disk.files import file_sha256
+from scoremode.core.disk.folders import HEAD, PARTIAL, REFERENCE, ROWS, shard_name
+from scoremode.core.disk.manifests import sealed
+from scoremode.core.plan.comparable import ComparableFacts, require_comparable
+from scoremode.core.references.format import DATA_START, RAW_DTYPES, discard, estimate_bytes, is_reference
+from scoremode.core.references.reader import Reference
+from scoremode.core.references.writer import StatesWriter
 from scoremode.errors import EngineError, InputError, RunError
-from scoremode.plan.comparable import ComparableFacts, require_comparable
-from scoremode.references.format import DATA_START, RAW_DTYPES, discard, estimate_bytes, is_reference
-from scoremode.references.reader import Reference
-from scoremode.references.writer import StatesWriter
 from tests import forked
 
 IDENTITY = {"model": "m" * 64, "plan": "p" * 64, "engine": "table", "settings": {"dtype": "float32"}}
@@ -218,7 +218,7 @@ def test_an_abandoned_writer_is_gone_on_with(tmp_path: Path) -> None:
 
 CHILD = """
 import sys, numpy as np
-from scoremode.references.writer import StatesWriter
+from scoremode.core.references.writer import StatesWriter
 rows = np.random.default_rng(0).integers(0, 1 << 16, (64, 32768), dtype=np.uint16)
 size = {"targets": 64, "width": 32768, "dtype": "bfloat16", "shard_bytes": 700_000}
 writer = StatesWriter(sys.argv[1], identity={"model": "m"}, **size)
@@ -690,8 +690,8 @@ READER = """
 import sys
 from pathlib import Path
 import numpy as np
-from scoremode.references.reader import Reference
-from scoremode.references.writer import StatesWriter
+from scoremode.core.references.reader import Reference
+from scoremode.core.references.writer import StatesWriter
 
 def resident():
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -10,7 +10,7 @@ import pytest
 
 import scoremode as sm
 from scoremode.errors import CorpusError
-from scoremode.remote import file_systems
+from scoremode.remote.storage import file_systems
 from tests.engines.server.small_server import SmallServer
 
 pytest.importorskip("aiohttp", reason="needs aiohttp")

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from scoremode.errors import RunError
-from scoremode.remote.lock import LOCK_OBJECT, RemoteLock
-from scoremode.remote.objects import Objects
-from scoremode.remote.uri import Place, parse
+from scoremode.remote.storage.lock import LOCK_OBJECT, RemoteLock
+from scoremode.remote.storage.objects import Objects
+from scoremode.remote.storage.uri import Place, parse
 from tests.s3 import Bucket
 
 

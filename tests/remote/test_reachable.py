@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from scoremode.core.text.corpus import load
 from scoremode.errors import CorpusError, StorageError
-from scoremode.remote import objects, reachable
-from scoremode.remote.file_systems import _opened
-from scoremode.remote.objects import Objects
-from scoremode.remote.uri import located
-from scoremode.text.corpus import load
+from scoremode.remote.storage import objects, reachable
+from scoremode.remote.storage.file_systems import _opened
+from scoremode.remote.storage.objects import Objects
+from scoremode.remote.storage.uri import located
 
 
 @pytest.fixture

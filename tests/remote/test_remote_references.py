@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import scoremode as sm
+from scoremode.core.references.reader import Reference
 from scoremode.errors import StorageError
-from scoremode.references.reader import Reference
-from scoremode.store.remote_copies import open_reference
-from scoremode.store.remote_runs import RemoteClaim
+from scoremode.remote.storage.open_copies import open_reference
+from scoremode.remote.storage.runs import RemoteClaim
 from tests.s3 import Bucket, at_random, kill_when_grown, proxy_to, start, wait_until
 
 TEXT = "the cat sat on the mat and the dog sat on the log. " * 80

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.disk.folders import MANIFEST
+from scoremode.core.disk.folders import MANIFEST
 from scoremode.errors import InputError, RunError, ScoremodeError, StorageError
 from tests.s3 import KEY, SECRET, Bucket, at_random, kill_when_grown, proxy_to, size_of, start, wait_until
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import scoremode as sm
+from scoremode.core.verbs.outputs import check_output, check_report
 from scoremode.errors import InputError, RunError, StorageError
-from scoremode.verbs.outputs import check_output, check_report
 from tests.s3 import Bucket, kill_when_grown, start
 
 Move = Callable[[], Path]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import scoremode as sm
+from scoremode.core.text import corpus
 from scoremode.errors import CorpusError
-from scoremode.text import corpus
 from tests.s3 import Bucket, at_random, proxy_to
 
 Move = Callable[[], Path]

@@ -12,7 +12,7 @@ import pytest
 
 import scoremode as sm
 from scoremode.errors import CorpusError, StorageError
-from scoremode.remote import file_systems
+from scoremode.remote.storage import file_systems
 from tests.s3 import Bucket, start
 
 Move = Callable[[], Path]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from scoremode.disk.folders import SET_IT, cache_folder, give_another
+from scoremode.core.disk.folders import SET_IT, cache_folder, give_another
 from scoremode.errors import InputError, OptionError
-from scoremode.remote.uri import located, parse
+from scoremode.remote.storage.uri import located, parse
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.report.html.page import render, write
-from scoremode.scores.columns import Divergences, Scores, TargetFacts
-from scoremode.statistics.comparison import Comparison
-from scoremode.store.run import Run
-from scoremode.text import corpus
+from scoremode.core.scores.columns import Divergences, Scores, TargetFacts
+from scoremode.core.statistics.comparison import Comparison
+from scoremode.core.store.run import Run
+from scoremode.core.text import corpus
+from scoremode.reports.html.page import render, write
 
 PIECES = re.compile(r"\s?[^\W\d_]{1,7}|\d{1,3}|\n+|\s?[^\w\s]{1,3}|\s+|_")
 SIZES = {"Q8_0": (8.5, 0.004), "Q4_K_M": (4.85, 0.09), "Q2_K": (3.35, 0.5)}  # bits per weight, how far scores move
@@ -148,7 +148,7 @@ def make_comparison(
 
 
 def statistics_of(c: Comparison) -> dict[str, Any]:
-    """Figures of a realistic size; scoremode.statistics computes the exact ones."""
+    """Figures of a realistic size; scoremode.core.statistics computes the exact ones."""
     before, after = c.baseline.scores, c.candidate.scores
     delta = after.logprob - before.logprob
     n = max(1, len(delta))

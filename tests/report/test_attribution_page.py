@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 
 import scoremode as sm
+from scoremode.core.statistics.cells import Cells, Damage
 from scoremode.errors import InputError
-from scoremode.report.html.attribution_page import depth, render_attribution
-from scoremode.report.terminal.attribution_tables import attribution_tables
-from scoremode.statistics.attribution import Attribution, CandidateDamage, UnitDamage
-from scoremode.statistics.cells import Cells, Damage
-from scoremode.statistics.recipe import Recipe, Uniform
+from scoremode.studies.attribution.page import depth, render_attribution
+from scoremode.studies.attribution.recipe_statistics import Recipe, Uniform
+from scoremode.studies.attribution.result import Attribution, CandidateDamage, UnitDamage
+from scoremode.studies.attribution.tables import attribution_tables
 
 HOSTILE = '<script>alert("x")</script>&\u202e'
 KINDS = ("q_proj", "k_proj", "down_proj", "norms")

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from scoremode.report.numbers import shown_statistic
-from scoremode.report.terminal.comparison_tables import comparison_table
-from scoremode.report.terminal.console import BlockTable, TableColumn
-from scoremode.statistics.comparison import BY_NAME, Comparison, comparison_statistics
+from scoremode.core.statistics.comparison import BY_NAME, Comparison, comparison_statistics
+from scoremode.reports.numbers import shown_statistic
+from scoremode.reports.terminal.comparison_tables import comparison_table
+from scoremode.reports.terminal.console import BlockTable, TableColumn
 from tests.report.demo import make_demo, make_formats
 from tests.report.test_table import drawn
 

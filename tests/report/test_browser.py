@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scoremode.report.html.page import render, write
+from scoremode.reports.html.page import render, write
 from tests.report.demo import FORMATS, make_baseline, make_comparison, make_demo, make_facts, make_formats, make_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from scoremode.report.html.depth_profile_chart import depth_profile_charts, depth_profile_section
-from scoremode.report.terminal.depth_profile_tables import depth_profile_table, routing_table
-from scoremode.statistics.depth_profile import DepthProfile, Place
-from scoremode.statistics.routing import routing_of
+from scoremode.studies.attribution.depth_profile import DepthProfile, Place
+from scoremode.studies.attribution.depth_profile_chart import depth_profile_charts, depth_profile_section
+from scoremode.studies.attribution.depth_profile_tables import depth_profile_table, routing_table
+from scoremode.studies.attribution.routing_statistics import routing_of
 from scoremode.values import Estimate
 
 

@@ -14,19 +14,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scoremode.core.scores.columns import Divergences
+from scoremode.core.statistics.comparison import Comparison, Comparisons, comparison_statistics
+from scoremode.core.statistics.depth import places_of
+from scoremode.core.store.run import Run
 from scoremode.errors import InputError
-from scoremode.report.html import drawing
-from scoremode.report.html.notebooks import comparison_html, comparisons_html, run_html
-from scoremode.report.html.page import render, write
-from scoremode.report.html.provenance import commands_of, run_name
-from scoremode.report.html.scored_text import column, page_data, reading_order
-from scoremode.report.html.tables import comparisons_table
-from scoremode.report.html.templating import asset, escaped, visible
-from scoremode.report.numbers import file_size
-from scoremode.scores.columns import Divergences
-from scoremode.statistics.comparison import Comparison, Comparisons, comparison_statistics
-from scoremode.statistics.depth import places_of
-from scoremode.store.run import Run
+from scoremode.reports.html import drawing
+from scoremode.reports.html.notebooks import comparison_html, comparisons_html, run_html
+from scoremode.reports.html.page import render, write
+from scoremode.reports.html.provenance import commands_of, run_name
+from scoremode.reports.html.scored_text import column, page_data, reading_order
+from scoremode.reports.html.tables import comparisons_table
+from scoremode.reports.html.templating import asset, escaped, visible
+from scoremode.reports.numbers import file_size
 from scoremode.values import rounded
 from tests.report.demo import base_logprob, make_baseline, make_comparison, make_demo, make_facts, make_run
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from scoremode.core.statistics.comparison import Comparison, comparison_statistics
 from scoremode.errors import RunError
-from scoremode.report.model_card import code, escaped_markdown, markdown, model_index
-from scoremode.report.numbers import statistics_for_people
-from scoremode.report.public_text import public_command
-from scoremode.statistics.comparison import Comparison, comparison_statistics
+from scoremode.reports.model_card import code, escaped_markdown, markdown, model_index
+from scoremode.reports.numbers import statistics_for_people
+from scoremode.reports.public_text import public_command
 from tests.statistics.test_comparison import compared, random_comparison
 
 HOSTILE = "a|b`c`<script>1</script>&amp;*x*[l](javascript:1)\\|~~s~~\n# h\x1b[31m https://evil.example www.evil.example"

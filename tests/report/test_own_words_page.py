@@ -6,11 +6,11 @@ import re
 
 import numpy as np
 
-from scoremode.report.html.own_words import own_words_section
-from scoremode.statistics.own_texts import own_texts
-from scoremode.statistics.parting import partings
-from scoremode.statistics.speculation import speculation
-from scoremode.verbs.own_words import OwnWords
+from scoremode.studies.rollouts.candidates_on_texts import OwnWords
+from scoremode.studies.rollouts.own_texts import own_texts
+from scoremode.studies.rollouts.page import own_words_section
+from scoremode.studies.rollouts.parting import partings
+from scoremode.studies.rollouts.speculation import speculation
 
 TEXTS, LENGTH = 12, 600
 TEXT = np.repeat(np.arange(TEXTS), LENGTH)

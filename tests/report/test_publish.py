@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
+from scoremode.core.statistics.comparison import Comparison, comparison_statistics
 from scoremode.errors import InputError, RunError
-from scoremode.report.public_text import public_command, public_name, public_words
-from scoremode.report.publish import FILES, README_PARTS, Benchmark, published_files
-from scoremode.report.served import served_manifest
-from scoremode.statistics.comparison import Comparison, comparison_statistics
+from scoremode.reports.public_text import public_command, public_name, public_words
+from scoremode.reports.publish import FILES, README_PARTS, Benchmark, published_files
+from scoremode.reports.served import served_manifest
 from tests.statistics.test_comparison import random_comparison
 
 BENCHMARK = Benchmark("org/texts", "ppl")

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scoremode.report.html import scored_text
-from scoremode.report.html.page import render, write
-from scoremode.report.html.scored_text import distinct_tokens, reading_order, taken
-from scoremode.statistics import parts, streams
-from scoremode.store.run import Run
-from scoremode.store.runs import load
+from scoremode.core.statistics import parts, streams
+from scoremode.core.store.run import Run
+from scoremode.core.store.runs import load
+from scoremode.core.verbs.ppl import ppl
+from scoremode.reports.html import scored_text
+from scoremode.reports.html.page import render, write
+from scoremode.reports.html.scored_text import distinct_tokens, reading_order, taken
 from scoremode.values import Ints
-from scoremode.verbs.ppl import ppl
 from tests.memory import measured_alone, peak_of
 from tests.report.demo import make_baseline, make_demo
 from tests.verbs.test_memory import in_blocks_of

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from scoremode.report.model_card import markdown
-from scoremode.report.served import LONGEST, PartSize, ServedModel, in_groups, served, served_manifest
-from scoremode.report.terminal.comparison_tables import comparison_json
-from scoremode.report.text import middle_cut, without_common_start
-from scoremode.statistics.comparison import comparison_statistics
+from scoremode.core.statistics.comparison import comparison_statistics
+from scoremode.reports.model_card import markdown
+from scoremode.reports.served import LONGEST, PartSize, ServedModel, in_groups, served, served_manifest
+from scoremode.reports.terminal.comparison_tables import comparison_json
+from scoremode.reports.text import middle_cut, without_common_start
 from tests.report.demo import make_baseline, make_comparison, make_formats
 
 SIZES = {"body": {"bytes": 450, "weights": 800}, "embedding": {"bytes": 100, "weights": 100}}

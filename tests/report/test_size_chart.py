@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from scoremode.report.html.drawing import MARKS, mark_path
-from scoremode.report.html.size_chart import (
+from scoremode.core.statistics.comparison import Comparison
+from scoremode.reports.html.drawing import MARKS, mark_path
+from scoremode.reports.html.size_chart import (
     DRAWN,
     SCREENS,
     Box,
@@ -23,8 +24,7 @@ from scoremode.report.html.size_chart import (
     size_section,
     text_width,
 )
-from scoremode.report.served import served
-from scoremode.statistics.comparison import Comparison
+from scoremode.reports.served import served
 from tests.report.demo import FORMATS, make_formats
 from tests.report.test_html import EVIL, Page
 

@@ -11,11 +11,11 @@ import pytest
 from rich.console import Console
 
 import scoremode as sm
-from scoremode.report.numbers import with_error
-from scoremode.report.terminal.console import console, listing
-from scoremode.report.terminal.run_tables import plan_table, run_table, sequence_table
+from scoremode.core.verbs.prob.sequence import SequenceScore, TokenScore
+from scoremode.reports.numbers import with_error
+from scoremode.reports.terminal.console import console, listing
+from scoremode.reports.terminal.run_tables import plan_table, run_table, sequence_table
 from scoremode.values import Estimate
-from scoremode.verbs.prob.sequence import SequenceScore, TokenScore
 
 
 def drawn(parts: list[Any], width: int = 200) -> str:

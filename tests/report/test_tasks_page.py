@@ -13,13 +13,13 @@ import pytest
 
 import scoremode as sm
 from scoremode.errors import InputError
-from scoremode.harness.logs import TaskDocument
-from scoremode.harness.results import TaskPair, TasksComparison, softmax
-from scoremode.report.html.notebooks import tasks_html
-from scoremode.report.html.page import report
-from scoremode.report.html.tasks_page import FLIPS_SHOWN, recovery_chart, render_tasks
-from scoremode.report.model_card import tasks_markdown, tasks_model_index
-from scoremode.statistics.tasks import PairedTask
+from scoremode.reports.html.notebooks import tasks_html
+from scoremode.reports.html.page import report
+from scoremode.reports.model_card import tasks_markdown, tasks_model_index
+from scoremode.studies.tasks.logs import TaskDocument
+from scoremode.studies.tasks.page import FLIPS_SHOWN, recovery_chart, render_tasks
+from scoremode.studies.tasks.results import TaskPair, TasksComparison, softmax
+from scoremode.studies.tasks.statistics import PairedTask
 
 BAD = "<script>alert('x')</script> & \"quotes\" \u202e|`"
 FACTS = {

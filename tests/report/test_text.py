@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import scoremode as sm
-from scoremode.report.text import context_before, shown, worst_targets
+from scoremode.reports.text import context_before, shown, worst_targets
 
 
 @pytest.mark.parametrize(

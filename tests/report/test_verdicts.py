@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scoremode.report.scale import scale_words
-from scoremode.report.verdicts import Verdict, rule_words, verdicts
-from scoremode.statistics.comparison import Comparison, comparison_statistics
+from scoremode.core.statistics.comparison import Comparison, comparison_statistics
+from scoremode.reports.scale import scale_words
+from scoremode.reports.verdicts import Verdict, rule_words, verdicts
 from tests.statistics.test_comparison import compared
 
 GROUPS, EACH = 40, 25

@@ -11,16 +11,16 @@ import pytest
 import torch
 
 import scoremode as sm
-from scoremode.engines.base import Want
+from scoremode.core.engine.base import Want
+from scoremode.core.scores.answers import Answers, Window
+from scoremode.core.scores.packing import PackedAnswers, from_message, read_divergences, to_message
+from scoremode.core.scores.schema import BUILT_IN, DIVERGENCE
+from scoremode.core.statistics.comparison import comparison_statistics
+from scoremode.core.store.runs import SCORES
 from scoremode.engines.table import engine as table_engine
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, InputError
 from scoremode.head.divergence import define_divergence
-from scoremode.scores.answers import Answers, Window
-from scoremode.scores.packing import PackedAnswers, from_message, read_divergences, to_message
-from scoremode.scores.schema import BUILT_IN, DIVERGENCE
-from scoremode.statistics.comparison import comparison_statistics
-from scoremode.store.runs import SCORES
 from tests.partial_engine import LOGITS
 
 NAMES = tuple(column.name for column in DIVERGENCE)

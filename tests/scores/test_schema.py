@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import scoremode as sm
-from scoremode.disk.manifests import sealed
+from scoremode.core.disk.manifests import sealed
+from scoremode.core.scores.schema import BUILT_IN, DIVERGENCE, FACTS, Column
+from scoremode.core.store.runs import MANIFEST
 from scoremode.errors import RunError
-from scoremode.scores.schema import BUILT_IN, DIVERGENCE, FACTS, Column
-from scoremode.store.runs import MANIFEST
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

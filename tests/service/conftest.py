@@ -22,7 +22,7 @@ from tests.servers import LocalServer
 KEY = "sk-verysecret"
 GROUPS = {
     "vllm.general_plugins": "scoremode.engines.vllm.plugin:register",
-    "vllm.endpoint_plugins": "scoremode.service.endpoint:ScoreEndpoint",
+    "vllm.endpoint_plugins": "scoremode.remote.service.endpoint:ScoreEndpoint",
 }
 REAL = ("service/test_service", "service/test_replicas")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from scoremode.service.access import KEYS, Access, accepted_keys, digest_of, is_allowed
+from scoremode.remote.service.access import KEYS, Access, accepted_keys, digest_of, is_allowed
 
 uvicorn = pytest.importorskip("uvicorn", reason="needs vLLM")
 KEY = b"Authorization: Bearer sk-one\r\n"

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scoremode.engines.messages import Asked, answer_message, read_answers
+from scoremode.core.engine.messages import Asked, answer_message, read_answers
+from scoremode.core.scores.answers import Answers, Window
+from scoremode.core.scores.packing import START, VERSION, PackedWindows
 from scoremode.errors import InputError
-from scoremode.scores.answers import Answers, Window
-from scoremode.scores.packing import START, VERSION, PackedWindows
 
 
 def example() -> Asked:
@@ -139,7 +139,7 @@ def test_any_flipped_bytes_are_a_request_or_a_refusal(flips: list[tuple[int, int
 
 @pytest.mark.parametrize("vocabulary", ["0", "-1", "true", "false", "3.0", "1e3", "null", '"3"', "[3]", "1" + "0" * 30])
 def test_a_vocabulary_is_a_number_from_1_on(vocabulary: str) -> None:
-    from scoremode.service.requests import asked_in_json
+    from scoremode.remote.service.requests import asked_in_json
 
     with pytest.raises(InputError):
         asked_in_json(f'{{"windows": [{{"ids": [1, 2]}}], "vocabulary": {vocabulary}}}'.encode())

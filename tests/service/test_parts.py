@@ -13,7 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scoremode.engines.messages import answer_message
+from scoremode.core.engine.messages import answer_message
+from scoremode.core.scores.answers import Answers, Window, WindowList
+from scoremode.core.scores.packing import VERSION
+from scoremode.core.text.tokenizer import ByteTokenizer
 from scoremode.engines.server.checks import SameServer
 from scoremode.engines.server.engine import ServiceEngine, same_service
 from scoremode.engines.server.link import Link
@@ -21,17 +24,14 @@ from scoremode.engines.server.served import ServerFacts, find_service, is_servic
 from scoremode.engines.server.server_options import ServerOptions
 from scoremode.engines.server.subject import ComparedTokenizer, ServedSubject
 from scoremode.errors import EngineError
-from scoremode.scores.answers import Answers, Window, WindowList
-from scoremode.scores.packing import VERSION
-from scoremode.service.requests import Bodies
-from scoremode.text.tokenizer import ByteTokenizer
+from scoremode.remote.service.requests import Bodies
 
 pytest.importorskip("vllm", reason="needs vLLM")
 
 
 # ── turns ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_turns_are_taken_in_order_and_given_back() -> None:
-    from scoremode.service.scorer import TokensInFlight
+    from scoremode.remote.service.scorer import TokensInFlight
 
     async def play() -> tuple[list[int], int]:
         flow, order, open_gate = TokensInFlight(10), list[int](), asyncio.Event()
@@ -60,7 +60,7 @@ def test_turns_are_taken_in_order_and_given_back() -> None:
 
 
 def test_one_is_let_in_however_large_it_is() -> None:
-    from scoremode.service.scorer import TokensInFlight
+    from scoremode.remote.service.scorer import TokensInFlight
 
     async def play() -> None:
         flow = TokensInFlight(10)
@@ -238,7 +238,7 @@ def test_a_client_that_stalls_takes_no_room() -> None:
 
 
 def test_too_many_windows_are_refused_before_they_are_made() -> None:
-    from scoremode.engines.messages import Asked, TooManyError
+    from scoremode.core.engine.messages import Asked, TooManyError
 
     none = np.zeros(0, np.int32)
     data = Asked((Window(none, none, np.zeros((0, 0), np.int32)),) * 5).to_bytes()

@@ -17,18 +17,18 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.engines.base import Want
-from scoremode.engines.messages import Asked
-from scoremode.engines.plugin import Work
-from scoremode.engines.registry import choose
+from scoremode.core.engine.base import Want
+from scoremode.core.engine.messages import Asked
+from scoremode.core.engine.plugin import Work
+from scoremode.core.engine.registry import choose
+from scoremode.core.scores.answers import Answers, Window, WindowList, WindowSource
+from scoremode.core.scores.packing import CONTENT_TYPE
+from scoremode.core.scores.schema import BUILT_IN
 from scoremode.engines.server.engine import ServiceEngine
 from scoremode.engines.server.subject import ServedSubject
 from scoremode.engines.vllm.engine import VllmEngine
 from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.errors import EngineError, OptionError
-from scoremode.scores.answers import Answers, Window, WindowList, WindowSource
-from scoremode.scores.packing import CONTENT_TYPE
-from scoremode.scores.schema import BUILT_IN
 from tests.service.conftest import KEY, ServedModel
 
 TEXT = "the cat sat on the mat and the dog ran to the park with the cat " * 30
@@ -183,7 +183,7 @@ def test_prob_is_that_of_a_client(served: ServedModel) -> None:
 
 
 def test_every_token_has_the_text_that_its_tokenizer_gives(served: ServedModel) -> None:
-    from scoremode.text.tokenizer import HuggingFaceTokenizer
+    from scoremode.core.text.tokenizer import HuggingFaceTokenizer
 
     status, told = served.ask("/v1/scoremode/tokens")
     local = HuggingFaceTokenizer.load(served.model)

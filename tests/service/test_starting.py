@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from scoremode.cli.main import main
+from scoremode.core.installation import pip_install
 from scoremode.engines.vllm import VllmPlugin, support
 from scoremode.errors import ModelError, OptionError
-from scoremode.installation import pip_install
-from scoremode.service import starting, watching
-from scoremode.service.starting import ServiceOptions, command, read_flags
+from scoremode.remote.service import starting, watching
+from scoremode.remote.service.starting import ServiceOptions, command, read_flags
 
 NEEDS_VLLM = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM")
 
@@ -103,7 +103,9 @@ def test_the_command_is_that_of_stock_vllm(tiny: Path, monkeypatch: pytest.Monke
     digest = hashlib.sha256(b"sk-verysecret").hexdigest()
     assert made.environment["SCOREMODE_SERVICE_KEYS"] == digest
     assert digest not in made.shown()
-    assert made.words[-2:] == ["--middleware", "scoremode.service.access.Access"], "the last one is the outermost"
+    assert made.words[-2:] == ["--middleware", "scoremode.remote.service.access.Access"], (
+        "the last one is the outermost"
+    )
 
 
 @NEEDS_VLLM

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scoremode.statistics.account import account_of
-from scoremode.statistics.attribution import Attribution, CandidateDamage, UnitDamage, ordered
-from scoremode.statistics.cells import Cells, Damage, PlanCells
-from scoremode.statistics.estimate import ratio
-from scoremode.statistics.recipe import Recipe, Uniform
+from scoremode.core.statistics.cells import Cells, Damage, PlanCells
+from scoremode.core.statistics.estimate import ratio
+from scoremode.studies.attribution.account import account_of
+from scoremode.studies.attribution.recipe_statistics import Recipe, Uniform
+from scoremode.studies.attribution.result import Attribution, CandidateDamage, UnitDamage, ordered
 from scoremode.values import Floats
 from tests.makers import ask
 

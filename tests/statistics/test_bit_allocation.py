@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scoremode.errors import OptionError
-from scoremode.statistics import bit_allocation
-from scoremode.statistics.bit_allocation import Allocation, Option, allocate
+from scoremode.studies.attribution import bit_allocation
+from scoremode.studies.attribution.bit_allocation import Allocation, Option, allocate
 
 Problem = tuple[dict[str, int], dict[str, list[Option]]]
 

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from scipy.special import logit
 
+from scoremode.core.scores.answers import measured
+from scoremode.core.scores.columns import Divergences, Scores, TargetFacts
+from scoremode.core.statistics.comparison import FIELDS, STATISTICS, Comparison, comparison_statistics
+from scoremode.core.statistics.streams import quantiles
+from scoremode.core.store.run import Run
 from scoremode.errors import RunError
-from scoremode.scores.answers import measured
-from scoremode.scores.columns import Divergences, Scores, TargetFacts
-from scoremode.statistics.comparison import FIELDS, STATISTICS, Comparison, comparison_statistics
-from scoremode.statistics.llamacpp import llamacpp_statistics, llamacpp_text
-from scoremode.statistics.streams import quantiles
-from scoremode.store.run import Run
+from scoremode.studies.kld.statistics import llamacpp_statistics, llamacpp_text
 from scoremode.values import Floats, Ints
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.report.html.charts import charts_section
-from scoremode.report.terminal.part_tables import depth_json, depth_table
-from scoremode.scores.answers import measured
-from scoremode.scores.columns import Divergences
-from scoremode.statistics import parts
-from scoremode.statistics.depth import depth_edges
+from scoremode.core.scores.answers import measured
+from scoremode.core.scores.columns import Divergences
+from scoremode.core.statistics import parts
+from scoremode.core.statistics.depth import depth_edges
+from scoremode.reports.html.charts import charts_section
+from scoremode.reports.terminal.part_tables import depth_json, depth_table
 from tests.cli.conftest import Command, command
 
 __all__ = ["command"]  # a fixture

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from scoremode.core.statistics.comparison import Comparison, comparison_statistics
+from scoremode.core.statistics.equivalence import equivalence
+from scoremode.core.statistics.gate import check, parse
 from scoremode.errors import OptionError
-from scoremode.report.terminal.own_words_tables import equivalence_lines
-from scoremode.statistics.comparison import Comparison, comparison_statistics
-from scoremode.statistics.equivalence import equivalence
-from scoremode.statistics.gate import check, parse
+from scoremode.studies.rollouts.tables import equivalence_lines
 from tests.cli.conftest import Command, command
 from tests.report.test_table import drawn
 from tests.statistics.test_comparison import compared

@@ -10,14 +10,14 @@ from scipy import stats
 from scipy.special import expit, logit
 
 import scoremode as sm
-from scoremode.plan.build import make_plan
-from scoremode.plan.plan import Plan
-from scoremode.plan.recipes import find_method
-from scoremode.scores.columns import Scores
-from scoremode.scores.schema import BUILT_IN, Column, Metric
-from scoremode.statistics.estimate import GroupSums, as_json, exponential, ratio
-from scoremode.statistics.run import all_metrics, llamacpp_stderr
-from scoremode.text.tokens import Tokens
+from scoremode.core.plan.build import make_plan
+from scoremode.core.plan.plan import Plan
+from scoremode.core.plan.recipes import find_method
+from scoremode.core.scores.columns import Scores
+from scoremode.core.scores.schema import BUILT_IN, Column, Metric
+from scoremode.core.statistics.estimate import GroupSums, as_json, exponential, ratio
+from scoremode.core.statistics.run import all_metrics, llamacpp_stderr
+from scoremode.core.text.tokens import Tokens
 from scoremode.values import Estimate, Floats, Range
 from tests.plan.test_recipes import tokens_of
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from scoremode.statistics.ranking import pareto_front
+from scoremode.core.statistics.ranking import pareto_front
 
 
 def by_definition(sizes: list[float], costs: list[float]) -> set[int]:

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.plan.build import make_plan
-from scoremode.plan.plan import Plan
-from scoremode.plan.recipes import METHODS, find_method
-from scoremode.statistics.comparison import comparison_statistics
-from scoremode.statistics.groups import FEWEST, SHORTEST, STRETCH, are_blocks, grouping, weights_of
+from scoremode.core.plan.build import make_plan
+from scoremode.core.plan.plan import Plan
+from scoremode.core.plan.recipes import METHODS, find_method
+from scoremode.core.statistics.comparison import comparison_statistics
+from scoremode.core.statistics.groups import FEWEST, SHORTEST, STRETCH, are_blocks, grouping, weights_of
+from scoremode.core.verbs.finished_runs import of_runs
 from scoremode.values import Ints
-from scoremode.verbs.finished_runs import of_runs
 from tests.makers import ask
 from tests.plan.test_recipes import tokens_of
 

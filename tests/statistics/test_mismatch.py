@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import scoremode as sm
+from scoremode.core.scores.columns import Divergences
 from scoremode.errors import InputError, OptionError
-from scoremode.report.terminal.own_words_tables import mismatch_tables
-from scoremode.scores.columns import Divergences
-from scoremode.statistics.mismatch import FIELDS, Mismatch
+from scoremode.studies.rollouts.mismatch_statistics import FIELDS, Mismatch
+from scoremode.studies.rollouts.tables import mismatch_tables
 from scoremode.values import Floats, Ids, Ints
 from tests.makers import VOCABULARY, make_tiny_model, make_tokenizer
 from tests.report.test_table import drawn

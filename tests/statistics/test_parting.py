@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from scoremode.errors import RunError
-from scoremode.report.terminal.own_words_tables import own_texts_table, parting_table
-from scoremode.statistics.own_texts import own_texts
-from scoremode.statistics.parting import Partings, Survival, partings
+from scoremode.studies.rollouts.own_texts import own_texts
+from scoremode.studies.rollouts.parting import Partings, Survival, partings
+from scoremode.studies.rollouts.tables import own_texts_table, parting_table
 from scoremode.values import Bools, Ints
 from tests.report.test_table import drawn
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scoremode.core.statistics.comparison import Comparison, comparison_statistics
+from scoremode.core.statistics.estimate import GroupSums
+from scoremode.core.statistics.ranking import Ranked, closest, p_value, rank, told_apart
 from scoremode.errors import OptionError, RunError
-from scoremode.statistics.comparison import Comparison, comparison_statistics
-from scoremode.statistics.estimate import GroupSums
-from scoremode.statistics.ranking import Ranked, closest, p_value, rank, told_apart
 from scoremode.values import Estimate
 from tests.statistics.test_comparison import compared
 

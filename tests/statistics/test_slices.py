@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.report.html.page import render
-from scoremode.report.terminal.part_tables import slices_json
-from scoremode.scores.answers import measured
-from scoremode.scores.columns import Divergences
-from scoremode.statistics.comparison import Comparison
-from scoremode.verbs import question
+from scoremode.core.scores.answers import measured
+from scoremode.core.scores.columns import Divergences
+from scoremode.core.statistics.comparison import Comparison
+from scoremode.core.verbs import question
+from scoremode.reports.html.page import render
+from scoremode.reports.terminal.part_tables import slices_json
 from tests.cli.conftest import Command, Refused, command, refused
 from tests.text.test_slices import EVERY
 

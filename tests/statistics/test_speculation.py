@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from scoremode.errors import RunError
-from scoremode.report.terminal.own_words_tables import speculation_table
-from scoremode.statistics import speculation as module
-from scoremode.statistics.speculation import acceptances, constant_rate, expected_steps, speculation
+from scoremode.studies.rollouts import speculation as module
+from scoremode.studies.rollouts.speculation import acceptances, constant_rate, expected_steps, speculation
+from scoremode.studies.rollouts.tables import speculation_table
 from scoremode.values import Floats
 from tests.report.test_table import drawn
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from scoremode.statistics import streams
-from scoremode.statistics.streams import StreamedSum, order_statistics, streamed_quantile
+from scoremode.core.statistics import streams
+from scoremode.core.statistics.streams import StreamedSum, order_statistics, streamed_quantile
 from scoremode.values import Floats
 
 LENGTHS = [1, 7, 8, 127, 128, 129, 1000, 1024, 1031, 16_384, 65_537, 300_007]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from scoremode.statistics import gate
-from scoremode.statistics.tasks import (
+from scoremode.core.statistics import gate
+from scoremode.studies.tasks.statistics import (
     FIELDS,
     PairedTask,
     difference,

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import scoremode as sm
+from scoremode.core.scores import parquet as columns
+from scoremode.core.scores.answers import measured
+from scoremode.core.scores.parquet import ColumnFile, Rows
+from scoremode.core.store.runs import SCORES, save
 from scoremode.errors import RunError
-from scoremode.scores import parquet as columns
-from scoremode.scores.answers import measured
-from scoremode.scores.parquet import ColumnFile, Rows
-from scoremode.store.runs import SCORES, save
 
 TEXT = "Thé quick brown fox jumps over the lazy dog. " * 20
 

@@ -13,16 +13,16 @@ import pyarrow.parquet as pq
 import pytest
 
 import scoremode as sm
-from scoremode.engines.base import Want
-from scoremode.engines.baseline import StoredBaseline
+from scoremode.core.engine.base import Want
+from scoremode.core.engine.baseline import StoredBaseline
+from scoremode.core.references.reader import Reference
+from scoremode.core.scores.answers import measured
+from scoremode.core.scores.journal import Journal, inspect_journal
+from scoremode.core.scores.schema import BUILT_IN
+from scoremode.core.store.runs import JOURNAL, MANIFEST, SCORES
+from scoremode.core.verbs.finished_runs import of_runs
+from scoremode.core.verbs.question import Question
 from scoremode.engines.table.engine import TableEngine
-from scoremode.references.reader import Reference
-from scoremode.scores.answers import measured
-from scoremode.scores.journal import Journal, inspect_journal
-from scoremode.scores.schema import BUILT_IN
-from scoremode.store.runs import JOURNAL, MANIFEST, SCORES
-from scoremode.verbs.finished_runs import of_runs
-from scoremode.verbs.question import Question
 from tests.makers import ask
 from tests.partial_engine import LOGITS
 

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scoremode.disk.records import MAGIC, RecordFile
+from scoremode.core.disk.records import MAGIC, RecordFile
+from scoremode.core.plan.build import make_plan
+from scoremode.core.plan.plan import Plan
+from scoremode.core.plan.recipes import find_method
+from scoremode.core.scores.journal import COLUMNS_ARE, Journal, header, inspect_journal
+from scoremode.core.scores.schema import BUILT_IN, KL, ROUNDING
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, RunError
-from scoremode.plan.build import make_plan
-from scoremode.plan.plan import Plan
-from scoremode.plan.recipes import find_method
-from scoremode.scores.journal import COLUMNS_ARE, Journal, header, inspect_journal
-from scoremode.scores.schema import BUILT_IN, KL, ROUNDING
 from tests.partial_engine import SUBSETS, PartialEngine, named
 from tests.plan.test_recipes import tokens_of
 

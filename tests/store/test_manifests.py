@@ -18,14 +18,14 @@ import pytest
 
 import scoremode as sm
 from scoremode.cli.main import main
-from scoremode.disk.files import file_sha256
-from scoremode.disk.manifests import sealed
+from scoremode.core.disk.files import file_sha256
+from scoremode.core.disk.manifests import sealed
+from scoremode.core.store.run import StoredQuestion
+from scoremode.core.store.runs import MANIFEST, SCORES
+from scoremode.core.verbs.arguments import QUESTION
+from scoremode.core.verbs.compare import compare
+from scoremode.core.verbs.reference import reference
 from scoremode.errors import RunError
-from scoremode.store.run import StoredQuestion
-from scoremode.store.runs import MANIFEST, SCORES
-from scoremode.verbs.arguments import QUESTION
-from scoremode.verbs.compare import compare
-from scoremode.verbs.reference import reference
 
 ASKED: dict[str, Any] = {"text": "abcdefgh" * 4, "context_length": 16, "stride": 8}
 FLAGS = ["--text", ASKED["text"], "--context-length", "16", "--stride", "8"]

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scoremode.scores import parquet as columns
-from scoremode.statistics.comparison import comparison_statistics
-from scoremode.statistics.llamacpp import llamacpp_statistics
-from scoremode.store import runs
+from scoremode.core.scores import parquet as columns
+from scoremode.core.statistics.comparison import comparison_statistics
+from scoremode.core.store import runs
+from scoremode.core.verbs.compare import compare
+from scoremode.core.verbs.ppl import ppl
+from scoremode.studies.kld.statistics import llamacpp_statistics
 from scoremode.values import mapped_column, release_pages
-from scoremode.verbs.compare import compare
-from scoremode.verbs.ppl import ppl
 
 TEXT = "Thé quick brown fox jumps over the lazy dog. " * 30
 

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.disk.locks import Lock
+from scoremode.core.disk.locks import Lock
+from scoremode.core.references.reader import Reference
+from scoremode.core.store import runs
+from scoremode.core.verbs.reference import reference
 from scoremode.errors import RunError
-from scoremode.references.reader import Reference
-from scoremode.store import runs
-from scoremode.verbs.reference import reference
 from tests import forked
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 4
@@ -160,8 +160,8 @@ def test_a_finished_run_in_a_folder_that_cannot_be_written_is_read(tmp_path: Pat
 KILLED = """
 import os, shutil, sys
 folder, template, *arguments = sys.argv[1:]
-from scoremode.references import writer
-from scoremode.disk import records
+from scoremode.core.references import writer
+from scoremode.core.disk import records
 from scoremode.cli.main import main
 import pyarrow.parquet
 

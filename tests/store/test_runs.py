@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.disk.records import RecordFile
+from scoremode.core.disk.records import RecordFile
+from scoremode.core.scores.journal import first_line, header
+from scoremode.core.store.runs import JOURNAL, MANIFEST, SCORES
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import ModelError, OptionError, RunError
-from scoremode.scores.journal import first_line, header
-from scoremode.store.runs import JOURNAL, MANIFEST, SCORES
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 4
 

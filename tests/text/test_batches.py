@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scoremode.text.tokenizer import (
+from scoremode.core.text.tokenizer import (
     ByteTokenizer,
     HuggingFaceTokenizer,
     TextTokenizer,

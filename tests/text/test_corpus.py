@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scoremode.core.installation import pip_install
+from scoremode.core.text.corpus import Corpus, load
+from scoremode.core.text.files import Row
 from scoremode.errors import CorpusError
-from scoremode.installation import pip_install
-from scoremode.text.corpus import Corpus, load
-from scoremode.text.files import Row
 from tests.memory import measured_alone, peak_of
 
 CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
@@ -266,7 +266,7 @@ class Datasets(types.ModuleType):
 def hub(monkeypatch: pytest.MonkeyPatch) -> Datasets:
     package = Datasets([{"text": "one", "body": "eins"}, {"text": "two", "body": "zwei"}])
     monkeypatch.setitem(sys.modules, "datasets", package)
-    monkeypatch.setattr("scoremode.remote.reachable.hub_is_reachable", lambda: True)
+    monkeypatch.setattr("scoremode.remote.storage.reachable.hub_is_reachable", lambda: True)
     return package
 
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from scoremode.errors import OptionError
-from scoremode.plan.recipes import find_method
-from scoremode.text.corpus import Corpus, Layout, load
-from scoremode.text.documents import (
+from scoremode.core.plan.recipes import find_method
+from scoremode.core.text.corpus import Corpus, Layout, load
+from scoremode.core.text.documents import (
     Arrangement,
     Document,
     RereadDocuments,
@@ -20,9 +19,10 @@ from scoremode.text.documents import (
     notes_on,
     wikitext_pages,
 )
-from scoremode.text.files import lines_of
-from scoremode.text.tokenizer import ByteTokenizer
-from scoremode.text.tokens import tokenize
+from scoremode.core.text.files import lines_of
+from scoremode.core.text.tokenizer import ByteTokenizer
+from scoremode.core.text.tokens import tokenize
+from scoremode.errors import OptionError
 
 LINES = ["", " = Title = \n", "", " Some text . \n", " = Other = \n"]
 RAW = " \n = Title = \n \n Some text . \n = Other = \n"

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scoremode.core.text.corpus import Corpus
+from scoremode.core.text.documents import RereadDocuments
+from scoremode.core.text.files import PlainText
+from scoremode.core.text.tokenizer import ByteTokenizer
 from scoremode.errors import CorpusError
-from scoremode.text.corpus import Corpus
-from scoremode.text.documents import RereadDocuments
-from scoremode.text.files import PlainText
-from scoremode.text.tokenizer import ByteTokenizer
 
 TEXTS = ["plain text", "", "naïve Füße, 日本語 und 😀 mixed", "ends\n", "𝔘𝔫𝔦"]
 

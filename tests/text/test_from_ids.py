@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scoremode.text.documents import Document
-from scoremode.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer
-from scoremode.text.tokens import text_of_ids, tokenize
+from scoremode.core.text.documents import Document
+from scoremode.core.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer
+from scoremode.core.text.tokens import text_of_ids, tokenize
 
 TEXT = "A naïve café — 東京 👩‍🔬 costs 12345 ¥.\n\nThe quick brown fox; and <s> is no token here. " * 3
 

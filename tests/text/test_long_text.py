@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scoremode.text import long_text
-from scoremode.text.corpus import load
-from scoremode.text.documents import Document
-from scoremode.text.long_text import LibraryEncoder, LongTextEncoder, Sizes, window_encoder, windows_of
-from scoremode.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer
-from scoremode.text.tokens import Tokens, tokenize
+from scoremode.core.text import long_text
+from scoremode.core.text.corpus import load
+from scoremode.core.text.documents import Document
+from scoremode.core.text.long_text import LibraryEncoder, LongTextEncoder, Sizes, window_encoder, windows_of
+from scoremode.core.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer
+from scoremode.core.text.tokens import Tokens, tokenize
 from tests.conftest import DATA
 from tests.text.tokenizers_at_hand import JOINTS, KINDS, SPECIAL, WORDS, wrapped
 

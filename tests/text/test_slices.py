@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scoremode.core.models.facts import resolve
+from scoremode.core.text.documents import Document, chat_document
+from scoremode.core.text.files import Message
+from scoremode.core.text.slices import Slicing, read_rules, written_slices
+from scoremode.core.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer
+from scoremode.core.text.tokens import Tokens, first_tokens, tokenize
 from scoremode.errors import CorpusError, OptionError
-from scoremode.models.facts import resolve
-from scoremode.text.documents import Document, chat_document
-from scoremode.text.files import Message
-from scoremode.text.slices import Slicing, read_rules, written_slices
-from scoremode.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer
-from scoremode.text.tokens import Tokens, first_tokens, tokenize
 from tests.text.tokenizers_at_hand import KINDS, wrapped
 
 RULES = ("é=<é>..</é>", "b=<b>..</b>")
@@ -82,7 +82,7 @@ def test_pieces_of_a_text_do_not_matter(parts: list[str]) -> None:
 
 
 def test_a_text_with_many_slices_is_labelled_block_by_block() -> None:
-    from scoremode.text.long_text import Sizes
+    from scoremode.core.text.long_text import Sizes
 
     text = "x <é>東 y</é> z <b>w</b>" * 300
     document = Document([text[at : at + 50] for at in range(0, len(text), 50)]).sliced(Slicing(read_rules(RULES)))

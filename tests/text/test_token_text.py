@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from scoremode.text.token_text import joined, owned, spelled
-from scoremode.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer
+from scoremode.core.text.token_text import joined, owned, spelled
+from scoremode.core.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer
 from tests.text.tokenizers_at_hand import KINDS, wrapped
 
 PIECES = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁upon", "upon", "Once", "▁Once", "▁a", "a"]

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scoremode.core.models.facts import resolve
+from scoremode.core.text.tokenizer import PROBE, HuggingFaceTokenizer, encode_many, ids_with_specials
+from scoremode.core.text.tokenizer_file import ODD_TEXTS, TokenizerFile, load_tokenizer, load_transformers
 from scoremode.errors import ModelError
-from scoremode.models.facts import resolve
-from scoremode.text.tokenizer import PROBE, HuggingFaceTokenizer, encode_many, ids_with_specials
-from scoremode.text.tokenizer_file import ODD_TEXTS, TokenizerFile, load_tokenizer, load_transformers
 from tests.text.tokenizers_at_hand import JOINTS, KINDS, SPECIAL, WORDS, text_to_train_on
 
 TEXTS = [PROBE, *ODD_TEXTS, "<s> and </s> in <|im_start|> a text", "\r\n\t x", *text_to_train_on()[::40]]
@@ -128,7 +128,7 @@ def test_a_remembered_tokenizer_gives_the_ids_of_transformers(
         return
     load_tokenizer(folder)
     assert len([*kept.glob("*/tokenizer.json")]) == 1, "every class here leaves encoding to the library"
-    monkeypatch.setattr("scoremode.text.tokenizer_file.load_transformers", _not_asked)
+    monkeypatch.setattr("scoremode.core.text.tokenizer_file.load_transformers", _not_asked)
     ours = HuggingFaceTokenizer(load_tokenizer(folder), "ours")
     _require_same(ours, theirs)
     texts = [joint.join([*words, odd]) for joint in JOINTS for odd in SPECIAL for words in pairwise(WORDS[::5])]
@@ -182,6 +182,6 @@ def test_a_class_that_encodes_by_itself_is_not_remembered(
 
     Shouting.__module__ = "transformers.models.shouting"
     made.__class__ = Shouting
-    monkeypatch.setattr("scoremode.text.tokenizer_file.load_transformers", lambda _: made)
+    monkeypatch.setattr("scoremode.core.text.tokenizer_file.load_transformers", lambda _: made)
     assert load_tokenizer(folder) is made
     assert not entry.exists()

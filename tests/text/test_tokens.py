@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scoremode.core.models.facts import resolve
+from scoremode.core.text.documents import Document, RereadDocuments, chat_document
+from scoremode.core.text.files import Message
+from scoremode.core.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer, owned_characters
+from scoremode.core.text.tokens import Tokens, first_tokens, tokenize
 from scoremode.errors import CorpusError, ModelError, OptionError
-from scoremode.models.facts import resolve
-from scoremode.text.documents import Document, RereadDocuments, chat_document
-from scoremode.text.files import Message
-from scoremode.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer, owned_characters
-from scoremode.text.tokens import Tokens, first_tokens, tokenize
 
 SAMPLES = [
     "Once upon a time, there was a little girl named Lily.",
@@ -292,7 +292,7 @@ def test_smollm2_scores_the_assistants_words_and_its_end_of_turn() -> None:
 
 
 def test_the_tokens_of_a_template_are_not_given_a_second_bos(tiny_bos: Path, tmp_path: Path) -> None:
-    from scoremode.text.corpus import load
+    from scoremode.core.text.corpus import load
 
     path = tmp_path / "chat.jsonl"
     path.write_text(json.dumps({"messages": CHAT}) + "\n")
@@ -370,7 +370,7 @@ def test_bytes_take_parts() -> None:
 def test_a_text_that_does_not_fit_in_memory_is_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = HuggingFaceTokenizer.load(tiny)
     text = "The quick brown fox. " * 20_000
-    monkeypatch.setattr("scoremode.text.memory.available", lambda: 50_000_000)
+    monkeypatch.setattr("scoremode.core.text.memory.available", lambda: 50_000_000)
     with pytest.raises(CorpusError, match="of memory, and 50 MB are free; give a smaller file"):
         tokenizer.encode(text, special=True)
     assert len(tokenizer.encode(text[:10_000], special=True).ids) > 0
@@ -415,7 +415,7 @@ def test_white_space_is_what_regular_expressions_call_so() -> None:
     import re
     import sys
 
-    from scoremode.text.documents import SPACES
+    from scoremode.core.text.documents import SPACES
 
     matched = [point for point in range(sys.maxunicode + 1) if re.match(r"\s", chr(point))]
     assert matched == np.flatnonzero(SPACES).tolist()
@@ -426,7 +426,7 @@ def test_words_are_counted_as_by_a_regular_expression(monkeypatch: pytest.Monkey
     """However the text is cut into blocks."""
     import re
 
-    from scoremode.text import documents, tokens
+    from scoremode.core.text import documents, tokens
 
     monkeypatch.setattr(documents, "CHARACTERS", size)
     for text in ("", " ", "one", " one  two\n", "a\u2003b\x1fc", "日本 語\u3000です", "x" * 5 + "\t" * 5, "👩‍🔬 a\r\n"):

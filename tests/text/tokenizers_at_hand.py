@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from scoremode.text.tokenizer import HuggingFaceTokenizer
+from scoremode.core.text.tokenizer import HuggingFaceTokenizer
 
 WORDS = [
     "the river",

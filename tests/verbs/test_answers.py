@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import scoremode as sm
+from scoremode.core.models.facts import resolve
+from scoremode.core.text.tokenizer import HuggingFaceTokenizer
 from scoremode.errors import CorpusError, ModelError
-from scoremode.models.facts import resolve
-from scoremode.text.answers import read_answers
-from scoremode.text.tokenizer import HuggingFaceTokenizer
+from scoremode.studies.rollouts.answers import read_answers
 from tests.cli.conftest import Command, command
 
 __all__ = ["command"]  # a fixture

@@ -13,14 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import scoremode as sm
-from scoremode.disk.folders import ATTRIBUTION, PARTIAL_ATTRIBUTION
-from scoremode.disk.manifests import sealed
+from scoremode.core.disk.folders import ATTRIBUTION, PARTIAL_ATTRIBUTION
+from scoremode.core.disk.manifests import sealed
+from scoremode.core.verbs.cache import list_cache
 from scoremode.errors import InputError, ModelError, OptionError, RunError
-from scoremode.models.units import units_of
-from scoremode.models.weight_formats.round_to_nearest import round_groups
-from scoremode.statistics.attribution import ordered
-from scoremode.verbs.cache import list_cache
-from scoremode.verbs.swapping import Job, SwapMeasurement
+from scoremode.studies.attribution.result import ordered
+from scoremode.studies.attribution.swap_loop import Job, SwapMeasurement
+from scoremode.studies.attribution.units import units_of
+from scoremode.studies.attribution.weight_formats.round_to_nearest import round_groups
 from tests.gguf_files import gguf_of, require_llamacpp
 from tests.makers import make_tiny_model
 

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
+from scoremode.core.verbs.candidates import score_in_turn, score_together, slots_and_shares
+from scoremode.core.verbs.progress import Progress
 from scoremode.errors import CandidatesError, CorpusError, EngineError, StorageError
-from scoremode.verbs.candidates import score_in_turn, score_together, slots_and_shares
-from scoremode.verbs.progress import Progress
 
 NAMES = [f"candidate-{i}" for i in range(40)]
 

@@ -19,21 +19,21 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from scoremode.cli.main import main
-from scoremode.disk.folders import entry_folder
-from scoremode.engines import baseline
-from scoremode.engines.base import Want
-from scoremode.engines.baseline import LiveBaseline, states_in
+from scoremode.core.disk.folders import entry_folder
+from scoremode.core.engine import baseline
+from scoremode.core.engine.base import Want
+from scoremode.core.engine.baseline import LiveBaseline, states_in
+from scoremode.core.scores.answers import Window, WindowList, measured
+from scoremode.core.scores.journal import Journal
+from scoremode.core.statistics.comparison import Comparison
+from scoremode.core.store import runs
+from scoremode.core.verbs.compare import compare
+from scoremode.core.verbs.ppl import ppl
+from scoremode.core.verbs.reference import reference
 from scoremode.engines.table.engine import TableEngine
 from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.errors import InputError, ModelError, RunError
 from scoremode.head.divergence import define_divergence
-from scoremode.scores.answers import Window, WindowList, measured
-from scoremode.scores.journal import Journal
-from scoremode.statistics.comparison import Comparison
-from scoremode.store import runs
-from scoremode.verbs.compare import compare
-from scoremode.verbs.ppl import ppl
-from scoremode.verbs.reference import reference
 from tests import forked
 from tests.makers import ask, make_tiny_model
 
@@ -236,7 +236,7 @@ def test_the_cached_reference_is_named_by_all_that_decides_it(
     compare(*names, dtype="bfloat16", **asked)
     text.write_text(TEXT[:-20])
     compare(*names, **asked)
-    monkeypatch.setattr("scoremode.verbs.question.NUMERICS", 99)
+    monkeypatch.setattr("scoremode.core.verbs.question.NUMERICS", 99)
     compare(*names, **asked)
     folders = sorted((tmp_path / "cache" / "references").iterdir())
     assert len(folders) == 4

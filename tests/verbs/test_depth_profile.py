@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import scoremode as sm
-from scoremode.engines.layer_states import fed_tokens
-from scoremode.engines.plugin import Work
-from scoremode.engines.registry import choose
+from scoremode.core.engine.plugin import Work
+from scoremode.core.engine.registry import choose
+from scoremode.core.scores.answers import Window
 from scoremode.errors import ScoremodeError
-from scoremode.scores.answers import Window
+from scoremode.studies.attribution.layer_states import fed_tokens
 from tests.gguf_files import gguf_of, require_llamacpp
 from tests.makers import (
     SENTENCES,
@@ -249,7 +249,7 @@ def test_routes_of_a_mixture(tmp_path: Path) -> None:
 
 def test_routes_are_those_of_router_logits(tmp_path: Path) -> None:
     """Transformers' own router logits, and the two largest of each row."""
-    from scoremode.engines.transformers.routing import RouterHooks
+    from scoremode.studies.attribution.engines.transformers_routing import RouterHooks
 
     model = make_mixture(tmp_path)
     chosen = choose(str(model), "transformers", {"dtype": "float32"})

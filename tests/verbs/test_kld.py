@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.engines.base import SCORES, Want
+from scoremode.core.engine.base import SCORES, Want
+from scoremode.core.scores.answers import Answers, measured
+from scoremode.core.statistics.comparison import Comparison
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, InputError, MethodError, ModelError, OptionError, RunError
-from scoremode.references.kld import MAGIC, KldFile
-from scoremode.report.model_card import markdown
-from scoremode.report.terminal.comparison_tables import comparison_json
-from scoremode.report.text import model_notes
-from scoremode.scores.answers import Answers, measured
-from scoremode.statistics.comparison import Comparison
-from scoremode.statistics.llamacpp import llamacpp_statistics
+from scoremode.reports.model_card import markdown
+from scoremode.reports.terminal.comparison_tables import comparison_json
+from scoremode.reports.text import model_notes
+from scoremode.studies.kld.file import MAGIC, KldFile
+from scoremode.studies.kld.statistics import llamacpp_statistics
 from scoremode.values import Floats
 from tests import forked
 from tests.kld_files import kl_longhand, log_p, random_logits, record, write_file
@@ -271,7 +271,7 @@ def test_killed_after_its_file_is_complete_the_same_command_ends_well(
     def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    for place in ("scoremode.verbs.reference.shutil.rmtree", "scoremode.verbs.scoring.UnfinishedRun.save"):
+    for place in ("scoremode.core.verbs.reference.shutil.rmtree", "scoremode.core.verbs.scoring.UnfinishedRun.save"):
         with monkeypatch.context() as patched:
             patched.setattr(place, killed)
             with pytest.raises(KeyboardInterrupt):
@@ -312,7 +312,7 @@ SLOW = (
     OBEY_INTERRUPTS
     + """
 import time
-from scoremode.references.kld import KldWriter
+from scoremode.studies.kld.file import KldWriter
 write = KldWriter.write
 def slow(self, *given):
     write(self, *given)

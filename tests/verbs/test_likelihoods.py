@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scoremode.engines.base import SCORES, Want
+from scoremode.core.engine.base import SCORES, Want
+from scoremode.core.plan.build import plan_of_pairs
+from scoremode.core.scores.answers import Answers, WindowSource
+from scoremode.core.verbs.scoring import Continuation, Likelihood, answered, likelihoods
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, ModelError
-from scoremode.plan.build import plan_of_pairs
-from scoremode.scores.answers import Answers, WindowSource
 from scoremode.values import Bools
-from scoremode.verbs.scoring import Continuation, Likelihood, answered, likelihoods
 from tests.partial_engine import LOGITS, PartialEngine
 
 ASKED = [Continuation(np.array([1, 2, 3, 4], np.int32), 2), Continuation(np.array([1, 2, 9], np.int32), 2)]

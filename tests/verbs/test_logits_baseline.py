@@ -19,19 +19,19 @@ import pytest
 import torch
 
 import scoremode as sm
-from scoremode.engines.base import SCORES, Engine, EngineFacts, Want
+from scoremode.core.engine.base import SCORES, Engine, EngineFacts, Want
+from scoremode.core.engine.logits import LogitsCursor, LogitsReducer
+from scoremode.core.plan.plan import Plan
+from scoremode.core.scores.answers import Answers, Window, WindowSource
+from scoremode.core.scores.schema import DIVERGENCE
+from scoremode.core.store.runs import JOURNAL, MANIFEST
+from scoremode.core.verbs import memory
+from scoremode.core.verbs.model import LazyModel
 from scoremode.engines.llamacpp.engine import LlamaCppEngine
 from scoremode.engines.llamacpp.library import Batch, library
-from scoremode.engines.logits import LogitsCursor, LogitsReducer
 from scoremode.errors import EngineError, InputError, OptionError
 from scoremode.head.divergence import define_divergence
-from scoremode.plan.plan import Plan
-from scoremode.scores.answers import Answers, Window, WindowSource
-from scoremode.scores.schema import DIVERGENCE
-from scoremode.store.runs import JOURNAL, MANIFEST
 from scoremode.values import Bools
-from scoremode.verbs import memory
-from scoremode.verbs.model import LazyModel
 from tests import forked
 from tests.gguf_files import gguf_of, require_llamacpp
 from tests.makers import OBEY_INTERRUPTS, VOCABULARY, make_tiny_model
@@ -197,7 +197,7 @@ def test_documents_of_one_token(tmp_path: Path) -> None:
 
 
 def test_the_embedded_models_own_file_against_itself() -> None:
-    from scoremode.models.embedded import embedded_gguf
+    from scoremode.core.models.embedded import embedded_gguf
 
     asked: Any = {"text": TEXT, "context_length": 40, "max_windows": 2}
     (same,) = sm.compare(str(embedded_gguf()), str(embedded_gguf()), **asked, **EXACT)
@@ -289,7 +289,7 @@ SLOWED = (
     OBEY_INTERRUPTS
     + """
 import time
-from scoremode.scores import journal
+from scoremode.core.scores import journal
 add = journal.Journal.add
 def slow(self, *given):
     add(self, *given)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.scores.columns import TargetFacts
-from scoremode.text import long_text
-from scoremode.text.long_text import Sizes
-from scoremode.verbs import question
+from scoremode.core.scores.columns import TargetFacts
+from scoremode.core.text import long_text
+from scoremode.core.text.long_text import Sizes
+from scoremode.core.verbs import question
 
 LINES = " \n = Title = \n \n Words über Flüße . \n = = Part = = \n \n More . \n = Other = \n \n End . \n"
 METHODS = ("sliding-once", "exl3-2025", "gptq", "hf-stride", "llamacpp")

@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scoremode.plan import plan
-from scoremode.plan.build import make_plan
-from scoremode.plan.plan import Plan
-from scoremode.plan.recipes import METHODS, find_method
-from scoremode.scores import columns as scores
-from scoremode.scores import parquet as columns
-from scoremode.scores.columns import Scores
-from scoremode.statistics import streams
-from scoremode.statistics.comparison import Comparison, comparison_statistics
-from scoremode.statistics.run import all_metrics
-from scoremode.text import tokens
-from scoremode.text.tokenizer import ByteTokenizer
-from scoremode.text.tokens import tokenize
-from scoremode.verbs.compare import compare
+from scoremode.core.plan import plan
+from scoremode.core.plan.build import make_plan
+from scoremode.core.plan.plan import Plan
+from scoremode.core.plan.recipes import METHODS, find_method
+from scoremode.core.scores import columns as scores
+from scoremode.core.scores import parquet as columns
+from scoremode.core.scores.columns import Scores
+from scoremode.core.statistics import streams
+from scoremode.core.statistics.comparison import Comparison, comparison_statistics
+from scoremode.core.statistics.run import all_metrics
+from scoremode.core.text import tokens
+from scoremode.core.text.tokenizer import ByteTokenizer
+from scoremode.core.text.tokens import tokenize
+from scoremode.core.verbs.compare import compare
 from tests.memory import measured_alone, peak_of
 from tests.plan.test_recipes import tokens_of
 from tests.statistics.test_comparison import random_comparison
@@ -112,7 +112,7 @@ def test_blocks_say_what_the_whole_plan_says(plan: Plan, monkeypatch: pytest.Mon
 
 
 def test_tokens_do_not_depend_on_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    from scoremode.text.documents import Document
+    from scoremode.core.text.documents import Document
 
     texts = [Document([text]) for text in ("Thé 東京 👩‍🔬 words,  and\nmore ASCII words here", "", "second né")]
     at_once = tokenize(texts, ByteTokenizer(), special=False)

@@ -15,30 +15,30 @@ import pytest
 from rich.console import Console
 
 import scoremode as sm
-from scoremode.disk.records import HEAD
-from scoremode.engines import registry
-from scoremode.engines.base import SCORES as ONLY_SCORES
-from scoremode.engines.base import Want
+from scoremode.core.disk.records import HEAD
+from scoremode.core.engine import registry
+from scoremode.core.engine.base import SCORES as ONLY_SCORES
+from scoremode.core.engine.base import Want
+from scoremode.core.scores.answers import Answers, WindowSource
+from scoremode.core.scores.journal import COLUMNS_ARE
+from scoremode.core.scores.parquet import ColumnFile
+from scoremode.core.scores.schema import BUILT_IN
+from scoremode.core.statistics.comparison import Comparison
+from scoremode.core.statistics.gate import check, parse
+from scoremode.core.statistics.ranking import rank
+from scoremode.core.store.runs import JOURNAL, MANIFEST, SCORES
+from scoremode.core.verbs.finished_runs import of_runs
+from scoremode.core.verbs.outputs import check_output
+from scoremode.core.verbs.prob import many_pairs
+from scoremode.core.verbs.prob.sequence import SequenceProbability, SequenceScore
 from scoremode.errors import EngineError, RunError
-from scoremode.report.html.notebooks import comparison_html, run_html
-from scoremode.report.html.page import render
-from scoremode.report.model_card import markdown
-from scoremode.report.terminal.comparison_tables import comparison_table
-from scoremode.report.terminal.run_tables import run_table, sequence_table
-from scoremode.scores.answers import Answers, WindowSource
-from scoremode.scores.journal import COLUMNS_ARE
-from scoremode.scores.parquet import ColumnFile
-from scoremode.scores.schema import BUILT_IN
-from scoremode.statistics.comparison import Comparison
-from scoremode.statistics.gate import check, parse
-from scoremode.statistics.llamacpp import llamacpp_statistics, llamacpp_text
-from scoremode.statistics.ranking import rank
-from scoremode.store.runs import JOURNAL, MANIFEST, SCORES
+from scoremode.reports.html.notebooks import comparison_html, run_html
+from scoremode.reports.html.page import render
+from scoremode.reports.model_card import markdown
+from scoremode.reports.terminal.comparison_tables import comparison_table
+from scoremode.reports.terminal.run_tables import run_table, sequence_table
+from scoremode.studies.kld.statistics import llamacpp_statistics, llamacpp_text
 from scoremode.values import Bools
-from scoremode.verbs.finished_runs import of_runs
-from scoremode.verbs.outputs import check_output
-from scoremode.verbs.prob import many_pairs
-from scoremode.verbs.prob.sequence import SequenceProbability, SequenceScore
 from tests.partial_engine import ALL, LOGITS, SUBSETS, PartialEngine, named
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 4

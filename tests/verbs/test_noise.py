@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.engines import registry
+from scoremode.core.engine import registry
 from scoremode.errors import OptionError, ScoremodeError
-from scoremode.verbs.noise import combinations, drift, parse_vary
+from scoremode.studies.paths.noise import combinations, drift, parse_vary
 from tests import forked
 from tests.makers import ask
 
@@ -237,7 +237,7 @@ def test_vllm_and_transformers_agree(tiny_for_vllm: Path) -> None:
 @pytest.fixture
 def tiny_for_vllm(tmp_path: Path) -> Path:
     pytest.importorskip("vllm")
-    from scoremode.models.embedded import make_small_llama
+    from scoremode.core.models.embedded import make_small_llama
     from tests.makers import make_tokenizer
 
     make_tokenizer(tmp_path, adds_bos=False)

@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from scoremode.cli.main import main
-from scoremode.engines.baseline import HeldBaseline, noise_floor
+from scoremode.core.engine.baseline import HeldBaseline, noise_floor
+from scoremode.core.models.facts import inspect
+from scoremode.core.plan.plan import Plan
+from scoremode.core.verbs.compare import compare
+from scoremode.core.verbs.reference import reference
 from scoremode.engines.table.engine import TableEngine
 from scoremode.engines.transformers.choices import TransformersOptions
 from scoremode.engines.transformers.engine import TransformersEngine
-from scoremode.models.facts import inspect
-from scoremode.plan.plan import Plan
-from scoremode.verbs.compare import compare
-from scoremode.verbs.reference import reference
 from tests.makers import ask
 
 TEXT = " ".join(f"{i} dogs and {i * i % 97} lazy foxes jump over {i * 31 % 101} others;" for i in range(80))

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import scoremode as sm
+from scoremode.core.verbs.outputs import REPORT_MARK, check_output, check_report
 from scoremode.errors import InputError, RunError
-from scoremode.verbs.outputs import REPORT_MARK, check_output, check_report
 
 DATA = b"results\n"
 
@@ -140,7 +140,7 @@ def test_a_fifo_passes_everything_to_its_reader(tmp_path: Path) -> None:
 def test_standard_output_that_goes_to_a_file_is_written_in_its_turn(tmp_path: Path, name: str) -> None:
     """Replacing the file that it refers to would lose what was printed before and after."""
     code = (
-        "from scoremode.verbs.outputs import check_output\n"
+        "from scoremode.core.verbs.outputs import check_output\n"
         f"print('before'); check_output({name!r}, '-o').write(b'results\\n'); print('after')"
     )
     with (tmp_path / "log").open("wb") as file:

@@ -12,14 +12,14 @@ import torch
 
 import scoremode as sm
 from scoremode.cli.commands import run as run_command
+from scoremode.core.engine.plugin import Work
+from scoremode.core.engine.registry import choose, open_engine
+from scoremode.core.plan.path import DecodePath
+from scoremode.core.scores.answers import measured
+from scoremode.core.verbs.model import LazyModel
 from scoremode.engines.llamacpp import LlamaCppPlugin
-from scoremode.engines.plugin import Work
-from scoremode.engines.registry import choose, open_engine
 from scoremode.errors import EngineError, OptionError
-from scoremode.plan.path import DecodePath
-from scoremode.scores.answers import measured
-from scoremode.verbs import paths as verb
-from scoremode.verbs.model import LazyModel
+from scoremode.studies.paths import paths as verb
 from tests.gguf_files import gguf_of, require_llamacpp
 
 TEXT = "the cat sat on the mat and the dog ran away " * 4

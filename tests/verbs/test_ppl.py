@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.engines.base import SCORES
+from scoremode.core.engine.base import SCORES
+from scoremode.core.scores.answers import Answers, measured
+from scoremode.core.verbs.question import identify
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import ModelError, OptionError, RunError
-from scoremode.scores.answers import Answers, measured
 from scoremode.values import NUMERICS
-from scoremode.verbs.question import identify
 from tests.makers import ask
 
 
@@ -75,7 +75,7 @@ def test_another_version_of_the_numbers_is_another_run(monkeypatch: pytest.Monke
     assert first.manifest["identity"]["numerics"] == NUMERICS
     assert "scoremode" not in first.manifest["identity"]["versions"]
     assert first.manifest["versions"]["scoremode"] == sm.__version__
-    monkeypatch.setattr("scoremode.verbs.question.NUMERICS", NUMERICS + 1)
+    monkeypatch.setattr("scoremode.core.verbs.question.NUMERICS", NUMERICS + 1)
     assert not sm.ppl("table:uniform", text=text).cached
 
 
@@ -130,7 +130,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused(tiny: Path) -> None:
 
 
 def sm_folder() -> Path:
-    from scoremode.models.facts import resolve
+    from scoremode.core.models.facts import resolve
 
     return resolve("smollm2-135m")
 
@@ -156,8 +156,8 @@ class Broken(TableEngine):
     ("fault", "message"), [("nan", "NaN in window 0"), ("short", "asked for"), ("missing", "1 of")]
 )
 def test_an_engine_that_leaves_holes_is_found_out(tmp_path: Path, fault: str, message: str) -> None:
+    from scoremode.core.store.runs import MANIFEST
     from scoremode.errors import EngineError
-    from scoremode.store.runs import MANIFEST
 
     with pytest.raises(EngineError, match=message):
         sm.ppl(

@@ -16,14 +16,14 @@ import pytest
 import torch
 
 import scoremode as sm
-from scoremode.engines import registry
-from scoremode.engines.base import SCORES, Engine, Want
+from scoremode.core.engine import registry
+from scoremode.core.engine.base import SCORES, Engine, Want
+from scoremode.core.scores.answers import Answers, WindowSource, measured
+from scoremode.core.verbs.prob import sequence
+from scoremode.core.verbs.prob.sequence import SequenceProbability, SequenceScore
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import BoundaryError, EngineError, InputError, ModelError, OptionError
-from scoremode.scores.answers import Answers, WindowSource, measured
 from scoremode.values import Bools
-from scoremode.verbs.prob import sequence
-from scoremode.verbs.prob.sequence import SequenceProbability, SequenceScore
 from tests.makers import VOCABULARY
 
 
@@ -360,7 +360,7 @@ def test_an_engine_of_the_caller_is_not_stopped(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_prompt_that_is_too_long_names_the_context_of_the_model(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not the length that engines are started for, which is ours and may be shorter."""
-    monkeypatch.setattr("scoremode.verbs.model.USUAL_LENGTH", 16)
+    monkeypatch.setattr("scoremode.core.verbs.model.USUAL_LENGTH", 16)
     lm = SequenceProbability(str(tiny))
     assert lm.get_log_prob("The quick brown fox " * 3, "jumps")[0].log_prob < 0
     with pytest.raises(ModelError, match="more than the model's context of 128; shorten the prompt"):

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from scoremode.disk.locks import Lock
-from scoremode.disk.records import HEAD, RecordFile, read_record_header
+from scoremode.core.disk.locks import Lock
+from scoremode.core.disk.records import HEAD, RecordFile, read_record_header
+from scoremode.core.verbs.prob import many_pairs
+from scoremode.core.verbs.prob.many_pairs import ResultFiles, Written, _seal, check_results, question, score_to_file
+from scoremode.core.verbs.prob.sequence import SequenceProbability
 from scoremode.errors import InputError, RunError
 from scoremode.values import NUMERICS
-from scoremode.verbs.prob import many_pairs
-from scoremode.verbs.prob.many_pairs import ResultFiles, Written, _seal, check_results, question, score_to_file
-from scoremode.verbs.prob.sequence import SequenceProbability
 
 CHUNK, CHUNKS = 16, 4  # smaller chunks than usual, for speed
 PAIRS = [(f"prompt {i}", f" target {i}") for i in range(3 * CHUNK + 5)]
@@ -277,7 +277,7 @@ def test_a_finished_file_is_read_and_no_engine_starts(
     def starting(*_: Any) -> Any:
         raise AssertionError("an engine was started")
 
-    monkeypatch.setattr("scoremode.engines.registry.open_engine", starting)
+    monkeypatch.setattr("scoremode.core.engine.registry.open_engine", starting)
     before = contents(tmp_path)
     assert score(tmp_path) == Written(len(PAIRS), reused=True)
     assert contents(tmp_path) == before
@@ -381,7 +381,7 @@ def test_a_manifest_that_is_no_json_is_refused(finished: ResultFiles, tmp_path: 
 def test_the_identity_is_known_without_an_engine_and_holds_all_that_moves_a_number(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scoremode.engines.registry.open_engine", lambda *_: pytest.fail("an engine was started"))
+    monkeypatch.setattr("scoremode.core.engine.registry.open_engine", lambda *_: pytest.fail("an engine was started"))
 
     def asked(**settings: Any) -> dict[str, Any]:
         return question(SequenceProbability(str(tiny), **settings), PAIRS)
@@ -421,7 +421,7 @@ def test_settings_of_vllm_are_part_of_the_identity(tiny: Path) -> None:
 
 
 def test_a_second_process_is_refused_before_its_engine_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scoremode.engines.registry.open_engine", lambda *_: pytest.fail("an engine was started"))
+    monkeypatch.setattr("scoremode.core.engine.registry.open_engine", lambda *_: pytest.fail("an engine was started"))
     lock = Lock(ResultFiles(tmp_path / "r.jsonl").lock)
     assert lock.acquire()
     with pytest.raises(RunError, match=r"another process is writing .*r\.jsonl; wait for it, or give another --out"):
@@ -451,7 +451,7 @@ def test_nothing_is_lost_when_fresh_cannot_start_its_engine(
     def failing(*_: Any) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr("scoremode.engines.registry.open_engine", failing)
+    monkeypatch.setattr("scoremode.core.engine.registry.open_engine", failing)
     before = contents(tmp_path)
     with pytest.raises(MemoryError):
         score(tmp_path, fresh=True)

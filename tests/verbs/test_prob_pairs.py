@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scoremode.core.verbs.prob import many_pairs
+from scoremode.core.verbs.prob.many_pairs import EncodedChunks, PairFile, digest_of
+from scoremode.core.verbs.prob.sequence import SequenceProbability, SequenceScore, TokenScore
 from scoremode.errors import BoundaryError, InputError
-from scoremode.verbs.prob import many_pairs
-from scoremode.verbs.prob.many_pairs import EncodedChunks, PairFile, digest_of
-from scoremode.verbs.prob.sequence import SequenceProbability, SequenceScore, TokenScore
 
 ODD = [
     ("a", "b"),

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import scoremode as sm
-from scoremode.cli.output import ProgressLines, progress_bar
-from scoremode.verbs.progress import ProgressState
+from scoremode.core.verbs.progress import ProgressState
+from scoremode.reports.command.output import ProgressLines, progress_bar
 
 
 def wait_until(condition: Any) -> None:
@@ -144,7 +144,7 @@ def test_a_progress_of_ones_own_takes_the_place_of_the_bar(notebook: Shell) -> N
 
 
 def test_names_in_the_bar_are_escaped(notebook: Shell) -> None:
-    from scoremode.verbs.progress_display import NotebookBar
+    from scoremode.core.verbs.progress_display import NotebookBar
 
     with NotebookBar(every=0.01) as bar:
         bar.phase("loading <script>alert(1)</script>")

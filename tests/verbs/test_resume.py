@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.disk.records import HEAD
-from scoremode.store.runs import JOURNAL, MANIFEST
+from scoremode.core.disk.records import HEAD
+from scoremode.core.store.runs import JOURNAL, MANIFEST
 from tests import forked
 from tests.makers import OBEY_INTERRUPTS
 
@@ -24,7 +24,7 @@ SLOWED = (
     OBEY_INTERRUPTS
     + """
 import sys, time
-from scoremode.scores import journal
+from scoremode.core.scores import journal
 add = journal.Journal.add
 def slow(self, *given):
     add(self, *given)

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import scoremode as sm
-from scoremode.engines.table.writer import TableWriter
-from scoremode.text.prompts import read_prompts
-from scoremode.text.rollouts import Rollouts
+from scoremode.studies.rollouts.engines.table_writer import TableWriter
+from scoremode.studies.rollouts.prompts import read_prompts
+from scoremode.studies.rollouts.texts import Rollouts
 
 ROWS: list[Any] = ["ab", {"prompt": "xyz", "answer": "abc"}, "q", "long prompt", "é"]
 DRAWN: dict[str, Any] = {"samples": 3, "temperature": 1, "max_tokens": 7}
@@ -108,7 +108,7 @@ def test_fresh_replaces_and_other_settings_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_journal_with_a_text_that_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from scoremode.store.rollouts_folder import RolloutsFolder
+    from scoremode.studies.rollouts.folder import RolloutsFolder
 
     def stop(*_: Any) -> Any:
         raise KeyboardInterrupt
@@ -158,7 +158,7 @@ def test_written_tokens_are_the_targets_and_prompts_the_groups(tmp_path: Path) -
 
 
 def test_texts_without_a_token_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from scoremode.verbs.model import LazyModel
+    from scoremode.core.verbs.model import LazyModel
 
     monkeypatch.setattr(LazyModel, "longest_window", 9)
     found = sm.rollouts("table:uniform", ROWS, out=tmp_path / "w", **DRAWN)

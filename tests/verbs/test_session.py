@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import scoremode as sm
-from scoremode.engines import registry
-from scoremode.engines.base import Engine
+from scoremode.core.engine import registry
+from scoremode.core.engine.base import Engine
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, InputError, OptionError, UnknownArgumentError
 

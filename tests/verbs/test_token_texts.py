@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.report.terminal.run_tables import worst_table
-from scoremode.scores.answers import measured
+from scoremode.core.scores.answers import measured
+from scoremode.reports.terminal.run_tables import worst_table
 from tests.gguf_files import gguf_of
 from tests.report.test_table import drawn
 

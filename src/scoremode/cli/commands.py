@@ -10,18 +10,19 @@ import sys
 from collections.abc import Sequence
 
 from scoremode import __version__, errors
-from scoremode.cli import logs, signals, streams
-from scoremode.cli.attribute_verb import AttributeVerb
+from scoremode.cli import signals, streams
 from scoremode.cli.comparing_verbs import CardVerb, CompareVerb, PathsVerb, ReportVerb, TasksVerb
 from scoremode.cli.completion import CompletionVerb
 from scoremode.cli.forwarding_verbs import LmEvalVerb, ServeVerb, run_lm_eval
 from scoremode.cli.help import add_help_flags, overview
 from scoremode.cli.listing_verbs import CacheVerb, DoctorVerb, EnginesVerb, MethodsVerb, ShowVerb
-from scoremode.cli.mismatch_verb import MismatchVerb
 from scoremode.cli.parser import BAD_INPUT, Parser, Verb
 from scoremode.cli.scoring_verbs import NoiseVerb, PlanVerb, PplVerb, ProbVerb, ReferenceVerb
-from scoremode.cli.writing_verbs import RolloutsVerb
 from scoremode.errors import ScoremodeError, did_you_mean, harmless, print_line
+from scoremode.reports.command import logs
+from scoremode.studies.attribution.command import AttributeVerb
+from scoremode.studies.rollouts.command import RolloutsVerb
+from scoremode.studies.rollouts.mismatch_command import MismatchVerb
 
 GROUPS: dict[str, dict[str, Verb]] = {
     "score one model": {

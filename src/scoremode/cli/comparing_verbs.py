@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from scoremode.cli import flags
-from scoremode.cli.output import print_json, progress_bar, show
 from scoremode.cli.parser import Verb
 from scoremode.errors import CandidatesError, OptionError, ScoremodeError
+from scoremode.reports.command import flags
+from scoremode.reports.command.output import print_json, progress_bar, show
 
 if TYPE_CHECKING:
-    from scoremode.report.terminal.comparison_parts import ResultPart
-    from scoremode.statistics.comparison import Comparison
-    from scoremode.text.rollouts import Rollouts
+    from scoremode.core.statistics.comparison import Comparison
+    from scoremode.reports.terminal.comparison_parts import ResultPart
+    from scoremode.studies.rollouts.texts import Rollouts
 
 logger = logging.getLogger(__name__)
 
@@ -75,14 +75,14 @@ class CompareVerb(Verb):
         flags.add(parser.add_mutually_exclusive_group(), {**flags.CARDS, **layout, **flags.JSON})
 
     def run(self, parsed: argparse.Namespace) -> int:
-        from scoremode.report.numbers import read_columns
-        from scoremode.report.terminal.comparison_parts import comparison_parts
-        from scoremode.statistics import gate
-        from scoremode.statistics.comparison import comparison_statistics
-        from scoremode.statistics.equivalence import require_margin
-        from scoremode.store.runs import is_run
-        from scoremode.verbs.compare import compare
-        from scoremode.verbs.own_words import own_words
+        from scoremode.core.statistics import gate
+        from scoremode.core.statistics.comparison import comparison_statistics
+        from scoremode.core.statistics.equivalence import require_margin
+        from scoremode.core.store.runs import is_run
+        from scoremode.core.verbs.compare import compare
+        from scoremode.reports.numbers import read_columns
+        from scoremode.reports.terminal.comparison_parts import comparison_parts
+        from scoremode.studies.rollouts.candidates_on_texts import own_words
 
         rules = [gate.parse(text) for text in parsed.fail_if or ()]  # before an hour of scoring
         more = read_columns(parsed.columns)
@@ -119,7 +119,7 @@ class CompareVerb(Verb):
         parts = comparison_parts(found, by_depth=parsed.by_depth, words=words, tested=tested)
         _show_comparison(parsed, found, statistics, failed, parts)
         if output:
-            from scoremode.report.html.page import render
+            from scoremode.reports.html.page import render
 
             write_report(parsed, output, render(found, statistics, more=more, words=words))
         worse = [f"{one.name}: {one.sentence}" for one in tested if not one.no_worse]
@@ -136,9 +136,9 @@ def _show_comparison(
     parts: Sequence[ResultPart],
 ) -> None:
     """Prints a comparison in the layout that was asked for; ``parts`` are shown below its table."""
-    from scoremode.report.model_card import markdown, model_index
-    from scoremode.report.numbers import read_columns
-    from scoremode.report.terminal.comparison_tables import comparison_json, comparison_table, llamacpp_layout
+    from scoremode.reports.model_card import markdown, model_index
+    from scoremode.reports.numbers import read_columns
+    from scoremode.reports.terminal.comparison_tables import comparison_json, comparison_table, llamacpp_layout
 
     if parsed.markdown:
         print(markdown(found, statistics))
@@ -165,8 +165,8 @@ def _show_comparison(
 
 def _opened_rollouts(parsed: argparse.Namespace) -> Rollouts | None:
     """The rollouts that are compared on, read once for all models; None for another text."""
-    from scoremode.text.corpus import WRITTEN
-    from scoremode.text.rollouts import Rollouts
+    from scoremode.core.text.corpus import WRITTEN
+    from scoremode.studies.rollouts.texts import Rollouts
 
     named = parsed.corpus or []
     if len(named) != 1 or not named[0].startswith(WRITTEN):
@@ -208,7 +208,7 @@ class PathsVerb(Verb):
         flags.add(parser, flags.JSON)
 
     def run(self, parsed: argparse.Namespace) -> None:
-        from scoremode.verbs.paths import paths
+        from scoremode.studies.paths.paths import paths
 
         output = checked_report(parsed)
         with progress_bar("scoring") as progress:
@@ -222,13 +222,13 @@ class PathsVerb(Verb):
                 **flags.question(parsed),
                 **flags.model_arguments(parsed),
             )
-        from scoremode.report.terminal.comparison_tables import comparison_json, comparison_table
+        from scoremode.reports.terminal.comparison_tables import comparison_json, comparison_table
 
         found = [replace(c, manifest={**c.manifest, "command": _command_line()}) for c in made]
         statistics = [c.statistics() for c in found]
         show(parsed, lambda: comparison_json(found, statistics), lambda: comparison_table(found, statistics))
         if output:
-            from scoremode.report.html.page import render
+            from scoremode.reports.html.page import render
 
             write_report(parsed, output, render(found, statistics))
 
@@ -258,20 +258,20 @@ class TasksVerb(Verb):
         flags.add(parser.add_mutually_exclusive_group(), {**flags.CARDS, **flags.JSON})
 
     def instead(self, flag: str) -> str:
-        from scoremode.harness.logs import RUN
+        from scoremode.studies.tasks.logs import RUN
 
         return RUN
 
     def run(self, parsed: argparse.Namespace) -> int:
-        from scoremode.harness.tasks import tasks
-        from scoremode.statistics import gate
+        from scoremode.core.statistics import gate
+        from scoremode.studies.tasks.tasks import tasks
 
         rules = [gate.parse_for_tasks(text) for text in parsed.fail_if or ()]
         output = checked_report(parsed)
         rows = [rule.task for rule in rules if rule.task is not None]
         found = tasks(parsed.baseline, *parsed.candidates, tasks=parsed.tasks, metric=parsed.metric, rows=rows)
-        from scoremode.report.model_card import tasks_markdown, tasks_model_index
-        from scoremode.report.terminal.comparison_tables import tasks_json, tasks_tables
+        from scoremode.reports.model_card import tasks_markdown, tasks_model_index
+        from scoremode.reports.terminal.comparison_tables import tasks_json, tasks_tables
 
         found = [replace(c, manifest={"command": _command_line()}) for c in found]
         if parsed.markdown:
@@ -281,7 +281,7 @@ class TasksVerb(Verb):
         else:
             show(parsed, lambda: tasks_json(found), lambda: tasks_tables(found))
         if output:
-            from scoremode.report.html.tasks_page import render_tasks
+            from scoremode.studies.tasks.page import render_tasks
 
             write_report(parsed, output, render_tasks(found))
         failures = []
@@ -294,7 +294,7 @@ class TasksVerb(Verb):
 
 def checked_report(parsed: argparse.Namespace) -> Any:
     """The file that ``--report`` names, checked before anything is scored; None without ``--report``."""
-    from scoremode.verbs.outputs import check_report
+    from scoremode.core.verbs.outputs import check_report
 
     if parsed.report is None:
         return None
@@ -302,7 +302,7 @@ def checked_report(parsed: argparse.Namespace) -> Any:
 
 
 def write_report(parsed: argparse.Namespace, output: Any, page: str) -> None:
-    from scoremode.report.html.page import write
+    from scoremode.reports.html.page import write
 
     write(parsed.report, page, "--report")
     for_machines = any(getattr(parsed, flag, False) for flag in ("json", "markdown", "model_index"))
@@ -311,7 +311,7 @@ def write_report(parsed: argparse.Namespace, output: Any, page: str) -> None:
 
 def _command_line() -> str:
     """The command line as the user typed it, without secrets."""
-    from scoremode.disk.manifests import command_without_secrets
+    from scoremode.core.disk.manifests import command_without_secrets
 
     return " ".join(["scoremode", *map(shlex.quote, command_without_secrets(sys.argv[1:]))])
 
@@ -346,12 +346,12 @@ class ReportVerb(Verb):
         flags.add(parser, {**COLUMNS, **flags.JSON})
 
     def run(self, parsed: argparse.Namespace) -> None:
-        from scoremode.report.html.page import render, write
-        from scoremode.report.numbers import read_columns
-        from scoremode.statistics.comparison import comparison_statistics
-        from scoremode.store.runs import load
-        from scoremode.verbs.finished_runs import of_runs
-        from scoremode.verbs.outputs import check_report
+        from scoremode.core.statistics.comparison import comparison_statistics
+        from scoremode.core.store.runs import load
+        from scoremode.core.verbs.finished_runs import of_runs
+        from scoremode.core.verbs.outputs import check_report
+        from scoremode.reports.html.page import render, write
+        from scoremode.reports.numbers import read_columns
 
         output, more = check_report(parsed.output), read_columns(parsed.columns)  # before columns are read
         first, *others = parsed.run_folders
@@ -386,9 +386,9 @@ class CardVerb(Verb):
         flags.add(parser, flags.JSON)
 
     def run(self, parsed: argparse.Namespace) -> None:
+        from scoremode.core.verbs import card
         from scoremode.errors import InputError, OptionError, did_you_mean
-        from scoremode.report import publish
-        from scoremode.verbs import card
+        from scoremode.reports import publish
 
         dialect = parsed.dialect or ("json" if parsed.json else "markdown")
         if dialect not in publish.DIALECTS:
@@ -404,9 +404,9 @@ class CardVerb(Verb):
         )
         markers = card.YAML_MARKERS if dialect == "model-index" else card.MARKERS
         readme = None if parsed.write is None else card.check_readme(parsed.write, markers)  # before columns are read
-        from scoremode.statistics.comparison import comparison_statistics
-        from scoremode.store.runs import is_run
-        from scoremode.verbs.finished_runs import of_runs
+        from scoremode.core.statistics.comparison import comparison_statistics
+        from scoremode.core.store.runs import is_run
+        from scoremode.core.verbs.finished_runs import of_runs
 
         first, *others = card.run_folders(parsed.run_folders)
         if not others:
@@ -427,7 +427,7 @@ class CardVerb(Verb):
     def _files(self, parsed: argparse.Namespace, files: dict[str, str]) -> None:
         from pathlib import Path
 
-        from scoremode.verbs.outputs import write_files
+        from scoremode.core.verbs.outputs import write_files
 
         if parsed.out is None:
             if parsed.dialect == "json" or parsed.json:

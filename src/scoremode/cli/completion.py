@@ -48,8 +48,8 @@ class CompletionVerb(Verb):
 
 def _name_values(action: Any, files: dict[str, str]) -> None:
     """Tell shtab which values an argument may have: names that are known here, or files."""
-    from scoremode.engines.registry import known_engines
-    from scoremode.plan.recipes import METHODS
+    from scoremode.core.engine.registry import known_engines
+    from scoremode.core.plan.recipes import METHODS
 
     if action.dest in ("method", "name"):
         action.choices = sorted(METHODS)

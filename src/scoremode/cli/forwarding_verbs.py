@@ -7,8 +7,9 @@ import logging
 import shlex
 from collections.abc import Sequence
 
-from scoremode.cli import flags, logs, streams
+from scoremode.cli import streams
 from scoremode.cli.parser import Verb
+from scoremode.reports.command import flags, logs
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ def run_lm_eval(words: Sequence[str]) -> int:
         print(LM_EVAL_HELP, end="")
         streams.check()
         return 0
-    from scoremode.harness import registering
+    from scoremode.studies.tasks import registering
 
     try:
         registering.run(words)
@@ -95,7 +96,7 @@ class ServeVerb(Verb):
         flags.add(parser, {"--allow-untested": "start a server that scoremode was not tested with"})
 
     def run(self, parsed: argparse.Namespace) -> None:
-        from scoremode.service.starting import ServiceOptions, become, command
+        from scoremode.remote.service.starting import ServiceOptions, become, command
 
         options = ServiceOptions(
             head=parsed.head,

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from scoremode.cache.units import parse_age, parse_size
-from scoremode.cli import flags
-from scoremode.cli.output import print_json, print_parts, show
 from scoremode.cli.parser import Verb
+from scoremode.core.cache.units import parse_age, parse_size
 from scoremode.errors import OptionError, did_you_mean
+from scoremode.reports.command import flags
+from scoremode.reports.command.output import print_json, print_parts, show
 
 KINDS = ("runs", "references", "attributions", "models", "logs", "tasks", "texts", "files", "tokenizers")
 METHOD_FACTS = ("name", "summary", "context", "stride", "max_windows", "average", "special", "arrangement")
@@ -31,8 +31,8 @@ class MethodsVerb(Verb):
         flags.add(parser, flags.JSON)
 
     def run(self, parsed: argparse.Namespace) -> None:
-        from scoremode.plan.recipes import Method, find_method, methods
-        from scoremode.report.terminal.console import listing
+        from scoremode.core.plan.recipes import Method, find_method, methods
+        from scoremode.reports.terminal.console import listing
 
         def facts(method: Method) -> dict[str, Any]:
             return {name: getattr(method, name) for name in METHOD_FACTS} | {"drawn": inspect.getdoc(method.windows)}
@@ -59,8 +59,8 @@ class EnginesVerb(Verb):
         flags.add(parser, flags.JSON)
 
     def run(self, parsed: argparse.Namespace) -> None:
-        from scoremode.report.terminal.installation_tables import engines_table
-        from scoremode.verbs.doctor import list_engines
+        from scoremode.core.verbs.doctor import list_engines
+        from scoremode.reports.terminal.installation_tables import engines_table
 
         found = list_engines()
         show(parsed, lambda: found, lambda: engines_table(found))
@@ -81,8 +81,8 @@ class DoctorVerb(Verb):
         flags.add(parser, flags.JSON)
 
     def run(self, parsed: argparse.Namespace) -> None:
-        from scoremode.report.terminal.installation_tables import doctor_table
-        from scoremode.verbs.doctor import examine, require_good
+        from scoremode.core.verbs.doctor import examine, require_good
+        from scoremode.reports.terminal.installation_tables import doctor_table
 
         found = examine(parsed.engine)
         show(parsed, lambda: found, lambda: doctor_table(found))
@@ -102,8 +102,8 @@ class ShowVerb(Verb):
         flags.add(parser, flags.JSON)
 
     def run(self, parsed: argparse.Namespace) -> None:
-        from scoremode.report.terminal.run_tables import run_table
-        from scoremode.store.runs import load
+        from scoremode.core.store.runs import load
+        from scoremode.reports.terminal.run_tables import run_table
 
         found = load(parsed.run_folder)
         show(parsed, found.summary, lambda: run_table(found, parsed.worst))
@@ -134,8 +134,8 @@ class CacheVerb(Verb):
         flags.add(parser, flags.JSON)
 
     def run(self, parsed: argparse.Namespace) -> None:
-        from scoremode.report.terminal.installation_tables import cache_lines, prune_lines
-        from scoremode.verbs.cache import list_cache, prune_cache
+        from scoremode.core.verbs.cache import list_cache, prune_cache
+        from scoremode.reports.terminal.installation_tables import cache_lines, prune_lines
 
         kinds = tuple(parsed.kind or ())
         if parsed.action is None:

@@ -13,9 +13,9 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
-from scoremode.arguments import STORES
 from scoremode.cli.help import verb_help
 from scoremode.cli.streams import for_terminal
+from scoremode.core.arguments import STORES
 from scoremode.errors import harmless, listed, one_line
 
 BAD_INPUT = 2

@@ -9,15 +9,15 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scoremode.cli import flags
-from scoremode.cli.output import print_json_list, print_parts, progress_bar, show
 from scoremode.cli.parser import Verb
 from scoremode.errors import InputError, OptionError
+from scoremode.reports.command import flags
+from scoremode.reports.command.output import print_json_list, print_parts, progress_bar, show
 
 if TYPE_CHECKING:
-    from scoremode.verbs.outputs import Output
-    from scoremode.verbs.prob.many_pairs import Pairs
-    from scoremode.verbs.prob.sequence import SequenceProbability, SequenceScore
+    from scoremode.core.verbs.outputs import Output
+    from scoremode.core.verbs.prob.many_pairs import Pairs
+    from scoremode.core.verbs.prob.sequence import SequenceProbability, SequenceScore
 
 SECTION = 1 << 14
 """Pairs that are scored and printed together without --out: more would not fit into a bounded memory."""
@@ -42,8 +42,8 @@ class PplVerb(Verb):
         flags.add(parser, flags.JSON)
 
     def run(self, parsed: argparse.Namespace) -> None:
-        from scoremode.report.terminal.run_tables import questions_table, run_table
-        from scoremode.verbs.session import ppl_many
+        from scoremode.core.verbs.session import ppl_many
+        from scoremode.reports.terminal.run_tables import questions_table, run_table
 
         questions = flags.questions(parsed)
         with progress_bar("scoring") as progress:
@@ -78,8 +78,8 @@ class PlanVerb(Verb):
         flags.add(parser, flags.JSON)
 
     def run(self, parsed: argparse.Namespace) -> None:
-        from scoremode.report.terminal.run_tables import plan_table
-        from scoremode.verbs.plan import plan
+        from scoremode.core.verbs.dry_run import plan
+        from scoremode.reports.terminal.run_tables import plan_table
 
         given = flags.model_arguments(parsed)
         with progress_bar("planning") as progress:
@@ -119,8 +119,8 @@ class ReferenceVerb(Verb):
         flags.add(parser, flags.JSON)
 
     def run(self, parsed: argparse.Namespace) -> None:
-        from scoremode.report.terminal.run_tables import run_table
-        from scoremode.verbs.reference import reference
+        from scoremode.core.verbs.reference import reference
+        from scoremode.reports.terminal.run_tables import run_table
 
         if parsed.out is None and parsed.kld is None:
             raise OptionError("the reference has no place to go", fix="give --out DIR, --kld FILE, or both")
@@ -168,8 +168,8 @@ class NoiseVerb(Verb):
         flags.add(parser, flags.JSON)
 
     def run(self, parsed: argparse.Namespace) -> None:
-        from scoremode.report.terminal.run_tables import noise_table
-        from scoremode.verbs.noise import noise, parse_vary
+        from scoremode.reports.terminal.run_tables import noise_table
+        from scoremode.studies.paths.noise import noise, parse_vary
 
         vary = {}
         for name, values in map(parse_vary, parsed.vary or ()):
@@ -223,8 +223,8 @@ class ProbVerb(Verb):
         flags.add(parser, flags.JSON)
 
     def run(self, parsed: argparse.Namespace) -> None:
-        from scoremode.report.terminal.run_tables import sequence_table
-        from scoremode.verbs.prob.sequence import SequenceProbability
+        from scoremode.core.verbs.prob.sequence import SequenceProbability
+        from scoremode.reports.terminal.run_tables import sequence_table
 
         if parsed.fresh and parsed.out is None:
             raise OptionError("--fresh without --out has nothing to discard", fix="leave --fresh out")
@@ -252,8 +252,8 @@ class ProbVerb(Verb):
 
 def _scored(lm: SequenceProbability, pairs: Pairs) -> Iterator[list[SequenceScore]]:
     """Yields the results of all pairs, SECTION at a time. Unusable pairs are refused before the engine starts."""
-    from scoremode.verbs.prob.many_pairs import EncodedChunks
-    from scoremode.verbs.progress import part_of
+    from scoremode.core.verbs.prob.many_pairs import EncodedChunks
+    from scoremode.core.verbs.progress import part_of
 
     encoded, done = EncodedChunks(lm, pairs, SECTION), 0
     with progress_bar("scoring") as progress:
@@ -268,8 +268,8 @@ def _scored(lm: SequenceProbability, pairs: Pairs) -> Iterator[list[SequenceScor
 
 
 def _score_into(output: Output, lm: SequenceProbability, pairs: Pairs, parsed: argparse.Namespace) -> None:
-    from scoremode.verbs.outputs import worked_on_here
-    from scoremode.verbs.prob.many_pairs import read_results, score_to_file, score_to_stream
+    from scoremode.core.verbs.outputs import worked_on_here
+    from scoremode.core.verbs.prob.many_pairs import read_results, score_to_file, score_to_stream
 
     with progress_bar("scoring", "pairs") as progress, worked_on_here(output, fresh=parsed.fresh) as local:
         if output.is_stream:
@@ -283,8 +283,8 @@ def _score_into(output: Output, lm: SequenceProbability, pairs: Pairs, parsed: a
 
 
 def _checked_output(parsed: argparse.Namespace) -> Output:
-    from scoremode.remote.uri import located
-    from scoremode.verbs.prob.many_pairs import check_results
+    from scoremode.core.verbs.prob.many_pairs import check_results
+    from scoremode.remote.storage.uri import located
 
     source = located(parsed.file) if parsed.file else None
     if isinstance(source, Path) and source.exists() and os.path.exists(parsed.out) and source.samefile(parsed.out):
@@ -299,7 +299,7 @@ def _checked_output(parsed: argparse.Namespace) -> Output:
 
 
 def _pairs(parsed: argparse.Namespace) -> Pairs:
-    from scoremode.verbs.prob.many_pairs import PairFile
+    from scoremode.core.verbs.prob.many_pairs import PairFile
 
     if parsed.file and (parsed.prompt is not None or parsed.target):
         raise InputError("--file was given together with --prompt or --target", fix="give one or the other")
@@ -313,8 +313,8 @@ def _pairs(parsed: argparse.Namespace) -> Pairs:
 
 
 def _local(file: str) -> Path:
-    from scoremode.remote.copies import copy_of_file
-    from scoremode.remote.uri import Place, located
+    from scoremode.remote.storage.copies import copy_of_file
+    from scoremode.remote.storage.uri import Place, located
 
     where = located(file)
     return copy_of_file(where) if isinstance(where, Place) else where

@@ -128,7 +128,7 @@ class Signals:
             threading.Event().wait()  # another thread is already ending the process
         if self._finished is not None:
             os._exit(self._finished)
-        process_guard = sys.modules.get("scoremode.engines.process_guard")
+        process_guard = sys.modules.get("scoremode.core.engine.process_guard")
         for kill in process_guard.kill_hooks if process_guard is not None else ():
             kill()
         os._exit(self.tell(self.received or Stopped(number)))

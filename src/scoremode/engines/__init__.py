@@ -1,1 +1,1 @@
-"""Engines turn a plan into answers: their interface, their registry, and one folder per engine."""
+"""Engines turn a plan into answers: one folder per engine."""

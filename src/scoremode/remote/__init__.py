@@ -1,1 +1,1 @@
-"""Files behind URIs: their file systems, their copies in the cache, and the lock of whoever writes."""
+"""What is not this process and this disk: one folder each, which can be deleted."""

@@ -20,18 +20,18 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import scoremode as sm
+from scoremode.core.engine.plugin import Work
+from scoremode.core.engine.registry import choose, open_engine
+from scoremode.core.engine.steps import StepRow, feeds
+from scoremode.core.models.facts import inspect
+from scoremode.core.models.subject import format_of
+from scoremode.core.plan.path import DecodePath
+from scoremode.core.scores.answers import Window, WindowList
 from scoremode.engines.exllamav3 import ExllamaPlugin
 from scoremode.engines.exllamav3.paged_cache import PagedCache
-from scoremode.engines.plugin import Work
-from scoremode.engines.registry import choose, open_engine
-from scoremode.engines.steps import StepRow, feeds
 from scoremode.errors import EngineError, ModelError, OptionError
-from scoremode.models.facts import inspect
-from scoremode.models.subject import format_of
-from scoremode.models.weight_formats.exl3 import decoded_tiles
-from scoremode.models.weights import open_weights
-from scoremode.plan.path import DecodePath
-from scoremode.scores.answers import Window, WindowList
+from scoremode.studies.attribution.weight_formats.exl3 import decoded_tiles
+from scoremode.studies.attribution.weights import open_weights
 from scoremode.values import Floats
 from tests.makers import make_small_llama, make_tokenizer
 

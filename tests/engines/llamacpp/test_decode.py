@@ -13,16 +13,16 @@ import pytest
 import torch
 
 import scoremode as sm
-from scoremode.engines.base import SCORES
+from scoremode.core.engine.base import SCORES
+from scoremode.core.engine.logits import LogitsReducer
+from scoremode.core.engine.plugin import Work
+from scoremode.core.engine.registry import choose, open_engine
+from scoremode.core.engine.steps import StepReducer
+from scoremode.core.plan.path import DecodePath
+from scoremode.core.scores.answers import Window, WindowList, measured
 from scoremode.engines.llamacpp.engine import LlamaCppEngine
 from scoremode.engines.llamacpp.library import Batch, library
-from scoremode.engines.logits import LogitsReducer
-from scoremode.engines.plugin import Work
-from scoremode.engines.registry import choose, open_engine
-from scoremode.engines.steps import StepReducer
 from scoremode.errors import EngineError, OptionError
-from scoremode.plan.path import DecodePath
-from scoremode.scores.answers import Window, WindowList, measured
 from tests.engines.llamacpp.test_engine import assert_same_bits, kl_of, own_tokens, random_ids, scored
 from tests.gguf_files import gguf_of
 from tests.makers import VOCABULARY

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from scoremode.engines.base import StoredDistributions, Want
-from scoremode.engines.baseline import LiveBaseline
+from scoremode.core.engine.base import StoredDistributions, Want
+from scoremode.core.engine.baseline import LiveBaseline
+from scoremode.core.engine.plugin import Work
+from scoremode.core.engine.registry import choose, open_engine
+from scoremode.core.scores.answers import Answers, Window, WindowList, WindowSource, measured
 from scoremode.engines.llamacpp.engine import LlamaCppEngine
-from scoremode.engines.plugin import Work
-from scoremode.engines.registry import choose, open_engine
 from scoremode.errors import EngineError, ModelError
 from scoremode.head.definition import define_columns
 from scoremode.head.divergence import define_divergence
 from scoremode.head.sixteen_bits import encode_records, kl_from_records
-from scoremode.scores.answers import Answers, Window, WindowList, WindowSource, measured
 from scoremode.values import Ids, Raw
 from tests.gguf_files import gguf_of
 from tests.makers import VOCABULARY

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
+from scoremode.core.engine.plugin import Work
+from scoremode.core.engine.registry import choose, open_engine
+from scoremode.core.installation import pip_install
 from scoremode.engines.llamacpp import LlamaCppPlugin, library
 from scoremode.engines.llamacpp.crash_handlers import raw_lines_into
 from scoremode.engines.llamacpp.library import CONTEXT_DEFAULTS, MODEL_DEFAULTS, check_layout
-from scoremode.engines.plugin import Work
-from scoremode.engines.registry import choose, open_engine
 from scoremode.errors import EngineError, OptionError, ScoremodeError
-from scoremode.installation import pip_install
 from tests import forked
 
 

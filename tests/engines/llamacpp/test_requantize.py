@@ -12,7 +12,7 @@ from gguf import GGUFReader
 from gguf.quants import dequantize
 
 import scoremode as sm
-from scoremode.models.gguf import read_gguf
+from scoremode.core.models.gguf import read_gguf
 from tests.gguf_files import gguf_of
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "requantize_gguf.py"

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scoremode.core.models.embedded import EMBEDDED, embedded_gguf
+from scoremode.core.models.facts import resolve
+from scoremode.core.text.tokenizer import Encoding, HuggingFaceTokenizer, TextTokenizer
 from scoremode.engines.llamacpp.gguf_subject import LlamaTokenizer, gguf_subject
 from scoremode.errors import CorpusError, ModelError
-from scoremode.models.embedded import EMBEDDED, embedded_gguf
-from scoremode.models.facts import resolve
-from scoremode.text.tokenizer import Encoding, HuggingFaceTokenizer, TextTokenizer
 from tests.gguf_files import CONTROL, gguf_of, sentencepiece_like
 from tests.makers import SENTENCES, VOCABULARY, make_tiny_model
 

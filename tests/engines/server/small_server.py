@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from scoremode.core.text.token_text import BYTE_ALPHABET
 from scoremode.engines.table.engine import TableEngine
-from scoremode.text.token_text import BYTE_ALPHABET
 from scoremode.values import Floats
 
 NAMES = {byte: name for name, byte in BYTE_ALPHABET.items()}  # of bytes, as byte-level tokenizers write them

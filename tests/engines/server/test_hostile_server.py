@@ -15,13 +15,13 @@ import httpx
 import pytest
 
 from scoremode.cli.main import main
+from scoremode.core.scores.packing import VERSION
 from scoremode.engines.server import link, subject
 from scoremode.engines.server import served as served_module
 from scoremode.engines.server.link import Link, _retry_after
 from scoremode.engines.server.served import SERVICE as ROOT
 from scoremode.engines.server.served import is_service
 from scoremode.errors import EngineError
-from scoremode.scores.packing import VERSION
 from tests.engines.server.small_server import SmallServer
 
 HUGE = "1" + "0" * 400

@@ -16,14 +16,14 @@ import pytest
 import torch
 
 import scoremode as sm
-from scoremode.engines.plugin import Work
-from scoremode.engines.registry import choose
+from scoremode.core.engine.plugin import Work
+from scoremode.core.engine.registry import choose
+from scoremode.core.scores.answers import Window, WindowList
 from scoremode.engines.server.engine import ServerEngine
 from scoremode.engines.server.served import FORMS as KNOWN_FORMS
 from scoremode.engines.server.subject import ServedSubject
 from scoremode.errors import MethodError, ModelError
 from scoremode.head.definition import define_columns
-from scoremode.scores.answers import Window, WindowList
 from tests import forked
 from tests.engines.server.conftest import RealServer
 from tests.makers import VOCABULARY

@@ -14,13 +14,13 @@ import pytest
 
 import scoremode as sm
 from scoremode.cli.main import main
-from scoremode.engines.plugin import Work
-from scoremode.engines.registry import choose, find_engine
+from scoremode.core.engine.plugin import Work
+from scoremode.core.engine.registry import choose, find_engine
+from scoremode.core.text.tokenizer import ByteTokenizer
+from scoremode.core.verbs.model import LazyModel
 from scoremode.engines.server import link
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, MethodError, ModelError, OptionError, ScoremodeError
-from scoremode.text.tokenizer import ByteTokenizer
-from scoremode.verbs.model import LazyModel
 from tests.engines.server.small_server import SmallServer, sharp_logits
 
 TEXT = "Every byte is a token — naïve, 東京, 👩‍🔬. " * 24

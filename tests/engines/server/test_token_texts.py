@@ -9,8 +9,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from scoremode.core.text.token_text import sentencepiece_piece
 from scoremode.engines.server.subject import ServedTokenizer, _front
-from scoremode.text.token_text import sentencepiece_piece
 
 PIECES = [f"<0x{byte:02X}>" for byte in range(256)] + ["▁upon", "▁time", "a", "▁"]
 

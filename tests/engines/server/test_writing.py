@@ -13,9 +13,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import scoremode as sm
-from scoremode.engines.server.writer import _read
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, ModelError, OptionError, ScoremodeError
+from scoremode.studies.rollouts.engines.server_writer import _read
 from tests.engines.server.small_server import NAMES, SmallServer
 
 PROMPTS = [f"prompt {n}" for n in range(5)]

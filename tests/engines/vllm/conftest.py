@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+from scoremode.core.scores.answers import Answers, Window, WindowList, measured
 from scoremode.engines.vllm.engine import VllmEngine
 from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.head.definition import define_columns
-from scoremode.scores.answers import Answers, Window, WindowList, measured
 from scoremode.values import Ids
 from tests import forked
 from tests.makers import checkpoint_maker
@@ -43,7 +43,7 @@ def forked_engines() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
-    from scoremode.models.facts import resolve
+    from scoremode.core.models.facts import resolve
 
     return resolve("smollm2-135m")
 
@@ -56,8 +56,8 @@ def quantize() -> Callable[[str, Path, str], Path]:
 
 @pytest.fixture(scope="session")
 def real_ids(smollm2: Path) -> Ids:
-    from scoremode.text.corpus import load
-    from scoremode.text.tokenizer import HuggingFaceTokenizer
+    from scoremode.core.text.corpus import load
+    from scoremode.core.text.tokenizer import HuggingFaceTokenizer
 
     text = "\n\n".join(load("python-docs").texts())[:20_000]
     return HuggingFaceTokenizer.load(smollm2).encode(text, special=False).ids

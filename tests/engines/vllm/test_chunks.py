@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from scoremode.core.scores.packing import DIVERGENCE_WORDS, line_words
 from scoremode.engines.vllm.wire import KERNEL_WORDS, Request, states_words
-from scoremode.scores.packing import DIVERGENCE_WORDS, line_words
 
 pytest.importorskip("vllm", reason="needs vLLM")
 from scoremode.engines.vllm import pooler

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import scoremode as sm
-from scoremode.store.runs import JOURNAL, MANIFEST
+from scoremode.core.store.runs import JOURNAL, MANIFEST
 from tests import forked
 from tests.makers import OBEY_INTERRUPTS
 

@@ -15,10 +15,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from scoremode.references.reader import Reference
-from scoremode.statistics.comparison import Comparison
-from scoremode.verbs.compare import compare
-from scoremode.verbs.reference import reference
+from scoremode.core.references.reader import Reference
+from scoremode.core.statistics.comparison import Comparison
+from scoremode.core.verbs.compare import compare
+from scoremode.core.verbs.reference import reference
 
 ASKED: dict[str, Any] = {
     "text": "The quick brown fox jumps over the lazy dog, and nobody minds at all. " * 5,

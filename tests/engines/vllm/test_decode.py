@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scoremode.engines.base import Want
-from scoremode.engines.baseline import StoredBaseline
+from scoremode.core.engine.base import Want
+from scoremode.core.engine.baseline import StoredBaseline
+from scoremode.core.plan.path import DecodePath
+from scoremode.core.references.reader import Reference
+from scoremode.core.scores.answers import Window, WindowList
+from scoremode.core.verbs.arguments import split_arguments
+from scoremode.core.verbs.model import LazyModel
+from scoremode.core.verbs.reference import reference
 from scoremode.engines.vllm.decode import VllmDecodeEngine
 from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.engines.vllm.wire import Request
 from scoremode.errors import InputError
-from scoremode.plan.path import DecodePath
-from scoremode.references.reader import Reference
-from scoremode.scores.answers import Window, WindowList
-from scoremode.verbs.arguments import split_arguments
-from scoremode.verbs.model import LazyModel
-from scoremode.verbs.reference import reference
 from tests.engines.vllm.conftest import Judge, assert_same, engine_of, own, score
 
 NATS = 2e-5

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import scoremode as sm
+from scoremode.core.store import runs
 from scoremode.engines.table import TablePlugin
 from scoremode.engines.vllm.self_test import unread_cache_note
-from scoremode.report.html.page import render
-from scoremode.report.model_card import markdown
-from scoremode.report.publish import published_json
-from scoremode.report.terminal.comparison_tables import comparison_json, comparison_table
-from scoremode.store import runs
+from scoremode.reports.html.page import render
+from scoremode.reports.model_card import markdown
+from scoremode.reports.publish import published_json
+from scoremode.reports.terminal.comparison_tables import comparison_json, comparison_table
 
 
 def config(cache: str, *, mla: bool = False, sparse: bool = False) -> Any:

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scoremode.engines.generation import Sampling
-from scoremode.engines.plugin import Work
-from scoremode.engines.registry import choose
+from scoremode.core.engine.plugin import Work
+from scoremode.core.engine.registry import choose
 from scoremode.errors import OptionError
+from scoremode.studies.rollouts.generation import Sampling
 
 PROMPTS = [[5, 6, 7, 8], [9, 10], [11, 12, 13]]
 

@@ -15,8 +15,8 @@ import pytest
 pytest.importorskip("psutil", reason="needs vLLM")
 import psutil
 
-from scoremode.engines import process_guard
-from scoremode.engines.process_guard import identity
+from scoremode.core.engine import process_guard
+from scoremode.core.engine.process_guard import identity
 from scoremode.engines.vllm import plugin
 
 CHILD = """
@@ -32,7 +32,7 @@ time.sleep(300)
 """
 PARENT = """
 import os, subprocess, sys, threading, time
-from scoremode.engines.process_guard import identity
+from scoremode.core.engine.process_guard import identity
 from scoremode.engines.vllm import plugin
 if sys.argv[2] == "marked":
     os.environ[plugin.PARENT] = identity(os.getpid())

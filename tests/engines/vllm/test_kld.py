@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import scoremode as sm
-from scoremode.references.kld import KldFile, log_probabilities
+from scoremode.studies.kld.file import KldFile, log_probabilities
 
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog does not mind. " * 20
 ASKED: dict[str, Any] = {"text": TEXT, "context_length": 64}

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import scoremode as sm
-from scoremode.engines.plugin import Work
-from scoremode.engines.registry import choose
+from scoremode.core.engine.plugin import Work
+from scoremode.core.engine.registry import choose
 from scoremode.engines.vllm import support
-from scoremode.engines.vllm.layer_engine import VllmLayers
 from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.errors import OptionError
+from scoremode.studies.attribution.engines.vllm_layer_engine import VllmLayers
 from tests.engines.vllm.conftest import own
 from tests.makers import SENTENCES, make_deep_model, with_changed_tensors
 

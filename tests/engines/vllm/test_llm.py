@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scoremode.core.scores.answers import Answers
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.llm import LLM, SamplingParams
 from scoremode.errors import InputError, OptionError
-from scoremode.scores.answers import Answers
 
 IDS = [5, 6, 7]
 PARAMS = SamplingParams(score_mode=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scoremode.scores.answers import Answers, Window
+from scoremode.core.scores.answers import Answers, Window
 from tests.engines.vllm.conftest import Judge, assert_same, engine_of, own, score
 
 NATS = 1e-4

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import scoremode as sm
+from scoremode.core.scores.answers import measured
 from scoremode.engines.vllm import engine as of_prefill
 from scoremode.engines.vllm.support import LaunchArguments
-from scoremode.scores.answers import measured
 
 TEXT = "Nobody minds the lazy dog at all, and the quick brown fox jumps over it again. " * 14
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import scoremode as sm
+from scoremode.core.verbs.prob.many_pairs import CHUNK
+from scoremode.core.verbs.prob.sequence import SequenceProbability
 from scoremode.errors import ModelError
-from scoremode.verbs.prob.many_pairs import CHUNK
-from scoremode.verbs.prob.sequence import SequenceProbability
 from tests import forked
 from tests.engines.vllm.test_cli import ENTRY, assert_no_orphans
 
@@ -25,7 +25,7 @@ LONG = "The quick brown fox jumps over the lazy dog. " * 4
 def test_a_longer_prompt_than_vllm_was_started_for_starts_it_again(
     small_llama: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("scoremode.verbs.model.USUAL_LENGTH", 32)
+    monkeypatch.setattr("scoremode.core.verbs.model.USUAL_LENGTH", 32)
     with SequenceProbability(str(small_llama), engine="vllm", dtype="float32") as lm:
         (short,) = lm.get_log_prob("The dog", " jumps")
         assert lm.engine.longest == 32

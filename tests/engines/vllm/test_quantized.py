@@ -12,20 +12,20 @@ import numpy as np
 import pytest
 import torch
 
-from scoremode.engines.base import Want
-from scoremode.engines.baseline import StoredBaseline
+from scoremode.core.engine.base import Want
+from scoremode.core.engine.baseline import StoredBaseline
+from scoremode.core.models.facts import inspect
+from scoremode.core.references.reader import Reference
+from scoremode.core.scores.answers import Answers, Window
+from scoremode.core.store import runs
+from scoremode.core.text.corpus import load
+from scoremode.core.verbs.compare import compare
+from scoremode.core.verbs.reference import reference
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.self_test import CUTS_OFF, SATURATES, activation_notes
 from scoremode.engines.vllm.support import has_int4_kernel
 from scoremode.errors import InputError, ModelError, OptionError
-from scoremode.models.facts import inspect
-from scoremode.references.reader import Reference
-from scoremode.scores.answers import Answers, Window
-from scoremode.store import runs
-from scoremode.text.corpus import load
 from scoremode.values import Floats, Ids
-from scoremode.verbs.compare import compare
-from scoremode.verbs.reference import reference
 from tests.engines.vllm.conftest import engine_of, ordinary, own, score
 from tests.makers import ask
 

@@ -16,15 +16,15 @@ import torch
 pytest.importorskip("vllm", reason="needs vLLM")
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, MoveDirectionality
 
+from scoremode.core.plan.path import DecodePath
+from scoremode.core.scores.answers import measured
+from scoremode.core.scores.packing import read_lines
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.replay import ReplayProcessor
 from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.engines.vllm.wire import KEY, Replay, Request
 from scoremode.errors import OptionError
 from scoremode.head.definition import define_columns
-from scoremode.plan.path import DecodePath
-from scoremode.scores.answers import measured
-from scoremode.scores.packing import read_lines
 
 VOCABULARY = 11
 

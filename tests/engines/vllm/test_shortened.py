@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from scoremode.core.scores.answers import Window, WindowList
 from scoremode.engines.vllm.engine import ShortenedWindows
-from scoremode.scores.answers import Window, WindowList
 
 
 def window(tokens: int, first: int = 0) -> Window:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scoremode.core.scores.answers import Answers, Window, WindowList, measured
 from scoremode.engines.vllm.engine import VllmEngine
 from scoremode.errors import InputError
-from scoremode.scores.answers import Answers, Window, WindowList, measured
 from scoremode.values import Ids
 from tests.engines.vllm.conftest import Judge, assert_same, engine_of, ordinary, own, score
 
@@ -123,7 +123,7 @@ def test_a_request_without_a_question_has_its_own_tokens_scored(engine: VllmEngi
     """The request that an HTTP client of ``/pooling`` sends."""
     from vllm import PoolingParams
 
-    from scoremode.scores.packing import read_lines
+    from scoremode.core.scores.packing import read_lines
 
     ids = real_ids[:40].tolist()
     (out,) = engine.llm.encode(

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from scoremode.engines.plugin import Work
-from scoremode.engines.registry import choose, find_engine, read_options
+from scoremode.core.engine.plugin import Work
+from scoremode.core.engine.registry import choose, find_engine, read_options
 from scoremode.engines.vllm import plugin, support
 from scoremode.engines.vllm.processes import VllmLog
 from scoremode.engines.vllm.start import can_plan_ahead, choose_dtype

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from scoremode.core.scores.packing import Words, line_words
 from scoremode.engines.vllm.self_test import TEST_TARGETS, Verdict, judge_answers
 from scoremode.engines.vllm.wire import pack_words
-from scoremode.scores.packing import Words, line_words
 
 VOCABULARY = 50
 

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 import scoremode as sm
-from scoremode.engines.drawing import filtered
-from scoremode.engines.plugin import Work
-from scoremode.engines.registry import choose
-from scoremode.engines.writing import DrawingRules, WritingRequest
+from scoremode.core.engine.plugin import Work
+from scoremode.core.engine.registry import choose
 from scoremode.errors import OptionError
-from scoremode.text.rollouts import Rollouts
+from scoremode.studies.rollouts.engines.drawing import filtered
+from scoremode.studies.rollouts.texts import Rollouts
+from scoremode.studies.rollouts.writing import DrawingRules, WritingRequest
 from scoremode.values import Ids
 
 PROMPTS = ["a b c d", "The quick brown fox", "b", "in 1999 there were cats", "a model is", "x y"]
@@ -132,7 +132,7 @@ class StockSampler:
 
 def test_the_second_runner_knows_its_tokens_by_the_length_of_the_sequence() -> None:
     """A preempted text is prefilled again, in chunks: their rows sample tokens that vLLM discards."""
-    from scoremode.engines.vllm.written_tokens import KeptSteps, WrappedSampler
+    from scoremode.studies.rollouts.engines.vllm_written_tokens import KeptSteps, WrappedSampler
 
     logits, chosen = torch.randn(2, 311), torch.tensor([5, 7])
     kept = KeptSteps(own=False, first_wins=True)
@@ -157,7 +157,7 @@ def test_the_second_runner_knows_its_tokens_by_the_length_of_the_sequence() -> N
 @pytest.mark.parametrize("first_wins", [False, True])
 def test_rows_of_many_texts_are_found_again(first_wins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts begin and end at any step, some tokens have two rows, lines fill their memory, two portions are fetched."""
-    from scoremode.engines.vllm import written_tokens
+    from scoremode.studies.rollouts.engines import vllm_written_tokens as written_tokens
 
     monkeypatch.setattr(written_tokens, "ROOM", 50)
     kept, random = written_tokens.KeptSteps(own=True, first_wins=first_wins), np.random.default_rng(1)

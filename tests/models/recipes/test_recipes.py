@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
-from scoremode.models.recipes.exllamav3 import exllamav3_recipe
-from scoremode.models.recipes.llama_quantize import llama_quantize_recipe, type_of
-from scoremode.models.recipes.llm_compressor import llm_compressor_recipe
-from scoremode.models.recipes.mixture import Mixture, precision_of
-from scoremode.models.recipes.writing import write_recipes
-from scoremode.models.weights import StoredWeight
+from scoremode.studies.attribution.recipes.exllamav3 import exllamav3_recipe
+from scoremode.studies.attribution.recipes.llama_quantize import llama_quantize_recipe, type_of
+from scoremode.studies.attribution.recipes.llm_compressor import llm_compressor_recipe
+from scoremode.studies.attribution.recipes.mixture import Mixture, precision_of
+from scoremode.studies.attribution.recipes.writing import write_recipes
+from scoremode.studies.attribution.weights import StoredWeight
 
 MODULES = ("self_attn.q_proj", "self_attn.k_proj", "mlp.down_proj")
 BITS = {"rtn 4 bit g32": 4.5, "rtn 8 bit g32": 8.5, "bfloat16": 16.0, "float32": 32.0, "Q4_K": 4.5, "Q6_K": 6.5625}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from scoremode.models.weights import CandidateWeights, open_weights
+from scoremode.studies.attribution.weights import CandidateWeights, open_weights
 
 Tensors = dict[str, torch.Tensor]
 HIDDEN, INNER, VOCABULARY, LAYERS = 16, 24, 19, 2
@@ -46,7 +46,7 @@ def save(folder: Path, tensors: Tensors, **config: Any) -> str:
 
 def opened(candidate: str, baseline: Tensors, config: Mapping[str, Any] = CONFIG) -> CandidateWeights:
     """The candidate beside a baseline of float32."""
-    from scoremode.models.weights import StoredWeight
+    from scoremode.studies.attribution.weights import StoredWeight
 
     shapes = shapes_of(baseline)
     stored = {name: StoredWeight(name, shape, 32, "float32") for name, shape in shapes.items()}

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from scoremode.errors import ModelError, OptionError
-from scoremode.models.weights import open_weights
+from scoremode.studies.attribution.weights import open_weights
 from tests.models.weights.checkpoints import Tensors, llama_tensors, opened, shapes_of
 
 NAME = "model.layers.1.mlp.down_proj"

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from scoremode.core.models.facts import inspect
+from scoremode.core.models.safetensors import read_header
 from scoremode.errors import ModelError
-from scoremode.models.facts import inspect
-from scoremode.models.safetensors import read_header
 from tests.models.weights.checkpoints import Tensors, llama_tensors, opened, save
 
 pytest.importorskip("compressed_tensors", reason="needs compressed-tensors")

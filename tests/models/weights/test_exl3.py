@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from scoremode.errors import ModelError
-from scoremode.models.weight_formats.exl3 import MULTIPLIERS, codebook, decoded_tiles
+from scoremode.studies.attribution.weight_formats.exl3 import MULTIPLIERS, codebook, decoded_tiles
 from tests.models.weights.checkpoints import CONFIG, Tensors, opened, save
 
 MODULE = "model.layers.0.self_attn.q_proj"

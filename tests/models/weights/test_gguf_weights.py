@@ -14,11 +14,11 @@ from gguf.constants import GGML_QUANT_SIZES
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
+from scoremode.core.models.embedded import embedded_gguf
+from scoremode.core.models.facts import resolve
+from scoremode.core.models.gguf import read_gguf
+from scoremode.core.models.sizes import add_up
 from scoremode.errors import ModelError
-from scoremode.models.embedded import embedded_gguf
-from scoremode.models.facts import resolve
-from scoremode.models.gguf import read_gguf
-from scoremode.models.sizes import add_up
 from tests.gguf_files import finish, gguf_of, require_llamacpp
 from tests.models.weights.checkpoints import Tensors, assert_equal, opened
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from scoremode.core.models.facts import inspect
 from scoremode.errors import ModelError
-from scoremode.models.facts import inspect
-from scoremode.models.weight_formats import packed_integers
+from scoremode.studies.attribution.weight_formats import packed_integers
 from tests.models.weights.checkpoints import Tensors, llama_tensors, opened, save
 
 NAME = "model.layers.1.mlp.down_proj"
@@ -95,7 +95,7 @@ def test_the_second_version_of_gptq_stores_zero_points_as_they_are(tmp_path: Pat
 
 
 def test_the_bits_of_the_parts_add_up_to_the_bits_of_the_model(tmp_path: Path) -> None:
-    """By the one definition of models/sizes.py."""
+    """By the one definition of core/models/sizes.py."""
     module, _ = gptq(96, 32, 4, 16)
     folder = checkpoint(tmp_path, module, quant_method="gptq", bits=4, group_size=16)
     baseline = {**llama_tensors(), f"{NAME}.weight": torch.zeros(32, 96)}

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from scoremode.errors import ModelError, OptionError
-from scoremode.models.weight_formats.round_to_nearest import round_groups
-from scoremode.models.weights import open_weights
+from scoremode.studies.attribution.weight_formats.round_to_nearest import round_groups
+from scoremode.studies.attribution.weights import open_weights
 from tests.models.weights.checkpoints import llama_tensors, opened, shapes_of
 
 

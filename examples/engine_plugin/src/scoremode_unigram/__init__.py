@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from scoremode.engines.base import SCORES, Answers, Engine, EngineFacts, Want
-from scoremode.engines.options import Options, option
-from scoremode.engines.plugin import Capabilities, EnginePlugin, Work
+from scoremode.core.engine.base import SCORES, Answers, Engine, EngineFacts, Want
+from scoremode.core.engine.options import Options, option
+from scoremode.core.engine.plugin import Capabilities, EnginePlugin, Work
+from scoremode.core.models.subject import Subject
+from scoremode.core.text.tokenizer import ByteTokenizer
 from scoremode.errors import ModelError
-from scoremode.models.subject import Subject
-from scoremode.text.tokenizer import ByteTokenizer
 
 
 @dataclass(frozen=True, slots=True)

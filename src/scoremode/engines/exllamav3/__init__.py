@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from scoremode.engines.options import Options, hub_token, option
-from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, Work, subject_of_checkpoint
+from scoremode.core.engine.options import Options, hub_token, option
+from scoremode.core.engine.plugin import EVERYTHING, Capabilities, EnginePlugin, Work, subject_of_checkpoint
+from scoremode.core.installation import pip_install
+from scoremode.core.plan.path import DECODE, PATHS
 from scoremode.errors import EngineError, ModelError, OptionError
-from scoremode.installation import pip_install
-from scoremode.plan.path import DECODE, PATHS
 
 if TYPE_CHECKING:
-    from scoremode.engines.base import Engine
-    from scoremode.models.subject import Subject
+    from scoremode.core.engine.base import Engine
+    from scoremode.core.models.subject import Subject
 
 METHOD = "exl3"  # in a config's quantization_config
 OF_A_CACHE: dict[str, Any] = {"above": 1, "at_most": 8, "path": DECODE}
@@ -98,7 +98,7 @@ class ExllamaPlugin(EnginePlugin):
         return None if torch.cuda.is_available() else "ExLlamaV3 needs an NVIDIA GPU, and torch finds none"
 
     def claims(self, model: str) -> bool:
-        from scoremode.strict_json import read_object
+        from scoremode.core.strict_json import read_object
 
         config = Path(model).expanduser() / "config.json"
         if not config.is_file():

@@ -17,16 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scoremode.engines.base import SCORES, EngineFacts, Want
-from scoremode.engines.distributions import IndexedWindow
+from scoremode.core.engine.base import SCORES, EngineFacts, Want
+from scoremode.core.engine.distributions import IndexedWindow
+from scoremode.core.engine.logits import LogitsReducer, Reduced, judge_probe
+from scoremode.core.engine.steps import StepEngine, StepRow, feeds, score_side_by_side
+from scoremode.core.models.facts import ModelFacts
+from scoremode.core.plan.path import DecodePath
+from scoremode.core.scores.answers import Answers, Window, WindowSource
 from scoremode.engines.exllamav3.paged_cache import CHUNK, Bits, PagedCache
-from scoremode.engines.logits import LogitsReducer, Reduced, judge_probe
-from scoremode.engines.steps import StepEngine, StepRow, feeds, score_side_by_side
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.head.precision import full_float32
-from scoremode.models.facts import ModelFacts
-from scoremode.plan.path import DecodePath
-from scoremode.scores.answers import Answers, Window, WindowSource
 from scoremode.values import Bools
 
 PROBE_TOKENS = 160  # more than ExLlamaV3's border between its kernels for few and for many rows

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scoremode.engines.steps import Feed
+from scoremode.core.engine.steps import Feed
 from scoremode.errors import EngineError
 
 PAGE = 256  # tokens; the library's PAGE_SIZE

@@ -6,16 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from scoremode.core.engine.plugin import EVERYTHING, Capabilities, EnginePlugin, MemoryNeed, Work
+from scoremode.core.installation import pip_install
+from scoremode.core.plan.path import CHUNKED, PATHS, DecodePath
 from scoremode.engines.llamacpp.llamacpp_options import Choices, LlamaCppOptions
-from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, MemoryNeed, Work
-from scoremode.installation import pip_install
-from scoremode.plan.path import CHUNKED, PATHS, DecodePath
 
 if TYPE_CHECKING:
+    from scoremode.core.models.subject import Subject
     from scoremode.engines.llamacpp.engine import LlamaCppEngine
-    from scoremode.engines.llamacpp.layer_states import LlamaCppLayers
-    from scoremode.engines.writing import DrawingRules, Writer
-    from scoremode.models.subject import Subject
+    from scoremode.studies.attribution.engines.llamacpp_layers import LlamaCppLayers
+    from scoremode.studies.rollouts.writing import DrawingRules, Writer
 
 USUAL_CONTEXT = 2048  # tokens that a context is opened for if the length of windows is not known
 
@@ -46,7 +46,7 @@ class LlamaCppPlugin(EnginePlugin):
         return None if installed() else f"llama.cpp is not installed; {pip_install('gguf')}"
 
     def claims(self, model: str) -> bool:
-        from scoremode.models.gguf import SUFFIX, gguf_models
+        from scoremode.core.models.gguf import SUFFIX, gguf_models
 
         path = Path(model).expanduser()
         if model.lower().endswith(SUFFIX):
@@ -65,28 +65,28 @@ class LlamaCppPlugin(EnginePlugin):
         return {**options.identity(), **Choices.of(options).settings(), "library": brought}
 
     def open(self, subject: Subject, options: LlamaCppOptions, work: Work) -> LlamaCppEngine:
+        from scoremode.core.models.gguf import read_gguf
         from scoremode.engines.llamacpp.engine import LlamaCppEngine
-        from scoremode.models.gguf import read_gguf
 
         longest = _longest(subject, work)
         return LlamaCppEngine(read_gguf(subject.name), subject.vocabulary or 0, options, longest, work.path)
 
     def open_layers(self, subject: Subject, options: LlamaCppOptions, work: Work) -> LlamaCppLayers:
-        from scoremode.engines.llamacpp.layer_states import LlamaCppLayers
-        from scoremode.models.gguf import read_gguf
+        from scoremode.core.models.gguf import read_gguf
+        from scoremode.studies.attribution.engines.llamacpp_layers import LlamaCppLayers
 
         longest = _longest(subject, work)
         return LlamaCppLayers(read_gguf(subject.name), subject.vocabulary or 0, options, longest)
 
     def open_writer(self, subject: Subject, options: LlamaCppOptions, work: Work, rules: DrawingRules) -> Writer:
-        from scoremode.engines.llamacpp.writer import LlamaCppWriter
+        from scoremode.studies.rollouts.engines.llamacpp_writer import LlamaCppWriter
 
         return LlamaCppWriter(self.open(subject, options, replace(work, path=work.path or DecodePath())), rules)
 
     def memory(self, subject: Subject, options: LlamaCppOptions, longest: int) -> MemoryNeed:
+        from scoremode.core.models.gguf import read_gguf
         from scoremode.engines.llamacpp.library import library
         from scoremode.engines.llamacpp.memory import memory_of
-        from scoremode.models.gguf import read_gguf
 
         size = super().memory(subject, options, longest).size
         size += memory_of(read_gguf(subject.name), subject.vocabulary or 0, Choices.of(options), longest)
@@ -97,8 +97,8 @@ class LlamaCppPlugin(EnginePlugin):
         return replace(options, n_ubatch=tokens, n_batch=max(tokens, Choices.of(options).n_batch))
 
     def cache_bytes(self, subject: Subject, options: LlamaCppOptions, tokens: int) -> int | None:
+        from scoremode.core.models.gguf import read_gguf
         from scoremode.engines.llamacpp.memory import cache_bytes
-        from scoremode.models.gguf import read_gguf
 
         return cache_bytes(read_gguf(subject.name), Choices.of(options), tokens)
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from ctypes import c_char_p, c_int, c_void_p
 from typing import Any, NoReturn
 
-from scoremode.engines import process_guard
+from scoremode.core.engine import process_guard
 from scoremode.errors import one_line
 
 EXIT_CODE = 2  # not 1, which means that a rule of --fail-if failed

@@ -13,14 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.disk.files import remembered_sha256
-from scoremode.engines.llamacpp.library import Library, freed_with, library
-from scoremode.errors import CorpusError, ModelError
-from scoremode.models.gguf import GgufFacts, read_gguf
-from scoremode.models.subject import Subject
-from scoremode.text.files import Message
-from scoremode.text.token_text import spelled, unnamed
-from scoremode.text.tokenizer import (
+from scoremode.core.disk.files import remembered_sha256
+from scoremode.core.models.gguf import GgufFacts, read_gguf
+from scoremode.core.models.subject import Subject
+from scoremode.core.text.files import Message
+from scoremode.core.text.token_text import spelled, unnamed
+from scoremode.core.text.tokenizer import (
     PROBE,
     Encoding,
     HuggingFaceTokenizer,
@@ -31,6 +29,8 @@ from scoremode.text.tokenizer import (
     render_template,
     require_parts,
 )
+from scoremode.engines.llamacpp.library import Library, freed_with, library
+from scoremode.errors import CorpusError, ModelError
 from scoremode.values import Ids, Ints
 
 UNUSED, CONTROL = 1 << 1, 1 << 3  # attributes of a token in llama.cpp

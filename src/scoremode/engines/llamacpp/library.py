@@ -24,10 +24,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
-from scoremode.disk.files import remembered_sha256
+from scoremode.core.disk.files import remembered_sha256
+from scoremode.core.installation import pip_install
 from scoremode.engines.llamacpp import crash_handlers
 from scoremode.errors import EngineError, ModelError
-from scoremode.installation import pip_install
 
 OWN_FILE = "SCOREMODE_LLAMACPP"  # the environment variable with the path of a libllama
 OWN_BUILD, PREBUILT = "llama-cpp-python", "xllamacpp"  # distributions, in the order of preference

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from scoremode.core.models.gguf import GgufFacts
 from scoremode.engines.llamacpp.llamacpp_options import Choices
-from scoremode.models.gguf import GgufFacts
 
 
 def cache_bytes(facts: GgufFacts, choices: Choices, tokens: int) -> int:

@@ -13,15 +13,15 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from scoremode.engines.plugin import Capabilities, EnginePlugin, Work
+from scoremode.core.engine.plugin import Capabilities, EnginePlugin, Work
+from scoremode.core.installation import pip_install
 from scoremode.engines.server.server_options import PLAIN, SERVICE, ServerOptions
 from scoremode.errors import ModelError
-from scoremode.installation import pip_install
 
 if TYPE_CHECKING:
-    from scoremode.engines.base import Engine
-    from scoremode.engines.writing import DrawingRules, Writer
-    from scoremode.models.subject import Subject
+    from scoremode.core.engine.base import Engine
+    from scoremode.core.models.subject import Subject
+    from scoremode.studies.rollouts.writing import DrawingRules, Writer
 
 
 class ServerPlugin(EnginePlugin):
@@ -91,7 +91,7 @@ class ServerPlugin(EnginePlugin):
 
     def open_writer(self, subject: Subject, options: ServerOptions, work: Work, rules: DrawingRules) -> Writer:
         from scoremode.engines.server.engine import ServerEngine
-        from scoremode.engines.server.writer import ServerWriter
+        from scoremode.studies.rollouts.engines.server_writer import ServerWriter
 
         concurrency = options.concurrency if work.path is None else work.path.sequences
         engine = self.open(subject, replace(options, concurrency=concurrency), work)

@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
+from scoremode.core.text.tokenizer import TextTokenizer
 from scoremode.engines.server.link import Link
 from scoremode.engines.server.served import FORMS, MOST, Form, RefusedError, WrongAnswerError, ask, not_logprobs, score
 from scoremode.errors import EngineError
-from scoremode.text.tokenizer import TextTokenizer
 from scoremode.values import Floats, change
 
 TEXT = "one two three one two three one two three one two three one two three one two three " * 2

@@ -15,18 +15,18 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from scoremode.engines.base import SCORES, Engine, EngineFacts, Want
-from scoremode.engines.batching import in_groups
-from scoremode.engines.messages import Asked, read_answers
+from scoremode.core.engine.base import SCORES, Engine, EngineFacts, Want
+from scoremode.core.engine.batching import in_groups
+from scoremode.core.engine.messages import Asked, read_answers
+from scoremode.core.scores import parquet
+from scoremode.core.scores.answers import Answers, Window, WindowSource
+from scoremode.core.scores.packing import PackedAnswers
 from scoremode.engines.server.checks import Description, SameServer, changed, probe, probe_ids
 from scoremode.engines.server.link import SMALL, Link
 from scoremode.engines.server.served import SERVICE, ServiceFacts, find_service, look, score
 from scoremode.engines.server.server_options import CONCURRENCY, SERVICE_CONCURRENCY
 from scoremode.engines.server.subject import ServedSubject
 from scoremode.errors import EngineError, InputError, ModelError, harmless
-from scoremode.scores import parquet
-from scoremode.scores.answers import Answers, Window, WindowSource
-from scoremode.scores.packing import PackedAnswers
 from scoremode.values import Bools, Ids
 
 CHECK_SECONDS = 60.0  # between two checks that the server is the same, where nothing hints at another

@@ -30,10 +30,10 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
-from scoremode.engines.messages import Parts
+from scoremode.core.engine.messages import Parts
+from scoremode.core.scores.packing import CONTENT_TYPE
+from scoremode.core.strict_json import parse_received
 from scoremode.errors import EngineError, OptionError, one_line
-from scoremode.scores.packing import CONTENT_TYPE
-from scoremode.strict_json import parse_received
 
 PASSING = {408: "it waited too long", 425: "it was too early", 429: "it is busy"}
 """Status codes after which the same request may succeed later; so may all codes from 500 on."""

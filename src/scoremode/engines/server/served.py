@@ -19,10 +19,10 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
+from scoremode.core.scores.packing import VERSION
 from scoremode.engines.server.link import ANYTHING, NOT_JSON, SMALL, Link
 from scoremode.engines.server.server_options import root_of
 from scoremode.errors import EngineError, ModelError, ScoremodeError, harmless
-from scoremode.scores.packing import VERSION
 from scoremode.values import Floats
 
 COMPLETIONS, MODELS, SERVICE = "/v1/completions", "/v1/models", "/v1/scoremode"

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from scoremode.engines.options import Options, option
-from scoremode.engines.plugin import Capabilities
+from scoremode.core.engine.options import Options, option
+from scoremode.core.engine.plugin import Capabilities
 from scoremode.errors import OptionError
 
 PLAIN = Capabilities(replicas=True, writes=True)

@@ -21,17 +21,13 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from scoremode.arguments import read_key
-from scoremode.engines.server.link import SMALL, Link, Reply
-from scoremode.engines.server.served import Form, ServerFacts, ServiceFacts, find_form, find_service, look
-from scoremode.engines.server.server_options import PATIENCE, TIMEOUT, ServerOptions, root_of
-from scoremode.errors import EngineError, ModelError, OptionError
-from scoremode.models.embedded import EMBEDDED
-from scoremode.models.facts import resolve
-from scoremode.models.subject import Subject
-from scoremode.text.files import Message
-from scoremode.text.token_text import byte_level_piece, sentencepiece_piece, spelled
-from scoremode.text.tokenizer import (
+from scoremode.core.arguments import read_key
+from scoremode.core.models.embedded import EMBEDDED
+from scoremode.core.models.facts import resolve
+from scoremode.core.models.subject import Subject
+from scoremode.core.text.files import Message
+from scoremode.core.text.token_text import byte_level_piece, sentencepiece_piece, spelled
+from scoremode.core.text.tokenizer import (
     PROBE,
     Encoding,
     HuggingFaceTokenizer,
@@ -39,6 +35,10 @@ from scoremode.text.tokenizer import (
     TokenizerFacts,
     owned_characters,
 )
+from scoremode.engines.server.link import SMALL, Link, Reply
+from scoremode.engines.server.served import Form, ServerFacts, ServiceFacts, find_form, find_service, look
+from scoremode.engines.server.server_options import PATIENCE, TIMEOUT, ServerOptions, root_of
+from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.values import Ids, Ints
 
 HUB_SECONDS = 10.0  # to wait for the hub, which a machine beside a server may not reach

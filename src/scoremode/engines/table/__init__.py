@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from scoremode.engines.options import Options
-from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, Work
+from scoremode.core.engine.options import Options
+from scoremode.core.engine.plugin import EVERYTHING, Capabilities, EnginePlugin, Work
+from scoremode.core.plan.path import PATHS
 from scoremode.errors import OptionError
-from scoremode.plan.path import PATHS
 
 if TYPE_CHECKING:
+    from scoremode.core.models.subject import Subject
     from scoremode.engines.table.engine import TableEngine
-    from scoremode.engines.writing import DrawingRules, Writer
-    from scoremode.models.subject import Subject
+    from scoremode.studies.rollouts.writing import DrawingRules, Writer
 
 PREFIX = "table:"
 
@@ -30,9 +30,9 @@ class TablePlugin(EnginePlugin):
         return model.startswith(PREFIX)
 
     def subject(self, model: str, options: Options, tokenizer: str | None) -> Subject:
+        from scoremode.core.models.subject import Subject
+        from scoremode.core.text.tokenizer import ByteTokenizer
         from scoremode.engines.table.engine import require_table
-        from scoremode.models.subject import Subject
-        from scoremode.text.tokenizer import ByteTokenizer
 
         require_table(model.removeprefix(PREFIX))
         if tokenizer:
@@ -47,7 +47,7 @@ class TablePlugin(EnginePlugin):
         return TableEngine.named(subject.name.removeprefix(PREFIX))
 
     def open_writer(self, subject: Subject, options: Any, work: Work, rules: DrawingRules) -> Writer:
-        from scoremode.engines.table.writer import TableWriter
+        from scoremode.studies.rollouts.engines.table_writer import TableWriter
 
         return TableWriter(self.open(subject, options, work), rules)
 

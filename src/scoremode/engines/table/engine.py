@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from scoremode.engines.base import (
+from scoremode.core.engine.base import (
     SCORES,
     Baseline,
     Engine,
@@ -24,11 +24,11 @@ from scoremode.engines.base import (
     WholeDistributions,
     require_one_vocabulary,
 )
+from scoremode.core.plan.plan import Plan
+from scoremode.core.scores.answers import Answers, Window, WindowSource
 from scoremode.errors import ModelError, did_you_mean
 from scoremode.head.budget import FIRST, LEFT_OUT
-from scoremode.plan.plan import Plan
-from scoremode.references.kld import log_probabilities
-from scoremode.scores.answers import Answers, Window, WindowSource
+from scoremode.studies.kld.file import log_probabilities
 from scoremode.values import Bools, Floats, Ids, Raw
 
 TABLES = ("uniform", "successor")
@@ -118,7 +118,7 @@ class TableEngine(Engine):
     def _records(self, lines: Ids) -> Raw:
         import torch
 
-        from scoremode.engines.distributions import records_of_logits
+        from scoremode.core.engine.distributions import records_of_logits
 
         return records_of_logits(torch.from_numpy(self.logprobs[lines]))
 

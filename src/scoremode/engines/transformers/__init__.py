@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from scoremode.engines.plugin import (
+from scoremode.core.engine.plugin import (
     EVERYTHING,
     Capabilities,
     EnginePlugin,
@@ -14,6 +14,8 @@ from scoremode.engines.plugin import (
     require_docstrings,
     subject_of_checkpoint,
 )
+from scoremode.core.models.sizes import cache_bytes
+from scoremode.core.plan.path import PATHS, DecodePath
 from scoremode.engines.transformers.choices import (
     TransformersOptions,
     choose_device,
@@ -22,18 +24,16 @@ from scoremode.engines.transformers.choices import (
     require_quantization_library,
 )
 from scoremode.errors import EngineError
-from scoremode.models.sizes import cache_bytes
-from scoremode.plan.path import PATHS, DecodePath
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from scoremode.engines.generation import Generator
+    from scoremode.core.models.subject import Subject
     from scoremode.engines.transformers.engine import TransformersEngine
-    from scoremode.engines.transformers.layer_states import TransformersLayers
-    from scoremode.engines.transformers.swapper import TransformersSwapper
-    from scoremode.engines.writing import DrawingRules, Writer
-    from scoremode.models.subject import Subject
+    from scoremode.studies.attribution.engines.transformers_layers import TransformersLayers
+    from scoremode.studies.attribution.engines.transformers_swapper import TransformersSwapper
+    from scoremode.studies.rollouts.generation import Generator
+    from scoremode.studies.rollouts.writing import DrawingRules, Writer
 
 
 class TransformersPlugin(EnginePlugin):
@@ -91,9 +91,9 @@ class TransformersPlugin(EnginePlugin):
         return TransformersEngine.load(subject.checkpoint, options, work.path)
 
     def open_generator(self, subject: Subject, options: TransformersOptions, work: Work) -> Generator:
-        from scoremode.engines.transformers.generator import TransformersGenerator
+        from scoremode.core.text.tokenizer import HuggingFaceTokenizer
         from scoremode.engines.transformers.loading import load_model
-        from scoremode.text.tokenizer import HuggingFaceTokenizer
+        from scoremode.studies.rollouts.engines.transformers_generator import TransformersGenerator
 
         assert subject.checkpoint is not None
         assert isinstance(subject.tokenizer, HuggingFaceTokenizer)
@@ -101,8 +101,8 @@ class TransformersPlugin(EnginePlugin):
         return TransformersGenerator(model, subject.tokenizer.hf, options.batch_tokens)
 
     def open_writer(self, subject: Subject, options: TransformersOptions, work: Work, rules: DrawingRules) -> Writer:
-        from scoremode.engines.transformers.writer import TransformersWriter
-        from scoremode.engines.writing import end_tokens
+        from scoremode.studies.rollouts.engines.transformers_writer import TransformersWriter
+        from scoremode.studies.rollouts.writing import end_tokens
 
         assert subject.checkpoint is not None
         facts = subject.checkpoint
@@ -112,14 +112,14 @@ class TransformersPlugin(EnginePlugin):
         )
 
     def open_layers(self, subject: Subject, options: TransformersOptions, work: Work) -> TransformersLayers:
-        from scoremode.engines.transformers.layer_states import TransformersLayers
+        from scoremode.studies.attribution.engines.transformers_layers import TransformersLayers
 
         return TransformersLayers(self.open(subject, options, work))
 
     def open_swapper(
         self, subject: Subject, options: TransformersOptions, work: Work, candidates: Sequence[str]
     ) -> TransformersSwapper:
-        from scoremode.engines.transformers.swapper import TransformersSwapper
+        from scoremode.studies.attribution.engines.transformers_swapper import TransformersSwapper
 
         assert subject.checkpoint is not None
         where = subject.checkpoint.path

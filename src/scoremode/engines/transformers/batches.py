@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from scoremode.engines.batching import PADDING_SHARE, common_prefix
-from scoremode.engines.distributions import IndexedWindow
-from scoremode.scores.answers import Window, WindowSource
+from scoremode.core.engine.batching import PADDING_SHARE, common_prefix
+from scoremode.core.engine.distributions import IndexedWindow
+from scoremode.core.scores.answers import Window, WindowSource
 from scoremode.values import Bools, Ids, Ints
 
 PASS_WEIGHTS = 10**8  # weights of a model that a CPU multiplies with one token in the time of a pass's fixed cost

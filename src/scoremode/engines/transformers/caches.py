@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
+from scoremode.core.models.facts import ModelFacts
 from scoremode.engines.transformers.choices import CACHE_BITS, TransformersOptions, require_cache_library
 from scoremode.errors import ModelError
-from scoremode.models.facts import ModelFacts
 
 RESIDUAL = 128  # tokens; Transformers' default
 GROUP = 64  # values that share a scale; Transformers' default

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from importlib.metadata import distributions, version
 from typing import TYPE_CHECKING
 
-from scoremode.engines.options import CheckpointOptions, option
+from scoremode.core.engine.options import CheckpointOptions, option
+from scoremode.core.installation import pip_install
+from scoremode.core.plan.path import DECODE
 from scoremode.errors import ModelError, OptionError
-from scoremode.installation import pip_install
-from scoremode.plan.path import DECODE
 
 if TYPE_CHECKING:
-    from scoremode.models.facts import ModelFacts
+    from scoremode.core.models.facts import ModelFacts
 
 BATCH_TOKENS = {"cpu": 512, "cuda": 16384}  # on a CPU, long windows are scored alone: a larger batch is not faster
 LIBRARIES = {  # quant_method -> the packages that Transformers asks for

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scoremode.engines.base import (
+from scoremode.core.engine.base import (
     SCORES,
     UNIFORM,
     Baseline,
@@ -28,8 +28,8 @@ from scoremode.engines.base import (
     Want,
     WholeDistributions,
 )
-from scoremode.engines.batching import batches_by_length, batches_side_by_side, common_prefix, in_touched_batches
-from scoremode.engines.distributions import (
+from scoremode.core.engine.batching import batches_by_length, batches_side_by_side, common_prefix, in_touched_batches
+from scoremode.core.engine.distributions import (
     DeviceStates,
     IndexedWindow,
     LogitsOfStates,
@@ -40,6 +40,9 @@ from scoremode.engines.distributions import (
     to_raw,
     with_distributions,
 )
+from scoremode.core.models.facts import ModelFacts
+from scoremode.core.plan.path import DecodePath
+from scoremode.core.scores.answers import Answers, WindowSource, prescribed_batches
 from scoremode.engines.transformers import batches
 from scoremode.engines.transformers.batches import PADDING, OtherBatches, fed, other_threads, rows_needed
 from scoremode.engines.transformers.caches import CacheKind, require_quantizable
@@ -51,9 +54,6 @@ from scoremode.head.chunked import diverge_from_logits, score_rows
 from scoremode.head.kernels import Choice, choose, describe_kernel
 from scoremode.head.matrix import Head
 from scoremode.head.precision import EXACT, full_float32, require_float32
-from scoremode.models.facts import ModelFacts
-from scoremode.plan.path import DecodePath
-from scoremode.scores.answers import Answers, WindowSource, prescribed_batches
 from scoremode.values import Bools, Ids, Ints
 
 Finish = Callable[[Tensor, list[IndexedWindow]], list[Answers]]

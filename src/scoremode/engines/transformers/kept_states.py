@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scoremode.cache.units import size_words
-from scoremode.disk.files import write_at
-from scoremode.engines.distributions import from_raw, to_raw
+from scoremode.core.cache.units import size_words
+from scoremode.core.disk.files import write_at
+from scoremode.core.engine.distributions import from_raw, to_raw
+from scoremode.core.text.memory import available
 from scoremode.errors import EngineError
 from scoremode.head.budget import free_on
-from scoremode.text.memory import available
 
 SHARE = 0.5  # the most of the free memory that states may take; a swap needs the rest
 LOGITS_SHARE = 0.25  # the most of a GPU's free memory that states and logits may take together, if logits are kept

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from scoremode.disk.files import remembered_sha256
-from scoremode.engines.registry import known_engines
+from scoremode.core.disk.files import remembered_sha256
+from scoremode.core.engine.registry import known_engines
+from scoremode.core.installation import pip_install
+from scoremode.core.models.facts import ModelFacts, unused_note
+from scoremode.core.models.safetensors import read_header
+from scoremode.core.models.subject import Subject
 from scoremode.engines.transformers.choices import TransformersOptions, choose_device, choose_dtype
 from scoremode.errors import EngineError, ModelError
-from scoremode.installation import pip_install
-from scoremode.models.facts import ModelFacts, unused_note
-from scoremode.models.safetensors import read_header
-from scoremode.models.subject import Subject
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 DROPPED = (r"rotary_emb\.inv_freq", r"(^|\.)position_ids$")  # in every class these are computed, not loaded

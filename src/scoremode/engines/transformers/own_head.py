@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scoremode.engines.options import DTYPES
+from scoremode.core.engine.options import DTYPES
 from scoremode.head.matrix import Head
 
 

@@ -6,14 +6,14 @@ import uuid
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from scoremode.engines.base import Engine
-from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, Work
+from scoremode.core.engine.base import Engine
+from scoremode.core.engine.plugin import EVERYTHING, Capabilities, EnginePlugin, Work
+from scoremode.core.models.subject import Subject
+from scoremode.core.plan.path import PATHS, DecodePath
+from scoremode.core.text.tokenizer import HuggingFaceTokenizer
 from scoremode.engines.transformers.choices import TransformersOptions
 from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.errors import ModelError
-from scoremode.models.subject import Subject
-from scoremode.plan.path import PATHS, DecodePath
-from scoremode.text.tokenizer import HuggingFaceTokenizer
 
 
 class WrappedModel(EnginePlugin):

@@ -15,7 +15,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from scoremode.engines.plugin import (
+from scoremode.core.engine.plugin import (
     EVERYTHING,
     Capabilities,
     EnginePlugin,
@@ -23,18 +23,18 @@ from scoremode.engines.plugin import (
     require_docstrings,
     subject_of_checkpoint,
 )
+from scoremode.core.models.sizes import cache_bytes
+from scoremode.core.plan.path import CACHE_HIT, CHUNKED, PATHS
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.support import LaunchArguments, VllmOptions
 from scoremode.errors import ScoremodeError
-from scoremode.models.sizes import cache_bytes
-from scoremode.plan.path import CACHE_HIT, CHUNKED, PATHS
 
 if TYPE_CHECKING:
-    from scoremode.engines.base import Engine
-    from scoremode.engines.generation import Generator
-    from scoremode.engines.layer_states import LayerStates
-    from scoremode.engines.writing import DrawingRules, Writer
-    from scoremode.models.subject import Subject
+    from scoremode.core.engine.base import Engine
+    from scoremode.core.models.subject import Subject
+    from scoremode.studies.attribution.layer_states import LayerStates
+    from scoremode.studies.rollouts.generation import Generator
+    from scoremode.studies.rollouts.writing import DrawingRules, Writer
 
 
 RANKS = ("tensor_parallel_size", "pipeline_parallel_size")  # their product is the number of processes
@@ -97,8 +97,8 @@ class VllmPlugin(EnginePlugin):
         return VllmGenerator(subject.checkpoint.path, options, work)
 
     def open_writer(self, subject: Subject, options: VllmOptions, work: Work, rules: DrawingRules) -> Writer:
-        from scoremode.engines.vllm.writer import VllmWriter
-        from scoremode.engines.writing import end_tokens
+        from scoremode.studies.rollouts.engines.vllm_writer import VllmWriter
+        from scoremode.studies.rollouts.writing import end_tokens
 
         assert subject.checkpoint is not None
         facts = subject.checkpoint
@@ -106,7 +106,7 @@ class VllmPlugin(EnginePlugin):
         return VllmWriter(facts, options, work, rules, ends)
 
     def open_layers(self, subject: Subject, options: VllmOptions, work: Work) -> LayerStates:
-        from scoremode.engines.vllm.layer_engine import VllmLayers
+        from scoremode.studies.attribution.engines.vllm_layer_engine import VllmLayers
 
         assert subject.checkpoint is not None
         facts = subject.checkpoint

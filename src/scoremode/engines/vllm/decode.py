@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.engines.base import Baseline, NoiseFloor
+from scoremode.core.engine.base import Baseline, NoiseFloor
+from scoremode.core.plan.path import DecodePath
+from scoremode.core.scores.answers import Window, WindowSource
 from scoremode.engines.vllm.engine import Finished, VllmEngine
 from scoremode.engines.vllm.wire import Job, Replay, Request
 from scoremode.errors import EngineError, InputError
-from scoremode.plan.path import DecodePath
-from scoremode.scores.answers import Window, WindowSource
 from scoremode.values import Bools, Ids
 
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from scoremode.engines.base import (
+from scoremode.core.engine.base import (
     SCORES,
     Baseline,
     Engine,
@@ -21,7 +21,10 @@ from scoremode.engines.base import (
     WholeDistributions,
     require_one_vocabulary,
 )
-from scoremode.engines.batching import in_groups
+from scoremode.core.engine.batching import in_groups
+from scoremode.core.references.format import RAW_DTYPES as RAW
+from scoremode.core.scores.answers import Answers, Window, WindowSource
+from scoremode.core.scores.packing import DIVERGENCE_WORDS, Words, line_words, read_divergences
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.processes import VllmLog, end
 from scoremode.engines.vllm.self_test import (
@@ -37,9 +40,6 @@ from scoremode.engines.vllm.start import start
 from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.engines.vllm.wire import Extra, Job, Request, states_words
 from scoremode.errors import EngineError, InputError, ModelError, OptionError
-from scoremode.references.format import RAW_DTYPES as RAW
-from scoremode.scores.answers import Answers, Window, WindowSource
-from scoremode.scores.packing import DIVERGENCE_WORDS, Words, line_words, read_divergences
 from scoremode.values import Bools, Ids, Ints
 
 logger = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ class VllmEngine(Engine):
         if want.records or isinstance(want.against, WholeDistributions):
             import torch
 
-            from scoremode.engines.distributions import LogitsOfStates, with_distributions
+            from scoremode.core.engine.distributions import LogitsOfStates, with_distributions
 
             # on the CPU, from the workers' states and the model's head
             made = LogitsOfStates.by(self.stored_head(), self._head_facts().dtype, torch.device("cpu"))

@@ -17,10 +17,10 @@ from typing import Any, TypedDict, overload
 
 import numpy as np
 
+from scoremode.core.scores.answers import Answers, Window, WindowList, measured
 from scoremode.engines.vllm.engine import VllmEngine
 from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.errors import InputError, OptionError
-from scoremode.scores.answers import Answers, Window, WindowList, measured
 from scoremode.values import Ids
 
 __all__ = ["LLM", "Logprob", "PromptLogprobs", "SamplingParams", "ScoreOutput", "TextPrompt", "TokensPrompt"]

@@ -18,7 +18,7 @@ import threading
 import time
 from typing import Any
 
-from scoremode.engines.process_guard import identity
+from scoremode.core.engine.process_guard import identity
 
 SWITCH = "SCOREMODE_VLLM"
 PARENT = "SCOREMODE_VLLM_PARENT"  # identity of the scoremode process

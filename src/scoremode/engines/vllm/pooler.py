@@ -17,7 +17,8 @@ from torch import Tensor
 from vllm.model_executor.layers.pooler.abstract import Pooler
 from vllm.model_executor.layers.pooler.common import PoolingParamsUpdate
 
-from scoremode.engines.vllm.layer_states import WorkerLayers
+from scoremode.core.scores.packing import DIVERGENCE_WORDS, line_words
+from scoremode.core.scores.schema import BUILT_IN, DIVERGENCE
 from scoremode.engines.vllm.states import WorkerBaseline
 from scoremode.engines.vllm.tap import (
     Shard,
@@ -46,8 +47,7 @@ from scoremode.head.kernels import Choice, choose, describe_kernel
 from scoremode.head.matrix import Head
 from scoremode.head.partials import combine, finish, partials, target_logits
 from scoremode.head.precision import product_precision
-from scoremode.scores.packing import DIVERGENCE_WORDS, line_words
-from scoremode.scores.schema import BUILT_IN, DIVERGENCE
+from scoremode.studies.attribution.engines.vllm_layers import WorkerLayers
 
 logger = logging.getLogger("vllm.scoremode")  # a child of vLLM's own logger, because vLLM's workers print that logger
 TASK = "token_classify"  # the pooling task of vLLM that gives one answer per token

@@ -22,8 +22,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from scoremode.disk.folders import cache_folder
-from scoremode.engines import process_guard
+from scoremode.core.disk.folders import cache_folder
+from scoremode.core.engine import process_guard
 from scoremode.engines.vllm.plugin import is_tracker
 from scoremode.errors import ScoremodeError
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.engines import process_guard
-from scoremode.engines.generation import Generator, Sampling
-from scoremode.engines.plugin import Work
-from scoremode.engines.process_guard import identity
+from scoremode.core.engine import process_guard
+from scoremode.core.engine.plugin import Work
+from scoremode.core.engine.process_guard import identity
+from scoremode.core.plan.path import DecodePath
 from scoremode.engines.vllm import plugin, support
 from scoremode.engines.vllm.processes import Processes, VllmLog, end
 from scoremode.engines.vllm.support import LaunchArguments, VllmOptions
 from scoremode.engines.vllm.wire import KEY
 from scoremode.errors import EngineError, ModelError, OptionError
-from scoremode.plan.path import DecodePath
+from scoremode.studies.rollouts.generation import Generator, Sampling
 from scoremode.values import Ids
 
 QUIET = {

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scoremode.engines.baseline import head_of
-from scoremode.engines.distributions import from_raw
+from scoremode.core.engine.baseline import head_of
+from scoremode.core.engine.distributions import from_raw
+from scoremode.core.references.format import RAW_DTYPES
+from scoremode.core.references.reader import Reference
 from scoremode.head.matrix import Head
-from scoremode.references.format import RAW_DTYPES
-from scoremode.references.reader import Reference
 from scoremode.values import Ints, Raw
 
 

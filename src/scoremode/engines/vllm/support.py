@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import Any, Literal
 
-from scoremode.engines.options import CheckpointOptions, Pairs, option
-from scoremode.engines.plugin import Work
+from scoremode.core.engine.options import CheckpointOptions, Pairs, option
+from scoremode.core.engine.plugin import Work
+from scoremode.core.installation import pip_install
+from scoremode.core.plan.path import DecodePath
 from scoremode.errors import ModelError, OptionError
 from scoremode.head.budget import check_kernel_name
-from scoremode.installation import pip_install
-from scoremode.plan.path import DecodePath
 
 SECOND_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 OLDEST, NEWEST = (0, 24), (0, 32)  # first and last minor version that this was tested with or checked against

@@ -1,7 +1,7 @@
 """Packs requests and answers to cross vLLM's process boundary: raw int32, no object per token.
 
 A request travels in ``PoolingParams.extra_kwargs`` as bytes (vLLM would not decode an array on the other side). An
-answer is one int32 tensor with one line per row: see scores/packing.py. A ``Job`` is a window that waits for answers.
+answer is one int32 tensor with one line per row (core/scores/packing.py). A ``Job`` is a window that waits for answers.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from scoremode.scores.answers import Answers, Window
-from scoremode.scores.packing import Words, from_message, line_words, read_lines, to_message
+from scoremode.core.scores.answers import Answers, Window
+from scoremode.core.scores.packing import Words, from_message, line_words, read_lines, to_message
 from scoremode.values import Ids, Ints
 
 KEY = "scoremode"

@@ -1,0 +1,1 @@
+"""The instrument: all that ppl, prob, compare and references need on one machine."""

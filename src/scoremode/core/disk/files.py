@@ -1,0 +1,125 @@
+"""Opens plain files, writes files atomically or at an offset, and hashes them."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import BufferedReader
+from pathlib import Path
+from stat import S_IMODE, S_ISDIR, S_ISREG
+from typing import IO, Any
+
+from scoremode.core.disk.folders import HASHES, TEMPORARY, cache_folder
+from scoremode.core.strict_json import read_object
+
+DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+LONGEST_WRITE = 1 << 30  # bytes per call
+ALWAYS_READ = 4 << 20  # bytes; smaller files are hashed every time
+BEGINNING = 1 << 20  # first bytes of a larger file that are hashed every time
+SETTLED = 2.0  # seconds; longer than the time resolution of any file system in use
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Opens a plain file to read. Raises OSError for anything else: a FIFO would be waited for without end."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    mode = os.fstat(handle).st_mode
+    if S_ISREG(mode):
+        return os.fdopen(handle, "rb")
+    os.close(handle)
+    wrong = errno.EISDIR if S_ISDIR(mode) else errno.EINVAL
+    raise OSError(wrong, os.strerror(wrong) if S_ISDIR(mode) else "it is not a plain file", str(path))
+
+
+def require_plain_files(folder: Path) -> None:
+    """Raises OSError if a folder contains a FIFO or a device: a library that reads it would wait without end."""
+    for path in folder.iterdir():
+        if path.is_fifo() or path.is_socket() or path.is_char_device():
+            raise OSError(errno.EINVAL, "it is not a plain file", str(path))
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Writes the whole file or nothing, even if the machine stops in between."""
+    with written_atomically(path) as file:
+        file.write(data)
+
+
+@contextmanager
+def written_atomically(path: Path) -> Iterator[IO[bytes]]:
+    """Opens a temporary file that is renamed to ``path`` at the end of the block, or deleted if the block raises.
+
+    A new file gets its mode from the umask; a file that is replaced keeps its mode.
+    """
+    temporary = path.with_name(TEMPORARY.replace("*", secrets.token_hex(8)))  # short, even if the name is long
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    handle = os.open(temporary, flags, 0o666)  # mkstemp is not used, because its mode 0600 ignores the umask
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        with suppress(OSError):  # there may be no file to replace, or the file system has no modes
+            found = path.stat()
+            if S_ISREG(found.st_mode):
+                temporary.chmod(S_IMODE(found.st_mode) & 0o777)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_at(file: int, data: bytes | memoryview, offset: int) -> None:
+    """Writes all of ``data`` at an offset. The file is not mapped, because a full disk would then kill the process."""
+    rest = memoryview(data).cast("B")
+    while rest:
+        written = os.pwrite(file, rest[:LONGEST_WRITE], offset)
+        rest, offset = rest[written:], offset + written
+
+
+def file_sha256(path: Path) -> str:
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def remembered_sha256(path: Path) -> str:
+    """Returns the file's sha256. The hashes of large files are cached, because checkpoints are large.
+
+    A file of up to ALWAYS_READ bytes is always read. Of a larger file, only the first MiB, which contains a safetensors
+    header, is always read; the whole file is read again only if its path, size, device, inode, mtime or ctime changed.
+    A copy that keeps size and modification time (``cp -p``, ``rsync -t``) has a different inode or ctime.
+    """
+    if path.stat().st_size <= ALWAYS_READ:
+        return file_sha256(path)
+    memo, name, stamp = cache_folder() / HASHES, str(path.resolve()), _stamp(path)
+    entry = _read_memo(memo).get(name)
+    if isinstance(entry, dict) and entry.get("stamp") == stamp and isinstance(entry.get("sha256"), str):
+        return str(entry["sha256"])
+    found = file_sha256(path)
+    settled = abs(time.time() - path.stat().st_ctime) > SETTLED  # else another change could leave the same times
+    if settled and _stamp(path) == stamp:
+        known = {key: value for key, value in _read_memo(memo).items() if isinstance(value, dict)}
+        with suppress(OSError):  # without a writable cache the file is hashed again next time
+            memo.parent.mkdir(parents=True, exist_ok=True)
+            known[name] = {"stamp": stamp, "sha256": found}
+            write_atomically(memo, json.dumps(known, indent=0).encode())
+    return found
+
+
+def _stamp(path: Path) -> str:
+    """Returns facts that show whether a file's content changed, as far as they are cheap to read."""
+    with open_regular(path) as file:
+        beginning = hashlib.sha256(file.read(BEGINNING)).hexdigest()
+        stat = os.fstat(file.fileno())
+    return f"{stat.st_size}|{stat.st_dev}|{stat.st_ino}|{stat.st_mtime_ns}|{stat.st_ctime_ns}|{beginning}"
+
+
+def _read_memo(path: Path) -> dict[str, Any]:
+    try:
+        return read_object(path)
+    except (OSError, ValueError):
+        return {}

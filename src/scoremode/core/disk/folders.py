@@ -1,0 +1,108 @@
+"""Where the cache folder is, and the names of the files in the folders of runs, references and cache entries.
+
+The names stand here together, because ``own_files`` checks every folder for files that are not scoremode's before it is
+changed. Such files are never replaced, with --fresh or without.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Collection, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from scoremode.core.arguments import ALMOST_URI
+from scoremode.errors import OptionError, RunError, harmless
+
+LOCK = ".lock"  # while a process writes into the folder
+TEMPORARY = ".scoremode-*.tmp"  # files that are still being written
+
+MANIFEST, SCORES, JOURNAL = "manifest.json", "scores.parquet", "partial.journal"  # of a run
+PLACE = ".place.json"  # in the work folder of a run behind a URI: that URI, and the id of the folder
+
+ROLLOUTS, TEXTS, PARTIAL_TEXTS = "rollouts.json", "texts.parquet", "partial.rollouts"  # of texts that a model wrote
+ATTRIBUTION, PARTIAL_ATTRIBUTION = "attribution.json", "attribution.journal"  # of an attribution
+
+REFERENCE, HEAD = "reference.json", "head.safetensors"  # of a reference, beside the files of its run
+PARTIAL, ROWS, PARTIAL_HEAD = "partial.reference.json", "partial.rows", ".head.safetensors.partial"
+SHARD_NAME = re.compile(r"states-\d{5,}\.safetensors")
+
+MODEL_MARK, ANSWERS, TOKENS_MARK, FILE_MARK = "scoremode.json", "answers.records", "tokens.json", ".file.json"
+TOKENIZER_MARK = "tokenizer.json"
+HASHES = "sha256.json"
+
+SET_IT = "set SCOREMODE_CACHE to a folder that can be written"
+
+
+def shard_name(shard: int) -> str:
+    return f"states-{shard:05d}.safetensors"
+
+
+def is_reference_file(name: str) -> bool:
+    """Is this the name of a file that a reference adds to a run folder?"""
+    return name in {REFERENCE, HEAD, PARTIAL, ROWS, PARTIAL_HEAD} or SHARD_NAME.fullmatch(name) is not None
+
+
+def is_temporary(name: str) -> bool:
+    """Is this the name of a file that is being written, or was left by a killed process?"""
+    return fnmatchcase(name, TEMPORARY)
+
+
+def cache_folder() -> Path:
+    """``$SCOREMODE_CACHE``, else ``$XDG_CACHE_HOME/scoremode``, else ``~/.cache/scoremode``."""
+    try:
+        if chosen := os.environ.get("SCOREMODE_CACHE"):
+            if ALMOST_URI.match(chosen):
+                raise OptionError(
+                    "SCOREMODE_CACHE is a URI, but the cache must be a folder of this machine", fix=SET_IT
+                )
+            return Path(chosen).expanduser()
+        base = os.environ.get("XDG_CACHE_HOME")
+        return (Path(base) if base else Path.home() / ".cache") / "scoremode"
+    except RuntimeError:  # this user has no home
+        raise OptionError("there is no home folder for the cache", fix=SET_IT) from None
+
+
+def entry_folder(kind: str, identity: Mapping[str, Any]) -> Path:
+    """The cache folder of an entry; the same identity gives the same folder."""
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    return cache_folder() / kind / digest[:20]
+
+
+def give_another(folder: Path) -> str:
+    """The fix for a folder that cannot be used: another cache, or another --out if the user named the folder."""
+    return SET_IT if folder.is_relative_to(cache_folder()) else "give another --out"
+
+
+Mark = Callable[[Path], bool]
+
+
+def own_files(
+    folder: Path, what: str, marks: Mapping[str, Mark], finished: Collection[str] = (), *, others_stay: bool = False
+) -> set[str]:
+    """Returns the names of the files in a folder. Raises RunError if scoremode did not make them.
+
+    ``marks`` says for each of our names how the content is recognized. One of the ``finished`` files is enough for all
+    of them, so that the rest of a damaged result can be replaced. With ``others_stay``, other names are left alone.
+    """
+    try:
+        present = {p.name for p in folder.iterdir() if not p.name.startswith(".")} if folder.exists() else set()
+        own = {name for name in present & marks.keys() if _has_mark(folder / name, marks[name])}
+    except OSError as error:
+        raise RunError(f"{folder} cannot be read ({error.strerror})", fix=give_another(folder)) from None
+    vouched = own | (set(finished) if own & set(finished) else set())
+    foreign = (present & marks.keys() if others_stay and own else present) - vouched
+    if foreign:
+        name = min(foreign, key=lambda name: (name in marks, name))
+        what = f"{folder} is not {what}: it contains {harmless(name)}, which scoremode did not make"
+        raise RunError(what, fix="give a new or empty folder to --out")
+    return present
+
+
+def _has_mark(path: Path, mark: Mark) -> bool:
+    """Is this a plain file of ours? One without content may be replaced, whoever made it."""
+    return path.is_file() and (not path.stat().st_size or mark(path))

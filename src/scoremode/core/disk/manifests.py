@@ -1,0 +1,162 @@
+"""Manifests: JSON with a seal that shows changes, fields of known types, and no secrets.
+
+The seal is a hash of all fields and detects accidents: an edited number, a flipped bit. It is not a signature, because
+anyone can compute it again. Every field that is used later is therefore also checked against a form.
+
+>>> kept = sealed({"targets": 5})
+>>> is_sealed(kept), is_sealed({**kept, "targets": 6})
+(True, False)
+>>> unusable_field({"targets": "5"}, msgspec.defstruct("Form", [("targets", Count)]))
+'targets'
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from scoremode.core.strict_json import read_object
+from scoremode.errors import harmless
+
+SEAL = "seal"
+DEEPEST = 16  # levels of nesting; scoremode's own manifests have far fewer
+HIDDEN = "(not kept)"
+SECRET_NAME = re.compile(r"(token|key|secret|password|passwd|passphrase|credentials?)$", re.IGNORECASE)
+SECRET_IN_JSON = re.compile(r'("[^"]*(?:token|key|secret|password)"\s*:\s*)"[^"]*"', re.IGNORECASE)
+
+FIELD_AT, MISSING_FIELD = re.compile(r"at `\$\.(\w+)"), re.compile(r"field `(\w+)`")  # find names in msgspec's messages
+
+Whole = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
+Count = Annotated[int, Meta(ge=0, le=1 << 62)]
+Positive = Annotated[int, Meta(ge=1, le=1 << 62)]
+NotNegative = Annotated[float, Meta(ge=0)]
+Text = Annotated[str, Meta(min_length=1)]
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+
+
+def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    return {**manifest, SEAL: _digest(manifest)}
+
+
+def is_sealed(manifest: Mapping[str, Any]) -> bool:
+    """Is the manifest unchanged since it was sealed?"""
+    return manifest.get(SEAL) == _digest(manifest)
+
+
+def is_manifest(path: Path) -> bool:
+    """Is this file a manifest with an identity, changed or not? A user's own file has no seal."""
+    try:
+        found = read_object(path)
+    except (OSError, ValueError):
+        return False
+    return SEAL in found and isinstance(found.get("identity"), dict)
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    bare = {name: value for name, value in manifest.items() if name != SEAL}
+    return hashlib.sha256(json.dumps(bare, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def differing_fields(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """Returns the names of the fields in which two manifests or identities differ, as text; empty if they are equal."""
+    return harmless(", ".join(sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))))
+
+
+def unusable_field(manifest: Mapping[str, Any], form: type[msgspec.Struct]) -> str | None:
+    """Returns the name of a field that is missing or does not fit ``form``; None if all fields are usable.
+
+    Fields that are not in the form must be printable JSON too, because they are printed with the others.
+    """
+    for name in sorted(manifest):
+        if not is_printable(manifest[name]):
+            return name
+    if not all(map(is_line, manifest)):
+        return "field name"
+    try:
+        msgspec.convert(manifest, form)
+    except msgspec.ValidationError as wrong:
+        found = FIELD_AT.search(str(wrong)) or MISSING_FIELD.search(str(wrong))
+        return found[1] if found else "fields"
+    return None
+
+
+def is_line(value: Any) -> bool:
+    """Is this text that can be printed? Half a surrogate pair is valid JSON, but cannot be printed."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def is_printable(value: Any, depth: int = 0) -> bool:
+    """Can this value be printed, and written as JSON again?"""
+    if depth > DEEPEST:
+        return False
+    if isinstance(value, dict):
+        return all(is_line(key) and is_printable(inner, depth + 1) for key, inner in value.items())
+    if isinstance(value, list):
+        return all(is_printable(inner, depth + 1) for inner in value)
+    if isinstance(value, int | float):  # true and false are ints
+        return abs(value) <= sys.float_info.max
+    return value is None or is_line(value)
+
+
+# ── secrets ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def is_secret(name: str) -> bool:
+    """Does a setting with this name have a value that must not be stored?
+
+    >>> [is_secret(name) for name in ("hf_token", "api-key", "tokenizer", "max_num_batched_tokens", "kv_cache_dtype")]
+    [True, True, False, False, False]
+    """
+    return SECRET_NAME.search(name) is not None
+
+
+def without_secrets(value: Any) -> Any:
+    """Returns the settings with every secret value replaced, at any depth. A pair (name, value) is a setting too.
+
+    >>> without_secrets({"engine_args": (("hf_token", "hf_x"), ("seed", 1))})
+    {'engine_args': [['hf_token', '(not kept)'], ['seed', 1]]}
+    """
+    if isinstance(value, Mapping):
+        return {name: HIDDEN if is_secret(str(name)) else without_secrets(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        if len(value) == 2 and isinstance(value[0], str) and is_secret(value[0]):
+            return [value[0], HIDDEN]
+        return [without_secrets(inner) for inner in value]
+    return value
+
+
+def command_without_secrets(words: Sequence[str]) -> list[str]:
+    """Hides the values of secret flags and of secret ``--engine-arg NAME=VALUE`` in the words of a command line.
+
+    >>> command_without_secrets(["--engine-arg", "hf_token=hf_x", "--engine-arg=seed=1", "--token", "hf_y"])
+    ['--engine-arg', 'hf_token=(not kept)', '--engine-arg=seed=1', '--token', '(not kept)']
+    """
+    found, hides_next = [], False
+    for word in words:
+        found.append(HIDDEN if hides_next else _hidden_word(word))
+        hides_next = word.startswith("--") and "=" not in word and is_secret(word)
+    return found
+
+
+def _hidden_word(word: str) -> str:
+    """Hides the secret in one word, ``--flag=value``, ``name=value`` or ``--flag=name=value``."""
+    flag, equals, rest = word.partition("=") if word.startswith("--") else ("", "", word)
+    if equals and is_secret(flag):
+        return f"{flag}={HIDDEN}"
+    name, has_value, value = rest.partition("=")
+    if not has_value:
+        return word
+    value = HIDDEN if is_secret(name) else SECRET_IN_JSON.sub(rf'\1"{HIDDEN}"', value)
+    return f"{flag}{equals}{name}={value}"

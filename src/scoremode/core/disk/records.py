@@ -1,0 +1,125 @@
+"""A file of numbered records with checksums, so that a killed process loses only unfinished work.
+
+file    = one line of JSON that describes the computation
+          records
+record  = magic, number, bytes of the body, crc32 | body
+
+The checksum covers the header line, the number, the length and the body, so it detects a record that was moved to
+another file, has another number, or has a flipped bit. A record is written with one call. A record that a kill left
+incomplete fails its checksum. That record and everything after it is removed, and the work is done again. If other
+records follow the incomplete one, the file was damaged, and a line is printed.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scoremode.core.disk.files import open_regular
+from scoremode.core.strict_json import parse
+from scoremode.errors import RunError, print_line
+
+Buffer = bytes | memoryview
+
+HEAD = struct.Struct("<4sQII")
+MAGIC = b"scm2"
+LONGEST_HEADER = 1 << 20
+MANY = 1 << 20  # bytes; a longer record is compared with the length of the file before it is read
+SEARCHED = 1 << 24  # bytes after an incomplete record that are searched for other records
+
+
+class RecordFile:
+    """The records of one computation. The caller must hold a lock, because two writers would mix their records."""
+
+    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+        """Creates the file, or opens it to resume. Raises RunError if it belongs to another computation."""
+        self.path = path
+        line = json.dumps(header, sort_keys=True, allow_nan=False).encode() + b"\n"
+        self._seed = zlib.crc32(line)
+        self._file = path.open("a+b", buffering=0)
+        try:
+            found = os.pread(self._file.fileno(), len(line), 0)
+            if found != line:
+                if found and not line.startswith(found):
+                    raise RunError(f"{path} belongs to another computation", fix="give another --out")
+                self._file.truncate(0)
+                self._write(line)
+        except BaseException:
+            self._file.close()
+            raise
+        self._start = self.end = len(line)
+
+    def replay(self) -> Iterator[tuple[int, int, bytes]]:
+        """Yields each complete record in order as (number, offset, body), then truncates the file after the last."""
+        self.end = self._start
+        while (found := self._read(self.end)) is not None:
+            number, body = found
+            at, self.end = self.end, self.end + HEAD.size + len(body)
+            yield number, at, body
+        # a kill leaves nothing after an incomplete record
+        if MAGIC in os.pread(self._file.fileno(), SEARCHED, self.end + len(MAGIC)):
+            print_line(f"scoremode: {self.path} is damaged after byte {self.end}: what followed is done again")
+        self._file.truncate(self.end)
+
+    def append(self, number: int, *parts: Buffer) -> int:
+        """Writes a record whose body is these parts. Returns its offset in the file."""
+        at, length = self.end, sum(memoryview(part).nbytes for part in parts)
+        head = HEAD.pack(MAGIC, number, length, self._checksum(number, length, parts))
+        self._write(b"".join((head, *parts)))
+        self.end = at + HEAD.size + length
+        return at
+
+    def body(self, at: int, number: int) -> bytes:
+        """Returns the body of the record at an offset from ``replay`` or ``append``. Raises RunError if it changed."""
+        found = self._read(at)
+        if found is None or found[0] != number:
+            raise RunError(f"{self.path} was changed while it was in use", fix="run the same command again to resume")
+        return found[1]
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _read(self, at: int) -> tuple[int, bytes] | None:
+        head = os.pread(self._file.fileno(), HEAD.size, at)
+        if len(head) < HEAD.size:
+            return None
+        magic, number, length, checksum = HEAD.unpack(head)
+        if magic != MAGIC or (length > MANY and length > os.fstat(self._file.fileno()).st_size):
+            return None  # a damaged length must not make us allocate so much memory
+        body = os.pread(self._file.fileno(), length, at + HEAD.size)
+        whole = len(body) == length and checksum == self._checksum(number, length, (body,))
+        return (number, body) if whole else None
+
+    def _checksum(self, number: int, length: int, parts: Sequence[Buffer]) -> int:
+        found = zlib.crc32(struct.pack("<QI", number, length), self._seed)
+        for part in parts:
+            found = zlib.crc32(part, found)
+        return found
+
+    def _write(self, data: bytes) -> None:
+        if self._file.write(data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def is_record_file(path: Path, beginning: bytes) -> bool:
+    """Was this file begun with a header that begins like this? Its first line may be damaged or cut."""
+    with open_regular(path) as file:
+        start = file.read(LONGEST_HEADER)
+    return start.startswith(beginning) or beginning.startswith(start) or MAGIC in start
+
+
+def read_record_header(path: Path) -> dict[str, Any] | None:
+    """Returns the header of a record file, or None if it was not written completely."""
+    with open_regular(path) as file:
+        line = file.readline(LONGEST_HEADER)
+    try:
+        value = parse(line) if line.endswith(b"\n") else None
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,1 @@
+"""The contract between scoremode and its engines, and what all engines share."""

@@ -1,0 +1,173 @@
+"""From logits to answers, for engines that have logits and no hidden states."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scoremode.core.engine.base import SCORES, UNIFORM, Engine, LogitsBaseline, Want
+from scoremode.core.engine.distributions import (
+    IndexedWindow,
+    RowsOf,
+    load_baseline,
+    records_of_logits,
+    split_columns,
+    split_divergence,
+)
+from scoremode.core.scores.answers import Answers, Window, WindowSource
+from scoremode.errors import ModelError
+from scoremode.head.budget import rows_within
+from scoremode.head.chunked import empty_columns, reduce_logits
+from scoremode.head.definition import Columns
+from scoremode.head.divergence import Divergence
+from scoremode.values import Raw
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """The results of a few rows, still on the device: nothing waits for the device until they are read."""
+
+    found: Columns | Divergence
+    records: Raw | None = None
+
+
+class LogitsReducer:
+    """Reduces the logits of a plan's rows to the results that are wanted, a few rows at a time."""
+
+    def __init__(self, source: WindowSource, want: Want, device: torch.device, vocabulary: int) -> None:
+        self.want, self.device, self.vocabulary = want, device, vocabulary
+        self.width = min(source.vocabulary or vocabulary, vocabulary)
+        self.against = None if want.against is None else load_baseline(want.against, device, vocabulary)
+        self._index = -1  # of the window that is being reduced
+        self._rows_of: RowsOf | None = None  # what the baseline gives for its rows
+
+    def reduce(self, indexed: IndexedWindow, rows: slice, logits: Tensor) -> list[Reduced]:
+        """Reduce the logits (n, vocabulary) of some rows of a window. May overwrite the logits."""
+        targets = torch.from_numpy(indexed[1].targets[rows].astype(np.int64)).to(self.device)
+        if self.against is not None and (rows.start == 0 or indexed[0] != self._index):
+            self._index, self._rows_of = indexed[0], self.against.window(*indexed)
+        found = []
+        for block in self.blocks(len(logits)):
+            kept = None if self._rows_of is None else self._rows_of(moved(block, rows.start))
+            found.append(self.reduce_block(logits[block].float(), targets[block], kept))
+        return found
+
+    def blocks(self, rows: int) -> list[slice]:
+        """Slices of as many rows as are reduced at a time."""
+        step = rows_within(0, self.vocabulary, self.device.type)
+        return [slice(i, min(i + step, rows)) for i in range(0, rows, step)]
+
+    def reduce_block(self, logits: Tensor, targets: Tensor, kept: Tensor | None) -> Reduced:
+        """Reduce a block of rows; ``kept`` are the baseline's hidden states, records or logits for them."""
+        records = records_of_logits(logits) if self.want.records else None
+        if self.against is None or kept is None:
+            return Reduced(reduce_logits(logits[:, : self.width], targets), records)
+        return Reduced(self.against.diverge(kept, logits, targets, self.width), records)
+
+    def answers(self, parts: list[Reduced], targets_per_row: int) -> Answers:
+        """The answers of one window, joined from the parts of its rows."""
+        apart = [part.found for part in parts if isinstance(part.found, Divergence)]
+        columns = [part.found for part in parts if isinstance(part.found, Columns)]
+        if apart:
+            divergence = Divergence.cat(apart)
+            (answers,) = split_divergence(divergence, np.array([len(divergence.kl)]))
+        else:
+            whole = Columns.cat(columns) if columns else empty_columns(self.device, targets_per_row)
+            (answers,) = split_columns(whole, np.array([len(whole.logprob)]))
+        records = [part.records for part in parts if part.records is not None]
+        return replace(answers, records=np.concatenate(records) if records else None)
+
+
+def moved(rows: slice, by: int) -> slice:
+    return slice(rows.start + by, rows.stop + by)
+
+
+# ── a baseline ───────────────────────────────────────────────────────────────────────────────────────────────────────
+class LiveLogits(LogitsBaseline):
+    """A baseline that has logits and no hidden states, and runs at the same time as the candidate.
+
+    A window is computed when the candidate asks for it, and no logits outlive its blocks. With ``keeps_answers``, the
+    baseline's own scores are computed from the same logits, and kept until ``take_answers``.
+    """
+
+    def __init__(self, engine: Engine, plan: WindowSource, *, keeps_answers: bool = False) -> None:
+        self.engine, self.plan, self.keeps_answers = engine, plan, keeps_answers
+        self.vocabulary = engine.facts.known_vocabulary
+        self._answers: list[tuple[int, Answers, float]] = []
+
+    def take_answers(self) -> list[tuple[int, Answers, float]]:
+        """Windows that were answered since the last call: the index, the answers, and the seconds that they took."""
+        found, self._answers = self._answers, []
+        return found
+
+    def logits(self, index: int, window: Window) -> Callable[[slice], Tensor]:
+        return LogitsCursor(self._blocks(index, window)).rows
+
+    def _blocks(self, index: int, window: Window) -> Iterator[tuple[slice, Tensor]]:
+        """Yields float32 logits of a few rows at a time, with their places among the rows of the window."""
+        parts: list[Reduced] = []
+        seconds, resumed = 0.0, time.perf_counter()
+        for rows, logits in self.engine.logits(window):
+            reducer = LogitsReducer(self.plan, SCORES, logits.device, self.vocabulary)
+            for block in reducer.blocks(len(logits)):
+                place, found = moved(block, rows.start), logits[block].float()
+                if self.keeps_answers:
+                    parts += reducer.reduce((index, window), place, found.clone())  # a copy: it may be overwritten
+                if self.keeps_answers and place.stop == len(window.rows):  # nobody may ask for more than the last row
+                    answers = reducer.answers(parts, window.targets.shape[1])
+                    self._answers.append((index, answers, seconds + time.perf_counter() - resumed))
+                seconds += time.perf_counter() - resumed
+                yield place, found
+                resumed = time.perf_counter()
+
+
+class HeldLogits(LiveLogits):
+    """Such a baseline for a candidate that decodes several windows side by side: it holds the logits of all of them.
+
+    A model that is compared with itself is prefilled window by window, and decoded step by step, so the rows of all
+    windows of a batch are needed at once.
+    """
+
+    def logits(self, index: int, window: Window) -> Callable[[slice], Tensor]:
+        whole = torch.cat([found.clone() for _, found in self._blocks(index, window)])
+        return lambda rows: whole[rows]
+
+
+class LogitsCursor:
+    """Reads the rows of a window from blocks of logits, in order; blocks and requests may be of different lengths."""
+
+    def __init__(self, blocks: Iterator[tuple[slice, Tensor]]) -> None:
+        self._blocks, self._place = blocks, slice(0, 0)
+        self._block: Tensor | None = None
+
+    def rows(self, wanted: slice) -> Tensor:
+        """The logits of some rows, valid until the next call."""
+        parts: list[Tensor] = []
+        at: int = wanted.start
+        while at < wanted.stop:
+            while at >= self._place.stop:
+                parts = [part.clone() for part in parts]  # the next block may lie in the same memory
+                self._place, self._block = next(self._blocks)
+            assert self._block is not None
+            assert at >= self._place.start, "rows are asked for in order"
+            end = min(wanted.stop, self._place.stop)
+            parts.append(self._block[at - self._place.start : end - self._place.start])
+            at = end
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def judge_probe(logits: Tensor, earlier: Tensor, slack: float) -> tuple[str, ...]:
+    """Notes on a model, from its logits on a probe; an error if it is not causal and so cannot be scored.
+
+    ``earlier`` are the logits of all rows but the last, computed with a different last token. That may change them by
+    at most ``slack`` of the largest logit.
+    """
+    moved = (earlier - logits[:-1]).abs()
+    if moved.numel() and float(moved.max() / logits.abs().max().clamp_min(1.0)) > slack:
+        raise ModelError("the model's rows depend on the tokens after them", fix="choose a causal language model")
+    return (UNIFORM,) if bool((logits == logits[:, :1]).all()) else ()

@@ -1,0 +1,257 @@
+"""Finds engines by name: the folders of this package, which declare a PLUGIN, and the plug-ins of other packages.
+
+Nothing is opened here, and nothing heavy is imported: a question that no engine can answer is refused at once.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from scoremode import engines
+from scoremode.core import entry_points
+from scoremode.core.engine.options import KnownOption, Options
+from scoremode.core.engine.plugin import CONTRACT, EnginePlugin, Work
+from scoremode.core.entry_points import Plugins
+from scoremode.core.plan.path import PREFILL
+from scoremode.errors import EngineError, OptionError, did_you_mean
+
+if TYPE_CHECKING:
+    from scoremode.core.engine.base import Engine
+    from scoremode.core.models.subject import Subject
+
+GROUP = "scoremode.engines"
+
+
+@cache
+def registry() -> Plugins:
+    """All engines that can be used here, by name, and the plug-ins that were refused."""
+    # an engine of our own is a folder here whose ``__init__`` declares it
+    folders = sorted(module.name for module in pkgutil.iter_modules(engines.__path__) if module.ispkg)
+    found = [import_module(f"{engines.__name__}.{name}").PLUGIN() for name in folders]
+    ours = {plugin.name: plugin for plugin in found}
+    theirs = entry_points.load(GROUP, ours, _accepted)
+    return Plugins({**ours, **theirs.found}, theirs.refused)
+
+
+def _accepted(name: str, loaded: Any) -> EnginePlugin:
+    if not (isinstance(loaded, type) and issubclass(loaded, EnginePlugin)):
+        raise ValueError("it is not a subclass of scoremode.core.engine.plugin.EnginePlugin; ask its author to fix it")
+    written_for = loaded.__dict__.get("contract")
+    if written_for != CONTRACT:
+        raise ValueError(
+            f"it was written for version {written_for} of the engine contract, and this is version {CONTRACT}; "
+            "update it, or install the scoremode that it was written for"
+        )
+    if getattr(loaded, "name", None) != name:
+        raise ValueError(f"its entry point is named '{name}' but the engine itself '{getattr(loaded, 'name', None)}'")
+    return loaded()
+
+
+def known_engines() -> dict[str, EnginePlugin]:
+    return registry().found
+
+
+def find_engine(name: str) -> EnginePlugin:
+    """The engine with a name, or at an address; OptionError if there is none."""
+    if name in known_engines():
+        return known_engines()[name]
+    for plugin in known_engines().values():
+        if name.lower().startswith(plugin.addresses):
+            return plugin.at(name)
+    for refused in registry().refused:
+        if refused.name == name:
+            raise OptionError(f"the engine '{name}' cannot be used", fix=f"{refused}")
+    raise OptionError(f"there is no engine '{name}'", fix=did_you_mean(name, known_engines()))
+
+
+def _owner(model: str) -> EnginePlugin | None:
+    """The engine that claims the model's name as its own; None if no engine does."""
+    return next((plugin for plugin in known_engines().values() if plugin.claims(model)), None)
+
+
+def choose_engine(wanted: str | None, model: str) -> EnginePlugin:
+    """The wanted engine, else the one that claims the model's name, else the default; an error if it does not fit."""
+    owner = _owner(model)
+    natural = owner or next(plugin for plugin in known_engines().values() if plugin.is_default)
+    chosen = natural if wanted is None else find_engine(wanted)
+    if chosen.addresses and chosen.address is None:
+        raise OptionError(
+            f"the {chosen.name} engine needs an address", fix=f"give --engine {chosen.addresses[0]}HOST:PORT"
+        )
+    fits = chosen.claims(model) or (owner is None and chosen.opens_checkpoints)
+    if not fits:
+        raise OptionError(f"the {chosen.name} engine cannot score {model}", fix=f"use --engine {natural.name}")
+    return chosen
+
+
+def engine_for(wanted: str | None, model: str) -> EnginePlugin:
+    """The engine for one of several models: the wanted one if it can score the model, else the one that claims it.
+
+    So ``--engine`` chooses among engines for checkpoints, and a file that only one engine opens goes to that engine.
+    """
+    try:
+        return choose_engine(wanted, model)
+    except OptionError:
+        owner = _owner(model)
+        if owner is None or wanted not in known_engines():
+            raise
+        return owner
+
+
+def share_options(plugin: EnginePlugin, all_used: Sequence[EnginePlugin], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options that ``plugin`` has, and those that no engine in ``all_used`` has: it refuses them later.
+
+    If only other engines know the value of an option, as in ``--kv-cache-dtype fp8``, it is meant for those.
+    """
+    own = plugin.options.known()
+    used = {name for name in given if any(name in other.options.known() for other in all_used)}
+    meant = {name for name, value in given.items() if any(_allows(other, name, value) for other in all_used)}
+    return {
+        name: value
+        for name, value in given.items()
+        if (name in own and (name not in meant or _allows(plugin, name, value))) or name not in used
+    }
+
+
+def _allows(plugin: EnginePlugin, name: str, value: Any) -> bool:
+    """Has an engine an option of that name, with that value?"""
+    option = plugin.options.known().get(name)
+    if option is None:
+        return False
+    try:
+        option.checked(value)
+    except OptionError:
+        return False
+    return True
+
+
+def read_options(plugin: EnginePlugin, given: Mapping[str, Any]) -> Any:
+    """Converts options to the engine's dataclass. If the engine lacks one, the error names the engines that have it."""
+    chosen = {name: value for name, value in given.items() if value is not None}
+    known = plugin.options.known()
+    for name, value in chosen.items():
+        if name not in known and value is not False:
+            raise _not_an_option(plugin, name)
+    return plugin.options.of({name: value for name, value in chosen.items() if name in known})
+
+
+def _not_an_option(plugin: EnginePlugin, name: str) -> OptionError:
+    everywhere = all_options()
+    if name not in everywhere:
+        return OptionError(f"there is no option {name}", fix=did_you_mean(name, everywhere))
+    flag = everywhere[name][1].flag
+    others = [other for other, engine in known_engines().items() if name in engine.options.known()]
+    needs = f"{flag} needs --engine {' or '.join(others)}"
+    fix = f"{plugin.instead[name]}; {needs}" if name in plugin.instead else f"leave {flag} out; {needs}"
+    return OptionError(f"{flag} does not apply to the {plugin.name} engine", fix=fix)
+
+
+def all_options() -> dict[str, tuple[list[str], KnownOption]]:
+    """All options of all engines by name: the engines that have it, and the option as the first of them declares it.
+
+    If engines allow different values, the option here allows any, and its help has what each engine says.
+    """
+    found: dict[str, tuple[list[str], KnownOption]] = {}
+    for engine, plugin in known_engines().items():
+        for name, option in plugin.options.known().items():
+            engines, shared = found.setdefault(name, ([], option))
+            if shared.details.choices != option.details.choices:
+                words = f"{engines[0]}: {_with_choices(shared)}; {engine}: {_with_choices(option)}"
+                found[name] = engines, replace(option, details=replace(option.details, help=words, choices=None))
+            engines.append(engine)
+    return found
+
+
+def _with_choices(option: KnownOption) -> str:
+    choices = option.details.choices
+    return option.details.help + (f" ({', '.join(choices)})" if choices else "")
+
+
+def check_values(given: Mapping[str, Any]) -> None:
+    """Refuses a value that no engine accepts for its option, before it is known which engine will be asked.
+
+    Of several types of the K/V cache, which ``compare`` takes, each is checked.
+    """
+    each = [(name, one) for name, value in given.items() for one in (value if isinstance(value, list) else [value])]
+    for name, value in each:
+        options = [p.options.known()[name] for p in known_engines().values() if name in p.options.known()]
+        refusals = []
+        for option in options:
+            try:
+                option.checked(value)
+            except OptionError as error:
+                refusals.append(error)
+        if refusals and len(refusals) == len(options):
+            raise refusals[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """An engine, its options and the model that it will score; nothing is opened yet."""
+
+    plugin: EnginePlugin
+    options: Options
+    subject: Subject
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that the engine would use: a part of a run's identity."""
+        return self.plugin.settings(self.subject, self.options)
+
+
+def choose(
+    model: str, engine: str | None = None, given: Mapping[str, Any] | None = None, tokenizer: str | None = None
+) -> Chosen:
+    """Chooses the engine for a model and reads its options; refuses here what can be refused before it is opened."""
+    plugin = choose_engine(engine, model)
+    options = read_options(plugin, given or {})
+    return Chosen(plugin, options, plugin.subject(model, options, tokenizer))
+
+
+def open_engine(chosen: Chosen, work: Work) -> Engine:
+    """Start an engine on a model: the one place where weights are loaded."""
+    return chosen.plugin.open(chosen.subject, chosen.options, work)
+
+
+def require_path(plugin: EnginePlugin, path: str | None, fix: str = "leave --path out") -> None:
+    """Refuses a path by which an engine cannot feed its model, before it is opened."""
+    if path is None or path in plugin.able().paths:
+        return
+    others = [other.name for other in known_engines().values() if path in other.capabilities.paths]
+    others.sort(key=lambda name: not known_engines()[name].is_default)
+    raise EngineError(
+        f"the {plugin.name} engine has no {path} path", fix=f"{fix}, or use --engine {' or '.join(others)}"
+    )
+
+
+def require_read(options: Options, path: str | None, *, has_flag: bool = True) -> None:
+    """Refuses options that an engine would not read on a path, before it is opened.
+
+    ``has_flag`` says whether the command has ``--path``, by which the user could choose another path.
+    """
+    path = path or PREFILL
+    for name in options.given():
+        option = options.known()[name]
+        if option.details.path not in (None, path):
+            other = f"add --path {option.details.path}, or " if has_flag else ""
+            raise OptionError(
+                f"{option.flag} has no effect on the {path} path",
+                fix=f"{other}leave {option.flag} out",
+            )
+
+
+def require(plugin: EnginePlugin, capability: str, what: str) -> None:
+    """Refuse a question that an engine cannot answer, before it is opened."""
+    able = plugin.able()
+    if getattr(able, capability):
+        return
+    if capability == "hidden_states" and able.distributions:
+        fix = "keep its distributions instead, as a baseline: scoremode reference MODEL --kld FILE"
+        raise EngineError(f"the {plugin.name} engine cannot {what}", fix=fix)
+    others = [other.name for other in known_engines().values() if getattr(other.capabilities, capability)]
+    others.sort(key=lambda name: not known_engines()[name].is_default)  # the embedded one first
+    raise EngineError(f"the {plugin.name} engine cannot {what}", fix=f"use --engine {' or '.join(others)}")

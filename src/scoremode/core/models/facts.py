@@ -1,0 +1,268 @@
+"""A model's name ─▶ its folder, and the facts in its files; weights are not loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scoremode.core.disk.files import remembered_sha256, require_plain_files
+from scoremode.core.models.embedded import EMBEDDED, embedded_model
+from scoremode.core.models.safetensors import read_header, sizes_of, stored_bytes
+from scoremode.core.models.sizes import ModelSizes
+from scoremode.core.strict_json import read_object
+from scoremode.errors import ModelError, OptionError, did_you_mean
+
+FINGERPRINTED = (".json", ".jinja", ".model", ".txt", ".py")  # besides the weights
+
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")  # names in a config
+LAYER = re.compile(r"^((?:.*?\.)?(?:layers|h|blocks))\.(\d+)\.")  # the outermost list of layers in a tensor's name
+BESIDE = re.compile(r"visi|visual|image|audio|speech|encoder|mtp|draft|eagle|resampler|perceiver|projector|adapter")
+NAMED = 3  # most tensors that a note names
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """Facts from a checkpoint's files; weights are not read."""
+
+    name: str  # as the user gave it
+    path: Path
+    revision: str | None  # the commit on the hub, if the folder comes from there
+    files: dict[str, str]  # file name -> sha256; with a revision, only of code files
+    fingerprint: str
+    vocabulary: int | None
+    context_length: int | None
+    hidden_size: int | None
+    weight_bytes: int
+    bits_per_weight: float | None  # stored bits / weights; None if the format is not understood
+    config: dict[str, Any]
+    emulated_bytes: int | None = None  # the size that an emulated quantization would have; None if it is real
+    sizes: ModelSizes | None = None  # of the stored tensors; None if the format is not understood or only emulated
+    left_out: tuple[str, ...] = ()  # safetensors files in the folder that are not counted as weights
+    notes: tuple[str, ...] = ()  # which parts of the checkpoint are not used, in words
+
+
+def resolve(name: str, *, revision: str | None = None, token: str | None = None) -> Path:
+    """The folder of a model: the embedded one by name, a local folder, or a repository on the Hugging Face hub.
+
+    >>> resolve("smollm2-135m").joinpath("config.json").exists()   # doctest: +SKIP
+    True
+    """
+    if name == EMBEDDED or Path(name).expanduser().is_dir():
+        if revision is not None:
+            raise OptionError(
+                f"--revision does not apply to {name}, which is not on the hub", fix="leave --revision out"
+            )
+        if name == EMBEDDED:
+            return embedded_model()
+        require_plain_files(Path(name).expanduser())
+        return Path(name).expanduser()
+    path = Path(name).expanduser()
+    if path.is_file():
+        raise ModelError(f"{name} is a file", fix="give the folder of a Hugging Face checkpoint")
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        known = (EMBEDDED, "table:uniform", "table:successor")
+        if name in known:
+            raise ModelError(f"{name} is a model of the table engine and has no weights", fix="give a checkpoint")
+        fix = did_you_mean(name, known) if "/" not in name else "check the path"
+        raise ModelError(f"there is no model or folder '{name}'", fix=fix)
+    return _from_hub(name, revision, token)
+
+
+def _from_hub(name: str, revision: str | None, token: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+
+    wanted = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]
+    try:
+        return Path(snapshot_download(name, revision=revision, token=token, allow_patterns=wanted))
+    except Exception as error:
+        raise _not_fetched(name, error) from None
+
+
+def hub_config(name: str, revision: str | None = None) -> Path:
+    """Fetches config.json of a repository on the hub alone; returns its folder. ModelError if it cannot be fetched."""
+    from huggingface_hub import hf_hub_download
+
+    from scoremode.remote.storage.reachable import hub_is_reachable
+
+    try:  # the client tries again for a minute if the hub cannot be reached
+        is_local = not hub_is_reachable()
+        return Path(hf_hub_download(name, "config.json", revision=revision, local_files_only=is_local)).parent
+    except Exception as error:
+        raise _not_fetched(name, error) from None
+
+
+def _not_fetched(name: str, error: Exception) -> ModelError:
+    """The hub's client raises many kinds of errors; all of them mean "no model"."""
+    from scoremode.core.text.hub import explain_hub_error
+
+    reason, fix = explain_hub_error(error)
+    return ModelError(f"model {name} could not be fetched from the Hugging Face hub: {reason}", fix=fix)
+
+
+def inspect(name: str, *, revision: str | None = None, token: str | None = None) -> ModelFacts:
+    """Reads the facts in a model's files; ModelError if they are incomplete."""
+    path = resolve(name, revision=revision, token=token)
+    config = read_config(path)
+    weights, left_out = weight_files(path)
+    headers = [read_header(p) for p in weights]
+    stored = sizes_of(
+        {name: t for tensors in headers for name, t in tensors.items()}, config.get("quantization_config")
+    )
+    emulated = _emulated_bits(config)  # the sizes of the stored tensors then say nothing
+    sizes = stored if emulated is None else None
+    text_config = config.get("text_config") or config
+    notes = check_layers(name, text_config, (tensor for tensors in headers for tensor in tensors))
+    revision = path.name if path.parent.name == "snapshots" else None
+    files, identity = _fingerprint(path, revision, [*weights, *(p for p in left_out if _in_mistrals_format(p))])
+    return ModelFacts(
+        name=name,
+        path=path,
+        revision=revision,
+        files=files,
+        fingerprint=identity,
+        vocabulary=_first_int(text_config, "vocab_size"),
+        context_length=_first_int(
+            text_config, "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"
+        ),
+        hidden_size=_first_int(text_config, "hidden_size", "n_embd", "d_model"),
+        weight_bytes=sum(stored_bytes(tensors.values()) for tensors in headers),
+        bits_per_weight=emulated or (sizes.bits_per_weight if sizes else None),
+        emulated_bytes=round(emulated * stored.weights / 8) if emulated and stored else None,
+        sizes=sizes,
+        config=config,
+        left_out=tuple(p.name for p in left_out),
+        notes=tuple(notes),
+    )
+
+
+def weight_files(path: Path) -> tuple[list[Path], list[Path]]:
+    """The files that contain a checkpoint's weights, and the other safetensors files in the folder.
+
+    If there is an index, the weights are in the files that it names, because loaders read those. Mistral's repositories
+    contain the same weights again as consolidated*.safetensors, which must not be counted twice.
+    """
+    present = sorted(path.glob("*.safetensors"))
+    if not present:
+        pickled = any(path.glob("*.bin"))
+        what = "only pickled weights (.bin), which scoremode does not open" if pickled else "no weights"
+        raise ModelError(f"the model folder {path} contains {what}", fix="give a folder with .safetensors files")
+    names = {p.name for p in present}
+    named = _names_in_index(path / INDEX) if (path / INDEX).is_file() else None
+    if named is None:
+        twice = SINGLE in names
+        weights = [p for p in present if not (twice and _in_mistrals_format(p))]
+    else:
+        if missing := sorted(named - names):
+            raise ModelError(f"{path} lacks {missing[0]}, which its index names", fix="download the model again")
+        if SINGLE in names - named:  # some loaders would read it, others the files of the index
+            raise ModelError(f"{path} contains {SINGLE} and an index of other files", fix="remove one of the two")
+        weights = [p for p in present if p.name in named]
+    return weights, [p for p in present if p not in weights]
+
+
+def _in_mistrals_format(path: Path) -> bool:
+    """Is this a file in Mistral's own format? Some engines prefer it; Transformers does not read it."""
+    return path.name.startswith("consolidated")
+
+
+def _names_in_index(path: Path) -> set[str]:
+    try:
+        named = read_object(path)["weight_map"].values()
+        if named and all(isinstance(n, str) and n.endswith(".safetensors") and Path(n).name == n for n in named):
+            return set(named)
+    except (ValueError, KeyError, AttributeError):
+        pass
+    raise ModelError(f"{path} is damaged: it names no files", fix="download the model again") from None
+
+
+def _fingerprint(path: Path, revision: str | None, weights: list[Path]) -> tuple[dict[str, str], str]:
+    """The sha256 of every file that affects scores, and one digest of them all.
+
+    A revision on the hub identifies its files. Code files are hashed anyway, because they may have been edited locally.
+    """
+    suffixes = (".py",) if revision else FINGERPRINTED
+    kept = [p for p in path.iterdir() if p.is_file() and p.suffix in suffixes]
+    files = {p.name: remembered_sha256(p) for p in sorted(kept + ([] if revision else weights))}
+    content = json.dumps({k: v for k, v in files.items() if k != "scoremode.json"}, sort_keys=True)
+    identity = content if revision is None else f"{revision}{content}" if files else revision
+    return files, hashlib.sha256(identity.encode()).hexdigest()
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    file = path / "config.json"
+    if not file.exists():
+        raise ModelError(f"the folder {path} has no config.json", fix="give the folder of a Hugging Face checkpoint")
+    try:
+        return read_object(file, constants=True)
+    except ValueError as error:
+        raise ModelError(f"{file} is not a config in JSON ({error})", fix="download the model again") from None
+
+
+def _first_int(config: Mapping[str, Any], *names: str) -> int | None:
+    return next((config[n] for n in names if isinstance(config.get(n), int)), None)
+
+
+def _emulated_bits(config: dict[str, Any]) -> float | None:
+    """The config's ``bits_per_weight``, if it has one: an emulated quantization states the bits it stands for."""
+    said = config.get("bits_per_weight")
+    if isinstance(said, int | float) and not isinstance(said, bool) and 0 < said <= 64:
+        return float(said)
+    return None
+
+
+# ── layers ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def check_layers(name: str, config: Mapping[str, Any], tensors: Iterable[str]) -> list[str]:
+    """Raise ModelError if config and weights have different numbers of layers; return notes on unused layers.
+
+    A config with fewer layers than the weights loads without an error, but scores a smaller model than intended.
+
+    >>> check_layers("model", {"num_hidden_layers": 2}, ["model.layers.0.norm.weight", "model.layers.1.norm.weight"])
+    []
+    """
+    layers = _first_int(config, *LAYERS)
+    if layers is None:
+        return []
+    if layers < 1:
+        raise ModelError(f"the config of {name} gives {layers} as the number of layers", fix="download the model again")
+    stored = layers_of_text(tensors)
+    predicting = config.get("num_nextn_predict_layers")  # stored after the other layers; predict several tokens ahead
+    most = layers + (predicting if isinstance(predicting, int) and predicting > 0 else 0)
+    if stored is None or stored == layers:
+        return []
+    if layers < stored <= most:
+        return [f"layers {layers} to {stored - 1} of the checkpoint predict further tokens and are not used"]
+    raise ModelError(
+        f"{name} has weights for {stored} layers and a config for {layers}",
+        fix="config and weights do not belong together: download the model again",
+    )
+
+
+def layers_of_text(tensors: Iterable[str]) -> int | None:
+    """Number of layers of the language model that have weights; None if the names do not show it."""
+    counts: dict[str, int] = {}
+    for tensor in tensors:
+        found = LAYER.match(tensor)
+        if found and not BESIDE.search(found[1].lower()):
+            counts[found[1]] = max(counts.get(found[1], 0), int(found[2]) + 1)
+    return max(counts.values(), default=None)
+
+
+def unused_note(unused: Iterable[str]) -> list[str]:
+    """A note on tensors that the model does not use.
+
+    >>> unused_note(["b", "a"])
+    ['2 tensors of the checkpoint are not used: a, b']
+    """
+    names = sorted(set(unused))
+    if not names:
+        return []
+    listed = ", ".join(names[:NAMED]) + (", …" if len(names) > NAMED else "")
+    count = "1 tensor of the checkpoint is" if len(names) == 1 else f"{len(names)} tensors of the checkpoint are"
+    return [f"{count} not used: {listed}"]

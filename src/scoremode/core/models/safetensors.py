@@ -1,0 +1,166 @@
+"""Reads the headers of safetensors files: tensors, bytes, and bits per weight. Weights are not read.
+
+Headers are not trusted: every number is checked. If a format is not understood, bits per weight are None, because a
+wrong number could appear in a chart unnoticed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scoremode.core.disk.files import open_regular
+from scoremode.core.models.sizes import ModelSizes, add_up
+from scoremode.errors import ModelError
+
+LONGEST_HEADER = 100_000_000  # bytes; the same limit as in the safetensors library
+FLOAT_BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8}
+INTEGER_BITS = {"I64": 64, "U64": 64, "I32": 32, "U32": 32, "I16": 16, "U16": 16, "I8": 8, "U8": 8, "BOOL": 8}
+DTYPE_BITS = FLOAT_BITS | INTEGER_BITS
+
+PACKED = ("weight_packed", "qweight")  # several weights in one integer: compressed-tensors; GPTQ and AWQ
+TRELLIS = "trellis"  # weights of EXL3
+BESIDE_WEIGHTS = {  # tensors of a quantized layer that are not weights
+    *("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "weight_global_scale", "weight_scale_inv"),
+    *("input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point"),
+    *("suh", "svh", "su", "sv", "mcg", "mul1"),  # EXL3
+    *("q_scale", "k_scale", "v_scale", "k_zero_point", "v_zero_point", "scales", "qzeros", "g_idx"),
+}
+BUFFERS = {
+    "position_ids",
+    "token_type_ids",
+    "num_batches_tracked",
+    "bias",
+    "masked_bias",
+}  # not weights if they are integers
+LONGEST_SHAPE = 8  # most numbers in a weight_shape
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor, as listed in a header."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int  # byte offset in the file
+    end: int
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """Returns the tensors that a safetensors file lists. Raises ModelError if the file is damaged or truncated."""
+    size = path.stat().st_size
+    with open_regular(path) as file:
+        start = file.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
+        raw = file.read(length) if length < min(size, LONGEST_HEADER) else b""
+    try:
+        entries = {name: entry for name, entry in json.loads(raw).items() if name != "__metadata__"}
+        tensors = {name: _entry(path, entry, 8 + length) for name, entry in entries.items()}
+        _require_no_overlap(tensors.values(), 8 + length)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ModelError(f"{path} is not a safetensors file", fix="download it again") from None
+    end = 8 + length + stored_bytes(tensors.values())
+    if end > size:
+        raise ModelError(f"{path} is truncated: {size} bytes of {end}", fix="download it again")
+    return tensors
+
+
+def _entry(path: Path, entry: Mapping[str, Any], data: int) -> StoredTensor:
+    dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+    numbers = (*shape, begin, end)  # their count and size are limited, so that their product is fast to compute
+    if not isinstance(dtype, str) or len(shape) > 32 or not all(type(n) is int and 0 <= n < 2**63 for n in numbers):
+        raise ValueError("not a tensor")
+    tensor = StoredTensor(path, dtype, tuple(shape), data + begin, data + end)
+    bits = DTYPE_BITS.get(dtype)
+    if end < begin or (bits is not None and 8 * (end - begin) != tensor.size * bits):
+        raise ValueError("offsets and shape do not fit")
+    return tensor
+
+
+def _require_no_overlap(tensors: Iterable[StoredTensor], data: int) -> None:
+    """Raises ValueError if tensors leave gaps or overlap, which the format forbids. So no byte counts twice."""
+    expected = data
+    for tensor in sorted(tensors, key=lambda t: (t.begin, t.end)):
+        if tensor.begin != expected:
+            raise ValueError("tensors overlap, or leave a gap")
+        expected = tensor.end
+
+
+def stored_bytes(tensors: Iterable[StoredTensor]) -> int:
+    return sum(tensor.end - tensor.begin for tensor in tensors)
+
+
+def sizes_of(tensors: Mapping[str, StoredTensor], quantization: object = None) -> ModelSizes | None:
+    """Returns the size of a checkpoint and its parts, or None if a tensor's format is not understood.
+
+    ``quantization`` is the config's ``quantization_config``. A weight that is stored twice counts twice.
+    """
+    counts = {name: _weights_in(name, tensors, quantization) for name in tensors}
+    known = [
+        (name, tensors[name].end - tensors[name].begin, count) for name, count in counts.items() if count is not None
+    ]
+    if len(known) < len(counts) or not any(count for _, _, count in known):
+        return None
+    return add_up(known)
+
+
+def _weights_in(name: str, tensors: Mapping[str, StoredTensor], quantization: object) -> int | None:
+    """Returns how many weights a tensor represents, or None if its format is not understood."""
+    tensor, (prefix, _, leaf) = tensors[name], name.rpartition(".")
+    if leaf in PACKED:
+        return _packed_weights(tensor, tensors.get(f"{prefix}.weight_shape"), _packed_bits(quantization))
+    if leaf == TRELLIS:
+        return _trellis_weights(tensor)
+    if isinstance(quantization, dict) and leaf in BESIDE_WEIGHTS:
+        return 0
+    if tensor.dtype in FLOAT_BITS or (tensor.dtype == "I8" and f"{prefix}.weight_scale" in tensors):
+        return tensor.size
+    return 0 if tensor.dtype == "BOOL" or leaf in BUFFERS else None
+
+
+def _trellis_weights(tensor: StoredTensor) -> int | None:
+    """Returns the number of weights in an EXL3 tensor of 16 × 16 tiles: (tiles, tiles, 16-bit words of a tile)."""
+    if tensor.dtype not in ("I16", "U16") or len(tensor.shape) != 3:
+        return None
+    return tensor.shape[0] * tensor.shape[1] * 256
+
+
+def _packed_weights(packed: StoredTensor, shape: StoredTensor | None, bits: int | None) -> int | None:
+    room = 8 * (packed.end - packed.begin)
+    written = None if shape is None else _read_shape(shape)
+    if written is None:  # a format whose packing leaves no gaps
+        return None if bits is None else room // bits
+    return written if written * (bits or 1) <= room else None
+
+
+def _read_shape(tensor: StoredTensor) -> int | None:
+    """Returns the number of weights by a ``weight_shape`` tensor. Only the data of such tensors is read."""
+    if tensor.dtype != "I64" or not 0 < tensor.size <= LONGEST_SHAPE:
+        return None
+    with open_regular(tensor.file) as file:
+        file.seek(tensor.begin)
+        numbers = struct.unpack(f"<{tensor.size}q", file.read(8 * tensor.size))
+    return math.prod(numbers) if min(numbers) > 0 else None
+
+
+def _packed_bits(quantization: object) -> int | None:
+    """Returns the bits per packed weight if the config states one number for all layers, else None."""
+    if not isinstance(quantization, dict):
+        return None
+    groups = quantization.get("config_groups")
+    found: Sequence[object] = [quantization.get("bits")]  # GPTQ and AWQ
+    if isinstance(groups, dict):
+        weights = [group.get("weights") for group in groups.values() if isinstance(group, dict)]
+        found = [w.get("num_bits") for w in weights if isinstance(w, dict)]
+    bits = [b for b in found if type(b) is int and 0 < b <= 16]
+    return bits[0] if bits and bits == [bits[0]] * len(found) else None

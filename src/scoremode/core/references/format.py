@@ -1,0 +1,314 @@
+"""The file format of a reference: the position of each row, the manifests, and checks of both.
+
+Files are not trusted: types, ranges, sizes and file names are checked.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import stat
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from scoremode.core.disk.files import open_regular, write_atomically
+from scoremode.core.disk.folders import PARTIAL, REFERENCE, ROWS, is_reference_file, shard_name
+from scoremode.core.disk.manifests import Sha256, Text, is_sealed, sealed, unusable_field
+from scoremode.core.strict_json import read_object
+from scoremode.errors import RunError, harmless
+
+FORMAT = 2
+RAW_DTYPES: dict[str, np.dtype[Any]] = {
+    "bfloat16": np.dtype("<u2"),
+    "float16": np.dtype("<f2"),
+    "float32": np.dtype("<f4"),
+}
+SAFETENSORS_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+DATA_START = 512
+"""Every file's header is padded to this offset, so that rows are aligned and a header can be written after its rows."""
+MOST_ROWS, WIDEST = 1 << 48, 1 << 24
+
+
+# ── geometry ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+class TensorFile(NamedTuple):
+    """The size and the header that a safetensors file must have."""
+
+    size: int
+    header: bytes
+
+    @staticmethod
+    def of(*tensors: tuple[str, str, tuple[int, ...]]) -> TensorFile:
+        """Describes the file of consecutive tensors (name, dtype, shape); its header is padded with spaces."""
+        described, at = {}, 0
+        for name, dtype, shape in tensors:
+            end = at + math.prod(shape) * RAW_DTYPES[dtype].itemsize
+            described[name] = {"dtype": SAFETENSORS_DTYPES[dtype], "shape": list(shape), "data_offsets": [at, end]}
+            at = end
+        written = json.dumps(described, separators=(",", ":")).encode()
+        assert len(written) <= DATA_START - 8, "a header that is too long"
+        return TensorFile(DATA_START + at, struct.pack("<Q", DATA_START - 8) + written.ljust(DATA_START - 8))
+
+    def problem(self, path: Path) -> str | None:
+        """Says how a file differs from this description; None if its size and header are right."""
+        try:
+            found = path.stat()
+            if not stat.S_ISREG(found.st_mode):
+                return "is not a file"
+            if found.st_size != self.size:
+                how = "was truncated" if found.st_size < self.size else "is too long"
+                return f"{how} ({found.st_size} bytes instead of {self.size})"
+            with open_regular(path) as file:
+                return None if file.read(DATA_START) == self.header else "does not have the expected header"
+        except FileNotFoundError:
+            return "is missing"
+        except OSError as error:
+            return f"cannot be read ({error.strerror})"
+
+
+class ShardLayout(msgspec.Struct, frozen=True):
+    """The file and the position of every row."""
+
+    targets: int
+    width: int
+    dtype: str
+    rows_per_shard: int
+
+    @property
+    def row_bytes(self) -> int:
+        return self.width * RAW_DTYPES[self.dtype].itemsize
+
+    @property
+    def shards(self) -> int:
+        return -(-self.targets // self.rows_per_shard)
+
+    def shard_range(self, shard: int) -> tuple[int, int]:
+        """Returns the first row of a shard, and the number of its rows."""
+        first = shard * self.rows_per_shard
+        return first, min(self.rows_per_shard, self.targets - first)
+
+    def shard_file(self, shard: int) -> TensorFile:
+        return TensorFile.of(("states", self.dtype, (self.shard_range(shard)[1], self.width)))
+
+    def pieces(self, first: int, count: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yields the parts of a range of rows: (shard, byte offset in its file, rows before the part, its rows)."""
+        before = 0
+        while before < count:
+            shard, row = divmod(first + before, self.rows_per_shard)
+            rows = min(count - before, self.rows_per_shard - row)
+            yield shard, DATA_START + row * self.row_bytes, before, rows
+            before += rows
+
+
+def head_file(head: Mapping[str, Any], width: int) -> TensorFile:
+    bias = [("bias", head["bias_dtype"], (head["rows"],))] if head["has_bias"] else []
+    return TensorFile.of(("weight", head["dtype"], (head["rows"], width)), *bias)
+
+
+def estimate_bytes(targets: int, width: int, dtype: str, vocabulary: int) -> dict[str, int]:
+    """Returns the size of a reference on disk, and the size of float16 logits for comparison.
+
+    >>> estimate_bytes(1000, 4096, "bfloat16", 128256)["states"]
+    8192000
+    """
+    item = RAW_DTYPES[dtype].itemsize
+    states, head = targets * width * item, vocabulary * width * item
+    return {"states": states, "head": head, "total": states + head, "logits_fp16": targets * vocabulary * 2}
+
+
+# ── manifests ────────────────────────────────────────────────────────────────────────────────────────────────────────
+Dtype = Literal["bfloat16", "float16", "float32"]
+Factor = Annotated[float, Meta(ge=1e-300, le=1e30)]  # a value outside these bounds means a damaged file
+Rows = Annotated[int, Meta(ge=1, le=MOST_ROWS)]
+Ids = Annotated[int, Meta(ge=1, le=1 << 32)]
+
+
+class HeadManifest(msgspec.Struct):
+    """The description of a head."""
+
+    file: Literal["head.safetensors"]
+    rows: Ids
+    vocabulary: Ids
+    dtype: Dtype
+    has_bias: bool
+    bias_dtype: Dtype | None
+    scale: Factor
+    softcap: Factor | None
+
+
+class HashedHead(HeadManifest):
+    """The description of a head in a finished reference."""
+
+    sha256: Sha256
+
+
+class ShardManifest(msgspec.Struct):
+    """A file of hidden states."""
+
+    file: Text
+    rows: Rows
+    sha256: Sha256
+
+
+class ReferenceManifest(msgspec.Struct):
+    """The fields of a finished reference's manifest; fields with a default are in some manifests only."""
+
+    format: Literal[2]
+    targets: Annotated[int, Meta(ge=0, le=MOST_ROWS)]
+    width: Annotated[int, Meta(ge=1, le=WIDEST)]
+    rows_per_shard: Rows
+    dtype: Dtype
+    plan_digest: Text
+    method: Text
+    model_fingerprint: Text
+    tokenizer: Text
+    engine: dict[str, Any]
+    identity: dict[str, Any]
+    vocabulary: Ids
+    shards: list[ShardManifest]
+    head: HashedHead
+    method_settings: dict[str, Any] = {}
+    corpus: str = ""
+    corpus_sha256: Text = ""
+
+
+class PartialManifest(msgspec.Struct):
+    """The fields of partial.reference.json."""
+
+    format: Literal[2]
+    ready: bool
+    identity: dict[str, Any]
+    layout: dict[str, Any]
+
+
+def remake_fix(folder: Path) -> str:
+    """Returns advice for the error message about a damaged reference."""
+    return f"copy the folder again, or remove it and make it again: {_command(folder)}"
+
+
+def _command(folder: Path) -> str:
+    return f"scoremode reference MODEL --corpus … --out {shlex.quote(str(folder))}"
+
+
+def read_reference_manifest(folder: Path) -> dict[str, Any]:
+    """Returns the checked manifest of a finished reference; raises RunError if it is missing, changed or invalid."""
+    path, remake = folder / REFERENCE, remake_fix(folder)
+    if not path.exists():
+        if (folder / PARTIAL).exists():
+            raise RunError(f"{folder} contains an unfinished reference", fix="run the same command again to resume")
+        raise RunError(f"{folder} is not a reference", fix=f"make one: {_command(folder)}")
+    try:
+        manifest = read_object(path)
+    except ValueError as error:
+        raise RunError(f"{path} is damaged ({harmless(str(error))})", fix=remake) from None
+    except OSError as error:
+        raise RunError(f"{path} cannot be read ({error.strerror})", fix=remake) from None
+    known = manifest.get("format")
+    if type(known) is int and known != FORMAT:
+        raise RunError(
+            f"{folder} was written in format {known}, this scoremode reads {FORMAT}", fix="make the reference again"
+        )
+    if not is_sealed(manifest):
+        raise RunError(f"{path} was changed after the reference was made", fix=remake)
+    wrong = manifest_problem(manifest)
+    if wrong is not None:
+        raise RunError(f"{path} is damaged ({harmless(wrong)})", fix=remake)
+    return manifest
+
+
+def manifest_problem(manifest: Mapping[str, Any]) -> str | None:
+    """Says what is wrong with a reference's manifest; None if every field has the right type and range."""
+    unfit = unusable_field(manifest, ReferenceManifest)
+    if unfit is not None:
+        return f"no usable {unfit}"
+    layout = msgspec.convert(manifest, ShardLayout)
+    if len(manifest["shards"]) != layout.shards:
+        return "its list of files does not cover the targets"
+    for shard, entry in enumerate(manifest["shards"]):
+        # file names are fixed, so that a manifest cannot refer to files outside its folder
+        name, (_, rows) = shard_name(shard), layout.shard_range(shard)
+        if entry["file"] != name or entry["rows"] != rows:
+            return f"file {shard} is not {name} with {rows} rows"
+    if manifest["vocabulary"] > manifest["head"]["vocabulary"]:
+        return "no usable vocabulary"
+    return head_problem(manifest["head"])
+
+
+def head_problem(head: Any) -> str | None:
+    """Says what is wrong with a head's description; None if it is consistent."""
+    if not isinstance(head, dict) or unusable_field(head, HeadManifest):
+        return "no usable head"
+    if head["vocabulary"] > head["rows"]:
+        return "its head has fewer rows than ids"
+    if head["has_bias"] != (head["bias_dtype"] is not None):
+        return "has_bias and bias_dtype disagree"
+    return None
+
+
+def write_partial(
+    folder: Path, identity: Mapping[str, Any], layout: ShardLayout | None = None, *, ready: bool = False
+) -> None:
+    """Writes partial.reference.json. ``ready`` means that rows may be written, because their space is allocated."""
+    known = {
+        "format": FORMAT,
+        "ready": ready,
+        "identity": identity,
+        "layout": msgspec.to_builtins(layout) if layout else {},
+    }
+    write_atomically(folder / PARTIAL, json.dumps(sealed({**known, "head": None})).encode())
+
+
+def read_partial(folder: Path) -> dict[str, Any] | None:
+    """Returns the contents of partial.reference.json; None if there is no unfinished reference."""
+    path = folder / PARTIAL
+    if not path.exists():
+        return None
+    try:
+        known = read_object(path)
+        unfit = unusable_field(known, PartialManifest)
+        reason = f"no usable {unfit}" if unfit else None if is_sealed(known) else "it was changed"
+    except (ValueError, OSError) as error:
+        reason = str(error)
+    if reason:
+        raise RunError(f"{path} is damaged ({harmless(reason)})", fix="start again with --fresh")
+    return known
+
+
+# ── the folder ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def identity_in(folder: Path) -> dict[str, Any] | None:
+    """Returns the identity of the reference in a folder, even if unfinished or damaged; None if it cannot be read."""
+    for name in (REFERENCE, PARTIAL):
+        with suppress(ValueError, OSError):
+            identity = read_object(folder / name).get("identity")
+            if isinstance(identity, dict):
+                return identity
+    return None
+
+
+def is_reference(folder: Path) -> bool:
+    """Does the folder contain a reference, finished or not, with a readable identity?"""
+    return identity_in(folder) is not None
+
+
+def discard(folder: Path) -> None:
+    """Removes a reference's own files, finished or not; does nothing if there is none. The caller holds the lock.
+
+    First, partial.reference.json is replaced by one that says that no rows are written. That file is removed last. So
+    after a kill the remaining files are still known to be ours, and the next writer starts from the beginning.
+    """
+    if not any((folder / name).exists() for name in (REFERENCE, PARTIAL, ROWS)):
+        return
+    with suppress(OSError):  # a full disk must not prevent the removal
+        write_partial(folder, identity_in(folder) or {})
+    for name in (REFERENCE, ROWS):
+        (folder / name).unlink(missing_ok=True)
+    for path in sorted(folder.iterdir(), key=lambda p: p.name == PARTIAL):
+        if is_reference_file(path.name):
+            path.unlink(missing_ok=True)

@@ -1,0 +1,207 @@
+"""Read a reference: a baseline's final hidden states for every target, bit for bit, and its head."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from scoremode.core.cache.entries import hold_entry, mark_used
+from scoremode.core.disk.files import open_regular, remembered_sha256
+from scoremode.core.disk.folders import HEAD, shard_name
+from scoremode.core.references.format import (
+    DATA_START,
+    RAW_DTYPES,
+    HashedHead,
+    ShardLayout,
+    TensorFile,
+    head_file,
+    read_reference_manifest,
+    remake_fix,
+)
+from scoremode.errors import RunError
+from scoremode.remote.storage.uri import Place
+from scoremode.values import Raw
+
+CHUNK = 1 << 20  # bytes that are read together
+
+FetchFile = Callable[[str, int, str], None]
+"""Fetches a file of a reference by its name, size and sha256 into the folder of the copy."""
+
+RowRecord = tuple[int, int, int]
+"""First row, number of rows, crc32 of the rows."""
+
+ROW_RECORD = struct.Struct("<QQII")  # a RowRecord, and the crc32 of its bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """A finished reference. Rows are read on demand, never all at once.
+
+    >>> reference = Reference.open("ref")            # doctest: +SKIP
+    >>> reference.rows(0, 512).shape                 # doctest: +SKIP
+    (512, 4096)
+    """
+
+    folder: Path
+    manifest: Mapping[str, Any]
+    layout: ShardLayout
+    place: Place | None = None  # the URI of the original, if the folder is a copy
+    fetch: FetchFile | None = None  # brings files that a copy lacks, when they are first needed
+
+    @staticmethod
+    def open(
+        folder: str | Path,
+        *,
+        verify: bool = True,
+        partial: bool = False,
+        place: Place | None = None,
+        fetch: FetchFile | None = None,
+    ) -> Reference:
+        """The reference in this folder, which may be a copy of the one at ``place``.
+
+        Sizes and headers are always checked; hashes only if a file has changed, and not without ``verify``. Files
+        may be missing from a ``partial`` copy, and with ``fetch``, which brings each when its rows are first read.
+        """
+        folder = Path(folder)
+        manifest = read_reference_manifest(folder)
+        mark_used(folder)
+        layout, head = msgspec.convert(manifest, ShardLayout), manifest["head"]
+        files = [(entry, layout.shard_file(shard)) for shard, entry in enumerate(manifest["shards"])]
+        files.append((head, head_file(head, layout.width)))
+        if fetch is not None or partial:  # the rows that are needed are here, or are fetched
+            files = [(entry, expected) for entry, expected in files if (folder / entry["file"]).exists()]
+        for entry, expected in files:
+            _require_sound(folder, entry["file"], expected.problem(folder / entry["file"]))
+        for entry, _ in files if verify else ():
+            try:
+                changed = remembered_sha256(folder / entry["file"]) != entry["sha256"]
+                problem = "was changed after the reference was made" if changed else None
+            except OSError as error:
+                problem = f"cannot be read ({error.strerror})"
+            _require_sound(folder, entry["file"], problem)
+        opened = Reference(folder, manifest, layout, place, fetch=fetch)
+        hold_entry(folder, opened)  # its files are opened later, when rows are read
+        return opened
+
+    @property
+    def targets(self) -> int:
+        return self.layout.targets
+
+    @property
+    def width(self) -> int:
+        return self.layout.width
+
+    @property
+    def dtype(self) -> str:
+        return self.layout.dtype
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of ids that get a probability; the head's rows after them are padding."""
+        return int(self.manifest["vocabulary"])
+
+    @cached_property
+    def head(self) -> HashedHead:
+        return msgspec.convert(self.manifest["head"], HashedHead)
+
+    def rows(self, first: int, count: int, into: Raw | None = None) -> Raw:
+        """The raw states (count, width) of consecutive targets, as a new array or in the one given."""
+        if first < 0 or count < 0 or first + count > self.targets:
+            raise IndexError(f"rows {first} to {first + count} of a reference of {self.targets}")
+        self.fetch_rows(first, count)
+        return read_rows(self.folder, self.layout, first, count, into=into)
+
+    def fetch_rows(self, first: int, count: int) -> None:
+        """Fetches the files that contain these rows, if this is a copy that lacks them."""
+        for shard, _, _, _ in self.layout.pieces(first, count) if self.fetch is not None else ():
+            self._fetch_file(self.manifest["shards"][shard], self.layout.shard_file(shard))
+
+    def _fetch_file(self, entry: Mapping[str, Any], expected: TensorFile) -> None:
+        path = self.folder / entry["file"]
+        if self.fetch is not None and not path.exists():
+            self.fetch(path.name, expected.size, entry["sha256"])
+            _require_sound(self.folder, path.name, expected.problem(path))
+
+    def head_weight(self) -> Raw:
+        """The head's raw matrix (padded vocabulary, width), mapped, so that only the parts in use are read.
+
+        Changes stay in memory and never reach the file (torch warns about read-only arrays).
+        """
+        self._fetch_file(self.manifest["head"], head_file(self.manifest["head"], self.width))
+        shape = (self.head.rows, self.width)
+        return np.memmap(self.folder / HEAD, RAW_DTYPES[self.head.dtype], "c", DATA_START, shape)
+
+    def head_bias(self) -> Raw | None:
+        """The head's raw bias (padded vocabulary,); None if the model has none."""
+        head = self.head
+        if head.bias_dtype is None:
+            return None
+        self._fetch_file(self.manifest["head"], head_file(self.manifest["head"], self.width))
+        at = DATA_START + head.rows * self.width * RAW_DTYPES[head.dtype].itemsize
+        return np.fromfile(self.folder / HEAD, RAW_DTYPES[head.bias_dtype], head.rows, offset=at)
+
+
+def _require_sound(folder: Path, name: str, problem: str | None) -> None:
+    if problem is not None:
+        raise RunError(f"{folder / name} {problem}", fix=remake_fix(folder))
+
+
+# ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def bytes_of(rows: Raw) -> memoryview:
+    """The memory of an array as bytes; copied only if the array is not contiguous."""
+    return np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
+
+
+def read_rows(folder: Path, layout: ShardLayout, first: int, count: int, *, into: Raw | None = None) -> Raw:
+    """Rows as a new array, or in the one given. They are read, not mapped: truncating a mapped file would kill us."""
+    rows = np.empty((count, layout.width), RAW_DTYPES[layout.dtype]) if into is None else into
+    for shard, offset, before, n in layout.pieces(first, count):
+        path, rest = folder / shard_name(shard), bytes_of(rows[before : before + n])
+        try:
+            with open_regular(path) as file:
+                file.seek(offset)
+                while rest and (got := file.readinto(rest)):
+                    rest = rest[got:]
+        except OSError as error:
+            _require_sound(folder, path.name, f"cannot be read ({error.strerror})")
+        _require_sound(folder, path.name, "was truncated" if rest else None)
+    return rows
+
+
+# ── which rows of an unfinished reference are written ────────────────────────────────────────────────────────────────
+def packed_record(first: int, count: int, checksum: int) -> bytes:
+    """A record of partial.rows, which says that these rows are written and have this checksum."""
+    body = ROW_RECORD.pack(first, count, checksum, 0)[:-4]
+    return body + struct.pack("<I", zlib.crc32(body))
+
+
+def row_records(data: bytes, layout: ShardLayout) -> tuple[list[RowRecord], int]:
+    """The records in the bytes of partial.rows, and where they end: a kill may leave the last one incomplete.
+
+    A record counts only if the rows still have its checksum. A later record of the same rows overrides an earlier one.
+    """
+    records, at = list[RowRecord](), 0
+    while at + ROW_RECORD.size <= len(data):
+        first, count, checksum, own = ROW_RECORD.unpack_from(data, at)
+        if own != zlib.crc32(data[at : at + ROW_RECORD.size - 4]) or first + count > layout.targets:
+            break
+        records.append((first, count, checksum))
+        at += ROW_RECORD.size
+    return records, at
+
+
+def rows_checksum(folder: Path, layout: ShardLayout, first: int, count: int) -> int:
+    """The crc32 of rows on disk, read a few at a time."""
+    checksum, step = 0, max(1, CHUNK // layout.row_bytes)
+    for at in range(first, first + count, step):
+        rows = read_rows(folder, layout, at, min(step, first + count - at))
+        checksum = zlib.crc32(bytes_of(rows), checksum)
+    return checksum

@@ -1,0 +1,165 @@
+"""Columns of a whole run, one row per target: in memory, or read from disk on first use.
+
+A column that was not measured is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import numpy as np
+
+from scoremode.core.scores.schema import (
+    BUILT_IN,
+    DIVERGENCE,
+    Array,
+    Column,
+    DivergenceColumns,
+    FactColumns,
+    ScoreColumns,
+)
+from scoremode.values import BLOCK, Ids
+
+
+class ColumnReader(Protocol):
+    """Reads columns of equal length from disk."""
+
+    rows: int
+    not_measured: frozenset[str]  # names of columns
+
+    def read(self, name: str) -> Array | None:
+        """A whole column; None if it was not measured."""
+        ...
+
+    def value(self, name: str, row: int) -> Any:
+        """One value of a column that was measured."""
+        ...
+
+    def blocks(self, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+        """Some columns side by side, BLOCK rows at a time; None in place of one that was not measured."""
+        ...
+
+
+class LazyColumns:
+    """Arrays of equal length. Those of a stored run are read from disk on first use and then kept in memory."""
+
+    __slots__ = ("_stored",)
+    _stored: ColumnReader  # not set if all columns are in memory
+
+    @classmethod
+    def on_disk(cls, stored: ColumnReader) -> Self:
+        made = object.__new__(cls)
+        object.__setattr__(made, "_stored", stored)
+        return made
+
+    if not TYPE_CHECKING:  # type checkers see the columns as fields of the subclasses
+
+        def __getattr__(self, name: str) -> Any:
+            """Read a column; Python calls this only for a slot that is not set yet."""
+            if name not in type(self).__slots__:
+                raise AttributeError(f"'{type(self).__name__}' has no column '{name}'")
+            column = self._stored.read(name)
+            object.__setattr__(self, name, column)
+            return column
+
+    def __repr__(self) -> str:
+        """Names the columns that were measured; none of them is read for that."""
+        stored = getattr(self, "_stored", None)
+        names = [name for name in type(self).__slots__ if self.has(name)]
+        if not names:
+            return f"{type(self).__name__}(not measured)"
+        count = len(getattr(self, names[0])) if stored is None else stored.rows
+        return f"{type(self).__name__}({count:,} targets: {', '.join(names)})"
+
+    def has(self, name: str) -> bool:
+        """Was this column measured? The column itself is not read."""
+        stored = getattr(self, "_stored", None)
+        if stored is None or name not in type(self).__slots__:
+            return getattr(self, name, None) is not None
+        return name not in stored.not_measured
+
+    def value(self, name: str, row: int) -> Any:
+        """One value of a column that was measured; of a stored run, only the rows around it are read."""
+        stored = getattr(self, "_stored", None)
+        return getattr(self, name)[row] if stored is None else stored.value(name, row)
+
+    def blocks(self, *names: str) -> Iterator[tuple[Any, ...]]:
+        """Some columns side by side, BLOCK rows at a time; None in place of one that was not measured.
+
+        Columns on disk are not kept in memory. The first column must be measured: it determines the number of rows.
+        """
+        stored = getattr(self, "_stored", None)
+        if stored is not None:
+            yield from stored.blocks(names)
+            return
+        columns = [getattr(self, name) for name in names]
+        for begin in range(0, len(columns[0]), BLOCK):
+            yield tuple(None if column is None else column[begin : begin + BLOCK] for column in columns)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Scores(LazyColumns, ScoreColumns):
+    """One row per target (n,), in plan order. A column that was not measured is None."""
+
+    def __len__(self) -> int:
+        stored = getattr(self, "_stored", None)
+        return len(self.logprob) if stored is None else stored.rows
+
+    def rows(self, begin: int, end: int) -> Scores:
+        """The scores of consecutive targets."""
+        return Scores(**{name: column[begin:end] for name, column in self.columns()})
+
+    @staticmethod
+    def empty(n: int, columns: Sequence[Column] = BUILT_IN.scores) -> Scores:
+        """Space for n scores of these columns; NaN until filled, so that a missing score cannot look like a number."""
+        return Scores(**{c.name: np.full(n, EMPTY[c.dtype], c.numpy_type) for c in columns})
+
+    def columns(self) -> Iterator[tuple[str, Array]]:
+        """The columns that were measured, by name."""
+        for name in BUILT_IN.names:
+            if (column := getattr(self, name)) is not None:
+                yield name, column
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Divergences(LazyColumns, DivergenceColumns):
+    """How far each row's distribution is from a baseline's, one row per target (n,), in plan order."""
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """The names of the columns that were measured; none of them is read for that."""
+        return tuple(column.name for column in DIVERGENCE if self.has(column.name))
+
+    @staticmethod
+    def empty(n: int, columns: Sequence[Column]) -> Divergences:
+        """Space for n rows of these columns, as ``Scores.empty`` makes it."""
+        return Divergences(**{c.name: np.full(n, EMPTY[c.dtype], c.numpy_type) for c in columns})
+
+    def lengths(self) -> dict[str, int]:
+        """How many values each measured column has."""
+        stored = getattr(self, "_stored", None)
+        return {name: len(getattr(self, name)) if stored is None else stored.rows for name in self.measured}
+
+    def columns(self) -> Iterator[tuple[str, Array]]:
+        """The columns that were measured, by name."""
+        for name in self.measured:
+            yield name, getattr(self, name)
+
+
+EMPTY = {"float64": np.nan, "int64": 0, "int32": -1}
+"""By type: no value that was measured."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CodedTexts:
+    """Texts on their way to disk, many of them equal: each different text once, and for each row its text's code."""
+
+    codes: Ids | None  # (n,); None if the texts were not measured
+    words: list[str]
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class TargetFacts(LazyColumns, FactColumns):
+    """Where each target stands in the text, one row per target (n,)."""

@@ -1,0 +1,482 @@
+"""Two runs of one plan ─▶ numbers with errors. Each is declared once: how it is computed, called and shown.
+
+Means weight a target as the method does (``PairedRuns.weight``); quantiles count each target once. Bounds (``…_low``,
+``…_high``) are 95 % bounds by Student's t, in the statistic's range. docs/compare-statistics.md has every formula.
+
+To add a statistic, add it to STATISTICS. JSON, gates, tables and the report read the declarations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import UserList
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from scoremode.core.plan.path import PREFILL
+from scoremode.core.scores.answers import measured
+from scoremode.core.scores.frames import ArrowTable, few_lines
+from scoremode.core.scores.parquet import Rows, pair_to_arrow
+from scoremode.core.scores.schema import DIVERGENCE, KL
+from scoremode.core.statistics.depth import DepthMeans, by_depth
+from scoremode.core.statistics.equivalence import Equivalence, answer_change, answer_logprob, equivalence, is_answer
+from scoremode.core.statistics.estimate import (
+    error_fields,
+    finite_or_none,
+    square_root,
+    with_error_fields,
+)
+from scoremode.core.statistics.paired import PairedBlock, PairedMeans, PairedRuns, Values
+from scoremode.core.statistics.perplexities import (
+    log_ppl_ratio,
+    nll_added,
+    nll_of_baseline,
+    nll_of_candidate,
+    ppl_difference,
+    ppl_ratio,
+    stored_metric,
+)
+from scoremode.core.statistics.slices import SliceMeans, by_slice
+from scoremode.core.statistics.streams import DELTA_P_QUANTILES, KL_QUANTILES, quantiles
+from scoremode.head.budget import FIRST
+from scoremode.values import LONG, Estimate, Floats, Range
+
+
+@dataclass(frozen=True, slots=True)
+class TerminalColumn:
+    """A statistic as a column of the table in a terminal."""
+
+    title: str
+    leaves: int = 0  # in a narrow terminal, columns with the largest number are left out first; those with 0 stay
+
+
+@dataclass(frozen=True, slots=True)
+class Statistic:
+    """One number of a comparison; with an error, it has four fields (value, ``…_stderr``, ``…_low``, ``…_high``).
+
+    ``mean`` computes a value per target, whose mean over all targets is the statistic. If ``of`` is given, it computes
+    the statistic from the means of a comparison instead.
+    """
+
+    name: str
+    about: str  # one line, shown where the label alone is not enough
+    mean: Values | None = None
+    of: Callable[[PairedMeans], Estimate | float | None] | None = None
+    range: Range = "any"  # of ``mean``: bounds stay in it
+    has_error: bool = True
+    by_document: bool = False  # of perplexities: a method may average those of documents, instead of ``mean``
+    needs: str = ""  # logprob, top, noise, or a column of a divergence: None where it was not measured, or is infinite
+    ranks: Literal[-1, 0, 1] = 0  # candidates can be ranked by it: 1 if more is better, -1 if less; 0 if they cannot
+    better: Literal["low", "high", "one", "none"] = "none"  # which values are shown as better; one: closer to 1
+    percent: bool = False  # shown as a percentage
+    label: str = ""  # heading in the tables of the report; "": it is not in them
+    title: str = ""  # heading where a user asks for it by name; "": its label, or its name
+    column: TerminalColumn | None = None
+    card: str = ""  # heading in the table of a model card
+    choice: str = ""  # on the switch of the chart against size; "": it is not drawn there
+    axis: str = ""  # the label of that chart's axis
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return error_fields(self.name) if self.has_error else (self.name,)
+
+    @property
+    def factor(self) -> float:
+        """The factor by which a value is multiplied when it is shown."""
+        return 100.0 if self.percent else 1.0
+
+    def cost(self, value: float) -> float:
+        """The value as a cost: less is better."""
+        if self.better == "one":
+            return abs(math.log(value)) if value > 0 else math.inf
+        return -value if self.better == "high" else value
+
+    def compute(self, means: PairedMeans) -> dict[str, Any]:
+        """The fields of the statistic; None for a value that does not exist, is infinite or is undefined."""
+        if self.needs in _missing(means.runs):
+            return dict.fromkeys(self.fields)
+        found = means.mean(measured(self.mean), self.range) if self.of is None else self.of(means)
+        if isinstance(found, Estimate):
+            return with_error_fields(self.name, found)
+        return {self.name: found if isinstance(found, int) else finite_or_none(found)}
+
+
+def needs_whole_divergence(names: Iterable[str]) -> bool:
+    """Does one of these statistics need more of a divergence than KL?
+
+    >>> needs_whole_divergence(["kl_mean"]), needs_whole_divergence(["kl_mean", "overlap"])
+    (False, True)
+    """
+    others = {column.name for column in DIVERGENCE} - {KL.name}
+    return any(name in BY_FIELD and BY_FIELD[name].needs in others for name in names)
+
+
+def _missing(runs: PairedRuns) -> set[str]:
+    """What a statistic may need and was not measured."""
+    known = {*runs.divergences.measured, *["top"] * runs.has_top, *["noise"] * (runs.noise_kl is not None)}
+    return {*(column.name for column in DIVERGENCE), "top", "noise"} - known
+
+
+# ── quantiles ────────────────────────────────────────────────────────────────────────────────────────────────────────
+def _kl_quantile(name: str, about: str = "a quantile of KL over targets, nats", **shown: Any) -> Statistic:
+    def of(means: PairedMeans) -> float:
+        return means.quantiles("kl", measured(means.runs.kl), KL_QUANTILES)[name]
+
+    return _plain(f"kl_{name}", about, of, needs="kl", better="low", **shown)
+
+
+def _delta_p_quantile(name: str) -> Statistic:
+    def of(means: PairedMeans) -> float:
+        return means.quantiles("delta_p", means.delta_p, DELTA_P_QUANTILES)[name]
+
+    return _plain(f"delta_p_{name}", "a quantile of q - p over targets", of)
+
+
+def _noise_mean(means: PairedMeans) -> float | None:
+    floor = measured(means.runs.noise_kl)
+    return float(floor.mean()) if len(floor) else None
+
+
+def _noise_p99(means: PairedMeans) -> float:
+    return quantiles(measured(means.runs.noise_kl), {"p99": 0.99})["p99"]
+
+
+def _farthest(means: PairedMeans) -> float | None:
+    return means.farthest if len(means.runs.groups) else None
+
+
+def _plain(name: str, about: str, of: Callable[[PairedMeans], float | None], **more: Any) -> Statistic:
+    """A number without an error."""
+    return Statistic(name, about, of=of, has_error=False, **more)
+
+
+# ── the declarations ─────────────────────────────────────────────────────────────────────────────────────────────────
+def _worse(b: PairedBlock) -> Any:
+    return b.cand < b.base
+
+
+def _squared_delta_p(b: PairedBlock) -> Floats:
+    return b.delta_p**2
+
+
+def _squared_move(b: PairedBlock) -> Floats:
+    return b.moved**2
+
+
+def _named(name: str, about: str, needs: str, title: str, mean: Values | None = None, **more: Any) -> Statistic:
+    """A statistic of a column of a divergence, which tables show by name; the mean of the column if not of ``mean``."""
+    mean = mean or (lambda b: measured(getattr(b.divergences, needs)))
+    return Statistic(name, about, mean, needs=needs, ranks=-1 if more["better"] == "low" else 1, title=title, **more)
+
+
+def _same_first(count: int) -> Statistic:
+    """The share of tokens whose first ``count`` choices are the same. With one choice, it is ``same_top``."""
+    about, shown = f"share of tokens with the same first {count} choices", {"better": "high", "percent": True}
+    mean: Values = lambda b: measured(b.divergences.same_first) >= count  # noqa: E731
+    return _named(f"top{count}_same", about, "same_first", f"same top {count}", mean, range="share", **shown)
+
+
+_OVERLAP: Values = lambda b: 1.0 - measured(b.divergences.total_variation)  # noqa: E731
+_NAMED = (
+    _named(
+        "kl_reverse_mean",
+        "mean KL(candidate‖baseline), nats",
+        "kl_reverse",
+        "KL reverse",
+        range="positive",
+        better="low",
+    ),
+    _named("total_variation_mean", "mean of half of Σ |p - q|", "total_variation", "TV", range="share", better="low"),
+    _named(
+        "overlap",
+        "mean of Σ min(p, q)",
+        "total_variation",
+        "overlap",
+        _OVERLAP,
+        range="share",
+        better="high",
+        percent=True,
+    ),
+)
+
+
+STATISTICS: tuple[Statistic, ...] = (
+    _plain("targets", "number of targets", lambda means: len(means.runs.groups)),
+    _plain("groups", "number of groups of targets", lambda means: means.mean(_worse).groups),
+    _plain(
+        "freedom",
+        "degrees of freedom of the bounds, for numbers that count each target once",
+        lambda means: means.mean(_worse).freedom,
+    ),
+    Statistic("ppl_baseline", "the baseline's perplexity", of=stored_metric("baseline", "perplexity"), needs="logprob"),
+    Statistic(
+        "ppl_candidate",
+        "exponential of the mean surprise",
+        of=stored_metric("candidate", "perplexity"),
+        needs="logprob",
+        label="Perplexity",
+        column=TerminalColumn("ppl"),
+        card="perplexity",
+    ),
+    _plain(
+        "bits_per_byte_baseline",
+        "bits per byte of the text under the baseline",
+        lambda means: stored_metric("baseline", "bits_per_byte")(means).value,
+        needs="logprob",
+    ),
+    _plain(
+        "bits_per_byte_candidate",
+        "bits per byte of the text",
+        lambda means: stored_metric("candidate", "bits_per_byte")(means).value,
+        needs="logprob",
+        label="Bits/byte",
+    ),
+    _plain("zero_probability_baseline", "targets that the baseline thinks impossible", lambda means: means.zeros[0]),
+    _plain("zero_probability_candidate", "targets that the candidate thinks impossible", lambda means: means.zeros[1]),
+    Statistic(
+        "ppl_ratio",
+        "perplexity divided by the baseline's",
+        mean=nll_added,
+        of=ppl_ratio,
+        by_document=True,
+        needs="logprob",
+        ranks=-1,
+        better="one",
+        label="PPL ratio",
+        column=TerminalColumn("ratio"),
+        card="ratio",
+        choice="Perplexity ratio",
+        axis="perplexity ratio",
+    ),
+    Statistic(
+        "log_ppl_ratio",
+        "logarithm of the perplexity ratio",
+        mean=nll_added,
+        of=log_ppl_ratio,
+        by_document=True,
+        needs="logprob",
+        ranks=-1,
+    ),
+    Statistic("ppl_difference", "perplexity minus the baseline's", of=ppl_difference, needs="logprob"),
+    Statistic(
+        "kl_mean",
+        "mean KL(baseline‖candidate), nats per token",
+        mean=lambda b: measured(b.kl),
+        range="positive",
+        needs="kl",
+        ranks=-1,
+        better="low",
+        label="KL mean",
+        column=TerminalColumn("KL mean"),
+        card="KL mean (nats)",
+        choice="KL",
+        axis="mean KL, nats per token",
+    ),
+    _plain("kl_infinite", "targets with infinite KL", lambda means: means.infinite, needs="kl"),
+    _kl_quantile("median", "half of the tokens moved less", label="KL median", column=TerminalColumn("KL median", 2)),
+    _kl_quantile("p90"),
+    _kl_quantile("p95"),
+    _kl_quantile(
+        "p99", "99% of the tokens moved less", label="KL 99%", column=TerminalColumn("KL 99%", 1), card="KL 99 %"
+    ),
+    _kl_quantile("p999", "99.9% of the tokens moved less", label="KL 99.9%"),
+    _kl_quantile("max", "the token that moved most", label="KL max", column=TerminalColumn("KL max", 3)),
+    *_NAMED,
+    _plain("noise_floor_kl_mean", "mean KL of the baseline against itself", _noise_mean, needs="noise"),
+    _plain("noise_floor_kl_p99", "99 % quantile of that KL", _noise_p99, needs="noise"),
+    Statistic("delta_logprob_mean", "mean of ln q - ln p", mean=lambda b: b.cand - b.base, needs="logprob", ranks=1),
+    Statistic(
+        "answer_logprob",
+        "mean of ln q - ln p over the slice answer; over all targets of a text without slices",
+        mean=answer_change,
+        of=answer_logprob,
+        needs="logprob",
+        better="high",
+    ),
+    Statistic(
+        "delta_logprob_rms",
+        "root mean square of ln q - ln p",
+        mean=_squared_move,
+        of=lambda means: square_root(means.mean(_squared_move, "positive")),
+        needs="logprob",
+        better="low",
+    ),
+    _plain("delta_logprob_max", "the largest |ln q - ln p|", _farthest, better="low"),
+    Statistic("delta_p_mean", "mean of q - p", mean=lambda b: b.delta_p, ranks=1),
+    Statistic(
+        "delta_p_rms",
+        "root mean square change in the probability of the text's own token",
+        mean=_squared_delta_p,
+        of=lambda means: square_root(means.mean(_squared_delta_p, "positive")),
+        better="low",
+        percent=True,
+        label="Δp RMS",
+    ),
+    *map(_delta_p_quantile, DELTA_P_QUANTILES),
+    Statistic(
+        "same_top",
+        "share of tokens with the same first choice",
+        mean=lambda b: measured(b.base_top) == measured(b.cand_top),
+        range="share",
+        needs="top",
+        ranks=1,
+        better="high",
+        percent=True,
+        label="Same top",
+        column=TerminalColumn("same top"),
+        card="same top",
+        choice="Same top",
+        axis="same first choice, % of tokens",
+    ),
+    *map(_same_first, range(2, FIRST + 1)),
+    Statistic(
+        "worse",
+        "share of the text's tokens that became less likely",
+        mean=_worse,
+        range="share",
+        ranks=-1,
+        percent=True,
+        label="Worse",
+    ),
+)
+"""Every number of a comparison, in the order in which JSON lists them."""
+
+IN_REPR = ("ppl_ratio", "kl_mean", "kl_p99", "same_top")
+
+TOLD = ("engine", "model_format", "bytes", "bits_per_weight")
+"""Fields of a comparison's manifest that its row in a table has."""
+
+TEXTS = ("baseline", "engine", "model_format")
+
+BY_NAME = {statistic.name: statistic for statistic in STATISTICS}
+BY_FIELD = {field: statistic for statistic in STATISTICS for field in statistic.fields}
+FIELDS = tuple(BY_FIELD)
+"""Every field of ``comparison_statistics``, in its order; a gate may name any of them."""
+
+
+# ── a comparison ─────────────────────────────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True, eq=False)
+class Comparison(PairedRuns, ArrowTable):
+    """A candidate against a baseline, target by target, on one plan.
+
+    As a table, it has one row per target: ``logprob_baseline``, ``logprob_candidate``, and so on, and ``kl``.
+    """
+
+    manifest: Mapping[str, Any]  # how it was made: command, engine, model_format, bytes, bits_per_weight, sizes
+    path: str | None = None  # the folder it is stored in
+    noise_perturbed: str | None = None  # what was computed in a different way for ``noise_kl``, or why it is None
+
+    @property
+    def is_of_paths(self) -> bool:
+        """Is a model compared with itself, fed in two ways?"""
+        return "rerun" in self.manifest
+
+    @property
+    def baseline_name(self) -> str:
+        """The name of the baseline's row in a table."""
+        return PREFILL if self.is_of_paths else str(self.baseline.manifest["model"])
+
+    def statistics(self) -> dict[str, Any]:
+        """Perplexities, divergence and shares, with paired errors: see docs/compare-statistics.md."""
+        return dict(self._statistics)
+
+    @cached_property
+    def _statistics(self) -> dict[str, Any]:
+        return comparison_statistics(self)
+
+    def by_depth(self) -> list[DepthMeans]:
+        """Means of KL and of the difference of logprobs by depth in the window, with errors."""
+        return by_depth(self)
+
+    def by_slice(self) -> list[SliceMeans]:
+        """Means of KL, of the difference of logprobs and of equal first choices in each slice of the text."""
+        return self._by_slice
+
+    @cached_property
+    def _by_slice(self) -> list[SliceMeans]:
+        return by_slice(self)
+
+    def no_worse_than(self, margin: float) -> Equivalence:
+        """Is the candidate no worse than ``margin`` nats per token on texts known to be right, with 95 %?"""
+        return equivalence(self, margin)
+
+    def to_arrow(self) -> Any:
+        """Every column of both runs, one row per target, as a ``pyarrow.Table``."""
+        base, cand = (Rows(run.scores, run.facts, self.divergences) for run in (self.baseline, self.candidate))
+        return pair_to_arrow(base, cand)
+
+    def __repr__(self) -> str:
+        """Shows the main numbers. Those of very many targets are not computed for it."""
+        base, cand = self.baseline.manifest, self.candidate.manifest
+        either = [Estimate.from_json(m["metrics"]["perplexity"]) for m in (cand, base)]
+        return few_lines(
+            f"Comparison of {self.name} with {base.get('model')}",
+            f"perplexity {either[0]}, the baseline's {either[1]}",
+            self._numbers() if len(self.groups) < LONG else "",
+            f"{len(self.groups):,} targets by {base.get('method')} on {base.get('corpus')}",
+        )
+
+    def _numbers(self) -> str:
+        """The numbers that a person looks at first, in one line."""
+        found = []
+        for name in IN_REPR:
+            value, stderr = self._statistics[name], self._statistics.get(f"{name}_stderr")
+            if value is not None:
+                said = f"{value:.4g}" if stderr is None else str(Estimate(value, stderr, 0, 0))
+                found.append(f"{name.replace('_', ' ')} {said}")
+        return ", ".join(found)
+
+
+class Comparisons(UserList[Comparison], ArrowTable):
+    """The comparisons of candidates with one baseline: used like a list, and shown by a notebook as one table.
+
+    As a table, it has one row per candidate, with the statistics of docs/compare-statistics.md.
+    """
+
+    def to_arrow(self) -> Any:
+        """The statistics of every comparison, one row per candidate, as a ``pyarrow.Table``."""
+        import pyarrow as pa
+
+        rows = []
+        for c in self:
+            its, told = c.statistics(), {key: c.manifest.get(key) for key in TOLD}
+            rows.append({"name": its.pop("name"), "baseline": c.baseline.manifest.get("model"), **told, **its})
+        table = pa.Table.from_pylist(rows)
+        unknown = {f.name: pa.string() if f.name in TEXTS else pa.float64() for f in table.schema}
+        fields = [f.with_type(unknown[f.name]) if pa.types.is_null(f.type) else f for f in table.schema]
+        return table.cast(pa.schema(fields))
+
+    def __repr__(self) -> str:
+        """Shows the main numbers of the first candidates, unless there are very many targets."""
+        shown = self if len(self) <= 4 else self[:3]
+        lines = [f"{c.name}: {c._numbers() if len(c.groups) < LONG else 'not computed yet'}" for c in shown]
+        more = f"and {len(self) - len(shown)} more" if len(shown) < len(self) else ""
+        baseline = self[0].baseline.manifest.get("model") if self else None
+        return few_lines(f"{len(self)} compared with {baseline}" if self else "no comparison", *lines, more)
+
+
+def are_of_paths(comparisons: Sequence[Comparison]) -> bool:
+    """Is one model compared with itself, fed in several ways?"""
+    return bool(comparisons) and all(c.is_of_paths for c in comparisons)
+
+
+def comparison_statistics(c: Comparison) -> dict[str, Any]:
+    """Every number of a comparison, flat and ready for JSON: ``name``, then FIELDS.
+
+    None stands for a value that does not exist (KL that was not measured, ``same_top`` of a run without ``top``, the
+    error of too few groups, a quantile of no values) and for one that is infinite or undefined (a perplexity with a
+    target of probability zero).
+
+    >>> comparison_statistics(comparison)["kl_mean"]   # doctest: +SKIP
+    0.0312
+    """
+    means = PairedMeans(c)
+    missing = _missing(c)
+    wanted = [s.mean for s in STATISTICS if s.mean is not None and s.needs not in missing]
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # infinities become None
+        means.gather([*wanted, nll_of_baseline, nll_of_candidate, is_answer], columns=True)
+        return {"name": c.name, **{name: value for s in STATISTICS for name, value in s.compute(means).items()}}

@@ -1,0 +1,197 @@
+"""Is a candidate worse, and if not, how surely? The signed change of log-probability on texts known to be right.
+
+    change of a target = ln q - ln p      q the candidate, p the baseline; below 0: the right text became less likely
+    per_token          = Σ change / Σ targets of all documents, nats per token
+    per_document       = Σ change / documents, nats per document: the change of ln P(whole right answer)
+
+KL says how far two models are apart, and not in which direction. A change that is not significant does not show that
+models are equal: that needs a test which fails unless the data exclude a difference. Two one-sided tests, with the
+margin δ > 0 in nats per token, each at 5 % (Student's t, errors by document):
+
+    no worse    the change is above -δ      t = (change + δ) / stderr is large
+    no better   the change is below +δ      t = (δ - change) / stderr is large
+    equivalent  both
+
+A few documents that lose much make t too large. So the smaller of t and of Hall's transformation of t counts:
+
+    ((1 + k t / 3)³ - 1) / k + k / 6      k the skewness of the mean over documents, times SHOWN
+
+The targets are those in the slice ``answer``. A text without slices is taken as right as a whole.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scoremode.core.statistics.estimate import LEVEL, GroupSums, with_error_fields
+from scoremode.core.statistics.groups import FEWEST, are_blocks, distinct, of_blocks
+from scoremode.core.statistics.paired import PairedBlock, PairedMeans, PairedRuns
+from scoremode.core.store.run import Run
+from scoremode.errors import OptionError
+from scoremode.values import Bools, Estimate, Floats, Ints
+
+ANSWER = "answer"  # the slice whose targets are known to be right
+SHOWN = 2.0  # 10 documents of a lognormal source with sigma 0.5 and 1 show 41 and 20 % of its skewness
+
+
+def answer_targets(*runs: Run) -> Bools | None:
+    """Which targets are in the slice ``answer``, by the first run that knows slices; None if none does."""
+    for run in runs:
+        if run.facts.has("slice"):
+            parts = [np.array([label == ANSWER for label in labels]) for (labels,) in run.facts.blocks("slice")]
+            found: Bools = np.concatenate([np.zeros(0, np.bool_), *parts])
+            return found
+    return None
+
+
+def answer_change(b: PairedBlock) -> Floats:
+    """The changes of the targets that are known to be right; 0 for the others."""
+    change: Floats = b.cand - b.base
+    return change if b.answer is None else np.where(b.answer, change, 0.0)
+
+
+def is_answer(b: PairedBlock) -> Floats:
+    """1 for a target that is known to be right."""
+    return np.ones(len(b.base)) if b.answer is None else b.answer.astype(np.float64)
+
+
+def answer_logprob(means: PairedMeans) -> Estimate:
+    """The mean change over the targets that are known to be right; NaN if there are none."""
+    return _answer_sums(means).estimate()
+
+
+def _answer_sums(means: PairedMeans) -> GroupSums:
+    if means.runs.answer is None:
+        return means.sums(answer_change)
+    changes, answers = means.sums(answer_change), means.sums(is_answer)
+    found = GroupSums(len(changes.indices))
+    found.add(found.indices, changes.numerator, answers.numerator)
+    found.n = int(np.count_nonzero(means.runs.answer))
+    return found
+
+
+def change_per_document(runs: PairedRuns) -> Estimate:
+    """The mean over documents of their summed changes: how ln P(whole right answer) moved, in nats per document.
+
+    A document without a target that is known to be right is not counted. The error is over the groups of the runs; over
+    documents, if a group is only a part of a document.
+    """
+    documents = distinct(document for (document,) in runs.baseline.facts.blocks("document"))
+    changes, answers = GroupSums(len(documents)), GroupSums(len(documents))
+    first = np.full(len(documents), np.iinfo(np.int64).max)
+    last = np.full(len(documents), -1)
+    for (document,), block in zip(runs.baseline.facts.blocks("document"), runs.blocks(), strict=True):
+        index, ones = np.searchsorted(documents, document), np.ones(len(document))
+        changes.add(index, answer_change(block), ones)
+        answers.add(index, is_answer(block), ones)
+        np.minimum.at(first, index, block.groups)
+        np.maximum.at(last, index, block.groups)
+    groups: Ints = first if np.array_equal(first, last) else np.arange(len(documents))
+    counted = answers.numerator > 0
+    numbers, index = np.unique(groups[counted], return_inverse=True)
+    found = GroupSums(len(numbers))
+    found.add(index, changes.numerator[counted], np.ones(int(counted.sum())))
+    return found.estimate()
+
+
+@dataclass(frozen=True, slots=True)
+class Equivalence:
+    """Two one-sided tests of a candidate against a margin."""
+
+    name: str  # of the candidate
+    margin: float  # δ, nats per token
+    per_token: Estimate
+    per_document: Estimate
+    skewness: float = 0.0  # of the mean per token, as far as documents show it
+    groups: str = "groups"  # what errors are over, in words
+
+    @property
+    def p_worse(self) -> float | None:
+        """How likely so good a result is by chance if the candidate is worse by the margin; None if not known."""
+        return self._chance(self.per_token.value + self.margin, self.skewness)
+
+    @property
+    def p_better(self) -> float | None:
+        """The same for a candidate that is better by the margin."""
+        return self._chance(self.margin - self.per_token.value, -self.skewness)
+
+    def _chance(self, distance: float, skewness: float) -> float | None:
+        """The one-sided p-value of a distance from the margin; None where no error speaks of other texts."""
+        from scipy.special import stdtr  # slow to import, and `scoremode --help` must be fast
+
+        e = self.per_token
+        if e.stderr is None or e.freedom is None or not math.isfinite(distance) or are_blocks(self.groups):
+            return None
+        if e.stderr == 0:
+            return 0.0 if distance > 0 else 1.0
+        t, k = distance / e.stderr, SHOWN * skewness
+        hall = ((1 + k * t / 3) ** 3 - 1) / k + k / 6 if abs(k) > 1e-6 else t  # its limit, before digits cancel
+        return float(stdtr(e.freedom, -min(t, hall)))
+
+    @property
+    def no_worse(self) -> bool:
+        """Is it shown that the candidate is no worse than the margin?"""
+        return self.p_worse is not None and self.p_worse <= 1 - LEVEL
+
+    @property
+    def no_better(self) -> bool:
+        """Is it shown that the candidate is no better than the margin?"""
+        return self.p_better is not None and self.p_better <= 1 - LEVEL
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in words."""
+        e, margin = self.per_token, f"{self.margin:.12g}"
+        if math.isnan(e.value) and not e.n:
+            return "cannot be judged: no target is part of an answer"
+        if not math.isfinite(e.value):
+            return "cannot be judged: a target has probability zero"
+        if e.stderr is None:
+            return f"cannot be judged: too few groups for an error ({e.groups}, {FEWEST} are needed)"
+        if are_blocks(self.groups):
+            return f"cannot be judged: {of_blocks(e.groups, self.groups)}"
+        said = f"{e.value:+.4g} ± {e.stderr:.2g} nats per token"
+        if not self.no_worse:
+            why = "is worse by more" if e.high is not None and e.high < -self.margin else "may be worse by more"
+            return f"not shown to be no worse than {margin}, it {why}: {said} (p = {self.p_worse:.2g})"
+        kind = "equivalent within" if self.no_better else "no worse than"
+        chance = max(self.p_worse or 0.0, self.p_better or 0.0) if self.no_better else self.p_worse
+        return f"{kind} {margin}, with 95 %: {said} (p = {chance:.2g})"
+
+    def as_json(self) -> dict[str, Any]:
+        """All numbers by name; None for those that are not known."""
+        return {
+            "margin": self.margin,
+            "targets": self.per_token.n,
+            "groups": self.per_token.groups,
+            **with_error_fields("per_token", self.per_token),
+            **with_error_fields("per_document", self.per_document),
+            "p_worse": self.p_worse,
+            "p_better": self.p_better,
+            "no_worse": self.no_worse,
+            "equivalent": self.no_worse and self.no_better,
+            "sentence": self.sentence,
+        }
+
+
+def require_margin(margin: Any) -> None:
+    """Refuses a margin that is not a finite number above 0."""
+    if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 < margin < math.inf:
+        what = f"no-worse-than is {margin!r}, which is not a number above 0"
+        raise OptionError(what, fix="give nats per token, as in 0.01")
+
+
+def equivalence(runs: PairedRuns, margin: float) -> Equivalence:
+    """Tests whether the candidate is no worse than ``margin`` nats per token on texts that are known to be right."""
+    require_margin(margin)
+    with np.errstate(invalid="ignore"):  # a target of probability zero gives NaN, which is told
+        means = PairedMeans(runs)
+        means.gather([answer_change, is_answer])
+        sums, kind = _answer_sums(means), str(runs.baseline.manifest.get("stderr_groups", "groups"))
+        per_token = sums.estimate()
+        skewness = sums.skewness() if per_token.stderr else 0.0
+        return Equivalence(runs.name, float(margin), per_token, change_per_document(runs), skewness, kind)

@@ -1,0 +1,230 @@
+"""Columns ─▶ numbers with errors. The errors are computed over independent groups (groups.py).
+
+Group g has the sum s_g over n_g units and the share h_g = n_g / Σn. Then mean = Σs/Σn and
+
+    variance = Σ (s_g - mean·n_g)² / (1 - h_g) / (Σn)²        equal groups: the usual G/(G-1)
+    degrees of freedom = (Σ h_g²)² / Σ h_g⁴, at most G - 1     equal groups: G - 1
+
+Bounds are Student's t with these degrees of freedom, on a scale that keeps them in the number's range:
+
+    any number    mean                  mean ∓ t · stderr
+    positive      ln mean               mean · exp(∓ t · stderr / mean)
+    share         ln(mean / (1-mean))   the odds times exp(∓ t · stderr / (mean · (1 - mean)))
+
+A share that is the same in all groups would have the error 0. There, each group counts as one yes or no (Clopper and
+Pearson). Both formulas above account for a few large documents that dominate many small ones. With fewer than FEWEST
+groups, the error is None. docs/errors.md shows how often the bounds contain the true mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from scoremode.core.statistics.groups import FEWEST
+from scoremode.values import Bools, Estimate, Floats, Ids, Ints, Range
+
+LEVEL = 0.95  # confidence level of the bounds
+
+
+GRAIN, COARSE = 2.0**-20, 2.0**30
+ROUNDING = 64 * float(np.finfo(np.float64).eps)  # rounding error of a residual, relative to its two terms
+
+
+class _ExactSums:
+    """One sum per group. Multiples of GRAIN are added exactly, and the small remainders are added separately."""
+
+    def __init__(self, coarse: Floats) -> None:
+        self.coarse, self.fine = coarse, np.zeros(len(coarse))
+
+    def add(self, groups: Ints, terms: Floats) -> None:
+        with np.errstate(over="ignore", invalid="ignore"):
+            is_small = np.abs(terms) < COARSE
+            coarse = np.where(is_small, np.rint(terms / GRAIN) * GRAIN, terms)
+            fine = np.where(is_small, terms - coarse, 0.0)
+        np.add.at(self.coarse, groups, coarse)
+        np.add.at(self.fine, groups, fine)
+
+    def total(self) -> Fraction | float:
+        """Returns the sum over all groups; it is exact if it is finite."""
+        coarse, fine = float(self.coarse.sum()), float(self.fine.sum())
+        return Fraction(coarse) + Fraction(fine) if math.isfinite(coarse + fine) else coarse + fine
+
+
+class GroupSums:
+    """Σ numerator and Σ denominator of each group, for targets that arrive in blocks.
+
+    Terms are added one after the other, so the sums do not depend on the size of the blocks. Millions of equal terms
+    cause no rounding error that would look like a spread.
+
+    >>> sums = GroupSums(5)
+    >>> sums.add(np.arange(5), np.array([1.0, 2.0, 3.0, 4.0, 10.0]), np.ones(5))
+    >>> sums.estimate()
+    4.0 ± 1.6
+    """
+
+    def __init__(self, groups: int, shares: GroupSums | None = None) -> None:
+        """``shares``: other sums, whose denominator these sums use too. Only those other sums add its terms."""
+        self._numerator = _ExactSums(np.zeros(groups))
+        self._denominator: _ExactSums = _ExactSums(np.zeros(groups)) if shares is None else shares._denominator
+        self.n = 0
+
+    @property
+    def indices(self) -> Ints:
+        """The numbers of the groups, from 0."""
+        return np.arange(len(self._numerator.coarse))
+
+    @property
+    def numerator(self) -> Floats:
+        return self._numerator.coarse + self._numerator.fine
+
+    @property
+    def denominator(self) -> Floats:
+        return self._denominator.coarse + self._denominator.fine
+
+    def with_numerator(self, numerator: Floats) -> GroupSums:
+        """Returns sums with this numerator for each group, and the same denominators."""
+        found = GroupSums(0, shares=self)
+        found._numerator, found.n = _ExactSums(numerator), self.n
+        return found
+
+    def some(self, groups: Ints) -> GroupSums:
+        """Returns the sums of some groups, for terms whose denominator is 1."""
+        found = GroupSums(0)
+        found._numerator = _ExactSums(self.numerator[groups])
+        found._denominator = _ExactSums(self.denominator[groups])
+        found.n = int(found.denominator.sum())
+        return found
+
+    def add(self, groups: Ints, numerator: Floats | Bools | Ints, denominator: Floats | Ids | Ints | None) -> None:
+        """Adds one term per target. ``denominator`` is None if other sums share it and have already added it."""
+        self._numerator.add(groups, numerator.astype(np.float64, copy=False))
+        if denominator is not None:
+            self._denominator.add(groups, denominator.astype(np.float64, copy=False))
+        self.n += len(groups)
+
+    def estimate(self, within: Range = "any") -> Estimate:
+        """Returns Σ numerator / Σ denominator over all groups, with its error and bounds ``within`` its range."""
+        denominator = self.denominator
+        total = self._denominator.total()
+        count = int(np.count_nonzero(denominator))
+        if total == 0:
+            return Estimate(math.nan, None, self.n, count)
+        value = float(self._numerator.total() / total)
+        if count < FEWEST or not math.isfinite(value):
+            return Estimate(value, None, self.n, count)
+        share, residual = denominator / float(total), self._residuals(value)
+        variance = float((residual**2 / (1 - share)).sum()) / float(total) ** 2
+        freedom = min(count - 1.0, float((share**2).sum() ** 2 / (share**4).sum()))
+        return with_bounds(Estimate(value, math.sqrt(variance), self.n, count, freedom), within)
+
+    def _residuals(self, mean: float) -> Floats:
+        """Returns how far each group's sum is from what the mean expects; rounding errors are 0."""
+        numerator, expected = self.numerator, mean * self.denominator
+        found = numerator - expected
+        found[np.abs(found) <= ROUNDING * (np.abs(numerator) + np.abs(expected))] = 0
+        return found
+
+    def skewness(self) -> float:
+        """Returns the skewness of the mean, as far as its groups show it; equal groups: their skewness / √groups."""
+        residual = self._residuals(self.estimate().value)
+        spread = float((residual**2).sum())
+        return float((residual**3).sum()) / spread**1.5 if 0 < spread < math.inf else 0.0
+
+
+def with_bounds(e: Estimate, within: Range = "any") -> Estimate:
+    """Returns the estimate with its bounds, by Student's t on the scale of its range.
+
+    >>> found = with_bounds(Estimate(1.0, 0.0, 6, 6, 5.0), "share")
+    >>> round(found.low, 3), found.high
+    (0.541, 1.0)
+    """
+    from scipy.special import stdtrit  # slow to import, and `scoremode --help` must be fast
+
+    if e.stderr is None or e.freedom is None:
+        return e
+    p = e.value
+    if within == "share" and (e.stderr == 0 or not 0 < p < 1):  # rounding may put a mean of ones just above 1
+        low, high = _of_groups(min(1.0, max(0.0, p)), e.freedom + 1)
+        return replace(e, low=min(p, low), high=max(p, high))
+    reach = float(stdtrit(e.freedom, (1 + LEVEL) / 2)) * e.stderr
+    if within == "share":
+        less, more = (_exp(sign * reach / (p * (1 - p))) for sign in (1, -1))
+        return replace(e, low=p / (p + (1 - p) * less), high=p / (p + (1 - p) * more))
+    if within == "positive" and p > 0:
+        return replace(e, low=p * math.exp(-reach / p), high=p * _exp(reach / p))
+    return replace(e, low=p - reach, high=p + reach)
+
+
+def _of_groups(share: float, groups: float) -> tuple[float, float]:
+    """Returns the bounds of Clopper and Pearson for a share of so many groups, each of which says yes or no."""
+    from scipy.special import betaincinv
+
+    yes, no, tail = share * groups, (1 - share) * groups, (1 - LEVEL) / 2
+    low = float(betaincinv(yes, no + 1, tail)) if yes else 0.0
+    return low, float(betaincinv(yes + 1, no, 1 - tail)) if no else 1.0
+
+
+def transformed(e: Estimate, to: Callable[[float], float], slope: float) -> Estimate:
+    """Applies an increasing function to an estimate: to first order for the error, exactly for the bounds."""
+    stderr = None if e.stderr is None else e.stderr * slope
+    low, high = (None if bound is None else to(bound) for bound in (e.low, e.high))
+    return replace(e, value=to(e.value), stderr=stderr, low=low, high=high)
+
+
+def ratio(numerator: Floats | Bools, denominator: Floats | Ids | Ints, groups: Ints, within: Range = "any") -> Estimate:
+    """Returns Σ numerator / Σ denominator over all targets, with the error over their groups."""
+    sums = GroupSums(int(groups.max()) + 1 if len(groups) else 0)
+    sums.add(groups, numerator, denominator)
+    return sums.estimate(within)
+
+
+def exponential(mean: Estimate) -> Estimate:
+    """Returns exp of an estimate; without an error if it is infinite."""
+    value = _exp(mean.value)
+    if not math.isfinite(value):
+        return Estimate(value, None, mean.n, mean.groups)
+    return transformed(mean, _exp, value)
+
+
+def _exp(x: float) -> float:
+    return math.exp(x) if not x >= 700 else math.inf
+
+
+def as_json(estimates: dict[str, Estimate]) -> dict[str, Any]:
+    """Returns estimates as plain data. Infinity becomes None, because JSON has none. NaN estimates are omitted."""
+    return {
+        name: {field: value if isinstance(value, int) else finite_or_none(value) for field, value in asdict(e).items()}
+        for name, e in estimates.items()
+        if not math.isnan(e.value)
+    }
+
+
+def finite_or_none(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def error_fields(name: str) -> tuple[str, ...]:
+    """Returns the names of a statistic's fields if it has an error: its value, the error and the bounds."""
+    return name, f"{name}_stderr", f"{name}_low", f"{name}_high"
+
+
+def with_error_fields(name: str, e: Estimate | None) -> dict[str, float | None]:
+    """Returns an estimate as fields for JSON. Infinite, NaN or missing values become None.
+
+    >>> with_error_fields("share", Estimate(0.5, 0.1, 10, 10))
+    {'share': 0.5, 'share_stderr': 0.1, 'share_low': None, 'share_high': None}
+    """
+    values = (None,) * 4 if e is None else (e.value, e.stderr, e.low, e.high)
+    return dict(zip(error_fields(name), map(finite_or_none, values), strict=True))
+
+
+def square_root(square: Estimate) -> Estimate:
+    """The square root of an estimate; the error of zero is zero."""
+    value = math.sqrt(square.value)
+    return transformed(square, lambda x: 0.0 if x < 0 else math.sqrt(x), 1 / (2 * value) if value else 0.0)

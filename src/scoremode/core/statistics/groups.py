@@ -1,0 +1,149 @@
+"""Finds independent groups of targets, and the weight of each target, from the plan alone. A run stores both.
+
+The error of a mean is computed over unrelated pieces of text. In order of preference:
+
+pieces known to be related     documents that say so: all texts that a model wrote after one prompt
+pieces known to be separate    documents; if a recipe joins them into one stream, the texts that were joined
+                               (WikiText's articles), if at least FEWEST of them have targets
+stretches of text              equal parts of each piece, of at least STRETCH tokens, if there are FEWEST or more
+blocks of the text             FEWEST equal parts, of at least SHORTEST tokens: a last resort. Neighbouring blocks are
+                               alike, so the error says how much the parts of this text differ, and nothing of others
+too few                        the known pieces; estimates over them have no error
+
+Windows are not independent: neighbouring windows of 2,048 tokens of WikiText-2 have a correlation of 0.5, because an
+article continues from one window to the next. docs/errors.md has the measurements for FEWEST, STRETCH and SHORTEST.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from scoremode.core.plan.plan import Plan, TargetBlock
+from scoremode.values import Floats, Ids, Ints
+
+FEWEST = 5  # groups; with fewer, an error estimate would be useless
+STRETCH = 1 << 15  # tokens; shorter neighbouring stretches of one text are correlated
+SHORTEST = 256  # tokens of a block; shorter ones were not measured
+BLOCKS = "blocks of"  # how the kind of such groups begins
+
+
+def distinct(numbers: Iterable[Ints]) -> Ints:
+    """Returns the distinct numbers of several blocks, ascending."""
+    return np.unique(np.concatenate([np.zeros(0, np.int64), *(np.unique(block) for block in numbers)]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grouping:
+    """Says which targets of a plan belong to the same group."""
+
+    kind: str  # the kind of the groups, in words
+    count: int
+    of: Callable[[TargetBlock], Ints]  # returns the group of each target: 0, 1, …
+    splits_characters: bool = False  # may a group begin inside a character?
+
+
+def grouping(plan: Plan) -> Grouping:
+    """Returns the groups of a plan's targets."""
+    if plan.doc_group is not None:
+        return _related(plan, plan.doc_group)
+    kind = "documents" if np.array_equal(plan.piece_starts, plan.doc_starts[:-1]) else "joined texts"
+    pieces = _divided(plan, plan.piece_starts, kind)
+    if pieces.count >= FEWEST:
+        return pieces
+    stretches = _part_starts(plan, lambda length, _: length // STRETCH)
+    found = _divided(plan, stretches, f"stretches of at least {STRETCH:,} tokens", splits=True)
+    if found.count < FEWEST:
+        found = _blocks(plan)
+    if found.count >= FEWEST:
+        return found
+    return replace(pieces, kind=kind.removesuffix("s")) if pieces.count == 1 else pieces
+
+
+def _related(plan: Plan, doc_group: Ints) -> Grouping:
+    """Groups the documents with equal numbers. Numbers without a target are not counted."""
+    used = distinct(doc_group[block.document] for block in plan.blocks())
+    kind = "prompt" if len(used) == 1 else "prompts"
+    return Grouping(kind, len(used), lambda block: np.searchsorted(used, doc_group[block.document]).astype(np.int64))
+
+
+def _divided(plan: Plan, starts: Ints, kind: str, *, splits: bool = False) -> Grouping:
+    """Divides the stream into groups at the tokens ``starts``. Parts without a target are not counted."""
+
+    def parts(block: TargetBlock) -> Ints:
+        found: Ints = np.searchsorted(starts, block.token, side="right").astype(np.int64) - 1
+        return found
+
+    used = distinct(map(parts, plan.blocks()))
+    return Grouping(kind, len(used), lambda block: np.searchsorted(used, parts(block)).astype(np.int64), splits)
+
+
+def _blocks(plan: Plan) -> Grouping:
+    """Divides a text into FEWEST blocks; of several texts, each into blocks that are no longer than a FEWEST of all.
+
+    Fewer and longer blocks hold better than many that are alike. There are none if they would be too short.
+    """
+    length = (int(plan.last.max(initial=0)) - int(plan.first.min(initial=0))) // FEWEST
+    if length < SHORTEST:
+        return Grouping("", 0, lambda block: np.zeros(len(block), np.int64))
+    texts = len(plan.piece_starts)
+    of = f"{length:,} tokens of this one text" if texts == 1 else f"at most {length:,} tokens of these {texts} texts"
+    starts = _part_starts(plan, lambda own, total: -(-own * FEWEST // total))
+    return _divided(plan, starts, f"{BLOCKS} {of}", splits=True)
+
+
+def are_blocks(kind: str) -> bool:
+    """Are these groups only parts of a text or of a few? Then an error over them does not speak of other texts."""
+    return kind.startswith(BLOCKS)
+
+
+def of_blocks(groups: int, kind: str) -> str:
+    """Says why an error over blocks decides nothing, and what would.
+
+    >>> of_blocks(5, "blocks of 1,240 tokens of this one text")
+    'the error is over 5 blocks of 1,240 tokens of this one text, and 5 unrelated texts are needed'
+    """
+    return f"the error is over {groups} {kind}, and {FEWEST} unrelated texts are needed"
+
+
+def _part_starts(plan: Plan, parts: Callable[[int, int], int]) -> Ints:
+    """Divides each piece, without unscored ends, into equal parts; ``parts`` says how many, from its length and all."""
+    begin, end = int(plan.first.min(initial=0)), int(plan.last.max(initial=0))
+    edges = np.unique(np.clip(np.append(plan.piece_starts, len(plan.ids)), begin, end))
+    starts = [
+        first + np.arange(count) * (stop - first) // count
+        for first, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
+        for count in (max(1, parts(stop - first, end - begin)),)
+    ]
+    found: Ints = np.concatenate([np.zeros(1, np.int64), *starts]).astype(np.int64)
+    return found
+
+
+class CharacterGroups:
+    """Groups for a mean over bytes: tokens of a character are in the group of its first token, which owns its bytes."""
+
+    def __init__(self, groups: Grouping) -> None:
+        self._groups, self._before = groups, (-2, -1, 0)  # token, document and group of the last target so far
+
+    def of(self, block: TargetBlock, byte_len: Ids) -> Ints:
+        groups = self._groups.of(block)
+        if not self._groups.splits_characters or not len(block):
+            return groups
+        token, document, group = self._before
+        follows = np.diff(block.token, prepend=token) == 1
+        follows &= (np.diff(block.document, prepend=document) == 0) & (byte_len == 0)
+        first = np.maximum.accumulate(np.where(follows, 0, np.arange(1, len(block) + 1)))  # 0: in an earlier block
+        found: Ints = np.concatenate([[group], groups])[first]
+        self._before = int(block.token[-1]), int(block.document[-1]), int(found[-1])
+        return found
+
+
+def weights_of(plan: Plan, block: TargetBlock) -> Floats:
+    """Returns the weight of each target of a block in the method's mean; 1 unless windows are averaged."""
+    if plan.average != "window":
+        return np.broadcast_to(np.float64(1), len(block))  # an array of ones that takes no memory
+    assert plan.weight is not None
+    weights: Floats = (plan.weight / plan.target_counts)[block.window]
+    return weights

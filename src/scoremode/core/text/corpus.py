@@ -1,0 +1,483 @@
+"""Named or local text ─▶ Corpus: rows that can be read any number of times, with a sha256.
+
+A corpus does not keep its text in memory: each pass reads the source again, so a long file is in memory only during
+the step that needs it. The corpus's layout says how its rows are related, because recipes treat them differently:
+
+layout      rows                                       example
+text        one document, verbatim                     notes.txt, --text, stdin
+lines       the lines of one long text                 wikitext2
+documents   unrelated texts                            python-docs, several files, .jsonl, .parquet, --dataset
+chat        conversations (lists of messages)          .jsonl rows with "messages"
+mixed       parts that each have their own layout      wikitext2 with anything else
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from glob import glob
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from scoremode.core import entry_points
+from scoremode.core.arguments import path_text, require_text, whole_number
+from scoremode.core.entry_points import Plugins
+from scoremode.core.text.files import (
+    PIECE,
+    PlainText,
+    Row,
+    RowsOf,
+    check_readable,
+    decoded,
+    is_text,
+    lines_of,
+    parquet_column,
+    parquet_rows,
+    rows_of_file,
+    text_in_file,
+    unchanged,
+)
+from scoremode.core.text.hub import hub_dataset, require_datasets, wikitext2_from_hub
+from scoremode.errors import CorpusError, OptionError
+from scoremode.remote.storage.copies import local_files
+from scoremode.remote.storage.uri import is_uri, require_path
+from scoremode.studies.rollouts.answers import KnownAnswers, check_answers, read_answers
+from scoremode.studies.rollouts.texts import Rollouts, require_folder
+
+Layout = Literal["text", "lines", "documents", "chat", "mixed"]
+
+WIKITEXT2_BLANK = " \n"  # a blank line of wiki.test.raw; the rows on the hub have "" instead
+TEXTS = (".txt", ".md", ".jsonl", ".ndjson", ".parquet")  # files that are read from a folder
+BYTE_ORDER_MARK = "\ufeff"
+WRITTEN = "rollouts:"  # before the folder of texts that a model wrote
+RIGHT = "answers:"  # before a file of prompts or a folder of rollouts with answers that are known to be right
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Text with a name and a sha256. ``rows()`` starts a new pass over the source."""
+
+    name: str
+    layout: Layout
+    rows: RowsOf
+    sha256: str  # of the text itself ("text"), of the parts' sha256 ("mixed"), else of the rows as JSON lines
+    row_count: int
+    byte_count: int
+    parts: tuple[Corpus, ...] = ()  # each of the texts, if several were named
+    notes: tuple[str, ...] = ()  # what a reader of the result should know about the text
+    rollouts: Rollouts | None = None  # texts that a model wrote, whose ids are taken as they are
+    answers: KnownAnswers | None = None  # after prompts, which are context
+
+    def texts(self) -> Iterator[str]:
+        """The rows as texts, for a corpus that is not a chat."""
+        assert self.layout != "chat", "chat rows become text through a chat template"
+        return cast(Iterator[str], self.rows())
+
+    def streams(self) -> Iterator[Iterable[str]]:
+        """The rows as texts, each in pieces, so that a plain text is never in memory as a whole."""
+        assert self.layout != "chat", "chat rows become text through a chat template"
+        if self.parts:
+            for part in self.parts:
+                yield from part.streams()
+        elif isinstance(self.rows, PlainText):
+            yield self.rows.pieces()
+        else:
+            for text in self.texts():
+                yield [text]
+
+
+Spec = str | os.PathLike[str]
+
+DEFAULT = "python-docs-short"  # the text of a question that names none: a CPU answers it in about a minute
+DEFAULT_NOTE = "the default text: "
+SHORT_DOCUMENTS, SHORT_CHARACTERS = 20, 1000
+
+
+def check_names(
+    spec: Spec | Sequence[Spec] | None = None,
+    *,
+    text: str | None = None,
+    field: str | None = None,
+    num_samples: int | None = None,
+    dataset: str | None = None,
+    dataset_config: str | None = None,
+    split: str | None = None,
+) -> None:
+    """Refuses arguments of ``load`` that cannot work, such as files that are not there. Nothing is read or fetched."""
+    strings = {"text": text, "field": field, "dataset": dataset, "dataset_config": dataset_config, "split": split}
+    for name, value in strings.items():
+        if value is not None:
+            require_text(name, value)
+        if value == "":
+            example = ', as in --text "The quick brown fox"' if name == "text" else ""
+            raise CorpusError(f"{_flag(name)} is empty", fix=f"give it a value{example}")
+    num_samples = whole_number("num_samples", num_samples)
+    specs = specs_of(spec)
+    given = [name for name, value in (("--corpus", specs), ("--text", text), ("--dataset", dataset)) if value]
+    if len(given) != 1:
+        what = " and ".join(given) + " were given together" if given else "no text was given"
+        raise CorpusError(what, fix="give one of --corpus NAME-or-FILE, --text TEXT, --dataset NAME")
+    if text is not None and not is_text(text):
+        raise CorpusError("--text is not UTF-8", fix="give text in UTF-8, or a file with --corpus")
+    if not dataset and (dataset_config or split):
+        flag = "--dataset-config" if dataset_config else "--split"
+        raise CorpusError(f"{flag} was given without --dataset", fix=f"name a dataset, or leave {flag} out")
+    if num_samples is not None and num_samples < 1:
+        raise CorpusError(f"--num-samples {num_samples} leaves no text", fix="give 1 or more")
+    if dataset:
+        require_datasets()
+    for before, check in {WRITTEN: require_folder, RIGHT: check_answers}.items():
+        if any(name.startswith(before) for name in specs):
+            _check_alone(specs, field, before.removesuffix(":"))
+            check(specs[0].removeprefix(before))
+            return
+    for name in specs:
+        _check_local(name)
+
+
+def _check_alone(specs: list[str], field: str | None, what: str) -> None:
+    """Refuses rollouts or answers together with other texts, and a field of them."""
+    if len(specs) > 1:
+        raise CorpusError(f"{what} were given together with other texts", fix="score them in separate runs")
+    if field is not None:
+        raise CorpusError(f"--field does not apply to {what}", fix="leave --field out")
+
+
+def _check_local(spec: str) -> None:
+    """Refuses a name that is neither a corpus nor a readable file, folder or pattern of this machine, nor a URI."""
+    file = spec.removeprefix("wikitext2:")
+    if is_uri(file) or file == "-" or spec in corpora().found or any(r.name == spec for r in corpora().refused):
+        return
+    for path in [file] if file != spec else expanded(spec):
+        check_readable(Path(path))
+
+
+def load(
+    spec: Spec | Sequence[Spec] | Corpus | Rollouts | None = None,
+    *,
+    text: str | None = None,
+    field: str | None = None,
+    num_samples: int | None = None,
+    dataset: str | None = None,
+    dataset_config: str | None = None,
+    split: str | None = None,
+) -> Corpus:
+    """Loads the corpus that the user named by exactly one of ``spec`` (names, files, ``-``), ``text`` or ``dataset``.
+
+    >>> load(text="The quick brown fox").sha256[:12]
+    '5cac4f980fed'
+    """
+    named: dict[str, Any] = {"text": text, "field": field, "num_samples": num_samples, "dataset": dataset}
+    named |= {"dataset_config": dataset_config, "split": split}
+    if isinstance(spec, Rollouts):
+        _check_alone([], field, WRITTEN.removesuffix(":"))
+        spec, named["num_samples"] = corpus_of_rollouts(spec, num_samples), None
+    if isinstance(spec, Corpus):
+        return _already_loaded(spec, **named)
+    check_names(spec, **named)
+    specs, files = specs_of(spec), list[str]()
+    if specs and specs[0].startswith(WRITTEN):
+        return corpus_of_rollouts(Rollouts.open(specs[0].removeprefix(WRITTEN)), num_samples)
+    if specs and specs[0].startswith(RIGHT):
+        return _corpus_of_answers(read_answers(specs[0].removeprefix(RIGHT)), num_samples)
+    sources: list[Source]
+    if dataset:
+        sources = [hub_dataset(dataset, dataset_config, split, field)]
+    elif specs:
+        files = [path for name in specs for path in expanded(name)]
+        sources = [_source_of(name, field) for name in files]
+    else:
+        sources = [("text", "text", lambda: iter([text or ""]))]
+    if field is not None and not dataset and not any(map(_has_rows, files)):
+        raise CorpusError("--field does not apply to plain text", fix="leave --field out, or give .jsonl or .parquet")
+    found = _single_source(*sources[0], num_samples) if len(sources) == 1 else _combined(sources, num_samples)
+    if specs == [DEFAULT]:
+        cut = f"the first {SHORT_CHARACTERS:,} characters of {found.row_count} documents of python-docs"
+        found = replace(found, notes=(f"{DEFAULT_NOTE}{cut}",))
+    return found if files == specs else replace(found, name="+".join(map(_short, specs)))
+
+
+def is_of_rollouts(corpus: Any) -> bool:
+    """Are these texts that a model wrote: ``rollouts:DIR``, or rollouts themselves?"""
+    return isinstance(corpus, Rollouts) or (isinstance(corpus, str) and corpus.startswith(WRITTEN))
+
+
+def corpus_of_rollouts(rollouts: Rollouts, count: int | None = None) -> Corpus:
+    """The corpus of texts that a model wrote: each with its prompt is a row. ``count``: only the first of them."""
+    sha256 = str(rollouts.manifest["texts_sha256"])
+    if count is not None and count < len(rollouts):
+        rollouts, sha256 = rollouts.first(count), hashlib.sha256(f"{sha256}, the first {count}".encode()).hexdigest()
+    if not len(rollouts):
+        raise CorpusError(f"{rollouts.path} has no texts", fix="write some with scoremode rollouts")
+    texts = [prompt + text for prompt, text in zip(rollouts.prompt_text, rollouts.text, strict=True)]
+    size = sum(len(text.encode()) for text in texts)
+    name = WRITTEN + (Path(rollouts.path).resolve().name if rollouts.path else str(rollouts.manifest["model"]))
+    return Corpus(name, "documents", lambda: iter(texts), sha256, len(texts), size, rollouts=rollouts)
+
+
+def _corpus_of_answers(known: KnownAnswers, count: int | None) -> Corpus:
+    sha256 = hashlib.sha256(f"answers of {known.sha256}, the first {count}".encode()).hexdigest()
+    known = replace(known if count is None else known.first(count), sha256=sha256)
+    size = sum(len(text.encode()) for text in known.texts)
+    name, texts, notes = RIGHT + known.name, known.texts, known.notes
+    return Corpus(name, "documents", lambda: iter(texts), sha256, len(texts), size, notes=notes, answers=known)
+
+
+Source = tuple[str, Layout, RowsOf]
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _already_loaded(corpus: Corpus, **others: object) -> Corpus:
+    if given := [_flag(name) for name, value in others.items() if value is not None]:
+        raise OptionError(f"{given[0]} does not apply to a Corpus that is already loaded", fix="give it to load()")
+    return corpus
+
+
+def specs_of(spec: Spec | Sequence[Spec] | None) -> list[str]:
+    if spec is None:
+        return []
+    several = spec if isinstance(spec, list | tuple) else [spec]
+    specs = [path_text("corpus", one) for one in several]
+    if "" in specs:
+        raise CorpusError("--corpus is empty", fix="give a name or a file")
+    if specs.count("-") > 1:
+        raise CorpusError("- was given twice, and standard input can be read only once", fix="give it once")
+    return specs
+
+
+def expanded(spec: str) -> list[str]:
+    """The files of a folder or a pattern, sorted by name; anything else unchanged.
+
+    A folder gives the files in it and its subfolders that end in one of TEXTS; a pattern gives all files that match.
+    """
+    if is_uri(spec):
+        files = local_files(spec, TEXTS)
+        return [path for file in files for path in expanded(file)] if spec.startswith("file:") else files
+    if spec.startswith("wikitext2:") and is_uri(spec.removeprefix("wikitext2:")):
+        return [f"wikitext2:{path}" for path in local_files(spec.removeprefix("wikitext2:"), TEXTS)]
+    if spec == "-" or spec in corpora().found or spec.startswith("wikitext2:"):
+        return [spec]
+    require_path(spec)
+    if os.path.isdir(spec):
+        found = _visible_texts(spec)
+        what, fix = f"the folder {spec} contains no text", f"put files there that end in {' '.join(TEXTS)}"
+    elif any(sign in spec for sign in "*?[") and not os.path.exists(spec):
+        found = [Path(name) for name in glob(spec, recursive=True) if os.path.isfile(name)]
+        what, fix = f"no file matches the pattern {spec}", "check it; in a shell it needs quotes, as in 'notes/*.txt'"
+    else:
+        return [spec]
+    if not found:
+        raise CorpusError(what, fix=fix)
+    return sorted(map(str, found))
+
+
+def _visible_texts(folder: str) -> list[Path]:
+    try:
+        found = [path for path in Path(folder).rglob("*") if path.suffix.lower() in TEXTS and path.is_file()]
+    except RecursionError:
+        raise CorpusError(f"the folders in {folder} are too deep", fix="name a folder further inside") from None
+    return [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+
+
+def _short(spec: str) -> str:
+    """The name of a text in results: the last part of a path, or a whole pattern."""
+    if spec.startswith("wikitext2:"):
+        return "wikitext2"
+    return spec if any(sign in spec for sign in "*?[") else Path(spec).name or spec
+
+
+# ── rows, counted and hashed ─────────────────────────────────────────────────────────────────────────────────────────
+def _single_source(name: str, layout: Layout, rows: RowsOf, count: int | None) -> Corpus:
+    """The corpus of one source: all of it, or its first ``count`` rows, or lines if it is a plain text."""
+    if count is None:
+        return _corpus_of_rows(name, layout, rows)
+    if layout == "text":
+        text = rows if isinstance(rows, PlainText) else PlainText(lambda: cast(Iterator[str], rows()))
+        return _corpus_of_rows(name, layout, text.first_lines(count))
+    return _corpus_of_rows(name, layout, lambda: islice(rows(), count))
+
+
+def _combined(sources: Sequence[Source], count: int | None) -> Corpus:
+    """The corpus of several sources in the given order: all rows, or the first ``count``; a plain text is one row.
+
+    Sources that are documents become rows of one corpus. The lines of WikiText are one text, so a corpus that contains
+    them keeps its parts separate.
+    """
+    layouts = {layout for _, layout, _ in sources}
+    if "chat" in layouts and len(layouts) > 1:
+        raise CorpusError("chat files and text files were given together", fix="score them in separate runs")
+    layout: Layout = "chat" if "chat" in layouts else "mixed" if "lines" in layouts else "documents"
+    hasher, parts, left = hashlib.sha256(), [], count
+    for name, own, rows in sources:
+        if left == 0:
+            fix = f"leave {name} out, or give a larger --num-samples"
+            raise CorpusError(f"--num-samples {count} leaves no rows of {name}", fix=fix)
+        taken = rows if left is None else _first(rows, left)
+        part = _corpus_of_rows(name, own, taken, None if layout == "mixed" else hasher)
+        if layout == "mixed":
+            hasher.update(json.dumps([part.layout, part.sha256]).encode() + b"\n")
+        parts.append(part)
+        left = None if left is None else left - part.row_count
+
+    def all_rows() -> Iterator[Row]:
+        for part in parts:
+            yield from part.rows()
+
+    return Corpus(
+        name="+".join(part.name for part in parts),
+        layout=layout,
+        rows=all_rows,
+        sha256=hasher.hexdigest(),
+        row_count=sum(part.row_count for part in parts),
+        byte_count=sum(part.byte_count for part in parts),
+        parts=tuple(parts),
+        notes=tuple(note for part in parts for note in part.notes),
+    )
+
+
+def _first(rows: RowsOf, count: int) -> RowsOf:
+    return rows if isinstance(rows, PlainText) else lambda: islice(rows(), count)
+
+
+def _corpus_of_rows(name: str, layout: Layout, rows: RowsOf, together: Any = None) -> Corpus:
+    """Makes a corpus in one pass over its rows; ``together`` is the hasher of the corpus that it is a part of.
+
+    A text is hashed verbatim, other rows as lines of JSON. The JSON of a string is that of its pieces, between quotes.
+    """
+    own, row_count, byte_count, marked = hashlib.sha256(), 0, 0, False
+    verbatim = layout == "text" or isinstance(rows, PlainText)
+    of_lines = [hasher for hasher in (together, None if verbatim else own) if hasher is not None]
+    for row in [rows] if isinstance(rows, PlainText) else rows():
+        quote = b"" if isinstance(row, list) else b'"'
+        for hasher in of_lines:
+            hasher.update(quote)
+        for piece in row.pieces() if isinstance(row, PlainText) else [row]:
+            data = (
+                piece.encode()
+                if isinstance(piece, str)
+                else json.dumps(piece, ensure_ascii=False, sort_keys=True).encode()
+            )
+            if verbatim:
+                own.update(data)
+                marked = marked or (byte_count == 0 and str(piece).startswith(BYTE_ORDER_MARK))
+            for hasher in of_lines:
+                hasher.update(json.dumps(piece, ensure_ascii=False).encode().removeprefix(quote).removesuffix(quote))
+            byte_count += len(data)
+        for hasher in of_lines:
+            hasher.update(quote + b"\n")
+        row_count += 1
+    if byte_count == 0:
+        raise CorpusError(f"{name} contains no text", fix="give a file with at least two tokens of text")
+    note = f"{name} begins with a byte order mark, which is scored as part of the text"
+    return Corpus(name, layout, rows, own.hexdigest(), row_count, byte_count, notes=(note,) if marked else ())
+
+
+# ── named corpora ────────────────────────────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True, slots=True)
+class NamedCorpus:
+    """A text that has a name. Other packages add corpora with an entry point in the group "scoremode.corpora"."""
+
+    layout: Layout
+    open: Callable[[], RowsOf]  # checks that the text is available; its result starts a new pass over the rows
+    summary: str = ""
+
+
+@cache
+def corpora() -> Plugins:
+    """The built-in corpora, those of other packages, and those that were refused."""
+    theirs = entry_points.load("scoremode.corpora", OURS, _accepted)
+    return Plugins({**OURS, **theirs.found}, theirs.refused)
+
+
+def _accepted(name: str, loaded: object) -> NamedCorpus:
+    if not isinstance(loaded, NamedCorpus):
+        raise ValueError("it is not a scoremode.core.text.corpus.NamedCorpus; ask its author to fix it")
+    return loaded
+
+
+# ── what a name stands for ───────────────────────────────────────────────────────────────────────────────────────────
+def _source_of(spec: str, field: str | None) -> Source:
+    if spec in corpora().found:
+        known: NamedCorpus = corpora().found[spec]
+        return spec, known.layout, known.open()
+    if spec.startswith("wikitext2:"):
+        return "wikitext2", "lines", _wikitext2_from_file(Path(spec.removeprefix("wikitext2:")))
+    for refused in corpora().refused:
+        if refused.name == spec and not os.path.exists(spec):
+            raise CorpusError(f"the corpus '{spec}' cannot be used", fix=str(refused))
+    if spec == "-":
+        return "stdin", "text", _standard_input()
+    path = Path(spec)
+    check_readable(path)
+    if _has_rows(spec):
+        return path.name, *rows_of_file(path, field)
+    return path.name, "text", text_in_file(path)
+
+
+def _has_rows(spec: str) -> bool:
+    return not spec.startswith("wikitext2:") and spec.lower().endswith((".jsonl", ".ndjson", ".parquet"))
+
+
+def _standard_input() -> PlainText:
+    """The text that is piped in. It can be read only once, so it is kept: in memory, or on disk if it is long."""
+    fix = "pipe a text into it, as in: scoremode ppl MODEL --corpus - < notes.txt"
+    if sys.stdin is None:
+        raise CorpusError("standard input is closed", fix=fix)
+    kept = tempfile.SpooledTemporaryFile(max_size=PIECE)  # noqa: SIM115  # open as long as the text is used
+    try:
+        while block := sys.stdin.buffer.read(PIECE):
+            kept.write(block)
+    except (OSError, ValueError) as error:
+        raise CorpusError(f"standard input cannot be read ({error})", fix=fix) from None
+
+    def read(offset: int, size: int) -> bytes:
+        kept.seek(offset)  # each time: two passes may be under way
+        return kept.read(size)
+
+    return PlainText(lambda: decoded(read, "standard input"))
+
+
+def _python_docs() -> Iterator[Row]:
+    """The prose of Python's reference topics, which every Python installation includes."""
+    from pydoc_data.topics import topics
+
+    for name in sorted(topics):
+        yield topics[name]
+
+
+def _python_docs_short() -> Iterator[Row]:
+    for row in islice(_python_docs(), SHORT_DOCUMENTS):
+        yield row[:SHORT_CHARACTERS]
+
+
+def _wikitext2_from_file(path: Path) -> RowsOf:
+    """A local wiki.test.raw (or the hub's Parquet file) as the same rows as on the hub."""
+    check_readable(path)
+    if path.suffix.lower() == ".parquet":
+        column = parquet_column(path, "text")
+        return unchanged(path, lambda: parquet_rows(path, column))
+
+    def rows() -> Iterator[Row]:
+        for line in lines_of(text.pieces()):
+            yield line if line.strip() else ""
+
+    text = text_in_file(path)
+    return rows
+
+
+OURS = {
+    "wikitext2": NamedCorpus("lines", wikitext2_from_hub, "the test part of WikiText-2, from the Hugging Face hub"),
+    "python-docs": NamedCorpus("documents", lambda: _python_docs, "Python's own reference topics, on every machine"),
+    DEFAULT: NamedCorpus("documents", lambda: _python_docs_short, "the beginnings of 20 of them: the default"),
+}
+"""The built-in corpora."""

@@ -1,0 +1,395 @@
+"""Corpus ─▶ the documents that a recipe feeds: joined, verbatim, divided into pages, or unchanged.
+
+arrangement   one text    lines of a text (wikitext2)          documents
+join-lines    verbatim    joined with "\\n\\n"                   each alone
+join-rows     verbatim    joined with "\\n\\n"                   joined with "\\n\\n"
+raw-file      verbatim*   the original file*                   joined with "\\n\\n"*      * without one trailing newline
+pages         verbatim    lm-evaluation-harness's 62 pages     each alone
+texts         verbatim    each line (blank lines have no       each alone
+                          target, and are counted)
+
+Several texts are arranged separately. Recipes that join rows join several texts too, like documents.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Iterable, Iterator
+from itertools import islice, pairwise, repeat
+from typing import Literal, cast
+
+import numpy as np
+
+from scoremode.core.text.corpus import WIKITEXT2_BLANK, Corpus
+from scoremode.core.text.files import Message, lines_of
+from scoremode.core.text.slices import TEMPLATE, UNDIVIDED, SlicedText, SliceRule, Slicing, Span
+from scoremode.core.text.tokenizer import TextTokenizer
+from scoremode.errors import CorpusError, ModelError, OptionError
+from scoremode.values import Bools
+
+Arrangement = Literal["join-lines", "join-rows", "raw-file", "pages", "texts"]
+"""How a recipe makes documents from a corpus's rows: see the table above."""
+
+JOIN = "\n\n"
+LISTED = 8  # how many texts a note names at most
+JOINING = ("join-rows", "raw-file")  # arrangements that make one document from all rows
+CHARACTERS = 1 << 18  # characters that are processed together
+PROBES = ("\ue000", "\ue001")  # characters of private use: no chat template writes them
+SPACES = np.array([chr(point).isspace() for point in range(0x3001)] + [False])
+"""Is the character of this code point white space? The last entry stands for all that are larger."""
+
+
+class Document:
+    """A text that a recipe feeds, read in pieces. Its counts are complete after the last piece.
+
+    >>> document = Document(["one ", "text"])
+    >>> document.read(), document.source_bytes, document.source_words
+    ('one text', 8, 2)
+    """
+
+    def __init__(
+        self,
+        pieces: Iterable[str],
+        *,
+        source: str | None = None,
+        scored_spans: tuple[tuple[int, int], ...] | None = None,
+        joined_at: Iterable[int] = (),
+    ) -> None:
+        self._pieces = pieces
+        self.slices: SlicedText | None = None  # None: the text has no slices
+        self._counted = source is None  # else the counts are those of ``source``, from which the recipe made the pieces
+        self.source_bytes, self._words = 0, WordCounter()
+        if source is not None:
+            self._count(source)
+        self.scored_spans = scored_spans  # spans of characters that may be targets; None: all characters
+        self.joined_at = array("q", joined_at)  # characters at which another text begins; grows while pieces are read
+
+    def __iter__(self) -> Iterator[str]:
+        if self._counted:
+            self.source_bytes, self._words = 0, WordCounter()
+        for piece in self._pieces:
+            if self._counted:
+                self._count(piece)
+            yield piece
+
+    def _count(self, text: str) -> None:
+        self.source_bytes += len(text) if text.isascii() else len(text.encode())
+        self._words.add(text)
+
+    def sliced(self, slicing: Slicing, spans: Iterable[Span] = (), **outside: str) -> Document:
+        """Divides the text into slices while it is read; ``spans`` are known already."""
+        self._pieces = self.slices = slicing.document(self._pieces, spans, **outside)
+        return self
+
+    @property
+    def source_words(self) -> int:
+        return self._words.count
+
+    def read(self) -> str:
+        return "".join(self)
+
+
+class RereadDocuments:
+    """The documents that an arrangement makes from a corpus. Each pass reads the corpus again, so no text is stored."""
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        arrangement: Arrangement,
+        tokenizer: TextTokenizer,
+        *,
+        assistant_only: bool = False,
+        rules: tuple[SliceRule, ...] = (),
+    ) -> None:
+        if assistant_only and corpus.layout != "chat":
+            raise OptionError("--assistant-only needs chat rows (a field 'messages')", fix="leave --assistant-only out")
+        self.corpus, self.arrangement, self.tokenizer = corpus, arrangement, tokenizer
+        self.assistant_only, self.rules = assistant_only, rules
+
+    def __iter__(self) -> Iterator[Document]:
+        if self.corpus.layout == "chat":
+            return self._conversations(Slicing(self.rules))
+        documents = arranged(self.corpus, self.arrangement)
+        slicing = Slicing(self.rules)
+        return (document.sliced(slicing) for document in documents) if self.rules else documents
+
+    def _conversations(self, slicing: Slicing | None) -> Iterator[Document]:
+        for row in self.corpus.rows():
+            messages = cast(list[Message], row)
+            yield chat_document(messages, self.tokenizer, assistant_only=self.assistant_only, slicing=slicing)
+
+    def excerpt(self, number: int, start: int, end: int) -> str:
+        """Returns characters ``start`` to ``end`` of a document. Besides them, one piece at a time is in memory."""
+        found, at, is_chat = "", 0, self.corpus.layout == "chat"
+        documents = self._conversations(None) if is_chat else arranged(self.corpus, self.arrangement)
+        for piece in next(islice(documents, number, None), ()):
+            found += piece[max(0, start - at) : max(0, end - at)]
+            at += len(piece)
+            if at >= end:
+                return found
+        raise CorpusError("the text is shorter than when it was read first", fix="run the same command again")
+
+
+def arranged(corpus: Corpus, arrangement: Arrangement) -> Iterator[Document]:
+    """Yields the documents that an arrangement makes from rows of text. They must be read in order."""
+    if arrangement in JOINING or (corpus.layout == "lines" and arrangement == "join-lines"):
+        yield _from_joined(_joined(corpus, arrangement), trimmed=arrangement == "raw-file")
+    elif corpus.layout == "mixed":
+        for part in corpus.parts:
+            yield from arranged(part, arrangement)
+    elif corpus.layout == "lines" and arrangement == "pages":
+        for page in wikitext_pages(lines_of(row or WIKITEXT2_BLANK for row in corpus.texts())):
+            yield Document([detokenised(page)], source=page)
+    else:
+        yield from map(Document, corpus.streams())
+
+
+Joined = Iterator[tuple[str, bool]]
+"""Pieces of a text, and whether another text begins at each. Nothing of one piece is in the next."""
+
+
+def _from_joined(joined: Joined, *, trimmed: bool) -> Document:
+    """Returns a document whose ``joined_at`` (where another text begins, in characters) grows while it is read."""
+
+    def pieces() -> Iterator[str]:
+        at = 0
+        for piece, begins in joined:
+            if begins:
+                made.joined_at.append(at)
+            at += len(piece)
+            yield piece
+
+    made = Document(_without_last_newline(pieces()) if trimmed else pieces())
+    return made
+
+
+def _joined(corpus: Corpus, arrangement: Arrangement) -> Joined:
+    """Joins the whole corpus into one text. Each row is a separate text; in WikiText, each article is."""
+    if corpus.layout == "lines":
+        yield from _joined_lines(corpus, verbatim=arrangement == "raw-file")
+        return
+    parts = (_joined(part, arrangement) for part in corpus.parts)
+    rows = (zip(pieces, repeat(False), strict=False) for pieces in corpus.streams())
+    for number, text in enumerate(parts if corpus.layout == "mixed" else rows):
+        if number:
+            yield JOIN, False
+            yield "", True  # another text begins here, even if it is empty
+        yield from text
+
+
+def _joined_lines(corpus: Corpus, *, verbatim: bool) -> Joined:
+    """Joins the lines of WikiText into one text. Blank lines before the first article are not a separate text."""
+    between, found = "" if verbatim else JOIN, False  # found: was a text or at least an article found?
+    for number, row in enumerate(corpus.texts()):
+        line = row or WIKITEXT2_BLANK if verbatim else row
+        if number and between:
+            yield between, False
+        heading = _is_heading(line)
+        yield line, heading and found
+        found = found or heading or bool(line.strip())
+
+
+def notes_on(corpus: Corpus, arrangement: Arrangement) -> tuple[str, ...]:
+    """Returns notes on the text for a reader of the result, such as how several texts were combined."""
+    if len(corpus.parts) < 2:
+        return corpus.notes
+    joined = corpus.layout != "chat" and arrangement in JOINING
+    made = "joined into one document" if joined else "scored as separate documents"
+    names = [part.name for part in corpus.parts]
+    listed = ", ".join(names[:LISTED]) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")
+    return (f"{len(corpus.parts)} texts {made}: {listed}", *corpus.notes)
+
+
+def _without_last_newline(pieces: Iterable[str]) -> Iterator[str]:
+    held = ""  # a newline that may be the last character
+    for piece in filter(None, pieces):
+        yield held + piece.removesuffix("\n")
+        held = "\n" if piece.endswith("\n") else ""
+
+
+# ── conversations ────────────────────────────────────────────────────────────────────────────────────────────────────
+def chat_document(
+    messages: list[Message], tokenizer: TextTokenizer, *, assistant_only: bool, slicing: Slicing | None = None
+) -> Document:
+    """Renders a conversation with the model's chat template, whose text already contains special tokens.
+
+    With ``slicing`` it is divided into roles; with ``assistant_only``, the assistant's turns alone.
+    """
+    text = tokenizer.render_chat(messages, open_turn=False)
+    if not assistant_only:
+        made = Document([text])
+        if slicing is None:
+            return made
+        spans = message_slices(messages, tokenizer, text, slicing)
+        slicing.undivided += spans is None
+        return made.sliced(slicing, spans or (), outside=UNDIVIDED if spans is None else TEMPLATE)
+    turns: list[tuple[int, int]] = []
+    for index, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        turn = assistant_turn(messages, index, tokenizer, text)
+        if turn is None:
+            raise ModelError(
+                "the chat template rewrites earlier turns, so the assistant's tokens cannot be identified",
+                fix="score all tokens, without --assistant-only",
+            )
+        turns.append(turn)
+    if not turns:
+        raise ModelError("a chat row has no assistant turn", fix="remove the row, or score without --assistant-only")
+    made = Document([text], scored_spans=tuple(turns))
+    if slicing is None:
+        return made
+    return made.sliced(slicing, [span for turn in turns for span in slicing.turn(text, *turn)], outside=TEMPLATE)
+
+
+def assistant_turn(messages: list[Message], index: int, tokenizer: TextTokenizer, text: str) -> tuple[int, int] | None:
+    """The assistant's part of a turn: everything that the template writes after it opens the turn.
+
+    These are the assistant's words and the end-of-turn mark. None if the template rewrites earlier turns.
+    """
+    opened = tokenizer.render_chat(messages[:index], open_turn=True)
+    closed = tokenizer.render_chat(messages[: index + 1], open_turn=False).rstrip()
+    if text.startswith(opened) and text.startswith(closed) and len(closed) > len(opened):
+        return len(opened), len(closed)
+    return None
+
+
+def message_slices(messages: list[Message], tokenizer: TextTokenizer, text: str, slicing: Slicing) -> list[Span] | None:
+    """The slices of all messages, sorted: roles, and inside of the assistant's turns thinking, answer and tool call.
+
+    None if a message cannot be found in the text, or if two overlap.
+    """
+    places: list[tuple[int, int, Message]] = []
+    try:
+        for index, message in enumerate(messages):
+            found = None
+            if message["role"] == "assistant":
+                found = assistant_turn(messages, index, tokenizer, text)
+                found = found or _rewritten_turn(messages, index, tokenizer, text)
+            else:
+                found = _own_words(messages, index, tokenizer, text)
+            if found is None:
+                return None
+            places.append((*found, message))
+    except ModelError:  # the template takes whole conversations only
+        return None
+    places.sort(key=lambda place: place[:2])  # some templates write the system's words into a later message
+    if any(one[1] > other[0] for one, other in pairwise(places)):
+        return None
+    spans: list[Span] = []
+    for begin, end, message in places:
+        is_own = message["role"] == "assistant"
+        spans += slicing.turn(text, begin, end) if is_own else [(begin, end, message["role"])]
+    return spans
+
+
+def _own_words(messages: list[Message], index: int, tokenizer: TextTokenizer, text: str) -> tuple[int, int] | None:
+    """Finds a message's own words: renders the conversation with a probe in their place, and looks for the probe."""
+    probe, replaced = _with_probe(messages[index], text)
+    other = tokenizer.render_chat([*messages[:index], replaced, *messages[index + 1 :]], open_turn=False)
+    before, found, after = other.partition(probe)
+    begin, end = len(before), len(text) - len(after)
+    fits = found and begin <= end and text.startswith(before) and text.endswith(after)
+    return (begin, end) if fits else None
+
+
+def _rewritten_turn(messages: list[Message], index: int, tokenizer: TextTokenizer, text: str) -> tuple[int, int] | None:
+    """As ``assistant_turn``, where the template writes a turn differently once another one follows.
+
+    The words are found by a probe. What the template writes around them belongs to the turn if it is the same in both.
+    """
+    words = _own_words(messages, index, tokenizer, text)
+    if words is None:
+        return None
+    begin, end = words
+    opened = tokenizer.render_chat(messages[:index], open_turn=True)
+    if len(opened) <= begin and text.startswith(opened):
+        begin = len(opened)
+    probe, replaced = _with_probe(messages[index], text)
+    closing = tokenizer.render_chat([*messages[:index], replaced], open_turn=False).partition(probe)[2].rstrip()
+    marks = (mark for mark in (closing, closing.lstrip()) if text.startswith(mark, end))
+    return begin, end + len(next(marks, ""))
+
+
+def _with_probe(message: Message, text: str) -> tuple[str, Message]:
+    probe = next((one for one in PROBES if one not in text), PROBES[0])
+    is_text = isinstance(message.get("content"), str)
+    return probe, {**message, "content": probe if is_text else [{"type": "text", "text": probe}]}
+
+
+# ── words ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+class WordCounter:
+    """Counts words as lm-evaluation-harness does: the pieces between white space, including empty ones at the ends."""
+
+    def __init__(self) -> None:
+        self.count, self._after_space, self._begun = 1, True, False
+
+    def add(self, text: str) -> None:
+        for _, space, after_space in white_space(text, self._after_space):
+            if not self._begun and space[0]:
+                self.count += 1  # the text begins with white space, so there is an empty word before it
+            self._begun = True
+            self.count += int((space & ~after_space).sum())
+            self._after_space = bool(space[-1])
+
+
+def white_space(text: str, before: bool = True) -> Iterator[tuple[int, Bools, Bools]]:
+    """Yields for each block of characters: its start, which of them are white space, and which follow white space.
+
+    ``before``: does the text follow white space? White space is what ``\\s`` matches.
+    """
+    for begin in range(0, len(text), CHARACTERS):
+        points = np.frombuffer(text[begin : begin + CHARACTERS].encode("utf-32-le"), np.uint32)
+        space: Bools = SPACES[np.minimum(points, len(SPACES) - 1)]
+        yield begin, space, np.concatenate([[before], space[:-1]])
+        before = bool(space[-1])
+
+
+# ── WikiText-2 as lm-evaluation-harness sees it ──────────────────────────────────────────────────────────────────────
+def wikitext_pages(lines: Iterable[str]) -> Iterator[str]:
+    """Yields the pages of wiki.test.raw. A page begins at a heading with one "=" on each side.
+
+    Only 60 of the 62 pages are articles: two begin at equations that look like headings. These two stay, because the
+    published numbers include them. Lines before the first heading are omitted. A text without headings is one page.
+    """
+    page, found = list[str](), False
+    for line in lines:
+        if _is_heading(line):
+            if found:
+                yield "".join(page).removesuffix("\n")
+            page, found = [], True
+        page.append(line)
+    yield "".join(page)
+
+
+def _is_heading(line: str) -> bool:
+    """Does an article begin at this line? Headings inside articles have more than one "=" on each side."""
+    heading = re.sub("= =", "==", re.sub("= = =", "===", line)).strip()
+    return heading.startswith("= ") and heading.endswith(" =")
+
+
+# (pattern, replacement) as regular expressions, applied in this order to undo WikiText's tokenisation
+_DETOKENISE: tuple[tuple[str, str], ...] = (
+    (r"s '", "s'"),
+    (r"/' [0-9]/", "/'[0-9]/"),  # probably a mistake, but the published numbers were computed with it
+    *((re.escape(f" @{sign}@ "), sign) for sign in "-,."),
+    *((re.escape(f" {sign} "), f"{sign} ") for sign in ":;.!?,"),
+    *(
+        (rf"{re.escape(left)}\s*([^{re.escape(right)}]*?)\s*{re.escape(right)}", rf"{left}\1{right}")
+        for left, right in ("()", "[]", "{}", '""', "''")
+    ),
+    *(("= " * depth + "=", "=" * (depth + 1)) for depth in (3, 2, 1)),
+    (" ° ", "°"),
+    (" \n", "\n"),
+    ("\n ", "\n"),
+    (" N ", " 1 "),
+    (" 's", "'s"),
+)
+
+
+def detokenised(page: str) -> str:
+    """Returns a WikiText page as ordinary prose, by the rules of lm-evaluation-harness's wikitext task."""
+    for pattern, replacement in _DETOKENISE:
+        page = re.sub(pattern, replacement, page)
+    return page

@@ -1,0 +1,361 @@
+"""Reads text and rows from untrusted files, or raises an error of one line that says what is wrong and where.
+
+No file stays open longer than one pass over it. A file that changes between two passes is refused, because its sha256
+and its tokens would belong to different texts.
+"""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import json
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from scoremode.core import strict_json
+from scoremode.errors import CorpusError, did_you_mean
+
+Message = dict[str, Any]
+Row = str | list[Message]
+RowsOf = Callable[[], Iterator[Row]]
+RowKind = Literal["documents", "chat"]
+
+PIECE = 1 << 20  # bytes of a text that are read at a time
+NAMED = ("wikitext2", "python-docs", "python-docs-short")
+ROWS_LIKE = 'use rows like {"text": "…"}'
+MESSAGES_LIKE = 'use messages like {"role": "user", "content": "…"}'
+HALF_PAIR = "{} is not UTF-8 (it contains half a surrogate pair)"
+# the first bytes of compressed files, and how to unpack them
+PACKED = {
+    b"\x1f\x8b": ("gzip", "gunzip"),
+    b"PK\x03\x04": ("zip", "unzip"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "zstd -d"),
+    b"\xfd7zXZ\x00": ("xz", "unxz"),
+    b"BZh91AY&SY": ("bzip2", "bunzip2"),
+}
+
+
+# ── any file ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+def check_readable(path: Path) -> None:
+    """Raises CorpusError unless this is a readable, non-empty file. Pipes are not opened: that could block forever."""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise _missing(path) from None
+    except ValueError:  # the name contains NUL
+        raise CorpusError(f"'{path}' cannot be the name of a file", fix="check the path") from None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise CorpusError(f"{path} is a symbolic link that leads back to itself", fix="name the file") from None
+        what = f"{path} cannot be read ({error.strerror})"
+        raise CorpusError(what, fix="check the path and its permissions") from None
+    if stat.S_ISDIR(found.st_mode):
+        raise CorpusError(f"{path} is a folder", fix="name the files in it")
+    if stat.S_ISFIFO(found.st_mode) or stat.S_ISSOCK(found.st_mode):
+        fix = "give it as standard input, with --corpus -, or save it to a file first"
+        raise CorpusError(f"{path} is a pipe, which can be read only once", fix=fix)
+    if not stat.S_ISREG(found.st_mode):
+        raise CorpusError(f"{path} is a device, not a file", fix="give a file, or --corpus - for standard input")
+    if not os.access(path, os.R_OK):
+        raise CorpusError(f"{path} cannot be read", fix="check its permissions")
+    if found.st_size == 0:
+        raise CorpusError(f"{path} is empty", fix="give a file with text in it")
+    with path.open("rb") as file:
+        begins = file.read(16)
+    for magic, (kind, command) in PACKED.items():
+        if begins.startswith(magic):
+            raise CorpusError(f"{path} is compressed ({kind})", fix=f"unpack it first, with {command}")
+
+
+def _missing(path: Path) -> CorpusError:
+    name = str(path)
+    if path.is_symlink():
+        return CorpusError(f"{name} is a symbolic link to a file that does not exist", fix="check where it points")
+    fix = did_you_mean(name, NAMED) if "/" not in name and "." not in name else "check the path"
+    return CorpusError(f"there is no corpus or file '{name}'", fix=fix)
+
+
+def unchanged(path: Path, rows: RowsOf) -> RowsOf:
+    """Wraps rows so that a pass over them raises CorpusError if the file has changed since this call."""
+
+    def stamp() -> tuple[int, ...]:
+        now = path.stat()
+        return now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns
+
+    first = stamp()
+
+    def check() -> None:
+        if stamp() != first:
+            raise CorpusError(f"{path} was changed while it was read", fix="run the same command again")
+
+    def checked() -> Iterator[Row]:
+        check()
+        yield from rows()
+        check()
+
+    return checked
+
+
+# ── plain text ───────────────────────────────────────────────────────────────────────────────────────────────────────
+ReadBlock = Callable[[int, int], bytes]
+"""(offset, most bytes) ─▶ bytes; fewer only at the end."""
+
+
+class PlainText:
+    """One text that is read in pieces, any number of times. As rows, it is one row with the whole text."""
+
+    def __init__(self, pieces: Callable[[], Iterator[str]]) -> None:
+        self.pieces = pieces
+
+    def __call__(self) -> Iterator[Row]:
+        yield "".join(self.pieces())
+
+    def first_lines(self, count: int) -> PlainText:
+        return PlainText(lambda: _first_lines(self.pieces(), count))
+
+
+def text_in_file(path: Path) -> PlainText:
+    """Returns the file's text, verbatim. A pass over it raises CorpusError if the file has changed since this call."""
+
+    def pieces() -> Iterator[str]:
+        with path.open("rb") as file:
+            yield from decoded(lambda _, size: file.read(size), str(path))
+
+    return PlainText(cast("Callable[[], Iterator[str]]", unchanged(path, cast(RowsOf, pieces))))
+
+
+def decoded(read: ReadBlock, name: str) -> Iterator[str]:
+    """Decodes UTF-8 without NUL, in pieces; raises a CorpusError that names the position of the first bad byte."""
+    decoder, offset, lines = codecs.getincrementaldecoder("utf-8")(), 0, 0
+    nul: CorpusError | None = None
+    while True:
+        block = read(offset, PIECE)
+        waiting = len(decoder.getstate()[0])  # bytes of a character that is not complete yet
+        try:
+            piece = decoder.decode(block, final=not block)
+        except UnicodeDecodeError as error:
+            at, line = offset - waiting + error.start, lines + error.object[: error.start].count(b"\n") + 1
+            what = f"{name} is not UTF-8: byte 0x{error.object[error.start]:02x} at offset {at}, line {line}"
+            fix = f"convert it first, as in: iconv -f latin1 -t utf-8 {name} > fixed.txt"
+            raise CorpusError(what, fix=fix) from None
+        nul = nul or _nul_in(piece, name, offset - waiting, lines)
+        if piece and nul is None:
+            yield piece
+        if not block:
+            break
+        offset, lines = offset + len(block), lines + block.count(b"\n")
+    if nul is not None:
+        raise nul  # raised last, so that a file that is not UTF-8 gets that error instead
+
+
+def _nul_in(text: str, name: str, offset: int, lines: int) -> CorpusError | None:
+    """Returns the error for a text with NUL bytes, the only sign of English in UTF-16 without a byte order mark."""
+    at = text.find("\0")
+    if at < 0:
+        return None
+    offset, line = offset + len(text[:at].encode()), lines + text.count("\n", 0, at) + 1
+    return CorpusError(
+        f"{name} contains a NUL byte at offset {offset}, line {line}: it is UTF-16, or not text",
+        fix=f"convert it first, as in: iconv -f utf-16 -t utf-8 {name} > fixed.txt",
+    )
+
+
+def lines_of(pieces: Iterable[str]) -> Iterator[str]:
+    """Yields the lines of a text with their newlines; only "\\n" ends a line."""
+    held: list[str] = []
+    for piece in pieces:
+        start = 0
+        while end := piece.find("\n", start) + 1:
+            yield "".join([*held, piece[start:end]])
+            held, start = [], end
+        if start < len(piece):
+            held.append(piece[start:])
+    if held:
+        yield "".join(held)
+
+
+def _first_lines(pieces: Iterable[str], count: int) -> Iterator[str]:
+    for piece in pieces:
+        found = piece.count("\n")
+        if found < count:
+            count -= found
+            yield piece
+            continue
+        end = 0
+        for _ in range(count):
+            end = piece.find("\n", end) + 1
+        yield piece[:end]
+        return
+
+
+def is_text(value: str) -> bool:
+    """Can this be encoded as UTF-8? Half a surrogate pair, which may come from a shell or JSON, cannot."""
+    return not any("\ud800" <= c <= "\udfff" for c in value) if not value.isascii() else True
+
+
+# ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def rows_of_file(path: Path, field: str | None) -> tuple[RowKind, RowsOf]:
+    """Returns the rows of a .jsonl, .ndjson or .parquet file, and whether they are texts or conversations."""
+    if path.suffix.lower() == ".parquet":
+        column = parquet_column(path, field)
+        return kind_of_rows(unchanged(path, lambda: parquet_rows(path, column)), str(path))
+    return kind_of_rows(unchanged(path, lambda: _jsonl_rows(path, field)), str(path))
+
+
+def kind_of_rows(rows: RowsOf, name: str) -> tuple[RowKind, RowsOf]:
+    """Returns the kind of the first row, and all rows; a later row of another kind raises CorpusError."""
+    first = next(rows(), None)
+    if first is None:
+        raise CorpusError(f"{name} contains no rows", fix="give a file with at least one row")
+    kind, expected = type(first), "text" if isinstance(first, str) else "a list of messages"
+
+    def checked() -> Iterator[Row]:
+        for number, row in enumerate(rows(), 1):
+            if type(row) is not kind:
+                raise CorpusError(
+                    f"{name}: row {number} is not {expected} as the first is", fix="separate the two kinds"
+                )
+            yield row
+
+    return "documents" if kind is str else "chat", checked
+
+
+def _jsonl_rows(path: Path, field: str | None) -> Iterator[Row]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            where = f"{path} line {number}"
+            try:
+                value = strict_json.parse(line, constants=True)
+            except ValueError as error:
+                raise CorpusError(f"{where} is not JSON ({error})", fix="fix or remove the line") from None
+            if not isinstance(value, dict):
+                raise CorpusError(f"{where} is not a JSON object", fix=ROWS_LIKE)
+            yield checked_row(value, field or text_field(value, where), where)
+
+
+def text_field(row: dict[str, Any], where: str) -> str:
+    """Returns the field of a row that contains its text or conversation, for a user who chose no field."""
+    for name in ("messages", "text", "content", "page"):
+        if name in row:
+            return name
+    raise CorpusError(f"{where} has no field 'text'", fix=_choose(row))
+
+
+def checked_row(row: dict[str, Any], field: str, where: str) -> Row:
+    """Returns the text or conversation in a field of a row; raises CorpusError if there is neither."""
+    if field not in row:
+        raise CorpusError(f"{where} has no field '{field}'", fix=_choose(row))
+    value = row[field]
+    if isinstance(value, str) and field != "messages":
+        if not is_text(value):
+            raise CorpusError(HALF_PAIR.format(where), fix="fix or remove the row")
+        return value
+    if isinstance(value, list):
+        _check_messages(value, f"{where}: field '{field}'")
+        return value
+    wanted = "not a list of messages" if field == "messages" else "neither text nor a list of messages"
+    what = f"{where}: field '{field}' is {_kind(value)}, {wanted}"
+    raise CorpusError(what, fix="correct the row, or name another field")
+
+
+def _choose(names: Iterable[str]) -> str:
+    known = list(names)
+    if not known:
+        return ROWS_LIKE
+    shown = ", ".join(str(name)[:40] for name in known[:20])
+    return f"choose one with --field ({shown}{', …' if len(known) > 20 else ''})"
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    names = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
+    return names.get(type(value), f"of type {type(value).__name__}")
+
+
+# ── conversations ────────────────────────────────────────────────────────────────────────────────────────────────────
+def _check_messages(messages: list[Any], where: str) -> None:
+    """Refuses a conversation that a chat template would print wrongly: most templates print null as "None"."""
+    if not messages:
+        raise CorpusError(f"{where} is an empty list of messages", fix="fix or remove the row")
+    for number, message in enumerate(messages, 1):
+        if not isinstance(message, dict):
+            what = f"{where} contains {_kind(message)} instead of a message"
+            raise CorpusError(what, fix=f"{MESSAGES_LIKE}, or choose another --field")
+        if wrong := _problem_of(message):
+            raise CorpusError(f"{where}, message {number} {wrong}", fix=MESSAGES_LIKE)
+    try:
+        json.dumps(messages, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise CorpusError(HALF_PAIR.format(where), fix="fix or remove the row") from None
+    except (TypeError, ValueError) as error:  # a Parquet file may contain dates and bytes
+        raise CorpusError(f"{where} contains a value that is not allowed ({error})", fix=MESSAGES_LIKE) from None
+
+
+def _problem_of(message: Message) -> str | None:
+    """Says what is wrong with the role or the content of a message, by the first problem that applies."""
+    role, content = message.get("role"), message.get("content")
+    parts = content if isinstance(content, list) else []
+    good = all(isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str) for p in parts)
+    problems = (
+        ("role" not in message, "has no role"),
+        (not isinstance(role, str), f"has a role that is {_kind(role)}"),
+        (not str(role).strip(), "has an empty role"),
+        ("content" not in message, "has no content"),
+        (not isinstance(content, str | list), f"has content that is {_kind(content)}, not text"),
+        (content == [], "has content that is an empty list"),
+        (not good, 'has a part that is not {"type": "text", "text": "…"}'),
+    )
+    return next((problem for applies, problem in problems if applies), None)
+
+
+# ── Parquet ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def parquet_column(path: Path, field: str | None) -> str:
+    """Returns the column that contains the text."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        names = pq.read_schema(pa.OSFile(os.fsencode(path))).names
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise CorpusError(f"{path} is not a Parquet file ({error})", fix="check the file") from None
+    if field is None:
+        field = text_field(dict.fromkeys(names), str(path))
+    if field not in names:
+        raise CorpusError(f"{path} has no column '{field}'", fix=_choose(names))
+    if names.count(field) > 1:
+        raise CorpusError(f"{path} has more than one column '{field}'", fix="rename one of them")
+    return field
+
+
+def parquet_rows(path: Path, column: str) -> Iterator[Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        with pq.ParquetFile(pa.OSFile(os.fsencode(path))) as file:
+            for batch in file.iter_batches(batch_size=1024, columns=[column]):
+                if batch.num_columns != 1:
+                    raise CorpusError(f"{path}: the column '{column}' cannot be read alone", fix="rename it")
+                for value in batch.column(0):
+                    number += 1
+                    where = f"{path} row {number}"
+                    yield checked_row({column: _python_value(value, where)}, column, where)
+    except (pa.ArrowException, OSError) as error:
+        raise CorpusError(f"{path} is damaged after row {number} ({error})", fix="get the file again") from None
+
+
+def _python_value(value: Any, where: str) -> Any:
+    try:
+        return value.as_py()
+    except UnicodeDecodeError as error:
+        bad = error.object[error.start]
+        raise CorpusError(
+            f"{where} is not UTF-8: byte 0x{bad:02x} at offset {error.start} of the text", fix="fix or remove the row"
+        ) from None

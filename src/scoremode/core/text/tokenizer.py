@@ -1,0 +1,406 @@
+"""Text ─▶ ids: one interface for Hugging Face tokenizers and bytes, each with a fingerprint.
+
+Positions come from the tokenizer's offsets, extended so that no character is lost: a token owns every character from
+the end of the token before it to its own end. So the space before a word belongs to the word's token whether or not
+the tokenizer trims its offsets, and the bytes of all tokens sum to the bytes of the text. If one character is split
+into several tokens, the first of them owns it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from scoremode.core.disk.files import require_plain_files
+from scoremode.core.text import memory
+from scoremode.core.text.files import Message
+from scoremode.core.text.token_text import Vocabulary, byte_level_piece, sentencepiece_piece, spelled, unnamed
+from scoremode.core.text.tokenizer_file import TokenizerFile, load_tokenizer, unusable
+from scoremode.errors import CorpusError, ModelError, ScoremodeError
+from scoremode.values import Ids, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFacts:
+    """What must be equal for two runs to be comparable token by token."""
+
+    fingerprint: str  # sha256 of the vocabulary and the ids of a probe text
+    size: int  # ids are 0 .. size-1
+    bos: int | None
+    eos: int | None
+    adds_bos: bool  # does encoding insert a BOS at the start?
+
+
+# digits, spaces, scripts, an emoji of several code points and a control character: tokenizers differ on these
+PROBE = "In 1999, 12345 cats\tsaid:  “déjà-vu”!\n\n東京 2024年 — naïve 👩‍🔬 don't\x07 <s> _x_ "
+
+# Memory that a tokenizer needs while it encodes one text: per byte of the text (copies, and the origin of each byte)
+# and per token (its name, its position, and Python's lists of them). The estimate is 1.05 to 1.8 times the measured
+# peak of SentencePiece-like and byte-level BPE on prose, code and Japanese (tokenizers 0.23).
+BYTES_PER_BYTE, BYTES_PER_TOKEN = 120, 420
+
+SMALL_TEXT = 200_000  # characters; a shorter text always fits into memory
+
+SAMPLES, SAMPLE_LENGTH = 16, 4096  # samples of a text from which its number of tokens is estimated
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoding:
+    """A text as tokens: their ids, and the characters that each token owns."""
+
+    ids: Ids  # (n,)
+    char_start: Ints  # (n,)
+    char_end: Ints  # (n,) ascending
+    touches: Ints  # (n,) the first character that the token covers in part; before char_start if one is shared
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedTexts(Encoding):
+    """Several texts as tokens. Positions are those in ``joined``, so that NumPy computes them for all texts at once."""
+
+    joined: str  # all texts, one after the other
+    starts: Ints  # (texts + 1,) text i is joined[starts[i] : starts[i + 1]]
+    bounds: Ints  # (texts + 1,) the tokens of text i are bounds[i] … bounds[i + 1]
+
+
+class TextTokenizer(Protocol):
+    """What scoremode needs from a tokenizer."""
+
+    facts: TokenizerFacts
+
+    def encode(self, text: str, *, special: bool) -> Encoding: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def pieces(self) -> list[bytes]:
+        """The bytes that each id represents inside a text, (size,)."""
+        ...
+
+    def token_text(self, token: int) -> str:
+        """What one id stands for inside a text, with its leading space; the name of a special token."""
+        ...
+
+    def render_chat(self, messages: list[Message], *, open_turn: bool) -> str: ...
+
+
+class HuggingFaceTokenizer:
+    """A fast tokenizer of Transformers."""
+
+    def __init__(self, tokenizer: Any, name: str) -> None:
+        if not getattr(tokenizer, "is_fast", False):
+            raise ModelError(
+                f"the tokenizer of {name} has no offsets (it is a slow tokenizer)",
+                fix="convert it to tokenizer.json, or name another with --tokenizer",
+            )
+        dropout = getattr(tokenizer.backend_tokenizer.model, "dropout", None)
+        if dropout:
+            raise ModelError(
+                f"the tokenizer of {name} leaves out merges at random (dropout {dropout:g}): its tokens vary",
+                fix="set dropout to null in its tokenizer.json",
+            )
+        self._tokenizer = tokenizer
+        self.facts = self._facts()
+
+    @staticmethod
+    def load(folder: str | Path, *, trust_remote_code: bool = False) -> HuggingFaceTokenizer:
+        """The tokenizer of a folder; Transformers is imported if nothing else shows what it would make of the files."""
+        if Path(folder).is_dir():
+            require_plain_files(Path(folder))
+        found = load_tokenizer(folder, trust_remote_code=trust_remote_code)
+        try:
+            return HuggingFaceTokenizer(found, str(folder))
+        except ScoremodeError:
+            raise
+        except Exception as error:
+            raise unusable(folder, error) from None
+
+    @property
+    def hf(self) -> Any:
+        """The tokenizer of Transformers."""
+        return self._tokenizer.transformers if isinstance(self._tokenizer, TokenizerFile) else self._tokenizer
+
+    @property
+    def backend(self) -> Any:
+        """The tokenizer of the library ``tokenizers``."""
+        return self._tokenizer.backend_tokenizer
+
+    def _facts(self) -> TokenizerFacts:
+        vocabulary: dict[str, int] = self.backend.get_vocab(with_added_tokens=True)
+        with_special, plain = (self.ids_together([PROBE], special=special)[0] for special in (True, False))
+        by_id = sorted(vocabulary.items(), key=lambda item: (item[1], item[0]))
+        bos = self._tokenizer.bos_token_id
+        return TokenizerFacts(
+            fingerprint=hash_vocabulary(by_id, [with_special, plain]),
+            size=max(vocabulary.values(), default=-1) + 1,
+            bos=bos,
+            eos=self._tokenizer.eos_token_id,
+            adds_bos=bos is not None and with_special[:1] == [bos] and plain[:1] != [bos],
+        )
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary(self.backend, self.facts.size)
+
+    def definition(self) -> str:
+        """A hash of all that decides the ids, for a cache.
+
+        The fingerprint is not enough: two tokenizers with one vocabulary may cut a text differently.
+        """
+        from importlib.metadata import version
+
+        self.prepare(())
+        kind = type(self._tokenizer)
+        known = [f"{kind.__module__}.{kind.__qualname__}", version("tokenizers"), version("transformers")]
+        parts = (self.facts.fingerprint, self.backend.to_str(), json.dumps(known))
+        return hashlib.sha256("".join(parts).encode()).hexdigest()
+
+    def encode(self, text: str, *, special: bool) -> Encoding:
+        return self.encode_together([text], special=special)
+
+    def encode_together(self, texts: Sequence[str], *, special: bool) -> EncodedTexts:
+        """Encodes several texts, each as ``encode`` does, in a fraction of the time."""
+        found = self._called(texts, special=special, return_offsets_mapping=True)
+        starts, bounds = _edges(map(len, texts)), _edges(map(len, found["input_ids"]))
+        count = int(bounds[-1])
+        ids = np.fromiter(chain.from_iterable(found["input_ids"]), np.int32, count)
+        pairs = chain.from_iterable(chain.from_iterable(found["offset_mapping"]))
+        offsets = np.fromiter(pairs, np.int64, 2 * count).reshape(-1, 2)
+        offsets += np.repeat(starts[:-1], np.diff(bounds))[:, None]
+        return _owned(ids, offsets[:, 0], offsets[:, 1], joined="".join(texts), starts=starts, bounds=bounds)
+
+    def ids_together(self, texts: Sequence[str], *, special: bool) -> list[list[int]]:
+        """The ids of several texts without positions, in about half the time of ``encode_together``."""
+        found: list[list[int]] = self._called(texts, special=special)["input_ids"]
+        return found
+
+    def ids(self, text: str, *, special: bool) -> Ids:
+        return np.array(self.ids_together([text], special=special)[0], dtype=np.int32)
+
+    def _called(self, texts: Sequence[str], *, special: bool, **more: bool) -> Any:
+        self.prepare(texts)
+        unused = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
+        # through __call__, not the backend: some classes add their special tokens in Python
+        return self._tokenizer(list(texts), add_special_tokens=special, **unused, **more)
+
+    def prepare(self, texts: Iterable[str]) -> None:
+        """Refuse texts that do not fit into memory, and switch off truncation and padding, which a file may ask for."""
+        for text in texts:
+            if len(text) >= SMALL_TEXT:
+                self._require_memory(text)
+        backend = self.backend
+        if backend.truncation is not None:  # to set either copies the tokenizer
+            backend.no_truncation()
+        if backend.padding is not None:
+            backend.no_padding()
+
+    def _require_memory(self, text: str) -> None:
+        """Raises CorpusError if a text needs more memory than is free: the library would abort the process."""
+        left = memory.available()
+        if left is None:
+            return
+        step = len(text) // SAMPLES
+        samples = [text[at : at + SAMPLE_LENGTH] for at in range(0, step * SAMPLES, step)]
+        share = len(self.encode_together(samples, special=False).ids) / sum(map(len, samples))
+        size = len(text) if text.isascii() else len(text.encode())
+        needed = int(BYTES_PER_BYTE * size + BYTES_PER_TOKEN * share * len(text))
+        if needed > left:
+            raise CorpusError(
+                f"splitting a text of {_megabytes(size)} into tokens needs about {_megabytes(needed)} of memory, "
+                f"and {_megabytes(left)} are free",
+                fix="give a smaller file, fewer lines with --num-samples, or the text as many rows of a .jsonl file",
+            )
+
+    def pieces(self) -> list[bytes]:
+        names = map(self.backend.id_to_token, range(self.facts.size))
+        special = set(self._tokenizer.all_special_ids)  # they represent no text, whatever their names look like
+        return [b"" if name is None or i in special else self._piece(i, name) for i, name in enumerate(names)]
+
+    def token_text(self, token: int) -> str:
+        name = self.backend.id_to_token(token)
+        return unnamed(token) if name is None else spelled(self._piece(token, name))
+
+    def _piece(self, token: int, name: str) -> bytes:
+        """The bytes of a token. If it was added to the vocabulary, they are those of its name."""
+        return name.encode() if token in self._added else self._to_bytes(name)
+
+    @cached_property
+    def _added(self) -> frozenset[int]:
+        return frozenset(self.backend.get_added_tokens_decoder())
+
+    @cached_property
+    def _to_bytes(self) -> Callable[[str], bytes]:
+        return byte_level_piece if "ByteLevel" in str(self.backend.decoder) else sentencepiece_piece
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def render_chat(self, messages: list[Message], *, open_turn: bool) -> str:
+        if not self.hf.chat_template:
+            raise ModelError("this model has no chat template", fix="choose a text field with --field")
+        if any(isinstance(m.get("content"), list) for m in messages):
+            require_parts(messages, lambda turns: self._rendered(turns, open_turn=False))
+        return self._rendered(messages, open_turn=open_turn)
+
+    def _rendered(self, messages: list[Message], *, open_turn: bool) -> str:
+        try:
+            return str(self.hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=open_turn))
+        except Exception as error:  # templates raise their own errors, and Python's
+            raise _template_refused(error) from None
+
+
+class ByteTokenizer:
+    """Makes each UTF-8 byte an id: for the table engine and for tests, which need known tokens without a model."""
+
+    each_character_alone = True  # a text may be cut anywhere
+
+    def __init__(self) -> None:
+        fingerprint = hashlib.sha256(b"scoremode bytes 256").hexdigest()
+        self.facts = TokenizerFacts(fingerprint=fingerprint, size=256, bos=None, eos=None, adds_bos=False)
+
+    def definition(self) -> str:
+        return self.facts.fingerprint
+
+    def encode(self, text: str, *, special: bool) -> Encoding:
+        return self.encode_together([text], special=special)
+
+    def encode_together(self, texts: Sequence[str], *, special: bool) -> EncodedTexts:
+        joined, starts = "".join(texts), _edges(map(len, texts))
+        ids = np.frombuffer(joined.encode(), dtype=np.uint8).astype(np.int32)
+        ends = np.cumsum((ids & 0xC0) != 0x80)  # a byte that continues a character does not begin a new one
+        bounds = starts if joined.isascii() else _edges(len(text.encode()) for text in texts)
+        return _owned(ids, ends - 1, ends, joined=joined, starts=starts, bounds=bounds)
+
+    def pieces(self) -> list[bytes]:
+        return [bytes([value]) for value in range(256)]
+
+    def token_text(self, token: int) -> str:
+        return spelled(bytes([token])) if token < 256 else unnamed(token)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(ids).decode("utf-8", "replace")
+
+    def render_chat(self, messages: list[Message], *, open_turn: bool) -> str:
+        if any("content" not in m for m in messages):
+            raise ModelError("a chat row has a message without 'content'", fix="check the row")
+        turns = "".join(f"{m['role']}: {_content(m)}\n" for m in messages)
+        return turns + "assistant: " if open_turn else turns
+
+
+def hash_vocabulary(by_id: Iterable[tuple[str, int]], probes: list[list[int]]) -> str:
+    """The fingerprint of a tokenizer: its tokens in the order of their ids, and the ids of the probe text."""
+    hasher = hashlib.sha256()
+    for token, index in by_id:
+        hasher.update(f"{index}\0{token}\0".encode("utf-8", "surrogatepass"))
+    hasher.update(json.dumps(probes).encode())
+    return hasher.hexdigest()
+
+
+def render_template(template: str, messages: list[Message], *, open_turn: bool, special: Mapping[str, str]) -> str:
+    """A conversation as a chat template in Jinja writes it; ``special`` are the names of BOS and EOS."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    try:
+        rendered, _ = render_jinja_template(
+            [messages], chat_template=template, add_generation_prompt=open_turn, **special
+        )
+        return str(rendered[0])
+    except Exception as error:  # templates raise their own errors, and Python's
+        raise _template_refused(error) from None
+
+
+def _template_refused(error: Exception) -> ModelError:
+    reason = f"{type(error).__name__}: {error}"[:200]
+    return ModelError(f"the chat template refused a row ({reason})", fix="check the roles in the row")
+
+
+def require_parts(messages: list[Message], render: Callable[[list[Message]], str]) -> None:
+    """Refuse lists of parts if the template supports only text: it would print or drop them."""
+    marked, count = [], 0
+    for message in messages:
+        content = message["content"]
+        if isinstance(content, list):
+            content = [{**part, "text": f"part{count + i}part"} for i, part in enumerate(content)]
+            count += len(content)
+        marked.append({**message, "content": content})
+    shown = render(marked)
+    as_code = re.search(r"""["']text["']\s*:\s*["']part\d+part""", shown)
+    if as_code or any(f"part{i}part" not in shown for i in range(count)):
+        raise ModelError(
+            "this model's chat template does not support content that is a list of parts",
+            fix='give the content as one string, as in {"role": "user", "content": "…"}',
+        )
+
+
+def _content(message: Message) -> str:
+    content = message["content"]
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+
+
+def owned_characters(ids: Ids, starts: Ints, ends: Ints, length: int) -> Encoding:
+    """Gives tokens spans without gaps or overlaps: each from the end of the token before to the token's own end."""
+    return _owned(ids, starts, ends, joined="", starts=np.array([0, length]), bounds=np.array([0, len(ids)]))
+
+
+def _owned(ids: Ids, begin: Ints, end: Ints, *, joined: str, starts: Ints, bounds: Ints) -> EncodedTexts:
+    """As ``owned_characters``, for several texts in one pass: no token reaches into another text."""
+    counts = np.diff(bounds)
+    ends: Ints = np.maximum.accumulate(np.minimum(end, np.repeat(starts[1:], counts)))
+    own: Ints = np.empty_like(ends)  # a token begins where the last one ended; the first one, where its text begins
+    own[1:] = ends[:-1]
+    own[bounds[:-1][counts > 0]] = starts[:-1][counts > 0]
+    touches = np.where(end <= begin, own, np.minimum(begin, own))
+    return EncodedTexts(ids, own, ends, touches, joined, starts, bounds)
+
+
+def _edges(lengths: Iterable[int]) -> Ints:
+    """Where each of several parts begins, and where the last one ends."""
+    return np.cumsum([0, *lengths], dtype=np.int64)
+
+
+# ── many texts ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def encode_many(tokenizer: TextTokenizer, texts: Sequence[str]) -> EncodedTexts:
+    """The tokens of several texts, each exactly as ``tokenizer.encode(text, special=False)`` gives them.
+
+    >>> found = encode_many(ByteTokenizer(), ["ab", "é"])
+    >>> found.ids.tolist(), found.bounds.tolist(), found.char_end.tolist()
+    ([97, 98, 195, 169], [0, 2, 4], [1, 2, 3, 3])
+    """
+    if isinstance(tokenizer, ByteTokenizer) or (isinstance(tokenizer, HuggingFaceTokenizer) and _are_short(texts)):
+        return tokenizer.encode_together(texts, special=False)
+    found, starts = [tokenizer.encode(text, special=False) for text in texts], _edges(map(len, texts))
+    placed = list(zip(found, starts[:-1], strict=True))
+    return EncodedTexts(
+        ids=np.concatenate([one.ids for one in found]),
+        char_start=np.concatenate([one.char_start + at for one, at in placed]),
+        char_end=np.concatenate([one.char_end + at for one, at in placed]),
+        touches=np.concatenate([one.touches + at for one, at in placed]),
+        joined="".join(texts),
+        starts=starts,
+        bounds=_edges(len(one.ids) for one in found),
+    )
+
+
+def ids_with_specials(tokenizer: TextTokenizer, texts: Sequence[str]) -> list[list[int]] | None:
+    """The ids of several texts with the tokenizer's special tokens; None if it never adds any."""
+    if isinstance(tokenizer, ByteTokenizer):
+        return None
+    if isinstance(tokenizer, HuggingFaceTokenizer) and _are_short(texts):
+        return tokenizer.ids_together(texts, special=True)
+    return [tokenizer.encode(text, special=True).ids.tolist() for text in texts]
+
+
+def _are_short(texts: Sequence[str]) -> bool:
+    return all(len(text) < SMALL_TEXT for text in texts)

@@ -1,0 +1,160 @@
+"""Every argument of a verb by name, for people, editors and type checkers: of questions and of engines.
+
+``make format`` writes EngineOptionArguments from the options of the built-in engines; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypedDict, TypeVar
+
+from scoremode.core.engine.options import Pairs
+from scoremode.core.engine.registry import all_options
+from scoremode.core.plan.path import DecodePath, read_path
+from scoremode.core.plan.recipes import find_method
+from scoremode.core.text.corpus import DEFAULT, Corpus, Spec, check_names
+from scoremode.core.text.slices import read_rules
+from scoremode.errors import UnknownArgumentError, did_you_mean
+from scoremode.remote.ray.spread import SPREAD, SpreadArguments
+from scoremode.studies.rollouts.texts import Rollouts
+
+KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class QuestionArguments(TypedDict, total=False):
+    """The arguments of a question: a text, and the method that scores it. All have defaults."""
+
+    corpus: (
+        Spec | Sequence[Spec] | Corpus | Rollouts | None
+    )  # names, files, folders or patterns; several are one corpus
+    text: str | None  # a text given here
+    method: str  # default: sliding-once
+    context_length: int | None  # tokens per window; default: the method's
+    stride: int | None  # tokens between windows; default: the method's
+    max_windows: int | None  # 0 for all; default: the method's own limit
+    path: str | None  # how tokens are fed: "prefill" or "decode"; default: prefill
+    sequences: int | Sequence[int] | None  # of the decode path: windows side by side; several in ``paths`` alone
+    prefill_tokens: int | None  # of the decode path: tokens of each window that are fed at once, before the steps
+    num_samples: int | None  # only the first rows of the corpus
+    document_tokens: int | None  # only the first tokens of each document
+    field: str | None  # of .jsonl or .parquet rows
+    dataset: str | None  # a dataset on the Hugging Face hub
+    dataset_config: str | None
+    split: str | None  # of the dataset; default: test
+    assistant_only: bool  # of chat rows, score the assistant's tokens alone
+    slice: str | Sequence[str] | None  # parts of the text that tables show by name: NAME=START..END
+
+
+QUESTION = tuple(QuestionArguments.__annotations__)
+PATH = ("path", "sequences", "prefill_tokens")  # arguments of plan.path.read_path
+TEXT = ("corpus", "text", "field", "num_samples", "dataset", "dataset_config", "split")  # arguments of corpus.load
+
+
+class EngineOptionArguments(TypedDict, total=False):
+    """Options of an engine, by name. None means: the engine's own choice."""
+
+    adapter: str | None
+    allow_untested: bool | None
+    api_key_env: str | None
+    attn_implementation: str | None
+    batch_tokens: int | None
+    cache_bits_k: int | Sequence[int] | None
+    cache_bits_v: int | Sequence[int] | None
+    cache_type_k: str | Sequence[str] | None
+    cache_type_v: str | Sequence[str] | None
+    concurrency: int | None
+    device: str | None
+    divergence: str | None
+    dtype: str | None
+    enforce_eager: bool | None
+    engine_args: Mapping[str, Any] | Pairs | None
+    flash_attn: str | None
+    gpu_memory_utilization: float | None
+    head: str | None
+    head_kernel: str | None
+    kv_cache_dtype: str | Sequence[str] | None
+    max_model_len: int | None
+    max_num_batched_tokens: int | None
+    n_batch: int | None
+    n_gpu_layers: int | None
+    n_ubatch: int | None
+    patience: float | None
+    pipeline_parallel_size: int | None
+    quantization: str | None
+    revision: str | None
+    tensor_p: bool | None
+    tensor_parallel_size: int | None
+    threads: int | None
+    timeout: float | None
+    token: str | None
+    trust_remote_code: bool | None
+
+
+class ModelArguments(EngineOptionArguments, SpreadArguments, total=False):
+    """Options of an engine, and of the replicas that it is spread over."""
+
+
+class AllArguments(QuestionArguments, ModelArguments, total=False):
+    """Arguments of a question, and of a model."""
+
+
+def spelled_out(*groups: type) -> Callable[[F], F]:
+    """Show every argument of these groups in a function's signature, for ``help()`` and completion in a notebook.
+
+    Type checkers read them from the function's own ``**arguments: Unpack[…]``.
+    """
+
+    def decorate(function: F) -> F:
+        own = inspect.signature(function)
+        parameters = list(own.parameters.values())
+        assert parameters[-1].kind is inspect.Parameter.VAR_KEYWORD, "options of other packages come in here"
+        shown = [
+            inspect.Parameter(name, KEYWORD_ONLY, default=None, annotation=getattr(kind, "__forward_arg__", str(kind)))
+            for group in groups
+            for name, kind in group.__annotations__.items()
+            if name not in own.parameters
+        ]
+        function.__signature__ = own.replace(parameters=[*parameters[:-1], *shown, parameters[-1]])  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def asked_path(given: Mapping[str, Any]) -> DecodePath | None:
+    """Returns the path in the arguments of a question; None means the prefill path."""
+    return read_path(**{name: given.get(name) for name in PATH})
+
+
+def check_question(given: Mapping[str, Any], *, needs_text: bool = False) -> dict[str, Any]:
+    """Checks the arguments of a question before anything heavy is imported: the names, the method, the path, the text.
+
+    An unknown name is refused, and the error suggests the nearest one. With ``needs_text``, a question without a text
+    gets the default one. Where a reference or a run may bring the text, that is not known yet.
+    """
+    for name in given:
+        if name not in QUESTION:
+            raise UnknownArgumentError(f"there is no argument {name}", fix=did_you_mean(name, QUESTION))
+    if given.get("method") is not None:
+        find_method(given["method"])
+    asked_path(given)
+    read_rules(given.get("slice"))
+    has_text = any(given.get(name) is not None for name in ("corpus", "text", "dataset"))
+    asked = {**given, "corpus": DEFAULT} if needs_text and not has_text else dict(given)
+    text = {name: asked.get(name) for name in TEXT}
+    corpus = text.pop("corpus")
+    if not isinstance(corpus, Corpus | Rollouts) and (needs_text or has_text):
+        check_names(corpus, **text)
+    return asked
+
+
+def split_arguments(arguments: Mapping[str, Any], *, needs_text: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Splits arguments into those of a question, which are checked, and those of an engine. Others are refused."""
+    question = {name: value for name, value in arguments.items() if name in QUESTION}
+    options = {name: value for name, value in arguments.items() if name not in QUESTION}
+    known = [*all_options(), *SPREAD]
+    for name in options:
+        if name not in known:
+            raise UnknownArgumentError(f"there is no argument {name}", fix=did_you_mean(name, [*QUESTION, *known]))
+    return check_question(question, needs_text=needs_text), options

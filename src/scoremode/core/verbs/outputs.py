@@ -1,0 +1,367 @@
+"""Checks output files that the user names before the work begins, so that nothing else is overwritten.
+
+the name refers to              result
+nothing, or an empty file       written atomically
+a file of scoremode's           replaced; ``is_ours`` recognizes it by its content
+any other file                  refused, with --fresh or without
+a link                          its target is written, and the link stays
+a device, a FIFO, /dev/stdout   written to directly, never replaced
+a URI                           written as a whole, if its folder can be listed
+a folder, a disk, a socket      refused
+a file in a run or reference    refused
+
+If results of pairs go to a URI, they are written to a local work folder, and sent when they are complete:
+
+URI                          the results
+URI.manifest.json            the question and the sha256 of the results; sent before them
+URI.lock.json                the process that is writing (remote/storage/lock.py)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from scoremode.core.arguments import SERVERS
+from scoremode.core.disk.files import write_atomically
+from scoremode.core.disk.folders import JOURNAL, MANIFEST, SCORES, cache_folder
+from scoremode.core.references.format import is_reference
+from scoremode.core.store import runs
+from scoremode.core.strict_json import LARGEST, read_object
+from scoremode.errors import InputError, RunError, StorageError, alias_path, print_line
+from scoremode.remote.storage.copies import FILES
+from scoremode.remote.storage.lock import LOCK_OBJECT, OUTDATED, RemoteLock, left_by_older
+from scoremode.remote.storage.objects import Objects
+from scoremode.remote.storage.runs import STAYS
+from scoremode.remote.storage.uri import Place, is_uri, located, require_path
+
+REPORT_MARK = b'<meta name="generator" content="scoremode'
+MARK_WITHIN = 1024  # the mark is within this many first bytes of a report
+MOST_LINKS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A file that may be written. ``str()`` gives the user's name for the file, and the target of a link."""
+
+    name: str  # as the user gave it
+    flag: str  # the option that gave the name
+    path: Path  # the file that is written; for a link, its target
+    is_stream: bool = False  # a device, a FIFO or an open file of this process, which is never replaced
+    is_link: bool = False
+    descriptor: int | None = None  # for /dev/stdout and similar names
+    place: Place | None = None  # set for a URI, which has no path
+
+    def __str__(self) -> str:
+        return f"{self.name} (a link to {self.path})" if self.is_link else self.name
+
+    @property
+    def where(self) -> Path | str:
+        """The location of the file: a path, or the URI as text."""
+        if self.place is not None:
+            return str(self.place)
+        return self.path if is_uri(self.name) else Path(self.name)
+
+    @property
+    def exists(self) -> bool:
+        """Would a file with content be overwritten?"""
+        if self.place is not None:
+            return self.beginning(1) != b""
+        return not self.is_stream and has_content(self.path)
+
+    def beginning(self, count: int) -> bytes:
+        """Returns the first bytes of an existing file, to see what wrote it. Raises InputError if it is unreadable."""
+        try:
+            if self.place is not None:
+                return Objects(self.place.parent).read(self.place.name, most=count) or b""
+            with self.path.open("rb") as file:
+                return file.read(count)
+        except OSError as error:
+            raise InputError(
+                f"{self.name} exists and cannot be read ({error.strerror})", fix="give another name"
+            ) from None
+
+    def write(self, data: bytes) -> None:
+        """Writes all data to the file, a plain file atomically. Raises RunError if that fails."""
+        if self.is_stream:
+            with self.stream() as write:
+                write(data)
+            return
+        if self.place is not None:
+            Objects(self.place.parent).write(self.place.name, data)
+            return
+        try:
+            write_atomically(self.path, data)
+        except OSError as error:
+            raise self._refusal(error) from None
+
+    @contextmanager
+    def stream(self) -> Iterator[Callable[[bytes], None]]:
+        """Yields a function that writes to a device, a FIFO or an open file of this process. RunError if that fails."""
+        with suppress(OSError, ValueError, AttributeError):  # standard output may be closed
+            sys.stdout.flush()
+        try:
+            if self.descriptor is not None:  # a second open would start at 0 and overwrite earlier output
+                handle = os.dup(self.descriptor)
+            else:
+                handle = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY)
+        except OSError as error:
+            raise self._refusal(error) from None
+
+        def write(data: bytes) -> None:
+            rest = memoryview(data)
+            while rest:
+                try:
+                    rest = rest[os.write(handle, rest) :]
+                except BrokenPipeError:
+                    raise  # the reader closed the pipe, which is not our error
+                except OSError as error:
+                    raise self._refusal(error) from None
+
+        try:
+            yield write
+        finally:
+            os.close(handle)
+
+    def _refusal(self, error: OSError) -> RunError:
+        return RunError(f"{self.name} cannot be written ({error.strerror})", fix=f"give another file to {self.flag}")
+
+    def announce(self, line: str, *, quiet: bool = False) -> None:
+        """Prints that the file was written; to standard error if standard output has JSON (``quiet``) or results."""
+        if not (quiet or self.is_stream):
+            print(line)
+        elif self.is_link or not quiet:
+            print_line(line.strip())
+
+
+def is_file_name(text: str) -> bool:
+    """Can a file have this name? Half a surrogate pair cannot be encoded."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def has_content(path: Path) -> bool:
+    """Does this path name a file that is not empty?"""
+    try:
+        return path.stat().st_size > 0
+    except FileNotFoundError:
+        return False
+
+
+def check_output(
+    name: str | Path,
+    flag: str,
+    what: str = "a file of scoremode",
+    is_ours: Callable[[Output], bool] = lambda output: False,
+    *,
+    made_later: str | Path | None = None,
+) -> Output:
+    """Checks a file that the user named. Raises InputError if it cannot be written, or if it exists and is not ours.
+
+    ``what`` is what would be written, and ``is_ours`` says whether an existing file is one. ``made_later``: a folder
+    that will be created.
+
+    >>> check_output("/dev/null", "-o").is_stream
+    True
+    >>> check_output("/", "-o")
+    Traceback (most recent call last):
+    ...
+    scoremode.errors.InputError: / is a folder; give a file name to -o
+    """
+    output = _checked(os.fspath(name), flag, made_later)
+    if output.exists and not is_ours(output):
+        raise InputError(f"{name} exists and is not {what}", fix=f"give another {flag}")
+    return output
+
+
+def _checked(text: str, flag: str, made_later: str | Path | None) -> Output:
+    """The file that a name refers to. Raises InputError if none can be written there."""
+    another = f"give another file to {flag}"
+    if not text or "\0" in text or not is_file_name(text):
+        raise InputError(f"{flag} was given no file name", fix=f"give a file name to {flag}")
+    if is_uri(text):
+        return _check_elsewhere(text, flag)
+    require_path(text)
+    if (descriptor := _own_descriptor(text)) is not None:
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            raise InputError(f"{text} is closed", fix=another) from None
+        return Output(text, flag, Path(text), is_stream=True, descriptor=descriptor)
+    path = Path(os.path.realpath(text))
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        mode = 0
+    except OSError as error:
+        raise InputError(f"{text} cannot be used ({error.strerror})", fix=another) from None
+    is_link = os.path.islink(text)
+    path = path if is_link else Path(text)  # messages use the user's name for the file
+    later = None if made_later is None else Path(os.path.realpath(made_later))
+    if text.endswith(os.sep) or path.absolute() == later or stat.S_ISDIR(mode):
+        raise InputError(f"{text} is a folder", fix=f"give a file name to {flag}")
+    if stat.S_ISCHR(mode) or stat.S_ISFIFO(mode):
+        return Output(text, flag, path, is_stream=True, is_link=is_link)
+    if mode and not stat.S_ISREG(mode):
+        kind = "a link in a circle" if stat.S_ISLNK(mode) else "a block device or a socket"
+        raise InputError(f"{text} is {kind}", fix=another)
+    will_be_there = later is not None and Path(os.path.realpath(path.parent)) in (later, *later.parents)
+    _check_folder(path.parent, text, another, made_later=will_be_there)
+    if mode and not os.access(path, os.W_OK):
+        raise InputError(f"{text} may not be written", fix=another)
+    return Output(text, flag, path, is_link=is_link)
+
+
+def _check_elsewhere(text: str, flag: str) -> Output:
+    """Checks a file behind a URI: the server must answer now. Whether we may write shows only later."""
+    where = located(text)
+    if isinstance(where, Path):
+        return _checked(str(where), flag, None)
+    if where.scheme in SERVERS or "/" not in where.path or text.endswith("/"):
+        raise InputError(f"{where} is not a file that can be written", fix=f"give a file name to {flag}")
+    beside = {found.name: found for found in Objects(where.parent).listed()}
+    if where.name in beside and beside[where.name].is_folder:
+        raise InputError(f"{where} is a folder", fix=f"give a file name to {flag}")
+    if {MANIFEST, SCORES} <= beside.keys() or LOCK_OBJECT in beside:
+        raise InputError(
+            f"{where} is inside a run or reference folder, where nothing else may be written",
+            fix=f"give another file to {flag}",
+        )
+    return Output(str(where), flag, Path(), place=where)
+
+
+def check_report(name: str | Path, flag: str = "-o", *, made_later: str | Path | None = None) -> Output:
+    """Checks like ``check_output``, for an HTML report: only an older report may be replaced."""
+
+    def is_report(output: Output) -> bool:
+        return REPORT_MARK in output.beginning(MARK_WITHIN)
+
+    return check_output(name, flag, "a report of scoremode", is_report, made_later=made_later)
+
+
+def write_files(texts: Mapping[Path, str], flag: str, what: str, mark: str | None = None) -> list[Output]:
+    """Writes several files, or none if one of them exists with other content. A file with ``mark`` may be replaced."""
+
+    def is_ours(output: Output, data: bytes) -> bool:
+        found = output.beginning(LARGEST)
+        return found == data or (mark is not None and mark.encode() in found)
+
+    made = []
+    for path, text in texts.items():
+        data = text.encode()
+        ours = partial(is_ours, data=data)
+        made.append((check_output(path, flag, what, ours, made_later=path.parent), data))
+    for output, data in made:
+        output.path.parent.mkdir(parents=True, exist_ok=True)
+        output.write(data)
+    return [output for output, _ in made]
+
+
+def _own_descriptor(text: str) -> int | None:
+    """Returns the file descriptor of this process that a name such as /dev/stdout refers to, or None."""
+    path = os.path.abspath(text)
+    for _ in range(MOST_LINKS):
+        if found := re.fullmatch(rf"/(?:dev/fd|proc/(?:self|thread-self|{os.getpid()})/fd)/(\d+)", path):
+            return int(found[1])
+        if not os.path.islink(path):
+            return None
+        path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
+    return None
+
+
+def _check_folder(folder: Path, text: str, fix: str, *, made_later: bool) -> None:
+    if not folder.is_dir():
+        if made_later and not os.path.lexists(folder):
+            return
+        raise InputError(f"there is no folder {folder}", fix="make it first, or " + fix)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"the folder {folder} may not be written", fix=fix)
+    if _is_ours(folder):
+        raise InputError(f"{text} is inside a run or reference folder, where nothing else may be written", fix=fix)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Is the folder a run or a reference, finished or not? A lone scores.parquet may come from another program."""
+    manifest = folder / MANIFEST
+    if (folder / JOURNAL).exists() or (manifest.exists() and (folder / SCORES).exists()):
+        return True
+    if is_reference(folder):
+        return True
+    try:
+        return isinstance(read_object(manifest).get("identity"), dict)
+    except (OSError, ValueError):
+        return False
+
+
+# ── results of pairs behind a URI ────────────────────────────────────────────────────────────────────────────────────
+@contextmanager
+def worked_on_here(output: Output, *, fresh: bool = False) -> Iterator[Output]:
+    """Yields a local file to write instead of a URI, and sends it at the end. Local outputs are yielded unchanged."""
+    place = output.place
+    if place is None:
+        yield output
+        return
+    folder = cache_folder() / FILES / hashlib.sha256(str(place).encode()).hexdigest()[:20]
+    path, objects = folder / place.name, Objects(place.parent)
+    here = [path.with_name(path.name + ending) for ending in (".manifest.json", "", ".partial")]
+    lock, _ = runs.lock_folder(folder, waits=False, name=str(place))
+    remote_lock = RemoteLock(place, objects, f"{place.name}.{LOCK_OBJECT}", folder)
+    try:
+        alias_path(str(path), str(place))
+        resumes = remote_lock.is_ours() and any(one.exists() for one in here)
+        if not resumes and objects.look(path.name) is not None:
+            for one in here:  # older than what lies there
+                one.unlink(missing_ok=True)
+        remote_lock.acquire()
+        _discard_older(place, fresh=fresh)
+        fetched = None if resumes else _fetch_results(objects, path)
+        yield replace(output, path=path, place=None)
+        if fetched != _version(path):
+            remote_lock.stays = True
+            try:
+                objects.remove(path.name)  # so that the results there are never another manifest's
+                for one in here[:2]:
+                    objects.send(one.name, one)
+            except StorageError as error:
+                raise StorageError(f"the results are complete, but {error.message}", fix=STAYS) from None
+            remote_lock.stays = False
+    finally:
+        remote_lock.release()
+        lock.release()
+
+
+def _discard_older(place: Place, *, fresh: bool) -> None:
+    """Removes unfinished results of an earlier version, if ``fresh``; else they are refused."""
+    objects = Objects(place.parent / f"{place.name}.scoremode")
+    older = left_by_older(objects)
+    if older and not fresh:
+        raise RunError(f"{objects.place} {OUTDATED}", fix="give --fresh to score them again, or delete it")
+    for name in older:
+        objects.remove(name)
+
+
+def _fetch_results(objects: Objects, path: Path) -> tuple[int, int] | None:
+    """Fetches finished results and their manifest; returns the version of their file, None if there are no results."""
+    sizes = {found.name: found.size for found in objects.listed() if not found.is_folder}
+    if path.name not in sizes:
+        return None
+    for name in {f"{path.name}.manifest.json", path.name} & sizes.keys():
+        path.with_name(name).unlink(missing_ok=True)
+        objects.fetch(name, path.with_name(name), size=sizes[name])
+    return _version(path)
+
+
+def _version(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns

@@ -1,0 +1,69 @@
+"""``scoremode ppl``: perplexity by a named method, text and model in, Run out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Unpack
+
+from scoremode.core.engine.base import Engine
+from scoremode.core.store.run import Run
+from scoremode.core.verbs.arguments import AllArguments, spelled_out, split_arguments
+from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel
+from scoremode.core.verbs.progress import Progress
+from scoremode.core.verbs.progress_display import shows_progress
+from scoremode.core.verbs.scoring import score_run
+from scoremode.remote.storage.uri import Place
+
+
+@spelled_out(AllArguments)
+@shows_progress
+def ppl(
+    model: GivenModel,
+    *,
+    engine: str | Engine | None = None,
+    tokenizer: GivenTokenizer | None = None,
+    out: str | Path | None = None,
+    fresh: bool = False,
+    progress: Progress | None = None,
+    **arguments: Unpack[AllArguments],
+) -> Run:
+    """Score a text with a model by a named method.
+
+    ``arguments`` are those of a question (corpus or text, method, context_length, stride, …) and the engine's options
+    (dtype, device, …). A run is kept in ``out`` (else in the cache folder) and read from there when it is asked for
+    again; ``fresh`` scores it again and replaces it. ``engine`` may also be an Engine of your own: it is always asked,
+    because only you know what it is, and it has its options already. Without ``out`` its run is not kept. ``model`` may
+    also be a causal LM of Transformers that is loaded already; give its tokenizer too. It is scored as by ``wrap``.
+
+    >>> import scoremode as sm
+    >>> sm.ppl("table:uniform", text="any text").perplexity
+    256.0 ± ?
+    """
+    question, options = split_arguments(arguments, needs_text=True)
+    with closing(LazyModel.named(model, engine, options, tokenizer)) as lazy:
+        return ppl_of(lazy, question, out=out, fresh=fresh, progress=progress)
+
+
+def ppl_of(
+    model: LazyModel,
+    question: Mapping[str, Any],
+    *,
+    out: str | Path | Place | None = None,
+    fresh: bool = False,
+    progress: Progress | None = None,
+) -> Run:
+    """The run of a question to a model: read from its folder if it is there, else scored.
+
+    A stored run gets the names of this question: the same text, weights and windows may have been named otherwise.
+    """
+    asked = model.ask(question, progress)
+    with model.claimed(asked, out, fresh=fresh) as claim:
+        found = claim.finished
+        if found is not None and not model.is_given:
+            names = {"corpus": asked.corpus.name, "model": asked.subject.name}
+            settings = {"method_settings": dict(asked.plan.settings)}
+            return replace(found, manifest={**found.manifest, **names, **settings})
+        return model.outliving(score_run(asked, model.engine_for(asked, progress), claim, progress), out)

@@ -1,0 +1,184 @@
+"""A question is model, text, method and plan: all that decides a run's numbers, known before a weight is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Unpack
+
+import numpy as np
+
+from scoremode import __version__
+from scoremode.core.arguments import require_flag, whole_number
+from scoremode.core.cache.token_store import STORED_FROM, kept_tokens
+from scoremode.core.disk.manifests import without_secrets
+from scoremode.core.engine.registry import known_engines
+from scoremode.core.installation import installed_versions
+from scoremode.core.models.subject import Subject
+from scoremode.core.plan.build import make_plan
+from scoremode.core.plan.plan import Plan
+from scoremode.core.plan.recipes import Method, find_method
+from scoremode.core.text.corpus import Corpus, load
+from scoremode.core.text.documents import RereadDocuments, notes_on
+from scoremode.core.text.slices import read_rules
+from scoremode.core.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer
+from scoremode.core.text.tokens import Tokens, TokenStream, first_tokens, tokenizer_notes, tokens_of_rollouts
+from scoremode.core.verbs.arguments import QuestionArguments, asked_path, check_question
+from scoremode.errors import MethodError, OptionError
+from scoremode.studies.rollouts.texts import Rollouts
+from scoremode.values import NUMERICS
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Everything that decides a run's numbers, known before any weight is loaded."""
+
+    subject: Subject
+    corpus: Corpus
+    method: Method
+    documents: RereadDocuments
+    tokens: Tokens
+    plan: Plan
+
+
+ROLLOUTS_METHOD = "sliding-once"
+Tokenized = tuple[RereadDocuments, Tokens]
+
+
+@dataclass(slots=True)
+class LastTokens:
+    """The tokens of the last text, stored for a question that scores the same text by another method."""
+
+    key: tuple[Any, ...] | None = None
+    found: Tokenized | None = None
+
+
+def prepare_question(
+    subject: Subject, *, memory: LastTokens | None = None, **given: Unpack[QuestionArguments]
+) -> Question:
+    """Reads the text, cuts it into tokens and plans the windows. ``scoremode plan`` shows the result."""
+    check_question(given)
+    assistant_only = given.get("assistant_only", False)
+    require_flag("assistant_only", assistant_only)
+    document_tokens = whole_number("document_tokens", given.get("document_tokens"))
+    rule, slices = find_method(given.get("method", "sliding-once")), read_rules(given.get("slice"))
+    corpus = load(
+        given.get("corpus"),
+        text=given.get("text"),
+        field=given.get("field"),
+        num_samples=given.get("num_samples"),
+        dataset=given.get("dataset"),
+        dataset_config=given.get("dataset_config"),
+        split=given.get("split"),
+    )
+    if corpus.layout == "chat":
+        rule = replace(rule, special=False)  # a chat template writes special tokens itself
+    written, on_answers = corpus.rollouts, list[str]()
+    if corpus.answers is not None:
+        if corpus.answers.rollouts is not None:  # whose prompts have ids already
+            on_answers += tokenizer_notes(corpus.answers.rollouts, subject.tokenizer)
+        written, more = corpus.answers.as_written(subject.tokenizer)
+        on_answers += more
+    if written is not None:
+        rule = _rule_for_rollouts(written, rule, given, subject)
+    key = (corpus.sha256, corpus.layout, rule.arrangement, rule.special, assistant_only, slices)
+    last = memory or LastTokens()
+    if last.found is None or last.key != key:
+        last.key = last.found = None  # before new tokens are made, because both at once may not fit in memory
+        if written is not None:
+            last.found = tokens_of_rollouts(written, subject.tokenizer, slices)
+        else:
+            documents = RereadDocuments(
+                corpus, rule.arrangement, subject.tokenizer, assistant_only=assistant_only, rules=slices
+            )
+            last.found = documents, _tokenized(documents, special=rule.special)
+        last.key = key
+    documents, tokens = last.found
+    notes = [*notes_on(corpus, rule.arrangement), *on_answers, *tokens.notes]
+    if document_tokens is not None:
+        tokens, cut = first_tokens(tokens, document_tokens)
+        notes.append(f"{cut} of {tokens.documents} documents cut to their first {document_tokens} tokens")
+    plan = make_plan(
+        rule,
+        tokens,
+        context_length=given.get("context_length"),
+        stride=given.get("stride"),
+        max_windows=given.get("max_windows"),
+        model_context=subject.context_length,
+        path=asked_path(given),
+    )
+    plan = replace(plan, notes=(*notes, *plan.notes))
+    return Question(subject, corpus, rule, documents, tokens, plan)
+
+
+def _rule_for_rollouts(rollouts: Rollouts, rule: Method, given: QuestionArguments, subject: Subject) -> Method:
+    """Returns the method with windows in which every text fits whole, unless the user chose their length."""
+    if rule.name != ROLLOUTS_METHOD:
+        raise MethodError(
+            f"{rule.name} does not score rollouts and answers, whose prompts are context",
+            fix=f"use --method {ROLLOUTS_METHOD}",
+        )
+    if given.get("assistant_only"):
+        what = "--assistant-only does not apply to rollouts and answers"
+        raise OptionError(what, fix="leave it out: their targets are known")
+    lengths = [len(a) + len(b) for a, b in zip(rollouts.prompt_ids, rollouts.written, strict=True)]
+    longest, room = max(2, *lengths), subject.context_length
+    if given.get("context_length") is None and room is not None and longest > room:
+        at = int(np.argmax(lengths))
+        raise MethodError(
+            f"text {rollouts.sample[at]} of prompt {rollouts.prompt[at]} has {longest:,} tokens with its prompt, "
+            f"and the model's context {room:,}",
+            fix=f"give --context-length {room} for windows that overlap, or write with fewer --max-tokens",
+        )
+    return replace(rule, special=False, context=longest)
+
+
+def _tokenized(documents: RereadDocuments, *, special: bool) -> Tokens:
+    """Returns the tokens of a corpus. Those of a long corpus are stored in the cache."""
+    corpus, tokenizer = documents.corpus, documents.tokenizer
+    stream = TokenStream(documents, tokenizer, special=special)
+    if corpus.byte_count < STORED_FROM:
+        return stream.in_memory()
+    key = None
+    if corpus.layout != "chat" and isinstance(tokenizer, HuggingFaceTokenizer | ByteTokenizer):
+        key = {  # all that decides the tokens; for a chat template or other tokenizers, this is not known
+            "corpus": corpus.sha256,
+            "layout": corpus.layout,
+            "arrangement": documents.arrangement,
+            "special": special,
+            "tokenizer": tokenizer.definition(),
+            **({"slices": list(map(str, documents.rules))} if documents.rules else {}),
+        }
+    return kept_tokens(key, stream)
+
+
+# ── identity ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+def identify(subject: Subject, engine: str, settings: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """Returns the facts that must be equal for stored numbers to count as those of this model, engine and settings.
+
+    ``more`` adds facts about the question, such as the plan.
+    """
+    identity = {
+        "model": subject.fingerprint,
+        "tokenizer": subject.tokenizer.facts.fingerprint,
+        "engine": engine,
+        "settings": without_secrets(settings),
+        "versions": {name: found for name, found in library_versions(engine).items() if name != "scoremode"},
+        "numerics": NUMERICS,
+        **more,
+    }
+    as_stored: dict[str, Any] = json.loads(json.dumps(identity))  # tuples become lists, as in stored identities
+    return as_stored
+
+
+def library_versions(engine: str) -> dict[str, str]:
+    """Returns the installed versions of scoremode and of the libraries that compute an engine's numbers."""
+    return dict(_library_versions(engine))
+
+
+@cache
+def _library_versions(engine: str) -> dict[str, str]:
+    plugins = [p for name, p in known_engines().items() if p.known_to_all_runs or name == engine]
+    return {"scoremode": __version__, **installed_versions(name for plugin in plugins for name in plugin.packages)}

@@ -1,0 +1,209 @@
+"""What a run stores: a manifest with its numbers and where they come from, and a row of columns for each target."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from scoremode.core.disk.manifests import without_secrets
+from scoremode.core.engine.base import EngineFacts
+from scoremode.core.models.subject import Subject
+from scoremode.core.plan.plan import Plan, TargetBlock
+from scoremode.core.scores.columns import CodedTexts, Scores, TargetFacts
+from scoremode.core.scores.journal import Journal
+from scoremode.core.scores.parquet import Rows
+from scoremode.core.scores.schema import BUILT_IN
+from scoremode.core.statistics.estimate import as_json
+from scoremode.core.statistics.groups import Grouping, grouping, weights_of
+from scoremode.core.statistics.run import ScoreRows, all_metrics, llamacpp_stderr
+from scoremode.core.statistics.slices import metrics_by_slice
+from scoremode.core.text.tokenizer import TextTokenizer
+from scoremode.core.text.tokens import Tokens
+from scoremode.core.verbs.question import Question, library_versions
+from scoremode.values import Floats, Ids, Ints
+
+
+def make_manifest(
+    asked: Question, engine: EngineFacts, scores: ScoreRows, seconds: float, identity: dict[str, Any]
+) -> dict[str, Any]:
+    """The manifest: the numbers, and everything another person needs to get them again."""
+    plan, subject = asked.plan, asked.subject
+    zero = sum(int(np.isneginf(logprob).sum()) for logprob in logprobs_of(plan, scores))
+    of_model = [*engine.notes, *_unnamed_ids(asked, engine)]
+    notes = [*plan.notes, *of_model] + (
+        [f"{zero} target{'s have' if zero > 1 else ' has'} probability zero"] if zero else []
+    )
+    if kernel_note := engine.settings.get("head_kernel_note"):
+        notes.append(f"head kernel {engine.settings['head_kernel']}: {kernel_note}")
+    notes += subject.notes
+    missing = not_measured(plan, scores)
+    llamacpp_error = {}
+    if plan.method == "llamacpp":
+        llamacpp_error["perplexity_stderr_llamacpp"] = llamacpp_stderr(logprobs_of(plan, scores), plan.targets)
+    return {
+        "metrics": as_json(all_metrics(plan, asked.tokens, scores)),
+        **({"by_slice": by_slice} if (by_slice := metrics_by_slice(plan, asked.tokens, scores)) else {}),
+        "windows": len(plan),
+        "forward_tokens": plan.forward_tokens,
+        "method": plan.method,
+        "method_settings": dict(plan.settings),
+        "notes": notes,
+        "model_notes": of_model,
+        **({"not_measured": missing} if missing else {}),
+        "coverage": plan.coverage,
+        "stderr_groups": grouping(plan).kind,
+        **llamacpp_error,
+        "plan_digest": plan.digest,
+        "corpus": asked.corpus.name,
+        "corpus_sha256": asked.corpus.sha256,
+        "corpus_rows": asked.corpus.row_count,
+        "corpus_bytes": asked.corpus.byte_count,
+        "documents": asked.tokens.documents,
+        "tokens": len(asked.tokens),
+        "tokenizer": asked.tokens.tokenizer.fingerprint,
+        **describe_model(subject),
+        **describe_engine(engine),
+        "seconds": seconds,
+        "tokens_per_second": plan.forward_tokens / seconds if seconds > 0 else None,
+        "identity": identity,
+    }
+
+
+def add_account(manifest: dict[str, Any], account: Mapping[str, Any]) -> None:
+    """Adds an account of what happened while an engine scored to the manifest; its notes join the others."""
+    manifest["notes"] = [*manifest["notes"], *account.get("notes", ())]
+    manifest.update({name: value for name, value in account.items() if name != "notes"})
+
+
+def describe_model(subject: Subject) -> dict[str, Any]:
+    """The manifest's fields about the model, with its weights' format and its parts' sizes where they are known."""
+    stored_as = {
+        "model_format": subject.format,
+        "sizes": subject.sizes.as_json() if subject.sizes else None,
+        "emulated_bytes": subject.emulated_bytes,
+    }
+    return {
+        "model": subject.name,
+        "model_fingerprint": subject.fingerprint,
+        "model_revision": subject.revision,
+        "model_files": dict(subject.files),
+        "weight_bytes": subject.weight_bytes,
+        "bits_per_weight": subject.bits_per_weight,
+        **{name: value for name, value in stored_as.items() if value is not None},
+    }
+
+
+def describe_engine(engine: EngineFacts) -> dict[str, Any]:
+    """The manifest's fields about the engine: its settings, and the libraries and the machine that it ran on."""
+    return {
+        "engine": engine.engine,
+        "dtype": engine.dtype,
+        "device": engine.device,
+        "head": engine.head,
+        "engine_settings": without_secrets(engine.settings),
+        "versions": {**library_versions(engine.engine), **engine.versions, "python": platform.python_version()},
+        "hardware": {"machine": platform.machine(), "processor": processor_name(), "system": platform.system()},
+    }
+
+
+def _unnamed_ids(asked: Question, engine: EngineFacts) -> list[str]:
+    """A note on ids of the model that the tokenizer lacks: they may take probability from the others."""
+    if engine.vocabulary is None:
+        return []
+    unnamed = engine.vocabulary - asked.tokens.tokenizer.size
+    if unnamed <= 0:
+        return []
+    return [f"{unnamed:,} of the model's {engine.vocabulary:,} ids have no token, and may be given probability"]
+
+
+def not_measured(plan: Plan, scores: ScoreRows) -> list[str]:
+    """The names of columns that the engine did not give."""
+    first = next(plan.blocks())
+    there = scores.rows(first.begin, first.end)
+    return [name for name in BUILT_IN.names if not there.has(name)]
+
+
+def logprobs_of(plan: Plan, scores: ScoreRows) -> Iterator[Floats]:
+    for block in plan.blocks():
+        yield scores.rows(block.begin, block.end).logprob
+
+
+def processor_name() -> str:
+    """The processor's name, as far as the system tells it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.lower().startswith(("model name", "hardware")):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+# ── columns ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def rows_to_keep(asked: Question, journal: Journal) -> Iterator[Rows]:
+    """Yields the columns of a run block by block: the scores, and the position of each target."""
+    words, groups = Words(asked.subject.tokenizer), grouping(asked.plan)
+    for block in asked.plan.blocks():
+        scores, divergences = journal.rows_and_divergences(block.begin, block.end)
+        yield Rows(scores, target_facts(asked, block, scores, words, groups), divergences)
+        asked.tokens.release_pages()
+
+
+_KNOWN: WeakKeyDictionary[Any, dict[int, str]] = WeakKeyDictionary()
+"""Texts of ids, by tokenizer: they stay known from one question to the next."""
+
+
+class Words:
+    """The texts of token ids; each is decoded only once."""
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._known = _KNOWN.setdefault(tokenizer, {})
+
+    def of(self, ids: Ids) -> list[str]:
+        return [*map(self._word, ids.tolist())]
+
+    def coded(self, ids: Ids, top: Ids | None) -> tuple[CodedTexts, CodedTexts | None]:
+        """The texts of tokens and of first choices, with one dictionary, so that the two columns can be compared."""
+        found, where = np.unique(ids if top is None else np.concatenate([ids, top]), return_inverse=True)
+        places: dict[str, int] = {}  # two ids may have the same text
+        codes = np.array([places.setdefault(word, len(places)) for word in self.of(found)], np.int32)[where]
+        words = list(places)
+        return CodedTexts(codes[: len(ids)], words), None if top is None else CodedTexts(codes[len(ids) :], words)
+
+    def _word(self, token: int) -> str:
+        if token not in self._known:
+            self._known[token] = self.tokenizer.token_text(token)
+        return self._known[token]
+
+
+def target_facts(asked: Question, block: TargetBlock, scores: Scores, words: Words, groups: Grouping) -> TargetFacts:
+    """For each target of a block: its place in the text, its statistical group and weight, and the texts of ids."""
+    tokens, index = asked.tokens, block.token
+    text, top_text = words.coded(tokens.ids[index], scores.top)
+    return TargetFacts(
+        window=block.window,
+        document=block.document,
+        token=index,
+        id=tokens.ids[index],
+        byte_len=tokens.byte_len[index].astype(np.int32),
+        word_starts=tokens.word_starts[index].astype(np.int32),
+        group=groups.of(block),
+        weight=weights_of(asked.plan, block),
+        text=cast(Any, text),
+        top_text=cast(Any, top_text),
+        slice=cast(Any, _slices_of(tokens, index)),
+    )
+
+
+def _slices_of(tokens: Tokens, index: Ints) -> CodedTexts | None:
+    """The names of the slices in which tokens begin; None if the text has no slices."""
+    if tokens.slices is None:
+        return None
+    found, codes = np.unique(tokens.slices[index], return_inverse=True)
+    return CodedTexts(codes.astype(np.int32), [tokens.slice_names[code] for code in found.tolist()])

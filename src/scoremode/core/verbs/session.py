@@ -1,0 +1,312 @@
+"""Load once, ask often: ``sm.open`` and ``sm.wrap`` give a model that stays open between questions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+
+from scoremode.core.engine.base import Engine
+from scoremode.core.engine.plugin import Work
+from scoremode.core.statistics.comparison import Comparison
+from scoremode.core.store.run import Run
+from scoremode.core.text.tokenizer import TextTokenizer
+from scoremode.core.verbs.arguments import (
+    ModelArguments,
+    QuestionArguments,
+    check_question,
+    spelled_out,
+    split_arguments,
+)
+from scoremode.core.verbs.compare import compare_model
+from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, tokenizer_name
+from scoremode.core.verbs.outputs import worked_on_here
+from scoremode.core.verbs.ppl import ppl_of
+from scoremode.core.verbs.prob.many_pairs import check_results, read_results, score_to_file
+from scoremode.core.verbs.prob.sequence import SequenceProbability, SequenceScore, paired
+from scoremode.core.verbs.progress import Progress
+from scoremode.core.verbs.progress_display import shows_progress
+from scoremode.core.verbs.reference import reference_of
+from scoremode.core.verbs.scoring import Continuation, check_fits, likelihoods
+from scoremode.core.verbs.sides import Folders
+from scoremode.errors import InputError, OptionError
+from scoremode.remote.storage.uri import located
+from scoremode.studies.paths.noise import Noise, noise_of, prepare_settings, split_feeding
+from scoremode.values import Floats, Ids
+
+
+class Model:
+    """A model that answers many questions. Its engine is opened by the first question that no kept run answers.
+
+    >>> import scoremode as sm
+    >>> with sm.open("table:uniform") as model:
+    ...     model.ppl(text="any text").perplexity
+    256.0 ± ?
+    """
+
+    def __init__(self, model: LazyModel, tokenizer: str | None = None) -> None:
+        """Use ``scoremode.open`` or ``scoremode.wrap`` instead."""
+        self._model, self._tokenizer = model, tokenizer
+
+    @property
+    def name(self) -> str:
+        return self._model.subject.name
+
+    @property
+    def engine(self) -> str:
+        """The name of the engine."""
+        return self._model.engine_name
+
+    def __repr__(self) -> str:
+        return f"Model({self.name!r}, engine={self.engine!r}{', open' if self._model.is_open else ''})"
+
+    # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────────
+    @spelled_out(QuestionArguments)
+    @shows_progress
+    def ppl(
+        self,
+        *,
+        out: str | Path | None = None,
+        fresh: bool = False,
+        progress: Progress | None = None,
+        **question: Unpack[QuestionArguments],
+    ) -> Run:
+        """The perplexity of a text by a named method; see :func:`scoremode.ppl`."""
+        with self._asking():
+            return ppl_of(
+                self._model, check_question(question, needs_text=True), out=out, fresh=fresh, progress=progress
+            )
+
+    @shows_progress
+    def prob(
+        self,
+        prompt: str | Sequence[str],
+        targets: str | Sequence[str],
+        *,
+        leading_space: str = "as-given",
+        spanning: str = "constrain",
+        add_bos: bool = False,
+        out: str | Path | None = None,
+        fresh: bool = False,
+        progress: Progress | None = None,
+    ) -> list[SequenceScore]:
+        """P(target | prompt) for one prompt and several targets, or for pairs.
+
+        With ``out`` the results are also kept in that file, one line for each; an interrupted call resumes.
+        """
+        lm = SequenceProbability(self._model, leading_space=leading_space, spanning=spanning, add_bos=add_bos)
+        with self._asking():
+            if out is None:
+                return lm.score(lm.encode(paired(prompt, targets)), progress)
+            output = check_results(str(out), "out")
+            with worked_on_here(output, fresh=fresh) as local:
+                score_to_file(lm, list(paired(prompt, targets)), local, fresh=fresh, progress=progress)
+            return [SequenceScore.from_json(row) for row in read_results(local.path)]
+
+    @property
+    def text_tokenizer(self) -> TextTokenizer:
+        """The tokenizer that cuts texts for this model."""
+        return self._model.subject.tokenizer
+
+    @shows_progress
+    def logprobs(
+        self,
+        prompts: Sequence[Ids | Sequence[int]],
+        continuations: Sequence[Ids | Sequence[int]],
+        *,
+        progress: Progress | None = None,
+    ) -> list[Floats]:
+        """The log-probability of each id of continuations after the ids of their prompts, in nats, by prefill.
+
+        >>> import scoremode as sm
+        >>> with sm.open("table:uniform") as model:
+        ...     [column.round(4).tolist() for column in model.logprobs([[1, 2]], [[3, 4]])]
+        [[-5.5452, -5.5452]]
+        """
+        found = [np.zeros(0) for _ in continuations]
+        texts = [np.array([*a, *b], np.int32) for a, b in zip(prompts, continuations, strict=True)]
+        if any(not len(prompt) for prompt in prompts):
+            raise InputError("a prompt has no token, and the first token of a text has no score", fix="add a BOS token")
+        numbers = [i for i, ids in enumerate(continuations) if len(ids)]
+        asked = [Continuation(texts[i], len(prompts[i])) for i in numbers]
+        if asked:
+            with self._asking():
+                engine = self._model.engine(Work(longest=max(one.fed for one in asked)), progress)
+                # each text has its own number: a shared prompt would not be computed as a trainer does
+                for i, one in likelihoods(engine, asked, np.arange(len(asked)), progress=progress, together=256):
+                    found[numbers[i]] = one.answers.logprob[:, 0]
+        return found
+
+    @spelled_out(QuestionArguments)
+    @shows_progress
+    def reference(
+        self,
+        out: str | Path | None = None,
+        *,
+        kld: str | Path | None = None,
+        fresh: bool = False,
+        progress: Progress | None = None,
+        **question: Unpack[QuestionArguments],
+    ) -> Run:
+        """Keep this model's hidden states on a text, for comparisons; see :func:`scoremode.reference`."""
+        asked, own = check_question(question, needs_text=True), self._tokenizer
+        with self._asking():
+            return reference_of(self._model, asked, out, kld=kld, tokenizer=own, fresh=fresh, progress=progress)
+
+    @spelled_out(QuestionArguments)
+    @shows_progress
+    def compare(
+        self,
+        baseline: str | Path | Run | Model,
+        *,
+        out: str | Path | None = None,
+        fresh: bool = False,
+        progress: Progress | None = None,
+        **question: Unpack[QuestionArguments],
+    ) -> Comparison:
+        """Compares this model with a baseline: a reference (its folder or run), a ``.kld`` file, or another open model.
+
+        A reference and a file bring their own question. See :func:`scoremode.compare`.
+        """
+        asked = check_question(question, needs_text=isinstance(baseline, Model))
+        folders = Folders(located(out) if out is not None else None, fresh, progress)
+        with ExitStack() as asking:
+            asking.enter_context(self._asking())
+            if isinstance(baseline, Model):
+                asking.enter_context(baseline._asking())
+            first = baseline._model if isinstance(baseline, Model) else baseline
+            return compare_model(first, self._model, asked, folders)
+
+    @spelled_out(QuestionArguments)
+    @shows_progress
+    def noise(
+        self,
+        *,
+        vary: Mapping[str, Sequence[Any]] | None = None,
+        repeat: int = 2,
+        progress: Progress | None = None,
+        **question: Unpack[QuestionArguments],
+    ) -> Noise:
+        """How far scores move from pass to pass, or under each value of ``vary``; see :func:`scoremode.noise`.
+
+        Settings other than this model's own need engines of their own: then this one is closed first, and opens again
+        with the next question.
+        """
+        rest, feeding = split_feeding(check_question(question, needs_text=True))
+        asked = self._model.ask(rest, progress)
+        check_fits(asked.plan, asked.subject.vocabulary, asked.subject.context_length)
+        if not vary:
+            with self._asking():
+                return noise_of(asked, [({}, self._model)], repeat, progress, feeding=feeding, keep_open=True)
+        if self._model.is_given:
+            raise OptionError("vary needs a model that scoremode can open again", fix="use scoremode.open")
+        self.close()
+        spread, engine = self._model.spread, None if "engine" in vary else self._model.plugin.called
+        options = {**self._model.chosen.options.given(), **(spread.given() if spread else {})}
+        prepared = prepare_settings(self.name, vary, repeat, engine=engine, options=options, tokenizer=self._tokenizer)
+        return noise_of(asked, prepared, repeat, progress, feeding=feeding)
+
+    # ── the engine ───────────────────────────────────────────────────────────────────────────────────────────────────
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """A context for one question. A model whose weights may change is closed afterwards, to be read anew."""
+        try:
+            yield
+        finally:
+            if self._model.plugin.opens_for_each_question:
+                self._model.close()
+
+    def close(self) -> None:
+        """Stop the engine. The next question opens it again."""
+        self._model.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@spelled_out(ModelArguments)
+def open(
+    model: GivenModel,
+    *,
+    engine: str | Engine | None = None,
+    tokenizer: GivenTokenizer | None = None,
+    **options: Unpack[ModelArguments],
+) -> Model:
+    """Makes a model that is loaded once and asked often. ``options`` are the engine's; ``replicas=N`` opens N engines.
+
+    Answers are kept and found again as those of the command line are. Nothing is loaded before a question needs it.
+
+    >>> import scoremode as sm
+    >>> with sm.open("table:uniform") as model:
+    ...     [round(s.prob, 6) for s in model.prob("ab", ["c", "d"])]
+    [0.003906, 0.003906]
+    """
+    question, given = split_arguments(options)
+    if question:
+        raise OptionError(
+            f"open has no argument {next(iter(question))}", fix="give it to the question, as in model.ppl"
+        )
+    lazy = LazyModel.named(model, engine, given, tokenizer, many_questions=True)
+    lazy.settings()  # refuses options that cannot work
+    return Model(lazy, tokenizer_name(tokenizer))
+
+
+def wrap(
+    hf_model: Any,
+    tokenizer: Any,
+    *,
+    name: str | None = None,
+    batch_tokens: int | None = None,
+    head: str | None = None,
+    head_kernel: str | None = None,
+    divergence: str | None = None,
+) -> Model:
+    """Ask a causal LM of Transformers that is loaded already, with its tokenizer.
+
+    The model is put into evaluation mode for each question and back afterwards. Its weights may change between two
+    questions, so answers are kept only where ``out`` says so, and never found again. ``examples/training_loop.py``
+    logs perplexity and KL while a model is trained.
+
+    >>> model = sm.wrap(hf_model, tokenizer)                       # doctest: +SKIP
+    >>> model.ppl(text="The quick brown fox").perplexity           # doctest: +SKIP
+    """
+    given = {"batch_tokens": batch_tokens, "head": head, "head_kernel": head_kernel, "divergence": divergence}
+    return Model(LazyModel.wrapped(hf_model, tokenizer, given, name))
+
+
+def ppl_many(
+    model: str,
+    questions: Sequence[dict[str, Any]],
+    *,
+    engine: str | None = None,
+    tokenizer: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+    fresh: bool = False,
+    progress: Progress | None = None,
+) -> list[Run]:
+    """The runs of questions to one model, which is opened once. If there are several, each has a folder in ``out``."""
+    several = len(questions) > 1
+    questions = [check_question(question, needs_text=True) for question in questions]
+    names = [_folder_name(question) for question in questions]
+    if several and out is not None and len(set(names)) < len(names):
+        raise InputError("two of the questions would be kept in one folder", fix="leave --out out, or ask one by one")
+    with closing(LazyModel.named(model, engine, options, tokenizer, many_questions=several)) as lazy:
+        found = []
+        for question, name in zip(questions, names, strict=True):
+            folder = located(out) / name if several and out is not None else out
+            found.append(ppl_of(lazy, question, out=folder, fresh=fresh, progress=progress))
+        return found
+
+
+def _folder_name(question: Mapping[str, Any]) -> str:
+    """The folder name of one of several questions, such as ``wikitext2-gptq``."""
+    corpus = str(question.get("corpus") or question.get("dataset") or "text")
+    readable = "".join(c if c.isalnum() or c in "._-" else "_" for c in Path(corpus).name or corpus)
+    return f"{readable}-{question.get('method', 'sliding-once')}"

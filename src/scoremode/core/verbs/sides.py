@@ -1,0 +1,256 @@
+"""The sides of a comparison: which engine scores which model, where the runs go, and both runs as one value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scoremode.core.engine.base import Want
+from scoremode.core.engine.baseline import FileBaseline, StoredBaseline
+from scoremode.core.engine.plugin import EnginePlugin
+from scoremode.core.engine.registry import engine_for, read_options, require, share_options
+from scoremode.core.references.reader import Reference
+from scoremode.core.scores.columns import Divergences
+from scoremode.core.statistics.comparison import Comparison
+from scoremode.core.statistics.equivalence import answer_targets
+from scoremode.core.statistics.estimate import as_json
+from scoremode.core.statistics.run import all_metrics
+from scoremode.core.statistics.slices import metrics_by_slice
+from scoremode.core.store import runs
+from scoremode.core.store.run import Run
+from scoremode.core.verbs.model import GivenTokenizer, LazyModel
+from scoremode.core.verbs.progress import Progress
+from scoremode.core.verbs.question import Question
+from scoremode.core.verbs.scoring import UnfinishedRun
+from scoremode.errors import InputError, ModelError
+from scoremode.remote.ray.spread import Room, Spread, read_spread, room_for
+from scoremode.remote.storage.uri import Place, may_be_stored, name_in
+from scoremode.studies.kld.file import KldFile, is_kld, least_divergence
+
+KEPT = ("bits_per_weight", "model_format", "sizes", "engine", "rerun", "promise")  # of a candidate's manifest
+NOISE = ("noise_kl", "noise_perturbed")  # of a manifest
+OF_THE_PLAN = (  # fields of a manifest that say what was scored
+    *("plan_digest", "targets", "windows", "tokens", "coverage", "method_settings", "notes", "stderr_groups"),
+    *("forward_tokens", "documents", "corpus", "corpus_bytes", "corpus_rows", "corpus_sha256"),
+)
+
+
+# ── engines ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True, slots=True)
+class CompareRequest:
+    """The engines and options that a user gave for the candidates and for the baseline."""
+
+    engine: str | None
+    options: Mapping[str, Any]
+    baseline_engine: str | None  # None: that of the candidates
+    baseline_options: Mapping[str, Any] | None  # in addition to those of the candidates, or instead of them
+    tokenizer: GivenTokenizer | None
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """A model of a comparison and how it is scored: the engine, its options, and a tokenizer other than its own."""
+
+    model: str
+    plugin: EnginePlugin
+    options: Mapping[str, Any]
+    tokenizer: str | None
+    name: str | None = None  # of the candidate, if it is not that of the model
+
+    @property
+    def called(self) -> str:
+        """The name that tells the candidate from others."""
+        return self.name or self.model
+
+    @cached_property
+    def spread(self) -> Spread | None:
+        """How the work is spread over replicas; None: it is done in this process."""
+        return read_spread(self.options)[0]
+
+    def room(self) -> Room:
+        """The resources of a cluster that one replica takes."""
+        spread, options = read_spread(self.options)
+        assert spread is not None, "no replicas"
+        return room_for(spread, self.plugin, read_options(self.plugin, options))
+
+    def with_default(self, option: str, value: str) -> ModelSettings:
+        """The same with a value for an option that the engine has and that was not given."""
+        if option not in self.plugin.options.known() or self.options.get(option) is not None:
+            return self
+        return replace(self, options={**self.options, option: value})
+
+    def prepare(self) -> LazyModel:
+        model = LazyModel.named(self.model, self.plugin, self.options, self.tokenizer)
+        model.variant = self.name
+        return model
+
+
+def assign_engines(
+    baseline: str, candidates: Sequence[str], wanted: CompareRequest, *, divergence: bool = True
+) -> tuple[ModelSettings | None, dict[str, ModelSettings]]:
+    """Chooses the settings of the baseline (None if it is not scored) and of each candidate that is a model.
+
+    A candidate whose engine cannot measure a divergence is refused here, before the baseline is scored; without
+    ``divergence``, every engine is allowed.
+    """
+    scored = [name for name in candidates if not runs.is_run(name)]
+    for name in scored:
+        if is_kld(name):
+            raise InputError(f"{name} is a file of base logits, which can only be the baseline", fix="give it first")
+    given = [(name, wanted.engine, wanted.options) for name in scored]
+    is_model = not (runs.is_run(baseline) or is_kld(baseline))  # a reference is a run too
+    if is_model:
+        its_options = {**wanted.options, **(wanted.baseline_options or {})}
+        given.insert(0, (baseline, wanted.baseline_engine or wanted.engine, its_options))
+    plugins = [engine_for(engine, model) for model, engine, _ in given]
+    settings = [
+        ModelSettings(model, plugin, share_options(plugin, plugins, options), wanted.tokenizer)
+        for (model, _, options), plugin in zip(given, plugins, strict=True)
+    ]
+    its = settings.pop(0) if is_model else None
+    for one in settings if divergence else ():
+        require(one.plugin, "divergence", "be compared with a baseline")
+    return its, {one.model: one for one in settings}
+
+
+# ── folders and runs ─────────────────────────────────────────────────────────────────────────────────────────────────
+def short(name: str) -> str:
+    """The name of a candidate in tables: the last part of the path of a folder or file."""
+    return name_in(name) or name if may_be_stored(name) or Path(name).exists() else name
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """Where the runs of a comparison go."""
+
+    out: Path | Place | None
+    fresh: bool
+    progress: Progress | None
+
+    def folder(self, name: str) -> Path | Place | None:
+        """The folder for the run of that name. Of a name that is a path, the last part is used."""
+        return None if self.out is None else self.out / (name_in(name) or "candidate")
+
+    def of(self, candidate: LazyModel) -> Path | Place | None:
+        """The folder for a candidate's run, named after the variant or the model; spaces become hyphens."""
+        variant = candidate.variant
+        return self.folder(candidate.subject.name if variant is None else variant.replace(" ", "-"))
+
+    def require_candidates(self, candidates: Sequence[str]) -> None:
+        """Refuse an empty list, and candidates with equal names in tables or with one folder for two runs."""
+        if not candidates:
+            raise InputError("there is no candidate", fix="name a model, or a run, after the baseline")
+        if len({short(name) for name in candidates}) < len(candidates):
+            raise InputError(
+                "two candidates have the same name", fix="rename one folder, so that tables can tell them apart"
+            )
+        names = ["baseline", *(name_in(name) or "candidate" for name in candidates)]
+        if self.out is not None and len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise InputError(
+                f"two runs of this comparison would lie in {self.out / twice}",
+                fix="leave --out out, or rename a candidate's folder",
+            )
+
+
+def name_of(candidate: LazyModel) -> str:
+    """The name of a candidate in tables."""
+    return candidate.variant or short(candidate.subject.name)
+
+
+def compared_with(run_p: Run, noise: Mapping[str, Any], candidate: LazyModel) -> dict[str, Any]:
+    """The fields of a candidate's manifest about its baseline and about the baseline's noise against itself.
+
+    They include the name of a variant, because all variants of a model have the model's name.
+    """
+    of_p = run_p.manifest
+    named = {} if candidate.variant is None else {"variant": candidate.variant}
+    return {"against": {"model": of_p["model"], "fingerprint": of_p["model_fingerprint"]}, **named, **noise}
+
+
+def score_against(
+    model: LazyModel,
+    asked: Question,
+    run_p: Run,
+    stored: Reference | KldFile,
+    folders: Folders,
+    *,
+    noise: Mapping[str, Any],
+) -> Comparison:
+    """Compares a candidate with a baseline whose run is finished and whose distributions are stored."""
+    run_q = run_against(model, asked, run_p, stored, folders, out=folders.of(model), noise=noise)
+    if run_q.plan_digest != run_p.plan_digest:
+        run_p = first_targets(run_p, run_q, asked)
+    return as_comparison(name_of(model), run_p, run_q, run_q.divergences)
+
+
+def run_against(
+    model: LazyModel,
+    asked: Question,
+    run_p: Run,
+    stored: Reference | KldFile,
+    folders: Folders,
+    *,
+    out: Path | Place | None,
+    noise: Mapping[str, Any],
+) -> Run:
+    """Returns the run of a candidate with its KL from a stored baseline: read from ``out`` if it is there."""
+    with model.claimed(asked, out, fresh=folders.fresh, against=run_p.manifest["identity"]) as claim:
+        run_q = claim.finished
+        if run_q is None:
+            engine, least = model.engine_for(asked, folders.progress), 0.0
+            if isinstance(stored, KldFile):
+                require_vocabulary(stored, engine.facts.known_vocabulary)
+                least = least_divergence(stored.layout.vocabulary)
+            baseline = FileBaseline(stored) if isinstance(stored, KldFile) else StoredBaseline(stored, asked.plan)
+            with UnfinishedRun(asked, engine, claim, folders.progress, with_kl=True, least_kl=least) as run:
+                run.score(Want(against=baseline))
+                run_q = run.save(run.manifest() | compared_with(run_p, noise, model))
+            run_q = model.outliving(run_q, out)
+    return run_q
+
+
+def first_targets(run_p: Run, run_q: Run, asked: Question) -> Run:
+    """The baseline's run cut to the first targets of its plan: those that a candidate was asked about."""
+    scores = run_p.scores.rows(0, len(run_q.scores))
+    metrics = as_json(all_metrics(asked.plan, asked.tokens, scores))
+    of_plan = {name: run_q.manifest[name] for name in OF_THE_PLAN if name in run_q.manifest}
+    by_slice = metrics_by_slice(asked.plan, asked.tokens, scores)
+    manifest = {**run_p.manifest, **of_plan, "metrics": metrics, "by_slice": by_slice}
+    return Run(run_q.plan_digest, scores, run_q.facts, manifest, path=run_p.path)
+
+
+def require_vocabulary(file: KldFile, candidate: int) -> None:
+    if file.layout.vocabulary != candidate:
+        raise ModelError(
+            f"{file.path} has {file.layout.vocabulary:,} ids and the candidate {candidate:,}",
+            fix="compare a model with the vocabulary of the file",
+        )
+
+
+def as_comparison(
+    name: str, baseline: Run, candidate: Run, divergences: Divergences, kl_missing: str | None = None
+) -> Comparison:
+    """Makes a Comparison of two runs of one plan. ``kl_missing`` says why there is no KL."""
+    stored = candidate.manifest
+    floor, words = (stored.get(key) for key in NOISE) if divergences.has("kl") else (None, None)
+    keys = {"bytes": "weight_bytes"} | {key: key for key in KEPT}
+    manifest = {name: stored[key] for name, key in keys.items() if stored.get(key)}  # older runs may lack some
+    return Comparison(
+        name=name,
+        baseline=baseline,
+        candidate=candidate,
+        groups=baseline.facts.group,
+        weight=baseline.facts.weight,
+        divergences=divergences,
+        noise_kl=None if floor is None else np.array(floor),
+        manifest=manifest if kl_missing is None else {**manifest, "kl_missing": kl_missing},
+        path=candidate.path,
+        noise_perturbed=words,
+        answer=answer_targets(candidate, baseline),
+    )

@@ -1,0 +1,202 @@
+"""Ray itself: started on this machine or joined, without its output; its nodes, its token, and its errors in words."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from scoremode.core.engine import process_guard
+from scoremode.core.installation import pip_install
+from scoremode.errors import EngineError, OptionError, one_line
+from scoremode.remote.ray.spread import Room, Spread
+
+START = "start one with ray start --head, or leave --ray out to start Ray on this machine"
+CONNECT_SECONDS = 3.0
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_COLOR_PREFIX": "0"}
+TOKEN_SETTINGS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+
+
+def require_ray() -> None:
+    if importlib.util.find_spec("ray") is None:
+        raise OptionError("--replicas and --ray need Ray, which is not installed", fix=pip_install("ray"))
+
+
+class Cluster:
+    """A connection to Ray. A Ray that was started here is stopped when the connection is closed."""
+
+    def __init__(self, spread: Spread, room: Room) -> None:
+        require_ray()
+        for name, value in QUIET.items():
+            os.environ.setdefault(name, value)
+        try:
+            import ray
+        except ImportError as error:  # half installed, or for another Python
+            raise OptionError(f"Ray is installed but cannot be imported ({error})", fix=pip_install("ray")) from None
+        self.ray: Any = ray
+        self._folder: str | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._token_before = _token_settings()
+        self._is_ours = not self.ray.is_initialized()
+        self.address = spread.ray or os.environ.get("RAY_ADDRESS") or None
+        if self._is_ours:
+            with own_signals():
+                self._connect(spread, room)
+
+    def _connect(self, spread: Spread, room: Room) -> None:
+        shared: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
+        silence()
+        if self.address is None:
+            cpus = max(os.cpu_count() or 1, round(spread.replicas * room.all_cpus + 0.5))
+            self._folder = tempfile.mkdtemp(prefix="scoremode-ray-")
+            if not any(self._token_before.values()):  # the user has no settings of their own
+                _set_token({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
+            shared |= {"address": "local", "include_dashboard": False, "num_cpus": cpus, "_temp_dir": self._folder}
+        else:
+            _require_answer(self.address)
+            shared["address"] = self.address
+        before = set(process_guard.descendants(os.getpid()))
+        try:
+            self.ray.init(**shared)
+        except Exception as error:
+            self.close()
+            raise self._explained(error) from None
+        if self._folder is not None:
+            self._guard = process_guard.start(self._folder, before)
+
+    def _explained(self, error: Exception) -> EngineError:
+        why = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        if self.address is None:
+            return EngineError(f"Ray did not start on this machine ({why})", fix="see that nothing limits its ports")
+        if "version" in why.lower():
+            return EngineError(
+                f"the Ray cluster at {self.address} is of another version ({why})", fix="use its version"
+            )
+        return EngineError(f"there is no Ray cluster at {self.address} ({why})", fix=START)
+
+    def _nodes(self) -> list[dict[str, float]]:
+        return [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+
+    def fitting(self, room: Room) -> int:
+        """How many replicas the nodes of the cluster could hold if nothing else ran on them."""
+        if room.over_nodes:
+            return sum(_times(node, room.gpus, room.cpus) for node in self._nodes()) // room.ranks
+        return sum(_times(node, room.all_gpus, room.all_cpus) for node in self._nodes())
+
+    def offers(self) -> str:
+        """The resources of all nodes, in words."""
+        nodes = self._nodes()
+        gpus, cpus = (sum(node.get(kind, 0.0) for node in nodes) for kind in ("GPU", "CPU"))
+        count = f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}"
+        return f"{count} with {gpus:g} GPU{'' if gpus == 1 else 's'} and {cpus:g} CPU{'' if cpus == 1 else 's'}"
+
+    def is_alive(self, node: str) -> bool:
+        return any(found["NodeID"] == node and found["Alive"] for found in self.ray.nodes())
+
+    def close(self) -> None:
+        """Leaves the cluster; stops Ray if it was started here."""
+        if self._is_ours and self.ray.is_initialized():
+            with own_signals():
+                self.ray.shutdown()
+        if self._is_ours and _token_settings() != self._token_before:
+            _set_token(self._token_before)
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            process_guard.stop(guard)
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _times(node: dict[str, float], gpus: float, cpus: float) -> int:
+    fits = [node.get(kind, 0.0) / amount for kind, amount in (("GPU", gpus), ("CPU", cpus)) if amount > 0]
+    return int(min(fits) + 1e-9) if fits else 1
+
+
+# ── the token, without which strangers on the network could run code in a cluster ────────────────────────────────────
+# Ray writes the token of a cluster of its own into the home folder, and from then on uses it for every cluster. One
+# that was started before, without a token, then loses each replica at once. So a Ray of ours has its token in the
+# environment alone, and the settings of one cluster are removed before the next.
+def _token_settings() -> dict[str, str | None]:
+    return {name: os.environ.get(name) for name in TOKEN_SETTINGS}
+
+
+def _set_token(settings: dict[str, str] | dict[str, str | None]) -> None:
+    for name, value in settings.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    with contextlib.suppress(ImportError, AttributeError):  # Ray caches these settings in C++ when they are first used
+        raylet: Any = importlib.import_module("ray._raylet")
+        raylet.Config.initialize("")
+        raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+@contextlib.contextmanager
+def own_signals() -> Iterator[None]:
+    """Restores our signal handlers after the block: Ray replaces the one of SIGTERM, which says how to resume."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:
+                signal.signal(number, handler)
+
+
+def silence() -> None:
+    """Suppresses Ray's ten lines about a worker that died: our one line says the same."""
+    worker = sys.modules.get("ray._private.worker")
+    if hasattr(worker, "print_to_stdstream"):
+        worker.print_to_stdstream = lambda *_, **__: None  # type: ignore[union-attr]
+
+
+def _require_answer(address: str) -> None:
+    """Refuses an address that does not answer within seconds; Ray itself would try for minutes."""
+    if address in ("auto", "local"):
+        return
+    if address.startswith("ray://"):
+        raise OptionError(
+            f"--ray {address} is an address of Ray's client, which does not stream results",
+            fix="run scoremode on a node of the cluster with --ray auto, or give --ray HOST:6379",
+        )
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise OptionError(f"--ray {address} is not HOST:PORT", fix="give --ray auto, or --ray HOST:6379")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except OSError as error:
+        why = error.strerror or str(error) or type(error).__name__
+        raise EngineError(f"there is no Ray cluster at {address} ({why})", fix=START) from None
+
+
+def reason_of(error: Exception) -> str:
+    """Why a replica died: a short form of Ray's long message."""
+    text, kind = " ".join(str(error).split()), type(error).__name__
+    if os.environ.get("RAY_AUTH_MODE", "").lower() == "token" and "all references to the actor" in text:
+        return "the cluster was started without Ray's token, and this process uses one: set RAY_AUTH_MODE=disabled"
+    if "OOM" in kind or "OutOfMemory" in kind or "memory pressure" in text:
+        return "it was killed because the node's memory was used up"
+    of_node = "node" in text.lower() and any(word in text for word in ("died", "failed", "lost"))
+    if of_node and "worker process" not in text:
+        return "its node is gone"
+    if "unavailable" in kind.lower():
+        return "it can no longer be reached: its process or its node is gone"
+    if "worker process has died" in text or "unexpected system error" in text:
+        return "its process was killed or crashed"
+    return one_line(text)[:200] or kind

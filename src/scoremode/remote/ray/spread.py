@@ -1,0 +1,121 @@
+"""The arguments about replicas: how many, on which cluster, with how many GPUs and CPUs each. No heavy imports."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from scoremode.core.arguments import require_text, whole_number
+from scoremode.core.engine.options import Options
+from scoremode.core.engine.plugin import EnginePlugin
+from scoremode.errors import OptionError
+
+MOST = 100_000  # replicas; a larger number is taken for a typing error
+
+
+class SpreadArguments(TypedDict, total=False):
+    """The arguments about replicas, by name. None of them is part of a run's identity."""
+
+    replicas: int | None  # engines that share the work; default: one, in this process
+    ray: str | None  # auto, or the address of a Ray cluster; default: Ray is started on this machine
+    gpus_per_replica: float | None  # default: as many as the engine needs
+    cpus_per_replica: float | None  # default: 1 for each process of the engine
+
+
+SPREAD = tuple(SpreadArguments.__annotations__)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The number of replicas, their cluster, and the resources of each."""
+
+    replicas: int
+    ray: str | None = None
+    gpus_per_replica: float | None = None
+    cpus_per_replica: float | None = None
+
+    def given(self) -> dict[str, Any]:
+        return {name: value for name in SPREAD if (value := getattr(self, name)) is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The GPUs and CPUs that one replica needs.
+
+    >>> Room(ranks=2, gpus=1.0, cpus=1.0, over_nodes=False).words
+    '2 GPUs and 2 CPUs'
+    """
+
+    ranks: int  # processes of its engine
+    gpus: float  # per process
+    cpus: float
+    over_nodes: bool  # may its processes run on several nodes?
+
+    @property
+    def all_gpus(self) -> float:
+        return self.gpus * self.ranks
+
+    @property
+    def all_cpus(self) -> float:
+        return self.cpus * self.ranks
+
+    @property
+    def words(self) -> str:
+        parts = [f"{n:g} {kind}{'' if n == 1 else 's'}" for n, kind in ((self.all_gpus, "GPU"), (self.all_cpus, "CPU"))]
+        return " and ".join(part for part in parts if not part.startswith("0 ")) or "nothing"
+
+
+def read_spread(given: Mapping[str, Any]) -> tuple[Spread | None, dict[str, Any]]:
+    """Splits arguments by name into those of replicas (None: no replicas) and all others.
+
+    >>> read_spread({"replicas": 2, "dtype": "float32"})
+    (Spread(replicas=2, ray=None, gpus_per_replica=None, cpus_per_replica=None), {'dtype': 'float32'})
+    """
+    said = {name: given[name] for name in SPREAD if given.get(name) is not None}
+    rest = {name: value for name, value in given.items() if name not in SPREAD}
+    if not said:
+        return None, rest
+    count = whole_number("replicas", said.get("replicas"))
+    address = said.get("ray")
+    if count is None and address is None:
+        flag = "--" + next(iter(said)).replace("_", "-")
+        raise OptionError(f"{flag} is about replicas, and none are asked for", fix="give --replicas N as well")
+    count = 1 if count is None else count
+    if not 1 <= count <= MOST:
+        fix = "give --replicas 2, or leave it out to score in this process"
+        raise OptionError(f"--replicas {count} {'is too many' if count > 0 else 'leaves nobody to score'}", fix=fix)
+    if address is not None:
+        require_text("ray", address)
+        if not address.strip() or any(c.isspace() for c in address):
+            raise OptionError(f"--ray '{address}' is not an address", fix="give --ray auto, or --ray HOST:PORT")
+    gpus = _amount("--gpus-per-replica", said.get("gpus_per_replica"), least=0.0)
+    cpus = _amount("--cpus-per-replica", said.get("cpus_per_replica"), least=1e-3)
+    return Spread(count, address, gpus, cpus), rest
+
+
+def _amount(flag: str, value: Any, least: float) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise OptionError(f"{flag} {value} is not a number", fix=f"give a number, as in {flag} 1")
+    if value < least:
+        raise OptionError(f"{flag} {value:g} is too small", fix=f"give {flag} 0.25, or 1")
+    if value > 1 and value != int(value):
+        raise OptionError(f"{flag} {value:g} is neither a share of one nor a whole number", fix=f"give {flag} 1 or 2")
+    return float(value)
+
+
+def room_for(spread: Spread, plugin: EnginePlugin, options: Options) -> Room:
+    """Returns the resources of one replica; refuses impossible ones before Ray is started."""
+    ranks = plugin.ranks(options)
+    own = (1.0 if plugin.on_gpus(options) else 0.0) * ranks
+    gpus = own if spread.gpus_per_replica is None else spread.gpus_per_replica
+    if ranks > 1 and gpus not in (0.0, float(ranks)):
+        raise OptionError(
+            f"--gpus-per-replica {gpus:g} does not fit an engine of {ranks} processes",
+            fix=f"give --gpus-per-replica {ranks}, or leave it out",
+        )
+    cpus = float(ranks) if spread.cpus_per_replica is None else spread.cpus_per_replica
+    return Room(ranks, gpus / ranks, cpus / ranks, plugin.over_nodes(options))

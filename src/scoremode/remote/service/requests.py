@@ -1,0 +1,212 @@
+"""Checks a request against all limits, and reads its form in JSON, which is for people and for small tools.
+
+Every request is checked here, because a worker that fails ends the server.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from scoremode.core.engine.messages import Asked, own_tokens
+from scoremode.core.scores.answers import Answers, Window
+from scoremode.core.strict_json import parse_received
+from scoremode.errors import InputError
+
+KEY = "scoremode_service"  # the key in vLLM's ``additional_config``
+MIB = 1 << 20
+MOST_JSON = 4 * MIB
+SCORE_EXAMPLE = 'send {"windows": [{"ids": [1, 2, 3]}]}'
+F = TypeVar("F")
+
+
+class TooLargeError(InputError):
+    """A request is larger than the service allows."""
+
+
+class BusyError(InputError):
+    """The service has no room for a request at the moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits that the service states and enforces."""
+
+    body_bytes: int = 256 * MIB  # of the body of one request
+    held_bytes: int = 1024 * MIB  # of the bodies of all requests that are being answered
+    windows: int = 1024  # windows in one request
+    targets: int = 1 << 18  # rows × targets per row of one window
+
+    @staticmethod
+    def read(config: Any) -> Limits:
+        """Reads the limits in a ``VllmConfig``."""
+        given: Mapping[str, Any] = (getattr(config, "additional_config", None) or {}).get(KEY) or {}
+        return Limits(**{f.name: int(given[f.name]) for f in fields(Limits) if f.name in given})
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """The limits of the model."""
+
+    longest: int  # tokens
+    inputs: int  # ids that can be fed and scored
+    vocabulary: int  # ids that have a probability
+
+
+def check(asked: Asked, limits: Limits, room: ModelLimits) -> None:
+    """Refuses a request that is wrong, too large, or would end a worker."""
+    if not asked.windows:
+        raise InputError("there is no window in this request", fix="send at least one")
+    if len(asked.windows) > limits.windows:
+        raise TooLargeError(
+            f"{len(asked.windows)} windows are more than the {limits.windows} of a request", fix="send several requests"
+        )
+    if asked.vocabulary > room.vocabulary:
+        raise InputError(
+            f"the vocabulary of {asked.vocabulary} is larger than the model's {room.vocabulary}", fix="leave it out"
+        )
+    for index, window in enumerate(asked.windows):
+        _check_window(window, index, limits, room)
+
+
+def _check_window(window: Window, index: int, limits: Limits, room: ModelLimits) -> None:
+    ids, rows, targets = window.ids, window.rows, window.targets
+    if not 0 < len(ids) <= room.longest:
+        raise InputError(
+            f"window {index} has {len(ids)} tokens, and the server takes 1 to {room.longest}",
+            fix=f"use windows of at most {room.longest} tokens",
+        )
+    if targets.size > limits.targets:
+        raise TooLargeError(
+            f"window {index} has {targets.size} targets, more than {limits.targets}",
+            fix="ask for fewer rows or targets",
+        )
+    if len(rows) and targets.shape[1] == 0:
+        raise InputError(f"window {index} has rows without targets", fix="give one target or more per row")
+    ascends = bool((rows[1:] > rows[:-1]).all()) and (len(rows) == 0 or (rows[0] >= 0 and rows[-1] < len(ids)))
+    if not ascends:
+        raise InputError(
+            f"the rows of window {index} do not ascend from 0 to at most {len(ids) - 1}", fix="sort them, each once"
+        )
+    for what, found in (("ids", ids), ("targets", targets)):
+        if found.size and not (int(found.min()) >= 0 and int(found.max()) < room.inputs):
+            raise InputError(
+                f"the {what} of window {index} are not all from 0 to {room.inputs - 1}",
+                fix="the tokenizer does not belong to this model",
+            )
+
+
+# ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def declared_length(request: Any) -> int | None:
+    """Returns the value of ``Content-Length``; None if the client does not send it."""
+    said = request.headers.get("content-length")
+    if said is None:
+        return None
+    if not said.isdecimal() or len(said) > 15:
+        raise InputError("Content-Length is not a number", fix="send the number of bytes")
+    return int(said)
+
+
+class Bodies:
+    """Reads the bodies of requests; limits the bytes of each body and of all bodies that are being answered."""
+
+    def __init__(self, most_each: int, most_together: int) -> None:
+        self.most_each, self.most_together, self.held = most_each, most_together, 0
+
+    @asynccontextmanager
+    async def of(self, request: Any) -> AsyncIterator[bytes]:
+        """Yields the whole body of a request; its bytes count towards the limit until the request is answered."""
+        body = bytearray()
+        try:
+            declared = declared_length(request)
+            if declared is not None:
+                self._require_room(declared, declared)
+            async for chunk in request.stream():
+                self._require_room(len(chunk), len(body) + len(chunk))
+                body += chunk
+                self.held += len(chunk)  # received bytes, not declared ones: a client that sends nothing takes no room
+            yield bytes(body)
+        finally:
+            self.held -= len(body)
+
+    def _require_room(self, more: int, size: int) -> None:
+        if size > self.most_each:
+            raise TooLargeError(f"a request has more than {self.most_each} bytes", fix="send several requests")
+        if self.held and self.held + more > self.most_together:
+            raise BusyError("the server is full of requests", fix="try again in a moment")
+
+
+# ── JSON ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+
+
+class WindowForm(msgspec.Struct, forbid_unknown_fields=True):
+    """A window in JSON. Without targets, the next tokens are scored; without rows, all rows are scored."""
+
+    ids: list[Id] = []
+    rows: list[Id] | None = None
+    targets: list[list[Id]] | None = None
+
+
+class ScoreForm(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of the score route in JSON."""
+
+    windows: list[WindowForm] = []
+    vocabulary: Annotated[int, msgspec.Meta(ge=1)] = 0  # 0: all ids count
+
+
+def read_form(data: bytes, form: type[F], example: str) -> F:
+    """Reads a body in JSON, of a known form. The body must be small, because other requests wait meanwhile."""
+    if len(data) > MOST_JSON:
+        raise TooLargeError(
+            f"{len(data)} bytes of JSON are more than {MOST_JSON}", fix="use the binary form, or several requests"
+        )
+    try:
+        return msgspec.convert(parse_received(data), form)
+    except msgspec.ValidationError as error:
+        raise InputError(f"this request has a wrong form ({str(error)[:200]})", fix=example) from None
+    except ValueError:
+        raise InputError("the body is not JSON", fix=example) from None
+
+
+def asked_in_json(data: bytes) -> Asked:
+    """Reads ``{"windows": [{"ids": […], "rows": […], "targets": [[…]]}], "vocabulary": n}``; only ids are required."""
+    form = read_form(data, ScoreForm, SCORE_EXAMPLE)
+    return Asked(tuple(_window(index, given) for index, given in enumerate(form.windows)), form.vocabulary)
+
+
+def _window(index: int, given: WindowForm) -> Window:
+    ids = np.array(given.ids, np.int32)
+    if given.rows is None and given.targets is None:
+        return own_tokens(ids)
+    rows = np.array(range(len(given.targets or ())) if given.rows is None else given.rows, np.int32)
+    if given.targets is None:
+        if not (rows < len(ids) - 1).all():
+            raise InputError(
+                f"window {index} has a row without a next token, and no targets", fix="give targets for each row"
+            )
+        return Window(ids, rows, ids[rows + 1][:, None])
+    if len(rows) != len(given.targets):
+        raise InputError(
+            f"window {index} has {len(rows)} rows and {len(given.targets)} lists of targets", fix=SCORE_EXAMPLE
+        )
+    if len({len(line) for line in given.targets}) > 1:
+        raise InputError(f"the targets of window {index} are not lists of one length", fix=SCORE_EXAMPLE)
+    return Window(ids, rows, np.array(given.targets or np.zeros((0, 1)), np.int32))
+
+
+def answers_in_json(found: Sequence[Answers]) -> dict[str, Any]:
+    """Returns every column of every window. The logarithm of probability zero is null, because JSON has no infinity."""
+    return {"windows": [{name: _finite(getattr(own, name).tolist()) for name in own.columns} for own in found]}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

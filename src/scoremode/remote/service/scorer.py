@@ -1,0 +1,253 @@
+"""Scores windows of many clients with one vLLM, first come, first served, with a limit on the tokens in flight.
+
+Also scores P(target | prompt) for clients that send text, with the service's own tokenizer and boundary rule.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from scoremode.core.engine.base import SCORES, Engine, EngineFacts, Want
+from scoremode.core.engine.messages import Asked
+from scoremode.core.engine.options import Options
+from scoremode.core.engine.registry import Chosen
+from scoremode.core.models.subject import Subject
+from scoremode.core.scores.answers import Answers, WindowSource
+from scoremode.core.scores.packing import Words, line_words, read_lines
+from scoremode.core.text.tokenizer import HuggingFaceTokenizer, TextTokenizer
+from scoremode.core.verbs.model import GivenEngine, LazyModel
+from scoremode.core.verbs.prob.sequence import SequenceProbability, paired
+from scoremode.engines.vllm import support
+from scoremode.engines.vllm.engine import STEPS_AHEAD
+from scoremode.engines.vllm.self_test import (
+    TEST_TARGETS,
+    Verdict,
+    dtype_of,
+    engine_facts,
+    judge_answers,
+    request_for_test,
+    require_agreement,
+)
+from scoremode.engines.vllm.wire import Extra, Job, Request
+from scoremode.errors import EngineError
+from scoremode.remote.service.requests import Limits, ModelLimits, TooLargeError, check
+from scoremode.values import Bools, Ids
+
+PROB_EXAMPLE = 'send {"prompt": "The capital of France is", "targets": [" Paris", " London"]}'
+AT_A_TIME = 4  # requests of the prob route that are answered at once
+NO_EXTRA = Extra()
+
+
+class TokensInFlight:
+    """Limits the tokens in flight to as many as keep the scheduler busy. Waiting requests are admitted in order."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.used = most, 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @asynccontextmanager
+    async def of(self, tokens: int) -> AsyncIterator[None]:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((tokens, turn))
+        self._grant()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # the request was granted at the same moment
+                self._give_back(tokens)
+            raise
+        try:
+            yield
+        finally:
+            self._give_back(tokens)
+
+    def _give_back(self, tokens: int) -> None:
+        self.used -= tokens
+        self._grant()
+
+    def _grant(self) -> None:
+        """Admits the next requests as long as there is room. If none is in flight, admits one of any size."""
+        while self._waiting:
+            tokens, turn = self._waiting[0]
+            if not turn.cancelled():
+                if self.used and self.used + tokens > self.most:
+                    return
+                self.used += tokens
+                turn.set_result(None)
+            self._waiting.popleft()
+
+
+class Scorer:
+    """vLLM's ``EngineClient`` in score mode. It answers requests only after its self-test has passed."""
+
+    facts: EngineFacts
+    probe: list[float]  # scores of the self-test's prompt; other weights give other scores
+
+    def __init__(self, client: Any) -> None:
+        self.client, config = client, client.vllm_config
+        self.limits = Limits.read(config)
+        model, scheduler = config.model_config, config.scheduler_config
+        self.batch_tokens = int(scheduler.max_num_batched_tokens)
+        longest, inputs = int(model.max_model_len), int(model.get_vocab_size())
+        self.room = ModelLimits(longest, inputs, inputs)
+        self._replicas = int(config.parallel_config.data_parallel_size)
+        self.flow = TokensInFlight(max(STEPS_AHEAD * self.batch_tokens, 2 * longest) * self._replicas)
+        self._block = int(config.cache_config.block_size)
+        self._caches = bool(config.cache_config.enable_prefix_caching)
+        self._ranks = int(config.parallel_config.tensor_parallel_size)
+        self._gather, self._asked = False, 0
+
+    async def start(self) -> None:
+        """Runs the self-test: on every replica, our scores must agree with the model's own ``compute_logits``."""
+        version, config = support.installed_version(), self.client.vllm_config
+        tried: list[Verdict] = []
+        answers: list[Words] = []
+        for gather in (False, True) if self._ranks > 1 else (False,):
+            ids, request = request_for_test(self.room.inputs, self.room.longest, gather=gather)
+            # send one request per replica at once, because vLLM gives one to each replica
+            answers = await asyncio.gather(*(self._submit(ids, request) for _ in range(self._replicas)))
+            verdicts = [judge_answers(words, dtype_of(config)) for words in answers]
+            tried.append(max(verdicts, key=lambda verdict: verdict.error - verdict.allowed))
+            if tried[-1].agrees:
+                self._gather = gather
+                break
+        verdict = require_agreement(tried, version)
+        self.probe = read_lines(answers[0], TEST_TARGETS).logprob[:, 0].tolist()
+        self.room = replace(self.room, vocabulary=verdict.vocabulary)
+        self.facts = engine_facts(config, version, verdict, gathered=self._gather)
+
+    async def score(self, asked: Asked) -> list[Answers]:
+        """Returns the answers to all windows. If this call is cancelled, vLLM drops the requests in flight."""
+        check(asked, self.limits, self.room)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._window(asked, index)) for index in range(len(asked.windows))]
+        return [task.result() for task in tasks]
+
+    async def _window(self, asked: Asked, index: int) -> Answers:
+        window = asked.windows[index]
+        if not len(window.rows):
+            k = window.targets.shape[1]
+            return read_lines(np.zeros((0, line_words(k)), np.int32), k)
+        shared = bool(asked.shared) and asked.shared[index] and self._caches
+        # tokens after the last requested row change no answer
+        fed = replace(window, ids=window.ids[: int(window.rows[-1]) + 1])
+        job = Job(index, fed, shared, asked.vocabulary, NO_EXTRA)
+        while True:
+            async with self.flow.of(len(job.window.ids)):
+                words = await self._submit(job.window.ids, job.request(self._gather), job.read_cache)
+            rest = job.take(words, self._block)
+            if rest is None:
+                return job.answers()[0]
+            job = rest
+
+    async def _submit(self, ids: Ids, request: Request, read_cache: bool = False) -> Words:
+        from vllm import PoolingParams
+
+        from scoremode.engines.vllm.pooler import TASK
+
+        self._asked += 1
+        params = PoolingParams(task=TASK, skip_reading_prefix_cache=not read_cache, extra_kwargs=request.to_kwargs())
+        prompt = {"type": "token", "prompt_token_ids": ids.tolist()}  # the same form as from vLLM's own renderer
+        async for output in self.client.encode(prompt, params, f"scoremode-{self._asked}"):
+            if output.finished:
+                return np.asarray(output.outputs.data)
+        raise EngineError("vLLM ended a request without an answer", fix="see the server's log")
+
+
+# ── text ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+class ProbForm(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of the prob route, with the options of ``scoremode prob`` and their defaults."""
+
+    prompt: str | list[str]
+    targets: str | list[str]
+    leading_space: str | None = None
+    spanning: str | None = None
+    add_bos: bool | None = None
+
+
+class ScorerEngine(Engine):
+    """The service as an engine for synchronous code, which runs in its own thread and waits for answers."""
+
+    def __init__(self, scorer: Scorer, loop: asyncio.AbstractEventLoop) -> None:
+        self.scorer, self.loop, self.facts = scorer, loop, scorer.facts
+        self._asking: Future[Any] | None = None
+        self._stopped = False
+
+    def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
+        if want != SCORES:
+            raise EngineError("this engine gives scores only", fix="leave out what else is wanted")
+        todo = [int(i) for i in np.flatnonzero(~done)]
+        groups = source.prefix_group
+        shared = tuple(groups is not None and int((groups == groups[i]).sum()) > 1 for i in todo)
+        most = self.scorer.limits.windows
+        for first in range(0, len(todo), most):
+            part = todo[first : first + most]
+            windows = tuple(source.window(i) for i in part)
+            answers = self._wait(Asked(windows, source.vocabulary or 0, shared[first : first + most]))
+            yield from zip(part, answers, strict=True)
+
+    def _wait(self, asked: Asked) -> Any:
+        if self._stopped:
+            raise EngineError("nobody waits for this answer", fix="ask again")
+        self._asking = asyncio.run_coroutine_threadsafe(self.scorer.score(asked), self.loop)
+        return self._asking.result()
+
+    def stop(self) -> None:
+        """Cancels the requests in flight, because the client is gone."""
+        self._stopped = True
+        if self._asking is not None:
+            self._asking.cancel()
+
+
+class ProbScorer:
+    """Answers the prob route."""
+
+    def __init__(self, scorer: Scorer, name: str) -> None:
+        self.scorer, self.name = scorer, name
+        self._turns = asyncio.Semaphore(AT_A_TIME)
+
+    async def answer(self, given: ProbForm) -> dict[str, Any]:
+        """Returns the result for each pair of prompt and target, in the form of ``scoremode prob --json``."""
+        async with self._turns:
+            engine = ScorerEngine(self.scorer, asyncio.get_running_loop())
+            try:
+                return await asyncio.to_thread(self._answer, given, engine)
+            except asyncio.CancelledError:
+                engine.stop()
+                raise
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer:
+        config = self.scorer.client.vllm_config.model_config
+        return HuggingFaceTokenizer.load(config.tokenizer, trust_remote_code=bool(config.trust_remote_code))
+
+    @cached_property
+    def token_texts(self) -> list[str]:
+        """The text of every id that has a probability."""
+        most = self.scorer.room.vocabulary
+        known = min(most, self.tokenizer.facts.size)
+        return [self.tokenizer.token_text(i) for i in range(known)] + [""] * (most - known)
+
+    def _answer(self, given: ProbForm, engine: ScorerEngine) -> dict[str, Any]:
+        name, facts = self.name, engine.facts
+        subject = Subject(name, self.tokenizer, name, vocabulary=facts.vocabulary, context_length=facts.context_length)
+        held = LazyModel(Chosen(GivenEngine(engine), Options(), subject))
+        rules: dict[str, Any] = {rule: getattr(given, rule) for rule in ("leading_space", "spanning", "add_bos")}
+        lm = SequenceProbability(held, **{rule: value for rule, value in rules.items() if value is not None})
+        pairs = list(paired(given.prompt, given.targets))
+        most = self.scorer.limits.windows
+        if len(pairs) > most:
+            raise TooLargeError(
+                f"{len(pairs)} pairs are more than the {most} of a request", fix="send several requests"
+            )
+        return {"results": [found.as_json() for found in lm.score(lm.encode(pairs))]}

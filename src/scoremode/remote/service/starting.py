@@ -1,0 +1,317 @@
+"""The command line of stock ``vllm serve`` in score mode, and its environment. Does not import vLLM until it must."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
+
+from scoremode.core.arguments import read_key, secret_on_command_line
+from scoremode.core.disk.manifests import command_without_secrets, is_secret
+from scoremode.core.engine.options import HUB_TOKEN
+from scoremode.core.engine.process_guard import identity
+from scoremode.core.models.embedded import EMBEDDED
+from scoremode.core.models.facts import hub_config, read_config, resolve
+from scoremode.engines.vllm import plugin, support
+from scoremode.engines.vllm.start import can_plan_ahead, choose_dtype, device_defaults, quantization_of
+from scoremode.engines.vllm.support import LaunchArguments
+from scoremode.engines.vllm.wire import KEY
+from scoremode.errors import InputError, ModelError, OptionError
+from scoremode.head.budget import check_kernel_name
+from scoremode.remote.service import requests, watching
+from scoremode.remote.service.access import KEYS, digest_of
+
+MIDDLEWARE = "scoremode.remote.service.endpoint.ScoreMiddleware"
+ACCESS = "scoremode.remote.service.access.Access"
+ENDPOINT_GROUP = "vllm.endpoint_plugins"
+OTHER_GROUPS = (
+    "vllm.general_plugins",
+    "vllm.platform_plugins",
+    "vllm.stat_logger_plugins",
+    "vllm.io_processor_plugins",
+)
+NO_KL = "a service gives no KL; scoremode compare REFERENCE MODEL --engine vllm measures it"
+OURS = {
+    "runner": "score mode runs with --runner pooling",
+    "convert": "score mode converts models itself",
+    "task": "score mode sets it",
+    "pooler_config": "score mode sets it",
+    "override_pooler_config": "score mode sets it",
+    "additional_config": "score mode sets it",
+    "skip_tokenizer_init": "the service tokenizes text",
+    "headless": "a server without a front end answers nobody",
+    "omni": "score mode is for language models",
+    "divergence": NO_KL,
+    "most_heads_mib": NO_KL,
+}
+SWITCHES = {"kv_sharing_fast_prefill", "enforce_eager", "trust_remote_code", "skip_tokenizer_init", "headless", "omni"}
+PORT = 8000  # vLLM's own default
+VLLM_KEY = "VLLM_API_KEY"  # a key may be there instead
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceOptions:
+    """The options that ``scoremode serve`` takes itself; all others are passed on to vLLM."""
+
+    head: str = "exact"
+    head_kernel: str | None = None
+    body_mib: int | None = None
+    windows: int | None = None
+    allow_untested: bool = False
+    api_key_env: tuple[str, ...] = ()  # environment variables with the keys of clients
+
+    def limits(self) -> dict[str, int]:
+        given = {
+            "body_bytes": None if self.body_mib is None else self.body_mib * requests.MIB,
+            "held_bytes": None if self.body_mib is None else 4 * self.body_mib * requests.MIB,
+            "windows": self.windows,
+        }
+        for name, value in given.items():
+            if value is not None and value <= 0:
+                raise OptionError(f"the limit of {name.replace('_', ' ')} is not above 0", fix="give a larger one")
+        return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """The command to start: its words, and its changes of the environment."""
+
+    words: list[str]
+    environment: dict[str, str]  # changes
+    address: str
+    model: str  # the name to ask for
+
+    def shown(self) -> str:
+        """The command as one could type it, without secrets."""
+        shown = {name: value for name, value in self.environment.items() if name not in (KEYS, VLLM_KEY)}
+        changes = [f"{name}={shlex.quote(value)}" for name, value in sorted(shown.items())]
+        return " ".join([*changes, shlex.join(command_without_secrets(self.words))])
+
+
+def read_flags(words: Sequence[str]) -> dict[str, str | None]:
+    """vLLM's flags by name, as far as they matter here; None for a flag without a value."""
+    found: dict[str, str | None] = {}
+    index = 0
+    while index < len(words):
+        word = words[index]
+        index += 1
+        if not word.startswith("-"):
+            continue
+        name, equals, value = word.partition("=")
+        key = name.lstrip("-").replace("-", "_").split(".")[0]
+        follows = index < len(words) and not words[index].startswith("--")
+        found[key] = value if equals else words[index] if follows and key not in SWITCHES else None
+    return found
+
+
+def refuse_secrets(words: Sequence[str]) -> None:
+    """Refuse flags with a secret for a value, such as ``--api-key``: anybody on the machine may list command lines."""
+    flags = [word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")]
+    for flag in filter(is_secret, flags):
+        instead = HUB_TOKEN if flag.endswith("token") else f"export it, and give the variable's name: {flag}-env NAME"
+        raise secret_on_command_line(flag, instead)
+
+
+def _keys_of(variables: Sequence[str]) -> dict[str, str]:
+    """The server's environment with the digests of the keys that clients may send; without keys, no change."""
+    keys = [read_key(variable) or "" for variable in variables]
+    return {KEYS: ",".join(digest_of(key.encode()) for key in keys), VLLM_KEY: ""} if keys else {}
+
+
+def command(model: str, options: ServiceOptions, flags: Sequence[str]) -> Command:
+    """The command line for a model. Whatever cannot work is refused here, before anything is loaded."""
+    refuse_secrets(flags)
+    keys = _keys_of(options.api_key_env)
+    options.limits()
+    installed = support.installed_version()
+    support.check_version(installed, options.allow_untested)
+    support.check_plugin()
+    check_kernel_name(options.head_kernel)
+    if options.head_kernel and options.head == "as-served":
+        raise OptionError("--head-kernel does not apply to --head as-served", fix="leave one of them out")
+    if model.startswith("-") or not model:
+        raise OptionError("the model comes first", fix="give scoremode serve MODEL, then flags")
+    given = read_flags(flags)
+    _refuse(given)
+    host, port = given.get("host") or "localhost", _port(given)
+    name, folder = given.get("served_model_name") or model, _folder(model, given.get("revision"))
+    named = ["--served-model-name", model] if model == EMBEDDED and name == model else []
+    words = [*_program(folder), *flags, *named, *_score_mode(folder, given, options)]
+    environment = {**_environment(given), **keys}
+    if _has_endpoints(installed):
+        environment["VLLM_PLUGINS"] = _plugins()
+    else:
+        words += ["--middleware", MIDDLEWARE]
+    words += ["--middleware", ACCESS]  # the last one is the outermost
+    shown = "localhost" if host in ("0.0.0.0", "::") else host
+    scheme = "https" if given.get("ssl_certfile") else "http"
+    return Command(words, environment, f"{scheme}://{shown}:{port}", name)
+
+
+def _folder(model: str, revision: str | None) -> str:
+    """The folder of the model; a name on the hub is returned as it is, because vLLM fetches the model."""
+    folder = Path(model).expanduser()
+    on_hub = model.count("/") == 1 and not model.startswith((".", "/", "~")) and not folder.exists()
+    if on_hub:
+        read_config(hub_config(model, revision))
+        return model
+    folder = resolve(model)
+    read_config(folder)
+    return str(folder)
+
+
+def _port(given: dict[str, str | None]) -> int:
+    """The port to listen on, which must be free: vLLM tries to bind it only after it has loaded for a minute."""
+    text = given.get("port", str(PORT)) or ""
+    if not (text.isascii() and text.isdecimal() and len(text) < 6 and 0 < int(text) < 1 << 16):
+        raise OptionError(f"--port {text} is not a port", fix=f"give a number from 1 to 65535, as in --port {PORT}")
+    host = given.get("host") or ""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind((host, int(text)))
+    except OSError as error:
+        where = f"--host {host} --port {text}" if host else f"--port {text}"
+        raise OptionError(f"nothing can listen at {where} ({error.strerror})", fix="give another --port") from None
+    return int(text)
+
+
+def _refuse(given: dict[str, str | None]) -> None:
+    for name, why in OURS.items():
+        if name in given:
+            raise OptionError(f"--{name.replace('_', '-')} cannot be given: {why}", fix="leave it out")
+    if "model" in given or "config" in given:
+        name = "model" if "model" in given else "config"
+        raise OptionError(f"--{name} is not passed on to vLLM", fix="name the model first, and give flags one by one")
+    named: dict[str, Any] = {name: True if value is None else value for name, value in given.items()}
+    for name in ("prefill_context", "pipeline", "tensor", "data"):
+        size = str(named.get(f"{name}_parallel_size", 1))
+        if not (size.isascii() and size.isdecimal() and len(size) < 6 and int(size) > 0):
+            raise OptionError(f"--{name.replace('_', '-')}-parallel-size is not a number of ranks", fix="give a number")
+    named.pop("data_parallel_size", None)  # the engine in one process refuses it; a server has it
+    support.check_arguments({name: value for name, value in named.items() if name not in support.OURS})
+
+
+def _program(model: str) -> list[str]:
+    """The words for ``vllm serve``. vLLM's CPU build lacks that command, so its server's module is run instead."""
+    try:
+        version("vllm")
+    except PackageNotFoundError:
+        return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
+    return [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model]
+
+
+def _score_mode(model: str, given: dict[str, str | None], options: ServiceOptions) -> list[str]:
+    """The flags of score mode. The engine in one process has the same settings: see engines/vllm/start.py."""
+    from vllm.platforms import current_platform
+
+    on_cpu, trusted = current_platform.is_cpu(), "trust_remote_code" in given
+    if on_cpu:
+        try:
+            support.check_int4_on_cpu(quantization_of(model, trusted))
+        except ModelError as error:  # its remedy is another engine, and a server has only this one
+            raise ModelError(error.message, fix="start it on a GPU") from None
+        support.check_bfloat16_on_cpu(given.get("dtype"))
+    pooler = {"task": "token_classify", "seq_pooling_type": "LAST", "tok_pooling_type": "ALL"}
+    settings = {"exact": options.head == "exact", "head_bytes": 0, "head_kernel": options.head_kernel}
+    words = ["--runner", "pooling", "--convert", "embed", "--pooler-config", json.dumps(pooler)]
+    words += ["--additional-config", json.dumps({KEY: settings, requests.KEY: options.limits()})]
+    words += ["--hf-overrides", json.dumps({"head_dtype": "model", **_overrides(given)})]
+    if given.get("dtype") in (None, "auto"):
+        words += ["--dtype", choose_dtype(model, on_cpu, trusted)]
+    if "max_num_batched_tokens" not in given:
+        words += _batch_tokens(given)
+    switches = {
+        "enable-prefix-caching": True,
+        "enable-chunked-prefill": True,
+        "enforce-eager": on_cpu and int(given.get("pipeline_parallel_size") or 1) == 1,
+        "async-scheduling": not on_cpu and can_plan_ahead(dict(given)),
+    }
+    for name, is_wanted in switches.items():
+        own = name.replace("-", "_")
+        if is_wanted and not {own, f"no_{own}"} & given.keys():
+            words.append(f"--{name}")
+    return words
+
+
+def _batch_tokens(given: dict[str, str | None]) -> list[str]:
+    """The flag for as many tokens per batch as the engine in one process has: a server's default suits generation."""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.usage.usage_lib import UsageContext
+
+    ranks = int(given.get("tensor_parallel_size") or 1) * int(given.get("pipeline_parallel_size") or 1)
+    try:
+        tokens = EngineArgs.get_batch_defaults(ranks)[0][UsageContext.LLM_CLASS]
+    except (AttributeError, KeyError, TypeError):  # another version: its own default
+        return []
+    return ["--max-num-batched-tokens", str(tokens)]
+
+
+def _overrides(given: dict[str, str | None]) -> dict[str, Any]:
+    """The user's own overrides, to be merged with ours: vLLM would use only the last of two such flags."""
+    if "hf_overrides" not in given:
+        return {}
+    try:
+        found = json.loads(given["hf_overrides"] or "")
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise OptionError("--hf-overrides is not a JSON object", fix="give it as --hf-overrides '{\"name\": value}'")
+    return found
+
+
+def _environment(given: dict[str, str | None]) -> dict[str, str]:
+    from vllm.platforms import current_platform
+
+    ranks = LaunchArguments(
+        tensor_parallel_size=int(given.get("tensor_parallel_size") or 1) * int(given.get("data_parallel_size") or 1),
+        pipeline_parallel_size=int(given.get("pipeline_parallel_size") or 1),
+    )
+    defaults = {"VLLM_NO_USAGE_STATS": "1", **device_defaults(current_platform.is_cpu(), ranks)}
+    chosen = {name: value for name, value in defaults.items() if name not in os.environ}
+    return {**chosen, plugin.SWITCH: "1"}
+
+
+def _has_endpoints(installed: str) -> bool:
+    major, minor = installed.split(".")[:2]
+    return (int(major), int(minor)) >= (0, 26) and os.environ.get("SCOREMODE_SERVICE_MIDDLEWARE") != "1"
+
+
+def _plugins() -> str:
+    """The names of all plugins to load: vLLM loads endpoint plugins only if named, and then only named plugins."""
+    if not any(point.name == support.PLUGIN_NAME for point in entry_points(group=ENDPOINT_GROUP)):
+        raise InputError(
+            "vLLM does not see the routes of scoremode",
+            fix="install scoremode again with pip: its entry points changed",
+        )
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if allowed is not None:
+        names = [*filter(None, allowed.split(",")), support.PLUGIN_NAME]
+    else:
+        names = [point.name for group in OTHER_GROUPS for point in entry_points(group=group)] + [support.PLUGIN_NAME]
+    return ",".join(dict.fromkeys(names))
+
+
+def become(made: Command, *, is_quiet: bool = False) -> NoReturn:
+    """Replace this process by the server: signals reach it, and its exit code is ours."""
+    own = {
+        plugin.PARENT: identity(os.getpid()) or "",  # it stays when the process becomes another program
+        "SCOREMODE_SERVICE_INSTANCE": uuid.uuid4().hex,
+    }
+    if not is_quiet and "--uds" not in made.words:  # a socket of the file system has no address to watch
+        parts = urlsplit(made.address)
+        told = [parts.hostname or "localhost", str(parts.port or PORT), str(os.getpid())]
+        subprocess.Popen([sys.executable, "-I", watching.__file__, *told], stdin=subprocess.DEVNULL)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(made.words[0], made.words, {**os.environ, **made.environment, **own})

@@ -1,0 +1,141 @@
+"""Caches copies of files behind URIs. One process of a machine fetches a copy; the other processes wait and share it.
+
+CACHE/files/DIGEST/NAME         a text or a file of base logits; DIGEST is a hash of the URI and the file's version
+CACHE/files/DIGEST/.file.json   the origin of the copy, and its sha256; written last
+
+A file that was changed gets another version from its server, and so another copy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from scoremode.core.disk.files import file_sha256, write_atomically
+from scoremode.core.disk.folders import FILE_MARK, LOCK, cache_folder
+from scoremode.core.disk.locks import hold_lock, share_until_exit
+from scoremode.errors import CorpusError, InputError, StorageError, alias_path
+from scoremode.remote.storage.objects import Objects
+from scoremode.remote.storage.uri import Place, located
+
+FILES, PART = "files", ".scoremode-part.tmp"
+SIGNS = "*?["
+AGAIN = "run the same command again; if it stays, make it again with --fresh"
+
+
+# ── fetch ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def fetch_once(folder: Path, mark: str, place: Place, fetch: Callable[[], None]) -> None:
+    """Calls ``fetch``, which writes the file ``mark`` last, if ``mark`` is missing; waits if another process does."""
+    waiting = f"another process is fetching {place}; waiting for it (Ctrl-C to stop)"
+    try:
+        if not (folder / mark).exists():
+            with hold_lock(folder / LOCK, waiting=waiting):
+                if not (folder / mark).exists():
+                    fetch()
+    except OSError as error:
+        raise StorageError(
+            f"{folder} cannot be written ({error.strerror})", fix="free some space, or set SCOREMODE_CACHE"
+        ) from None
+
+
+def fetch_verified(
+    objects: Objects,
+    name: str,
+    to: Path,
+    *,
+    size: int,
+    sha256: str,
+    wrong: str = "is not the file that its manifest describes",
+) -> None:
+    """Fetches a file, or the rest of it if a part is here. The file gets its final name after its hash was checked."""
+    part = to.with_name(PART)
+    for _ in range(0 if to.exists() else 2):  # the part may be of another file: then the whole file is fetched again
+        objects.fetch(name, part, size=size)
+        if file_sha256(part) == sha256:
+            os.replace(part, to)
+            return
+        part.unlink()
+    if not to.exists():
+        raise StorageError(f"{objects.place / name} {wrong}", fix=AGAIN)
+
+
+def copy_of_file(place: Place) -> Path:
+    """Returns the path of a copy of this file as it is now; raises StorageError if there is no such file."""
+    objects, name = (Objects(place.parent), place.name) if "/" in place.path else (Objects(place), "")
+    version = objects.version(name)
+    if version is None:
+        raise StorageError(f"there is no file {place}", fix="check the URI and who may read it")
+    folder = cache_folder() / FILES / hashlib.sha256(f"{place}\0{version}".encode()).hexdigest()[:20]
+    copy = folder / re.sub(r"[^\w.,+=@() -]", "_", place.name)
+
+    def fetch() -> None:
+        part, size = folder / PART, int(version.partition("|")[0])
+        objects.fetch(name, part, size=size)
+        if objects.version(name) != version:
+            part.unlink()
+            raise StorageError(f"{place} was changed while it was read", fix="run the same command again")
+        known = {"place": str(place), "version": version, "size": size, "sha256": file_sha256(part)}
+        os.replace(part, copy)
+        write_atomically(folder / FILE_MARK, json.dumps(known).encode())
+
+    fetch_once(folder, FILE_MARK, place, fetch)
+    with suppress(OSError):
+        os.utime(folder / FILE_MARK)  # records the last use
+    share_until_exit(folder / FILE_MARK)  # the copy is not removed while this process lives
+    alias_path(str(copy), str(place))
+    return copy
+
+
+# ── texts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def local_files(uri: str, endings: tuple[str, ...]) -> list[str]:
+    """Returns paths of copies of the texts that a URI names (file, folder or pattern), sorted by their names there."""
+    try:
+        where = located(uri)
+        if isinstance(where, Path):
+            return [str(where)]
+        places = _texts_at(where, endings)
+        if not places:
+            what = "no file matches the pattern" if any(sign in uri for sign in SIGNS) else "there is no text in"
+            raise CorpusError(
+                f"{what} {where}",
+                fix=f"check the address; only files that end in {' '.join(endings)} are read from a folder",
+            )
+        return [str(copy_of_file(place)) for place in places]
+    except (InputError, StorageError) as error:
+        raise CorpusError(error.message, fix=error.fix) from None
+
+
+def _texts_at(place: Place, endings: tuple[str, ...]) -> list[Place]:
+    """Returns the files that match a pattern, or those of a folder with one of the endings; else the file itself."""
+    parts = place.path.split("/")
+    first = next((i for i, part in enumerate(parts) if i and any(sign in part for sign in SIGNS)), len(parts))
+    folder, pattern = Place(place.scheme, "/".join(parts[:first]), place.settings), parts[first:]
+    objects = Objects(folder)
+    if not pattern:
+        found = objects.look()
+        if found is None or not found.is_folder:
+            return [folder]
+    names = [one.name for one in objects.listed(deep=True) if not one.is_folder]
+    if pattern:
+        chosen = [name for name in names if _matches(name.split("/"), pattern)]
+    else:
+        chosen = [name for name in names if name.lower().endswith(endings) and not re.search(r"(^|/)\.", name)]
+    return [folder / name for name in sorted(chosen)]
+
+
+def _matches(names: list[str], patterns: list[str]) -> bool:
+    """Does a path match a ``glob`` pattern? ``*`` stays in one folder, ``**`` does not; neither matches a first dot."""
+    if not patterns:
+        return not names
+    if patterns[0] == "**":
+        shown = next((i for i, name in enumerate(names) if name.startswith(".")), len(names))
+        return any(_matches(names[skip:], patterns[1:]) for skip in range(shown + 1))
+    if not names or (names[0].startswith(".") and not patterns[0].startswith(".")):
+        return False
+    return fnmatchcase(names[0], patterns[0]) and _matches(names[1:], patterns[1:])

@@ -1,0 +1,216 @@
+"""Runs and references behind a URI: made in a work folder here, and sent when they are complete.
+
+URI/lock.json                who is writing (remote/storage/lock.py)
+URI/states-….safetensors     of a reference: its files
+URI/scores.parquet           one row per target
+URI/manifest.json            sent last: if it is there, the run is complete
+
+The work folder lies in the cache and is named after the URI; it is an ordinary run folder (runs.py), in which the same
+command resumes. What a run replaces stays until the new run is complete: then the old manifest is removed first. While
+the URI has our lock, the work folder counts, and not what lies there: an upload that was cut is begun again.
+
+In a repository of the Hugging Face hub there is no lock. All files are added, and those of a run that is replaced are
+removed, in a single commit that must follow the commit seen before. Other files of the repository are never touched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from scoremode.core.arguments import SERVERS
+from scoremode.core.cache.eviction import cache_limit
+from scoremode.core.disk.folders import (
+    JOURNAL,
+    LOCK,
+    MANIFEST,
+    PLACE,
+    REFERENCE,
+    SCORES,
+    cache_folder,
+    is_reference_file,
+)
+from scoremode.core.scores import journal
+from scoremode.core.store import runs
+from scoremode.core.store.run import Run
+from scoremode.core.strict_json import parse
+from scoremode.errors import InputError, RunError, StorageError, alias_path, harmless, print_line
+from scoremode.remote.storage.hub import ConflictError, Repository, is_repository
+from scoremode.remote.storage.lock import LOCK_OBJECT, OUTDATED, RemoteLock, left_by_older
+from scoremode.remote.storage.objects import Objects, patience
+from scoremode.remote.storage.open_copies import copy_folder, files_in, present_files, read_manifests
+from scoremode.remote.storage.uri import Place
+
+STAYS = "what was scored is kept on this machine: run the same command again, without --fresh, to send it"
+FIRST_CONTACT = 10.0  # seconds for which requests are tried again before anything is scored
+ATTEMPTS = 5  # to commit, while others commit to the same repository of the hub
+
+
+class RemoteClaim(runs.Claim):
+    """A folder behind a URI for one run: gives its finished run, or else the right to write there, and a work folder.
+
+    A folder that is not a run's is never changed.
+    """
+
+    shard_bytes = 1 << 25  # small files, because a reader fetches those that contain the rows it needs
+
+    def __init__(self, place: Place, identity: dict[str, Any], *, fresh: bool = False, kind: str = "runs") -> None:
+        if place.scheme in SERVERS:
+            raise InputError(f"{place} cannot be written: a server of files is only read", fix="give another --out")
+        work = hashlib.sha256(f"work for {place}".encode()).hexdigest()[:20]
+        super().__init__(cache_folder() / kind / work, identity, fresh=fresh)
+        self.place = place
+        self._objects = Objects(place, seconds=min(FIRST_CONTACT, patience()))
+        self._remote_lock = RemoteLock(place, self._objects, LOCK_OBJECT, self.folder)
+        self._repository = Repository.of(place) if is_repository(place) else None
+        self._replaces, self._goes_on = fresh, False
+        self._follows: str | None = None  # the newest commit when the repository was looked at
+        self._old_files: set[str] = set()  # that are replaced by this run's
+        self._is_complete = False
+
+    # ── take ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _take(self) -> Run | None:
+        """Return the finished run behind the URI; if there is none, take the right to write there and return None."""
+        cache_limit()  # raises if the limit is invalid, before anything is scored
+        self._goes_on = self._is_left_here()
+        found = self._published()  # raises before anything is written
+        if found is not None:
+            return found
+        self._lock, _ = runs.lock_folder(self.folder, waits=False, name=str(self.place))
+        alias_path(str(self.folder), str(self.place))
+        self._goes_on = self._is_left_here()
+        self._take_place()
+        found = self._published()  # again, because it may have changed meanwhile
+        if found is None:
+            found = runs.existing_run(self.folder, self.identity, fresh=self._fresh)
+            if found is not None:  # it was not sent, or not all of it
+                if (self.folder / REFERENCE).exists():
+                    super().check_reference()
+                found = self.publish(found)
+        return found
+
+    def _take_place(self) -> None:
+        """Take the right to write behind the URI; an error if this process may not."""
+        if self._repository is None:
+            self._remote_lock.acquire()
+        elif self._follows is not None:
+            self._repository.require_writable()
+        else:
+            self._repository.create()
+            print_line(
+                f"scoremode: created {self.place} on the hub; it is private until you change that in its settings"
+            )
+
+    def _published(self) -> Run | None:
+        """The finished run behind the URI; None if this run may be scored; RunError if it may not."""
+        place, objects = self.place, self._objects
+        if self._repository is not None:
+            self._follows = self._repository.last_commit()
+            if self._follows is None:  # there is no repository yet
+                return None
+        listed = {found.name for found in objects.listed() if not found.name.startswith(".")}
+        own = {name for name in listed if name in (MANIFEST, SCORES) or is_reference_file(name)}
+        others = listed - own - {LOCK_OBJECT} if self._repository is None else set()
+        older = left_by_older(objects) if others else []
+        self._old_files = own.union(older)
+        if not listed:
+            itself = objects.look()
+            if itself is not None and not itself.is_folder:
+                raise RunError(f"{place} is a file", fix="give a folder to --out")
+        if self._goes_on:
+            return None
+        known = _identity_in(read_manifests(objects).get(MANIFEST, b"")) if MANIFEST in own else None
+        if known is None and older and not self._replaces:
+            raise RunError(f"{place} {OUTDATED}", fix="give --fresh to score it again, or delete it")
+        if known is None and not older and own | others:
+            raise RunError(
+                f"{place} is not a run: it contains {harmless(min(others or own))}",
+                fix="give a new or empty folder to --out",
+            )
+        if known is None or self._replaces:
+            return None
+        runs.require_same(place, known, self.identity)
+        return replace(runs.load(place), cached=True)
+
+    def _is_left_here(self) -> bool:
+        """Was a process killed here, or its upload cut, that was writing this run, or one that is replaced now?"""
+        if self._repository is not None or not self._remote_lock.is_ours():
+            return False
+        begun = journal.inspect_journal(self.folder / JOURNAL).identity
+        return self._replaces or self.identity in (begun, _identity_in(self._manifests().get(MANIFEST, b"")))
+
+    def check_reference(self) -> None:
+        """Raise StorageError if a file is missing; the content of files is checked when they are fetched."""
+        objects = Objects(self.place)
+        present_files(objects, read_manifests(objects))
+
+    # ── publish ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def publish(self, run: Run) -> Run:
+        """Send the files of the finished run, its manifests last, and remove those of the run that it replaces."""
+        names = [*(name for name, _ in files_in(self._manifests(), self.place)), *self._manifests()]
+        try:
+            found = self._commit(self._repository, names) if self._repository is not None else self._send(names)
+        except StorageError as error:
+            raise StorageError(f"the run is complete, but {error.message}", fix=f"{error.fix}; {STAYS}") from None
+        if found is not None:
+            return found
+        self._is_complete = True
+        return replace(run, path=str(self.place))
+
+    def _send(self, names: list[str]) -> Run | None:
+        objects = Objects(self.place)
+        self._remote_lock.stays = True
+        for name in (*self._old_files & {MANIFEST}, *sorted(self._old_files.difference(names))):
+            objects.remove(name)
+        for name in names:
+            objects.send(name, self.folder / name)
+        self._remote_lock.stays = False
+        return None
+
+    def _commit(self, repository: Repository, names: list[str]) -> Run | None:
+        """Add the files in one commit; return the same run if somebody else has published it meanwhile."""
+        files = {name: self.folder / name for name in names}
+        message = f"Add a {'reference' if REFERENCE in files else 'run'} made by scoremode"
+        for _ in range(ATTEMPTS):
+            with suppress(ConflictError):
+                removed = sorted(self._old_files - files.keys())
+                repository.commit(files, removed, follows=self._follows, message=message)
+                return None
+            found = self._published()  # an error if another run was published meanwhile
+            if found is not None:
+                return found
+        raise StorageError(f"{self.place} is changed by others all the time", fix="try again later")
+
+    def _manifests(self) -> dict[str, bytes]:
+        return {n: (self.folder / n).read_bytes() for n in (REFERENCE, MANIFEST) if (self.folder / n).exists()}
+
+    def release(self) -> None:
+        if self._lock is not None:
+            self._remote_lock.release()
+            if self._is_complete:
+                self._become_copy()
+        super().release()
+
+    def _become_copy(self) -> None:
+        """Give the work folder the name of a copy, so that its files are not fetched when the run is read here."""
+        copy, self._is_complete = copy_folder(self._manifests()), False
+        (self.folder / PLACE).unlink(missing_ok=True)
+        try:
+            os.rename(self.folder, copy)
+            (copy / LOCK).unlink(missing_ok=True)
+        except OSError:  # there is a copy already
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _identity_in(data: bytes) -> dict[str, Any] | None:
+    """The identity in a manifest; None if it cannot be read."""
+    try:
+        found = parse(data)
+    except ValueError:
+        return None
+    identity = found.get("identity") if isinstance(found, dict) else None
+    return identity if runs.is_identity(identity) else None

@@ -1,0 +1,1 @@
+"""What commands share: flags, output, progress, the log."""

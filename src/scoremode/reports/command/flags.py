@@ -1,0 +1,304 @@
+"""Flags that several verbs share, each declared once, under the names that people of this field know."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from scoremode.core import strict_json
+from scoremode.core.arguments import secret_on_command_line
+from scoremode.core.engine.options import HUB_TOKEN
+from scoremode.errors import OptionError, shortened
+
+if TYPE_CHECKING:
+    from scoremode.core.engine.options import KnownOption
+
+Flags = Mapping[str, str]
+"""Flags as the help shows them, and what they do.
+
+``--out DIR`` has a value, ``--fresh`` is a switch, ``--target TEXT …`` may be given again, N is a whole number, and
+``N,…`` are one or several.
+"""
+
+
+def integer(text: str) -> int:
+    """Reads a whole number in plain digits, for argparse; refuses ``1e3``, ``' 5'`` and ``1_000``."""
+    if not re.fullmatch(r"[+-]?[0-9]+", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"'{shortened(text)}' is not a whole number, as in 512")
+    if len(text) > 18:
+        raise argparse.ArgumentTypeError(f"{shortened(text)} is too large")
+    return int(text)
+
+
+def integers(text: str) -> int | list[int]:
+    """Reads one whole number, or several with commas between them, for argparse."""
+    found = [integer(part) for part in text.split(",")]
+    return found if len(found) > 1 else found[0]
+
+
+def count(text: str) -> int:
+    """Reads a whole number that is not negative, for argparse."""
+    value = integer(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is negative")
+    return value
+
+
+def _number(text: str) -> float:
+    """The number that a text stands for; NaN if it is not a number."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def amount(text: str) -> float:
+    """Reads a finite number that is not negative, for argparse."""
+    value = _number(text)
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"'{shortened(text)}' is not a number, as in 1 or 0.5")
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{shortened(text)} is negative")
+    return value
+
+
+def number_within(option: KnownOption) -> Callable[[str], float]:
+    """Makes a function for argparse that reads a number and checks it against the option's bounds."""
+
+    def read(text: str) -> float:
+        low, high, value = option.details.above, option.details.at_most, _number(text)
+        if not ((low is None or value > low) and (high is None or value <= high)) or math.isnan(value):
+            raise argparse.ArgumentTypeError(f"'{shortened(text)}' is not a number {option.bounds()}".rstrip())
+        return value
+
+    return read
+
+
+def cache_types(text: str) -> str | list[str]:
+    """Reads a type of the K/V cache, or several with commas between them, for argparse.
+
+    >>> cache_types("q8_0"), cache_types("f16,q8_0")
+    ('q8_0', ['f16', 'q8_0'])
+    """
+    types = [one.strip() for one in text.split(",")]
+    if len(types) > 1 and "" in types:
+        raise argparse.ArgumentTypeError(f"'{shortened(text)}' is not a list of types, as in f16,q8_0")
+    return types if len(types) > 1 else text
+
+
+NUMBERS: Mapping[str, Callable[[str], Any]] = {"N": integer, "N,…": integers}
+EVERYDAY_TEXT = ("--corpus", "--text", "--num-samples")
+EVERYDAY_METHOD = ("--method", "--context-length", "--stride")
+EVERYDAY_ENGINE = ("--engine", "--dtype")
+JSON: Flags = {"--json": "print the facts for machines, and nothing else"}
+CARDS: Flags = {
+    "--markdown": "print the table for a model card",
+    "--model-index": "print the metadata block for the Hugging Face hub",
+}
+REPORT: Flags = {"--report FILE": "write the HTML report there"}
+MODEL: Flags = {
+    "model MODEL": "a checkpoint folder, a GGUF file, an EXL3 folder, a name on the Hugging Face hub, smollm2-135m, or "
+    "the name that a server has for it (--engine http://HOST:PORT)"
+}
+TEXT: Flags = {
+    "--corpus TEXT …": "wikitext2, wikitext2:FILE, python-docs, a file (.txt .md .jsonl .parquet), folder or pattern, "
+    "rollouts:DIR, answers:FILE, or - for stdin",
+    "--text TEXT": "a text given here (without any: python-docs-short)",
+    "--dataset NAME": "a dataset on the Hugging Face hub",
+    "--dataset-config CONFIG": "",
+    "--split SPLIT": "of the dataset (default: test)",
+    "--field FIELD": "of .jsonl or .parquet rows (default: text, or messages)",
+    "--num-samples N": "only the first N rows (of one plain text: lines)",
+    "--document-tokens N": "only the first N tokens of each document",
+    "--assistant-only": "of chat rows, score the assistant's tokens alone",
+    "--slice NAME=START..END …": "show the text between two markers apart; may be given again (chats: roles always)",
+}
+METHOD: Flags = {
+    "--method METHOD …": "see scoremode methods (default: sliding-once)",
+    "--context-length N": "tokens per window (default: the method's)",
+    "--stride N": "tokens between windows (default: the method's)",
+    "--max-windows N": "0 for all (default: the method's own limit)",
+    "--path PATH": "prefill (default), or decode: one token per step, as text is generated",
+    "--sequences N": "windows that are decoded side by side (default: 16)",
+    "--prefill-tokens N": "tokens of each window that are fed at once before decoding starts (default: 1)",
+}
+AGAIN = {"--corpus TEXT …": "; may be given again", "--method METHOD …": "; may be given again"}
+QUESTION = tuple(flag.split()[0].removeprefix("--").replace("-", "_") for flag in (*TEXT, *METHOD))
+ENGINE: Flags = {
+    "--engine ENGINE": "see scoremode engines (default: what fits the model)",
+    "--tokenizer FOLDER": "another tokenizer than the model's own",
+}
+REPLICAS: Flags = {
+    "--replicas N": "engines at a time (default: one, in this process)",
+    "--ray ADDRESS": "auto, or HOST:PORT of a Ray cluster (default: Ray is started here)",
+}
+PER_REPLICA: Flags = {
+    "--gpus-per-replica N": "also a share (default: what it needs)",
+    "--cpus-per-replica N": "default: 1 for each process of an engine",
+}
+BASELINE: Flags = {"--baseline-engine NAME": "default: --engine", "--baseline-dtype DTYPE": "default: --dtype"}
+
+
+def add(parser: Any, flags: Flags, **details: Any) -> None:
+    """Add flags to a parser or to one of its groups; ``details`` are arguments of ``add_argument`` for all of them."""
+    for words, about in flags.items():
+        name, _, value = words.partition(" ")
+        given: dict[str, Any] = {"metavar": value.removesuffix(" …"), "help": about or None}
+        if not value:
+            given = {"action": "store_true", "help": about}
+        elif value.endswith(" …"):
+            given |= {"action": "append"} if name.startswith("-") else {"nargs": "+"}
+        elif value in NUMBERS:
+            given["type"] = NUMBERS[value]
+        parser.add_argument(name, **{**given, **details})
+
+
+def add_worst(parser: Any) -> None:
+    add(parser, {"--worst N": "worst-predicted tokens to show (default: 8)"}, type=count, default=8)
+
+
+def add_model(
+    parser: argparse.ArgumentParser, *, several: bool = False, several_sequences: bool = False, replicas: bool = True
+) -> None:
+    """Add the flags for a model, for the question that it is asked, and for its engine."""
+    add(parser, MODEL)
+    add_question(parser, several=several, several_sequences=several_sequences)
+    add_engine(parser, replicas=replicas)
+
+
+def add_question(parser: argparse.ArgumentParser, *, several: bool = False, several_sequences: bool = False) -> None:
+    """Add the flags of a question; with ``several``, --corpus and --method may be repeated to ask several questions.
+
+    With ``several_sequences``, --sequences takes several numbers.
+    """
+    for title, flags in (("text", TEXT), ("method", METHOD)):
+        more = AGAIN if several else {}
+        named = {name: about + more.get(name, "") for name, about in flags.items()}
+        if several_sequences:
+            named = {name.replace("--sequences N", "--sequences N,…"): about for name, about in named.items()}
+        add(parser.add_argument_group(title), named)
+
+
+def add_engine(parser: argparse.ArgumentParser, *, replicas: bool = True) -> None:
+    """Add ``--engine``, the options that all engines declare, and the flags for replicas."""
+    from scoremode.core.engine.registry import all_options
+
+    shared = parser.add_argument_group("engine")
+    add(shared, ENGINE)
+    groups = {}
+    for engines, option in all_options().values():
+        if len(engines) > 1:
+            _add_option(shared, option)
+            continue
+        if engines[0] not in groups:
+            groups[engines[0]] = parser.add_argument_group(f"engine {engines[0]}")
+        _add_option(groups[engines[0]], option)
+    if replicas:
+        group = parser.add_argument_group("replicas", "several engines share the work, with the extra ray")
+        add(group, REPLICAS)
+        add(group, PER_REPLICA, type=amount)
+
+
+def _add_option(group: argparse._ArgumentGroup, option: KnownOption) -> None:
+    details = option.details
+    if details.instead_of_flag is not None:
+        group.add_argument(option.flag, action=RefusedSecret, const=details.instead_of_flag, help=argparse.SUPPRESS)
+        return
+    same: dict[str, Any] = {"dest": option.name, "help": details.help}
+    if option.kind == "bool":
+        same |= {"action": "store_true", "default": None}
+    elif option.kind == "Pairs":
+        same |= {"action": "append", "metavar": details.metavar}
+    else:
+        readers: dict[str, Any] = {"int": integer, "float": number_within(option)}
+        is_listed = details.aliases is None and details.cache_part is None  # else argparse would refuse what is right
+        same |= {"type": readers.get(option.kind, str), "metavar": details.metavar}
+        same |= {"choices": details.choices} if is_listed else {}
+        if details.cache_part is not None:
+            same |= {"type": integers if option.kind == "int" else cache_types, "metavar": details.metavar or "TYPE"}
+    group.add_argument(option.flag, *details.older_flags, **same)
+
+
+def add_baseline(parser: argparse.ArgumentParser) -> None:
+    words = "if it is scored in a different way than the candidates"
+    add(parser.add_argument_group("baseline", words), BASELINE)
+
+
+class RefusedSecret(argparse.Action):
+    """An argparse action that refuses a flag whose value is a secret; ``const`` says what to do instead."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        raise secret_on_command_line(str(option_string), str(self.const))
+
+
+def _engine_arg(text: str) -> tuple[str, Any]:
+    """Reads ``name=value``; the value is parsed if it is JSON, else it is text."""
+    from scoremode.core.disk.manifests import is_secret
+
+    name, equals, value = text.partition("=")
+    if equals and is_secret(name):
+        raise secret_on_command_line(f"--engine-arg {name}=…", HUB_TOKEN)
+    if not equals or not name:
+        raise OptionError(f"--engine-arg {text} is not NAME=VALUE", fix="as in --engine-arg max_num_seqs=64")
+    try:
+        return name, strict_json.parse(value)
+    except ValueError:
+        return name, value
+
+
+def question(parsed: argparse.Namespace) -> dict[str, Any]:
+    """The question of a command that asks exactly one."""
+    found = questions(parsed)
+    if len(found) > 1:
+        flag = "--corpus" if len(parsed.corpus or ()) > 1 else "--method"
+        raise OptionError(
+            f"{flag} is given {len(found)} times, and {parsed.verb} asks one question",
+            fix="run it once for each; several files are one corpus as a folder or a pattern like 'notes/*.txt'",
+        )
+    return found[0]
+
+
+def questions(parsed: argparse.Namespace) -> list[dict[str, Any]]:
+    """One question for each corpus and each method, in the order given; arguments that were not given are left out."""
+    shared = {name: getattr(parsed, name) for name in QUESTION if name not in ("corpus", "method")}
+    corpora, methods = parsed.corpus or [None], parsed.method or [None]
+    for flag, values in (("--corpus", corpora), ("--method", methods)):
+        twice = next((value for value in values if values.count(value) > 1), None)
+        if twice is not None:
+            raise OptionError(f"{flag} {shortened(twice)} is given twice", fix="give it once")
+    asked = [{**shared, "corpus": corpus, "method": method} for corpus in corpora for method in methods]
+    return [{name: value for name, value in one.items() if value is not None and value is not False} for one in asked]
+
+
+def engine_options(parsed: argparse.Namespace) -> dict[str, Any]:
+    """The options of engines and of replicas that the user gave. Names and values that no engine has are refused."""
+    from scoremode.core.engine.registry import all_options, check_values, find_engine
+    from scoremode.remote.ray.spread import SPREAD
+
+    for name in (parsed.engine, getattr(parsed, "baseline_engine", None)):
+        if name is not None:
+            find_engine(name)
+    found = {}
+    for name, (_, option) in all_options().items():
+        value = getattr(parsed, name)
+        if option.kind == "Pairs" and value:
+            value = tuple(_engine_arg(text) for text in value)
+        if value is not None:
+            found[name] = value
+    check_values(found)
+    spread = {name: getattr(parsed, name, None) for name in SPREAD}
+    return found | {name: value for name, value in spread.items() if value is not None}
+
+
+def model_arguments(parsed: argparse.Namespace) -> dict[str, Any]:
+    """The engine, the tokenizer and the engine's options: how a model is loaded."""
+    return {"engine": parsed.engine, "tokenizer": parsed.tokenizer, **engine_options(parsed)}
+
+
+def baseline_arguments(parsed: argparse.Namespace) -> dict[str, Any]:
+    """The engine and the options that apply only to the baseline."""
+    options = {"dtype": parsed.baseline_dtype} if parsed.baseline_dtype else None
+    return {"baseline_engine": parsed.baseline_engine, "baseline_options": options}

@@ -1,0 +1,89 @@
+"""Results on standard output, as tables or as JSON, and progress on standard error."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from scoremode.core.arguments import seconds_in
+from scoremode.core.verbs.progress_display import TickingDisplay
+from scoremode.errors import one_line, readable
+from scoremode.reports.command.logs import is_quiet
+
+if TYPE_CHECKING:
+    from scoremode.core.verbs.progress import Progress
+
+
+def show(parsed: argparse.Namespace, facts: Callable[[], Any], parts: Callable[[], list[Any]]) -> None:
+    """Prints the facts as JSON if ``--json`` was given, else the parts as tables and text."""
+    if parsed.json:
+        print_json(facts())
+    else:
+        print_parts(parts())
+
+
+def indented(value: Any) -> str:
+    """A value as ``json.dumps(value, indent=1, …)`` writes it, ten times as fast: Python's own writer indents slowly.
+
+    >>> indented({"a": [1, {"b": "é"}]}) == json.dumps({"a": [1, {"b": "é"}]}, indent=1, ensure_ascii=False)
+    True
+    """
+    from msgspec.json import format as indent
+
+    return indent(readable(json.dumps(value, ensure_ascii=False, allow_nan=False)), indent=1)
+
+
+def print_json(value: Any) -> None:
+    sys.stdout.write(indented(value) + "\n")
+
+
+def print_json_list(values: Iterable[dict[str, Any]]) -> None:
+    """Prints a list as ``print_json`` does, but holds only one of its objects in memory at a time."""
+    opened = False
+    for value in values:
+        sys.stdout.write(",\n " if opened else "[\n ")
+        sys.stdout.write(indented(value).replace("\n", "\n "))
+        opened = True
+    sys.stdout.write("\n]\n" if opened else "[]\n")
+
+
+def print_parts(parts: Iterable[Any]) -> None:
+    from scoremode.reports.terminal.console import console
+
+    out = console()
+    for part in parts:
+        out.print(part)
+
+
+@contextmanager
+def progress_bar(label: str, unit: str = "tokens") -> Iterator[Progress | None]:
+    """Yields a callback that shows progress: in a line of a terminal, else by a line every 30 seconds.
+
+    With --quiet, or if standard error is closed, it yields None.
+    """
+    if sys.stderr is None or is_quiet():
+        yield None
+    elif sys.stderr.isatty():
+        from scoremode.reports.command.progress_line import TerminalLine
+
+        with TerminalLine(label, unit) as line:
+            yield line
+    else:
+        every = seconds_in("SCOREMODE_PROGRESS_SECONDS", 30.0, 1.0, "1 or more, as in 30")
+        with ProgressLines(label, unit, every) as lines:
+            yield lines
+
+
+class ProgressLines(TickingDisplay):
+    """Prints a line on standard error now and then, for logs of CI, containers and nohup."""
+
+    def __init__(self, label: str = "scoring", unit: str = "tokens", every: float = 30.0) -> None:
+        super().__init__(label, unit, every)
+
+    def tick(self) -> None:
+        if sys.stderr is not None:
+            print(f"scoremode: {one_line(self.line())}\n", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,256 @@
+"""The charts section of the page: distributions over targets, means along the window, and notes on omitted tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from markupsafe import Markup
+
+from scoremode.core.statistics.comparison import Comparison, are_of_paths
+from scoremode.core.statistics.depth import deepest, depth_edges, means_by_stretch, places_of
+from scoremode.core.statistics.streams import array_blocks
+from scoremode.core.store.run import Run
+from scoremode.reports.html.drawing import SMALL, Axis, Chart, Shape, both_ways, linear, logarithmic, plain
+from scoremode.reports.html.provenance import distinct_baselines, run_name
+from scoremode.reports.html.series import Series, StreamedColumn, delta_logprob, surprise
+from scoremode.reports.html.templating import fill
+from scoremode.reports.numbers import Statistics
+from scoremode.reports.text import counted
+from scoremode.values import Floats, Ints, usable
+
+BINS = 72  # bins of a distribution
+STRETCHES = 24  # stretches that the window is divided into
+LONG_WINDOW = 2048  # tokens: in longer windows, each stretch is as long as all before it
+
+
+def charts_section(comparisons: Sequence[Comparison], statistics: Sequence[Statistics], alone: Sequence[Run]) -> Markup:
+    drawn = _comparison_charts(comparisons, statistics) if comparisons else _run_charts(alone)
+    figures = [figure for figure in drawn if figure]
+    if not figures:
+        return Markup()
+    return fill(
+        "charts.html",
+        figures=figures,
+        names=[c.name for c in comparisons] or [run_name(run, alone) for run in alone],
+        noise=any(c.noise_kl is not None and len(c.noise_kl) for c in comparisons),
+        notes=list(_notes_on_comparisons(comparisons) if comparisons else _notes_on_runs(alone)),
+    )
+
+
+def _run_charts(alone: Sequence[Run]) -> list[Chart | None]:
+    series = [Series(run_name(r, alone), partial(surprise, r), places_of(r)) for r in alone]
+    text = "Mean surprise by position in the window; it falls as context grows."
+    helps = along_the_window("How much context helps", text, series, "surprise, nats")
+    return [surprise_distribution(series), helps]
+
+
+def _comparison_charts(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> list[Chart | None]:
+    places = [places_of(c.baseline, c.groups) for c in comparisons]
+    deltas = [Series(c.name, partial(delta_logprob, c), place) for c, place in zip(comparisons, places, strict=True)]
+    text = "Mean Δ logprob by position in the window; below zero, the text became less likely."
+    title = "Where the text became less likely"
+    drawn = [delta_distribution(deltas), along_the_window(title, text, deltas, "Δ logprob, nats")]
+    if are_of_paths(comparisons):  # means of paths agree, single tokens may not
+        text = "Root mean square of Δ logprob by position in the window, with one standard error."
+        drawn.append(along_the_window("How far single tokens moved", text, deltas, "rms of Δ logprob, nats", rms=True))
+    if all(c.kl is None for c in comparisons):
+        return drawn
+    # a candidate without KL keeps its place, so that its colour is the same in every chart
+    kls = [Series(c.name, partial(_kl, c), place) for c, place in zip(comparisons, places, strict=True)]
+    noises = [c.noise_kl for c, _ in distinct_baselines(comparisons, statistics) if c.noise_kl is not None]
+    noise = StreamedColumn.of(np.concatenate(noises)) if any(map(len, noises)) else None
+    floor = next((f for s in statistics if (f := usable(s.get("noise_floor_kl_p99")))), None)
+    text = "Mean KL by position in the window, with one standard error."
+    drift = along_the_window("Does drift grow with context?", text, kls, "KL, nats")
+    return [kl_distribution(kls, noise, floor), drawn[0], drift, *drawn[1:]]
+
+
+def _kl(c: Comparison) -> Iterator[Floats]:
+    for block in array_blocks(c.groups if c.kl is None else c.kl):
+        yield np.full(len(block), np.nan) if c.kl is None else block
+
+
+# ── tokens that are not drawn ────────────────────────────────────────────────────────────────────────────────────────
+def _notes_on_comparisons(comparisons: Sequence[Comparison]) -> Iterator[str]:
+    for c in comparisons:
+        if left_out := _unbounded(delta_logprob(c)):
+            yield f"{c.name}: {left_out} in one of the models."
+        if c.kl is None:
+            why = "no KL, because two finished runs were compared, and runs do not store whole distributions"
+            yield f"{c.name}: {c.manifest.get('kl_missing') or why}."
+        elif below := sum(int((block < 0).sum()) for block in array_blocks(c.kl)):
+            where = "drawn at the left end of its distribution; a mean below zero is not drawn by model size"
+            yield f"{c.name}: {counted(below, 'tokens')} with a KL below zero, {where}."
+
+
+def _notes_on_runs(alone: Sequence[Run]) -> Iterator[str]:
+    for run in alone:
+        if left_out := _unbounded(surprise(run)):
+            yield f"{run_name(run, alone)}: {left_out}."
+
+
+def _unbounded(blocks: Iterable[Floats]) -> str:
+    """Says how many tokens are not drawn; '' if all are drawn."""
+    count = sum(int((~np.isfinite(block)).sum()) for block in blocks)
+    return f"{counted(count, 'tokens')} left out of the charts: probability zero" if count else ""
+
+
+# ── distributions over the targets ───────────────────────────────────────────────────────────────────────────────────
+def kl_distribution(series: Sequence[Series], noise: StreamedColumn | None, floor: float | None) -> Chart | None:
+    """Draws the share of targets by KL, the baseline's noise behind the curves, and its 99 % ``floor`` as a line."""
+    behind = None if noise is None else noise.where(np.isfinite)
+    drawn = [s.finite for s in series] + ([behind] if behind else [])
+    positive = StreamedColumn.joined(*drawn).where(lambda values: values > 0)
+    if not positive.count:
+        return None
+    low = 10.0 ** math.floor(max(-12.0, math.log10(positive.quantile(0.005))))
+    high = 10.0 ** math.ceil(math.log10(positive.largest) + 1e-9)
+    axis = logarithmic(low, max(high, low * 10), "KL, nats per token")
+    if axis.marks() and axis.marks()[0][0] < 0.01:  # smaller values are counted in the first bin
+        first = next(i for i, (value, _) in enumerate(axis.ticks) if axis.place(value) >= -1e-9)
+        (value, text), later = axis.ticks[first], axis.ticks[first + 1 :]
+        axis = replace(axis, ticks=((value, f"≤{text}"), *later))
+    title = "How far predictions moved"
+    text = "Share of tokens by KL divergence from the baseline, on a logarithmic axis."
+    shown = floor if floor is not None and math.isfinite(floor) and floor > low else None
+    return _histogram(title, text, series, axis, noise=behind, line=("noise 99%", shown), least=low)
+
+
+def delta_distribution(series: Sequence[Series]) -> Chart | None:
+    """Draws the share of targets by Δ logprob; the axis is linear near zero and logarithmic in the tails."""
+    sizes = StreamedColumn.joined(*(s.finite for s in series)).absolute()
+    if not sizes.largest > 0:
+        return None
+    middle = max(sizes.quantile(0.5), sizes.largest * 1e-4)
+    axis = both_ways(10.0 ** math.floor(math.log10(middle)), sizes.largest * 1.05, "Δ logprob, nats")
+    text = "Share of tokens by change in log-probability; left of zero, they became less likely."
+    return _histogram("How the text's own tokens changed", text, series, axis, line=("", 0.0))
+
+
+def surprise_distribution(series: Sequence[Series]) -> Chart | None:
+    """Draws the share of targets by −logprob, for runs that are not compared with anything."""
+    top = max((drawn.quantile(0.9995) for s in series if (drawn := s.finite).count), default=0.0)
+    if not top > 0:
+        return None
+    axis = linear(0, top, "surprise (−logprob), nats")
+    return _histogram("How surprised the model was", "Share of tokens by surprise.", series, axis)
+
+
+def _histogram(
+    title: str,
+    text: str,
+    series: Sequence[Series],
+    axis: Axis,
+    *,
+    noise: StreamedColumn | None = None,
+    line: tuple[str, float | None] = ("", None),
+    least: float | None = None,
+) -> Chart:
+    """Draws a histogram with a vertical ``line`` (name, value). Values below ``least`` count in the first bin."""
+    shares = [_shares(s.finite, axis, least) for s in series]
+    # noise with many exact zeros must not flatten the curves of the candidates, so it may exceed the top
+    top = max((float(s.max()) for s in shares if len(s)), default=0.0) or 1.0
+    up = linear(0, top * 1.06, "share of tokens", count=4, write=lambda v: f"{plain(100 * v)}%")
+
+    def steps(shares: Floats) -> list[tuple[float, float]]:
+        heights = [min(1.02, float(up.place(share))) for share in shares.tolist()]
+        return [(edge / BINS, height) for i, height in enumerate(heights) for edge in (i, i + 1)]
+
+    shapes = []
+    if noise is not None:
+        shapes.append(Shape("noise", f"{SMALL.path([(0.0, 0.0), *steps(_shares(noise, axis, least)), (1.0, 0.0)])}Z"))
+    name, value = line
+    if value is not None and 0 <= float(axis.place(value)) <= 1:
+        x = SMALL.x(float(axis.place(value)))
+        anchor, at = ("start", x + 4) if float(axis.place(value)) < 0.6 else ("end", x - 4)
+        note = (at, SMALL.top + 9, anchor, name) if name else None
+        shapes.append(Shape("mark", f"M{x:.1f} {SMALL.top:g}V{SMALL.y(0):g}", note=note))
+    shapes += [Shape("line", SMALL.path(steps(s)), i, series[i].name) for i, s in enumerate(shares)]
+    return Chart(title, text, axis, up, shapes)
+
+
+def _shares(column: StreamedColumn, axis: Axis, least: float | None) -> Floats:
+    """Returns the share of the values in each bin; values beyond an end count in the outermost bin."""
+    counts = np.zeros(BINS, np.int64)
+    for values in column.blocks():
+        within = values if least is None else np.maximum(values, least)
+        index = np.clip((axis.place(within) * BINS).astype(np.int64), 0, BINS - 1)
+        counts += np.bincount(index, minlength=BINS)
+    shares: Floats = counts / max(1, int(counts.sum()))
+    return shares
+
+
+# ── means along the window ───────────────────────────────────────────────────────────────────────────────────────────
+def along_the_window(
+    title: str, text: str, series: Sequence[Series], measured: str, *, rms: bool = False
+) -> Chart | None:
+    """Draws the mean (or root mean square) in each stretch of the window, with its error over groups as a band."""
+    last = max((deepest(s.places) for s in series), default=0)
+    if last < 2:
+        return None
+    is_long = last >= LONG_WINDOW
+    edges = depth_edges(last) if is_long else np.linspace(0, last + 1, min(STRETCHES, last + 1) + 1)
+    curves = [_means_and_errors(s, edges, squared=rms) for s in series]
+    curves = [_square_roots(*curve) for curve in curves] if rms else curves
+    spread = np.concatenate([np.concatenate([m - e, m + e]) for m, e in curves])
+    spread = spread[np.isfinite(spread)]
+    if not len(spread):
+        return None
+    low, high = float(spread.min()), float(spread.max())
+    low = 0.0 if low >= 0 and high > 0 else low
+    room = (high - low) * 0.06 or 1.0
+    up = linear(low - (room if low < 0 else 0), high + room, measured, count=4)
+    label = "distance from the first scored token of the window"
+    along = doubling(edges, label) if is_long else linear(0, last + 1, label, count=5)
+    x = along.place(_middles(edges) if is_long else (edges[1:] + edges[:-1]) / 2)
+    shapes = [Shape("mark", SMALL.path([(0, up.place(0.0))]) + f"H{SMALL.x(1):g}")] if low < 0 < high else []
+    lines = []  # drawn above all bands
+    for i, (mean, error) in enumerate(curves):
+        good = np.isfinite(mean)
+        there, back, line = (
+            list(zip(x[good].tolist(), up.place(mean + sign * error)[good].tolist(), strict=True))
+            for sign in (1, -1, 0)
+        )
+        if good.any():
+            shapes.append(Shape("band", f"{SMALL.path([*there, *back[::-1]])}Z", i))
+        lines.append(Shape("line", SMALL.path(line), i, series[i].name))
+    return Chart(title, text, along, up, [*shapes, *lines])
+
+
+def _square_roots(mean: Floats, error: Floats) -> tuple[Floats, Floats]:
+    """Returns the square roots of means and their errors, to first order; no band reaches below zero."""
+    root = np.sqrt(mean)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return root, np.minimum(np.where(root > 0, error / (2 * root), 0.0), np.where(np.isfinite(root), root, 0.0))
+
+
+def _means_and_errors(series: Series, edges: Floats | Ints, *, squared: bool = False) -> tuple[Floats, Floats]:
+    """Returns mean and standard error of each stretch; the mean is NaN without values, the error 0 for few groups."""
+
+    def squares() -> Iterator[Floats]:
+        return map(np.square, series.values())
+
+    found = means_by_stretch(squares if squared else series.values, series.places, edges)
+    return np.array([e.value for e in found]), np.array([e.stderr or 0.0 for e in found])
+
+
+def _middles(edges: Floats | Ints) -> Floats:
+    """Returns the middle of each stretch on an axis that doubles. The first stretch is drawn as its second half."""
+    begin: Floats = np.maximum(edges[:-1], edges[1] / 2)
+    return np.sqrt(begin * edges[1:])
+
+
+def doubling(edges: Floats | Ints, label: str) -> Axis:
+    """Returns an axis on which each stretch has the same width, with ticks at edges between stretches."""
+    low, high = math.log2(edges[1] / 2), math.log2(edges[-1])
+    inner = [int(edge) for edge in edges[1:-1]]
+    ticks = tuple((float(edge), _tokens(edge)) for edge in inner[:: math.ceil(len(inner) / 6)])
+    return Axis(lambda v: (np.log2(v) - low) / (high - low), ticks, label)
+
+
+def _tokens(count: int) -> str:
+    return f"{count // 1024}k" if count >= 1024 else str(count)

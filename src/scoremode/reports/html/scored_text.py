@@ -1,0 +1,225 @@
+"""The scored text on the page: typed arrays for the script, and the section that shows them.
+
+The numbers are stored as base64 of typed arrays: a hundred thousand tokens take a few megabytes, and the browser keeps
+elements for only one page of them at a time.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from markupsafe import Markup
+
+from scoremode.core.scores.columns import Scores, TargetFacts
+from scoremode.core.statistics.comparison import BY_NAME, Comparison
+from scoremode.core.store.run import Run
+from scoremode.core.text.token_text import owned
+from scoremode.reports.html.provenance import run_name
+from scoremode.reports.html.series import StreamedColumn, delta_logprob
+from scoremode.reports.html.templating import fill, visible
+from scoremode.reports.numbers import Statistics
+from scoremode.values import Ints, usable
+
+TEXT_TARGETS = 250_000  # most targets per text; a page with more would not open on a phone
+SENSITIVITY_QUANTILE = 0.99
+FIRST_STEP = 0.1  # nats: the palest colour of Δ logprob and KL starts here, as in report.js
+MOST_BETWEEN = 64  # tokens of the text for each target
+
+
+def text_section(comparisons: Sequence[Comparison], alone: Sequence[Run], limit: int) -> Markup:
+    if not comparisons and not alone:
+        return Markup()
+    return fill(
+        "scored_text.html",
+        names=[c.name for c in comparisons] + [run_name(run, alone) for run in alone],
+        compared=bool(comparisons),
+        kl=any(c.kl is not None for c in comparisons),
+        notes=_notes([*(c.baseline for c in comparisons), *alone], limit),
+    )
+
+
+def worst_view(comparisons: Sequence[Comparison], statistics: Sequence[Statistics], alone: Sequence[Run]) -> int:
+    """The number of the view that the page opens with: the candidate that lost most, or the most surprised run."""
+    if not comparisons:
+        metrics = [run.manifest.get("metrics", {}).get("mean_nll") or {} for run in alone]
+        costs = [usable(own.get("value")) for own in metrics]
+    else:
+        name = "kl_mean" if all(usable(s.get("kl_mean")) is not None for s in statistics) else "ppl_ratio"
+        values = [usable(s.get(name)) for s in statistics]
+        costs = [None if value is None else BY_NAME[name].cost(value) for value in values]
+    known = [-math.inf if cost is None else cost for cost in costs]
+    return known.index(max(known)) if known else 0
+
+
+def _notes(runs: Sequence[Run], limit: int) -> list[str]:
+    notes: dict[str, None] = {}
+    for run in runs:
+        unique = distinct_tokens(run)
+        if unique > limit:
+            notes[f"Only the first {limit:,} of {unique:,} tokens are shown; numbers and charts include all."] = None
+        if unique < len(run.scores):
+            again = len(run.scores) - unique
+            notes[f"{again:,} targets score a token again; each token is shown with its first score."] = None
+    return list(notes)
+
+
+def page_data(comparisons: Sequence[Comparison], alone: Sequence[Run], limit: int) -> dict[str, Any]:
+    """All data for the script; invisible characters are made visible here, so that the script shows texts unchanged."""
+    made = _PageData(limit)
+    views: list[dict[str, Any]] = []
+    for c in comparisons:
+        view = made.view(c.name, c.baseline, str(c.baseline.manifest.get("model", "baseline")))
+        kl = None if c.kl is None else column(c.kl[made.text_of(c.baseline)[1]])
+        views.append({**view, "candidate": made.scores_of(c.candidate), "kl": kl})
+    views += [made.view(run_name(run, alone), run, run_name(run, alone)) for run in alone]
+    return {
+        "views": views,
+        "texts": made.texts,
+        "scores": made.scores,
+        "words": [visible(word) for word in made.words],
+        "sensitivity": {
+            "delta": _sensitivity([StreamedColumn(partial(delta_logprob, c)) for c in comparisons]),
+            "kl": _sensitivity([StreamedColumn.of(c.kl) for c in comparisons if c.kl is not None]),
+        },
+    }
+
+
+def _sensitivity(values: Sequence[StreamedColumn]) -> int:
+    """A factor for colours (1, 10 or 100) that colours about 1 % of the tokens of the candidate that moved most."""
+    sizes = [v.where(np.isfinite).absolute() for v in values]
+    high = max((s.quantile(SENSITIVITY_QUANTILE) for s in sizes if s.count), default=1.0)
+    return 1 if high >= FIRST_STEP else 10 if high >= FIRST_STEP / 10 else 100
+
+
+class _PageData:
+    """Collects the data of the page: columns as base64, and each distinct word, text and run only once."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.words: dict[str, int] = {}
+        self.texts: list[dict[str, Any]] = []
+        self.scores: list[dict[str, Any]] = []
+        self._orders: dict[str, tuple[int, Ints]] = {}
+        self._runs: dict[int, int] = {}  # the number of a run's columns, by its identity
+
+    def view(self, name: str, baseline: Run, baseline_name: str) -> dict[str, Any]:
+        """The data of one view that the reader can choose; it shows the run alone until a candidate is added."""
+        return {
+            "name": visible(name),
+            "baselineName": visible(baseline_name),
+            "text": self.text_of(baseline)[0],
+            "baseline": self.scores_of(baseline),
+            "candidate": None,
+            "kl": None,
+        }
+
+    def text_of(self, run: Run) -> tuple[int, Ints]:
+        """The index of the text that a run scored, and its targets in reading order; all runs of a plan share both."""
+        if run.plan_digest not in self._orders:
+            order = reading_order(run, self.limit)
+            token, document, window, text = taken(run.facts, ("token", "document", "window", "text"), order)
+            begins = np.ones(len(order), dtype=np.bool_)
+            begins[1:] = (np.diff(token) != 1) | (np.diff(document) != 0)
+            stretches = np.split(text, np.flatnonzero(begins)[1:])
+            enters = np.ones(len(order), dtype=np.bool_)
+            enters[1:] = np.diff(window) != 0
+            self.texts.append(
+                {
+                    "count": len(order),
+                    "word": self._words([word for part in stretches for word in owned(part.tolist())]),
+                    # runs of consecutive tokens: where each starts, its first position and its document
+                    "begin": column(np.flatnonzero(begins)),
+                    "beginToken": column(token[begins]),
+                    "beginDocument": column(document[begins]),
+                    "documents": len(np.unique(document)),
+                    "enter": column(np.flatnonzero(enters)),
+                    "enterWindow": column(window[enters]),
+                }
+            )
+            self._orders[run.plan_digest] = (len(self.texts) - 1, order)
+        return self._orders[run.plan_digest]
+
+    def scores_of(self, run: Run) -> int:
+        """Adds a run's columns to the page once, and returns their index. A column that was not measured is null."""
+        if id(run) in self._runs:
+            return self._runs[id(run)]
+        _, order = self.text_of(run)
+
+        def stored(name: str) -> dict[str, str] | None:
+            return column(taken(run.scores, [name], order)[0]) if run.scores.has(name) else None
+
+        top = self._words(taken(run.facts, ["top_text"], order)[0]) if run.facts.has("top_text") else None
+        columns = {"logprob": stored("logprob"), "rank": stored("rank"), "topLogprob": stored("top_logprob")}
+        self.scores.append({**columns, "topWord": top})
+        self._runs[id(run)] = len(self.scores) - 1
+        return len(self.scores) - 1
+
+    def _words(self, texts: Sequence[str] | npt.NDArray[np.object_]) -> dict[str, str]:
+        words = self.words
+        return column(np.fromiter((words.setdefault(str(t), len(words)) for t in texts), np.int64, len(texts)))
+
+
+def column(values: npt.NDArray[Any]) -> dict[str, str]:
+    """Numbers as base64 of the smallest little-endian type that fits; float32 is enough for display."""
+    if values.dtype.kind == "f":
+        kind = "f4"
+    else:
+        top = int(values.max()) if len(values) else 0
+        kind = "u1" if top < 2**8 else "u2" if top < 2**16 else "u4"
+    with np.errstate(over="ignore"):
+        data = np.ascontiguousarray(values.astype(f"<{kind}")).tobytes()
+    return {"type": kind, "data": base64.b64encode(data).decode()}
+
+
+def reading_order(run: Run, limit: int) -> Ints:
+    """Targets in the order of the text, each token once, at most ``limit`` of them.
+
+    If overlapping windows score a token more than once, its first score is kept: the one with the most context.
+    """
+    tokens, order, begin = np.zeros(0, np.int64), np.zeros(0, np.int64), 0
+    for (block,) in run.facts.blocks("token"):
+        new = np.arange(len(block)) if len(tokens) < limit else np.flatnonzero(block < tokens[-1:].max(initial=0))
+        if len(new):
+            here, index = block[new], begin + new
+            tokens, first = np.unique(np.concatenate([tokens, here]), return_index=True)
+            tokens, order = tokens[:limit], np.concatenate([order, index])[first[:limit]]
+        begin += len(block)
+    return order
+
+
+def distinct_tokens(run: Run) -> int:
+    """How many distinct tokens of the text are targets. Needs a byte per token, unless the targets are in order."""
+    count, largest, in_order = 0, -1, True
+    for (token,) in run.facts.blocks("token"):
+        in_order = in_order and int(token[0]) > largest and bool((np.diff(token) > 0).all())
+        count, largest = count + len(token), max(largest, int(token.max()))
+    if in_order:
+        return count
+    if largest > MOST_BETWEEN * count:  # no plan of ours skips that much; a foreign file must not fill the memory
+        return len(np.unique(run.facts.token))
+    seen = np.zeros(largest + 1, np.bool_)
+    for (token,) in run.facts.blocks("token"):
+        seen[token] = True
+    return int(seen.sum())
+
+
+def taken(columns: Scores | TargetFacts, names: Sequence[str], order: Ints) -> list[npt.NDArray[Any]]:
+    """The rows ``order`` of the columns ``names``, which must have been measured; no column is in memory as a whole."""
+    found: list[npt.NDArray[Any]] = []
+    begin, missing = 0, len(order)
+    for block in columns.blocks(*names):
+        found = found or [np.empty(len(order), values.dtype) for values in block]
+        end = begin + len(block[0])
+        here = np.flatnonzero((order >= begin) & (order < end))
+        for rows, values in zip(found, block, strict=True):
+            rows[here] = values[order[here] - begin]
+        begin, missing = end, missing - len(here)
+        if not missing:
+            break
+    return found or [getattr(columns, name) for name in names]  # not a single target

@@ -1,0 +1,317 @@
+"""Quality against size: one mark per candidate, error bars, the noise floor and the Pareto front.
+
+It is drawn twice, wide for a desktop and narrow for a phone; the style sheet shows the one that fits.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from markupsafe import Markup
+
+from scoremode.core.statistics.comparison import Comparison, Statistic
+from scoremode.core.statistics.ranking import pareto_front
+from scoremode.reports.html.drawing import Axis, Frame, linear, logarithmic, plain
+from scoremode.reports.html.templating import fill
+from scoremode.reports.numbers import SHOWN, Statistics
+from scoremode.reports.served import ServedModel, are_variants, in_groups, served
+from scoremode.reports.text import counted, middle_cut, without_common_start
+from scoremode.values import rounded, usable
+
+Missing = dict[str, list[str]]  # why candidates are not drawn, and their names
+XY = tuple[float, float]  # x and y of a drawing; y grows downwards
+
+DECADE = 8.0  # values that differ by this factor are drawn on a logarithmic axis
+FAR_BELOW = 1e-3  # a noise floor further below the candidates would squeeze them together
+LARGEST = 1e300
+CANNOT = "not a number that can be drawn"
+
+DISTANCES = (9.0, 20.0, 33.0, 48.0)  # of a name from its mark
+DIRECTIONS = ((1, 0), (-1, 0), (1, -1), (-1, -1), (1, 1), (-1, 1), (0, -1), (0, 1))
+NEAR = 16.0  # further away, a line leads from the name to its mark
+HIDDEN = 0.3  # the share of a name that may be covered before it is left out
+
+
+SCREENS = (
+    Frame("wide", 920, 430, 66, 14, 30, 44, text=13, longest=30),
+    Frame("narrow", 360, 400, 50, 14, 30, 44, text=12.5, longest=20),
+)
+DRAWN = sorted((m for m in SHOWN if m.choice), key=lambda m: m.name != "kl_mean")  # the divergence comes first
+
+
+def has_place(measure: Statistic, value: float) -> bool:
+    """Is this a possible value of the measure, and one that can be drawn?"""
+    least, most = {"low": (-1.0, LARGEST), "one": (1 / LARGEST, LARGEST), "high": (0.0, 1.0)}[measure.better]
+    return least <= value <= most
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A candidate in the chart, in the units of its axes."""
+
+    name: str
+    label: str  # the name as it stands beside the mark, perhaps shorter
+    said: str  # all of its figures, shown when the mark is pointed at
+    group: int
+    size: float
+    value: float
+    stderr: float | None
+
+    @property
+    def ends(self) -> XY:
+        """The upper and the lower end of its error bar."""
+        return self.value + (self.stderr or 0.0), self.value - (self.stderr or 0.0)
+
+
+def has_sizes(comparisons: Sequence[Comparison]) -> bool:
+    """Are there several candidates, and do they differ in size?"""
+    sizes = {served(c).size for c in comparisons}
+    return len(comparisons) > 1 and not (are_variants(comparisons) and len(sizes) == 1)
+
+
+def size_section(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> Markup:
+    """The section with one chart per measure; '' for fewer than two candidates and for variants of one size."""
+    if not has_sizes(comparisons):
+        return Markup()
+    facts = [served(c) for c in comparisons]
+    found = [size_chart(measure, comparisons, statistics, facts) for measure in DRAWN]
+    return fill(
+        "size_section.html",
+        charts=[(chart, missing) for chart, missing in found if len(chart.points) > 1],
+        impossible=[(chart, missing) for chart, missing in found if len(chart.points) < 2],
+        groups=list(in_groups(facts)),
+        screens=SCREENS,
+    )
+
+
+def size_chart(
+    measure: Statistic,
+    comparisons: Sequence[Comparison],
+    statistics: Sequence[Statistics],
+    facts: Sequence[ServedModel],
+) -> tuple[SizeChart, Missing]:
+    """The chart of one measure, and the candidates that are missing from it, by reason."""
+    by_bits = any(f.bits_per_weight is not None for f in facts)
+    groups = list(in_groups(facts))
+    labels = without_common_start([c.name for c in comparisons])
+    name = measure.name
+    points: list[Point] = []
+    missing: Missing = {}
+    for c, s, f, label in zip(comparisons, statistics, facts, labels, strict=True):
+        size = f.bits_per_weight if by_bits else f.size / 2**30 if f.size else None
+        value, error = usable(s.get(name)), usable(s.get(f"{name}_stderr"))
+        if size is None:
+            missing.setdefault(f"{'bits per weight' if by_bits else 'size'} not known", []).append(c.name)
+        elif value is None or not has_place(measure, value):
+            missing.setdefault(_why_missing(measure, c, s), []).append(c.name)
+        else:
+            stderr = measure.factor * error if error is not None and 0 < error <= LARGEST else None
+            shown = " ".join(rounded(s.get(name), s.get(f"{name}_stderr"), percent=measure.percent)).strip()
+            said = f"{c.name}: {size:.2f} {'bits per weight' if by_bits else 'GiB'}, {measure.choice} {shown}"
+            said += f" ({f.line})" if f.line else ""
+            points.append(Point(c.name, label, said, groups.index(f.group), size, measure.factor * value, stderr))
+    known = [usable(s.get("noise_floor_kl_mean")) for s in statistics] if name == "kl_mean" else []
+    floors = [floor for floor in known if floor is not None and 0 <= floor <= LARGEST]
+    return SizeChart(points, measure, "bits per weight" if by_bits else "size, GiB", floors), missing
+
+
+def _why_missing(measure: Statistic, c: Comparison, s: Statistics) -> str:
+    if measure.name == "same_top":
+        return "no share of first choices was measured"
+    if measure.name == "ppl_ratio":
+        return f"its perplexity ratio is {CANNOT}"
+    if c.kl is None:
+        return str(c.manifest.get("kl_missing") or "no KL")
+    infinite = int(usable(s.get("kl_infinite")) or 0)
+    return f"KL is infinite on {counted(infinite, 'tokens')}" if infinite else f"its KL is {CANNOT}"
+
+
+@dataclass(frozen=True)
+class SizeChart:
+    """The chart of one measure."""
+
+    points: Sequence[Point]
+    measure: Statistic
+    size_label: str
+    floors: Sequence[float] = ()  # noise floors, if the measure has them: candidates may have been given different ones
+
+    @property
+    def floor(self) -> float | None:
+        return max(self.floors, default=None)
+
+    @cached_property
+    def front(self) -> list[int]:
+        """The candidates that no other one beats, by size and by the measure; the smallest first."""
+        costs = [self.measure.cost(p.value) for p in self.points]
+        return pareto_front([p.size for p in self.points], costs)
+
+    @cached_property
+    def along(self) -> Axis:
+        sizes = [p.size for p in self.points]
+        room = (max(sizes) - min(sizes)) * 0.08 or max(sizes) * 0.2
+        return linear(max(0.0, min(sizes) - room), max(sizes) + room, self.size_label, count=8)
+
+    @cached_property
+    def log(self) -> bool:
+        values = [p.value for p in self.points if p.value > 0]
+        return self.measure.better != "high" and bool(values) and max(values) / min(values) >= DECADE
+
+    @cached_property
+    def up(self) -> Axis:
+        better, label = self.measure.better, self.measure.axis
+        high, low = max(p.ends[0] for p in self.points), min(p.ends[1] for p in self.points)
+        if self.log:
+            least = min(p.value for p in self.points if p.value > 0)
+            low = min([least, *(p.ends[1] for p in self.points if p.ends[1] > least / 10)])
+            if self.floor is not None and low * FAR_BELOW <= self.floor < low:
+                low = self.floor
+        elif better == "low":
+            low, high = min(0.0, low), max(high, self.floor or 0.0)
+        if better == "one":  # the baseline is at 1
+            low, high = min(low, 1.0), max(high, 1.0)
+        if self.log:
+            return logarithmic(low / 1.8, min(high * 1.8, LARGEST), label)
+        room = (high - low) * 0.12 or abs(high) * 0.1 or 1.0
+        top = max(high, min(high + room, 100.0)) if better == "high" else high + room
+        return linear(low if better == "low" else low - room, top, label)
+
+    def height(self, value: float) -> float:
+        """The height of a value, from 0 to 1. Values beyond the axis, and 0 on a logarithmic axis, are on the edge."""
+        if self.log and value <= 0:
+            return 0.0
+        return min(1.0, max(0.0, float(self.up.place(value))))
+
+    @property
+    def at_zero(self) -> list[str]:
+        """Candidates whose value is 0 or less, for which a logarithmic axis has no place."""
+        return [p.name for p in self.points if self.log and p.value <= 0]
+
+    def drawing(self, frame: Frame, title: str) -> Markup:
+        """The chart as SVG."""
+        places = self._places(frame)
+        corners = [places[i] for i in self.front]
+        path = f"M{corners[0][0]:.1f} {corners[0][1]:.1f}" + "".join(f"H{x:.1f}V{y:.1f}" for x, y in corners[1:])
+        return fill(
+            "size_chart.html",
+            chart=self,
+            frame=frame,
+            title=title,
+            front=f"{path}H{frame.x(1):.1f}",
+            level=self._level(frame),
+            points=list(zip(self.points, places, self.names(frame), strict=True)),
+        )
+
+    def _places(self, frame: Frame) -> list[XY]:
+        return [(frame.x(float(self.along.place(p.size))), frame.y(self.height(p.value))) for p in self.points]
+
+    def names(self, frame: Frame) -> list[Spot | None]:
+        """Where each name is written; None if there is no room for it."""
+        places, level = self._places(frame), self._level(frame)
+        taken = [level.note] if level else []
+        for p, (x, _) in zip(self.points, places, strict=True):
+            high, low = (frame.y(self.height(end)) for end in p.ends)
+            taken.append(Box(x - 4, high, x + 4, low))
+        corners = [places[i] for i in self.front]
+        for (x, y), (right, below) in itertools.pairwise([*corners, (frame.x(1), corners[-1][1])]):
+            taken += [Box(x, y - 2, right, y + 2), Box(right - 2, min(y, below), right + 2, max(y, below))]
+        names = [middle_cut(p.label, frame.longest) for p in self.points]
+        inside = Box(frame.left + 2, frame.top - 8, frame.width - 2, frame.height - frame.bottom - 2)
+        return place_names(names, places, frame.text, inside, taken)
+
+    def _level(self, frame: Frame) -> Level | None:
+        """The line that shows the baseline or the noise floor; None if there is neither."""
+        baseline = self.measure.better == "one"
+        if not baseline and self.floor is None:
+            return None
+        value = 1.0 if baseline or self.floor is None else self.floor
+        y = frame.y(self.height(value))
+        unseen = self.log and value > 0 and y > frame.y(0) - 0.5
+        words = "the baseline: 1"
+        if not baseline:
+            words = f"noise floor{', at most' if min(self.floors) < value else ''} {plain(value)}"
+            words += ", below this chart" if unseen else ""
+        base, right = y + frame.text if baseline else y - 4, frame.x(1) - 3
+        return Level(y, words, Box(right - text_width(words, frame.text), base - frame.text, right, base + 3))
+
+
+class Box(NamedTuple):
+    """A rectangle of a drawing; y grows downwards."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def overlap(self, other: Box) -> float:
+        """The area that both boxes cover."""
+        wide = min(self.right, other.right) - max(self.left, other.left)
+        high = min(self.bottom, other.bottom) - max(self.top, other.top)
+        return wide * high if wide > 0 and high > 0 else 0.0
+
+    @property
+    def area(self) -> float:
+        return (self.right - self.left) * (self.bottom - self.top)
+
+
+class Level(NamedTuple):
+    """A line across the chart, and the words beside it."""
+
+    y: float
+    words: str
+    note: Box
+
+
+class Spot(NamedTuple):
+    """Where a name is written."""
+
+    x: float
+    y: float  # of the base line
+    anchor: str  # of SVG text: start, middle or end
+    box: Box
+    far: bool  # a line leads to its mark
+
+
+def text_width(text: str, size: float) -> float:
+    """About how wide a text is drawn: fonts differ, so this is a little wider than in most of them."""
+    wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
+    return size * (0.58 * (len(text) - wide) + 1.02 * wide)
+
+
+def place_names(
+    names: Sequence[str], marks: Sequence[XY], size: float, within: Box, taken: Sequence[Box] = ()
+) -> list[Spot | None]:
+    """A spot for each name, beside its mark; None if there is no room for it.
+
+    ``taken`` are boxes covered by other things, such as error bars. The most crowded marks are served first.
+    """
+    covered = [*(Box(x - 7, y - 7, x + 7, y + 7) for x, y in marks), *taken]
+    found: list[Spot | None] = [None] * len(names)
+    room = [
+        min((math.dist(mark, other) for j, other in enumerate(marks) if j != i), default=math.inf)
+        for i, mark in enumerate(marks)
+    ]
+    for i in sorted(range(len(names)), key=room.__getitem__):
+        inside = [s for s in _spots(names[i], marks[i], size) if s.box.overlap(within) >= s.box.area * (1 - 1e-9)]
+        hidden = [sum(spot.box.overlap(box) for box in covered) / spot.box.area for spot in inside]
+        if hidden and min(hidden) <= HIDDEN:
+            spot = inside[hidden.index(min(hidden))]
+            found[i] = spot
+            covered.append(spot.box)
+    return found
+
+
+def _spots(name: str, mark: XY, size: float) -> Iterator[Spot]:
+    """The spots for a name that are tried, the best first."""
+    width = text_width(name, size)
+    for distance, (right, down) in itertools.product(DISTANCES, DIRECTIONS):
+        reach = distance / math.hypot(right, down)
+        x, middle = mark[0] + right * reach, mark[1] + down * (reach + (size / 2 if not right else 0))
+        left = x if right > 0 else x - width if right < 0 else x - width / 2
+        box = Box(left, middle - size * 0.6, left + width, middle + size * 0.6)
+        yield Spot(x, middle + size * 0.35, ("middle", "start", "end")[right], box, distance > NEAR)

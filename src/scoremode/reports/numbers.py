@@ -1,0 +1,156 @@
+"""Numbers for people: the one rule for their digits, which terminal, page, card and JSON follow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from scoremode.core.statistics.comparison import (
+    BY_NAME,
+    STATISTICS,
+    Comparison,
+    Statistic,
+    TerminalColumn,
+    are_of_paths,
+)
+from scoremode.core.statistics.groups import FEWEST
+from scoremode.errors import OptionError, did_you_mean, harmless
+from scoremode.values import Estimate, rounded, usable
+
+Statistics = Mapping[str, Any]
+
+PERPLEXITIES = ("ppl_baseline", "ppl_candidate")
+
+
+@dataclass(frozen=True)
+class RunMeasure:
+    """A metric of a run, as a column or a line of tables."""
+
+    name: str  # in the manifest
+    label: str  # on the page and in notebooks
+    terminal: str  # the label in a terminal
+    percent: bool = False
+
+
+SHOWN = sorted((s for s in STATISTICS if s.label), key=lambda s: s.name == "bits_per_byte_candidate")
+"""The statistics of a comparison that tables show, in their order: as JSON lists them, but bits per byte come last."""
+
+OF_PATHS = {  # names and headings
+    "ppl_candidate": "",
+    "ppl_ratio": "",
+    "kl_mean": "",
+    "delta_logprob_mean": "Δ mean",
+    "delta_logprob_rms": "Δ rms",
+    "delta_logprob_max": "Δ max",
+    "kl_max": "",
+    "same_top": "",
+}
+
+
+def shown_statistics(comparisons: Sequence[Comparison], columns: Sequence[str] = ()) -> list[Statistic]:
+    """The statistics that tables of these comparisons show, in their order; at the end those asked for by name."""
+    usual = [*map(_titled, OF_PATHS, OF_PATHS.values())] if are_of_paths(comparisons) else SHOWN
+    names = {s.name for s in usual if s.column is not None}
+    added = [_titled(name, BY_NAME[name].title or BY_NAME[name].label or name) for name in columns if name not in names]
+    return [*(s for s in usual if s.name not in {one.name for one in added}), *added]
+
+
+def _titled(name: str, title: str) -> Statistic:
+    """A statistic as a column with this title; with its own if there is none."""
+    found = BY_NAME[name]
+    return replace(found, label=title, column=TerminalColumn(title)) if title else found
+
+
+def read_columns(given: str | None) -> list[str]:
+    """The names of statistics in ``--columns``, checked before the work.
+
+    >>> read_columns("overlap,top5_same")
+    ['overlap', 'top5_same']
+    """
+    names = list(dict.fromkeys(name.strip() for name in (given or "").split(",") if name.strip()))
+    for name in names:
+        if name not in BY_NAME:
+            raise OptionError(f"there is no statistic '{harmless(name)}'", fix=did_you_mean(name, tuple(BY_NAME)))
+    if given is not None and not names:
+        raise OptionError("--columns names no statistic", fix="give one, such as --columns overlap,kl_reverse_mean")
+    return names
+
+
+RUN_MEASURES = (
+    RunMeasure("perplexity", "Perplexity", "perplexity"),
+    RunMeasure("bits_per_byte", "Bits/byte", "bits per byte"),
+    RunMeasure("word_perplexity", "Word PPL", "word perplexity"),
+    RunMeasure("top1_accuracy", "Top-1", "top-1 accuracy", percent=True),
+    RunMeasure("mean_rank", "Mean rank", "mean rank"),
+    RunMeasure("mean_entropy", "Entropy, nats", "entropy (nats)"),
+)
+
+
+def with_error(estimate: Estimate, percent: bool = False) -> str:
+    """The value and its error in one text, or in words why there is no value.
+
+    >>> with_error(Estimate(12.7412, 0.3149, 100, 10))
+    '12.74 ± 0.31'
+    """
+    if math.isnan(estimate.value):
+        return "none (no whole word or byte was scored)"
+    if math.isinf(estimate.value):
+        return "unbounded (a target has probability zero)"
+    return " ".join(rounded(estimate.value, estimate.stderr, percent=percent)).rstrip()
+
+
+def shown_statistic(statistic: Statistic, s: Statistics, paired: Any = None) -> tuple[str, str]:
+    """A statistic of a comparison and its error, rounded for people.
+
+    The decimals of a perplexity follow from the paired error of its difference from the baseline's, ``paired`` if it is
+    given: its own error is mostly the difficulty of the text, which both models share.
+    """
+    if statistic.name in PERPLEXITIES:
+        return rounded(s.get(statistic.name), supports=s.get("ppl_difference_stderr") if paired is None else paired)
+    return rounded(s.get(statistic.name), s.get(f"{statistic.name}_stderr"), percent=statistic.percent)
+
+
+def baseline_perplexity(statistics: Sequence[Statistics]) -> str:
+    """The baseline's perplexity, with as many digits as its smallest difference from a candidate is known to."""
+    errors = [e for s in statistics if (e := usable(s.get("ppl_difference_stderr")))]
+    return shown_statistic(BY_NAME["ppl_baseline"], statistics[0], min(errors, default=None))[0]
+
+
+def statistics_for_people(s: Statistics, together: Sequence[Statistics]) -> dict[str, str]:
+    """The statistics that tables show, by name, each as one text such as ``1.0015 ± 0.0010``.
+
+    ``together`` are the statistics of all candidates of the table.
+    """
+    found = {m.name: " ".join(shown_statistic(m, s)).rstrip() for m in SHOWN if s.get(m.name) is not None}
+    return {"ppl_baseline": baseline_perplexity(together), **found}
+
+
+def basis(estimate: Estimate, kind: str, percent: bool = False) -> str:
+    """The groups that an error is based on, and the bounds that follow from the error.
+
+    >>> basis(Estimate(12.7412, 0.3149, 100, 10, 9.0, 12.0288, 13.4536), "documents")
+    '10 documents, 95%: 12.03 to 13.45'
+    >>> basis(Estimate(12.7412, None, 100, 3), "documents")
+    'too few groups for an error: 3 documents, 5 are needed'
+    """
+    counted = f"{estimate.groups:,} {kind}"
+    if not math.isfinite(estimate.value):
+        return ""
+    if estimate.stderr is None or estimate.low is None or estimate.high is None:
+        return f"too few groups for an error: {counted}, {FEWEST} are needed"
+    low, high = (
+        rounded(bound, supports=estimate.stderr, percent=percent)[0] for bound in (estimate.low, estimate.high)
+    )
+    return f"{counted}, 95%: {low} to {high}"
+
+
+def file_size(count: Any) -> str:
+    number = usable(count)
+    if number is None or not math.isfinite(number):
+        return "–"
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if number >= size:
+            return f"{number / size:,.2f} {unit}"
+    return f"{number:,.0f} bytes"

@@ -1,0 +1,223 @@
+"""Comparisons in the dialects that people publish. None of them contains a folder of this machine.
+
+dialect       what it is                                                       written by --write, --out
+markdown      the table, a sentence per candidate, how to reproduce it          a part of a README
+compact       a table of five columns and one line                             a part of a README
+llamacpp      the lines of llama.cpp's tool, by its formulas, in a code block   a part of a README
+exl3          bits per weight, KL divergence, top-1 agreement, perplexity       a part of a README
+model-index   the hub's metadata                                               a part of a README
+eval-results  the hub's .eval_results/NAME.yaml                                one file per candidate
+json          everything, unrounded and rounded                                one file per candidate
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scoremode import __version__
+from scoremode.core.statistics.comparison import BY_NAME, Comparison
+from scoremode.errors import InputError, RunError
+from scoremode.head.budget import FIRST
+from scoremode.reports.model_card import (
+    NOTHING,
+    code,
+    escaped_markdown,
+    markdown,
+    method_words,
+    model_index,
+    plain_number,
+    quoted,
+    shown_cell,
+)
+from scoremode.reports.numbers import baseline_perplexity, file_size, statistics_for_people
+from scoremode.reports.public_text import public_name, public_words
+from scoremode.reports.served import ServedModel, baseline_name, in_groups, served, served_manifest
+from scoremode.reports.text import model_notes
+from scoremode.reports.verdicts import verdicts
+from scoremode.studies.kld.statistics import llamacpp_statistics, llamacpp_text
+
+Statistics = Mapping[str, Any]
+DATASET = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+EVAL_METRICS = ("ppl_candidate", "ppl_ratio", "kl_mean", "same_top")
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """Where the hub lists a number: a dataset that is registered as a benchmark, one of its tasks, our statistic."""
+
+    dataset: str
+    task: str
+    metric: str = "ppl_candidate"
+
+    def __post_init__(self) -> None:
+        if not DATASET.fullmatch(self.dataset):
+            raise InputError(f"'{self.dataset}' is not a dataset of the hub", fix="write it as in org/name")
+        if self.metric not in EVAL_METRICS:
+            raise InputError(f"'{self.metric}' cannot be published", fix=f"use one of {', '.join(EVAL_METRICS)}")
+
+
+# ── parts of a README ────────────────────────────────────────────────────────────────────────────────────────────────
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1)]
+    escaped = [[escaped_markdown(cell) for cell in row] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [*lines, *escaped])
+
+
+def _rows(comparisons: Sequence[Comparison]) -> list[tuple[int, Comparison, ServedModel]]:
+    """Candidates in the order of all tables: in groups of one format and engine, from most bits to fewest."""
+    facts = [served(c) for c in comparisons]
+    return [(i, comparisons[i], facts[i]) for members in in_groups(facts).values() for i in members]
+
+
+def _bits(its: ServedModel) -> str:
+    return NOTHING if its.bits_per_weight is None else f"{its.bits_per_weight:.2f}"
+
+
+def _size(its: ServedModel) -> str:
+    return NOTHING if its.size is None else file_size(its.size)
+
+
+def _how(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> str:
+    m, s = comparisons[0].baseline.manifest, statistics[0]
+    text = f"{public_name(str(m['corpus']))} (sha256 {m['corpus_sha256'][:12]})"
+    counted = f"{s['targets']:,} tokens, ± over {s['groups']:,} {m.get('stderr_groups', 'groups')}"
+    return escaped_markdown(f"{method_words(m)} on {text}, {counted}; scoremode {__version__}.")
+
+
+def compact(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> str:
+    """A table of five columns, and one line that says how it was made."""
+    base = served_manifest(comparisons[0].baseline.manifest)
+    named = public_name(str(comparisons[0].baseline.manifest["model"]))
+    own = f"{baseline_name(comparisons, named)} (baseline)"
+    rows = [[own, _size(base), baseline_perplexity(statistics), NOTHING, NOTHING]]
+    for i, c, its in _rows(comparisons):
+        numbers = [shown_cell(BY_NAME[name], statistics[i]) for name in ("ppl_candidate", "kl_mean", "same_top")]
+        rows.append([c.name, _size(its), *numbers])
+    return f"{_table(['model', 'size', 'perplexity', 'KL', 'same top'], rows)}\n\n{_how(comparisons, statistics)}\n"
+
+
+def exl3(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> str:
+    """The measures of ExLlamaV3's comparisons: KL both ways, and agreement on the first 1 to 5 choices."""
+    base = comparisons[0].baseline.manifest
+    tops = {"same_top": 1, **{f"top{count}_same": count for count in range(2, FIRST + 1)}}
+    columns = {
+        "kl_mean": "KL divergence (original, quantized)",
+        "kl_reverse_mean": "KL divergence (quantized, original)",
+    }
+    columns |= {name: f"top-{count} agreement" for name, count in tops.items()} | {"ppl_candidate": "perplexity"}
+    own = [f"{public_name(str(base['model']))} (original)", _bits(served_manifest(base))]
+    rows = [[*own, *[NOTHING] * (len(columns) - 1), baseline_perplexity(statistics)]]
+    for i, c, its in _rows(comparisons):
+        rows.append([c.name, _bits(its), *(shown_cell(BY_NAME[name], statistics[i]) for name in columns)])
+    is_whole = all(s["kl_reverse_mean"] is not None and s["top5_same"] is not None for s in statistics)
+    missing = "" if is_whole else f" {NOTHING} in a row of a model: not measured, or infinite."
+    return f"{_table(['model', 'bpw', *columns.values()], rows)}\n\n{_how(comparisons, statistics)}{missing}\n"
+
+
+def llamacpp(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> str:
+    """The lines of llama.cpp's tool for every candidate, in code blocks."""
+    blocks = [f"{code(c.name)}\n\n```\n{llamacpp_text(llamacpp_statistics(c)).strip()}\n```\n" for c in comparisons]
+    return "\n".join([*blocks, f"By the formulas of llama.cpp's tool. {_how(comparisons, statistics)}\n"])
+
+
+def metadata(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> str:
+    """``model-index`` of all candidates; YAML allows the key once."""
+    blocks = [model_index(c, s).partition("\n")[2] for c, s in zip(comparisons, statistics, strict=True)]
+    return "model-index:\n" + "".join(blocks)
+
+
+README_PARTS: dict[str, Callable[[Sequence[Comparison], Sequence[Statistics]], str]] = {
+    "markdown": markdown,
+    "compact": compact,
+    "llamacpp": llamacpp,
+    "exl3": exl3,
+    "model-index": metadata,
+}
+FILES = ("eval-results", "json")
+DIALECTS = (*README_PARTS, *FILES)
+
+
+# ── one file per candidate ───────────────────────────────────────────────────────────────────────────────────────────
+def published_files(
+    dialect: str, comparisons: Sequence[Comparison], statistics: Sequence[Statistics], benchmark: Benchmark | None
+) -> dict[str, str]:
+    """The text of each file, by its name relative to a repository's root."""
+    if dialect == "json":
+        found = published_json(comparisons, statistics)
+        texts = [json.dumps(one, indent=1, ensure_ascii=False, allow_nan=False) + "\n" for one in found]
+        form = "{}.json"
+    else:
+        if benchmark is None:
+            raise InputError(
+                "the hub lists evaluation results only below a dataset that is registered as a benchmark",
+                fix="name it and its task: --benchmark org/dataset --task-id ID; --dialect model-index needs neither",
+            )
+        texts = [_eval_results(c, s, benchmark) for c, s in zip(comparisons, statistics, strict=True)]
+        form = ".eval_results/{}.yaml"
+    names = [form.format(_file_name(c.name)) for c in comparisons]
+    if len(set(names)) < len(names):
+        raise RunError("two candidates would be written to one file", fix="publish them one by one")
+    return dict(zip(names, texts, strict=True))
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^\w.-]+", "_", public_name(name)).lstrip(".")[:200] or "candidate"
+
+
+def _eval_results(c: Comparison, s: Statistics, benchmark: Benchmark) -> str:
+    """An entry of the hub's evaluation results: dataset, task and value are required, date and notes are not."""
+    if (value := s.get(benchmark.metric)) is None:
+        raise RunError(f"{c.name} has no {benchmark.metric}", fix="publish another --metric, or use a longer text")
+    m = c.baseline.manifest
+    about = f"{benchmark.metric} {statistics_for_people(s, [s])[benchmark.metric]}, {BY_NAME[benchmark.metric].about}"
+    text = f"{public_name(str(m['corpus']))}, sha256 {m['corpus_sha256'][:12]}"
+    notes = f"{about}; baseline {public_name(str(m['model']))}; {method_words(m)} on {text}; scoremode {__version__}"
+    date = str(c.candidate.manifest.get("finished") or c.candidate.manifest.get("created") or "")[:10]
+    lines = [
+        "- dataset:",
+        f"    id: {quoted(benchmark.dataset)}",
+        f"    task_id: {quoted(benchmark.task)}",
+        f"  value: {plain_number(value)}",
+        *([f"  date: {quoted(date)}"] if re.fullmatch(r"\d{4}-\d\d-\d\d", date) else []),
+        f"  notes: {quoted(notes)}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def published_json(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> list[dict[str, Any]]:
+    """All facts of each candidate: numbers unrounded and rounded for people, and what makes them reproducible."""
+    found = []
+    for c, s, verdict in zip(comparisons, statistics, verdicts(comparisons, statistics), strict=True):
+        m = c.baseline.manifest
+        shared = {
+            "scoremode": __version__,
+            "baseline": public_name(str(m["model"])),
+            "baseline_sha256": m.get("model_fingerprint"),
+            "baseline_served": served_manifest(m).as_json(),
+            "baseline_notes": list(map(public_words, model_notes(c.baseline))),
+            "corpus": public_name(str(m["corpus"])),
+            "corpus_sha256": m["corpus_sha256"],
+            "method": m["method"],
+            "method_settings": dict(m.get("method_settings", {})),
+            "plan_digest": c.baseline.plan_digest,
+            "stderr_groups": m.get("stderr_groups"),
+            "noise_floor_perturbed": c.noise_perturbed,
+        }
+        own = {
+            "name": public_name(c.name),
+            "model_sha256": c.candidate.manifest.get("model_fingerprint"),
+            "versions": dict(c.candidate.manifest.get("versions", {})),
+            "verdict": verdict.level,
+            "sentence": public_words(verdict.sentence),
+            "scale": verdict.scale,
+            "notes": list(map(public_words, model_notes(c.candidate))),
+            "for_people": statistics_for_people(s, statistics),
+            **served(c).as_json(),
+            "statistics": {name: value for name, value in s.items() if name != "name"},
+        }
+        found.append({**own, **shared})
+    return found

@@ -1,0 +1,185 @@
+"""A model as it was served: its format, engine and sizes, read from a manifest, which is not trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scoremode.core.engine.registry import all_options
+from scoremode.core.statistics.comparison import Comparison
+from scoremode.reports.text import middle_cut
+
+PARTS = ("body", "embedding", "head")
+MOST_BITS = 1024.0  # per weight; a manifest that says more is wrong
+LONGEST = 60  # characters of a format or an engine; the provenance shows them in full
+
+
+@dataclass(frozen=True, slots=True)
+class PartSize:
+    """The stored size of one part of a model."""
+
+    name: str
+    stored_bytes: int
+    weights: int
+
+    @property
+    def bits_per_weight(self) -> float:
+        return 8 * self.stored_bytes / self.weights
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The known facts of a model's format, engine and size; '' and None stand for unknown ones."""
+
+    format: str
+    engine: str
+    version: str
+    bits_per_weight: float | None
+    stored_bytes: int | None
+    parts: tuple[PartSize, ...] = ()
+    emulated_bytes: int | None = None  # the size that an emulated quantization would have
+    kv_cache: str = ""  # the types of the K/V cache, as in "k f16 v q8_0"
+
+    @property
+    def is_emulated(self) -> bool:
+        return self.format.startswith("emulated ")
+
+    @property
+    def size(self) -> int | None:
+        """The bytes of the weights; of an emulated quantization, those that it would have, if they are known."""
+        return self.emulated_bytes if self.is_emulated else self.stored_bytes
+
+    @property
+    def format_and_body(self) -> str:
+        """The format, and the bits of the body if they are not those of the whole model.
+
+        >>> parts = (PartSize("body", 500, 1000), PartSize("embedding", 1000, 1000))
+        >>> ServedModel("GGUF Q4_0", "llamacpp", "", 6.0, 1500, parts).format_and_body
+        'GGUF Q4_0, 4-bit body'
+        """
+        body = next((part.bits_per_weight for part in self.parts if part.name == "body"), None)
+        if body is None or self.bits_per_weight is None or abs(body / self.bits_per_weight - 1) < 0.02:
+            return self.format
+        return f"{self.format}, {body:.2g}-bit body".removeprefix(", ")
+
+    @property
+    def group(self) -> str:
+        """The kind of format, without its size, and the engine. Rows of tables and marks of charts are grouped by it.
+
+        >>> ServedModel("GGUF Q4_K_M", "table", "1.0", 4.85, None).group
+        'GGUF · table'
+        """
+        return " · ".join(word for word in (self.format.partition(" ")[0], self.engine) if word) or "not known"
+
+    @property
+    def line(self) -> str:
+        """Format, engine and its version in one line."""
+        engine = f"{self.engine} {self.version}".strip()
+        return ", ".join(word for word in (self.format, engine) if word)
+
+    def as_json(self) -> dict[str, Any]:
+        """The facts as JSON; None for an unknown one."""
+        return {
+            "format": self.format or None,
+            "engine": self.engine or None,
+            "bits_per_weight": self.bits_per_weight,
+            "weight_bytes": self.stored_bytes,
+            "emulated_bytes": self.emulated_bytes,
+            "kv_cache": self.kv_cache or None,
+            "sizes": {
+                p.name: {"bytes": p.stored_bytes, "weights": p.weights, "bits_per_weight": p.bits_per_weight}
+                for p in self.parts
+            }
+            or None,
+        }
+
+
+def served(comparison: Comparison) -> ServedModel:
+    """The candidate as it was served. The manifest of the comparison takes precedence over that of the run."""
+    its = comparison.manifest
+    own = {"weight_bytes": its["bytes"]} if its.get("bytes") is not None else {}
+    return served_manifest({**comparison.candidate.manifest, **its, **own})
+
+
+def served_manifest(m: Mapping[str, Any]) -> ServedModel:
+    bits = m.get("bits_per_weight")
+    known = isinstance(bits, int | float) and not isinstance(bits, bool) and 0 < bits <= MOST_BITS
+    stored = _count(m.get("weight_bytes"))
+    return ServedModel(
+        middle_cut(_words(m.get("model_format")), LONGEST),
+        middle_cut(_words(m.get("engine")), LONGEST),
+        middle_cut(engine_version(m), LONGEST),
+        float(bits) if known and bits is not None else None,
+        stored or None,
+        tuple(_parts(m.get("sizes"))),
+        _count(m.get("emulated_bytes")) or None,
+        middle_cut(_cache_words(m.get("engine_settings")), LONGEST),
+    )
+
+
+def _cache_words(settings: Any) -> str:
+    """The types of the K/V cache in the settings of an engine; '' if they do not say any."""
+    if not isinstance(settings, Mapping):
+        return ""
+    parts = {name: option.details.cache_part for name, (_, option) in all_options().items()}
+    types = [(part, _words(settings.get(name))) for name, part in parts.items() if part is not None]
+    return " ".join(f"{part} {chosen}" for part, chosen in types if chosen)
+
+
+def are_variants(comparisons: Sequence[Comparison]) -> bool:
+    """Is any candidate one of several variants of a model, such as types of its K/V cache?"""
+    return any(c.candidate.manifest.get("variant") for c in comparisons)
+
+
+def baseline_cache(comparisons: Sequence[Comparison]) -> str:
+    """The types of the baseline's K/V cache, if there are candidates that differ in theirs; else ''."""
+    return served_manifest(comparisons[0].baseline.manifest).kv_cache if are_variants(comparisons) else ""
+
+
+def baseline_name(comparisons: Sequence[Comparison], model: str) -> str:
+    """The name of the baseline's model, with the types of its K/V cache if candidates differ in theirs."""
+    return ", ".join(word for word in (model, baseline_cache(comparisons)) if word)
+
+
+def engine_version(manifest: Mapping[str, Any]) -> str:
+    """The version of the engine's own library; '' if the manifest does not say it."""
+    versions, engine = manifest.get("versions"), _words(manifest.get("engine"))
+    if not isinstance(versions, Mapping):
+        return ""
+    return _words(versions.get(engine) or versions.get(f"{engine}-cpu"))
+
+
+def _words(value: Any) -> str:
+    return " ".join(value.split()) if isinstance(value, str) else ""
+
+
+def _count(value: Any) -> int | None:
+    """The value, if it is a count that a machine could hold; else None."""
+    return value if type(value) is int and 0 <= value < 1 << 62 else None
+
+
+def _parts(sizes: Any) -> list[PartSize]:
+    found = []
+    for name in PARTS if isinstance(sizes, Mapping) else ():
+        entry = sizes.get(name)
+        if not isinstance(entry, Mapping):
+            continue
+        stored, weights = _count(entry.get("bytes")), _count(entry.get("weights"))
+        if stored is not None and weights:
+            found.append(PartSize(name, stored, weights))
+    return found
+
+
+def in_groups(facts: Sequence[ServedModel]) -> dict[str, list[int]]:
+    """Indices by group, groups in the order in which they appear; inside, from most bits per weight to fewest.
+
+    >>> in_groups([ServedModel(name, "", "", bits, None) for name, bits in (("Q4", 4.8), ("W4", 4.0), ("Q4", 8.5))])
+    {'Q4': [2, 0], 'W4': [1]}
+    """
+    found: dict[str, list[int]] = {}
+    for i, one in enumerate(facts):
+        found.setdefault(one.group, []).append(i)
+    for members in found.values():  # an unknown size comes last
+        members.sort(key=lambda i: -(facts[i].bits_per_weight or 0.0))
+    return found

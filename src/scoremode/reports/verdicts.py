@@ -1,0 +1,289 @@
+"""What happened to a candidate, in a sentence: KL and first choices say if it changed, perplexity says better or worse.
+
+same                     every log-probability is equal, and KL is 0 on every target
+within the noise floor   its mean KL is not above the KL of the baseline against itself
+changed                  KL less its error at 95 % (t · stderr) is above the noise floor; without one, above 0,
+                         or first choices differ. Also if half of the targets moved more than 99 % do by noise, or if
+                         better or worse is known
+changed, worse, better   the direction: tokens of probability zero, infinite KL, or a perplexity ratio that differs from
+                         1: p by Student's t with the paired error, and Holm's method over all candidates, as in the
+                         ranking (core/statistics/ranking.py)
+not known                none of these
+
+A model that is compared with itself (``scoremode paths``) has levels of its own:
+
+the same bits            no target moved
+more than the noise      the lower 95 % bounds of the rms difference and of the mean KL are above all noise that was
+                         measured: that of computing a few windows again, and that of the prefill path
+no more than the noise   one of them is not
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from scoremode.core.scores.answers import measured
+from scoremode.core.statistics.comparison import BY_NAME, Comparison, are_of_paths
+from scoremode.core.statistics.estimate import LEVEL
+from scoremode.core.statistics.gate import too_few
+from scoremode.core.statistics.groups import are_blocks
+from scoremode.core.statistics.paired import PairedMeans
+from scoremode.core.statistics.ranking import p_value, told_apart
+from scoremode.reports.numbers import Statistics, shown_statistic
+from scoremode.reports.scale import SOURCE, scale_words
+from scoremode.reports.text import counted
+from scoremode.values import Estimate, digits_of, rounded, usable
+
+Level = Literal[
+    "same",
+    "within the noise floor",
+    "changed",
+    "changed, worse",
+    "changed, better",
+    "not known",
+    "the same bits",
+    "more than the noise",
+    "no more than the noise",
+]
+
+HOLDS = "Figures measured on one path hold for the other."
+NO_CHANGE = 1e-5  # of a perplexity ratio: 0.001 %
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How far a candidate is from its baseline, as one of a few levels, and as a sentence without the two names."""
+
+    level: Level
+    sentence: str
+    scale: str = ""  # where its KL lies between those of usual quantization types
+
+
+def verdicts(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> list[Verdict]:
+    """Judges every candidate; all of them are tested together, so that more candidates give no more false claims."""
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # infinities are handled below
+        differences = [_log_ratio(c) for c in comparisons]
+    apart = told_apart([p_value(d) if math.isfinite(d.value) else 1.0 for d in differences])
+    found = []
+    for c, s, difference, is_apart in zip(comparisons, statistics, differences, apart, strict=True):
+        if c.is_of_paths:
+            found.append(_path_level(c, s, c.manifest["rerun"]))
+            continue
+        one = _judged(s, _direction(c, s, difference, is_apart=is_apart))
+        kl = usable(s.get("kl_mean"))
+        is_shown = kl and one.level not in ("same", "within the noise floor")
+        found.append(replace(one, scale=scale_words(kl)) if kl and is_shown else one)
+    return found
+
+
+def rule_words(comparisons: Sequence[Comparison]) -> str:
+    """How the verdicts were reached, for a footnote."""
+    if are_of_paths(comparisons):
+        return (
+            f"beyond the noise: the lower {100 * LEVEL:.0f} % bounds of the rms difference and of KL are both above "
+            "what computing the same again moved"
+        )
+    candidates = len(comparisons)
+    scale = f"; {SOURCE}" if any(c.kl is not None for c in comparisons) else ""
+    together = f"; {candidates:,} candidates are tested together (Holm)" if candidates > 1 else ""
+    return (
+        f"changed: KL less its error at {100 * LEVEL:.0f} % is above the noise floor (above 0 if none was measured); "
+        f"worse, better: the perplexity ratio differs from 1 at {100 * (1 - LEVEL):.0f} % by its paired error"
+        f"{together}{scale}"
+    )
+
+
+def _log_ratio(c: Comparison) -> Estimate:
+    found = measured(BY_NAME["log_ppl_ratio"].of)(PairedMeans(c))
+    assert isinstance(found, Estimate), "a statistic with an error"
+    return found
+
+
+def _judged(s: Statistics, direction: tuple[str, str]) -> Verdict:
+    """The verdict on a candidate; ``direction`` is 'worse', 'better' or '', and what that rests on, in words."""
+    kl, floor = usable(s.get("kl_mean")), usable(s.get("noise_floor_kl_mean"))
+    if s.get("targets") == 0:
+        return Verdict("not known", "not known: there are no targets")
+    if s.get("delta_logprob_max") == 0 and s.get("kl_max") == 0 and s.get("same_top") in (None, 1):
+        return Verdict("same", "the same on every target: all log-probabilities are equal, KL is 0")
+    if kl is not None and floor is not None and kl <= floor:
+        return Verdict("within the noise floor", f"no change beyond the noise floor: {_moved(s)}")
+    which, words = direction
+    shown = _change(s)
+    if shown is None and not which:
+        start = "no change shown" if kl is None else f"not clearly above {'0' if floor is None else 'the noise floor'}"
+        start = "not judged" if s.get("worse_stderr") is None else start
+        return Verdict("not known", "; ".join([f"{start}: {_moved(s)}", *_unmeasured(s), words]))
+    level: Level = "changed, worse" if which == "worse" else "changed, better" if which else "changed"
+    return Verdict(level, "; ".join(part for part in (f"changed: {_moved(s)}", *_unmeasured(s), shown, words) if part))
+
+
+def _change(s: Statistics) -> str | None:
+    """Is a change shown? What that rests on, in words; '' if it needs none; None if no change is shown."""
+    kl, floor, low = usable(s.get("kl_mean")), usable(s.get("noise_floor_kl_mean")), _kl_less_its_error(s)
+    high = usable(s.get("same_top_high"))
+    other_choices = high is not None and high < 1
+    if kl is None:
+        return "" if other_choices else None
+    if floor is None:
+        if other_choices:
+            return ""
+        return "no noise floor was measured" if low is not None and low > 0 else None
+    if low is not None and low > floor:
+        return ""
+    half, noise = usable(s.get("kl_median")), usable(s.get("noise_floor_kl_p99"))
+    if half is not None and noise is not None and half > noise:
+        return "half of the targets moved more than 99 % do by noise"
+    return None
+
+
+def _kl_less_its_error(s: Statistics) -> float | None:
+    """KL - t · stderr. Its own bounds are KL · exp(∓ t · stderr / KL), of which the lower one never reaches 0."""
+    kl, high = usable(s.get("kl_mean")), usable(s.get("kl_mean_high"))
+    if not kl or not high or kl < 0:
+        return None if high is None else kl
+    return kl - kl * math.log(high / kl)
+
+
+def _path_level(c: Comparison, s: Statistics, rerun: Mapping[str, Any]) -> Verdict:
+    """Judges a path against the prefill path of the same model, and says what that means for published figures."""
+    if s.get("delta_logprob_max") == 0 and not usable(s.get("kl_max")):
+        return Verdict("the same bits", f"the same bits as prefill on every target. {HOLDS}")
+    said, bounds = list[str](), list[tuple[float, float | None, float]]()
+    beside = (
+        ("delta_logprob_rms", usable(rerun["rms"]), _moved_words),
+        ("kl_mean", usable(s.get("noise_floor_kl_mean")), _kl_words),
+    )
+    for name, noise, words in beside:
+        value, low = usable(s.get(name)), usable(s.get(f"{name}_low"))
+        if value is not None:
+            said.append(words(s, value, noise, str(rerun["words"])))
+        if value is not None and noise is not None:
+            bounds.append((value, low, noise))
+    numbers = " ".join([*filter(None, said), f"{_path_means(s)}."])
+    if not bounds:
+        return Verdict("not known", f"not known if this is more than noise: none was measured. {numbers}")
+    if any((value if low is None else low) <= noise for value, low, noise in bounds):
+        return Verdict("no more than the noise", f"no difference beyond the noise. {numbers} {HOLDS}")
+    if any(low is None for _, low, _ in bounds):
+        few = too_few(s.get("groups"), c.baseline.manifest.get("stderr_groups", "groups"))
+        return Verdict("not known", f"not known if this is more than noise: {few}. {numbers}")
+    return Verdict("more than the noise", f"a real difference, beyond the noise. {numbers} {_path_meaning(s)}")
+
+
+def _moved_words(s: Statistics, rms: float, noise: float | None, rerun: str) -> str:
+    largest = f", at most {plain_nats(s['delta_logprob_max'])}" if usable(s.get("delta_logprob_max")) else ""
+    moved = f"Single log-probabilities differ from prefill's by {plain_nats(rms)} nats (rms){largest}"
+    if noise is None:
+        return f"{moved}; what computing again moves is unknown ({rerun})."
+    windows, how = rerun.split(", ", 1)
+    by = f"moves them by {plain_nats(noise)}" if noise else "gives the same bits"
+    return f"{moved}; computing {windows} again, {how}, {by}."
+
+
+def _kl_words(_: Statistics, kl: float, floor: float | None, __: str) -> str:
+    if floor is None:
+        return ""
+    said, own = f"KL, over all possible next tokens, is {plain_nats(kl)}", plain_nats(floor)
+    itself = "that of prefill against itself, computed in another way"
+    if own == plain_nats(kl):
+        return f"{said}, and so is {itself}."
+    return f"{said}, {'more' if kl > floor else 'no more'} than {itself} ({own})."
+
+
+def _path_means(s: Statistics) -> str:
+    """What happened to perplexity and to first choices; a change that rounds to nothing is not given in digits."""
+    found, ratio, error = list[str](), usable(s.get("ppl_ratio")), usable(s.get("ppl_ratio_stderr")) or 0.0
+    if ratio is None:
+        found.append("Perplexity is infinite")
+    elif abs(ratio - 1) + error < NO_CHANGE:
+        found.append(f"No measurable change of perplexity (below {100 * NO_CHANGE:.3f} %)")
+    else:
+        digits = min(3, digits_of(100 * (error or abs(ratio - 1))))
+        number = round(100 * (ratio - 1), digits) + 0.0  # no negative zero
+        found.append(f"Perplexity {number:+.{digits}f}%" + (f" ± {100 * error:.{digits}f}%" if error else ""))
+    if s.get("same_top") is not None:
+        found.append(f"same first choice {shown_statistic(BY_NAME['same_top'], s)[0]}")
+    return ", ".join(found)
+
+
+def _path_meaning(s: Statistics) -> str:
+    """What a difference beyond the noise means for published figures."""
+    low, high = usable(s.get("ppl_ratio_low")), usable(s.get("ppl_ratio_high"))
+    if low is not None and high is not None and low <= 1 <= high:
+        return (
+            "Perplexity is the same within its error; with probabilities of single tokens and greedy choices, "
+            "publish which path they come from."
+        )
+    return "Publish with every figure which path it comes from."
+
+
+def plain_nats(value: float) -> str:
+    """A small number with two digits and without an exponent.
+
+    >>> plain_nats(1.123e-5), plain_nats(0.5801), plain_nats(3e-12)
+    ('0.000011', '0.58', 'below 0.0000001')
+    """
+    if math.isinf(value):
+        return "infinity"
+    return "0" if value == 0 else f"{value:.{digits_of(value)}f}" if value >= 1e-7 else "below 0.0000001"
+
+
+def _perplexity(s: Statistics) -> list[str]:
+    """The change of perplexity in percent; nothing if a perplexity is infinite."""
+    ratio = usable(s.get("ppl_ratio"))
+    if ratio is None:
+        return []
+    number, error = rounded(ratio - 1, s.get("ppl_ratio_stderr"), percent=True)
+    return [f"perplexity {'' if number.startswith('-') else '+'}{number} {error}".rstrip()]
+
+
+def _moved(s: Statistics) -> str:
+    """KL beside its noise floor, and the share of other first choices; log-probabilities if neither was measured."""
+    kl, floor, found = usable(s.get("kl_mean")), usable(s.get("noise_floor_kl_mean")), list[str]()
+    if kl is not None:
+        low = _kl_less_its_error(s)
+        is_clear = low is not None and low > (floor or 0)
+        number, error = rounded(kl, s.get("kl_mean_stderr"))
+        found.append(f"KL {number}" if is_clear else f"KL {number} {error}".rstrip())
+        found += [] if is_clear or floor is None else [f"floor {rounded(floor)[0]}"]
+    elif s.get("kl_infinite"):
+        found.append("KL infinite")
+    if (same := usable(s.get("same_top"))) is not None:
+        found.append(f"first choice differs in {rounded(1 - same, s.get('same_top_stderr'), percent=True)[0]}")
+    if not found and (rms := usable(s.get("delta_logprob_rms"))) is not None:
+        found.append(f"log-probabilities differ by {rounded(rms)[0]} (rms)")
+    return ", ".join(found) or "a log-probability is infinite"
+
+
+def _unmeasured(s: Statistics) -> list[str]:
+    """Says that KL was not measured, and first choices neither."""
+    if s.get("kl_mean") is not None or s.get("kl_infinite") is not None:
+        return []
+    return ["KL was not measured" if s.get("same_top") is not None else "KL and first choices were not measured"]
+
+
+def _direction(c: Comparison, s: Statistics, difference: Estimate, *, is_apart: bool) -> tuple[str, str]:
+    """'worse', 'better', or '' if nobody can tell; and in words what that rests on."""
+    impossible = (s.get("zero_probability_candidate") or 0) - (s.get("zero_probability_baseline") or 0)
+    if impossible > 0:
+        return "worse", f"probability zero for {counted(impossible, 'more tokens')} of the text: worse"
+    if infinite := s.get("kl_infinite"):
+        return "worse", f"KL is infinite on {counted(infinite, 'targets')}: worse"
+    if impossible < 0:
+        return "better", f"probability zero for {counted(-impossible, 'fewer tokens')} of the text: better"
+    (said,) = _perplexity(s) or ["perplexity is infinite under both"]
+    kind = str(c.baseline.manifest.get("stderr_groups", "groups"))
+    if difference.stderr is None or not math.isfinite(difference.value):
+        few = [too_few(s.get("groups"), kind)] if s.get("worse_stderr") is None else []
+        return "", "; ".join([said, *few])
+    if not is_apart:
+        return "", f"{said} cannot tell better from worse on {counted(s.get('groups') or 0, kind)}"
+    which = "worse" if difference.value > 0 else "better"
+    where = f" on {counted(s.get('groups') or 0, kind)}" if are_blocks(kind) else ""  # says nothing of other texts
+    return which, f"{said}: {which}{where}"

@@ -1,0 +1,1 @@
+"""Which weights of a quantized model do the damage."""

@@ -1,0 +1,322 @@
+"""``scoremode attribute``: which layers and matrices of a candidate do the damage.
+
+Each unit of the candidate's weights is put into the baseline, alone, and compared with the baseline over the whole
+vocabulary. The sum of these parts, all weights together, and the candidate as it is served make up the account.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+import numpy as np
+
+from scoremode.core.disk.folders import entry_folder
+from scoremode.core.engine.plugin import Work
+from scoremode.core.plan.path import DECODE
+from scoremode.core.statistics.cells import Cells, Damage, PlanCells
+from scoremode.core.verbs.arguments import AllArguments, spelled_out, split_arguments
+from scoremode.core.verbs.compare import compare
+from scoremode.core.verbs.model import GivenTokenizer, LazyModel
+from scoremode.core.verbs.progress import Progress
+from scoremode.core.verbs.progress_display import shows_progress
+from scoremode.core.verbs.question import Question
+from scoremode.core.verbs.run_contents import describe_engine
+from scoremode.core.verbs.scoring import check_fits
+from scoremode.core.verbs.sides import CompareRequest, assign_engines, short
+from scoremode.errors import InputError, OptionError, RunError, did_you_mean, print_line
+from scoremode.remote.storage.uri import Place, located
+from scoremode.studies.attribution.folder import AGAIN, AttributionFolder
+from scoremode.studies.attribution.recipe import Budget, Choices, make_recipe, restored_recipe, write_tools
+from scoremode.studies.attribution.recipe_statistics import Uniform
+from scoremode.studies.attribution.result import Attribution, CandidateDamage, UnitDamage
+from scoremode.studies.attribution.swap_loop import Candidate, SwapMeasurement, formats_of, record_number, stored_bits
+from scoremode.studies.attribution.swapping import WeightFacts
+from scoremode.studies.attribution.units import BY, Unit, units_of
+from scoremode.studies.attribution.weight_formats.round_to_nearest import PREFIX as MADE
+from scoremode.studies.attribution.weight_formats.round_to_nearest import read_name
+from scoremode.studies.attribution.weights import candidate_fingerprint
+
+if TYPE_CHECKING:
+    from scoremode.core.engine.base import EngineFacts
+    from scoremode.core.statistics.comparison import Comparison
+
+KEPT_AS = ("KL of parts and of the whole is of weights alone: activations are computed as the baseline computes them",)
+
+
+@dataclass(frozen=True, slots=True)
+class AttributeRequest:
+    """What a user asked for, beside the question."""
+
+    baseline: str
+    candidates: tuple[str, ...]
+    by: str
+    engine: str | None  # that serves the candidates, to be measured beside the weights
+    tokenizer: GivenTokenizer | None
+    budget: Budget
+
+    def check(self, question: Mapping[str, Any]) -> None:
+        """Refuses what cannot be, before anything is loaded."""
+        if self.by not in BY:
+            raise OptionError(f"--by {self.by} is not known", fix=did_you_mean(self.by, BY))
+        if not self.candidates:
+            raise InputError("there is no candidate", fix="name one after the baseline, as in rtn:4:32")
+        for name in self.candidates:
+            if name.startswith(MADE):
+                read_name(name)
+        if len({short(name) for name in self.candidates}) < len(self.candidates):
+            raise InputError("two candidates have the same name", fix="rename one, so that tables can tell them apart")
+        if question.get("path") == DECODE:
+            raise OptionError("attribute has the prefill path only", fix="leave --path out")
+
+    def as_json(self) -> dict[str, Any]:
+        budget = self.budget.words if self.budget else None
+        return {"candidates": list(self.candidates), "by": self.by, "engine": self.engine, "budget": budget}
+
+
+@spelled_out(AllArguments)
+@shows_progress
+def attribute(
+    baseline: str,
+    *candidates: str,
+    by: str = "layer",
+    engine: str | None = None,
+    tokenizer: GivenTokenizer | None = None,
+    bits_budget: float | None = None,
+    kl_budget: float | None = None,
+    write_recipe: str | None = None,
+    out: str | Path | None = None,
+    fresh: bool = False,
+    progress: Progress | None = None,
+    **arguments: Unpack[AllArguments],
+) -> Attribution:
+    """Measures what each unit of a candidate's weights does to the baseline: a layer, a kind of matrix, or a matrix.
+
+    A candidate is another version of the baseline: quantized (compressed-tensors, GPTQ, AWQ, GGUF, EXL3), fine-tuned,
+    an adapter, or ``rtn:BITS:GROUP``, the baseline rounded to nearest. ``engine`` serves the candidate as well, and the
+    result says how much of the damage is not in the weights. ``arguments`` are those of a question, and options of
+    Transformers, which computes the baseline, and of ``engine``.
+
+    With ``bits_budget`` (mean bits per weight, embedding and head included) or ``kl_budget``, a mixture of candidates
+    and baseline is chosen on the first half of the windows, built, and measured on the second half. ``write_recipe`` is
+    the beginning of the names of files that tools read.
+
+    Every finished unit is kept at once, in ``out`` or in the cache, and the same call resumes. ``replicas`` measure
+    units side by side.
+
+    >>> sm.attribute("org/model", "rtn:4:32", corpus="wikitext2")[0].units[3].name     # doctest: +SKIP
+    'layer 2'
+    """
+    request = AttributeRequest(
+        str(baseline), tuple(map(str, candidates)), by, engine, tokenizer, Budget(bits_budget, kl_budget)
+    )
+    question, options = split_arguments(arguments, needs_text=True)
+    request.check(question)
+    request.budget.check(write_recipe)
+    where = located(out) if out is not None else None
+    if isinstance(where, Place):
+        raise OptionError("--out of attribute is a folder of this machine", fix="give a folder")
+    served = [name for name in request.candidates if not name.startswith(MADE)] if engine else []
+    if engine and not served:
+        raise OptionError(f"--engine {engine} serves none of the candidates: rtn is emulated", fix="leave --engine out")
+    wanted = CompareRequest(engine, options, "transformers", None, tokenizer)
+    own, _ = assign_engines(request.baseline, served, wanted)
+    if own is None or not own.plugin.able().swaps:  # a run, or a format that another engine opens
+        raise InputError(f"{request.baseline} has no weights to swap", fix="give a checkpoint as the baseline")
+    with closing(own.prepare()) as model:
+        asked = model.ask(question, progress)
+        check_fits(asked.plan, asked.subject.vocabulary, asked.subject.context_length)
+        token = getattr(model.chosen.options, "token", None)
+        prints = {name: candidate_fingerprint(name, token) for name in request.candidates}
+        identity = model.identity(asked)
+        with AttributionFolder(where or entry_folder("attributions", identity), identity, fresh=fresh) as folder:
+            known = {**request.as_json(), "fingerprints": prints}
+            found = _kept(folder, known)
+            if found is None:
+                work = _Work(request, asked, model, folder, prints, progress)
+                manifest = {"request": known, **work.measured(), **work.served(served, arguments)}
+                found = _restored(folder, folder.save(manifest))
+    if write_recipe is not None and found.recipe is not None:
+        write_tools(found.recipe, write_recipe)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One attribution while it is measured."""
+
+    request: AttributeRequest
+    asked: Question
+    model: LazyModel
+    folder: AttributionFolder
+    prints: Mapping[str, str]
+    progress: Progress | None
+
+    def measured(self) -> dict[str, Any]:
+        """Swaps all units of all candidates; returns the manifest of what was measured. Sums are in the folder."""
+        plan = self.asked.plan
+        work, cells = Work(longest=int(plan.lengths.max())), PlanCells(plan)
+        with closing(self.model.open_swapper(work, self.prints, self.progress)) as swapper:
+            facts, engine = swapper.facts, swapper.engine_facts()
+            check_fits(plan, engine.vocabulary, engine.context_length)
+            # the embedding of a tied baseline is its head too, so what was measured for it holds for that alone
+            mark = " beside a head" if facts.is_untied else ""
+            candidates = [Candidate(name, self.prints[name] + mark, own) for name, own in facts.candidates.items()]
+            units = units_of(facts.shapes, self.request.by, facts.layers_name)
+            choices = Choices({one.name: one for one in candidates}, facts.own, units, facts.model_type)
+            choices.check(self.request.budget)
+            self.folder.begin()
+            measurement = SwapMeasurement(swapper, plan, cells, self.folder, self.progress)
+            measurement.measure([candidate.job(unit) for candidate in candidates for unit in (*units, None)])
+            recipe = make_recipe(self.request.budget, choices, measurement) if self.request.budget else None
+            noise_kl, perturbed = measurement.noise()
+            engine = swapper.engine_facts()
+            notes = [*engine.notes, *facts.notes, *KEPT_AS, *swapper.account()]
+        if engine.dtype in ("bfloat16", "float16"):
+            notes.append(f"de-quantized weights are rounded to {engine.dtype}, in which the baseline computes")
+        return {
+            "baseline": short(self.request.baseline),
+            "by": self.request.by,
+            "cells": cells.cells.as_json(),
+            "noise_kl": None if noise_kl is None else noise_kl.tolist(),
+            "noise_perturbed": perturbed,
+            "facts": self._facts(engine, cells.kind),
+            "notes": [*notes, *plan.notes],
+            "candidates": [_candidate(candidate, facts.own, units) for candidate in candidates],
+            "recipe": recipe,
+        }
+
+    def _facts(self, engine: EngineFacts, groups: str) -> dict[str, Any]:
+        asked = self.asked
+        return {
+            "corpus": asked.corpus.name,
+            "method": asked.plan.method,
+            "method_settings": dict(asked.plan.settings),
+            "windows": len(asked.plan),
+            "forward_tokens": asked.plan.forward_tokens,
+            "stderr_groups": groups,
+            **describe_engine(engine),
+        }
+
+    def served(self, candidates: Sequence[str], arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Compares the candidates as an engine serves them with the baseline: normal comparisons, kept in the cache."""
+        if not candidates:
+            return {}
+        self.model.close()
+        cells, found = PlanCells(self.asked.plan), {}
+        for name in candidates:
+            number = record_number(self.prints[name], "served", str(self.request.engine), repr(sorted(arguments)))
+            compared = compare(
+                self.request.baseline,
+                name,
+                engine=self.request.engine,
+                baseline_engine="transformers",
+                tokenizer=self.request.tokenizer,
+                progress=self.progress,
+                **arguments,
+            )[0]
+            if compared.baseline.plan_digest != self.asked.plan.digest:
+                raise InputError(f"{name} was served with other windows", fix="give --context-length")
+            self.folder.add(number, _damage_of(compared, cells).packed())
+            found[short(name)] = {"record": number, "engine": compared.candidate.manifest["engine"]}
+        return {"served": found}
+
+
+def _candidate(candidate: Candidate, own: WeightFacts, units: Sequence[Unit]) -> dict[str, Any]:
+    """What the manifest keeps of a candidate."""
+    weights = candidate.weights
+    return {
+        "name": short(candidate.name),
+        "bits_per_weight": stored_bits(weights, tuple(weights.stored)) / sum(unit.weights for unit in units),
+        "notes": list(weights.notes),
+        "whole": candidate.job(None).number,
+        "units": [
+            {
+                "name": unit.name,
+                "layer": unit.layer,
+                "kind": unit.kind,
+                "weights": unit.weights,
+                "format": formats_of(weights, unit.tensors),
+                "bits": stored_bits(weights, unit.tensors) / unit.weights,
+                "bits_saved": stored_bits(own, unit.tensors) - stored_bits(weights, unit.tensors),
+                "record": candidate.job(unit).number,
+            }
+            for unit in units
+        ],
+    }
+
+
+def _damage_of(compared: Comparison, cells: PlanCells) -> Damage:
+    """The sums of a comparison of the same plan."""
+    kl, moved, same = [], [], []
+    for block in compared.blocks():
+        if block.kl is None or block.base_top is None or block.cand_top is None:
+            raise InputError(f"the engine of {compared.name} gives no KL", fix="leave --engine out")
+        kl.append(block.kl)
+        moved.append(block.moved)
+        same.append(block.base_top == block.cand_top)
+    return cells.damage(np.concatenate(kl), np.concatenate(moved), np.concatenate(same))
+
+
+def _kept(folder: AttributionFolder, known: Mapping[str, Any]) -> Attribution | None:
+    """The finished attribution in a folder; None if it is another one, or if records are lost: they are measured again.
+
+    ``known`` is the request that it must answer.
+    """
+    if folder.finished is None or folder.finished["request"] != known:
+        return None
+    try:
+        return _restored(folder, folder.finished)
+    except KeyError:
+        print_line(f"scoremode: records of {folder.folder} are lost: what is missing is measured again")
+    except ValueError as error:
+        raise RunError(f"{folder.folder} cannot be right: {error}", fix=AGAIN) from None
+    return None
+
+
+def _restored(folder: AttributionFolder, stored: Mapping[str, Any]) -> Attribution:
+    """The attribution in a folder: its manifest, and the sums in its records."""
+    served, cells = stored.get("served", {}), Cells.from_json(stored["cells"])
+
+    def damage(number: int) -> Damage:
+        found = Damage.unpacked(folder.records[number])
+        if len(found.kl) != len(cells.group):
+            raise ValueError("a record has other cells than its manifest")
+        return found
+
+    candidates = []
+    for one in stored["candidates"]:
+        its = served.get(one["name"])
+        units = [
+            UnitDamage(
+                **{name: unit[name] for name in ("name", "layer", "kind", "weights", "format", "bits", "bits_saved")},
+                damage=damage(unit["record"]),
+            )
+            for unit in one["units"]
+        ]
+        candidates.append(
+            CandidateDamage(
+                one["name"],
+                one["bits_per_weight"],
+                tuple(units),
+                damage(one["whole"]),
+                None if its is None else damage(its["record"]),
+                None if its is None else its["engine"],
+                tuple(one["notes"]),
+            )
+        )
+    uniform = [Uniform(one.name, one.bits_per_weight, one.whole) for one in candidates]
+    return Attribution(
+        baseline=stored["baseline"],
+        by=stored["by"],
+        cells=cells,
+        candidates=tuple(candidates),
+        noise_kl=None if stored["noise_kl"] is None else np.asarray(stored["noise_kl"]),
+        noise_perturbed=stored["noise_perturbed"],
+        facts=stored["facts"],
+        notes=tuple(stored["notes"]),
+        recipe=None if stored["recipe"] is None else restored_recipe(stored["recipe"], damage, uniform),
+    )

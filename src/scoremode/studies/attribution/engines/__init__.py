@@ -1,0 +1,1 @@
+"""What attributions need of each engine."""

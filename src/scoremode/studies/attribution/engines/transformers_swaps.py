@@ -1,0 +1,250 @@
+"""A loaded model with some of its weights replaced, computed from the first layer that the replacement can change.
+
+record      one forward pass per batch of windows; what the layers before each start give is kept (kept_states.py)
+keep        the baseline's logits, computed by the first swap, if there is room for them
+swapped     new weights in place of the model's own, which come back bit for bit
+diverge     the same forward pass: layers before the start are skipped, and the last of them gives what was kept
+
+The model's own code runs in between: embeddings, masks, positions and the last norm are never rebuilt here, so that
+every architecture of Transformers works. A model whose layers use more than the output of the layer before is found by
+a probe; its swaps compute all layers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scoremode.core.engine.base import Want
+from scoremode.core.engine.baseline import states_in
+from scoremode.core.engine.distributions import IndexedWindow, from_raw
+from scoremode.core.scores.answers import Answers, WindowSource
+from scoremode.engines.transformers.batches import rows_needed
+from scoremode.engines.transformers.engine import PROBE_TOKENS, TransformersEngine, replaced
+from scoremode.engines.transformers.kept_states import KeptStates, Place, choose_place
+from scoremode.engines.transformers.own_head import find_head
+from scoremode.errors import EngineError, ModelError
+from scoremode.head.budget import free_on
+from scoremode.head.divergence import Keep, keep_in, keep_nothing
+from scoremode.head.kernels import can_keep
+from scoremode.head.matrix import Head
+from scoremode.head.precision import full_float32
+
+FINAL = "final"  # key of the final states of a window's rows
+PROBE = Place("memory", 0)
+ALL_LAYERS = "a swap computes all layers: they use more than the output of the layer before them"
+
+
+class SwappableModel:
+    """An open engine whose model is computed with other weights. Use it inside a ``with`` block."""
+
+    def __init__(self, engine: TransformersEngine) -> None:
+        if engine.head is None:
+            raise ModelError(
+                "the head of the baseline is not a plain matrix of floats", fix="give an unquantized baseline"
+            )
+        self.engine, self.model, self.device = engine, engine.model, engine.model.device
+        self.head: Head = engine.head  # of the baseline
+        self.layers_name, self.layers = _decoder_layers(engine)
+        self.parameters: dict[str, torch.nn.Parameter] = dict(engine.model.named_parameters())
+        self.notes: list[str] = []
+        self._opened = ExitStack()
+        self._kept: KeptStates | None = None
+        self._logits: dict[tuple[int, ...], dict[tuple[int, ...], Tensor]] = {}  # of the baseline, by windows
+        self._wanted: frozenset[int] = frozenset()  # starts whose states are kept by this pass
+        self._start = 0  # the first layer that is computed by this pass
+        self._key: bytes | None = None  # the tokens of this pass; None: it is computed whole
+        self._rest: dict[int, tuple[Any, ...]] = {}  # what a layer gives beside its states
+        self._skips = True
+
+    # ── layers ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    def __enter__(self) -> SwappableModel:
+        with ExitStack() as opened:  # an error here leaves no hook behind
+            for index, layer in enumerate(self.layers):
+                opened.enter_context(replaced(layer, "forward", self._watched(index, layer.forward)))
+            hook = self.engine.body.register_forward_pre_hook(self._begin, with_kwargs=True)
+            opened.callback(hook.remove)
+            self._probe()
+            self._opened = opened.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+        self._logits.clear()
+        if self._kept is not None:
+            self._kept.clear()
+
+    def untie_head(self) -> None:
+        """Gives the head a copy of the embedding, which was both. The model has its own head again after the block."""
+        layer = self.model.get_output_embeddings()
+        self._opened.callback(setattr, layer, "weight", layer.weight)
+        layer.weight = torch.nn.Parameter(layer.weight.detach().clone())
+        self.parameters = dict(self.model.named_parameters())
+        head = find_head(self.model)
+        assert head is not None, "only its memory is another"
+        self.head = self.engine.head = head
+
+    def _begin(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Notes which tokens a forward pass is about. One that follows a cache of keys and values is left alone."""
+        ids = kwargs.get("input_ids")
+        alone = kwargs.get("past_key_values") is None and isinstance(ids, Tensor) and not args
+        self._key = ids.cpu().numpy().tobytes() + bytes(str(ids.shape), "ascii") if ids is not None and alone else None
+
+    def _watched(self, index: int, own: Any) -> Any:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            kept, key = self._kept, self._key
+            if kept is None or key is None:
+                return own(*args, **kwargs)
+            if self._start > index and (key, self._start) in kept:
+                is_last = index == self._start - 1
+                states = kept.get((key, self._start)) if is_last else args[0] if args else kwargs["hidden_states"]
+                return (states, *self._rest[index]) if index in self._rest else states
+            made = own(*args, **kwargs)
+            if index + 1 in self._wanted:
+                kept.put((key, index + 1), made[0] if isinstance(made, tuple) else made)
+            if isinstance(made, tuple):
+                self._rest[index] = made[1:]
+            return made
+
+        return forward
+
+    @full_float32()
+    @torch.inference_mode()
+    def _probe(self) -> None:
+        """Finds out whether layers can be skipped: final states must have the bits of a whole pass, for every start."""
+        rows = self.model.get_input_embeddings().weight.shape[0]
+        texts = [(torch.arange(PROBE_TOKENS, device=self.device)[None] + i) % rows for i in (0, 1)]
+        self._kept = KeptStates(PROBE, self.device)
+        starts = range(1, len(self.layers) + 1)
+        try:
+            whole = [self._pass(text, wanted=starts) for text in texts]
+            more = any(isinstance(x, Tensor) for rest in self._rest.values() for x in rest)
+            for start in starts:
+                # Two texts take turns, so that nothing is right by chance that a skipped layer remembers: layer i was
+                # last computed for start i, and so for another text than start i + 1.
+                turn = (start + 1) % 2
+                found = self._pass(texts[turn], start=start)
+                self._skips = self._skips and not more and torch.equal(found, whole[turn])
+        except (RuntimeError, TypeError, AttributeError, KeyError):  # of an architecture that is built otherwise
+            self._skips = False
+        finally:
+            self._kept = None
+        if not self._skips:
+            self.notes.append(ALL_LAYERS)
+
+    def _pass(self, ids: Tensor, start: int = 0, wanted: Collection[int] = ()) -> Tensor:
+        self._start, self._wanted = start, frozenset(wanted)
+        try:
+            final: Tensor = self.engine.body(input_ids=ids, use_cache=False).last_hidden_state
+            return final
+        finally:
+            self._start, self._wanted = 0, frozenset()
+
+    def start_of(self, names: Collection[str]) -> int:
+        """The first layer that other weights under these names change; the number of layers if only the head does."""
+        return min((self._start_of(name) for name in names), default=len(self.layers))
+
+    def _start_of(self, name: str) -> int:
+        if not self._skips:
+            return 0
+        if name.startswith(f"{self.layers_name}."):
+            return int(name[len(self.layers_name) + 1 :].split(".", maxsplit=1)[0])
+        return len(self.layers) if self.is_head(name) and not self.is_embedding(name) else 0
+
+    def is_head(self, name: str) -> bool:
+        return any(self.parameters[name] is own for own in self.model.get_output_embeddings().parameters())
+
+    def is_embedding(self, name: str) -> bool:
+        return any(self.parameters[name] is own for own in self.model.get_input_embeddings().parameters())
+
+    # ── the baseline ─────────────────────────────────────────────────────────────────────────────────────────────────
+    def place(self, source: WindowSource, starts: Collection[int]) -> Place:
+        """Where the states of all windows will be kept, for swaps from these layers on. Nothing is computed."""
+        tokens = 0
+        for batch in self.engine.batches(source):
+            tokens += len(batch) * max(rows_needed(source.window(int(index))) for index in batch)
+        rows = sum(len(source.window(index).rows) for index in range(len(source)))
+        each = int(self.model.config.get_text_config().hidden_size) * self.model.dtype.itemsize
+        logits = 4 * rows * self.engine.vocabulary
+        return choose_place((len(set(starts) - {0}) * tokens + rows) * each, self.device, logits)
+
+    def record(self, source: WindowSource, starts: Collection[int], place: Place) -> Iterator[tuple[int, Answers]]:
+        """Scores all windows with the model's own weights, and keeps the states before each start."""
+        self._kept, self._wanted = KeptStates(place, self.device), frozenset(starts) - {0}
+        self._logits.clear()
+        try:
+            done = np.zeros(len(source), np.bool_)
+            for index, answers in self.engine.score(source, done, Want(states=True)):
+                self._kept.put((FINAL, index), from_raw(states_in(answers), self.engine.facts.dtype))
+                yield index, answers
+        finally:
+            self._wanted = frozenset()
+
+    def rows(self, windows: list[IndexedWindow]) -> Tensor:
+        """The baseline's final states for the rows of these windows, concatenated: see StatesOnDevice."""
+        assert self._kept is not None, "record comes first"
+        return torch.cat([self._kept.get((FINAL, index)) for index, _ in windows])
+
+    def keep(self, windows: list[IndexedWindow]) -> Keep:
+        """What keeps the baseline's logits for the rows of these windows, if there is room for them."""
+        assert self._kept is not None, "record comes first"
+        choice = self.engine.choice
+        if not self._kept.place.logits or choice is None or not can_keep(choice.kernel, self.head):
+            return keep_nothing
+        return keep_in(self._logits.setdefault(tuple(index for index, _ in windows), {}))
+
+    # ── swaps ────────────────────────────────────────────────────────────────────────────────────────────────────────
+    @contextlib.contextmanager
+    def swapped(self, names: Collection[str], read: Callable[[str], Tensor]) -> Iterator[list[str]]:
+        """Puts the weights that ``read`` gives into the model inside this block; its own come back, bit for bit.
+
+        Yields the names of those that differ from the model's own. One tensor is read at a time.
+        """
+        own: dict[str, Tensor] = {}
+        size = sum(self.parameters[name].nbytes for name in names)
+        aside = self.device.type == "cuda" and 1.25 * size > free_on(self.device)
+        try:
+            for name in names:
+                parameter, new = self.parameters[name], read(name)
+                if new.shape != parameter.shape:
+                    raise EngineError(
+                        f"{name} has the shape {tuple(new.shape)}", fix="this is a fault of the candidate"
+                    )
+                new = new.to(parameter.device, parameter.dtype)
+                if not torch.equal(new, parameter.data):
+                    own[name] = parameter.data.cpu() if aside else parameter.data
+                    parameter.data = new
+            head = find_head(self.model) if any(map(self.is_head, own)) else self.head
+            assert head is not None, "only its numbers are others"
+            self.engine.head = head
+            yield list(own)
+        finally:
+            for name, old in own.items():
+                self.parameters[name].data = old.to(self.parameters[name].device if aside else old.device)
+            self.engine.head = self.head
+
+    def diverge(self, source: WindowSource, start: int) -> Iterator[tuple[int, Answers]]:
+        """Answers of all windows with the weights that are in the model now, which differ from layer ``start`` on."""
+        self._start = start
+        try:
+            yield from self.engine.diverge(source, self)
+        finally:
+            self._start = 0
+
+
+def _decoder_layers(engine: TransformersEngine) -> tuple[str, list[Any]]:
+    """The decoder layers of a model, and the name of their list, as in ``model.layers``."""
+    count = int(engine.model.config.get_text_config().num_hidden_layers)
+    inside = {id(module) for module in engine.body.modules()}
+    for name, module in engine.model.named_modules():
+        if isinstance(module, torch.nn.ModuleList) and len(module) == count and id(module) in inside:
+            return name, list(module)
+    raise ModelError(
+        f"the decoder layers of {type(engine.model).__name__} were not found", fix="choose another baseline"
+    )

@@ -1,0 +1,52 @@
+"""Hidden states between the layers of a model that vLLM serves, for profiles by depth.
+
+engine ──prompts──▶ vLLM's scheduler and kernels ──hooks on the layers──▶ pooler ──rows of each prompt──▶ engine
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from scoremode.core.scores.answers import Window
+from scoremode.core.scores.packing import Words
+from scoremode.engines.vllm.engine import VllmEngine
+from scoremode.engines.vllm.support import LaunchArguments
+from scoremode.engines.vllm.wire import Request
+from scoremode.errors import OptionError
+from scoremode.studies.attribution.layer_states import LayerStates, States, fed_tokens
+
+EAGER = "without compilation and CUDA graphs (--enforce-eager), as hooks on layers need"
+
+
+class VllmLayers(VllmEngine, LayerStates):
+    """An engine whose workers keep the states between layers. vLLM runs eagerly: compiled code calls no hooks."""
+
+    def __init__(self, model: str, options: LaunchArguments, **more: Any) -> None:
+        if options.arguments().get("pipeline_parallel_size", 1) != 1:
+            raise OptionError(
+                "--pipeline-parallel-size: a stage knows the states of its own layers only",
+                fix="use --tensor-parallel-size",
+            )
+        extra = {name: value for name, value in options.extra.items() if name != "enforce_eager"}
+        super().__init__(model, replace(options, layers=True, enforce_eager=True, extra=extra), **more)
+        config = self.llm.llm_engine.vllm_config.model_config.hf_text_config
+        self.layers, self.width = int(config.num_hidden_layers), int(config.hidden_size)
+        self.facts = replace(self.facts, notes=(*self.facts.notes, f"vLLM ran {EAGER}"))
+
+    def states(self, windows: Sequence[Window]) -> Iterator[States]:
+        waiting: dict[str, int] = {}
+        for index, window in enumerate(windows):
+            self._check(window, index)
+            rows = np.arange(fed_tokens(window), dtype=np.int32)
+            asked = Request(rows, np.zeros((len(rows), 1), np.int32), extra="layers")
+            waiting[self._submit(window.ids[: len(rows)], asked)] = index
+        found: dict[int, Words] = {}
+        for index in range(len(windows)):
+            while index not in found:
+                found |= {waiting[answer.name]: answer.words for answer in self._step()}
+            lines = found.pop(index).view(np.float32).reshape(-1, self.layers + 1, self.width)
+            yield np.ascontiguousarray(lines.swapaxes(0, 1))

@@ -1,0 +1,252 @@
+"""``sm.layer_profile``: a served model's hidden states after each layer against the baseline's, on the same tokens.
+
+candidate, as it is served ──▶ states between its layers ──▶ a temporary file, in float32, of a size that is told
+baseline, by Transformers  ──▶ the same places; its layers on the candidate's states; itself, in another way
+                                                 └──▶ sums per layer and group, window by window ──▶ DepthProfile
+
+One model is in memory at a time.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Unpack
+
+import numpy as np
+
+from scoremode.core.arguments import whole_number
+from scoremode.core.cache.units import size_words
+from scoremode.core.engine.base import EngineFacts
+from scoremode.core.plan.plan import Plan
+from scoremode.core.scores.answers import Window
+from scoremode.core.statistics.groups import grouping
+from scoremode.core.verbs.arguments import AllArguments, EngineOptionArguments, spelled_out, split_arguments
+from scoremode.core.verbs.compare import comparable_facts, require_same_question
+from scoremode.core.verbs.model import TOLD_FROM, GivenTokenizer, LazyModel
+from scoremode.core.verbs.progress import Progress
+from scoremode.core.verbs.progress_display import shows_progress
+from scoremode.core.verbs.scoring import check_fits
+from scoremode.core.verbs.sides import CompareRequest, assign_engines, name_of
+from scoremode.errors import EngineError, InputError, OptionError, print_line
+from scoremode.studies.attribution.depth_profile import DepthProfile, ProfileSums
+from scoremode.studies.attribution.layer_states import BaselineLayers, LayerStates, States, fed_tokens, require_alike
+from scoremode.values import Ints
+
+TOKENS = 4096  # tokens of a profile: a layer's error needs few
+TOGETHER = 256 << 20  # bytes of states that are asked for at once
+NOISE_WINDOWS = 4  # windows that the baseline computes a second time
+
+
+@spelled_out(AllArguments)
+@shows_progress
+def layer_profile(
+    baseline: str,
+    candidate: str,
+    *,
+    tokens: int = TOKENS,
+    engine: str | None = None,
+    tokenizer: GivenTokenizer | None = None,
+    baseline_options: EngineOptionArguments | None = None,
+    progress: Progress | None = None,
+    **arguments: Unpack[AllArguments],
+) -> DepthProfile:
+    """Compares hidden states after each layer of a served model with those of the baseline, and names a broken layer.
+
+    ``baseline`` is a checkpoint that Transformers loads; ``engine`` serves the candidate. ``tokens`` bounds the tokens
+    that are compared: whole windows, spread over the text. ``arguments`` are those of a question, and options of the
+    candidate's engine; the baseline gets those that Transformers has, and ``baseline_options``.
+
+    >>> sm.layer_profile("org/model", "model-Q4_K_M.gguf", corpus="wikitext2").verdict    # doctest: +SKIP
+    'no layer is out of line'
+    """
+    question, options = split_arguments(arguments, needs_text=True)
+    if question.get("path") not in (None, "prefill"):
+        raise OptionError("hidden states between layers are computed by prefill", fix="leave --path out")
+    wanted = CompareRequest(engine, options, "transformers", baseline_options, tokenizer)
+    its, candidates = assign_engines(baseline, [candidate], wanted, divergence=False)
+    if its is None or not candidates or its.plugin.name != "transformers":
+        which = candidate if its is not None and its.plugin.name == "transformers" else baseline
+        raise InputError(
+            f"a profile of layers needs two models, the baseline in a format of Transformers, and {which} is not one",
+            fix="give a checkpoint as the baseline",
+        )
+    with closing(its.prepare()) as first, closing(candidates[candidate].prepare()) as second:
+        return profile_of(first, second, question, tokens=tokens, progress=progress)
+
+
+def profile_of(
+    baseline: LazyModel,
+    candidate: LazyModel,
+    question: Mapping[str, Any],
+    *,
+    tokens: int = TOKENS,
+    progress: Progress | None = None,
+) -> DepthProfile:
+    """The profile of a candidate against a baseline that Transformers loads; neither is open yet."""
+    if (whole_number("tokens", tokens) or 0) < 1:
+        raise OptionError(f"tokens={tokens} leaves nothing to compare", fix="give a number of at least 1")
+    for model in (baseline, candidate):
+        model.require_layers()
+    asked = baseline.ask(question, progress)
+    require_same_question(comparable_facts(asked), candidate.ask(question, progress), asked.tokens.ids)
+    check_fits(asked.plan, asked.subject.vocabulary, asked.subject.context_length)
+    text = _ProfiledText.of(asked.plan, tokens)
+    with tempfile.TemporaryFile(prefix="scoremode-states-") as file:
+        with closing(candidate.open_layers(text.longest, progress)) as served:
+            require_alike(*_known_shape(baseline), served)
+            kept = _KeptStates.of(file, text, served)
+            kept.fill(served, progress)
+            facts = served.facts
+        with closing(baseline.open_layers(text.longest, progress)) as layers:
+            assert isinstance(layers, BaselineLayers), "Transformers can be a baseline"
+            require_alike(layers.layers, layers.width, served)
+            sums = _compared(layers, kept, progress)
+            unusual = layers.unusual_way
+            both = layers.facts, facts
+    return DepthProfile(
+        names=(name_of(baseline), name_of(candidate)),
+        engines=(_served_by(both[0]), _served_by(both[1])),
+        places=sums.places(),
+        tokens=sums.tokens,
+        windows=sums.windows,
+        groups=text.kind,
+        unusual_way=unusual,
+        notes=tuple(dict.fromkeys((*text.notes(asked.plan), *both[0].notes, *both[1].notes))),
+    )
+
+
+def _served_by(facts: EngineFacts) -> str:
+    return f"{facts.engine}, {facts.dtype}, {facts.device}"
+
+
+def _known_shape(baseline: LazyModel) -> tuple[int | None, int | None]:
+    """Layers and width of a baseline as its config says them, before it is loaded."""
+    checkpoint = baseline.subject.checkpoint
+    config = checkpoint.config if checkpoint is not None else {}
+    text = config.get("text_config", config)
+    found = text.get("num_hidden_layers") if isinstance(text, dict) else None
+    return found if isinstance(found, int) else None, baseline.subject.hidden_size
+
+
+# ── the text ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True, slots=True, eq=False)
+class _ProfiledText:
+    """The windows of a plan that are compared, with the group of each of their targets."""
+
+    windows: list[Window]
+    groups: list[Ints]
+    kind: str  # of the groups, in words
+    group_count: int
+
+    @staticmethod
+    def of(plan: Plan, tokens: int) -> _ProfiledText:
+        """Chooses whole windows, spread over the plan, with at most ``tokens`` targets; at least one window."""
+        with_targets = np.flatnonzero(plan.target_counts > 0)
+        count = max(1, int(tokens // max(1.0, plan.target_counts[with_targets].mean())))
+        chosen = with_targets[
+            np.unique(np.linspace(0, len(with_targets) - 1, min(count, len(with_targets))).astype(int))
+        ]
+        groups, offsets = grouping(plan), plan.target_offsets
+        numbers = np.concatenate([groups.of(block) for block in plan.blocks()])
+        return _ProfiledText(
+            [plan.window(int(index)) for index in chosen],
+            [numbers[offsets[index] : offsets[index + 1]] for index in chosen],
+            groups.kind,
+            groups.count,
+        )
+
+    @property
+    def longest(self) -> int:
+        return max(len(window.ids) for window in self.windows)
+
+    @property
+    def fed(self) -> list[int]:
+        return [fed_tokens(window) for window in self.windows]
+
+    def notes(self, plan: Plan) -> list[str]:
+        if len(self.windows) == len(plan):
+            return []
+        return [f"{len(self.windows):,} of {len(plan):,} windows are compared, spread over the text"]
+
+
+# ── the states ───────────────────────────────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True, slots=True, eq=False)
+class _KeptStates:
+    """The candidate's states of all windows, in a mapped temporary file."""
+
+    text: _ProfiledText
+    shape: tuple[int, int]  # places, width
+    numbers: Any  # float32, the states of the windows one after another
+
+    @staticmethod
+    def of(file: Any, text: _ProfiledText, served: LayerStates) -> _KeptStates:
+        places, width = served.layers + 1, served.width
+        size = 4 * sum(text.fed) * places * width
+        free = shutil.disk_usage(tempfile.gettempdir()).free
+        if size > free:
+            raise EngineError(
+                f"the states between layers take {size_words(size)}, and {tempfile.gettempdir()} has "
+                f"{size_words(free)} left",
+                fix="give a smaller --max-windows or --context-length, or set TMPDIR",
+            )
+        if size >= TOLD_FROM:
+            print_line(f"scoremode: the states between layers take {size_words(size)}, in {tempfile.gettempdir()}")
+        return _KeptStates(text, (places, width), np.memmap(file, np.float32, "w+", shape=(size // 4,)))
+
+    def of_window(self, index: int) -> Any:
+        """The part of the file for one window, (places, tokens, width)."""
+        places, width = self.shape
+        begin = sum(self.text.fed[:index]) * places * width
+        count = self.text.fed[index]
+        return self.numbers[begin : begin + places * count * width].reshape(places, count, width)
+
+    def fill(self, served: LayerStates, progress: Progress | None) -> None:
+        for begin, windows in self._together():
+            for index, states in enumerate(served.states(windows), begin):
+                own = self.of_window(index)
+                if states.shape != own.shape:
+                    raise EngineError("the engine gave states of another size", fix="this is a fault of the engine")
+                own[:] = states
+                if progress is not None:
+                    progress(sum(self.text.fed[: index + 1]), 2 * sum(self.text.fed))
+
+    def _together(self) -> Iterator[tuple[int, Sequence[Window]]]:
+        """Windows in order, as many at a time as TOGETHER allows; with the index of the first."""
+        begin = 0
+        while begin < len(self.text.windows):
+            end = begin + 1
+            while end < len(self.text.windows) and self._bytes(begin, end + 1) <= TOGETHER:
+                end += 1
+            yield begin, self.text.windows[begin:end]
+            begin = end
+
+    def _bytes(self, begin: int, end: int) -> int:
+        """The bytes of the states of some windows, all as long as the longest: a batch may be padded."""
+        return 4 * self.shape[0] * self.shape[1] * max(self.text.fed[begin:end]) * (end - begin)
+
+
+def _compared(layers: BaselineLayers, kept: _KeptStates, progress: Progress | None) -> ProfileSums:
+    """Adds up the errors of all windows, and the noise floor of a few that are spread over them."""
+    text = kept.text
+    sums = ProfileSums(layers.layers, text.group_count)
+    noisy = set(np.linspace(0, len(text.windows) - 1, min(NOISE_WINDOWS, len(text.windows))).astype(int).tolist())
+    fed = sum(text.fed)
+    for index, (window, groups) in enumerate(zip(text.windows, text.groups, strict=True)):
+        served, rows = np.array(kept.of_window(index)), window.rows
+        (own,) = layers.states([window])
+        replayed = layers.replayed(window, served)
+        sums.add(groups, served[:, rows], own[:, rows], replayed[:, rows])
+        if index in noisy:
+            sums.add_noise(groups, own[:, rows], _rows(layers.states_otherwise(window), rows))
+        if progress is not None:
+            progress(fed + sum(text.fed[: index + 1]), 2 * fed)
+    return sums
+
+
+def _rows(states: States, rows: Any) -> States:
+    found: States = states[:, rows]
+    return found

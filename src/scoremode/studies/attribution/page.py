@@ -1,0 +1,291 @@
+"""The HTML page of an attribution: the account, a map of layers and matrices, bars with errors, and all figures.
+
+It needs no script: figures are shown as titles when the pointer rests on a cell or a bar.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from scoremode.reports.html.drawing import Axis, Frame, linear, plain
+from scoremode.reports.html.templating import fill, fill_page
+from scoremode.reports.text import (
+    PREDICTED,
+    account_lines,
+    attribution_notes,
+    candidate_bits,
+    chosen_words,
+    saves_bits,
+    unit_rows,
+)
+from scoremode.studies.attribution.depth_profile import DepthProfile
+from scoremode.studies.attribution.depth_profile_chart import depth_profile_section
+from scoremode.studies.attribution.result import Attribution, CandidateDamage, UnitDamage, ordered
+from scoremode.values import Estimate, Floats, rounded
+
+DECADES = 2  # of the colours of a map: a hundredth of the largest, and less, is almost white
+NAMED_PARTS = 6  # units that have a segment of their own in the account
+WIDE, NARROW = ("wide", 760.0), ("narrow", 380.0)
+
+
+def render_attribution(found: Attribution, profiles: Sequence[DepthProfile] = (), more: Sequence[str] = ()) -> str:
+    """Renders the page of an attribution, with profiles of served candidates, and more notes."""
+    facts = found.as_json()
+    candidates = [
+        {
+            "facts": c,
+            "account": _account(found, own),
+            "lines": account_lines(c),
+            "bits": candidate_bits(c),
+            "saves_bits": saves_bits(c),
+            "rows": unit_rows(c),
+            "maps": _maps(found, own),
+            "bars": _bars(found, own),
+        }
+        for own, c in zip(found.candidates, facts["candidates"], strict=True)
+    ]
+    left_out = [*(() if any(c["maps"] for c in candidates) else ("map",)), *(() if "recipe" in facts else ("recipe",))]
+    left_out += [] if profiles else ["charts"]
+    return fill_page(
+        "attribution.html",
+        title=f"Where {', '.join(c.name for c in found.candidates)} differs from {found.baseline}",
+        facts=facts,
+        candidates=candidates,
+        notes=[*attribution_notes(facts), *more],
+        profiles=[depth_profile_section(profile) for profile in profiles],
+        recipe=facts.get("recipe"),
+        units_from="" if found.recipe is None else chosen_words(facts["recipe"]),
+        predicted=PREDICTED,
+        left_out=left_out,
+    )
+
+
+def render_profile(found: DepthProfile) -> str:
+    """Renders the page of a profile alone."""
+    title = f"{found.names[1]} against {found.names[0]}, layer by layer"
+    return fill_page("profile.html", title=title, verdict=found.verdict, profile=depth_profile_section(found))
+
+
+def figures(found: Attribution, one: UnitDamage) -> str:
+    """All figures of a unit, for a title."""
+    if not one.damage.is_changed:
+        return f"{one.name}: the baseline's own weights"
+    moved, same = found.cells.mean(one.damage.moved), found.cells.mean(one.damage.same, within="share")
+    said = [
+        f"{one.name}: KL {_words(found.kl(one))}",
+        f"Δ log-probability {_words(moved)}",
+        f"same first choice {' '.join(rounded(same.value, same.stderr, percent=True))}",
+        *([f"{one.bits:.2f} bits per weight ({one.format})"] if one.bits_saved > 0 else []),
+    ]
+    each = found.kl_per_gigabit(one)
+    return "\n".join(said if each is None else [*said, f"KL per Gbit saved {_words(each)}"])
+
+
+def _words(e: Estimate) -> str:
+    return " ".join(rounded(e.value, e.stderr)).strip().replace("-", "−")
+
+
+# ── the account ──────────────────────────────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A piece of the account: from where to where on the axis."""
+
+    begin: float
+    end: float
+    kind: str  # its CSS class
+    title: str
+
+
+def _account(found: Attribution, candidate: CandidateDamage) -> Markup:
+    """The account as one stacked bar: units, then interaction, then what is not in the weights."""
+    account = found.account(candidate)
+    changed = [one for one in ordered(found, candidate.units) if one.damage.is_changed]
+    if not all(math.isfinite(e.value) for e in (account.parts, account.whole)):
+        return Markup()
+    segments, at = [], 0.0
+    for one in changed[:NAMED_PARTS]:
+        size = found.kl(one).value
+        segments.append(Segment(at, at + size, "part", figures(found, one)))
+        at += size
+    if changed[NAMED_PARTS:]:
+        rest = len(changed) - NAMED_PARTS
+        words = f"{rest} other units: KL {_words(found.cells.mean(_sum(changed[NAMED_PARTS:])))}"
+        segments.append(Segment(at, account.parts.value, "part others", words))
+    rows = [("sum of parts", segments)]
+    whole = Segment(0.0, account.whole.value, "whole", f"all weights: KL {_words(account.whole)}")
+    steps = [("interaction", account.parts, account.interaction, account.whole, "interaction")]
+    if account.rest is not None and account.served is not None:
+        steps.append(("rest", account.whole, account.rest, account.served, "rest"))
+    for name, before, step, after, kind in steps:
+        rows.append((name, [Segment(before.value, after.value, kind, f"{name}: KL {_words(step)}")]))
+        rows += [("all weights", [whole])] if name == "interaction" else []
+    if account.served is not None:
+        rows.append(("served", [Segment(0.0, account.served.value, "whole", f"served: KL {_words(account.served)}")]))
+    ends = [e.value for e in (account.parts, account.whole, account.served) if e is not None]
+    axis = linear(0.0, max(*ends, 1e-12) * 1.04, "KL, nats per token")
+    frames = [
+        Frame(kind, width, 26 * len(rows) + 52, 130 if kind == "wide" else 96, 22, 8, 40)
+        for kind, width in (WIDE, NARROW)
+    ]
+    return fill("account_chart.html", frames=frames, axis=axis, rows=rows, each=26)
+
+
+def _sum(units: Sequence[UnitDamage]) -> Floats:
+    total: Floats = np.sum([one.damage.kl for one in units], axis=0)
+    return total
+
+
+# ── the map ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def _maps(found: Attribution, candidate: CandidateDamage) -> list[Markup]:
+    """Layers × matrices, by KL and by KL per bit saved; nothing if units are not matrices."""
+    units = [one for one in candidate.units if one.layer is not None and one.kind is not None]
+    if not units:
+        return []
+    per_bit = {one.name: found.kl_per_gigabit(one) for one in units}
+
+    def each(one: UnitDamage) -> float | None:
+        estimate = per_bit[one.name]
+        return None if estimate is None else estimate.value
+
+    drawn = [
+        _map(
+            found, units, "KL of each matrix", "Nats per token, alone in the baseline.", lambda one: found.kl(one).value
+        )
+    ]
+    if any(each(one) for one in units):
+        text = "Nats per token for each 10⁹ bits that it saves: the deepest colours are the first to keep."
+        drawn.append(_map(found, units, "KL per Gbit saved", text, each))
+    return drawn
+
+
+def _map(
+    found: Attribution, units: Sequence[UnitDamage], title: str, text: str, value: Callable[[UnitDamage], float | None]
+) -> Markup:
+    idle = {one.kind for one in units} - {one.kind for one in units if one.damage.is_changed}
+    units = [one for one in units if one.kind not in idle or len(idle) == len({one.kind for one in units})]
+    kinds, layers = (list(dict.fromkeys(getattr(one, name) for one in units)) for name in ("kind", "layer"))
+    values = [value(one) for one in units]
+    largest = max((v for v in values if v is not None and math.isfinite(v)), default=0.0)
+    width, left, right, top = 420.0, 34.0, 40.0, 64.0  # names of columns lean to the right
+    cell, height = (width - left - right) / len(kinds), max(9.0, min(18.0, 520 / len(layers)))
+    cells = [
+        {
+            "x": left + cell * kinds.index(one.kind),
+            "y": top + height * layers.index(one.layer),
+            "depth": depth(v, largest),
+            "title": figures(found, one),
+        }
+        for one, v in zip(units, values, strict=True)
+    ]
+    every = max(1, math.ceil(11 / height))
+    steps = [largest * 10.0**-power for power in range(DECADES, -1, -1)]
+    return fill(
+        "heat_map.html",
+        title=title,
+        text=text,
+        width=width,
+        height=top + height * len(layers) + 40,
+        cell=cell,
+        row=height,
+        columns=[(left + cell * (i + 0.5), kind) for i, kind in enumerate(kinds)],
+        rows=[(top + height * (i + 0.5), layer) for i, layer in enumerate(layers) if i % every == 0],
+        top=top,
+        left=left,
+        cells=cells,
+        scale=[(_two_digits(step), depth(step, largest)) for step in steps] if largest > 0 else [],
+    )
+
+
+def _two_digits(value: float) -> str:
+    return f"{float(f'{value:.2g}'):,.0f}" if value >= 100 else plain(float(f"{value:.2g}"))
+
+
+def depth(value: float | None, largest: float) -> float | None:
+    """How dark a value is, from 0 to 1, on a logarithmic scale; None if it is not known.
+
+    >>> depth(1.0, 1.0), depth(0.001, 1.0), depth(0.0, 1.0), depth(None, 1.0)
+    (1.0, 0.06, 0.0, None)
+    """
+    if value is None:
+        return None
+    if not largest > 0 or value <= 0:
+        return 0.0
+    if not math.isfinite(value):
+        return 1.0
+    place = 1 + math.log10(value / largest) / DECADES
+    return round(0.06 + 0.94 * max(0.0, place), 3)
+
+
+# ── bars ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def _bars(found: Attribution, candidate: CandidateDamage) -> list[Markup]:
+    """KL by layer and by kind of matrix, whatever the units are divided by; sums where there are several units."""
+    charts = []
+    for name, title in (("layer", "KL by layer"), ("kind", "KL by kind of matrix")):
+        groups: dict[str, list[UnitDamage]] = {}
+        for one in candidate.units:
+            if not one.damage.is_changed:
+                continue
+            key = getattr(one, name)
+            if key is not None or (name == "layer" and one.layer is None and one.kind is not None):
+                groups.setdefault(str(one.kind if key is None else key), []).append(one)
+        of_units = [units for units in groups.values() if name == "kind" or units[0].layer is not None]
+        if found.by in (name, "matrix") and len(of_units) > 1:
+            charts.append(_bar_chart(found, title, groups))
+    return charts
+
+
+def _bar_chart(found: Attribution, title: str, groups: Mapping[str, Sequence[UnitDamage]]) -> Markup:
+    bars = []
+    for name, units in groups.items():
+        kl = found.cells.mean(_sum(units), within="positive")
+        together = f"{name}, {len(units)} units: KL {_words(kl)}"
+        bars.append((name, kl, figures(found, units[0]) if len(units) == 1 else together))
+    finite = [b for _, kl, _ in bars for b in (kl.value, kl.high) if b is not None and math.isfinite(b)]
+    axis = linear(0.0, max([*finite, 1e-12]) * 1.02, "KL, nats per token")
+    noise = found.noise if found.noise is not None and found.noise < max([*finite, 0.0]) else None
+    several = any(len(units) > 1 for units in groups.values())
+    text = (
+        "Sums of units that were swapped alone" if several else "Each swapped alone"
+    ) + ", with 95% bounds where there are enough groups."
+    return fill(
+        "bar_chart.html",
+        title=title,
+        text=text,
+        bars=_placed(bars, axis),
+        axis=axis,
+        noise=noise,
+        frames=_bar_frames(bars),
+    )
+
+
+def _bar_frames(bars: Sequence[tuple[str, Estimate, str]]) -> list[Frame]:
+    long = any(len(name) > 3 for name, _, _ in bars[: len(bars)])
+    bottom = 96 if long else 40
+    return [Frame(kind, width, 190 + bottom, 58, 10, 22, bottom) for kind, width in (WIDE, NARROW)]
+
+
+def _placed(bars: Sequence[tuple[str, Estimate, str]], axis: Axis) -> list[dict[str, Any]]:
+    """Bars with their places on the axes."""
+
+    def place(value: float | None) -> float | None:
+        return None if value is None else min(1.0, max(0.0, float(axis.place(value))))
+
+    step = 1 / len(bars)
+    return [
+        {
+            "name": name,
+            "title": title,
+            "middle": step * (i + 0.5),
+            "half": step * 0.36,
+            "top": place(kl.value) or 0.0,
+            "low": place(kl.low),
+            "high": place(kl.high),
+        }
+        for i, (name, kl, title) in enumerate(bars)
+    ]

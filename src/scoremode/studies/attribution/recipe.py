@@ -1,0 +1,139 @@
+"""A recipe from measured units: chosen on the first half of the windows, really built, measured on the second half."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from scoremode.core.statistics.cells import Cells, Damage
+from scoremode.core.verbs.outputs import write_files
+from scoremode.errors import InputError, OptionError, print_line
+from scoremode.studies.attribution.bit_allocation import Allocation, Option, allocate
+from scoremode.studies.attribution.recipe_statistics import SEEN, Recipe, Uniform
+from scoremode.studies.attribution.recipes.mixture import Mixture
+from scoremode.studies.attribution.recipes.writing import write_recipes
+from scoremode.studies.attribution.swap_loop import Candidate, Job, SwapMeasurement, record_number, stored_bits
+from scoremode.studies.attribution.swapping import Swap, WeightFacts
+from scoremode.studies.attribution.units import Unit
+
+BASELINE = "baseline"
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a mixture may cost: bits per weight, or KL."""
+
+    bits: float | None = None
+    kl: float | None = None
+
+    def check(self, write_recipe: str | None) -> None:
+        if self.bits is not None and self.kl is not None:
+            raise OptionError("--bits-budget and --kl-budget were given together", fix="give one of them")
+        if write_recipe is not None:
+            if not self:
+                raise OptionError("--write-recipe needs a budget", fix="give --bits-budget or --kl-budget")
+            folder = Path(write_recipe).expanduser().parent
+            if not folder.is_dir():
+                raise OptionError(f"there is no folder {folder} for --write-recipe", fix="make it first")
+
+    def __bool__(self) -> bool:
+        return self.bits is not None or self.kl is not None
+
+    @property
+    def words(self) -> str:
+        return f"{self.bits:g} bits per weight" if self.bits is not None else f"KL {self.kl:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What a recipe chooses from: the candidates by name, the baseline's own weights, and the units."""
+
+    candidates: Mapping[str, Candidate]
+    own: WeightFacts
+    units: Sequence[Unit]
+    model_type: str
+
+    def options(self, unit: Unit, damage: Callable[[Job], Damage], cells: Cells) -> list[Option]:
+        """The precisions of a unit, with the damage on the windows that recipes are chosen on."""
+        found = [Option(BASELINE, stored_bits(self.own, unit.tensors), 0.0)]
+        for name, candidate in self.candidates.items():
+            kl = cells.mean(damage(candidate.job(unit)).kl, SEEN).value
+            found.append(Option(name, stored_bits(candidate.weights, unit.tensors), kl))
+        return found
+
+    def check(self, budget: Budget) -> None:
+        """Refuses, before anything is measured, a budget in bits that no choice meets."""
+        every = [self.own, *(one.weights for one in self.candidates.values())]
+        least = sum(min(stored_bits(one, unit.tensors) for one in every) for unit in self.units)
+        least /= sum(unit.weights for unit in self.units)
+        if budget.bits is not None and budget.bits < least * (1 - 1e-6):
+            raise OptionError(
+                f"--bits-budget {budget.bits:g} is too small: the smallest options take {least:.4g} bits per weight",
+                fix="raise the budget, or add candidates",
+            )
+
+    def weights(self, chosen: str) -> WeightFacts:
+        return self.own if chosen == BASELINE else self.candidates[chosen].weights
+
+    def mixture_job(self, allocation: Allocation) -> Job:
+        """The job of measuring the mixture: the tensors of every unit that is not the baseline's."""
+        chosen = {unit.name: allocation.chosen[unit.name].name for unit in self.units}
+        sources = {t: chosen[u.name] for u in self.units if chosen[u.name] != BASELINE for t in u.tensors}
+        parts = [f"{tensor} {self.candidates[name].fingerprint}" for tensor, name in sources.items()]
+        return Job(Swap("the mixture", sources), record_number("mixture", *parts))
+
+    def texts(self, allocation: Allocation) -> list[dict[str, Any]]:
+        """The recipe in the dialects of tools."""
+        parameters = {
+            t: self.weights(allocation.chosen[unit.name].name).stored[t] for unit in self.units for t in unit.tensors
+        }
+        found = write_recipes(Mixture(self.model_type, parameters))
+        return [{**asdict(one), "notes": list(one.notes)} for one in found]
+
+
+def make_recipe(budget: Budget, choices: Choices, measurement: SwapMeasurement) -> dict[str, Any]:
+    """Chooses a mixture and measures it; returns what the manifest keeps. Its sums are in the folder."""
+    cells = measurement.cells.cells
+    if not cells.targets[cells.half == 1].sum():
+        raise InputError("one window cannot be divided into two halves for a recipe", fix="give a longer text")
+
+    def damage(job: Job) -> Damage:
+        return measurement.measure([job])[0]
+
+    allocation = allocate(
+        {unit.name: unit.weights for unit in choices.units},
+        {unit.name: choices.options(unit, damage, cells) for unit in choices.units},
+        bits_budget=budget.bits,
+        kl_budget=budget.kl,
+    )
+    job = choices.mixture_job(allocation)
+    damage(job)
+    return {
+        "budget": budget.words,
+        "chosen": {unit: option.name for unit, option in allocation.chosen.items()},
+        "bits_per_weight": allocation.bits_per_weight,
+        "predicted": allocation.predicted,
+        "gap": allocation.gap,
+        "record": job.number,
+        "written": choices.texts(allocation),
+    }
+
+
+def restored_recipe(stored: Mapping[str, Any], damage: Callable[[int], Damage], uniform: Sequence[Uniform]) -> Recipe:
+    """The recipe in a manifest."""
+    names = ("budget", "chosen", "bits_per_weight", "predicted", "gap")
+    return Recipe(
+        **{name: stored[name] for name in names},
+        damage=damage(stored["record"]),
+        uniform=tuple(uniform),
+        written=tuple(stored["written"]),
+    )
+
+
+def write_tools(recipe: Recipe, prefix: str) -> None:
+    """Writes the recipe of each tool into a file."""
+    texts = {Path(f"{prefix}{one['suffix']}").expanduser(): one["text"] for one in recipe.written}
+    made = write_files(texts, "--write-recipe", "this recipe; what was measured is kept")
+    print_line(f"scoremode: recipes written to {', '.join(map(str, made))}")

@@ -1,0 +1,110 @@
+"""The tables of ``scoremode attribute``: the units that do most of the damage, and the account."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.text import Text
+
+from scoremode.reports.terminal.console import BlockTable, Facts, TableColumn
+from scoremode.reports.text import (
+    PREDICTED,
+    account_lines,
+    attribution_notes,
+    candidate_bits,
+    chosen_words,
+    counted,
+    saves_bits,
+    shown,
+    unit_rows,
+)
+from scoremode.values import rounded
+
+MOST = 12  # units in a table; the page and JSON have all
+
+Row = Mapping[str, Any]
+
+
+def attribution_tables(facts: Row, *, most: int = MOST) -> list[Any]:
+    """The tables of all candidates, from ``Attribution.as_json()``."""
+    parts: list[Any] = []
+    for candidate in facts["candidates"]:
+        parts += [*_candidate(facts, candidate, most), ""]
+    if "recipe" in facts:
+        parts += [*_recipe(facts["recipe"]), ""]
+    return [*parts, *(Text(shown(note), "dim") for note in attribution_notes(facts))]
+
+
+def _recipe(recipe: Row) -> list[Any]:
+    """The mixture, predicted and measured, beside uniform candidates."""
+    mixture = {
+        "name": "mixture",
+        "bits_per_weight": recipe["bits_per_weight"],
+        **{name.replace("measured_", ""): value for name, value in recipe.items() if name.startswith("measured_kl")},
+        **dict.fromkeys(("difference", "difference_stderr")),
+    }
+    rows = sorted([mixture, *recipe["uniform"]], key=lambda row: row["bits_per_weight"])
+    table = BlockTable(
+        [shown(row["name"]) for row in rows],
+        [
+            TableColumn("bits per weight", [f"{row['bits_per_weight']:.3f}" for row in rows]),
+            _column("KL, held out", rows, "kl"),
+            _column("mixture minus this", rows, "difference"),
+        ],
+    )
+    facts = Facts()
+    facts.line("predicted", f"KL {rounded(recipe['predicted_kl'])[0]}  {PREDICTED}")
+    facts.line("units", shown(chosen_words(recipe)))
+    return [
+        Text(f"a mixture for {recipe['budget']}", "bold"),
+        table,
+        "",
+        facts,
+        Text(shown(recipe["verdict"])),
+        *(Text(shown(f"{one['tool']}: {note}"), "dim") for one in recipe["tools"] for note in one["notes"]),
+    ]
+
+
+def _candidate(facts: Row, candidate: Row, most: int) -> list[Any]:
+    title = f"{candidate['name']} in {facts['baseline']}, by {facts['by']}"
+    changed = [row for row in unit_rows(candidate) if row["changed"]]
+    named, rest = changed[:most], changed[most:]
+    found: list[Any] = [Text(f"{shown(title)} ({candidate_bits(candidate)})", "bold")]
+    if named:
+        found.append(_units(named, with_bits=saves_bits(candidate)))
+    said = []
+    if rest:
+        share = sum(row["share"] or 0.0 for row in rest)
+        said.append(f"{counted(len(rest), 'more units')} have {100 * share:.1f}% of the sum")
+    if equal := [row["unit"] for row in candidate["units"] if not row["changed"]]:
+        names = ", ".join(equal[:4]) + (", …" if len(equal) > 4 else "")
+        said.append(f"{counted(len(equal), 'units')} with the baseline's own weights: {names}")
+    found += [Text(shown(line), "dim") for line in said]
+    account = Facts()
+    for name, value, error, about in account_lines(candidate):
+        account.line(name, f"{value} {error}".strip() + (f"  {about}" if about else ""))
+    return [*found, "", account]
+
+
+def _units(rows: Sequence[Row], *, with_bits: bool) -> BlockTable:
+    sizes = [
+        TableColumn("bits", [f"{row['bits']:.2f}" for row in rows]),
+        _column("KL per Gbit", rows, "kl_per_gigabit", leaves=1),
+        TableColumn("format", [shown(row["format"]) for row in rows], number=False, leaves=2),
+    ]
+    return BlockTable(
+        [shown(row["unit"]) for row in rows],
+        [
+            _column("KL", rows, "kl"),
+            TableColumn("share", ["–" if row["share"] is None else f"{100 * row['share']:.1f}%" for row in rows]),
+            _column("Δ logprob", rows, "delta_logprob"),
+            _column("same top", rows, "same_top", percent=True),
+            *(sizes if with_bits else []),
+        ],
+    )
+
+
+def _column(title: str, rows: Sequence[Row], name: str, *, percent: bool = False, leaves: int = 0) -> TableColumn:
+    cells = [" ".join(rounded(row[name], row[f"{name}_stderr"], percent=percent)).strip() for row in rows]
+    return TableColumn(title, cells, leaves=leaves)

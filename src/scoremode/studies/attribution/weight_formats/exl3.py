@@ -1,0 +1,161 @@
+"""EXL3: tiles of 16 × 16 weights, each a ring of bits, rotated by Hadamard matrices of 128 on both sides.
+
+A tile of K bits per weight is a ring of 256 · K bits. Its weight number i is coded by the 16 bits of the ring that end
+at bit (i + 1) · K: a formula, one of three, turns such a state into a number. Neighbours share 16 - K bits. Half
+numbers of bits alternate: 2.5 is 2, 3, 2, 3, …
+
+    weight = svh · H (decoded tiles)ᵀ H · suh        H: Hadamard matrices of 128 along the diagonal, divided by √128
+
+Files store (input, output), the transpose of Transformers, with both sizes filled up to a multiple of 128.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from scoremode.core.models.safetensors import TRELLIS, StoredTensor
+from scoremode.errors import ModelError
+from scoremode.studies.attribution.weight_formats.checkpoint import PlainTensors
+from scoremode.studies.attribution.weight_formats.stored import Shape, StoredWeight
+
+if TYPE_CHECKING:
+    import torch
+
+TILE = 16  # weights along each side
+BLOCK = 128  # of the Hadamard matrices
+STATES = 1 << 16
+DECODED_TOGETHER = 1 << 22  # weights
+MULTIPLIERS = {"mcg": 0xCBAC1FED, "mul1": 0x83DCD12D}  # of two of the formulas, stored beside the tiles
+BESIDE = (TRELLIS, "suh", "svh", "su", "sv", *MULTIPLIERS)
+FLOATS, WORDS = ("F16", "BF16", "F32"), ("I16", "U16")
+PLAIN = "3inst"  # the formula without a stored number
+WIDTHS = (*range(16, 129, 16), 24, 40, 56)  # words of a tile: 1 to 8 bits, 1.5, 2.5 and 3.5
+
+
+class Exl3Tensors:
+    """A TensorReader for an EXL3 checkpoint. ``shapes`` has the sizes before they were filled up, by name."""
+
+    def __init__(self, label: str, plain: PlainTensors, shapes: Mapping[str, Shape]) -> None:
+        self._label, self._plain = label, plain
+        modules = [name.removesuffix(f".{TRELLIS}") for name in plain.tensors if name.endswith(f".{TRELLIS}")]
+        self._modules = {f"{module}.weight": module for module in modules}
+        beside = {f"{module}.{leaf}" for module in modules for leaf in BESIDE}
+        self.stored = {name: stored for name, stored in plain.stored.items() if name not in beside}
+        self.stored |= {name: self._stored(name, module, shapes.get(name)) for name, module in self._modules.items()}
+
+    def read(self, name: str) -> torch.Tensor:
+        module = self._modules.get(name)
+        if module is None:
+            return self._plain.read(name)
+        import torch
+
+        outputs, inputs = self.stored[name].shape
+        formula, trellis = self._formula(module), self._plain.raw(f"{module}.{TRELLIS}")
+        by_input, by_output = self._factors(f"{module}.su"), self._factors(f"{module}.sv")
+        weight = torch.empty(inputs, outputs)
+        rows = BLOCK // TILE * max(1, DECODED_TOGETHER // (BLOCK * TILE * trellis.shape[1]))
+        for begin in range(0, len(trellis), rows):
+            here = slice(begin * TILE, (begin + rows) * TILE)
+            block = rotated(decoded_tiles(trellis[begin : begin + rows], formula).float())
+            block *= by_input[here, None]
+            weight[here] = (block * by_output)[: inputs - here.start, :outputs]
+        return weight.T.contiguous()
+
+    def _factors(self, name: str) -> torch.Tensor:
+        """One factor for each input or output. Older files store their signs alone, 16 in a word."""
+        if f"{name}h" in self._plain.tensors:
+            return self._plain.raw(f"{name}h").float()
+        import torch
+
+        words = self._plain.raw(name).to(torch.int32)[:, None]
+        return (1 - 2 * (words >> torch.arange(16, dtype=torch.int32) & 1)).reshape(-1).float()
+
+    def _formula(self, module: str) -> str:
+        return next((name for name in MULTIPLIERS if f"{module}.{name}" in self._plain.tensors), PLAIN)
+
+    def _stored(self, name: str, module: str, wanted: Shape | None) -> StoredWeight:
+        tensors = self._plain.tensors
+        parts = {leaf: tensors[key] for leaf in BESIDE if (key := f"{module}.{leaf}") in tensors}
+        if wrong := next(self._wrong_parts(module, parts), None):
+            raise ModelError(f"{module}.{wrong} of {self._label} is missing or damaged", fix="download it again")
+        rows, columns, width = parts[TRELLIS].shape
+        sizes = columns * TILE, rows * TILE
+        if wanted is not None and len(wanted) == 2 and all(0 <= sizes[i] - wanted[i] < BLOCK for i in (0, 1)):
+            sizes = wanted[0], wanted[1]
+        bits = 8 * sum(part.end - part.begin for part in parts.values()) / (sizes[0] * sizes[1])
+        return StoredWeight(name, sizes, bits, f"EXL3 {width / 16:g} bit")
+
+    def _wrong_parts(self, module: str, parts: Mapping[str, StoredTensor]) -> Iterator[str]:
+        """The parts of a matrix that are missing, or are not what EXL3 stores there. Another formula is not guessed."""
+        if f"{module}.weight" in self._plain.tensors:
+            yield "weight"  # beside its tiles
+        shape, dtype = parts[TRELLIS].shape, parts[TRELLIS].dtype
+        widths = WIDTHS if "mul1" in parts else WIDTHS[:8]
+        whole = len(shape) == 3 and min(shape) > 0 and not any(tiles * TILE % BLOCK for tiles in shape[:2])
+        if not whole or shape[2] not in widths or dtype not in WORDS:
+            yield TRELLIS
+            return
+        for leaf, size in (("su", shape[0] * TILE), ("sv", shape[1] * TILE)):
+            new, old = parts.get(f"{leaf}h"), parts.get(leaf)
+            if new is None and old is not None:
+                if old.shape != (size // 16,) or old.dtype not in WORDS:
+                    yield leaf
+            elif new is None or new.shape != (size,) or new.dtype not in FLOATS:
+                yield f"{leaf}h"
+        marks = [leaf for leaf in MULTIPLIERS if leaf in parts]
+        for leaf in marks:
+            is_number = len(marks) == 1 and parts[leaf].dtype in ("I32", "U32") and parts[leaf].size == 1
+            if not is_number or int(self._plain.raw(f"{module}.{leaf}")) & 0xFFFFFFFF != MULTIPLIERS[leaf]:
+                yield leaf
+
+
+def decoded_tiles(trellis: torch.Tensor, formula: str) -> torch.Tensor:
+    """Tiles (rows, columns, words of 16 bits) as one matrix in float16, before it is rotated: (16 rows, 16 columns)."""
+    import torch
+
+    rows, columns, width = trellis.shape
+    # A ring's bits go from the highest to the lowest of 32-bit words, whose lower half is stored first.
+    halves = trellis.numpy().view(np.uint16).reshape(rows, columns, -1, 2)
+    ring = halves[..., ::-1].reshape(rows, columns, width).astype(np.uint32)
+    pairs = (ring << 16) | np.roll(ring, -1, axis=-1)  # 32 bits from every 16th on
+    ends = np.arange(1, 257) * width // 16  # for half numbers of bits, odd weights have the bit more
+    begins = (ends - 16) % (16 * width)
+    states = np.take(pairs, begins // 16, axis=-1) >> (16 - begins % 16).astype(np.uint32)
+    numbers = torch.from_numpy(np.take(codebook(formula), states.astype(np.uint16)))
+    # A tile's weights are in the order of a tensor core: (column % 8, row % 8 // 2, column // 8, row // 8, row % 2)
+    parts = numbers.reshape(rows, columns, 8, 4, 2, 2, 2)
+    return parts.permute(0, 5, 3, 6, 1, 4, 2).reshape(rows * TILE, columns * TILE)
+
+
+@lru_cache
+def codebook(formula: str) -> npt.NDArray[np.float16]:
+    """The number, in float16, of each state of 16 bits."""
+    state = np.arange(STATES, dtype=np.uint32)
+    if formula == "mul1":  # the sum of four bytes, which is nearly normal; one multiplication and addition in float16
+        total = (state * np.uint32(MULTIPLIERS["mul1"])).view(np.uint8).reshape(-1, 4).sum(axis=1, dtype=np.int64)
+        scale, shift = np.array([0x1EEE, 0xC931], np.uint16).view(np.float16).astype(np.float64)
+        return np.asarray((1024 + total) * scale + shift, np.float16)
+    if formula == "mcg":
+        mixed = state * np.uint32(MULTIPLIERS["mcg"])
+    else:
+        mixed = state * np.uint32(89226354) + np.uint32(64248484)
+    halves = ((mixed & np.uint32(0x8FFF8FFF)) ^ np.uint32(0x3B603B60)).view(np.float16).reshape(-1, 2)
+    return np.asarray(halves.astype(np.float64).sum(axis=1), np.float16)
+
+
+def rotated(weights: torch.Tensor) -> torch.Tensor:
+    """A matrix with blocks of 128 rows and of 128 columns multiplied by the Hadamard matrix."""
+    import torch
+
+    matrix = torch.ones(1, 1)
+    while len(matrix) < BLOCK:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    matrix /= BLOCK**0.5
+    rows, columns = weights.shape
+    by_rows = (matrix @ weights.reshape(-1, BLOCK, columns)).reshape(rows, -1, BLOCK)
+    return (by_rows @ matrix).reshape(rows, columns)

@@ -1,0 +1,264 @@
+"""The parameters of a baseline, found in a candidate's files: by name, or joined and split by rows where files differ.
+
+Files and Transformers fuse some matrices differently: q, k and v in one matrix, gate and up in one matrix, the experts
+of a layer in one tensor. Such matrices are joined or split by rows. What cannot be found is refused by its name.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from scoremode.core.models.facts import LAYER, layers_of_text, unused_note
+from scoremode.core.models.sizes import EMBEDDING, HEAD
+from scoremode.errors import ModelError
+from scoremode.studies.attribution.weight_formats.stored import Shape, StoredWeight, TensorReader
+
+if TYPE_CHECKING:
+    import torch
+
+FUSED = {  # a matrix that some files store in one piece, and its pieces from the first row to the last
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+EXPERTS = {  # one tensor for all experts of a layer, and what files store for one expert
+    "experts.gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")),
+    "experts.down_proj": (("down_proj",), ("w2",)),
+}
+OTHER_FOLDERS = ((".mlp.", ".block_sparse_moe."),)  # names of one module in Transformers and in files
+BUFFERS = re.compile(r"rotary_emb\.inv_freq$|(^|\.)position_ids$|\.attn\.(masked_)?bias$")  # computed, never loaded
+OTHER = "give a version of the baseline: the same architecture, other weights"
+
+
+class OwnHeadError(ModelError):
+    """A candidate has a head of its own, and the head of the baseline is its embedding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some rows of a stored tensor; all of them if there is no end."""
+
+    name: str
+    begin: int = 0
+    end: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a parameter is found: rows that are joined; for experts, one entry for each of them."""
+
+    entries: tuple[tuple[Rows, ...], ...]
+    is_stacked: bool = False  # entries become the first axis
+
+    @property
+    def names(self) -> Iterator[str]:
+        return (rows.name for entry in self.entries for rows in entry)
+
+
+class MatchedWeights:
+    """A candidate whose tensors are read by a TensorReader, under the names of a baseline."""
+
+    def __init__(
+        self,
+        label: str,
+        reader: TensorReader,
+        baseline: Mapping[str, Shape],
+        notes: Sequence[str] = (),
+        *,
+        needs_head: bool = False,
+    ) -> None:
+        """``needs_head``: a head that is not stored is missing; otherwise it is the embedding."""
+        require_layers(label, reader.stored, baseline)
+        self.label, self._reader = label, reader
+        self._sources = {name: _find(label, name, baseline, reader.stored, needs_head) for name in baseline}
+        self.stored = {name: _stored(name, baseline[name], self._sources[name], reader.stored) for name in baseline}
+        used = {name for source in self._sources.values() for name in source.names}
+        unused = [name for name in reader.stored if name not in used and not BUFFERS.search(name)]
+        unused = self._without_equal_head(unused)
+        self.notes = (*notes, *unused_note(unused))
+
+    def tensor(self, name: str) -> torch.Tensor:
+        import torch
+
+        source = self._sources[name]
+        if not source.is_stacked:
+            return self._joined(source.entries[0])
+        whole = torch.empty(self.stored[name].shape)
+        for at, entry in enumerate(source.entries):
+            whole[at] = self._joined(entry)
+        return whole
+
+    def _joined(self, entry: Sequence[Rows]) -> torch.Tensor:
+        import torch
+
+        pieces = [self._reader.read(rows.name)[rows.begin : rows.end] for rows in entry]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def _without_equal_head(self, unused: Sequence[str]) -> list[str]:
+        """The unused tensors without a stored head. The baseline's head is its embedding, so both must be equal."""
+        import torch
+
+        heads = [name for name in unused if HEAD.search(name) and name.endswith(".weight")]
+        embedding = next((source for name, source in self._sources.items() if EMBEDDING.search(name)), None)
+        for head in heads:
+            if embedding is None or not torch.equal(self._reader.read(head), self._joined(embedding.entries[0])):
+                raise OwnHeadError(
+                    f"{self.label} has a head of its own ({head}), and the head of the baseline is its embedding",
+                    fix=OTHER,
+                )
+        return [name for name in unused if name not in heads]
+
+
+def require_layers(label: str, stored: Mapping[str, StoredWeight], baseline: Mapping[str, Shape]) -> None:
+    """Refuses a candidate that has another number of layers."""
+    own, expected = layers_of_text(stored), layers_of_text(baseline)
+    if own is not None and expected is not None and own != expected:
+        raise ModelError(f"{label} has {own} layers, and the baseline has {expected}", fix=OTHER)
+
+
+def shapes_in_files(baseline: Mapping[str, Shape]) -> dict[str, Shape]:
+    """The shapes of parameters by the names that files may give them, experts and pieces of equal size one by one."""
+    found: dict[str, Shape] = {}
+    for name, shape in baseline.items():
+        for own in _spellings(name):
+            found[own] = shape
+            if ".gate_up_proj." in own and len(shape) == 2:
+                pieces = FUSED["gate_up_proj"]
+                found |= {own.replace("gate_up_proj", piece): (shape[0] // 2, shape[1]) for piece in pieces}
+            for experts in _names_of_experts(own, shape):
+                found |= {piece: (shape[1] // len(pieces), shape[2]) for pieces in experts for piece in pieces}
+    return found
+
+
+# ── finding ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def _find(
+    label: str, name: str, baseline: Mapping[str, Shape], stored: Mapping[str, StoredWeight], needs_head: bool
+) -> Source:
+    for found in _possible(name, baseline, stored, needs_head):
+        shape = _shape(found, stored)
+        if shape == baseline[name]:
+            return found
+        given = " + ".join(dict.fromkeys(found.names))
+        raise ModelError(
+            f"{given} of {label} has the shape {_shown(shape)}, and the baseline's {name} has {_shown(baseline[name])}",
+            fix=OTHER,
+        )
+    raise ModelError(f"{label} has no tensor for the baseline's {name}", fix=OTHER)
+
+
+def _possible(
+    name: str, baseline: Mapping[str, Shape], stored: Mapping[str, StoredWeight], needs_head: bool
+) -> Iterator[Source]:
+    """Where a parameter may be found, the most direct place first."""
+    for own in _spellings(name):
+        if own in stored:
+            yield Source(((Rows(own),),))
+    if HEAD.search(name) and not needs_head:
+        embeddings = (own for own in stored if EMBEDDING.search(own) and stored[own].shape == baseline[name])
+        yield from (Source(((Rows(own),),)) for own in embeddings)
+    for own in _spellings(name):
+        yield from _piece_of_fused(name, own, baseline, stored)
+        yield from _fused_of_pieces(own, stored)
+        yield from _experts(own, baseline[name], stored)
+
+
+def _spellings(name: str) -> Iterator[str]:
+    """Names that files give to one parameter: with or without the outermost module, and under older names."""
+    for inner in (name, *(name.replace(*pair) for pair in OTHER_FOLDERS if pair[0] in name)):
+        yield inner
+        yield inner.removeprefix("model.")
+        yield inner.removeprefix("transformer.")
+        yield f"model.{inner}"
+        yield f"transformer.{inner}"
+        yield inner.replace("model.", "model.language_model.", 1)
+        yield inner.replace("model.language_model.", "model.", 1)
+        yield inner.replace("model.language_model.", "language_model.model.", 1)
+
+
+def _piece_of_fused(
+    name: str, own: str, baseline: Mapping[str, Shape], stored: Mapping[str, StoredWeight]
+) -> Iterator[Source]:
+    """Rows of a fused matrix, if the baseline's pieces have exactly as many rows as it has."""
+    for fused, pieces in FUSED.items():
+        piece = next((piece for piece in pieces if f".{piece}." in own), None)
+        whole = own.replace(f".{piece}.", f".{fused}.")
+        if piece is None or whole not in stored:
+            continue
+        shapes = [baseline.get(name.replace(f".{piece}.", f".{other}.")) for other in pieces]
+        rows = [shape[0] for shape in shapes if shape]
+        if len(rows) == len(pieces) and sum(rows) == stored[whole].shape[0]:
+            at = pieces.index(piece)
+            yield Source(((Rows(whole, sum(rows[:at]), sum(rows[: at + 1])),),))
+
+
+def _fused_of_pieces(own: str, stored: Mapping[str, StoredWeight]) -> Iterator[Source]:
+    for fused, pieces in FUSED.items():
+        names = [own.replace(f".{fused}.", f".{piece}.") for piece in pieces]
+        if f".{fused}." in own and all(piece in stored for piece in names):
+            yield Source((tuple(Rows(piece) for piece in names),))
+
+
+def _experts(own: str, shape: Shape, stored: Mapping[str, StoredWeight]) -> Iterator[Source]:
+    """One tensor for all experts, of which files store each by itself."""
+    for experts in _names_of_experts(own, (shape[0] + 1, *shape[1:]) if shape else shape):
+        *known, (more, *_) = experts
+        if more not in stored and all(name in stored for pieces in known for name in pieces):
+            yield Source(tuple(tuple(map(Rows, pieces)) for pieces in known), is_stacked=True)
+
+
+def _names_of_experts(own: str, shape: Shape) -> Iterator[list[list[str]]]:
+    """The names that files may give to the pieces of each expert, if this is one tensor for all of them."""
+    for fused, choices in EXPERTS.items():
+        if own.endswith(f".{fused}") and len(shape) == 3:
+            prefix = own.removesuffix(fused) + "experts"
+            for pieces in choices:
+                yield [[f"{prefix}.{expert}.{piece}.weight" for piece in pieces] for expert in range(shape[0])]
+
+
+# ── shapes and bits ──────────────────────────────────────────────────────────────────────────────────────────────────
+def _shape(source: Source, stored: Mapping[str, StoredWeight]) -> Shape | None:
+    """The shape of what a source gives; None if its pieces do not fit together."""
+    shapes = {_joined_shape(entry, stored) for entry in source.entries}
+    if len(shapes) != 1:
+        return None
+    (shape,) = shapes
+    return shape if shape is None or not source.is_stacked else (len(source.entries), *shape)
+
+
+def _joined_shape(entry: Sequence[Rows], stored: Mapping[str, StoredWeight]) -> Shape | None:
+    shapes = [stored[rows.name].shape for rows in entry]
+    if len({shape[1:] for shape in shapes}) > 1:
+        return None
+    if any(not shape for shape in shapes):
+        return shapes[0] if len(shapes) == 1 else None
+    count = sum(_rows(rows, shape) for rows, shape in zip(entry, shapes, strict=True))
+    return (count, *shapes[0][1:])
+
+
+def _rows(rows: Rows, shape: Shape) -> int:
+    return (shape[0] if rows.end is None else rows.end) - rows.begin
+
+
+def _stored(name: str, shape: Shape, source: Source, stored: Mapping[str, StoredWeight]) -> StoredWeight:
+    pieces = [(stored[rows.name], rows) for entry in source.entries for rows in entry]
+    counts = [_rows(rows, w.shape) * math.prod(w.shape[1:]) if w.shape else 1 for w, rows in pieces]
+    bits = sum(w.bits * count for (w, _), count in zip(pieces, counts, strict=True)) / max(sum(counts), 1)
+    bits = pieces[0][0].bits if len({w.bits for w, _ in pieces}) == 1 else bits  # exact where there is nothing to mix
+    return StoredWeight(name, shape, bits, " + ".join(dict.fromkeys(w.format for w, _ in pieces)))
+
+
+def _shown(shape: Shape | None) -> str:
+    return "pieces that do not fit together" if shape is None else " × ".join(map(str, shape)) or "a single number"
+
+
+def layer_of(name: str) -> int | None:
+    """The number of the decoder layer that a parameter belongs to.
+
+    >>> layer_of("model.layers.3.mlp.up_proj.weight"), layer_of("lm_head.weight")
+    (3, None)
+    """
+    found = LAYER.match(name)
+    return int(found[2]) if found else None

@@ -1,0 +1,134 @@
+"""A candidate's name ─▶ its weights, de-quantized, under the names of a baseline's parameters.
+
+The candidate is another version of the baseline: quantized, fine-tuned, an adapter, or ``rtn:BITS:GROUP``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scoremode.core.disk.files import remembered_sha256
+from scoremode.core.models.facts import ModelFacts, inspect, resolve, weight_files
+from scoremode.core.models.gguf import SUFFIX, gguf_models, read_gguf
+from scoremode.core.models.safetensors import read_header
+from scoremode.errors import ModelError, OptionError
+from scoremode.studies.attribution.weight_formats.adapter import AdaptedWeights, is_adapter
+from scoremode.studies.attribution.weight_formats.checkpoint import PlainTensors
+from scoremode.studies.attribution.weight_formats.compressed import CompressedTensors
+from scoremode.studies.attribution.weight_formats.exl3 import Exl3Tensors
+from scoremode.studies.attribution.weight_formats.float8 import Float8Tensors
+from scoremode.studies.attribution.weight_formats.gguf_tensors import GgufTensors
+from scoremode.studies.attribution.weight_formats.matching import OTHER, MatchedWeights, OwnHeadError, shapes_in_files
+from scoremode.studies.attribution.weight_formats.packed_integers import OTHER_FORMAT, PackedIntegers
+from scoremode.studies.attribution.weight_formats.round_to_nearest import PREFIX, RoundedWeights
+from scoremode.studies.attribution.weight_formats.stored import CandidateWeights, Shape, StoredWeight, TensorReader
+
+if TYPE_CHECKING:
+    import torch
+
+    Read = Callable[[str], torch.Tensor]
+
+Stored = Mapping[str, StoredWeight]
+EMULATED = "{} emulates a quantization of {:.3g} bits per weight; the bits of its parts are those of its files"
+
+__all__ = ["CandidateWeights", "OwnHeadError", "StoredWeight", "candidate_fingerprint", "open_weights"]
+
+
+def open_weights(
+    candidate: str,
+    baseline: Mapping[str, Shape],
+    *,
+    read_baseline: Read | None = None,
+    baseline_stored: Stored | None = None,
+    config: Mapping[str, Any] | None = None,
+    revision: str | None = None,
+    token: str | None = None,
+) -> CandidateWeights:
+    """Opens a candidate's weights; ModelError if it is not a version of the baseline.
+
+    OwnHeadError if it has a head, and the head of the baseline is its embedding.
+
+    ``baseline`` has the shapes of the baseline's parameters, as ``named_parameters`` gives them. ``config`` is its
+    config. ``read_baseline`` reads one of its parameters, and ``baseline_stored`` says how they are stored: candidates
+    that are made from the baseline need both, rounding to nearest and adapters. No weight is read here.
+    """
+    model_type = str(_text_config(config or {}).get("model_type", ""))
+    if candidate.startswith(PREFIX):
+        read, own_bits = _require_baseline(candidate, read_baseline, baseline_stored)
+        return RoundedWeights(candidate, baseline, read, own_bits=own_bits, model_type=model_type)
+    if _is_gguf(candidate):
+        tensors = GgufTensors(candidate, read_gguf(candidate), baseline, model_type)
+        return MatchedWeights(candidate, tensors, baseline)
+    folder = resolve(candidate, revision=revision, token=token)
+    if is_adapter(folder):
+        read, own_bits = _require_baseline(candidate, read_baseline, baseline_stored)
+        return AdaptedWeights(candidate, folder, baseline, read, own_bits=own_bits)
+    facts = inspect(candidate, revision=revision, token=token)
+    _require_same_type(candidate, facts.config, model_type)
+    reader, notes = _reader(candidate, facts, baseline)
+    is_untied = _text_config(facts.config).get("tie_word_embeddings", facts.config.get("tie_word_embeddings")) is False
+    return MatchedWeights(candidate, reader, baseline, (*facts.notes, *notes), needs_head=is_untied)
+
+
+def candidate_fingerprint(candidate: str, token: str | None = None) -> str:
+    """What tells a candidate's weights from others: the hashes of its files; of one that is made, its name."""
+    if candidate.startswith(PREFIX):
+        return candidate
+    path = Path(candidate).expanduser()
+    if not path.exists():
+        path = resolve(candidate, revision=None, token=token)
+    if path.is_file():
+        return remembered_sha256(path)
+    kept = sorted(p for p in path.iterdir() if p.suffix in (".safetensors", ".gguf", ".json") and p.is_file())
+    return hashlib.sha256("\n".join(f"{p.name} {remembered_sha256(p)}" for p in kept).encode()).hexdigest()
+
+
+def _require_baseline(candidate: str, read: Read | None, stored: Stored | None) -> tuple[Read, Stored]:
+    if read is None or stored is None:
+        raise OptionError(f"{candidate} is made from a baseline, and there is none", fix="name a checkpoint first")
+    return read, stored
+
+
+def _reader(candidate: str, facts: ModelFacts, baseline: Mapping[str, Shape]) -> tuple[TensorReader, tuple[str, ...]]:
+    """What reads a checkpoint's tensors, and notes about it."""
+    files, _ = weight_files(facts.path)
+    plain = PlainTensors({name: tensor for file in files for name, tensor in read_header(file).items()})
+    quantization = facts.config.get("quantization_config")
+    if not quantization:
+        bits = facts.bits_per_weight
+        return plain, (EMULATED.format(candidate, bits),) if facts.emulated_bytes is not None else ()
+    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+    if method == "compressed-tensors":
+        compressed = CompressedTensors(candidate, plain, quantization)
+        return compressed, compressed.notes
+    if method in ("gptq", "awq"):
+        return PackedIntegers(candidate, plain, quantization), ()
+    if method == "fp8":
+        floats = Float8Tensors(candidate, plain, quantization)
+        return floats, floats.notes
+    if method == "exl3":
+        return Exl3Tensors(candidate, plain, shapes_in_files(baseline)), ()
+    raise ModelError(
+        f"{candidate} is quantized by the method {method!r}, whose weights scoremode cannot read", fix=OTHER_FORMAT
+    )
+
+
+def _is_gguf(candidate: str) -> bool:
+    path = Path(candidate).expanduser()
+    if not path.is_dir():
+        return candidate.endswith(SUFFIX)
+    return not any(path.glob("*.safetensors")) and bool(gguf_models(path))
+
+
+def _require_same_type(candidate: str, config: Mapping[str, Any], model_type: str) -> None:
+    own = str(_text_config(config).get("model_type", ""))
+    if own and model_type and own != model_type:
+        raise ModelError(f"{candidate} is a {own} model, and the baseline is a {model_type} model", fix=OTHER)
+
+
+def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    inner = config.get("text_config")
+    return inner if isinstance(inner, Mapping) else config

@@ -1,0 +1,337 @@
+"""llama.cpp's file of base logits (``.kld``): a baseline's distributions in 16 bits, little-endian, without a version.
+
+offset   bytes                   content
+0        8                       _logits_
+8        4 · 3                   int32: tokens per chunk (n_ctx), ids of the vocabulary, chunks
+20       4 · chunks · n_ctx      int32: the tokens from the tokenizer, even where the model was fed a BOS instead
+then, per chunk, one record of ``words`` uint16 for each of its rows n_ctx/2 … n_ctx-2; row r predicts token r + 1:
+         4                       float32 scale: nats between two codes
+         4                       float32 log-probability of code 0
+         2 · vocabulary          uint16 codes; log p = scale · code + log-probability of code 0
+         2                       zero, only if the vocabulary is odd
+
+A logit more than FLOOR below the largest is stored as if it were exactly FLOOR below. ``llama-perplexity
+--kl-divergence-base`` writes such files. They may be large and untrusted. So the sizes in the header are checked
+against the file's size before anything is allocated, and the records are mapped, never read as a whole.
+
+While it is being written, a file has its final size but no magic number at its start, so nobody takes it for a
+complete file.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from scoremode.core.disk.files import DISK_FULL, open_regular, write_at
+from scoremode.core.scores.answers import Answers
+from scoremode.errors import EngineError, InputError, RunError
+from scoremode.head.budget import FLOOR, LARGEST_CODE, LEFT_OUT, words_of
+from scoremode.remote.storage.copies import copy_of_file
+from scoremode.remote.storage.uri import Place, located, may_be_stored, name_in
+from scoremode.values import Bools, Floats, Ids, Raw
+
+MAGIC = b"_logits_"
+HEADER = struct.Struct("<8s3i")
+SUFFIX = ".kld"
+BLOCK_BYTES = 16 << 20  # of float32 log-probabilities in memory at once
+SLACK = 1e-3  # how far the sum of a sound record's probabilities may be from 1, apart from ids on the floor
+AGAIN = "make it again with llama-perplexity --kl-divergence-base, or with scoremode reference --kld"
+
+
+@dataclass(frozen=True, slots=True)
+class KldLayout:
+    """The sizes in the header of a file, and the sizes and offsets that follow from them.
+
+    >>> KldLayout(context=512, vocabulary=49152, chunks=4).size
+    100286452
+    """
+
+    context: int
+    vocabulary: int
+    chunks: int
+
+    @property
+    def rows(self) -> int:
+        """The number of records per chunk: one for each row of its second half that has a target."""
+        return self.context - 1 - self.context // 2
+
+    @property
+    def words(self) -> int:
+        """The number of 16-bit words per record."""
+        return words_of(self.vocabulary)
+
+    @property
+    def start(self) -> int:
+        """The offset of the first record."""
+        return HEADER.size + 4 * self.chunks * self.context
+
+    @property
+    def size(self) -> int:
+        return self.start + 2 * self.words * self.chunks * self.rows
+
+    def offset(self, chunk: int) -> int:
+        return self.start + 2 * self.words * self.rows * chunk
+
+    def beginning(self, tokens: Ids) -> bytes:
+        """Returns the bytes before the first record: the header, and the tokens (chunks, context)."""
+        assert tokens.shape == (self.chunks, self.context)
+        header = HEADER.pack(MAGIC, self.context, self.vocabulary, self.chunks)
+        return header + np.ascontiguousarray(tokens, "<i4").tobytes()
+
+
+def is_kld(name: str | Path) -> bool:
+    """Is this a file of base logits, by its name or by its first bytes?"""
+    path = Path(name)
+    if isinstance(name, str) and may_be_stored(name):
+        return name_in(name).endswith(SUFFIX)
+    try:
+        if not path.is_file():
+            return path.suffix == SUFFIX and not path.is_dir()
+        with open_regular(path) as file:
+            return path.suffix == SUFFIX or file.read(len(MAGIC)) == MAGIC
+    except (OSError, ValueError):
+        return path.suffix == SUFFIX
+
+
+class KldFile:
+    """A file of base logits. It is checked when it is opened, and its records are mapped."""
+
+    def __init__(self, path: str | Path) -> None:
+        where = located(path) if isinstance(path, str) and may_be_stored(path) else Path(path)
+        self.place = where if isinstance(where, Place) else None
+        self.path = copy_of_file(where) if isinstance(where, Place) else where
+        try:
+            with open_regular(self.path) as file:
+                self.layout = _read_layout(self.path, file.read(HEADER.size), os.fstat(file.fileno()).st_size)
+                self._stamp = _stamp(os.fstat(file.fileno()))
+                tokens = np.fromfile(file, "<i4", self.layout.chunks * self.layout.context)
+        except FileNotFoundError:
+            raise InputError(f"there is no file {path}", fix="check its name") from None
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            raise InputError(f"{path} cannot be read ({why})", fix="check the file") from None
+        self.tokens: Ids = tokens.astype(np.int32).reshape(self.layout.chunks, self.layout.context)
+        wrong = (self.tokens < 0) | (self.tokens >= self.layout.vocabulary)
+        if wrong.any():
+            raise _damaged(
+                path, f"it has the token {int(self.tokens[wrong][0])} and a vocabulary of {self.layout.vocabulary:,}"
+            )
+
+    @cached_property
+    def _mapped(self) -> npt.NDArray[np.uint16]:
+        shape = (self.layout.chunks, self.layout.rows, self.layout.words)
+        try:
+            return np.memmap(self.path, np.dtype("<u2"), "r", self.layout.start, shape)
+        except (OSError, ValueError) as error:
+            raise RunError(f"{self.path} cannot be mapped ({error})", fix="check the file") from None
+
+    def records(self, chunk: int) -> Raw:
+        """Returns the records of a chunk (rows, words), mapped. Raises RunError if the file changed after opening."""
+        try:
+            unchanged = _stamp(self.path.stat()) == self._stamp
+        except OSError:
+            unchanged = False
+        if not unchanged:
+            raise RunError(f"{self.path} was changed while it was in use", fix="run the same command again")
+        found: Raw = self._mapped[chunk]
+        return found
+
+
+def _stamp(found: os.stat_result) -> tuple[int, ...]:
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+def _damaged(path: str | Path, why: str) -> InputError:
+    return InputError(f"{path} is damaged: {why}", fix=AGAIN)
+
+
+def _read_layout(path: Path, header: bytes, size: int) -> KldLayout:
+    """Reads the sizes in a header, and checks that the file has the length that follows from them."""
+    if header[: len(MAGIC)] != MAGIC:
+        raise InputError(
+            f"{path} is not a file of base logits: it does not begin with {MAGIC.decode()}",
+            fix="give a file that llama-perplexity --kl-divergence-base wrote",
+        )
+    if len(header) < HEADER.size:
+        raise _damaged(path, "it ends in its header")
+    _, context, vocabulary, chunks = HEADER.unpack(header)
+    for what, value, least in (("tokens of a chunk", context, 3), ("ids", vocabulary, 2), ("chunks", chunks, 1)):
+        if value < least:
+            raise _damaged(path, f"its header gives {value} as the number of {what}")
+    layout = KldLayout(context, vocabulary, chunks)
+    if size != layout.size:
+        sizes = f"{chunks:,} chunks of {context:,} tokens, {vocabulary:,} ids"
+        raise InputError(
+            f"{path} has {size:,} bytes, and its header ({sizes}) asks for {layout.size:,}",
+            fix=f"if its writer was interrupted, {AGAIN}" if size < layout.size else AGAIN,
+        )
+    return layout
+
+
+# ── what records say ─────────────────────────────────────────────────────────────────────────────────────────────────
+def steps_and_lowest(records: Raw) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Returns the two floats of each record: nats between two codes, and the log-probability of code 0."""
+    floats = np.ascontiguousarray(records[:, :4]).view("<f4")
+    return floats[:, 0], floats[:, 1]
+
+
+def log_probabilities(records: Raw, vocabulary: int) -> Floats:
+    """Returns the log-probabilities (n, vocabulary) in records (n, words): all ids, not normalised."""
+    step, lowest = (column.astype(np.float64)[:, None] for column in steps_and_lowest(records))
+    found: Floats = step * records[:, 4 : 4 + vocabulary] + lowest
+    return found
+
+
+@dataclass(slots=True)
+class Coarseness:
+    """Measures how coarse the distributions read so far are, because they are stored in 16 bits."""
+
+    rows: int = 0
+    ids: int = 0
+    ids_on_floor: int = 0
+    targets_on_floor: int = 0
+    largest_step: float = 0.0
+    largest_sum: float = 0.0
+    smallest_sum: float = 2.0
+
+    def add(self, codes: Raw, at_target: Raw, scale: npt.NDArray[np.float32], sums: Floats) -> None:
+        """Adds some rows: their codes (n, vocabulary), the codes of their targets, their steps and their sums."""
+        has_floor = scale * LARGEST_CODE >= FLOOR - SLACK  # in other rows, code 0 is the least logit itself
+        self.rows += len(codes)
+        self.ids += codes.size
+        self.ids_on_floor += codes[has_floor].size - int(np.count_nonzero(codes[has_floor]))
+        self.targets_on_floor += int((at_target[has_floor] == 0).sum())
+        self.largest_step = max(self.largest_step, float(scale.max()))
+        self.largest_sum = max(self.largest_sum, float(sums.max()))
+        self.smallest_sum = min(self.smallest_sum, float(sums.min()))
+
+    def notes(self) -> tuple[str, ...]:
+        """Describes the coarseness in words, for readers of numbers that were computed with the file."""
+        floor = "none lies that low"
+        if self.ids_on_floor:
+            floor = f"{self.ids_on_floor / self.ids:.1%} of the entries lie on that floor"
+        if self.targets_on_floor:
+            floor += f", and {self.targets_on_floor:,} of {self.rows:,} targets, which makes its perplexity too low"
+        return (
+            f"16-bit baseline: log-probabilities in steps of {self.largest_step:.3g} nats, cut off {FLOOR:g} nats "
+            f"below the largest; {floor}",
+            f"KL by llama.cpp's rule: probabilities as stored (they sum to {self.smallest_sum:.4f} … "
+            f"{self.largest_sum:.4f}), without those below e^{LEFT_OUT:g}; it may be slightly negative",
+        )
+
+
+def read_scores(file: KldFile, chunk: int, targets: Ids, seen: Coarseness) -> Answers:
+    """Returns the scores of a chunk's ``targets`` (m,), read a few rows at a time. Refuses impossible records."""
+    records, vocabulary = file.records(chunk), file.layout.vocabulary
+    parts, count = [], max(1, BLOCK_BYTES // (4 * vocabulary))
+    for begin in range(0, len(records), count):
+        block, wanted = records[begin : begin + count], targets[begin : begin + count]
+        scale, lowest = steps_and_lowest(block)
+        most = (FLOOR + SLACK) / LARGEST_CODE
+        sound = (scale >= 0) & (scale <= most) & (lowest <= 0) & np.isfinite(lowest)  # False for NaN
+        if not sound.all():
+            row = int(sound.argmin())
+            floats = f"the step {scale[row]:g} and the least value {lowest[row]:g}"
+            raise _damaged(file.path, f"row {begin + row} of chunk {chunk} has {floats}")
+        if block[:, 4 + vocabulary :].any():
+            raise _damaged(file.path, f"the word after the {vocabulary:,} ids of a row in chunk {chunk} is not zero")
+        codes = block[:, 4 : 4 + vocabulary]
+        sums = np.exp(scale[:, None] * codes + lowest[:, None]).sum(axis=1, dtype=np.float64)
+        # rounding and the floor change a sum a little; a record with a larger error has no log-probabilities
+        sound = (sums >= 1 - SLACK) & (sums <= 1 - least_divergence(vocabulary))
+        if not sound.all():
+            row = int(sound.argmin())
+            total = f"sum to {sums[row]:.4g} instead of 1"
+            raise _damaged(file.path, f"the probabilities of row {begin + row} in chunk {chunk} {total}")
+        rows, top = np.arange(len(block)), codes.argmax(axis=1)
+        seen.add(codes, codes[rows, wanted], scale, sums)
+        at_target, at_top = (scale.astype(np.float64) * codes[rows, ids] + lowest for ids in (wanted, top))
+        parts.append((at_target, top, at_top))
+    logprob, tops, top_logprob = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return Answers(logprob[:, None], top=tops.astype(np.int32), top_logprob=top_logprob)
+
+
+def least_divergence(vocabulary: int) -> float:
+    """Returns the lowest divergence by llama.cpp's rule: minus the probability that rule and rounding leave out."""
+    return -float(SLACK + vocabulary * np.exp(-FLOOR))
+
+
+# ── write ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+class KldWriter:
+    """Writes the records of chunks in any order. A killed writer can resume. The caller must hold a lock."""
+
+    def __init__(self, path: Path, layout: KldLayout, tokens: Ids) -> None:
+        """Creates the file, or opens it to resume if its sizes and tokens are the same."""
+        self.path, self.layout = path, layout
+        start = layout.beginning(tokens)[len(MAGIC) :]
+        with self._refusals():
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            is_whole = os.fstat(self._file).st_size == layout.size
+            if not is_whole or os.pread(self._file, len(start), len(MAGIC)) != start:
+                os.ftruncate(self._file, 0)
+                write_at(self._file, bytes(len(MAGIC)) + start, 0)
+                os.ftruncate(self._file, layout.size)
+
+    def complete_chunks(self) -> Bools:
+        """Returns which chunks are written. A missing record is all zeros; a written one has a negative second float.
+
+        Records are read, not mapped: on a full tmpfs, access to a mapped hole ends the process.
+        """
+        step = 2 * self.layout.words
+        found = np.zeros(self.layout.chunks, np.bool_)
+        for chunk in range(self.layout.chunks):
+            begin = self.layout.offset(chunk)
+            starts = (os.pread(self._file, 8, at) for at in range(begin, begin + step * self.layout.rows, step))
+            found[chunk] = all(struct.unpack("<2f", start)[1] < 0 for start in starts)
+        return found
+
+    def write(self, chunk: int, records: Raw) -> None:
+        """Writes the records (rows, words) of a chunk, and waits until they are on disk."""
+        assert records.shape == (self.layout.rows, self.layout.words)
+        assert records.dtype == np.uint16
+        scale, lowest = steps_and_lowest(records)
+        if not (np.isfinite(scale) & (scale >= 0) & np.isfinite(lowest) & (lowest < 0)).all():
+            raise EngineError(
+                f"the distributions of chunk {chunk} cannot be kept: a logit is NaN or infinite",
+                fix="try --dtype float32; if it stays, the weights are damaged",
+            )
+        with self._refusals():
+            write_at(self._file, np.ascontiguousarray(records).data, self.layout.offset(chunk))
+            os.fsync(self._file)
+
+    def finish(self, target: Path) -> None:
+        """Writes the magic number and renames the file to ``target``. Raises RunError if a chunk is missing."""
+        missing = int((~self.complete_chunks()).sum())
+        if missing:
+            raise RunError(f"{self.path} lacks {missing} of {self.layout.chunks} chunks", fix="give --fresh")
+        with self._refusals():
+            write_at(self._file, MAGIC, 0)
+            os.fsync(self._file)
+            os.replace(self.path, target)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def __enter__(self) -> KldWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            full = error.errno in DISK_FULL
+            fix = "free some space and run the same command again to resume" if full else "give another file to --kld"
+            raise RunError(f"{self.path} cannot be written ({error.strerror})", fix=fix) from None

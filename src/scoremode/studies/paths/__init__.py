@@ -1,0 +1,1 @@
+"""One model in several settings, compared with itself."""

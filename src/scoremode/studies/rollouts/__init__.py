@@ -1,0 +1,1 @@
+"""Texts that a model wrote, and what other models think of them."""

@@ -1,0 +1,106 @@
+"""The verb that lets a model write: rollouts. Its flags, and what it prints."""
+
+from __future__ import annotations
+
+import argparse
+
+from scoremode.cli.parser import Verb
+from scoremode.errors import InputError
+from scoremode.reports.command import flags
+from scoremode.reports.command.output import progress_bar, show
+
+PROMPTS: flags.Flags = {
+    "--prompts FILE": '.jsonl rows {"prompt": "…"} or {"messages": […]}, lines of a .txt, or task:NAME: its questions',
+    "--prompt TEXT …": "a prompt given here; may be given again",
+}
+TASKS: flags.Flags = {
+    "--limit N": "only the first N questions of each task",
+    "--num-fewshot N": "examples before a question (default: what the task says)",
+    "--include-path DIR …": "YAML files of your own tasks; their code is run",
+    "--apply-chat-template": "ask a task's questions as messages of a user",
+}
+TASK = "task:"  # before names of tasks
+WRITING: flags.Flags = {
+    "--samples N": "texts for each prompt (default: 1)",
+    "--max-tokens N": "most tokens of a text (default: 256)",
+    "--seed N": "of all draws (default: 0)",
+    "--sequences N": "texts that are written side by side (default: the engine's)",
+}
+DRAWING: flags.Flags = {
+    "--temperature T": "0 for the model's first choice (default), 1 for its own distribution",
+    "--top-p P": "draw from the likeliest tokens that have this probability together",
+    "--min-p P": "draw from tokens with this share of the largest probability",
+}
+
+
+class RolloutsVerb(Verb):
+    summary = "texts that a model writes, and how likely each token was"
+    examples = (
+        "scoremode rollouts org/model --prompts prompts.jsonl --out written",
+        "scoremode rollouts model-Q4_K_M.gguf --prompt 'Once upon a time' --out written",
+    )
+    everyday = (
+        *("--prompts", "--prompt", "--samples", "--max-tokens", "--seed", "--temperature", "--top-p"),
+        *(*flags.EVERYDAY_ENGINE, "--out", "--fresh", "--json"),
+    )
+    epilog = "The folder is a corpus: --corpus rollouts:DIR scores the written tokens, with the prompts as context."
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        flags.add(parser, flags.MODEL)
+        flags.add(parser.add_argument_group("prompts"), {**PROMPTS, **TASKS})
+        texts = parser.add_argument_group("texts")
+        flags.add(texts, WRITING)
+        flags.add(texts, DRAWING, type=flags.amount)
+        flags.add(texts, {"--top-k N": "draw from the N likeliest tokens"})
+        kept = {
+            "--out DIR": "keep them there; interrupted ones resume",
+            "--fresh": "write again, and replace what is there",
+        }
+        flags.add(parser.add_argument_group("folder"), kept)
+        flags.add_engine(parser)
+        flags.add(parser, flags.JSON)
+
+    def instead(self, flag: str) -> str | None:
+        from scoremode.studies.tasks.prompts import LOCAL
+
+        return LOCAL if flag == "--task-data" else None
+
+    def run(self, parsed: argparse.Namespace) -> None:
+        from scoremode.studies.rollouts.rollouts import rollouts
+        from scoremode.studies.rollouts.tables import rollouts_table
+
+        if (parsed.prompts is None) == (not parsed.prompt):
+            what = "--prompts and --prompt were given together" if parsed.prompt else "no prompt was given"
+            raise InputError(what, fix="give --prompts FILE, or --prompt TEXT")
+        each = {flag: getattr(parsed, _name(flag)) for flag in TASKS}
+        of_tasks = {flag: value for flag, value in each.items() if value is not None and value is not False}
+        is_task = parsed.prompts is not None and parsed.prompts.startswith(TASK)
+        if of_tasks and not is_task:
+            what = f"{next(iter(of_tasks)).split()[0]} is about tasks"
+            raise InputError(what, fix=f"give --prompts {TASK}NAME, or leave it out")
+        if parsed.out is None:
+            raise InputError("the texts have no place to go", fix="give --out DIR")
+        numbers = ("samples", "temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "sequences")
+        given = {name: value for name in numbers if (value := getattr(parsed, name)) is not None}
+        with progress_bar("writing") as progress:
+            prompts = parsed.prompts or parsed.prompt
+            if is_task:
+                from scoremode.studies.tasks.prompts import task_prompts
+
+                known = {_name(flag): value for flag, value in of_tasks.items()}
+                prompts = task_prompts(parsed.prompts.removeprefix(TASK), progress=progress, **known)
+            found = rollouts(
+                parsed.model,
+                prompts,
+                out=parsed.out,
+                fresh=parsed.fresh,
+                progress=progress,
+                **given,
+                **flags.model_arguments(parsed),
+            )
+        show(parsed, lambda: found.manifest, lambda: rollouts_table(found, parsed.out))
+
+
+def _name(flag: str) -> str:
+    """The name of a flag's value, as argparse makes it."""
+    return flag.split(maxsplit=1)[0].removeprefix("--").replace("-", "_")

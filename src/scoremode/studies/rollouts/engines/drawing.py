@@ -1,0 +1,100 @@
+"""Draws tokens from logits: temperature, filters, and the log-probability of each token as it was drawn.
+
+The rules are applied in the order temperature, min-p, top-k, top-p. All of it is float64, on the device of the logits;
+an id and two numbers per row leave it. A row is drawn with one uniform number, which belongs to
+its text and step alone: a text depends neither on the texts beside it nor on the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scoremode.errors import EngineError
+from scoremode.studies.rollouts.writing import DrawingRules, WritingRequest, WrittenTokens
+from scoremode.values import Bools, Floats, Ids, Ints
+
+
+def draw(logits: Tensor, rules: DrawingRules, uniform: Floats) -> tuple[Ids, Floats, Floats]:
+    """Draws a token from each row of logits (n, vocabulary); ``uniform`` (n,) are numbers from 0 to below 1.
+
+    Returns the ids, their log-probabilities in the distribution that they were drawn from, and in the model's own.
+    """
+    x = logits.double()
+    if rules.is_greedy:
+        chosen = _first_largest(x)
+        drawn = torch.zeros_like(x[:, 0])
+    else:
+        kept = filtered(x / rules.temperature, rules)
+        chosen = _at(kept.softmax(1), torch.from_numpy(uniform).to(x.device))
+        drawn = _logprob(kept, chosen)
+    raw = _logprob(x, chosen)
+    found = torch.stack([chosen.double(), drawn, raw]).cpu().numpy()  # an id is exact in float64
+    if np.isnan(found).any():
+        raise EngineError("the model gives NaN", fix="try --dtype float32; if it stays, the weights are damaged")
+    return found[0].astype(np.int32), np.minimum(found[1], 0.0), np.minimum(found[2], 0.0)
+
+
+def filtered(x: Tensor, rules: DrawingRules) -> Tensor:
+    """Returns scaled logits in which the tokens that the rules leave out are -inf. Equal logits are kept together."""
+    if rules.min_p:
+        x = _without(x, x < x.amax(1, keepdim=True) + math.log(rules.min_p))
+    if 0 < rules.top_k < x.shape[1]:
+        x = _without(x, x < x.topk(rules.top_k, 1).values[:, -1:])
+    if rules.top_p < 1:
+        ranked, order = x.sort(dim=1, descending=True, stable=True)
+        share = ranked.softmax(1)
+        before = share.cumsum(1) - share  # probability of the tokens that rank higher
+        x = _without(x, torch.zeros_like(x, dtype=torch.bool).scatter(1, order, before >= rules.top_p))
+    return x
+
+
+def _without(x: Tensor, left_out: Tensor) -> Tensor:
+    return x.masked_fill(left_out, -math.inf)
+
+
+def _first_largest(x: Tensor) -> Tensor:
+    """The largest of each row; of equal ones, the lowest id."""
+    return (x == x.amax(1, keepdim=True)).int().argmax(1)
+
+
+def _at(share: Tensor, uniform: Tensor) -> Tensor:
+    """The token at which the sum of the probabilities of all ids up to it exceeds a uniform number."""
+    total = share.cumsum(1)
+    found = torch.searchsorted(total, (uniform * total[:, -1])[:, None], right=True)[:, 0]
+    return torch.where(found < share.shape[1], found, share.argmax(1))  # the product may round up to the whole sum
+
+
+def _logprob(x: Tensor, chosen: Tensor) -> Tensor:
+    found: Tensor = x.gather(1, chosen[:, None])[:, 0] - x.logsumexp(1)
+    return found
+
+
+class TextsInProgress:
+    """Texts that are written side by side: what was drawn for each, what it is fed next, and which have ended."""
+
+    def __init__(self, asked: Sequence[WritingRequest], rules: DrawingRules, ends: frozenset[int]) -> None:
+        self.asked, self.rules, self.ends = asked, rules, ends
+        self._drawn: list[list[tuple[int, float, float]]] = [[] for _ in asked]
+        self._numbers = [np.random.Generator(np.random.Philox(key=one.seed)) for one in asked]
+        self.ended: Bools = np.zeros(len(asked), np.bool_)
+
+    def draw(self, places: Ints, logits: Tensor) -> Ids:
+        """Draws a token for the texts at these places from their rows of logits, and returns the tokens."""
+        uniform = np.array([self._numbers[place].random() for place in places])
+        ids, logprob, raw = draw(logits, self.rules, uniform)
+        for place, *one in zip(places.tolist(), ids.tolist(), logprob.tolist(), raw.tolist(), strict=True):
+            own: Any = self._drawn[place]
+            own.append(tuple(one))
+            self.ended[place] = one[0] in self.ends or len(own) >= self.asked[place].room
+        return ids
+
+    def written(self, place: int) -> WrittenTokens:
+        """Returns the text at a place."""
+        ids, logprob, raw = zip(*self._drawn[place], strict=True)
+        return WrittenTokens(np.array(ids, np.int32), np.array(logprob), np.array(raw))

@@ -1,0 +1,182 @@
+"""Texts that a running server writes, with the log-probabilities that it gives for its own tokens.
+
+prompt ids ──▶ /v1/completions ──▶ tokens as ids, and one log-probability for each
+
+A server has one log-probability for a token. Two requests tell which: before temperature and filters, or after them.
+The other one is the same for temperature 1 without filters, and 0 after greedy choices. Else it is not known.
+
+Sampling parameters that the API of OpenAI does not have (top_k, min_p) may be ignored by a server. So they are tried.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scoremode.engines.server.engine import ServerEngine, in_threads
+from scoremode.engines.server.link import SMALL, Link
+from scoremode.engines.server.served import BYTES_PER_TOKEN, COMPLETIONS, ROUNDING
+from scoremode.errors import EngineError, OptionError
+from scoremode.studies.rollouts.writing import DrawingRules, Tell, Writer, WritingRequest, WrittenTokens
+from scoremode.values import Bools, Floats, Ids
+
+REFUSED = (400, 422)  # how servers answer a request with fields that they do not know
+NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}  # else defaults of the served model would apply
+LIKELY = 5  # tokens whose log-probabilities are compared
+MOVED = 0.05  # nats; more than batches change
+TRIED = 8  # tokens that are written to see whether a filter works
+IDS = "token_id:"  # how a token is named if ids are asked for
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Completion:
+    """A text as a server gives it."""
+
+    ids: Ids
+    logprob: Floats
+    finish: str  # "stop" or "length"
+    likely: list[dict[str, float]]  # of each token: the likeliest ones at its place
+
+
+class ServerWriter(Writer):
+    """Writes texts through a server, many requests at a time. Closes the engine when it is closed."""
+
+    def __init__(self, engine: ServerEngine, rules: DrawingRules) -> None:
+        self.engine, self.rules, self.facts = engine, rules, engine.facts
+        eos = engine.subject.tokenizer.facts.eos
+        self.ends = frozenset[int]() if eos is None else frozenset([eos])
+        self._link = engine.subject.connect(engine.concurrency)
+        self._probe = list(engine.probe_ids)
+        try:
+            engine.subject.tokenizer.pieces()  # refuses a tokenizer that only the server has
+            self._extras = dict[str, Any]()  # fields that switch off what the server would do by default
+            self._extras = self._neutral_fields()
+            self._require_raw()
+            self._require_filters()
+        except BaseException:
+            self.close()
+            raise
+        self.missing = () if rules.is_own or rules.is_greedy else ("logprob",)
+
+    # ── what the server can do ───────────────────────────────────────────────────────────────────────────────────────
+    def _neutral_fields(self) -> dict[str, Any]:
+        """The fields that switch off what a server would do by default; none if it does not know them."""
+        body = self._body(self._probe, 1, 0, temperature=1.0)
+        if self._link.post(COMPLETIONS, {**body, **NEUTRAL}, largest=SMALL).status not in REFUSED:
+            return dict(NEUTRAL)
+        if self.rules.top_k or self.rules.min_p:
+            raise OptionError(f"{self._link.root} does not know --top-k and --min-p", fix="leave them out")
+        return {}
+
+    def _require_raw(self) -> None:
+        """Refuse numbers that depend on the temperature, unless tokens are drawn from the model's own distribution."""
+        if self.rules.is_own:
+            return
+        first, second = (self._complete(self._body(self._probe, 1, 0, temperature=t)).likely[0] for t in (1.0, 0.5))
+        common = first.keys() & second.keys()
+        if max((abs(first[name] - second[name]) for name in common), default=math.inf) > MOVED:
+            raise OptionError(
+                f"{self._link.root} gives log-probabilities after the temperature, and those before it are needed",
+                fix="give --temperature 1 without filters, or start the server so that it gives them "
+                "(--logprobs-mode raw_logprobs)",
+            )
+
+    def _require_filters(self) -> None:
+        """Refuse filters that the server ignores. With one that leaves one token, every token is a first choice."""
+        for name, only_first in (("top_k", 1), ("min_p", 1.0)):
+            if getattr(self.rules, name):
+                body = {**self._body(self._probe, TRIED, 0, temperature=2.0), name: only_first}
+                found = self._complete(body)
+                best = np.array([max(likely.values()) for likely in found.likely])
+                if (found.logprob < best - MOVED).any():
+                    flag = f"--{name.replace('_', '-')}"
+                    raise OptionError(f"{self._link.root} ignores {flag}", fix=f"leave {flag} out")
+
+    def account(self) -> list[str]:
+        said = ["drawn by the server's own sampler: a near-tie may fall otherwise in another batch"]
+        if self.missing:
+            said.append("the server gives log-probabilities before temperature and filters: those after are not known")
+        if not self._extras:
+            said.append("the server knows temperature and top_p alone: its defaults for other filters are not known")
+        return said
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def write(self, asked: Sequence[WritingRequest], done: Bools, tell: Tell) -> Iterator[tuple[int, WrittenTokens]]:
+        missing = np.flatnonzero(~done).tolist()
+        count = min(self.engine.concurrency, max(1, len(missing)))
+        for finished in in_threads(count, lambda number: self._written(asked[number]), missing):
+            self.engine.confirm(self._link)
+            for number, text in finished:
+                tell(len(text.ids))
+                yield number, text
+        self.engine.require_same()
+
+    def _written(self, asked: WritingRequest) -> WrittenTokens:
+        found = self._complete(self._body(asked.prompt.tolist(), asked.room, asked.seed))
+        raw = found.logprob
+        drawn = np.zeros(len(raw)) if self.rules.is_greedy else np.full(len(raw), np.nan) if self.missing else raw
+        return WrittenTokens(found.ids, drawn, raw, "stop" if found.finish == "stop" else None)
+
+    def _body(self, prompt: list[int], room: int, seed: int, *, temperature: float | None = None) -> dict[str, Any]:
+        """A request by the rules; with ``temperature``, one that asks for the likeliest tokens at it, unfiltered."""
+        asked = {"model": self.engine.subject.served.model, "prompt": prompt, "max_tokens": room, "seed": seed}
+        asked |= {"logprobs": 1, "return_tokens_as_token_ids": True, "top_p": 1.0}
+        if temperature is not None:
+            return {**asked, **self._extras, "temperature": temperature, "logprobs": LIKELY}
+        rules = self.rules
+        filters = {"top_k": rules.top_k, "min_p": rules.min_p}
+        wanted = {name: value for name, value in filters.items() if value}
+        return {**asked, **self._extras, **wanted, "top_p": rules.top_p, "temperature": rules.temperature}
+
+    def _complete(self, body: dict[str, Any]) -> _Completion:
+        largest = SMALL + BYTES_PER_TOKEN * (len(body["prompt"]) + LIKELY * body["max_tokens"])
+        reply = self._link.post(COMPLETIONS, body, largest=largest)
+        if not reply.good:
+            raise EngineError(
+                f"the server refuses to write ({reply.status}: {reply.words})",
+                fix="see to it, then run this again",
+            )
+        self.engine.require_names(reply.fields)
+        return _read(self._link, reply.value, body["max_tokens"])
+
+    def close(self) -> None:
+        self._link.close()
+        self.engine.close()
+
+
+def _read(link: Link, value: Any, room: int) -> _Completion:
+    """Reads an answer; EngineError if it has not the ids and the log-probabilities of a text."""
+    try:
+        (choice,) = value["choices"]
+        found, finish = choice["logprobs"], choice["finish_reason"]
+        names, numbers = list(found["tokens"]), list(found["token_logprobs"])
+        if not all(isinstance(name, str) and name.startswith(IDS) for name in names):
+            raise EngineError(
+                f"{link.root} does not give the ids of the tokens that it writes",
+                fix="use a server that knows return_tokens_as_token_ids",
+            )
+        ids = np.array([int(name.removeprefix(IDS)) for name in names], np.int32)
+        logprob = np.array([_number(number) for number in numbers])
+        likely = [{str(n): _number(x) for n, x in one.items()} for one in found.get("top_logprobs") or [{}] * len(ids)]
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
+        raise _unusable(link, "it has no tokens with log-probabilities") from None
+    if finish not in ("stop", "length") or not 0 < len(ids) == len(logprob) == len(likely) <= room:
+        raise _unusable(link, "its text has another length or end than was asked for")
+    if not (logprob <= ROUNDING).all() or not np.isfinite(logprob).all():  # written so that NaN is refused
+        raise _unusable(link, "it gives numbers that are no log-probabilities")
+    return _Completion(ids, np.minimum(logprob, 0.0), finish, likely)
+
+
+def _number(value: Any) -> float:
+    """A number. ValueError for anything else: "NaN", which float() takes, would pass every comparison."""
+    if type(value) not in (int, float) or math.isnan(value):
+        raise ValueError("not a number")
+    return float(value)
+
+
+def _unusable(link: Link, why: str) -> EngineError:
+    return EngineError(f"{link.root} gave a text that cannot be used: {why}", fix="use another server")

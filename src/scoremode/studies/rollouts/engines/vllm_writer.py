@@ -1,0 +1,154 @@
+"""Writes texts with stock vLLM: its scheduler, CUDA graphs and sampler, as they are deployed.
+
+Our wrapper around the sampler (written_tokens.py) keeps the log-probability of each token in the model's own
+distribution, and in the one that it was drawn from. What it kept of texts that have ended is fetched for many of them
+at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from scoremode.core.engine.plugin import Work
+from scoremode.core.models.facts import ModelFacts
+from scoremode.engines.vllm import support
+from scoremode.engines.vllm.processes import VllmLog, end
+from scoremode.engines.vllm.self_test import Verdict, engine_facts
+from scoremode.engines.vllm.start import start
+from scoremode.engines.vllm.support import LaunchArguments, VllmOptions
+from scoremode.errors import EngineError
+from scoremode.studies.rollouts.writing import DrawingRules, Tell, Writer, WritingRequest, WrittenTokens
+from scoremode.values import Bools, Ids
+
+FETCHED = 64  # texts that have ended, at most, before what belongs to them is fetched: each time, vLLM stands still
+PATIENCE = 5.0  # seconds that an ended text waits to be fetched: a kill loses no more than these
+
+NOT_WHILE_WRITING = {
+    "speculative_config": "tokens that are guessed ahead are drawn by another rule",
+    "worker_extension_cls": "rollouts have an extension of their own",
+    "logits_processors": "texts would be those of another distribution",
+}
+
+
+class VllmWriter(Writer):
+    """Writes texts with stock vLLM, which is started for this alone."""
+
+    def __init__(
+        self, facts: ModelFacts, options: VllmOptions, work: Work, rules: DrawingRules, ends: frozenset[int]
+    ) -> None:
+        given = LaunchArguments.of(options, replace(work, path=None))
+        version = support.installed_version()
+        support.check_version(version, given.allow_untested)
+        arguments = _arguments(given, work, rules)
+        self.rules, self.ends, self.log = rules, ends, VllmLog()
+        self.llm: Any
+        self.llm, self._processes = start(str(facts.path), arguments, self.log)
+        try:
+            config = self.llm.llm_engine.vllm_config
+            self._most_requests = 2 * int(config.scheduler_config.max_num_seqs)
+            served = Verdict(0.0, 0.0, False, int(config.model_config.get_vocab_size()), {})
+            found = engine_facts(config, version, served, gathered=False)
+            self.facts = replace(found, context_length=facts.context_length, notes=(*facts.notes, *found.notes))
+            self._call_workers("scoremode_write", _draws_its_own(rules))
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, asked: Sequence[WritingRequest], done: Bools, tell: Tell) -> Iterator[tuple[int, WrittenTokens]]:
+        """vLLM forms batches from whatever is in flight: a resumed run writes the same texts only if its kernels do."""
+        waiting, engine = iter(np.flatnonzero(~done).tolist()), self.llm.llm_engine
+        flying: dict[str, int] = {}
+        ended: dict[int, Ids] = {}  # texts whose log-probabilities are not fetched yet
+        fetched = time.monotonic()
+        while True:
+            while len(flying) < self._most_requests and (index := next(waiting, None)) is not None:
+                with self.log.explaining("vLLM refused a prompt", EngineError):
+                    prompt = {"type": "token", "prompt_token_ids": asked[index].prompt.tolist()}
+                    engine.add_request(name := _name(index), prompt, self._params(asked[index]))
+                flying[name] = index
+            if flying:
+                with self.log.explaining("vLLM stopped", EngineError):
+                    finished = [output for output in engine.step() if output.finished]
+                for output in finished:
+                    ids = np.array(output.outputs[0].token_ids, np.int32)
+                    ended[flying.pop(output.request_id)] = ids
+                    tell(len(ids))
+            if ended and (not flying or len(ended) >= FETCHED or time.monotonic() - fetched > PATIENCE):
+                yield from self._fetch(asked, ended)
+                ended, fetched = {}, time.monotonic()
+            if not flying:
+                return
+
+    def _fetch(self, asked: Sequence[WritingRequest], ended: dict[int, Ids]) -> Iterator[tuple[int, WrittenTokens]]:
+        prompts = [len(asked[index].prompt) for index in ended]
+        lengths = [len(ids) for ids in ended.values()]
+        ranks = self._call_workers("scoremode_take", list(ended), prompts, lengths)
+        parts: list[bytes] = next(filter(any, ranks), [b""] * len(ended))  # ranks that do not sample have no lines
+        for (index, ids), part in zip(ended.items(), parts, strict=True):
+            lines = np.frombuffer(part, np.float32).reshape(-1, 3)
+            if not np.array_equal(np.ascontiguousarray(lines[:, 2]).view(np.int32), ids):
+                raise EngineError(
+                    "the log-probabilities are of other tokens than vLLM gave",
+                    fix="please report the model and the version of vLLM",
+                )
+            drawn, own = np.minimum(lines[:, :2].astype(np.float64), 0.0).T
+            yield index, WrittenTokens(ids, np.zeros(len(ids)) if self.rules.is_greedy else drawn, own)
+
+    def _call_workers(self, method: str, *arguments: Any) -> list[Any]:
+        with self.log.explaining("vLLM stopped", EngineError):
+            found: list[Any] = self.llm.llm_engine.collective_rpc(method, args=arguments)
+        return found
+
+    def _params(self, asked: WritingRequest) -> Any:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        rules = self.rules
+        return SamplingParams(
+            temperature=rules.temperature,
+            top_p=rules.top_p,
+            top_k=rules.top_k,
+            min_p=rules.min_p,
+            seed=asked.seed,
+            max_tokens=asked.room,
+            ignore_eos=True,  # the end tokens are named, so that every engine ends its texts at the same ones
+            stop_token_ids=sorted(self.ends),
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    def close(self) -> None:
+        llm, self.llm = self.llm, None
+        if llm is not None:
+            end(llm, self._processes, self.log)
+
+
+def _name(index: int) -> str:
+    return f"scoremode-{index}"
+
+
+def _draws_its_own(rules: DrawingRules) -> bool:
+    """Are tokens drawn from the model's own distribution, or greedily?"""
+    return rules.is_greedy or rules.is_own
+
+
+def _arguments(given: LaunchArguments, work: Work, rules: DrawingRules) -> dict[str, Any]:
+    """The arguments of ``vllm.LLM``."""
+    from vllm.platforms import current_platform
+
+    support.refuse_arguments(given.extra, NOT_WHILE_WRITING)
+    extension = "scoremode.studies.rollouts.engines.vllm_written_tokens.WritingWorker"
+    found: dict[str, Any] = {"skip_tokenizer_init": True, "worker_extension_cls": extension}
+    if not _draws_its_own(rules):  # a sampler that does not show its filters is not chosen then
+        found["logprobs_mode"] = "processed_logprobs"
+    if not rules.is_greedy and current_platform.is_cpu():
+        # vLLM takes a draw back that belongs to a chunk of a prompt, and a generator on a CPU cannot do that
+        found["enable_chunked_prefill"] = False
+    if work.path is not None:
+        found["max_num_seqs"] = work.path.sequences
+    return {**given.arguments(), **found}

@@ -1,0 +1,258 @@
+"""Trainer against rollout: sampled tokens, with their log-probabilities under both.
+
+In reinforcement learning one engine samples (the rollout, π) and another computes gradients (the trainer, τ). For each
+sampled token, r = τ(token) / π(token) is its importance ratio. From samples of π alone, the mean of each of these
+estimates KL(π‖τ), in nats per token:
+
+    k1 = -ln r              unbiased; single values may be negative, so that it needs many tokens
+    k2 = ½ (ln r)²          biased by terms of third order; small errors
+    k3 = r - 1 - ln r       unbiased, never negative, small errors while ratios are near 1
+    kl                      exact, where a comparison has both distributions at every token
+
+This holds for samples of the distribution whose probabilities are given. With a temperature other than 1 or a filter
+such as top-p, tokens come from another distribution than the model's own: then the three are means over these tokens,
+and a note says so.
+
+    effective sample size   (Σ r)² / (n Σ r²): the share of samples that would be left after weighting by r
+    of sequences            the same with the product of a sample's ratios
+
+Errors are over prompts, because the samples of one prompt are alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scoremode.core.scores.frames import ArrowTable, few_lines
+from scoremode.core.scores.schema import ROUNDING
+from scoremode.core.statistics.depth import depth_edges, means_by_stretch
+from scoremode.core.statistics.estimate import error_fields, finite_or_none, ratio, with_error_fields
+from scoremode.core.statistics.gate import check, parse
+from scoremode.core.statistics.streams import quantiles
+from scoremode.errors import InputError
+from scoremode.values import Bools, Estimate, Floats, Ints, Range
+
+CLIP = (0.8, 1.2)  # ratios inside are not clipped by PPO's usual range
+QUANTILES = {"min": 0.0, "p01": 0.01, "p05": 0.05, "median": 0.5, "p95": 0.95, "p99": 0.99, "p999": 0.999, "max": 1.0}
+ESTIMATES: dict[str, Range] = {
+    "k1": "any",
+    "k2": "positive",
+    "k3": "positive",
+    "kl": "positive",
+    "ratio_mean": "positive",
+    "outside_clip": "share",
+    "sequence_k1": "any",
+    "sequence_outside_clip": "share",
+}
+"""The means over tokens or samples, and what each can be."""
+FIELDS = (
+    *("tokens", "samples", "prompts", "zero_probability", "kl_infinite"),
+    *(name for estimate in ESTIMATES for name in error_fields(estimate)),
+    *(f"ratio_{name}" for name in QUANTILES),
+    *(f"sequence_ratio_{name}" for name in QUANTILES),
+    *("effective_sample_size", "sequence_effective_sample_size"),
+)
+"""The fields of ``Mismatch.statistics`` that a rule may name."""
+EXAMPLE = "write a rule such as 'k3 > 0.015 surely' or 'outside_clip > 0.01'"
+
+
+@dataclass(frozen=True, eq=False)
+class Mismatch(ArrowTable):
+    """Sampled tokens under a rollout engine and a trainer. As a table, it has one row per token."""
+
+    rollout: Floats  # (n,) log-probability of each token under the engine that sampled it
+    trainer: Floats  # (n,) under the trainer
+    prompt: Ints  # (n,) which prompt
+    sample: Ints  # (n,) which sample of the prompt
+    position: Ints  # (n,) place in the written text, from 0
+    slices: npt.NDArray[np.object_] | None = None  # (n,) labels of tokens; None: the texts have no slices
+    kl: Floats | None = None  # (n,) nats, KL(rollout‖trainer) over the whole vocabulary; None: not measured
+    clip: tuple[float, float] = CLIP
+    names: tuple[str, str] = ("rollout", "trainer")  # of the two models
+    notes: Sequence[str] = field(default=())
+
+    def __post_init__(self) -> None:
+        if not 0 < self.clip[0] < 1 < self.clip[1] < math.inf:
+            raise InputError(f"the clip range {self.clip} does not lie around 1", fix="give one, as in (0.8, 1.2)")
+        columns = {"rollout": self.rollout, "trainer": self.trainer, "prompt": self.prompt, "sample": self.sample}
+        columns |= {"position": self.position}
+        columns |= {} if self.kl is None else {"kl": self.kl}
+        for name, column in columns.items():
+            if len(column) != len(self.rollout):
+                raise InputError(
+                    f"{name} has {len(column)} tokens instead of {len(self.rollout)}", fix="score the same texts"
+                )
+            if np.isnan(column).any():
+                raise InputError(f"{name} contains NaN", fix="score the texts again")
+        if self.slices is not None and len(self.slices) != len(self.rollout):
+            raise InputError("there is not one slice per token", fix="score the same texts")
+        if np.isneginf(self.rollout).any():
+            raise InputError("a sampled token has probability zero under the rollout", fix="sample the texts again")
+        if (self.rollout > ROUNDING).any() or (self.trainer > ROUNDING).any():
+            raise InputError("a log-probability is above 0", fix="give natural logarithms of probabilities")
+
+    # ── values per token and per sample ──────────────────────────────────────────────────────────────────────────────
+    @property
+    def log_ratio(self) -> Floats:
+        """(n,) ln r; -∞ where the trainer thinks a sampled token impossible."""
+        found: Floats = self.trainer - self.rollout
+        return found
+
+    @cached_property
+    def groups(self) -> Ints:
+        """(n,) the prompt of each token, numbered from 0."""
+        return np.unique(self.prompt, return_inverse=True)[1].astype(np.int64)
+
+    @cached_property
+    def _samples(self) -> tuple[Ints, Ints]:
+        """The sample of each token, numbered from 0, and the group of each sample."""
+        pairs = np.stack([self.groups, self.sample], axis=1)
+        found, index = np.unique(pairs, axis=0, return_inverse=True)
+        return index.reshape(-1).astype(np.int64), found[:, 0]
+
+    @property
+    def sequence_log_ratio(self) -> Floats:
+        """(samples,) the sum of ln r over the tokens of each sample."""
+        index, groups = self._samples
+        return np.bincount(index, self.log_ratio, minlength=len(groups)).astype(np.float64)
+
+    def _outside(self, log_ratio: Floats) -> Bools:
+        low, high = map(math.log, self.clip)
+        found: Bools = (log_ratio < low) | (log_ratio > high)
+        return found
+
+    # ── numbers ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def statistics(self) -> dict[str, Any]:
+        """All numbers by name, ready for JSON: see docs/own-words.md. None: not measured, not known or infinite."""
+        return dict(self._statistics)
+
+    @cached_property
+    def _statistics(self) -> dict[str, Any]:
+        whole, (_, groups) = self.sequence_log_ratio, self._samples
+        with np.errstate(over="ignore", invalid="ignore"):  # infinities become None
+            return {
+                "name": self.names[1],
+                "rollout": self.names[0],
+                "tokens": len(self.rollout),
+                "samples": len(groups),
+                "prompts": len(np.unique(groups)),
+                "zero_probability": int(np.isneginf(self.trainer).sum()),
+                "kl_infinite": None if self.kl is None else int(np.isinf(self.kl).sum()),
+                "clip": list(self.clip),
+                **{name: value for k in ESTIMATES for name, value in with_error_fields(k, self._estimate(k)).items()},
+                **{f"ratio_{name}": value for name, value in _ratio_quantiles(self.log_ratio).items()},
+                **{f"sequence_ratio_{name}": value for name, value in _ratio_quantiles(whole).items()},
+                "effective_sample_size": effective_share(self.log_ratio),
+                "sequence_effective_sample_size": effective_share(whole),
+                "notes": list(self.notes),
+            }
+
+    def _estimate(self, name: str) -> Estimate | None:
+        of_sequences = name.startswith("sequence_")
+        log_ratio = self.sequence_log_ratio if of_sequences else self.log_ratio
+        groups = self._samples[1] if of_sequences else self.groups
+        values = self.kl if name == "kl" else self._values(name.removeprefix("sequence_"), log_ratio)
+        return None if values is None else ratio(values, np.ones(len(values)), groups, ESTIMATES[name])
+
+    def _values(self, name: str, log_ratio: Floats) -> Floats:
+        """What is averaged, per token or per sample."""
+        if name == "outside_clip":
+            return self._outside(log_ratio).astype(np.float64)
+        return np.exp(log_ratio) if name == "ratio_mean" else KL_ESTIMATES[name](log_ratio)
+
+    def by_position(self) -> list[dict[str, Any]]:
+        """k3, KL and the share outside the clip range, in stretches of positions: 0 to 63, 64 to 127, 128 to 255, …"""
+        if not len(self.position):
+            return []
+        edges = depth_edges(int(self.position.max()))
+        with np.errstate(over="ignore"):
+            columns = {name: self._values(name, self.log_ratio) for name in ("k3", "outside_clip")}
+        columns |= {} if self.kl is None else {"kl": self.kl}
+        means = {name: self._by_stretch(column, edges, ESTIMATES[name]) for name, column in columns.items()}
+        rows = []
+        for i, (first, end) in enumerate(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)):
+            here = (self.position >= first) & (self.position < end)
+            fields = {key: value for name in columns for key, value in with_error_fields(name, means[name][i]).items()}
+            left_out = int((~np.isfinite(columns["k3"][here])).sum())
+            rows.append({"first": first, "last": end - 1, "tokens": int(here.sum()), **fields, "unbounded": left_out})
+        return [row for row in rows if row["tokens"]]
+
+    def _by_stretch(self, column: Floats, edges: Ints, within: Range) -> list[Estimate]:
+        return means_by_stretch(lambda: [column], lambda: iter([(self.position, self.groups)]), edges, within)
+
+    def by_slice(self) -> list[dict[str, Any]]:
+        """The statistics of each slice, in the order in which slices first appear; empty if there are none."""
+        if self.slices is None:
+            return []
+        labels = dict.fromkeys(self.slices.tolist())
+        return [{"slice": label, **self._some(self.slices == label).statistics()} for label in labels]
+
+    def _some(self, chosen: Bools) -> Mismatch:
+        names = ("rollout", "trainer", "prompt", "sample", "position")
+        columns: dict[str, Any] = {name: getattr(self, name)[chosen] for name in names}
+        kl = None if self.kl is None else self.kl[chosen]
+        return replace(self, **columns, slices=None, kl=kl, notes=())
+
+    # ── for people and machines ──────────────────────────────────────────────────────────────────────────────────────
+    def failures(self, *rules: str) -> list[str]:
+        """Says in one line each which rules hold, such as ``k3 > 0.015 surely``; an empty list if the gate passes."""
+        parsed = [parse(rule, FIELDS, EXAMPLE) for rule in rules]
+        return [why for rule in parsed if (why := check(rule, self._statistics))]
+
+    def to_arrow(self) -> Any:
+        """One row per sampled token, as a ``pyarrow.Table``."""
+        import pyarrow as pa
+
+        columns: dict[str, Any] = {
+            **{name: getattr(self, name) for name in ("prompt", "sample", "position")},
+            **({} if self.slices is None else {"slice": pa.array(self.slices.tolist()).dictionary_encode()}),
+            **{f"logprob_{name}": getattr(self, name) for name in ("rollout", "trainer")},
+            "log_ratio": self.log_ratio,
+            **({} if self.kl is None else {"kl": self.kl}),
+        }
+        return pa.table(columns)
+
+    def __repr__(self) -> str:
+        s = self._statistics
+        numbers = [
+            f"{name} {Estimate(s[name], s[f'{name}_stderr'], 0, 0)}"
+            for name in ("k1", "k3", "kl")
+            if s[name] is not None
+        ]
+        return few_lines(
+            f"Mismatch of {self.names[1]} and the rollouts of {self.names[0]}",
+            ", ".join(numbers),
+            f"{s['tokens']:,} tokens of {s['samples']:,} samples, {s['prompts']:,} prompts",
+            *self.notes,
+        )
+
+
+KL_ESTIMATES: Mapping[str, Any] = {
+    "k1": lambda log_ratio: -log_ratio,
+    "k2": lambda log_ratio: log_ratio**2 / 2,
+    "k3": lambda log_ratio: np.expm1(log_ratio) - log_ratio,
+}
+"""What is averaged, from ln r."""
+
+
+def _ratio_quantiles(log_ratio: Floats) -> dict[str, float | None]:
+    return {name: finite_or_none(value) for name, value in quantiles(np.exp(log_ratio), QUANTILES).items()}
+
+
+def effective_share(log_weights: Floats) -> float | None:
+    """(Σ w)² / (n Σ w²) from ln w; None without a weight above zero.
+
+    >>> round(effective_share(np.log([1.0, 3.0])), 6), effective_share(np.zeros(3))
+    (0.8, 1.0)
+    """
+    if not len(log_weights) or not math.isfinite(largest := float(log_weights.max())):
+        return None
+    weights = np.exp(log_weights - largest)
+    return float(weights.sum() ** 2 / (len(weights) * (weights**2).sum()))

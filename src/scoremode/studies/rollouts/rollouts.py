@@ -1,0 +1,344 @@
+"""``scoremode rollouts``: texts that a model writes, with the log-probability of every token when it was drawn."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+
+from scoremode import __version__
+from scoremode.core.arguments import whole_number
+from scoremode.core.engine.plugin import Work
+from scoremode.core.engine.registry import all_options, require
+from scoremode.core.plan.path import DECODE, DecodePath, read_path
+from scoremode.core.scores.answers import FAULT
+from scoremode.core.verbs.arguments import ModelArguments, spelled_out
+from scoremode.core.verbs.model import GivenTokenizer, LazyModel
+from scoremode.core.verbs.progress import Progress, announce
+from scoremode.core.verbs.progress_display import shows_progress
+from scoremode.core.verbs.question import identify
+from scoremode.core.verbs.run_contents import describe_engine, describe_model
+from scoremode.errors import EngineError, OptionError, UnknownArgumentError, did_you_mean
+from scoremode.remote.ray.spread import SPREAD
+from scoremode.remote.storage.uri import Place, located
+from scoremode.studies.rollouts.folder import RolloutsFolder
+from scoremode.studies.rollouts.prompts import GivenPrompts, Prompts, encoded, read_prompts
+from scoremode.studies.rollouts.texts import FINISHES, Rollouts, WrittenText, prompts_digest, tokens_digest
+from scoremode.studies.rollouts.writing import DrawingRules, Writer, WritingRequest, WrittenTokens
+from scoremode.values import Ids
+
+MAX_TOKENS = 256  # of a text, if the user gives no number
+MOST_TEXTS = 1_000_000  # the requests for all of them are held in memory
+TOGETHER = 256  # texts that are put into words, and written to the file, at a time
+
+
+@spelled_out(ModelArguments)
+@shows_progress
+def rollouts(
+    model: str,
+    prompts: GivenPrompts,
+    *,
+    samples: int = 1,
+    temperature: float = 0.0,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    max_tokens: int | None = None,
+    seed: int = 0,
+    sequences: int | None = None,
+    engine: str | None = None,
+    tokenizer: GivenTokenizer | None = None,
+    out: str | Path | None = None,
+    fresh: bool = False,
+    progress: Progress | None = None,
+    **arguments: Unpack[ModelArguments],
+) -> Rollouts:
+    """Let a model write texts after prompts, and keep the log-probability of every token when it was drawn.
+
+    ``prompts`` is the name of a file (.jsonl or .txt), or a list of texts and of rows like those of a file. Each prompt
+    gets ``samples`` texts of at most ``max_tokens`` tokens (default: 256). ``temperature`` 0 takes the model's first
+    choice; else tokens are drawn, after the filters ``min_p``, ``top_k`` and ``top_p``. The draws of a text follow from
+    ``seed``, its prompt's number and its own. ``sequences`` texts are written side by side. With ``out``, finished
+    texts are kept there at once, and the same call resumes. ``arguments`` are options of the engine (dtype, device, …).
+
+    >>> import scoremode as sm
+    >>> written = sm.rollouts("org/model", ["Once upon a time"], temperature=1, samples=4)         # doctest: +SKIP
+    >>> written.text[0], written.raw_logprob[0].sum()                                              # doctest: +SKIP
+    >>> sm.compare("org/model", "org/model-W4A16", corpus=written).kl                              # doctest: +SKIP
+    """
+    rules = read_rules(temperature, top_p, top_k, min_p)
+    asked = _Numbers.of(samples, MAX_TOKENS if max_tokens is None else max_tokens, seed)
+    path = read_path(DECODE, sequences=sequences) if sequences is not None else None
+    _check_options(arguments)
+    place = None if out is None else located(out)
+    if isinstance(place, Place):
+        raise OptionError(f"{place}: rollouts are written to folders of this machine", fix="give a folder to --out")
+    read = read_prompts(prompts)
+    with closing(LazyModel.named(model, engine, arguments, tokenizer)) as lazy:
+        require(lazy.plugin, "writes", "write texts with their log-probabilities")
+        task = WritingTask.of(lazy, read, rules, asked, path)
+        return _written(lazy, task, place, fresh=fresh, progress=progress)
+
+
+def read_rules(temperature: Any, top_p: Any, top_k: Any, min_p: Any) -> DrawingRules:
+    """Checks how tokens are to be drawn.
+
+    >>> read_rules(0.7, None, 40, None)
+    DrawingRules(temperature=0.7, top_p=1.0, top_k=40, min_p=0.0)
+    """
+    number = whole_number("top_k", top_k)
+    if number is not None and number < 1:
+        raise OptionError(f"--top-k {number} leaves no token", fix="give 1 or more, or leave --top-k out")
+    shares = {"--top-p": 1.0 if top_p is None else top_p, "--min-p": 0.0 if min_p is None else min_p}
+    for flag, value in {"--temperature": temperature, **shares}.items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not is_number or value < 0 or (flag != "--temperature" and value > 1):
+            fix = "give 0 or more" if flag == "--temperature" else "give a number from 0 to 1"
+            raise OptionError(f"{flag} {value} cannot be", fix=fix)
+    if shares["--top-p"] == 0:
+        raise OptionError("--top-p 0 leaves no token", fix="give more than 0, or --temperature 0")
+    rules = DrawingRules(float(temperature), float(shares["--top-p"]), number or 0, float(shares["--min-p"]))
+    if rules.is_greedy and rules != DrawingRules():
+        raise OptionError("filters do not apply to greedy choices", fix="give --temperature 1, or leave them out")
+    return rules
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """How many texts, how long they may be, and the seed of all draws."""
+
+    samples: int
+    max_tokens: int
+    seed: int
+
+    @staticmethod
+    def of(samples: Any, max_tokens: Any, seed: Any) -> _Numbers:
+        for name, value in (("samples", samples), ("max_tokens", max_tokens)):
+            if (whole_number(name, value) or 0) < 1:
+                raise OptionError(f"--{name.replace('_', '-')} {value} writes nothing", fix="give 1 or more")
+        found = whole_number("seed", seed)
+        if found is None:
+            raise OptionError("seed is None", fix="give a whole number")
+        return _Numbers(int(samples), int(max_tokens), found)
+
+
+def _check_options(given: ModelArguments) -> None:
+    for name in given:
+        if name not in (*all_options(), *SPREAD):
+            raise UnknownArgumentError(f"there is no argument {name}", fix=did_you_mean(name, list(all_options())))
+
+
+# ── what is asked ────────────────────────────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True, slots=True, eq=False)
+class WritingTask:
+    """All texts that are to be written: text i belongs to prompt i // samples."""
+
+    prompts: Prompts
+    encoded: list[tuple[str, Ids]]  # of each prompt
+    rules: DrawingRules
+    numbers: _Numbers
+    context: int | None  # tokens that fit into the model
+    path: DecodePath | None  # how many texts side by side; None: the engine's own choice
+
+    @staticmethod
+    def of(
+        lazy: LazyModel, prompts: Prompts, rules: DrawingRules, numbers: _Numbers, path: DecodePath | None
+    ) -> WritingTask:
+        if (count := len(prompts.rows) * numbers.samples) > MOST_TEXTS:
+            raise OptionError(
+                f"{count:,} texts are too many for one folder (at most {MOST_TEXTS:,})",
+                fix="give fewer --samples, or write several folders with another --seed each",
+            )
+        found = encoded(prompts, lazy.subject.tokenizer)
+        largest = max(int(ids.max()) for _, ids in found)
+        if lazy.subject.vocabulary is not None and largest >= lazy.subject.vocabulary:
+            raise OptionError(
+                f"the tokenizer gives id {largest}, but the model's vocabulary ends at {lazy.subject.vocabulary - 1}",
+                fix="give the right folder with --tokenizer",
+            )
+        return WritingTask(prompts, found, rules, numbers, lazy.longest_window, path)
+
+    @property
+    def rooms(self) -> list[int]:
+        """How many tokens each text may have; 0 where the prompt fills the model's context."""
+        most = self.numbers.max_tokens
+        each = [most if self.context is None else min(most, self.context - len(ids)) for _, ids in self.encoded]
+        return [max(0, room) for room in each for _ in range(self.numbers.samples)]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt with its text."""
+        each = zip(self.encoded, self.rooms[:: self.numbers.samples], strict=True)
+        return max(len(ids) + room for (_, ids), room in each)
+
+    def requests(self, which: Sequence[int]) -> list[WritingRequest]:
+        rooms = self.rooms
+        return [WritingRequest(self.encoded[i // self.numbers.samples][1], self._seed(i), rooms[i]) for i in which]
+
+    def _seed(self, number: int) -> int:
+        prompt, sample = divmod(number, self.numbers.samples)
+        digest = hashlib.sha256(f"{self.numbers.seed} {prompt} {sample}".encode()).digest()
+        return int.from_bytes(digest[:8], "little") >> 2
+
+    def identity(self, lazy: LazyModel) -> dict[str, Any]:
+        """The facts that must be equal for stored texts to be these."""
+        answers = [row.answer for row in self.prompts.rows]
+        return identify(
+            lazy.subject,
+            lazy.engine_name,
+            lazy.settings(),
+            prompts=prompts_digest((ids for _, ids in self.encoded), answers),
+            sampling=asdict(self.rules),
+            **asdict(self.numbers),
+            sequences=None if self.path is None else self.path.sequences,
+        )
+
+
+# ── the loop ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+def _written(
+    lazy: LazyModel, task: WritingTask, out: Path | None, *, fresh: bool, progress: Progress | None
+) -> Rollouts:
+    with ExitStack() as stack:
+        folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="scoremode-"))) / "rollouts"
+        claim = stack.enter_context(RolloutsFolder(folder, task.identity(lazy), fresh=fresh))
+        found = claim.finished
+        if found is None:
+            announce(progress, f"loading {lazy.subject.name} with {lazy.engine_name}")
+            work = Work(task.longest, shares_prompts=task.numbers.samples > 1, path=task.path)
+            writer = stack.enter_context(closing(lazy.open_writer(work, task.rules, progress)))
+            found = _write(writer, lazy, task, claim, progress)
+        return found if out is not None else replace(found, path=None)
+
+
+def _write(
+    writer: Writer, lazy: LazyModel, task: WritingTask, claim: RolloutsFolder, progress: Progress | None
+) -> Rollouts:
+    """Writes every text that the folder lacks, then its files."""
+    rooms = task.rooms
+    done = claim.begin(rooms)
+    for number in np.flatnonzero(~done & (np.array(rooms) == 0)).tolist():
+        claim.add(number, np.zeros(0, np.int32), np.zeros(0), np.zeros(0), "context")
+        done[number] = True
+    which = [number for number, room in enumerate(rooms) if room]
+    count = _Counter(progress, [0 if done[i] else rooms[i] for i in which])
+    began = time.perf_counter()
+    asked, vocabulary = task.requests(which), writer.facts.vocabulary
+    for at, written in writer.write(asked, done[which], count.tell):
+        number = which[at]
+        _check(written, asked[at], writer, vocabulary)
+        claim.add(number, written.ids, written.logprob, written.raw_logprob, _finish(written, task, writer.ends))
+        done[number] = True
+        count.end(at, len(written.ids))
+    if not done.all():
+        raise EngineError(f"the engine left {(~done).sum()} of {len(done)} texts unwritten", fix="run it again")
+    announce(progress, "saving")
+    seconds = time.perf_counter() - began
+    return claim.save(_blocks(task, claim, lazy), _manifest(writer, lazy, task, claim, (count.written, seconds)))
+
+
+def _finish(written: WrittenTokens, task: WritingTask, ends: frozenset[int]) -> str:
+    if written.finish == "stop" or int(written.ids[-1]) in ends:
+        return "stop"
+    return "length" if len(written.ids) == task.numbers.max_tokens else "context"
+
+
+def _check(written: WrittenTokens, asked: WritingRequest, writer: Writer, vocabulary: int | None) -> None:
+    """Stops if an engine gave a text that cannot be, instead of keeping it."""
+    ids = written.ids
+    columns = [getattr(written, name) for name in ("logprob", "raw_logprob") if name not in writer.missing]
+    is_end = np.isin(ids, list(writer.ends))
+    possible = (
+        0 < len(ids) <= asked.room
+        and all(len(one) == len(ids) and bool((np.isfinite(one) & (one <= 0)).all()) for one in columns)
+        and int(ids.min()) >= 0
+        and (vocabulary is None or int(ids.max()) < vocabulary)
+        and not is_end[:-1].any()
+        and (bool(is_end[-1]) or written.finish == "stop" or len(ids) == asked.room)
+    )
+    if not possible:
+        raise EngineError("the engine gave a text that cannot be", fix=FAULT)
+
+
+class _Counter:
+    """Tells the progress how many tokens are written, of as many as there may still be."""
+
+    def __init__(self, progress: Progress | None, rooms: list[int]) -> None:
+        self._progress, self._rooms, self.written, self._saved = progress, rooms, 0, 0
+        self._total = sum(rooms)
+        self.tell(0)
+
+    def tell(self, tokens: int) -> None:
+        self.written += tokens
+        if self._progress:
+            self._progress(min(self.written, self._total), self._total)
+
+    def end(self, at: int, tokens: int) -> None:
+        """A text ended with so many tokens: fewer than there might have been."""
+        self._total -= self._rooms[at] - tokens
+
+
+# ── what is kept ─────────────────────────────────────────────────────────────────────────────────────────────────────
+def _blocks(task: WritingTask, claim: RolloutsFolder, lazy: LazyModel) -> Iterator[list[WrittenText]]:
+    count = len(task.rooms)
+    for begin in range(0, count, TOGETHER):
+        yield [_row(task, claim, lazy, number) for number in range(begin, min(begin + TOGETHER, count))]
+
+
+def _row(task: WritingTask, claim: RolloutsFolder, lazy: LazyModel, number: int) -> WrittenText:
+    prompt, sample = divmod(number, task.numbers.samples)
+    (prompt_text, prompt_ids), (ids, logprob, raw, finish) = task.encoded[prompt], claim.text(number)
+    text, answer = lazy.subject.tokenizer.decode(ids.tolist()), task.prompts.rows[prompt].answer
+    return WrittenText(prompt, sample, prompt_text, prompt_ids, ids, logprob, raw, finish, text, answer)
+
+
+def _manifest(
+    writer: Writer, lazy: LazyModel, task: WritingTask, claim: RolloutsFolder, work: tuple[int, float]
+) -> dict[str, Any]:
+    """Everything that another person needs to get the texts again."""
+    texts = [claim.text(number) for number in range(len(task.rooms))]
+    finishes = {name: sum(finish == name for *_, finish in texts) for name in FINISHES}
+    tokens, seconds = work
+    used = [ids for ids, *_ in texts] + [ids for _, ids in task.encoded]
+    return {
+        **describe_model(lazy.subject),
+        **describe_engine(writer.facts),
+        "tokenizer": lazy.subject.tokenizer.facts.fingerprint,
+        "tokens_sha256": tokens_digest(lazy.subject.tokenizer.pieces(), used),
+        "prompts_file": task.prompts.name,
+        "prompts_sha256": task.prompts.sha256,
+        "prompts": len(task.encoded),
+        "samples": task.numbers.samples,
+        "texts": len(texts),
+        "written_tokens": sum(len(ids) for ids, *_ in texts),
+        "finish": finishes,
+        "sampling": {**asdict(task.rules), "max_tokens": task.numbers.max_tokens, "ends": sorted(writer.ends)},
+        "missing": list(writer.missing),
+        "seed": task.numbers.seed,
+        "notes": [*task.prompts.notes, *writer.facts.notes, *writer.account(), *_notes(task, finishes, writer.ends)],
+        "seconds": seconds,
+        "tokens_per_second": tokens / seconds if seconds > 0 and tokens else None,
+        "scoremode": __version__,
+        "identity": claim.identity,
+    }
+
+
+def _notes(task: WritingTask, finishes: dict[str, int], ends: frozenset[int]) -> Iterator[str]:
+    total = len(task.rooms)
+    if finishes["length"]:
+        most = task.numbers.max_tokens
+        yield f"{finishes['length']:,} of {total:,} texts were cut at --max-tokens {most:,}"
+    if finishes["context"]:
+        yield f"{finishes['context']:,} of {total:,} texts were cut where the model's context of {task.context} is full"
+    empty = task.rooms.count(0)
+    if empty:
+        yield f"{empty:,} of them have no token, because their prompt fills the context"
+    if not ends and not finishes["stop"]:
+        yield "the model has no end token, so no text ends by itself"

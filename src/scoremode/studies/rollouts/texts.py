@@ -1,0 +1,297 @@
+"""Texts that a model wrote, with the log-probability of every token when it was drawn: a folder, and its reader.
+
+DIR/partial.rollouts   while texts are written: each finished text (core/disk/records.py)
+DIR/texts.parquet      a row for each text, sorted by prompt and sample
+DIR/rollouts.json      who wrote them and how, the sha256 of texts.parquet, and a seal; written last
+
+Nothing in a folder is trusted: types, lengths, numbers and hashes are checked when it is opened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal
+
+import msgspec
+import numpy as np
+
+from scoremode.core.arguments import path_text
+from scoremode.core.disk.files import file_sha256
+from scoremode.core.disk.folders import PARTIAL_TEXTS, ROLLOUTS, TEXTS
+from scoremode.core.disk.manifests import Count, Sha256, Text, Whole, is_sealed, unusable_field
+from scoremode.core.strict_json import read_object
+from scoremode.errors import RunError
+from scoremode.remote.storage.uri import is_uri
+from scoremode.values import Floats, Ids, Ints, frozen
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMAT = 1
+FINISHES = ("stop", "length", "context")
+"""How a text ended: with an end token, at the most tokens that were allowed, or where the model's context was full."""
+
+AGAIN = "write them again with --fresh"
+MOST_IDS = 1 << 22  # more than any vocabulary has: a table of larger ids would fill the memory
+ROUNDING = 1e-6  # nats above 0 that a log-probability in float32 may have
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WrittenText:
+    """One text that a model wrote after a prompt: a row of texts.parquet."""
+
+    prompt: int  # index of the prompt
+    sample: int  # number of this text among the texts of its prompt
+    prompt_text: str  # as the model saw it
+    prompt_ids: Ids
+    ids: Ids  # the written tokens, with the end token if there is one
+    logprob: Floats  # of each token in the distribution that it was drawn from; 0 for greedy choices; NaN: not known
+    raw_logprob: Floats  # in the model's own distribution, before temperature and filters
+    finish: str  # one of FINISHES
+    text: str
+    answer: str | None = None  # a text that is known to be right
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rollouts:
+    """Texts that a model wrote: one entry for each text in every list, sorted by prompt and sample.
+
+    >>> import scoremode as sm
+    >>> written = sm.Rollouts.open("runs/written")                                                # doctest: +SKIP
+    >>> written.written[0], written.raw_logprob[0]                                                 # doctest: +SKIP
+    """
+
+    prompt: Ints  # (n,) index of the prompt
+    sample: Ints  # (n,)
+    prompt_text: list[str]
+    prompt_ids: list[Ids]
+    written: list[Ids]
+    logprob: list[Floats]
+    raw_logprob: list[Floats]
+    finish: list[str]
+    text: list[str]
+    answer: list[str | None]
+    manifest: dict[str, Any]
+    path: str | None = None
+
+    @staticmethod
+    def open(folder: str | os.PathLike[str]) -> Rollouts:
+        """Reads a folder of ``scoremode rollouts``; RunError if it is not one, is not finished, or was changed."""
+        path = require_folder(folder)
+        manifest = read_manifest(path)
+        if file_sha256(path / TEXTS) != manifest["texts_sha256"]:
+            raise RunError(f"{path / TEXTS} was changed after it was written", fix=AGAIN)
+        try:
+            found = _read_texts(path / TEXTS)
+            _check(found, manifest)
+        except ValueError as error:
+            raise RunError(f"{path / TEXTS} cannot be used: {error}", fix=AGAIN) from None
+        return Rollouts(**found, manifest=manifest, path=str(path))
+
+    def __len__(self) -> int:
+        return len(self.prompt)
+
+    def __repr__(self) -> str:
+        return f"Rollouts({len(self):,} texts of {self.prompts:,} prompts, {self.tokens:,} tokens written)"
+
+    @property
+    def prompts(self) -> int:
+        """The number of prompts."""
+        return len(np.unique(self.prompt))
+
+    @property
+    def tokens(self) -> int:
+        """The number of written tokens."""
+        return sum(map(len, self.written))
+
+    def first(self, count: int) -> Rollouts:
+        """The first ``count`` texts."""
+        columns = {name: getattr(self, name)[:count] for name in COLUMNS}
+        return replace(self, **columns)
+
+
+COLUMNS = tuple(field.name for field in fields(Rollouts) if field.name not in ("manifest", "path"))
+
+
+class ManifestForm(msgspec.Struct):
+    """The fields of rollouts.json that are used."""
+
+    format: Literal[1]
+    model: Text
+    engine: Text
+    tokenizer: Sha256
+    tokens_sha256: Sha256  # of the bytes of all tokens in the texts: another tokenizer may have the same
+    texts_sha256: Sha256
+    prompts: Count
+    texts: Count
+    written_tokens: Count
+    seed: Whole
+    sampling: dict[str, Any]
+    notes: list[str]
+    identity: dict[str, Any]
+    missing: list[Literal["logprob"]] = []  # columns that the engine could not give: NaN
+
+
+def require_folder(folder: str | os.PathLike[str]) -> Path:
+    """Returns the folder; RunError if it is not a finished folder of rollouts."""
+    name = path_text("rollouts", folder)
+    if is_uri(name):
+        raise RunError(f"{name}: rollouts are read from folders of this machine", fix="copy the folder first")
+    path = Path(name)
+    try:
+        is_there = (path / ROLLOUTS).is_file() and (path / TEXTS).is_file()
+    except (OSError, ValueError):  # the name is too long, or contains NUL
+        is_there = False
+    if is_there:
+        return path
+    fix = "give a folder that scoremode rollouts wrote"
+    if name and os.path.lexists(path / PARTIAL_TEXTS):
+        fix = "run the scoremode rollouts command again to finish it"
+    raise RunError(f"{name or 'an empty name'} has no finished rollouts", fix=fix)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Reads rollouts.json; RunError if it is damaged or was changed."""
+    path = folder / ROLLOUTS
+    try:
+        found = read_object(path)
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} cannot be read ({error})", fix=AGAIN) from None
+    wrong = unusable_field(found, ManifestForm)
+    if wrong is not None:
+        raise RunError(f"{path} is not a manifest of rollouts: no usable {wrong}", fix=AGAIN)
+    if not is_sealed(found):
+        raise RunError(f"{path} was changed after it was written", fix=AGAIN)
+    return found
+
+
+def tokens_digest(pieces: Sequence[bytes], ids: Iterable[Ids]) -> str:
+    """A hash of the bytes that all used ids stand for. Equal hashes: two tokenizers agree on all of these tokens."""
+    used = np.unique(np.concatenate([np.zeros(0, np.int32), *ids]))
+    hasher = hashlib.sha256()
+    for token in used.tolist():
+        piece = pieces[token] if token < len(pieces) else b""
+        hasher.update(f"{token}:{len(piece)}:".encode() + piece)
+    return hasher.hexdigest()
+
+
+# ── texts.parquet ────────────────────────────────────────────────────────────────────────────────────────────────────
+def schema() -> pa.Schema:
+    import pyarrow as pa
+
+    ids, numbers = pa.list_(pa.int32()), pa.list_(pa.float64())
+    kinds = {"prompt": pa.int64(), "sample": pa.int64(), "prompt_text": pa.string(), "prompt_ids": ids, "ids": ids}
+    kinds |= {"logprob": numbers, "raw_logprob": numbers, "finish": pa.string(), "text": pa.string()}
+    return pa.schema([pa.field(n, k, nullable=False) for n, k in kinds.items()] + [pa.field("answer", pa.string())])
+
+
+def write_texts(file: IO[bytes], blocks: Iterable[Sequence[WrittenText]]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    form = schema()
+    with pq.ParquetWriter(file, form, compression="zstd") as writer:
+        for block in blocks:
+            rows = {name: [getattr(one, name) for one in block] for name in form.names}
+            arrays = [pa.array(rows[field.name], field.type) for field in form]
+            writer.write_batch(pa.record_batch(arrays, schema=form))
+
+
+def has_texts(path: Path) -> bool:
+    """Is this a Parquet file with the columns of ``schema``?"""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pa.OSFile(os.fsencode(path)) as file:
+            return bool(pq.read_schema(file).names == schema().names)
+    except (pa.ArrowException, OSError):
+        return False
+
+
+def _read_texts(path: Path) -> dict[str, Any]:
+    """The columns of texts.parquet; ValueError if they are not those of ``schema``."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    form = schema()
+    try:
+        table = pq.read_table(pa.OSFile(os.fsencode(path)))
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"it is no Parquet file ({str(error).splitlines()[0][:120]})") from None
+    if table.schema.names != form.names or table.schema.types != form.types:
+        raise ValueError("its columns are not those of rollouts")
+    found: dict[str, Any] = {}
+    for name in form.names:
+        column = table[name].combine_chunks()
+        column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        if column.null_count and name != "answer":
+            raise ValueError(f"its column {name} has gaps")
+        found[name] = _values(column)
+    found["written"] = found.pop("ids")
+    return found
+
+
+def _values(column: Any) -> Any:
+    """A column as numbers, as texts, or as an array of numbers for each row."""
+    import pyarrow as pa
+
+    if not pa.types.is_list(column.type):
+        return frozen(column.to_numpy()) if pa.types.is_integer(column.type) else column.to_pylist()
+    if column.flatten().null_count:
+        raise ValueError("it has gaps inside of a row")
+    edges = np.concatenate([[0], np.cumsum(column.value_lengths().to_numpy(zero_copy_only=False))]).tolist()
+    flat = frozen(column.flatten().to_numpy())
+    return [flat[begin:end] for begin, end in pairwise(edges)]
+
+
+def _check(found: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
+    """Raises ValueError if the columns contradict each other or the manifest, or have a value that cannot be."""
+    prompt, sample, written = found["prompt"], found["sample"], found["written"]
+    counts = {"texts": len(prompt), "written_tokens": sum(map(len, written)), "prompts": len(np.unique(prompt))}
+    for name, count in counts.items():
+        if count != manifest[name]:
+            raise ValueError(f"it has {count:,} {name.replace('_', ' ')} instead of {manifest[name]:,}")
+    places = list(zip(prompt.tolist(), sample.tolist(), strict=True))
+    if places != sorted(set(places)) or (places and min(map(min, places)) < 0):
+        raise ValueError("its rows are not sorted by prompt and sample")
+    for number, finish in enumerate(found["finish"]):
+        own = [found[name][number] for name in ("written", "logprob", "raw_logprob")]
+        if finish not in FINISHES or len({*map(len, own)}) != 1 or not len(found["prompt_ids"][number]):
+            raise ValueError(f"row {number} has another finish or other lengths than a text can have")
+        if any(((ids < 0) | (ids >= MOST_IDS)).any() for ids in (own[0], found["prompt_ids"][number])):
+            raise ValueError(f"row {number} has an id that no model has")
+        known = own[2:] if "logprob" in manifest.get("missing", ()) else own[1:]
+        if not all((numbers <= ROUNDING).all() for numbers in known):  # written so that NaN is refused
+            raise ValueError(f"row {number} has a log-probability that cannot be")
+
+
+# ── a finished text in the journal ───────────────────────────────────────────────────────────────────────────────────
+def pack(ids: Ids, logprob: Floats, raw_logprob: Floats, finish: str) -> bytes:
+    """The body of a record: how the text ended, ids, and log-probabilities."""
+    columns = (ids.astype("<i4"), logprob.astype("<f8"), raw_logprob.astype("<f8"))
+    return bytes([FINISHES.index(finish)]) + b"".join(column.tobytes() for column in columns)
+
+
+def unpack(body: bytes) -> tuple[Ids, Floats, Floats, str]:
+    """Reads a record's body; ValueError if it is not one."""
+    count, rest = divmod(len(body) - 1, 20)
+    if rest or not body or body[0] >= len(FINISHES):
+        raise ValueError("a record that is not a text")
+    ids = np.frombuffer(body, "<i4", count, 1)
+    logprob, raw = np.frombuffer(body, "<f8", 2 * count, 1 + 4 * count).reshape(2, count)
+    return ids, logprob, raw, FINISHES[body[0]]
+
+
+def prompts_digest(prompts: Iterable[Ids], answers: Iterable[str | None]) -> str:
+    """A hash of what is asked: the ids of all prompts, and the answers that are kept beside the texts."""
+    hasher = hashlib.sha256()
+    for ids, answer in zip(prompts, answers, strict=True):
+        hasher.update(json.dumps([ids.tolist(), answer]).encode() + b"\n")
+    return hasher.hexdigest()

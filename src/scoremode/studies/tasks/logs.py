@@ -1,0 +1,322 @@
+"""Folders that lm-eval wrote with ``--output_path DIR --log_samples`` ─▶ documents of tasks, and one model's answers.
+
+DIR/MODEL/samples_TASK_TIME.jsonl   one row per document and filter
+DIR/MODEL/results_TIME.json         settings, versions, aggregates and groups; with --output_path X.json: X_TIME.json
+
+Metrics are lm-eval's own values of each document. The files are not trusted, and what they do not say is not known.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scoremode.core.arguments import path_text
+from scoremode.core.disk.files import file_sha256
+from scoremode.core.disk.manifests import is_line
+from scoremode.core.strict_json import LARGEST, parse, read_object
+from scoremode.errors import InputError
+from scoremode.values import Floats
+
+RUN = (
+    "run scoremode lm-eval --tasks TASK,… --model_args model=MODEL --output_path DIR --log_samples for each model, "
+    "then scoremode tasks DIR DIR"
+)
+AGAIN = "run lm-eval again with --log_samples"
+SAMPLES = re.compile(r"samples_(?P<task>.+)_(?P<time>\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)\.jsonl")
+HASHES = ("doc_hash", "prompt_hash", "target_hash")
+FIELDS = {*HASHES, "doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics"}
+MEANS = ("acc_norm", "acc", "exact_match")  # means where larger is better, whether a results file says so or not
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TaskDocument:
+    """One question of a task."""
+
+    number: int  # index in its split
+    pairs: tuple[tuple[str, str], ...]  # (context, continuation), as they were sent to a model
+    gold: tuple[int, ...] | None = None  # right choices; None if they are not known
+    lengths: tuple[int, ...] | None = None  # characters of each choice, without the delimiter; None if not known
+    hashes: tuple[str, ...] = ()  # of the document, its prompt and its target, by lm-eval
+
+    @property
+    def chosen_in_context(self) -> bool:
+        """Do the choices stand in their contexts, before one continuation that all share?"""
+        return len(self.pairs) > 1 and len({continuation for _, continuation in self.pairs}) == 1
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The texts of the choices; empty if there is only one continuation."""
+        if len(self.pairs) < 2:
+            return ()
+        if self.chosen_in_context:
+            return tuple(context + continuation for context, continuation in self.pairs)
+        if self.lengths is None:
+            return tuple(continuation for _, continuation in self.pairs)
+        cut = zip(self.pairs, self.lengths, strict=True)
+        return tuple(continuation[len(continuation) - length :] for (_, continuation), length in cut)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoggedTask:
+    """One model's answers to the documents of one task."""
+
+    name: str
+    documents: list[TaskDocument]  # by number
+    log_probs: list[Floats] | None  # of the choices of each document, nats; None: texts were generated
+    metrics: dict[str, Floats]  # (n,) by name: those that are means over documents, larger is better
+    aggregates: dict[str, float]  # every metric that is one number, as lm-eval prints it
+    shots: int | None
+    version: str
+
+
+@dataclass(slots=True, eq=False)
+class LoggedModel:
+    """What lm-eval logged about one model."""
+
+    given: str
+    tasks: dict[str, LoggedTask] = field(default_factory=dict)
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)  # of each task; {} if there is no such file
+    files: dict[str, str] = field(default_factory=dict)  # name -> sha256
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The results file of the last task that has one."""
+        return next((one for one in reversed(self.results.values()) if one), {})
+
+    @property
+    def name(self) -> str:
+        found = self.last.get("model_name")
+        return found if isinstance(found, str) and is_line(found) and 0 < len(found) < 256 else Path(self.given).name
+
+
+def read_log(given: Any) -> LoggedModel:
+    """Reads the newest samples of each task in a folder, or one samples file."""
+    name = path_text("a folder that lm-eval wrote", given)
+    found = LoggedModel(name)
+    results: dict[Path, dict[str, Any]] = {}
+    for task, (time, path) in sorted(_newest(name, found.notes).items()):
+        beside = [one for one in sorted(path.parent.glob(f"*_{time}.json")) if one.is_file()]
+        if len(beside) > 1:
+            raise InputError(f"{path.parent} has {len(beside)} results files of {time}", fix="leave one of them there")
+        for one in beside:
+            if one not in results:
+                results[one] = _results(one)
+        found.results[task] = results[beside[0]] if beside else {}
+        if not beside:
+            found.notes.append(f"{task}: its results file is missing, so lengths of choices and groups are not known")
+        found.tasks[task] = _task(task, path, found.results[task])
+        found.files[path.name] = file_sha256(path)
+    return found
+
+
+def _newest(name: str, notes: list[str]) -> dict[str, tuple[str, Path]]:
+    """The newest samples file of each task, with its time."""
+    folder = Path(name).expanduser()
+    if folder.is_file():
+        files = [folder]
+    elif folder.is_dir():
+        files = sorted(folder.glob("samples_*.jsonl")) or sorted(folder.glob("*/samples_*.jsonl"))
+    else:
+        raise InputError(f"{name} is not a folder that lm-eval wrote", fix=RUN)
+    if not files:
+        raise InputError(f"{name} has no samples_TASK_TIME.jsonl of lm-eval", fix=RUN)
+    models = sorted({path.parent.name for path in files})
+    if len(models) > 1:
+        raise InputError(
+            f"{name} has samples of several models: {', '.join(models)}", fix=f"name one: {name}/{models[0]}"
+        )
+    found: dict[str, tuple[str, Path]] = {}
+    for path in files:
+        named = SAMPLES.fullmatch(path.name)
+        if named is None or not path.is_file():  # reading a pipe would wait forever
+            raise InputError(f"{path} is not named samples_TASK_TIME.jsonl, as lm-eval names it", fix=RUN)
+        if named["task"] in found:
+            notes.append(f"{name}: older samples of {named['task']} were not read")
+        found[named["task"]] = max(found.get(named["task"], ("", path)), (named["time"], path))
+    return found
+
+
+def _results(path: Path) -> dict[str, Any]:
+    try:
+        return _usable(read_object(path, constants=True))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read ({error})", fix=AGAIN) from None
+
+
+def _usable(value: dict[str, Any]) -> dict[str, Any]:
+    """Raises ValueError if a text holds half a character, which nothing could print."""
+    json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
+def part(value: Any, *names: str) -> dict[str, Any]:
+    """An object inside of untrusted JSON; empty if it is not there."""
+    for name in names:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value if isinstance(value, dict) else {}
+
+
+# ── one task ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+def _task(name: str, path: Path, results: Mapping[str, Any]) -> LoggedTask:
+    documents: dict[int, TaskDocument] = {}
+    log_probs: dict[int, Floats | None] = {}
+    values: dict[str, dict[int, Any]] = {}
+    delimiter = _delimiter(name, results)
+    for where, row in _rows(path):
+        try:
+            number, key = row["doc_id"], row.get("filter", "none")
+            if type(number) is not int or number < 0 or not isinstance(key, str):
+                raise ValueError("its doc_id or its filter is not one of lm-eval")
+            if number not in documents:
+                documents[number], log_probs[number] = _document(row, delimiter)
+            for metric in row["metrics"] if "metrics" in row else row.keys() - FIELDS:
+                its = values.setdefault(metric if key == "none" else f"{metric},{key}", {})
+                if number in its:
+                    raise ValueError(f"document {number} is there twice")
+                its[number] = row[metric]
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            why = f"it has no {error}" if isinstance(error, KeyError) else error
+            raise InputError(f"{where} is not a sample of lm-eval ({why})", fix=AGAIN) from None
+    if not documents:
+        raise InputError(f"{path} is empty", fix=AGAIN)
+    count = part(results, "n-samples", name).get("effective")
+    if isinstance(count, int) and count != len(documents):
+        raise InputError(f"{path} has {len(documents)} documents, and its results file says {count}", fix=AGAIN)
+    numbers = sorted(documents)
+    probs = [found for n in numbers if (found := log_probs[n]) is not None]
+    if probs and len(probs) < len(numbers):
+        raise InputError(f"{path} has log-likelihoods for some documents alone", fix=AGAIN)
+    aggregates = _aggregates(part(results, "results", name))
+    metrics = _means(values, numbers, aggregates, part(results, "higher_is_better", name))
+    shots, version = part(results, "n-shot").get(name), part(results, "versions").get(name)
+    return LoggedTask(
+        name,
+        [documents[n] for n in numbers],
+        probs or None,
+        metrics,
+        aggregates or {metric: float(found.mean()) for metric, found in metrics.items()},
+        shots if type(shots) is int else None,
+        str(version) if isinstance(version, str | int | float) else "",
+    )
+
+
+def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    try:
+        with path.open("rb") as file:
+            number = 0
+            while line := file.readline(LARGEST + 1):
+                number += 1
+                where = f"{path} line {number}"
+                if len(line) > LARGEST:
+                    raise InputError(f"{where} is larger than {LARGEST >> 20} MiB", fix=AGAIN)
+                try:
+                    row = parse(line, constants=True)
+                    if not isinstance(row, dict):
+                        raise ValueError("not an object")
+                    yield where, _usable(row) if b"\\u" in line else row
+                except ValueError as error:
+                    raise InputError(f"{where} is not JSON ({error})", fix=AGAIN) from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror})", fix="check its permissions") from None
+
+
+def _delimiter(name: str, results: Mapping[str, Any]) -> str | None:
+    """What lm-eval wrote between a context and a choice; None if the results do not say it."""
+    config = part(results, "configs", name)
+    given, prefix = config.get("target_delimiter"), config.get("gen_prefix")
+    if not isinstance(given, str):
+        return None
+    after_prefix = isinstance(prefix, str) and bool(prefix) and not prefix[-1].isspace()
+    return given if results.get("chat_template") is None or after_prefix else ""
+
+
+def _document(row: Mapping[str, Any], delimiter: str | None) -> tuple[TaskDocument, Floats | None]:
+    """A document, and the log-probabilities of its choices; None if the model was asked for a text."""
+    asked = row["arguments"]
+    asked = [[one[f"arg_{i}"] for i in range(len(one))] for one in asked.values()] if isinstance(asked, dict) else asked
+    hashes = tuple(row[name] for name in HASHES)
+    if not asked or not all(isinstance(text, str) for text in (*hashes, *(one[0] for one in asked))):
+        raise ValueError("its arguments or hashes are not texts")
+    if len(asked[0]) < 2 or not isinstance(asked[0][1], str):
+        return TaskDocument(row["doc_id"], ((asked[0][0], ""),), hashes=hashes), None
+    resps = row["resps"]
+    if len(resps) != len(asked) or not all(isinstance(one[1], str) for one in asked):
+        raise ValueError("its answers are not those to its arguments")
+    count = len(asked) // 2 if "acc_mutual_info" in row else len(asked)  # the rest are choices without a context
+    log_probs = np.array([float(resps[i][0][0]) for i in range(count)], dtype=np.float64)
+    if np.isnan(log_probs).any() or (log_probs == math.inf).any():
+        raise ValueError("a log-likelihood is not a number")
+    pairs = tuple((asked[0][0] if one[0] == asked[0][0] else one[0], one[1]) for one in asked[:count])
+    document = TaskDocument(row["doc_id"], pairs, lengths=_lengths(pairs, delimiter), hashes=hashes)
+    gold = (0,) if count == 1 else _gold(row, document, int(log_probs.argmax()))
+    return TaskDocument(row["doc_id"], pairs, gold, document.lengths, hashes), log_probs
+
+
+def _lengths(pairs: Sequence[tuple[str, str]], delimiter: str | None) -> tuple[int, ...] | None:
+    if delimiter is None or len({text for _, text in pairs}) < 2:
+        return None
+    found = tuple(len(text) - len(delimiter) for _, text in pairs if text.startswith(delimiter))
+    return found if len(found) == len(pairs) and all(found) else None
+
+
+def _gold(row: Mapping[str, Any], document: TaskDocument, chosen: int) -> tuple[int, ...] | None:
+    """The right choices: as the row names them, unless lm-eval's own ``acc`` says otherwise; None if not known."""
+    right, count = row.get("acc"), len(document.pairs)
+    if document.chosen_in_context:  # the row does not name the right context, but lm-eval knew it
+        if right == 1:
+            return (chosen,)
+        return (1 - chosen,) if right == 0 and count == 2 else None
+    target = row["target"]
+    texts = document.choices if document.lengths is not None else tuple(text.strip() for text in document.choices)
+    try:
+        named = parse(target) if isinstance(target, str) else target
+    except ValueError:
+        named = texts.index(target) if target in texts else {"True": 1, "False": 0}.get(target)
+    numbers = named if isinstance(named, list) else [named]
+    found = tuple(int(n) for n in numbers if isinstance(n, int) and 0 <= n < count)
+    agrees = right not in (0, 1) or (chosen in found) == bool(right)
+    return found if found and agrees else None
+
+
+# ── metrics ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def number(value: Any) -> float | None:
+    """A finite number of untrusted JSON; None if it is none."""
+    try:
+        found = float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def _aggregates(printed: Mapping[str, Any]) -> dict[str, float]:
+    """lm-eval's aggregates by metric; its filter stays in the name unless it is ``none``."""
+    found = {key.removesuffix(",none"): number(value) for key, value in printed.items() if "," in key}
+    return {key: value for key, value in found.items() if value is not None and "_stderr" not in key}
+
+
+def _means(
+    values: Mapping[str, Mapping[int, Any]],
+    numbers: Sequence[int],
+    aggregates: Mapping[str, float],
+    larger_is_better: Mapping[str, Any],
+) -> dict[str, Floats]:
+    """Metrics with a number for each document whose mean lm-eval prints, and of which more is better."""
+    found = {}
+    for name, its in values.items():
+        each = [one for n in numbers if (one := number(its.get(n))) is not None]
+        metric = name.split(",")[0]
+        if len(each) < len(numbers) or not larger_is_better.get(metric, metric in MEANS):
+            continue
+        array = np.array(each, dtype=np.float64)
+        if not aggregates or math.isclose(array.mean(), aggregates.get(name, math.nan), rel_tol=1e-9, abs_tol=1e-12):
+            found[name] = array
+    return found

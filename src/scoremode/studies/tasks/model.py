@@ -1,0 +1,345 @@
+"""A model for lm-evaluation-harness that runs on any engine of scoremode.
+
+requests ─▶ chunks of whole documents ─▶ encoding.py ─▶ likelihoods ─▶ (log-likelihood, greedy?) for the harness
+                                                             └──────▶ token_scores.py: the score of every token
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+import numpy as np
+
+from scoremode.core.disk.files import write_atomically
+from scoremode.core.disk.manifests import differing_fields, without_secrets
+from scoremode.core.engine.base import Engine
+from scoremode.core.engine.plugin import Work
+from scoremode.core.strict_json import read_object
+from scoremode.core.verbs.question import identify, library_versions
+from scoremode.core.verbs.run_contents import Words, describe_model
+from scoremode.core.verbs.scoring import Continuation, Likelihood, likelihoods
+from scoremode.errors import EngineError, InputError, OptionError, RunError, print_line
+from scoremode.studies.tasks import model_arguments
+from scoremode.studies.tasks.encoding import Encoded, HarnessEncoder, hugging_face_tokenizer, render, rolling
+from scoremode.studies.tasks.token_scores import ScoredRequest, Tally, TokenScoreFolder
+from scoremode.studies.tasks.writing import GeneratingModel, request_bar
+from scoremode.values import Ints
+
+CHUNK = 2048  # requests that are encoded and scored at a time, extended to the end of the last document
+CACHE_KIND = "scoremode answers for lm-eval"
+OPEN: WeakSet[ScoremodeLM] = WeakSet()
+"""All models that were created, so that a command line can close them."""
+
+
+class ScoremodeLM(GeneratingModel):
+    """Scores requests of lm-evaluation-harness with any engine. Nothing is loaded before the first request.
+
+    >>> lm = ScoremodeLM(model="table:uniform", prefix_token_id=0)
+    >>> lm._loglikelihood_tokens([("", lm.tok_encode("ab"), lm.tok_encode("cd"))], disable_tqdm=True)
+    [(-11.090354888959125, False)]
+    """
+
+    def __init__(
+        self,
+        pretrained: str | None = None,
+        *,
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
+        device: str | None = None,
+        **given: Any,
+    ) -> None:
+        """``given`` are the fields of ``model_arguments.AdapterSettings``, and the engine's options by their names."""
+        super().__init__()
+        del max_batch_size
+        if batch_size is not None and str(batch_size) not in ("1", "auto"):
+            print_line(f"scoremode: batch_size {batch_size} is not used: engines fill batches by tokens")
+        chosen = None if device == _usual_device() else device
+        self.held, self.settings = model_arguments.read({"pretrained": pretrained, **given}, chosen)
+        self.subject = self.held.subject
+        self.max_length = self._choose_max_length()
+        self.encoder = HarnessEncoder(
+            self.subject.tokenizer,
+            max_length=self.max_length,
+            add_bos=self.settings.add_bos_token,
+            prefix=self.settings.prefix_token_id,
+        )
+        self.tokenizer = hugging_face_tokenizer(self.subject.tokenizer)
+        self.folder = TokenScoreFolder(Path(self.settings.out)) if self.settings.out is not None else None
+        self.tally = Tally()
+        self._facts: Any = None  # facts of the engine, after it was opened
+        OPEN.add(self)
+
+    def _choose_max_length(self) -> int | None:
+        chosen, limit, context = self.settings.max_length, self.held.limit(), self.subject.context_length
+        most = min((n for n in (limit[1] if limit else None, context) if n is not None), default=None)
+        if chosen is not None and most is not None and chosen > most:
+            raise OptionError(f"max_length {chosen} is more than the {most} tokens of this model", fix=f"give {most}")
+        return chosen if chosen is not None else most
+
+    # ── methods that the harness calls ───────────────────────────────────────────────────────────────────────────────
+    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Returns (log-likelihood, is every token the model's first choice?) for each continuation."""
+        self._refuse_thinking(requests)
+        _refuse_empty(requests)
+        answers: list[tuple[float, bool]] = []
+        with self._call() as keep, request_bar(len(requests), "loglikelihood", disable_tqdm) as bar:
+            for chunk in chunks_of_documents(requests):
+                encoded = [self.encoder.pair_of_task(r.args, r.task_name, r.doc_id) for r in chunk]
+                found = self._score([one.asked for one in encoded], _groups(chunk, encoded), bar)
+                scored = [ScoredRequest(r, [(e.asked, f)], e) for r, e, f in zip(chunk, encoded, found, strict=True)]
+                for request, own, likelihood in zip(chunk, encoded, found, strict=True):
+                    answers.append((likelihood.log_prob, self._greedy(likelihood)))
+                    self.cache_hook.add_partial("loglikelihood", request.args, answers[-1])
+                    self.tally.add(request, own)
+                keep(scored)
+        self.tally.tell()
+        return answers
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """Returns the log-likelihood of each text, scored in windows as long as the model's context."""
+        answers: list[float] = []
+        with self._call() as keep, request_bar(len(requests), "loglikelihood_rolling", disable_tqdm) as bar:
+            for part in self._texts(requests):
+                windows = [window for _, own in part for window in own]
+                found = iter(self._score(windows, np.arange(len(windows))))
+                scored = [ScoredRequest(request, [(w, next(found)) for w in own]) for request, own in part]
+                for one in scored:
+                    answers.append(math.fsum(likelihood.log_prob for _, likelihood in one.windows))
+                    self.cache_hook.add_partial("loglikelihood_rolling", one.request.args, answers[-1])
+                    bar.update(1)
+                keep(scored)
+        return answers
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **_: Any
+    ) -> list[tuple[float, bool]]:
+        """Answers requests that are given as ids, for code of the harness that encodes by itself."""
+        encoded = [self.encoder.ids(np.array(context), np.array(target)) for _, context, target in requests]
+        with request_bar(len(requests), "loglikelihood", disable_tqdm) as bar:
+            found = self._score([one.asked for one in encoded], np.arange(len(encoded)), bar)
+        return [(likelihood.log_prob, self._greedy(likelihood)) for likelihood in found]
+
+    # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def engine(self, longest: int) -> Engine:
+        """Returns the open engine; opens it if it is closed or was opened for shorter windows."""
+        engine = self.held.engine(Work(longest, shares_prompts=True))
+        self._facts = engine.facts
+        return engine
+
+    def _score(self, asked: list[Continuation], groups: Ints, bar: Any = None) -> list[Likelihood]:
+        """Returns likelihoods in the given order. With a bar, each is one request and must know if it is greedy."""
+        if not asked:
+            return []
+        engine = self.engine(max(one.fed for one in asked))
+        found: list[Likelihood | None] = [None] * len(asked)
+        for index, likelihood in likelihoods(engine, asked, groups):
+            found[index] = likelihood
+            if bar is not None:
+                self._greedy(likelihood)  # an unknown rank is refused at the first answer, not at the last
+                bar.update(1)
+        self._facts = engine.facts  # an engine may report more facts after its first question
+        return [likelihood for likelihood in found if likelihood is not None]
+
+    def _greedy(self, likelihood: Likelihood) -> bool:
+        greedy = likelihood.is_greedy
+        if greedy is None and self.settings.greedy == "measured":
+            raise EngineError(
+                f"the {self.held.engine_name} engine does not measure ranks, so greedy or not cannot be said",
+                fix="give greedy=unknown-is-false if no metric of the task needs it, or use another engine",
+            )
+        return bool(greedy)
+
+    def _texts(self, requests: Sequence[Any]) -> Iterator[list[tuple[Any, list[Continuation]]]]:
+        """Yields requests with the windows of their texts, about a chunk of windows at a time."""
+        part: list[tuple[Any, list[Continuation]]] = []
+        count = 0
+        for request in requests:
+            part.append((request, rolling(self.encoder, request.args[0])))
+            count += 1 + len(part[-1][1])
+            if count >= CHUNK:
+                yield part
+                part, count = [], 0
+        if part:
+            yield part
+
+    # ── stored results ───────────────────────────────────────────────────────────────────────────────────────────────
+    @contextmanager
+    def _call(self) -> Iterator[Callable[[Sequence[ScoredRequest]], None]]:
+        """Opens a context for one call of the harness; yields a function that stores the scores of requests.
+
+        A model whose weights may change between calls is closed afterwards, and the next call opens it again.
+        """
+        try:
+            if self.folder is None:
+                yield lambda _: None
+            else:
+                with self.folder.call(Words(self.subject.tokenizer)) as keep:
+                    yield keep
+        finally:
+            if self.held.plugin.opens_for_each_question:
+                self.held.close()
+
+    def identity(self) -> dict[str, Any]:
+        """Returns the facts that stored answers must share with this model; known before anything is loaded."""
+        names = ("add_bos_token", "prefix_token_id", "greedy")
+        ours = {"max_length": self.max_length, **{name: getattr(self.settings, name) for name in names}}
+        return identify(self.subject, self.held.engine_name, self.held.settings(), harness=ours)
+
+    def set_cache_hook(self, cache_hook: Any) -> None:
+        """Takes the harness's cache (``--use_cache``); refuses a cache whose answers are not this model's."""
+        database = getattr(cache_hook, "dbdict", None)
+        if database is not None:
+            claim_cache(Path(database.filename), len(database), self.identity())
+        super().set_cache_hook(cache_hook)
+
+    def get_model_info(self) -> dict[str, Any]:
+        """Returns the facts for the harness's results: model, engine, settings, and counts of requests."""
+        facts, subject = self._facts, self.subject
+        opened: dict[str, Any] = {}
+        if facts is not None:
+            opened = {name: getattr(facts, name) for name in ("dtype", "device", "head", "vocabulary")}
+            opened["engine_settings"] = without_secrets(facts.settings)
+            opened["notes"] = [*facts.notes, *subject.notes]
+        described = describe_model(subject).items()
+        info = {
+            **{name: value for name, value in described if name not in ("model", "model_files")},
+            **self.identity(),
+            "name": subject.name,
+            "revision": subject.revision,
+            "files": dict(subject.files),
+            "prefix_token_id": self.encoder.prefix if self.encoder.has_prefix else None,
+            "versions": {**library_versions(self.held.engine_name), **(facts.versions if facts else {})},
+            **opened,
+            "requests": self.tally.as_json(),
+            "scores_of_tokens": str(self.folder.path) if self.folder is not None else None,
+        }
+        if self.folder is not None and self.folder.calls:
+            self.folder.describe(info)
+        return {"model_dtype": facts.dtype if facts else None, "model_revision": subject.revision, "scoremode": info}
+
+    # ── the tokenizer ────────────────────────────────────────────────────────────────────────────────────────────────
+    @property
+    def prefix_token_id(self) -> int:
+        return self.encoder.prefix
+
+    @property
+    def tokenizer_name(self) -> str:
+        return self.subject.name.replace("/", "__")
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        return [int(i) for i in self.encoder.text(string, special=add_special_tokens)]
+
+    def apply_chat_template(self, chat_history: list[dict[str, Any]], add_generation_prompt: bool = True) -> str:
+        more = dict(self.settings.chat_template_args or {})
+        if self.settings.enable_thinking is not None:
+            more["enable_thinking"] = self.settings.enable_thinking
+        return render(self.subject.tokenizer, self.tokenizer, chat_history, add_generation_prompt, more)
+
+    # ── refusals ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    def check_tasks(self, output_types: Mapping[str, str]) -> None:
+        """Refuses tasks, given by name with their output types, that this engine cannot answer; loads nothing."""
+        writing = [name for name, kind in output_types.items() if kind == "generate_until"]
+        if writing:
+            try:
+                self.require_generation()
+            except EngineError as error:
+                raise EngineError(f"{error.message} (here: {writing[0]})", fix=error.fix) from None
+
+    def _refuse_thinking(self, requests: Sequence[Any]) -> None:
+        if self.settings.enable_thinking:
+            names = sorted({request.task_name for request in requests if request.task_name})
+            raise OptionError(
+                f"enable_thinking is not for log-likelihoods, which {', '.join(names) or 'these requests'} ask for",
+                fix="leave enable_thinking out",
+            )
+
+    def close(self) -> None:
+        """Stops the engine. The next request opens it again."""
+        self.held.close()
+
+
+def chunks_of_documents(requests: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Yields about CHUNK requests at a time and never splits a document, because its choices share their context."""
+    begin = 0
+    while begin < len(requests):
+        end = min(begin + CHUNK, len(requests))
+        while end < len(requests) and _document(requests[end]) == _document(requests[end - 1]):
+            end += 1
+        yield requests[begin:end]
+        begin = end
+
+
+def _document(request: Any) -> tuple[Any, ...]:
+    if request.doc_id is None:
+        return (None, request.args[0])  # a request that no task made: its context stands for the document
+    return (request.task_name, request.doc_id)
+
+
+def _groups(requests: Sequence[Any], encoded: Sequence[Encoded]) -> Ints:
+    """Returns a group number per request, equal for requests of one document that begin with the same tokens.
+
+    Requests without context, or with another number of tokens cut from their left, begin with different tokens.
+    """
+    keys = [
+        (*_document(request), request.args[0] == "", own.truncated)
+        for request, own in zip(requests, encoded, strict=True)
+    ]
+    numbers = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+    return np.array([numbers[key] for key in keys], dtype=np.int64)
+
+
+def _refuse_empty(requests: Sequence[Any]) -> None:
+    """Refuses an empty continuation, before anything is loaded."""
+    for request in requests:
+        context, continuation = request.args
+        if not continuation and context == context.rstrip():
+            where = f"document {request.doc_id} of {request.task_name}" if request.task_name else "a request"
+            raise InputError(f"{where} has an empty continuation", fix="correct the task: a continuation needs a token")
+
+
+def _usual_device() -> Any:
+    """Returns the device that the harness passes by default, which is ignored: engines choose better themselves."""
+    from lm_eval.config.evaluate_config import EvaluatorConfig
+
+    return next((field.default for field in fields(EvaluatorConfig) if field.name == "device"), None)
+
+
+# ── the cache of answers ─────────────────────────────────────────────────────────────────────────────────────────────
+def owner_file(database: Path) -> Path:
+    """Returns the file that names the model whose answers a database holds."""
+    return database.with_name(database.name + ".scoremode.json")
+
+
+def claim_cache(database: Path, answers: int, wanted: Mapping[str, Any]) -> None:
+    """Claims the harness's cache for this model if it is empty; refuses one with answers of another or unknown model.
+
+    The keys of the cache are the texts of a request, without the model: one file used for two models gives the first
+    model's answers for both. So a file beside the cache names the model.
+    """
+    owner = owner_file(database)
+    if not owner.exists():
+        if answers:
+            raise RunError(
+                f"{database} holds {answers} answers of a model that is not known", fix="give another --use_cache"
+            )
+        write_atomically(owner, json.dumps({"for": CACHE_KIND, "identity": wanted}, indent=1).encode() + b"\n")
+        return
+    try:
+        found = read_object(owner)
+    except ValueError:
+        found = {}
+    known = found.get("identity")
+    if found.get("for") != CACHE_KIND or not isinstance(known, dict):
+        raise RunError(f"{owner} is damaged or is not a file of scoremode", fix="give another --use_cache")
+    if differing := differing_fields(known, wanted):
+        raise RunError(
+            f"{database} holds answers of another model or other settings (it differs in: {differing})",
+            fix="give another --use_cache",
+        )

@@ -1,0 +1,128 @@
+"""The HTML page of comparisons on tasks: a table, recovery with its bounds, and the documents that flipped.
+
+Questions and choices come from untrusted files, so the template escapes them. The page needs no script.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from markupsafe import Markup
+
+from scoremode.reports.html.drawing import Frame, linear
+from scoremode.reports.html.provenance import distinct_commands, served_facts
+from scoremode.reports.html.templating import fill, fill_page
+from scoremode.reports.text import listed, other_metrics, shown_rows
+from scoremode.studies.tasks.results import ALL, Flip, TasksComparison, softmax
+
+FLIPS_SHOWN = 25  # documents per task and candidate; a page with thousands would not open on a phone
+LONGEST_QUESTION, LONGEST_CHOICE = 1500, 600  # characters; a question's end is shown, because examples come first
+LINE, MARK = 16.0, 9.0  # height of a line of text in the chart; space for each candidate's mark
+LEAST, MOST = 0.0, 2.0  # a recovery outside this range is drawn at the edge
+
+Row = Mapping[str, Any]
+
+
+def render_tasks(found: Sequence[TasksComparison]) -> str:
+    """Renders the page of comparisons with one baseline on the same tasks."""
+    first, names = found[0], [c.name for c in found]
+    models = [("baseline", first.baseline), *((c.name, c.candidate) for c in found)]
+    facts = [(name, None, {**_model_facts(m), **served_facts(m)}) for name, m in models]
+    commands = distinct_commands(c.manifest for c in found)
+    return fill_page(
+        "tasks.html",
+        title=f"{listed(names)} against {first.baseline_name} on tasks",
+        best=max(found, key=lambda c: -math.inf if c.overall["recovery"] is None else c.overall["recovery"]),
+        tasks=len(first.tasks),
+        baseline=first.baseline_name,
+        candidates=[(c.name, shown_rows(c), _flips(c)) for c in found],
+        with_norm=any(row["acc_norm_baseline"] is not None for c in found for row in c.rows),
+        all=ALL,
+        top=first.top,
+        others=[*other_metrics(found), *dict.fromkeys(note for c in found for note in c.notes)],
+        chart=recovery_chart([[c.row(r["name"]) for c in found] for r in shown_rows(first)], names),
+        most=FLIPS_SHOWN,
+        provenance=fill("provenance.html", commands=commands, first=("Tasks", _task_facts(first)), runs=facts),
+    )
+
+
+def recovery_chart(lines: Sequence[Sequence[Row]], names: Sequence[str]) -> Markup:
+    """Draws one line per task, with a mark and its 95 % bounds for each candidate; '' if nothing can be drawn.
+
+    The chart is drawn for a desktop and for a phone. The style sheet shows the drawing that fits.
+    """
+    known = [row for line in lines for row in line if row["recovery"] is not None]
+    if not known:
+        return Markup()
+    fields = ("recovery", "recovery_low", "recovery_high")
+    ends = [row[name] for row in known for name in fields if row[name] is not None and math.isfinite(row[name])]
+    low, high = max(LEAST, min([1.0, *ends])), min(MOST, max([1.0, *ends]))
+    room = max(0.005, (high - low) * 0.05)
+    axis = linear(low - room, high + room, "recovery", count=5, write=lambda v: f"{100 * v:.4g}%")
+    each = max(LINE + 6, MARK * len(names) + 10)
+    frames = [
+        Frame(kind, width, each * len(lines) + 36, left, right=22, top=8, bottom=28, longest=int(left / 7.2))
+        for kind, width, left in (("wide", 760, 200), ("narrow", 380, 120))
+    ]
+    return fill("recovery_chart.html", frames=frames, axis=axis, lines=lines, names=names, each=each, space=MARK)
+
+
+def _flips(c: TasksComparison) -> list[dict[str, Any]]:
+    """Returns the documents that flipped, by task, in the form that the template needs."""
+    found = []
+    for task, of_task in groupby(c.flips(), key=lambda flip: flip.task):
+        flips = list(of_task)
+        lost = sum(not flip.gained for flip in flips)
+        title = f"{task}: {lost:,} lost, {len(flips) - lost:,} gained"
+        found.append({"title": title, "count": len(flips), "shown": [_flip(flip) for flip in flips[:FLIPS_SHOWN]]})
+    return found
+
+
+def _flip(flip: Flip) -> dict[str, Any]:
+    document = flip.document
+    context = "" if document.chosen_in_context else document.pairs[0][0]
+    question = context if len(context) <= LONGEST_QUESTION else f"…{context[-LONGEST_QUESTION:]}"
+    choices = []
+    for i in range(len(flip.baseline)):
+        text = document.choices[i] if document.choices else document.pairs[0][1]
+        cut = f"…{text[-LONGEST_CHOICE:]}" if document.chosen_in_context else f"{text[:LONGEST_CHOICE]}…"
+        shown = text if len(text) <= LONGEST_CHOICE else cut
+        length = document.lengths[i] if flip.per_character and document.lengths is not None else None
+        answers = []
+        for side, chosen in ((flip.baseline, flip.chosen[0]), (flip.candidate, flip.chosen[1])):
+            share = softmax(side)[i]
+            number = f"{100 * share:.1f}% " if document.choices and math.isfinite(share) else ""
+            answers.append((number, chosen == i, _nats(side[i], length)))
+        choices.append({"text": shown, "right": i in (document.gold or ()), "answers": answers})
+    return {"gained": flip.gained, "number": document.number, "question": question, "choices": choices}
+
+
+def _nats(log_prob: float, length: int | None) -> str:
+    """Returns a log-probability in words, and its value per character of a text of that length."""
+    if not math.isfinite(log_prob):
+        return "probability 0"
+    each = f", {log_prob / length:.3f} per character" if length is not None else ""
+    return f"{log_prob:.3f} nats{each}".replace("-", "−")
+
+
+def _model_facts(m: Mapping[str, Any]) -> dict[str, str]:
+    logs = ", ".join(f"{name} (sha256 {sha256[:12]})" for name, sha256 in m.get("samples", {}).items())
+    found = {"model": m.get("model"), "model sha256": m.get("model_fingerprint"), "revision": m.get("model_revision")}
+    return {name: str(value) for name, value in found.items() if value is not None} | ({"logs": logs} if logs else {})
+
+
+def _task_facts(c: TasksComparison) -> dict[str, str]:
+    s = c.settings
+    chat = {True: "applied", False: "not applied"}
+    facts = {
+        "lm-eval": s["lm_eval"],
+        "documents": None if s["limit"] is None else f"not all: --limit {s['limit']}",
+        "few-shot examples": ", ".join(f"{name} {n}" for name, n in s["num_fewshot"].items() if n is not None),
+        "versions of the tasks": ", ".join(f"{task.name} {task.version}" for task in c.tasks if task.version),
+        "chat template": chat.get(s["apply_chat_template"]),
+        "seeds": ", ".join(f"{name} {seed}" for name, seed in s["seeds"].items()),
+    }
+    return {name: str(value) for name, value in facts.items() if value not in (None, "")}

@@ -1,0 +1,110 @@
+"""``scoremode`` as a model of lm-evaluation-harness, and the harness's own command line with it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+from scoremode.core.installation import pip_install
+from scoremode.errors import InputError, ScoremodeError
+
+NAME = "scoremode"
+TARGET = "scoremode.studies.tasks.model:ScoremodeLM"
+COMMANDS = ("run", "ls", "validate")
+
+
+def require_harness() -> None:
+    if find_spec("lm_eval") is None:
+        raise InputError("lm-evaluation-harness is not installed", fix=pip_install("lm-eval"))
+
+
+def register() -> None:
+    """Make ``--model scoremode`` known to the harness in this process."""
+    require_harness()
+    import lm_eval.models  # noqa: F401 - first: the harness loads its own models only while none is registered
+    from lm_eval.api.registry import model_registry
+
+    if NAME not in model_registry:
+        model_registry.register(NAME, target=TARGET)
+
+
+def run(words: Sequence[str]) -> None:
+    """Runs the harness's own command line, with our model if the user names none."""
+    register()
+    from lm_eval._cli import HarnessCLI
+    from lm_eval.utils import setup_logging
+
+    given = with_model([_underscored(word) for word in words])
+    before, sys.argv = sys.argv, ["scoremode lm-eval", *given]
+    try:
+        setup_logging()
+        harness = HarnessCLI()
+        parsed = harness.parse_args()
+        _check_model(parsed)
+        with checked_before_scoring():
+            harness.execute(parsed)
+    except (ValueError, KeyError, FileNotFoundError) as error:  # what the harness says of tasks and files
+        if isinstance(error, ScoremodeError):
+            raise
+        reason = str(error.args[0] if error.args else error).strip().split("\n")[0][:300]
+        raise InputError(f"lm-eval: {reason}", fix="see scoremode lm-eval --help") from error
+    finally:
+        sys.argv = before
+        _close_models()
+
+
+def _check_model(parsed: Any) -> None:
+    """Refuse a model that cannot be opened before the harness reads its thousands of tasks."""
+    if getattr(parsed, "command", None) == "run" and parsed.model == NAME and parsed.config is None:
+        from scoremode.studies.tasks.model import ScoremodeLM
+
+        ScoremodeLM(**(parsed.model_args or {}))  # loads nothing
+
+
+def with_model(words: list[str]) -> list[str]:
+    """The words of a run, with ``--model scoremode`` where no model and no configuration is named."""
+    command = words[0] if words and words[0] in COMMANDS else None
+    rest = words[1:] if command else words
+    if command not in (None, "run") or not rest or rest[0] in ("-h", "--help"):
+        return list(words)
+    names = {word.split("=")[0] for word in rest}
+    chosen = [] if names & {"--model", "-M", "--config", "-C"} else ["--model", NAME]
+    return ["run", *chosen, *rest]
+
+
+def _underscored(word: str) -> str:
+    """Spells a flag as the harness does: ``--model-args`` becomes ``--model_args``."""
+    if not word.startswith("--"):
+        return word
+    flag, equals, value = word.partition("=")
+    return "--" + flag[2:].replace("-", "_") + equals + value
+
+
+@contextmanager
+def checked_before_scoring() -> Iterator[None]:
+    """Inside the block, the harness refuses tasks that our model cannot answer before any weights are loaded."""
+    from lm_eval import evaluator
+
+    original = evaluator.evaluate
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        lm, tasks = kwargs.get("lm"), kwargs.get("task_dict")
+        check = getattr(lm, "check_tasks", None)
+        if check is not None and isinstance(tasks, dict):
+            check({name: str(task.OUTPUT_TYPE) for name, task in tasks.get("tasks", {}).items()})
+        return original(*args, **kwargs)
+
+    evaluator.evaluate = checked
+    try:
+        yield
+    finally:
+        evaluator.evaluate = original
+
+
+def _close_models() -> None:
+    module = sys.modules.get(TARGET.split(":", maxsplit=1)[0])
+    for lm in list(module.OPEN) if module is not None else ():
+        lm.close()

@@ -1,0 +1,325 @@
+"""Two models on the same documents: a value that statistics, tables and the report are made from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from scoremode.core.scores.frames import ArrowTable, few_lines
+from scoremode.errors import InputError
+from scoremode.studies.tasks.logs import AGAIN, MEANS, LoggedModel, LoggedTask, TaskDocument, number, part
+from scoremode.studies.tasks.statistics import PairedTask, Parts, row_statistics
+from scoremode.values import Floats, rounded
+
+ALL = "all"  # the name of the row over everything
+ALIKE = "run lm-eval for both with the same version, data, --num_fewshot, --apply_chat_template, --limit and seeds"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TaskPair:
+    """One task, answered by both models."""
+
+    paired: PairedTask
+    documents: Sequence[TaskDocument]
+    baseline: Sequence[Floats] | None  # log-probabilities of the choices of each document; None: texts were generated
+    candidate: Sequence[Floats] | None
+    shots: int | None  # None: not known
+    version: str  # of the task's definition
+
+    @property
+    def name(self) -> str:
+        return self.paired.name
+
+
+@dataclass(frozen=True, slots=True)
+class TaskGroup:
+    """A group as lm-eval defines it, with the weight of each of its tasks."""
+
+    name: str
+    weights: Mapping[str, float]  # by task; they sum to 1
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """A document that one model answers right and the other wrong."""
+
+    task: str
+    document: TaskDocument
+    gained: bool
+    baseline: tuple[float, ...]  # log-probabilities of the choices; none if texts were generated
+    candidate: tuple[float, ...]
+    chosen: tuple[
+        int | None, int | None
+    ]  # by the baseline, by the candidate; None if there is one continuation, or it is not known
+    per_character: bool  # is the choice made by log-probability per character, as acc_norm does?
+
+
+@dataclass(frozen=True, eq=False)
+class TasksComparison(ArrowTable):
+    """The comparison of a candidate with a baseline on tasks.
+
+    ``rows`` has one dict per task, per group and over all: see docs/tasks.md. As a table, it has these rows.
+    """
+
+    name: str  # of the candidate, unique among those that are compared together
+    baseline_name: str
+    tasks: tuple[TaskPair, ...]
+    groups: tuple[TaskGroup, ...]
+    top: tuple[str, ...]  # tasks and groups that are in no other group, which count alike over all
+    baseline: Mapping[str, Any]  # the model, its engine and settings
+    candidate: Mapping[str, Any]
+    settings: Mapping[str, Any]  # how tasks were asked: limit, examples, seeds, versions
+    notes: tuple[str, ...]
+    manifest: Mapping[str, Any]  # command
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of the tasks, then of the groups, then the overall row."""
+        found = [row_statistics(task.name, "task", [(task.paired, 1.0)]) for task in self.tasks]
+        found += [row_statistics(group.name, "group", self._parts(group.weights)) for group in self.groups]
+        return [*found, row_statistics(ALL, "all", self._parts(self.weights))]
+
+    def to_arrow(self) -> Any:
+        """The rows as a ``pyarrow.Table``."""
+        import pyarrow as pa
+
+        return pa.Table.from_pylist(self.rows)
+
+    def __repr__(self) -> str:
+        row = self.overall
+        known = " ".join(rounded(row["recovery"], row["recovery_stderr"])).rstrip()
+        recovery = f"recovery {known}" if row["recovery"] is not None else ""
+        return few_lines(
+            f"Comparison of {self.name} with {self.baseline_name} on {len(self.tasks)} tasks",
+            recovery,
+            ", ".join(task.name for task in self.tasks),
+        )
+
+    @property
+    def overall(self) -> dict[str, Any]:
+        """The row over all tasks."""
+        return self.rows[-1]
+
+    def row(self, name: str) -> dict[str, Any]:
+        """The row of a task or group."""
+        return next(row for row in self.rows if row["name"] == name)
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weight of each task over all: each name asked for weighs the same, and a group divides its share."""
+        inside = {group.name: group.weights for group in self.groups}
+        found = dict.fromkeys((task.name for task in self.tasks), 0.0)
+        for name in self.top:
+            for task, weight in inside.get(name, {name: 1.0}).items():
+                found[task] += weight / len(self.top)
+        return found
+
+    def _parts(self, weights: Mapping[str, float]) -> Parts:
+        return [(task.paired, weights[task.name]) for task in self.tasks if weights.get(task.name)]
+
+    def flips(self) -> Iterator[Flip]:
+        """Documents that only one of the models answers right, task by task, the largest changes first."""
+        for task in self.tasks:
+            yield from sorted(_flips(task), key=lambda flip: -_strength(flip))
+
+
+def _flips(task: TaskPair) -> Iterator[Flip]:
+    base, cand = task.paired.metrics[task.paired.metric]
+    per_character = task.paired.metric == "acc_norm"
+    for i in np.flatnonzero((base != cand) & np.isin(base, (0, 1)) & np.isin(cand, (0, 1))).tolist():
+        document = task.documents[i]
+        before, after = (np.empty(0) if side is None else side[i] for side in (task.baseline, task.candidate))
+        is_known = len(before) > 1 and (document.lengths is not None or not per_character)
+        first, second = (
+            _choice(document, side, per_character=per_character) if is_known else None for side in (before, after)
+        )
+        sides = tuple(before.tolist()), tuple(after.tolist())
+        yield Flip(task.name, document, bool(cand[i] > base[i]), *sides, (first, second), per_character)
+
+
+def _strength(flip: Flip) -> float:
+    """By how many nats the right answer's lead over the best other one moved; 0 if there are no log-probabilities."""
+    document = flip.document
+    if not flip.baseline:
+        return 0.0
+    several = document.choices and document.gold and not _all_right(document)
+    with np.errstate(invalid="ignore"):
+        before, after = (
+            _margin(document, np.array(side)) if several else side[0] for side in (flip.baseline, flip.candidate)
+        )
+        moved = abs(after - before)
+    return math.inf if math.isnan(moved) else moved
+
+
+# ── made of logs ─────────────────────────────────────────────────────────────────────────────────────────────────────
+def pair_task(base: LoggedTask, cand: LoggedTask, wanted: str | None) -> TaskPair:
+    """Pairs two models' results of a task, document by document."""
+    documents = _same_documents(base, cand)
+    if _lengths_disagree(documents, base) or _lengths_disagree(documents, cand):
+        documents = [replace(document, lengths=None) for document in documents]
+    paired = _paired(documents, base, cand, wanted)
+    return TaskPair(paired, documents, base.log_probs, cand.log_probs, base.shots, base.version)
+
+
+def _same_documents(base: LoggedTask, cand: LoggedTask) -> list[TaskDocument]:
+    """The documents of both, each with the right choices as both logs know them."""
+    ours, theirs = ({document.number for document in side.documents} for side in (base, cand))
+    if ours != theirs:
+        alone = f"{len(ours - theirs):,} documents are in the baseline alone, {len(theirs - ours):,} in the candidate"
+        raise InputError(f"{base.name}: {alone}", fix=ALIKE)
+    found = []
+    for first, second in zip(base.documents, cand.documents, strict=True):
+        both = zip((*first.hashes, first.pairs), (*second.hashes, second.pairs), strict=True)
+        for what, (one, other) in zip(("text", "prompt", "target", "list of choices"), both, strict=True):
+            if one != other:
+                raise InputError(f"{base.name}: document {first.number} has another {what} in the candidate", fix=ALIKE)
+        gold = first.gold if first.gold == second.gold else None
+        if first.chosen_in_context and None in (first.gold, second.gold):
+            gold = first.gold or second.gold  # each log knows it where its model was right
+        found.append(replace(first, gold=gold))
+    return found
+
+
+def _lengths_disagree(documents: Sequence[TaskDocument], side: LoggedTask) -> bool:
+    """Does lm-eval's ``acc_norm`` show that it counted other characters?"""
+    logged = side.metrics.get("acc_norm")
+    if logged is None or side.log_probs is None or not all(d.gold and d.lengths for d in documents):
+        return False
+    chosen = (_choice(d, found, per_character=True) for d, found in zip(documents, side.log_probs, strict=True))
+    return any((one in (d.gold or ())) != right for one, d, right in zip(chosen, documents, logged, strict=True))
+
+
+def main_metric(name: str, known: Sequence[str], wanted: str | None) -> str:
+    """The metric that recovery is about: the one that was asked for, else acc_norm, else acc, else the first."""
+    if not known:
+        raise InputError(f"the task {name} has no metric that is a mean over documents", fix="name others with --tasks")
+    order = MEANS if wanted is None else (wanted, *MEANS)
+    return next((metric for metric in order if metric in known), known[0])
+
+
+def _paired(documents: Sequence[TaskDocument], base: LoggedTask, cand: LoggedTask, wanted: str | None) -> PairedTask:
+    name = base.name
+    shared = {key: (base.metrics[key], cand.metrics[key]) for key in base.metrics if key in cand.metrics}
+    metric = main_metric(name, list(shared), wanted)
+    printed = {key: (value, cand.aggregates[key]) for key, value in base.aggregates.items() if key in cand.aggregates}
+    if base.log_probs is None or cand.log_probs is None:
+        return PairedTask(name, metric, shared, lm_eval=printed)
+    sides = (base.log_probs, cand.log_probs)
+    are_known = all(document.gold for document in documents)
+    have_choices = all(len(document.pairs) > 1 for document in documents)
+    have_lengths = all(document.lengths for document in documents)
+    have_wrong_choices = are_known and have_choices and not any(_all_right(document) for document in documents)
+    per_character = metric == "acc_norm"
+
+    def both(measure: Callable[[TaskDocument, Floats], float]) -> tuple[Floats, Floats]:
+        """``measure`` of each document, for the baseline and for the candidate."""
+        first, second = (np.array([measure(*one) for one in zip(documents, side, strict=True)]) for side in sides)
+        return first, second
+
+    with np.errstate(invalid="ignore"):
+        can_choose = have_choices and (have_lengths or not per_character)
+        chosen = both(partial(_choice, per_character=per_character)) if can_choose else None
+        has_norm = have_wrong_choices and have_lengths
+        return PairedTask(
+            name,
+            metric,
+            shared,
+            gold=both(lambda document, found: float(found[list(document.gold or ())].max())) if are_known else None,
+            margin=both(_margin) if have_wrong_choices else None,
+            margin_norm=both(lambda one, found: _margin(one, found / np.array(one.lengths))) if has_norm else None,
+            kl=np.array([_divergence(*pair) for pair in zip(*sides, strict=True)]) if have_choices else None,
+            changed=None if chosen is None else chosen[0] != chosen[1],
+            lm_eval=printed,
+        )
+
+
+def _all_right(document: TaskDocument) -> bool:
+    return set(document.gold or ()) >= set(range(len(document.pairs)))
+
+
+def _margin(document: TaskDocument, log_probs: Floats) -> float:
+    """How far the best right choice lies above the best wrong one, in nats."""
+    right = list(document.gold or ())
+    return float(log_probs[right].max() - np.delete(log_probs, right).max())
+
+
+def _choice(document: TaskDocument, log_probs: Floats, *, per_character: bool) -> int:
+    return int((log_probs / np.array(document.lengths) if per_character else log_probs).argmax())
+
+
+def softmax(log_probs: Sequence[float] | Floats) -> Floats:
+    """Probabilities over the choices, which sum to 1; NaN if all of them have probability zero.
+
+    >>> softmax([math.log(0.1), math.log(0.3)]).round(6).tolist()
+    [0.25, 0.75]
+    """
+    values = np.array(log_probs, dtype=np.float64)
+    top = values.max()
+    if not math.isfinite(top):
+        return np.full(len(values), np.nan)
+    weights = np.exp(values - top)
+    found: Floats = weights / weights.sum()
+    return found
+
+
+def _divergence(baseline: Floats, candidate: Floats) -> float:
+    """KL(baseline‖candidate) over the choices of a document; NaN if one of them gives no choice a probability."""
+    p, q = softmax(baseline), softmax(candidate)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        terms = np.where(p > 0, p * (np.log(p) - np.log(q)), np.where(np.isnan(p), np.nan, 0.0))
+    return max(0.0, float(terms.sum())) if not np.isnan(terms).any() else math.nan
+
+
+# ── groups ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def groups_of(sides: Sequence[LoggedModel], sizes: Mapping[str, int]) -> tuple[list[TaskGroup], list[str]]:
+    """Groups whose tasks are all compared, with the weights of their tasks, and what to note about them."""
+    groups, notes = dict[str, TaskGroup](), list[str]()
+    for results in {id(found): found for found in sides[0].results.values()}.values():
+        given = part(results, "group_subtasks").items()
+        children = {name: list(map(str, its)) for name, its in given if isinstance(its, list) and its}
+        for name in children:
+            tasks = sorted(_leaves(name, children))
+            if not all(task in sizes and sides[0].results[task] is results for task in tasks):
+                continue
+            total = sum(sizes[task] for task in tasks)
+            by_size, alike = {task: sizes[task] / total for task in tasks}, dict.fromkeys(tasks, 1 / len(tasks))
+            known = [weights for weights in (by_size, alike) if _gives_aggregates(name, weights, sides)]
+            groups[name] = TaskGroup(name, known[0] if known else alike)
+            notes += (
+                [] if known else [f"{name}: the log does not show the weights of this group; its tasks count alike"]
+            )
+    return list(groups.values()), notes
+
+
+def _leaves(name: str, children: Mapping[str, list[str]], above: tuple[str, ...] = ()) -> set[str]:
+    """The tasks in a group and in its groups."""
+    if name in above:
+        raise InputError(f"the group {name} contains itself in a results file of lm-eval", fix=AGAIN)
+    if name not in children:
+        return {name}
+    return {task for one in children[name] for task in _leaves(one, children, (*above, name))}
+
+
+def _gives_aggregates(name: str, weights: Mapping[str, float], sides: Sequence[LoggedModel]) -> bool:
+    """Do these weights give the aggregates that lm-eval printed for the group?"""
+    agree = list[bool]()
+    for side in sides:
+        results = part(side.results.get(next(iter(weights))), "results")
+        for key, value in part(results, name).items():
+            each = {task: found for task in weights if (found := number(part(results, task).get(key))) is not None}
+            if "," in key and "_stderr" not in key and number(value) is not None and len(each) == len(weights):
+                mean = sum(weights[task] * one for task, one in each.items())
+                agree.append(math.isclose(mean, value, rel_tol=1e-9, abs_tol=1e-12))
+    return bool(agree) and all(agree)
+
+
+def top_of(tasks: Sequence[str], groups: Sequence[TaskGroup]) -> tuple[str, ...]:
+    """Groups and tasks that are in no other group."""
+    outer = [g.name for g in groups if not any(g is not o and g.weights.keys() < o.weights.keys() for o in groups)]
+    inside = {task for group in groups for task in group.weights}
+    return (*outer, *(task for task in tasks if task not in inside))

@@ -1,0 +1,266 @@
+"""Documents of tasks under two models ─▶ accuracy, recovery, flips and shifts with paired errors.
+
+A row is a task, a group of tasks, or all tasks. Its means are Σ_t w_t · (mean over the documents of task t), with
+weights that sum to 1. Documents are independent and tasks are fixed, so the variance of a mean is Σ_t w_t² s_t² / n_t.
+
+recovery   = mean metric of the candidate / mean metric of the baseline. Both are measured on the same documents, so
+             only documents that flip make it uncertain.
+bounds     of recovery and of the difference are computed as if one more document had flipped, half of it lost and half
+             gained, spread over the tasks by their size. Otherwise ten documents without a flip would look certain.
+McNemar    = the exact two-sided probability of such an uneven split of flips if both directions were equally likely.
+
+docs/tasks.md has every formula, and how often the bounds contain the true value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from scoremode.core.statistics.estimate import LEVEL, with_bounds, with_error_fields
+from scoremode.core.statistics.groups import FEWEST
+from scoremode.values import Bools, Estimate, Floats, Range
+
+EXTRA = 0.5  # how many documents are added as lost, and as many as gained
+COMMON = ("acc", "acc_norm")  # metrics that always have their own fields
+
+T = TypeVar("T")
+Pair = tuple[Floats, Floats]
+"""Values of the baseline and of the candidate, one per document."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PairedTask:
+    """The documents of one task under both models. Fields that a task does not have are None."""
+
+    name: str
+    metric: str  # the metric of recovery and of flips without a prefix
+    metrics: Mapping[str, Pair]  # (n,) by name; larger is better
+    gold: Pair | None = None  # (n,) nats, log-probability of the right answer
+    margin: Pair | None = None  # (n,) nats, right answer minus the best other answer
+    margin_norm: Pair | None = None  # (n,) nats per character, as in acc_norm
+    kl: Floats | None = None  # (n,) nats, KL(baseline‖candidate) over the choices
+    changed: Bools | None = None  # (n,) do the models choose different answers?
+    lm_eval: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # the values that lm-eval would print
+
+    @property
+    def documents(self) -> int:
+        return len(self.metrics[self.metric][0])
+
+
+Parts = Sequence[tuple[PairedTask, float]]
+"""Tasks of a row, each with its weight; weights sum to 1."""
+
+
+def row_statistics(name: str, kind: str, parts: Parts) -> dict[str, Any]:
+    """Returns every number of one row, flat and ready for JSON: ``name``, ``kind``, ``metric``, then FIELDS.
+
+    A number is None if it does not exist (``acc_norm`` of a task without it) or is undefined (recovery of a baseline
+    that has nothing right, a margin with a probability of zero).
+    """
+    metrics = sorted({task.metric for task, _ in parts})
+    found: dict[str, Any] = {"name": name, "kind": kind, "metric": " / ".join(metrics)}
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        return found | _row_fields(parts)
+
+
+def _row_fields(parts: Parts) -> dict[str, Any]:
+    found: dict[str, Any] = {"documents": sum(task.documents for task, _ in parts)}
+    found |= _metric_fields("", "accuracy", [(task.metrics[task.metric], w) for task, w in parts])
+    for metric in COMMON:
+        found |= _metric_fields(f"{metric}_", metric, [(task.metrics.get(metric), w) for task, w in parts])
+    changed = _known([(task.changed, w) for task, w in parts])
+    found |= with_error_fields("changed", share(changed) if changed else None)
+    for of in ("gold", "margin", "margin_norm"):
+        pairs = _known([(getattr(task, of), w) for task, w in parts])
+        shifts = [(pair[1] - pair[0], w) for pair, w in pairs]
+        found |= with_error_fields(f"{of}_shift", mean(shifts) if shifts else None)
+    kl = _known([(task.kl, w) for task, w in parts])
+    return found | with_error_fields("kl_choices", mean(kl, "positive") if kl else None)
+
+
+def _known(values: Sequence[tuple[T | None, float]]) -> list[tuple[T, float]]:
+    """Returns the values of a row's tasks, with their weights, or an empty list if any task has no value."""
+    known = [(value, w) for value, w in values if value is not None]
+    return known if len(known) == len(values) else []
+
+
+def _metric_fields(prefix: str, accuracy: str, given: Sequence[tuple[Pair | None, float]]) -> dict[str, Any]:
+    """Returns the numbers of one metric. Flips are counted only if every document is either right or wrong."""
+    estimates: dict[str, Estimate | None] = dict.fromkeys(
+        (f"{accuracy}_baseline", f"{accuracy}_candidate", f"{accuracy}_difference")
+    ) | dict.fromkeys((f"{prefix}recovery", f"{prefix}flips", f"{prefix}lost", f"{prefix}gained"))
+    counts: dict[str, Any] = dict.fromkeys((f"{prefix}lost_documents", f"{prefix}gained_documents", f"{prefix}mcnemar"))
+    pairs = _known(given)
+    binary = all(is_binary(side) for pair, _ in pairs for side in pair)
+    if pairs:
+        for i, side in enumerate(("baseline", "candidate")):
+            values = [(pair[i], w) for pair, w in pairs]
+            right = share([(one > 0, w) for one, w in values]) if binary else mean(values)
+            estimates[f"{accuracy}_{side}"] = right
+        estimates[f"{accuracy}_difference"] = difference(pairs)
+        estimates[f"{prefix}recovery"] = recovery(pairs)
+    if pairs and binary:
+        lost, gained = ([(pair[i] > pair[1 - i], w) for pair, w in pairs] for i in (0, 1))
+        estimates[f"{prefix}flips"] = share([(a | b, w) for (a, w), (b, _) in zip(lost, gained, strict=True)])
+        estimates[f"{prefix}lost"], estimates[f"{prefix}gained"] = share(lost), share(gained)
+        down, up = (sum(int(one.sum()) for one, _ in side) for side in (lost, gained))
+        counts = dict(zip(counts, (down, up, mcnemar(down, up)), strict=True))
+    found = {field: value for name, e in estimates.items() for field, value in with_error_fields(name, e).items()}
+    return found | counts
+
+
+def is_binary(values: Floats) -> bool:
+    """Is every document either right (1) or wrong (0)?"""
+    return bool(np.isin(values, (0.0, 1.0)).all())
+
+
+# ── estimates ────────────────────────────────────────────────────────────────────────────────────────────────────────
+def mean(parts: Sequence[tuple[Floats, float]], within: Range = "any") -> Estimate:
+    """Returns Σ w · mean over documents, with bounds by Student's t. For one task, lm-eval prints the same error.
+
+    >>> mean([(np.array([1.0, 2.0, 3.0, 4.0, 10.0]), 1.0)])
+    4.0 ± 1.6
+    """
+    value = sum(w * float(values.mean()) for values, w in parts)
+    n = sum(len(values) for values, _ in parts)
+    if not _enough(parts) or not math.isfinite(value):
+        return Estimate(value, None, n, n)
+    variances = [w**2 * float(values.var(ddof=1)) / len(values) for values, w in parts]
+    total = sum(variances)
+    freedom = _freedom(variances, [len(values) for values, _ in parts])
+    return with_bounds(Estimate(value, math.sqrt(total), n, n, freedom), within)
+
+
+def share(parts: Sequence[tuple[Bools, float]]) -> Estimate:
+    """Returns a share of documents with the error that lm-eval prints, and Wilson's bounds, which hold near 0 and 1.
+
+    For several tasks, the bounds are those of one task with the number of documents that would give the same error.
+
+    >>> found = share([(np.array([True] * 9 + [False]), 1.0)])
+    >>> found, round(found.low, 4), round(found.high, 4)
+    (0.90 ± 0.10, 0.5958, 0.9821)
+    """
+    value = sum(w * float(hits.mean()) for hits, w in parts)
+    n = sum(len(hits) for hits, _ in parts)
+    if not _enough(parts):
+        return Estimate(value, None, n, n)
+    shares = [float(hits.mean()) for hits, _ in parts]
+    stderr = math.sqrt(sum(w**2 * p * (1 - p) / (len(h) - 1) for (h, w), p in zip(parts, shares, strict=True)))
+    spread = sum(w**2 * p * (1 - p) / len(h) for (h, w), p in zip(parts, shares, strict=True))
+    alike = 1 / sum(w**2 / len(h) for h, w in parts)  # the number of documents if all tasks had the same share
+    size = max(alike, value * (1 - value) / spread) if spread > 0 else alike
+    low, high = wilson(value, size)
+    return Estimate(value, stderr, n, n, float(n - len(parts)), low, high)
+
+
+def wilson(value: float, size: float) -> tuple[float, float]:
+    """Returns Wilson's score bounds of a share of ``size`` documents."""
+    from scipy.special import ndtri
+
+    z = float(ndtri((1 + LEVEL) / 2))
+    middle = (value + z**2 / (2 * size)) / (1 + z**2 / size)
+    reach = z / (1 + z**2 / size) * math.sqrt(value * (1 - value) / size + z**2 / (4 * size**2))
+    return max(0.0, min(value, middle - reach)), min(1.0, max(value, middle + reach))
+
+
+def recovery(pairs: Sequence[tuple[Pair, float]]) -> Estimate:
+    """Returns candidate / baseline with its paired error; NaN if the baseline is 0.
+
+    >>> both, lost = (np.ones(90), np.ones(90)), (np.ones(10), np.zeros(10))
+    >>> found = recovery([((np.concatenate([both[0], lost[0]]), np.concatenate([both[1], lost[1]])), 1.0)])
+    >>> found, round(found.low, 3), round(found.high, 3)
+    (0.900 ± 0.031, 0.84, 0.965)
+    """
+    n = sum(len(base) for (base, _), _ in pairs)
+    below, above = (sum(w * float(pair[i].mean()) for pair, w in pairs) for i in (0, 1))
+    if not (math.isfinite(below) and math.isfinite(above) and below > 0):
+        return Estimate(math.nan, None, n, n)
+    value = above / below
+    if not _enough([(base, w) for (base, _), w in pairs]):
+        return Estimate(value, None, n, n)
+    extended = [_Extended.of(base, cand, w, n) for (base, cand), w in pairs]
+    p, q = (sum(part.weight * part.mean[i] for part in extended) for i in (0, 1))
+    if not q > 0:
+        return Estimate(value, None, n, n)
+    variances = [part.variance(-1 / p, 1 / q) for part in extended]
+    stderr = math.sqrt(sum(variances))
+    bounds = with_bounds(Estimate(math.log(q / p), stderr, n, n, _freedom(variances, [x.size for x in extended])))
+    assert bounds.low is not None
+    assert bounds.high is not None
+    low, high = min(value, math.exp(bounds.low)), max(value, math.exp(bounds.high))
+    return Estimate(value, value * stderr if value else q / p * stderr, n, n, bounds.freedom, low, high)
+
+
+def difference(pairs: Sequence[tuple[Pair, float]]) -> Estimate:
+    """Returns candidate minus baseline with its paired error."""
+    n = sum(len(base) for (base, _), _ in pairs)
+    value = sum(w * float((cand - base).mean()) for (base, cand), w in pairs)
+    if not _enough([(base, w) for (base, _), w in pairs]) or not math.isfinite(value):
+        return Estimate(value, None, n, n)
+    extended = [_Extended.of(base, cand, w, n) for (base, cand), w in pairs]
+    centre = sum(part.weight * (part.mean[1] - part.mean[0]) for part in extended)
+    variances = [part.variance(-1.0, 1.0) for part in extended]
+    freedom = _freedom(variances, [part.size for part in extended])
+    bounds = with_bounds(Estimate(centre, math.sqrt(sum(variances)), n, n, freedom))
+    assert bounds.low is not None
+    assert bounds.high is not None
+    return Estimate(value, bounds.stderr, n, n, freedom, min(value, bounds.low), max(value, bounds.high))
+
+
+@dataclass(frozen=True, slots=True)
+class _Extended:
+    """Moments of a task's pairs. If documents are right or wrong, EXTRA lost and EXTRA gained documents are added."""
+
+    weight: float
+    size: float  # documents, including the added ones
+    mean: tuple[float, float]  # means of the baseline and of the candidate
+    square: tuple[float, float, float]  # means of base², base·cand, cand²
+
+    @staticmethod
+    def of(base: Floats, cand: Floats, weight: float, documents: int) -> _Extended:
+        more = EXTRA * len(base) / documents if is_binary(base) and is_binary(cand) else 0.0
+        size = len(base) + 2 * more
+        sums = (float((base * base).sum()) + more, float((base * cand).sum()), float((cand * cand).sum()) + more)
+        first = ((float(base.sum()) + more) / size, (float(cand.sum()) + more) / size)
+        return _Extended(weight, size, first, (sums[0] / size, sums[1] / size, sums[2] / size))
+
+    def variance(self, of_base: float, of_cand: float) -> float:
+        """Returns the variance of weight · (mean of of_base · base + of_cand · cand)."""
+        bb, bc, cc = self.square
+        moment = of_base**2 * bb + 2 * of_base * of_cand * bc + of_cand**2 * cc
+        middle = of_base * self.mean[0] + of_cand * self.mean[1]
+        return self.weight**2 * max(0.0, moment - middle**2) / (self.size - 1)
+
+
+def _enough(parts: Sequence[tuple[Any, float]]) -> bool:
+    """Are there enough documents for an error? A task with one document has no measurable spread."""
+    return sum(len(values) for values, _ in parts) >= FEWEST and all(len(values) > 1 for values, _ in parts)
+
+
+def _freedom(variances: Sequence[float], sizes: Sequence[float]) -> float:
+    """Returns the degrees of freedom of a sum of variances, by Welch and Satterthwaite."""
+    total = sum(variances)
+    if total == 0:
+        return float(sum(sizes)) - len(sizes)
+    shares = [v / total for v in variances]  # the squares of the variances may be too small for a float
+    return 1 / sum(s**2 / (n - 1) for s, n in zip(shares, sizes, strict=True))
+
+
+def mcnemar(lost: int, gained: int) -> float:
+    """Returns the exact two-sided p: twice the smaller tail of Binomial(lost + gained, 1/2), at most 1.
+
+    >>> mcnemar(6, 0), mcnemar(3, 3)
+    (0.03125, 1.0)
+    """
+    from scipy.special import bdtr
+
+    return min(1.0, 2 * float(bdtr(min(lost, gained), lost + gained, 0.5)))
+
+
+FIELDS = tuple(_row_fields([]))
+"""Every number of ``row_statistics``, in its order; a gate may name any of them."""

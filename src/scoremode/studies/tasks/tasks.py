@@ -1,0 +1,196 @@
+"""``scoremode tasks``: a baseline and its candidates on tasks, document by document, from what lm-eval logged.
+
+lm-eval runs the models, through our adapter (``scoremode lm-eval``) or any back end of its own. Nothing is run here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scoremode.core.verbs.sides import short
+from scoremode.errors import InputError, OptionError, UnknownArgumentError, did_you_mean
+from scoremode.studies.tasks.logs import RUN, LoggedModel, number, part, read_log
+from scoremode.studies.tasks.results import TaskPair, TasksComparison, groups_of, pair_task, top_of
+
+SEEDS = {"python": "random_seed", "numpy": "numpy_seed", "fewshot": "fewshot_seed"}  # as lm-eval names them
+SERVED: dict[str, Any] = {  # what is taken over about a model, and its type
+    **dict.fromkeys(("model_fingerprint", "model_revision", "model_format", "engine", "dtype", "device", "head"), str),
+    **dict.fromkeys(("weight_bytes", "bits_per_weight", "emulated_bytes"), int | float),
+    **dict.fromkeys(("sizes", "engine_settings", "versions"), dict),
+}
+
+
+def tasks(
+    baseline: str | Path,
+    *candidates: str | Path,
+    tasks: str | Sequence[str] | None = None,
+    metric: str | None = None,
+    rows: Sequence[str] = (),
+    **others: Any,
+) -> list[TasksComparison]:
+    """Compares candidates with a baseline on tasks, from folders that lm-eval wrote with ``--log_samples``.
+
+    ``tasks`` are the tasks and groups to compare, all by default. ``metric`` is the one that recovery and flips are
+    about: acc_norm where a task has it, else acc. ``rows`` are tasks and groups that must be among the results.
+
+    >>> import scoremode as sm
+    >>> found = sm.tasks("logs/base", "logs/base-Q4")[0]                          # doctest: +SKIP
+    >>> found.overall["recovery"], found.overall["recovery_stderr"]               # doctest: +SKIP
+    (0.9912, 0.0041)
+    """
+    for name in others:
+        raise UnknownArgumentError(f"{name} is no argument of tasks, which runs no model", fix=RUN)
+    if not candidates:
+        raise InputError("there is no candidate", fix="name a folder of lm-eval after the baseline's")
+    first = read_log(baseline)
+    sides = [read_log(candidate) for candidate in candidates]
+    names = _names([first, *sides])
+    wanted = _wanted(first, tasks)
+    return [
+        _comparison(first, side, (names[0], name), wanted=wanted, metric=metric, rows=rows)
+        for side, name in zip(sides, names[1:], strict=True)
+    ]
+
+
+def _names(sides: Sequence[LoggedModel]) -> list[str]:
+    """Names that tell the models apart: of the models, else of their folders, else their paths."""
+    for named in ([short(side.name) for side in sides], [Path(side.given).name for side in sides]):
+        if len(set(named)) == len(sides):
+            return named
+    paths = [side.given for side in sides]
+    if len(set(paths[1:])) < len(paths) - 1:
+        raise InputError("a candidate is given twice", fix="give it once")
+    return paths
+
+
+def _wanted(first: LoggedModel, tasks: str | Sequence[str] | None) -> list[str] | None:
+    """The tasks that were named, alone or as a group of the baseline; None if none were."""
+    if tasks is None:
+        return None
+    found = list[str]()
+    groups, _ = groups_of([first], {name: len(task.documents) for name, task in first.tasks.items()})
+    inside = {name: [name] for name in first.tasks} | {group.name: list(group.weights) for group in groups}
+    for name in (one.strip() for one in (tasks.split(",") if isinstance(tasks, str) else tasks)):
+        if name not in inside:
+            raise OptionError(f"{first.given} has no task '{name}'", fix=did_you_mean(name, inside))
+        found += inside[name]
+    return list(dict.fromkeys(found))
+
+
+def _comparison(
+    base: LoggedModel,
+    cand: LoggedModel,
+    names: tuple[str, str],
+    *,
+    wanted: Sequence[str] | None,
+    metric: str | None,
+    rows: Sequence[str],
+) -> TasksComparison:
+    asked = sorted(base.tasks | cand.tasks) if wanted is None else wanted
+    shared = [name for name in asked if name in base.tasks and name in cand.tasks]
+    for name in asked:
+        if name not in shared:
+            lacking, fix = (cand if name in base.tasks else base).given, "run it for both"
+            more = f", or give --tasks {','.join(shared)}" if shared else ""
+            raise InputError(f"{lacking} has no samples of the task {name}", fix=fix + more)
+    found = tuple(pair_task(base.tasks[name], cand.tasks[name], metric) for name in shared)
+    _require_metric(found, metric)
+    groups, notes = groups_of([base, cand], {task.name: task.paired.documents for task in found})
+    known = [*shared, *(group.name for group in groups)]
+    for name in rows:
+        if name not in known:
+            raise OptionError(f"the task '{name}' is not compared here", fix=did_you_mean(name, known))
+    for name, side in zip(names, (base, cand), strict=True):
+        notes += [*side.notes, *(f"{name}: {note}" for note in _notes_on_model(side))]
+    return TasksComparison(
+        name=names[1],
+        baseline_name=names[0],
+        tasks=found,
+        groups=tuple(groups),
+        top=top_of(shared, groups),
+        baseline=_facts(base),
+        candidate=_facts(cand),
+        settings=_settings(base, found, metric),
+        notes=tuple(dict.fromkeys([*_notes(base, cand, found, metric), *notes])),
+        manifest={},
+    )
+
+
+def _require_metric(found: Sequence[TaskPair], metric: str | None) -> None:
+    """Refuse a metric that no task has. One that only some tasks have is allowed, and noted for the others."""
+    known = sorted({name for task in found for name in task.paired.metrics})
+    if metric is not None and metric not in known:
+        raise OptionError(f"no task here has the metric '{metric}'", fix=did_you_mean(metric, known))
+
+
+# ── what a reader must know ──────────────────────────────────────────────────────────────────────────────────────────
+def _facts(side: LoggedModel) -> dict[str, Any]:
+    """The model and its engine, as our adapter describes them, or as lm-eval does."""
+    results, config = side.last, part(side.last, "config")
+    ours = part(config, "scoremode")
+    versions = {"lm_eval": results.get("lm_eval_version"), "transformers": results.get("transformers_version")}
+    theirs = {
+        "model_revision": config.get("model_sha"),
+        "engine": f"lm-eval {config.get('model') or 'of an unknown back end'}",
+        "dtype": config.get("model_dtype"),
+        "device": config.get("device"),
+        "versions": {name: found for name, found in versions.items() if isinstance(found, str)},
+    }
+    kept = {name: value for name, value in (theirs | ours).items() if isinstance(value, SERVED.get(name, ()))}
+    return {"model": side.name, "engine": theirs["engine"], **kept, "samples": dict(side.files)}
+
+
+def _settings(base: LoggedModel, found: Sequence[TaskPair], metric: str | None) -> dict[str, Any]:
+    results, config = base.last, part(base.last, "config")
+    seeds = {name: config.get(key) for name, key in SEEDS.items()}
+    return {
+        "tasks": [task.name for task in found],
+        "limit": _limit(results),
+        "num_fewshot": {task.name: task.shots for task in found},
+        "apply_chat_template": results.get("chat_template") is not None if results else None,
+        "metric": metric,
+        "seeds": {name: seed for name, seed in seeds.items() if isinstance(seed, int)},
+        "lm_eval": str(results.get("lm_eval_version") or "of an unknown version"),
+    }
+
+
+def _limit(results: Mapping[str, Any]) -> str | None:
+    """What was given to ``--limit``: documents of each task, or a share of them."""
+    found = number(part(results, "config").get("limit"))
+    return None if found is None else f"{found:g}"
+
+
+def _notes_on_model(side: LoggedModel) -> list[str]:
+    """What our adapter counted and noted."""
+    ours = part(side.last, "config", "scoremode")
+    counts, notes = part(ours, "requests"), ours.get("notes")
+    said = {"truncated": "were cut on the left to fit the model's context", "spanning": "have a token across a border"}
+    found = [
+        f"{counts[name]:,} of {counts.get('loglikelihood')} requests {words}, as in lm-eval"
+        for name, words in said.items()
+        if isinstance(counts.get(name), int) and counts[name] > 0
+    ]
+    return [*found, *(str(note) for note in (notes if isinstance(notes, list) else ()))]
+
+
+def _notes(base: LoggedModel, cand: LoggedModel, found: Sequence[TaskPair], metric: str | None) -> list[str]:
+    notes = []
+    limits = dict.fromkeys(limit for one in base.results.values() if (limit := _limit(one)) is not None)
+    notes += [f"not all documents: lm-eval ran with --limit {limit}" for limit in limits]
+    versions = [side.last.get("lm_eval_version") for side in (base, cand)]
+    if versions[0] != versions[1]:
+        notes.append(f"the baseline was run by lm-eval {versions[0]}, the candidate by {versions[1]}")
+    for task in found:
+        if metric is not None and task.paired.metric != metric:
+            notes.append(f"{task.name}: has no {metric}, so recovery is about {task.paired.metric}")
+        if base.tasks[task.name].documents[0].lengths and not task.documents[0].lengths:
+            notes.append(
+                f"{task.name}: lengths of its choices are not known, because lm-eval's acc_norm counted others"
+            )
+        unknown = sum(document.gold is None for document in task.documents)
+        if unknown and task.baseline is not None:
+            of = f"{unknown:,} of {len(task.documents):,} documents"
+            notes.append(f"{task.name}: the log does not say which choice is right in {of}, so margins are not known")
+    return notes
