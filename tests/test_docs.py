@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from scoremode.cli.commands import TAKES_OTHERS, VERBS, build_parser
+from scoremode.cli.commands import VERBS, build_parser
 from scoremode.core.plan.recipes import METHODS, Method
 from tests import forked
 
@@ -69,7 +69,7 @@ def test_every_flag_in_the_documentation_exists() -> None:
     """Flags in our own commands; other tools' flags are mentioned in prose alone, or passed on by ``serve``."""
     known = {flag for parser in parsers().values() for action in parser._actions for flag in action.option_strings}
     commands = re.findall(r"^(?:\$ )?(?:.*\| )?scoremode .*$", EVERYTHING, re.MULTILINE)
-    others = "|".join(TAKES_OTHERS)
+    others = "|".join(name for name, verb in VERBS.items() if verb.passes_on or verb.passes_all_on)
     ours = [command for command in commands if not re.search(rf"scoremode ({others})\b", command)]
     used = {flag for command in ours for flag in re.findall(r"(?<!\S)--[a-z-]+", command)}
     assert used

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import scoremode
-from scoremode.cli.commands import NO_JSON, VERBS, build_parser
+from scoremode.cli.commands import VERBS, build_parser
 from tests.cli.conftest import Command, Refused
 
 PPL = ["ppl", "table:uniform", "--text", "one two"]
@@ -114,7 +114,7 @@ def test_no_command_at_all_is_help_and_one_line(command: Command) -> None:
     assert "no command was given; type scoremode VERB" in outcome.err
 
 
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in NO_JSON])
+@pytest.mark.parametrize("verb", [name for name, verb in VERBS.items() if verb.prints_json])
 def test_no_verb_takes_a_shortened_flag(refused: Refused, verb: str) -> None:
     assert "did you mean --json?" in refused(verb, *["x"] * (verb not in ("engines", "doctor")), "--jso")
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from scoremode.cli.commands import PASSED_ON, VERBS, build_parser
+from scoremode.cli.commands import VERBS, build_parser
 from scoremode.cli.parser import Parser
 from scoremode.core.verbs.candidates import score_together
 from scoremode.errors import print_line
@@ -28,7 +28,7 @@ def _default_level() -> Iterator[None]:
     logs.install()
 
 
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != PASSED_ON])
+@pytest.mark.parametrize("verb", [name for name, verb in VERBS.items() if not verb.passes_all_on])
 def test_every_verb_has_the_flags(verb: str) -> None:
     parser = build_parser()
     assert isinstance(parser, Parser)
@@ -103,7 +103,11 @@ def test_nothing_outside_the_command_line_writes_to_standard_error() -> None:
     ``remote/service/watching.py`` is a program of its own beside a server that starts, and has no log.
     """
     writes = re.compile(r"file=sys\.stderr|sys\.stderr\.write|print_exc|warnings\.warn\(")
-    found = [path for path in HOUSE.rglob("*.py") if not {"cli", "command"} & set(path.parts) and writes.search(path.read_text())]
+    found = [
+        path
+        for path in HOUSE.rglob("*.py")
+        if not {"cli", "command"} & set(path.parts) and writes.search(path.read_text())
+    ]
     assert [path.name for path in found] == ["watching.py"]
 
 

@@ -115,7 +115,9 @@ def test_a_second_ctrl_c_right_after_the_first(tmp_path: Path) -> None:
 )
 def test_a_process_that_does_not_come_to_an_end_is_ended(tmp_path: Path, stuck: str) -> None:
     """A clean-up that hangs, and a library that swallows the interruption."""
-    code = f"from scoremode.cli import signals\nsignals.GRACE = 1.0\nTableEngine.close = lambda self: {stuck}"
+    code = (
+        f"from scoremode.reports.command import signals\nsignals.GRACE = 1.0\nTableEngine.close = lambda self: {stuck}"
+    )
     process = start_scoring(tmp_path / "run", code)
     process.send_signal(signal.SIGTERM)
     assert complaint_of(process) == LINES[signal.SIGTERM]
@@ -151,7 +153,8 @@ def test_what_was_ignored_stays_ignored(tmp_path: Path) -> None:
 
 def test_a_forked_process_has_the_usual_handlers() -> None:
     code = (
-        "import os, signal\nfrom scoremode.cli.signals import Signals\nSignals().install()\npid = os.fork()\n"
+        "import os, signal\nfrom scoremode.reports.command.signals import Signals\n"
+        "Signals().install()\npid = os.fork()\n"
         "if pid == 0:\n    os.kill(os.getpid(), signal.SIGTERM)\n    os._exit(5)\n"
         "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"
     )
@@ -193,7 +196,9 @@ def test_a_hidden_cursor_is_shown_again_when_a_bar_is_cut_off(tmp_path: Path) ->
     assert seen.rindex(b"\x1b[?25h") > seen.rindex(b"\x1b[?25l")
 
 
-@pytest.mark.parametrize("module", ["scoremode.cli.signals", "scoremode.cli.streams", "scoremode.cli.commands"])
+@pytest.mark.parametrize(
+    "module", ["scoremode.reports.command.signals", "scoremode.reports.command.streams", "scoremode.cli.commands"]
+)
 def test_ctrl_c_while_the_command_line_is_still_being_imported(module: str) -> None:
     """The signal comes at the moment at which ``module`` is looked for, long before anything is scored."""
     finder = f"""

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from rich.text import Text
 
-from scoremode.cli import streams
+from scoremode.reports.command import streams
 from scoremode.reports.terminal.console import console
 from tests import forked
 

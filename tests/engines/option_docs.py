@@ -15,7 +15,7 @@ from scoremode.core.engine.options import KnownOption
 from scoremode.core.engine.registry import GROUP, all_options, known_engines
 
 ROOT = Path(__file__).parents[2]
-FILE = ROOT / "src" / "scoremode" / "verbs" / "core/arguments.py"
+FILE = ROOT / "src" / "scoremode" / "core" / "verbs" / "arguments.py"
 FIELDS = re.compile(r'(class EngineOptionArguments.*?"""\n\n).*?(?=\n\n)', re.DOTALL)
 TYPES = {"Pairs": "Mapping[str, Any] | Pairs"}
 

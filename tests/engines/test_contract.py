@@ -30,8 +30,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # ── nobody knows an engine by name ───────────────────────────────────────────────────────────────────────────────────
 def test_nothing_outside_its_folder_knows_the_word_vllm() -> None:
-    """But for scoremode/vllm.py, which is nothing but the short name that people import it by, for the service, which is
-    routes inside that server, and for what studies need of it: files with its name, and their lists of abilities."""
+    """But for scoremode/vllm.py, which is nothing but the short name that people import it by, for the service, which
+    is routes inside that server, and for what studies need of it: files with its name, and lists of abilities."""
     own, service = HOUSE / "engines" / "vllm", HOUSE / "remote" / "service"
     files = [path for path in HOUSE.rglob("*") if path.suffix in (".py", ".js", ".css", ".html") and path.is_file()]
     named = {path for path in files if path.name.startswith("vllm") or path.match("studies/*/wing.py")}

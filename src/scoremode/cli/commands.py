@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import errno
 import os
@@ -10,49 +11,32 @@ import sys
 from collections.abc import Sequence
 
 from scoremode import __version__, errors
-from scoremode.cli import signals, streams
-from scoremode.cli.comparing_verbs import CardVerb, CompareVerb, PathsVerb, ReportVerb, TasksVerb
+from scoremode.cli.comparing_verbs import CardVerb, CompareVerb
 from scoremode.cli.completion import CompletionVerb
-from scoremode.cli.forwarding_verbs import LmEvalVerb, ServeVerb, run_lm_eval
 from scoremode.cli.help import add_help_flags, overview
 from scoremode.cli.listing_verbs import CacheVerb, DoctorVerb, EnginesVerb, MethodsVerb, ShowVerb
-from scoremode.cli.parser import BAD_INPUT, Parser, Verb
-from scoremode.cli.scoring_verbs import NoiseVerb, PlanVerb, PplVerb, ProbVerb, ReferenceVerb
+from scoremode.cli.parser import BAD_INPUT, Parser
+from scoremode.cli.scoring_verbs import PlanVerb, PplVerb, ProbVerb, ReferenceVerb
+from scoremode.core import extensions
 from scoremode.errors import ScoremodeError, did_you_mean, harmless, print_line
-from scoremode.reports.command import logs
-from scoremode.studies.attribution.command import AttributeVerb
-from scoremode.studies.rollouts.command import RolloutsVerb
-from scoremode.studies.rollouts.mismatch_command import MismatchVerb
+from scoremode.reports.command import logs, signals, streams
+from scoremode.reports.command.verb import Verb
 
 GROUPS: dict[str, dict[str, Verb]] = {
-    "score one model": {
-        "ppl": PplVerb(),
-        "prob": ProbVerb(),
-        "rollouts": RolloutsVerb(),
-        "plan": PlanVerb(),
-        "noise": NoiseVerb(),
-    },
-    "compare models": {
-        "compare": CompareVerb(),
-        "paths": PathsVerb(),
-        "attribute": AttributeVerb(),
-        "tasks": TasksVerb(),
-        "mismatch": MismatchVerb(),
-        "reference": ReferenceVerb(),
-    },
-    "results": {"show": ShowVerb(), "report": ReportVerb(), "card": CardVerb(), "cache": CacheVerb()},
-    "with other programs": {"serve": ServeVerb(), "lm-eval": LmEvalVerb()},
+    "score one model": {"ppl": PplVerb(), "prob": ProbVerb(), "plan": PlanVerb()},
+    "compare models": {"compare": CompareVerb(), "reference": ReferenceVerb()},
+    "results": {"show": ShowVerb(), "card": CardVerb(), "cache": CacheVerb()},
+    "with other programs": {},
     "this installation": {
         "methods": MethodsVerb(),
         "engines": EnginesVerb(),
         "doctor": DoctorVerb(),
         "completion": CompletionVerb(lambda: build_parser()),  # noqa: PLW0108 - it is defined below
     },
-}
+}  # those of the core; wings add theirs
+for group, added in extensions.verbs().items():
+    GROUPS.setdefault(group, {}).update({name: extensions.load(address)() for name, address in added.items()})
 VERBS = {name: verb for verbs in GROUPS.values() for name, verb in verbs.items()}
-PASSED_ON = "lm-eval"  # its flags are another program's
-TAKES_OTHERS = (PASSED_ON, "serve")  # flags that are not ours go to another program
-NO_JSON = (*TAKES_OTHERS, "completion")
 OUR_BUG = 70
 
 EXAMPLES = (
@@ -84,7 +68,7 @@ def build_parser(wanted: str | None = None) -> Parser:
         its.passes_on, its.everyday, its.examples = verb.passes_on, verb.everyday, verb.examples
         its.instead = verb.instead
         verb.add_arguments(its)
-        if name != PASSED_ON:
+        if not verb.passes_all_on:
             logs.add_arguments(its)
         add_help_flags(its)
         its.set_defaults(run=verb.run)
@@ -131,8 +115,8 @@ def _end_with(error: BaseException) -> int:
 
 
 def _run(given: list[str]) -> int:
-    if given and given[0] == "lm-eval":  # all of its flags are another program's
-        return run_lm_eval(given[1:])
+    if given and given[0] in VERBS and VERBS[given[0]].passes_all_on:
+        return int(VERBS[given[0]].run(argparse.Namespace(words=given[1:])) or 0)
     parser = build_parser(given[0] if given else None)
     if given and not given[0].startswith("-") and given[0] not in VERBS:
         return _complain(f"there is no command '{given[0]}'; {did_you_mean(given[0], VERBS)}")

@@ -1,19 +1,18 @@
-"""The verbs that compare and publish: compare, paths, tasks, report and card. Their flags, and what they print."""
+"""The verbs that compare and publish: compare and card. Their flags, and what they print."""
 
 from __future__ import annotations
 
 import argparse
 import logging
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from scoremode.cli.parser import Verb
 from scoremode.errors import CandidatesError, OptionError, ScoremodeError
 from scoremode.reports.command import flags
 from scoremode.reports.command.output import print_json, progress_bar, show
+from scoremode.reports.command.results import checked_report, command_line, verdict, write_report
+from scoremode.reports.command.verb import Verb
 
 if TYPE_CHECKING:
     from scoremode.core.statistics.comparison import Comparison
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-RULE_HOLDS, CANDIDATES_FAILED = 1, 2
-COLUMNS = {"--columns NAME,…": "more statistics in the table, as in overlap,kl_reverse_mean,top5_same"}
+CANDIDATES_FAILED = 2  # the exit code
 
 
 class CompareVerb(Verb):
@@ -64,7 +62,7 @@ class CompareVerb(Verb):
             "--fail-if RULE …": 'as in "kl_mean > 0.02" or "same_top < 0.9 surely"',
             "--by-depth": "also KL by depth in the window (always if K/V types are compared)",
             "--drafts": "with rollouts: also what the candidates would save as draft models",
-            **COLUMNS,
+            **flags.COLUMNS,
             **flags.REPORT,
         }
         group = parser.add_argument_group("comparison")
@@ -112,7 +110,7 @@ class CompareVerb(Verb):
             return _tell_failed(failed)
         found = list(compared)
         if not all(map(is_run, parsed.candidates or [""])):  # finished runs do not say how they were made
-            found = [replace(c, manifest={**c.manifest, "command": _command_line()}) for c in found]
+            found = [replace(c, manifest={**c.manifest, "command": command_line()}) for c in found]
         statistics = [comparison_statistics(c) for c in found]
         tested = [] if parsed.no_worse_than is None else [c.no_worse_than(parsed.no_worse_than) for c in found]
         words = [] if rollouts is None else own_words(found, rollouts, parsed.num_samples, drafts=parsed.drafts)
@@ -174,156 +172,6 @@ def _opened_rollouts(parsed: argparse.Namespace) -> Rollouts | None:
     return Rollouts.open(named[0].removeprefix(WRITTEN))
 
 
-class PathsVerb(Verb):
-    summary = "a model decoded, or fed in other ways, against its prefill"
-    examples = (
-        "scoremode paths smollm2-135m --corpus python-docs --sequences 1,16",
-        "scoremode paths model.gguf --vary decode,chunked --corpus wikitext2",
-    )
-    everyday = (
-        *flags.EVERYDAY_TEXT,
-        "--context-length",
-        "--vary",
-        "--sequences",
-        "--chunk-tokens",
-        *flags.EVERYDAY_ENGINE,
-        "--out",
-        "--report",
-        "--json",
-    )
-    epilog = "The baseline is the prefill path. A few windows are computed again, to tell differences from noise."
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        flags.add_model(parser, several_sequences=True)
-        group = parser.add_argument_group("comparison")
-        about = "decode (default), chunked, cache-hit; several with commas"
-        flags.add(group, {"--vary WAYS": about}, type=lambda text: text.split(","))
-        flags.add(group, {"--chunk-tokens N,…": "of chunked and cache-hit (default: 256)"})
-        kept = {
-            "--out DIR": "keep all runs there; an interrupted one resumes",
-            "--fresh": "score again even if runs are there, and replace them",
-            **flags.REPORT,
-        }
-        flags.add(group, kept)
-        flags.add(parser, flags.JSON)
-
-    def run(self, parsed: argparse.Namespace) -> None:
-        from scoremode.studies.paths.paths import paths
-
-        output = checked_report(parsed)
-        with progress_bar("scoring") as progress:
-            made = paths(
-                parsed.model,
-                vary=parsed.vary or "decode",
-                chunk_tokens=parsed.chunk_tokens,
-                out=parsed.out,
-                fresh=parsed.fresh,
-                progress=progress,
-                **flags.question(parsed),
-                **flags.model_arguments(parsed),
-            )
-        from scoremode.reports.terminal.comparison_tables import comparison_json, comparison_table
-
-        found = [replace(c, manifest={**c.manifest, "command": _command_line()}) for c in made]
-        statistics = [c.statistics() for c in found]
-        show(parsed, lambda: comparison_json(found, statistics), lambda: comparison_table(found, statistics))
-        if output:
-            from scoremode.reports.html.page import render
-
-            write_report(parsed, output, render(found, statistics))
-
-
-class TasksVerb(Verb):
-    summary = "candidates against a baseline on tasks, from what lm-eval logged"
-    examples = (
-        "scoremode tasks logs/model logs/model-W4A16",
-        "scoremode tasks logs/model logs/Q4_K_M --tasks mmlu --report tasks.html",
-    )
-    epilog = (
-        "lm-eval runs the models, as in scoremode lm-eval --tasks arc_easy --model_args model=MODEL "
-        "--output_path DIR --log_samples. Exit code 1: a --fail-if rule holds."
-    )
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        folder = "lm-eval wrote with --output_path DIR --log_samples"
-        flags.add(parser, {"baseline BASELINE": f"a folder that {folder}"})
-        flags.add(parser, {"candidates CANDIDATE …": f"folders that {folder}"})
-        kept = {
-            "--tasks NAMES": "only these tasks and groups, as in arc_easy,piqa (default: all)",
-            "--metric NAME": "of recovery and flips (default: acc_norm, else acc)",
-            "--fail-if RULE …": 'as in "recovery < 0.99 surely" or "arc_easy.flips > 0.05"',
-            **flags.REPORT,
-        }
-        flags.add(parser.add_argument_group("comparison"), kept)
-        flags.add(parser.add_mutually_exclusive_group(), {**flags.CARDS, **flags.JSON})
-
-    def instead(self, flag: str) -> str:
-        from scoremode.studies.tasks.logs import RUN
-
-        return RUN
-
-    def run(self, parsed: argparse.Namespace) -> int:
-        from scoremode.core.statistics import gate
-        from scoremode.studies.tasks.tasks import tasks
-
-        rules = [gate.parse_for_tasks(text) for text in parsed.fail_if or ()]
-        output = checked_report(parsed)
-        rows = [rule.task for rule in rules if rule.task is not None]
-        found = tasks(parsed.baseline, *parsed.candidates, tasks=parsed.tasks, metric=parsed.metric, rows=rows)
-        from scoremode.reports.model_card import tasks_markdown, tasks_model_index
-        from scoremode.reports.terminal.comparison_tables import tasks_json, tasks_tables
-
-        found = [replace(c, manifest={"command": _command_line()}) for c in found]
-        if parsed.markdown:
-            print(tasks_markdown(found))
-        elif parsed.model_index:
-            print("\n".join(map(tasks_model_index, found)))
-        else:
-            show(parsed, lambda: tasks_json(found), lambda: tasks_tables(found))
-        if output:
-            from scoremode.studies.tasks.page import render_tasks
-
-            write_report(parsed, output, render_tasks(found))
-        failures = []
-        for rule in rules:
-            for c in found:
-                row, named = (c.overall, c.name) if rule.task is None else (c.row(rule.task), f"{c.name}, {rule.task}")
-                failures.append(gate.check(rule, {**row, "name": named}))
-        return verdict(failures)
-
-
-def checked_report(parsed: argparse.Namespace) -> Any:
-    """The file that ``--report`` names, checked before anything is scored; None without ``--report``."""
-    from scoremode.core.verbs.outputs import check_report
-
-    if parsed.report is None:
-        return None
-    return check_report(parsed.report, "--report", made_later=getattr(parsed, "out", None))
-
-
-def write_report(parsed: argparse.Namespace, output: Any, page: str) -> None:
-    from scoremode.reports.html.page import write
-
-    write(parsed.report, page, "--report")
-    for_machines = any(getattr(parsed, flag, False) for flag in ("json", "markdown", "model_index"))
-    output.announce(f"\nreport written to {output}", quiet=for_machines)
-
-
-def _command_line() -> str:
-    """The command line as the user typed it, without secrets."""
-    from scoremode.core.disk.manifests import command_without_secrets
-
-    return " ".join(["scoremode", *map(shlex.quote, command_without_secrets(sys.argv[1:]))])
-
-
-def verdict(checked: list[str | None]) -> int:
-    """Prints which rules hold, and returns the exit code."""
-    failures = [why for why in checked if why]
-    for why in failures:
-        logger.error(why)
-    return RULE_HOLDS if failures else 0
-
-
 def _tell_failed(failed: Mapping[str, ScoremodeError]) -> int:
     """Prints which candidates failed and why, and returns the exit code."""
     for name, error in failed.items():
@@ -331,36 +179,6 @@ def _tell_failed(failed: Mapping[str, ScoremodeError]) -> int:
     again = "the others are kept: the same command scores only these"
     logger.error("%d %s not scored; %s", len(failed), "candidate was" if len(failed) == 1 else "candidates were", again)
     return CANDIDATES_FAILED
-
-
-class ReportVerb(Verb):
-    summary = "runs and comparisons as one HTML page"
-    examples = (
-        "scoremode report runs/base --output page.html",
-        "scoremode report runs/base runs/q4 runs/q8 --output page.html",
-    )
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        flags.add(parser, {"run_folders RUN …": "folders written with --out; the first is the baseline"})
-        parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the page, as in report.html")
-        flags.add(parser, {**COLUMNS, **flags.JSON})
-
-    def run(self, parsed: argparse.Namespace) -> None:
-        from scoremode.core.statistics.comparison import comparison_statistics
-        from scoremode.core.store.runs import load
-        from scoremode.core.verbs.finished_runs import of_runs
-        from scoremode.core.verbs.outputs import check_report
-        from scoremode.reports.html.page import render, write
-        from scoremode.reports.numbers import read_columns
-
-        output, more = check_report(parsed.output), read_columns(parsed.columns)  # before columns are read
-        first, *others = parsed.run_folders
-        found = of_runs(first, others)
-        page = render(found, [comparison_statistics(c) for c in found], runs=[] if found else [load(first)], more=more)
-        write(parsed.output, page)
-        if parsed.json:
-            print_json({"report": parsed.output, "runs": len(parsed.run_folders)})
-        output.announce(f"written to {output}", quiet=parsed.json)
 
 
 class CardVerb(Verb):

@@ -11,8 +11,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from scoremode.cli.parser import Parser, Verb
+from scoremode.cli.parser import Parser
 from scoremode.errors import InputError
+from scoremode.reports.command.verb import Verb
 
 SHELLS = ("bash", "zsh", "fish")
 FILES = {
@@ -27,6 +28,7 @@ class CompletionVerb(Verb):
         'eval "$(scoremode completion bash)"',
         "scoremode completion fish > ~/.config/fish/completions/scoremode.fish",
     )
+    prints_json = False
 
     def __init__(self, make_parser: Callable[[], Parser]) -> None:
         self._make_parser = make_parser  # of the whole command line

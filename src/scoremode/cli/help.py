@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from scoremode.cli.streams import check
+from scoremode.reports.command.streams import check
 
 EVERYDAY = ("--help", "--help-all")
 

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from scoremode.cli.parser import Verb
 from scoremode.core.cache.units import parse_age, parse_size
 from scoremode.errors import OptionError, did_you_mean
 from scoremode.reports.command import flags
 from scoremode.reports.command.output import print_json, print_parts, show
+from scoremode.reports.command.verb import Verb
 
 KINDS = ("runs", "references", "attributions", "models", "logs", "tasks", "texts", "files", "tokenizers")
 METHOD_FACTS = ("name", "summary", "context", "stride", "max_windows", "average", "special", "arrangement")

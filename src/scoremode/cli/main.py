@@ -32,12 +32,12 @@ def entry() -> NoReturn:
 
     if getsignal(SIGINT) is default_int_handler:
         signal(SIGINT, _end_at_once)
-    from scoremode.cli import signals
+    from scoremode.reports.command import signals
 
     watch = signals.Signals()
     try:
         watch.install(instead_of=_end_at_once)
-        from scoremode.cli import streams
+        from scoremode.reports.command import streams
 
         streams.prepare()
         code = main()

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from scoremode.cli.help import verb_help
-from scoremode.cli.streams import for_terminal
 from scoremode.core.arguments import STORES
 from scoremode.errors import harmless, listed, one_line
+from scoremode.reports.command.streams import for_terminal
 
 BAD_INPUT = 2
 MAY_BE_EMPTY = {"prompt", "target", "text", "fail_if"}  # a prompt may be empty; the verbs refuse the others themselves
@@ -27,27 +27,6 @@ TAKE_URIS = {
 STORED = re.compile(rf"({'|'.join(STORES)})://", re.IGNORECASE)
 WRITTEN = {"out", "report", "output", "write", "kld", "write_recipe"}  # flags that name what is written
 LONGEST = 400  # characters of a complaint: an argument may be a whole book
-
-
-class Verb:
-    """A command of the command line: its help text, its flags, and the work it does."""
-
-    summary: str  # docstrings are gone under python -OO
-    epilog: str | None = None
-    examples: tuple[str, ...]  # two, or one where there is nothing else to show
-    everyday: tuple[str, ...] | None = None  # flags that --help shows; None: all of them. --help-all shows all
-    passes_on = False  # are flags that are not ours those of another program?
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        raise NotImplementedError
-
-    def instead(self, flag: str) -> str | None:
-        """What to type instead of a flag that the verb does not have, or no longer has; None: nothing is known."""
-        return None
-
-    def run(self, parsed: argparse.Namespace) -> int | None:
-        """Does the work and prints the result; returns the exit code if it is not 0."""
-        raise NotImplementedError
 
 
 class Once(argparse.Action):

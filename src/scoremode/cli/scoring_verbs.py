@@ -1,4 +1,4 @@
-"""The verbs that score with one model: ppl, plan, reference, noise and prob. Their flags, and what they print."""
+"""The verbs that score with one model: ppl, plan, reference and prob. Their flags, and what they print."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scoremode.cli.parser import Verb
 from scoremode.errors import InputError, OptionError
 from scoremode.reports.command import flags
 from scoremode.reports.command.output import print_json_list, print_parts, progress_bar, show
+from scoremode.reports.command.verb import Verb
 
 if TYPE_CHECKING:
     from scoremode.core.verbs.outputs import Output
@@ -140,47 +140,6 @@ class ReferenceVerb(Verb):
             kept.append(f"llama-perplexity --kl-divergence-base {parsed.kld} --kl-divergence -m CANDIDATE.gguf")
         facts = {**result.summary(), "reference": parsed.out, "kld": parsed.kld}
         show(parsed, lambda: facts, lambda: [*run_table(result, 0), "", *kept])
-
-
-class NoiseVerb(Verb):
-    summary = "how far scores move when only the engine's settings do"
-    examples = (
-        "scoremode noise org/model --corpus wikitext2 --max-windows 20",
-        "scoremode noise org/model --vary dtype=float32,bfloat16 --corpus wikitext2",
-    )
-    everyday = (
-        *flags.EVERYDAY_TEXT,
-        "--method",
-        "--max-windows",
-        *flags.EVERYDAY_ENGINE,
-        "--vary",
-        "--repeat",
-        "--json",
-    )
-    epilog = "The first value of each --vary makes the reference. Nothing is read from the cache."
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        flags.add_model(parser)
-        compare = parser.add_argument_group("compare")
-        values = "score under each value: dtype=float32,bfloat16, path=prefill,decode, cache=miss,hit, engine=A,B, …"
-        flags.add(compare, {"--vary FLAG=A,B,… …": values})
-        flags.add(compare, {"--repeat N": "passes over each setting (default: 2)"}, type=int, default=2)
-        flags.add(parser, flags.JSON)
-
-    def run(self, parsed: argparse.Namespace) -> None:
-        from scoremode.reports.terminal.run_tables import noise_table
-        from scoremode.studies.paths.noise import noise, parse_vary
-
-        vary = {}
-        for name, values in map(parse_vary, parsed.vary or ()):
-            if name in vary:
-                flag = name.replace("_", "-")
-                raise OptionError(f"--vary {flag} is given twice", fix=f"put all its values in one --vary {flag}=A,B")
-            vary[name] = values
-        question, given = flags.question(parsed), flags.model_arguments(parsed)
-        with progress_bar("scoring") as progress:
-            found = noise(parsed.model, vary=vary, repeat=parsed.repeat, progress=progress, **question, **given)
-        show(parsed, found.as_json, lambda: noise_table(found))
 
 
 class ProbVerb(Verb):

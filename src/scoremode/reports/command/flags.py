@@ -98,6 +98,7 @@ CARDS: Flags = {
     "--markdown": "print the table for a model card",
     "--model-index": "print the metadata block for the Hugging Face hub",
 }
+COLUMNS: Flags = {"--columns NAME,…": "more statistics in the table, as in overlap,kl_reverse_mean,top5_same"}
 REPORT: Flags = {"--report FILE": "write the HTML report there"}
 MODEL: Flags = {
     "model MODEL": "a checkpoint folder, a GGUF file, an EXL3 folder, a name on the Hugging Face hub, smollm2-135m, or "

@@ -8,8 +8,8 @@ import logging
 import sys
 import warnings
 
-from scoremode.cli.streams import for_terminal
 from scoremode.errors import LOGGER, one_line
+from scoremode.reports.command.streams import for_terminal
 
 
 class LineHandler(logging.Handler):

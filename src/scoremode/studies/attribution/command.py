@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from scoremode.cli import signals
-from scoremode.cli.comparing_verbs import checked_report, write_report
-from scoremode.cli.parser import Verb
 from scoremode.errors import OptionError, ScoremodeError
-from scoremode.reports.command import flags
+from scoremode.reports.command import flags, signals
 from scoremode.reports.command.output import progress_bar, show
+from scoremode.reports.command.results import checked_report, write_report
+from scoremode.reports.command.verb import Verb
 
 if TYPE_CHECKING:
     from scoremode.core.verbs.progress import Progress

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from scoremode.cli.parser import Verb
 from scoremode.errors import InputError
 from scoremode.reports.command import flags
 from scoremode.reports.command.output import progress_bar, show
+from scoremode.reports.command.verb import Verb
 
 PROMPTS: flags.Flags = {
     "--prompts FILE": '.jsonl rows {"prompt": "…"} or {"messages": […]}, lines of a .txt, or task:NAME: its questions',

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from scoremode.cli.comparing_verbs import checked_report, verdict, write_report
-from scoremode.cli.parser import Verb
 from scoremode.reports.command import flags
 from scoremode.reports.command.output import progress_bar, show
+from scoremode.reports.command.results import checked_report, verdict, write_report
+from scoremode.reports.command.verb import Verb
 
 
 class MismatchVerb(Verb):

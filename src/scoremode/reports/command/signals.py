@@ -90,7 +90,7 @@ class Signals:
     def tell(self, error: KeyboardInterrupt) -> int:
         """Prints the line only once, and not through Python's streams, which may be broken; returns the exit code."""
         line, code = explain(error)
-        streams = sys.modules.get("scoremode.cli.streams")  # nothing is imported while the process ends
+        streams = sys.modules.get("scoremode.reports.command.streams")  # nothing is imported while the process ends
         line = streams.for_terminal(f"scoremode: {line}") if streams is not None else f"scoremode: {line}"
         words = (SHOW_CURSOR if os.isatty(self._terminal) else b"") + f"{line}\n".encode()
         try:

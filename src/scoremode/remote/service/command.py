@@ -1,0 +1,58 @@
+"""``scoremode serve``: its flags, and what it says."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import shlex
+
+from scoremode.reports.command import flags, logs
+from scoremode.reports.command.verb import Verb
+
+logger = logging.getLogger(__name__)
+
+
+class ServeVerb(Verb):
+    summary = "load a model once, and answer many clients over HTTP"
+    examples = (
+        "scoremode serve org/model-W4A16 --port 8000",
+        "scoremode serve org/model --api-key-env SERVER_KEY",
+    )
+    epilog = (
+        "Every other flag after MODEL is passed on to the server: --port 8000, --max-model-len 8192, "
+        "--data-parallel-size 2, … Ctrl-C stops it."
+    )
+    passes_on = True
+    prints_json = False
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        flags.add(parser, {"model MODEL": "a folder, a name on the hub, or smollm2-135m"})
+        logits = "logits in float32, or as they are served"
+        parser.add_argument("--head", choices=("exact", "as-served"), default="exact", help=logits)
+        flags.add(parser, {"--head-kernel NAME": "default: the fastest one that passes its self-test"})
+        most = {
+            "--most-body-mib N": "size of one request (default: 256)",
+            "--most-windows N": "windows in one request (default: 1024)",
+        }
+        flags.add(parser, most, type=int)
+        key = "environment variable that holds the key clients must send; may be repeated"
+        flags.add(parser, {"--api-key-env NAME …": key})
+        flags.add(parser, {"--allow-untested": "start a server that scoremode was not tested with"})
+
+    def run(self, parsed: argparse.Namespace) -> None:
+        from scoremode.remote.service.starting import ServiceOptions, become, command
+
+        options = ServiceOptions(
+            head=parsed.head,
+            head_kernel=parsed.head_kernel,
+            body_mib=parsed.most_body_mib,
+            windows=parsed.most_windows,
+            allow_untested=parsed.allow_untested,
+            api_key_env=tuple(parsed.api_key_env or ()),
+        )
+        made = command(parsed.model, options, getattr(parsed, "passed_on", []))
+        logger.info("starting %s", made.shown())
+        asked = f"scoremode ppl {shlex.quote(made.model)} --engine {made.address} --corpus wikitext2"
+        logger.info("the server loads its libraries and the weights, warms up and tests itself, which takes minutes")
+        logger.info("it will answer at %s; then type: %s", made.address, asked)
+        become(made, is_quiet=logs.is_quiet())

@@ -1,0 +1,7 @@
+"""What the service hand over to the house."""
+
+from __future__ import annotations
+
+from scoremode.core.extensions import Wing
+
+WING = Wing(verbs={"with other programs": {"serve": "remote.service.command:ServeVerb"}})

@@ -1,0 +1,10 @@
+"""What the page hand over to the house."""
+
+from __future__ import annotations
+
+from scoremode.core.extensions import Wing
+
+WING = Wing(
+    names={"report": "reports.html.page"},
+    verbs={"results": {"report": "reports.html.command:ReportVerb"}},
+)

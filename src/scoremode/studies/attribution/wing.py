@@ -1,0 +1,19 @@
+"""What attributions hand over to the house."""
+
+from __future__ import annotations
+
+from scoremode.core.extensions import Wing
+
+HERE = "studies.attribution"
+
+WING = Wing(
+    names={
+        "attribute": f"{HERE}.attribute",
+        "Attribution": f"{HERE}.result",
+        "layer_profile": f"{HERE}.layer_profile",
+        "DepthProfile": f"{HERE}.depth_profile",
+        "routing": f"{HERE}.routing",
+        "Routing": f"{HERE}.routing_statistics",
+    },
+    verbs={"compare models": {"attribute": f"{HERE}.command:AttributeVerb"}},
+)

@@ -1,0 +1,7 @@
+"""What llama.cpp's files of base logits hand over to the house."""
+
+from __future__ import annotations
+
+from scoremode.core.extensions import Wing
+
+WING = Wing()

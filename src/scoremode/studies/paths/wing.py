@@ -1,0 +1,15 @@
+"""What paths hand over to the house."""
+
+from __future__ import annotations
+
+from scoremode.core.extensions import Wing
+
+HERE = "studies.paths"
+
+WING = Wing(
+    names={"paths": f"{HERE}.paths", "noise": f"{HERE}.noise", "Noise": f"{HERE}.noise"},
+    verbs={
+        "score one model": {"noise": f"{HERE}.command:NoiseVerb"},
+        "compare models": {"paths": f"{HERE}.command:PathsVerb"},
+    },
+)

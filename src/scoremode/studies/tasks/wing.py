@@ -1,0 +1,19 @@
+"""What tasks hand over to the house."""
+
+from __future__ import annotations
+
+from scoremode.core.extensions import Wing
+
+HERE = "studies.tasks"
+
+WING = Wing(
+    names={
+        "tasks": f"{HERE}.tasks",
+        "task_prompts": f"{HERE}.prompts",
+        "TasksComparison": f"{HERE}.results",
+    },
+    verbs={
+        "compare models": {"tasks": f"{HERE}.command:TasksVerb"},
+        "with other programs": {"lm-eval": f"{HERE}.command:LmEvalVerb"},
+    },
+)
