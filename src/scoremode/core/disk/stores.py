@@ -21,6 +21,9 @@ FetchFile = Callable[[str, int, str], None]
 class Store:
     """What a store of files behind URIs can do. Copies lie in the cache; all errors are ScoremodeErrors."""
 
+    has_file: Callable[[Place], bool]
+    """Is there a file?"""
+
     read: Callable[[Place, int], bytes | None]
     """The first bytes of a file, at most so many; None if there is no such file."""
 
@@ -62,7 +65,7 @@ def is_there(given: str | os.PathLike[str] | Place, name: str) -> bool:
     """Does a folder, here or behind a URI, contain a file of that name?"""
     where = stored_at(given)
     if isinstance(where, Place):
-        return store_of(where).read(where / name, 1) is not None
+        return store_of(where).has_file(where / name)
     return (where / name).is_file()
 
 

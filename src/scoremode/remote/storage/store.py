@@ -13,6 +13,11 @@ from scoremode.remote.storage.results import worked_on_here
 from scoremode.remote.storage.runs import RemoteClaim
 
 
+def has_file(place: Place) -> bool:
+    found = Objects(place.parent).look(place.name)
+    return found is not None and not found.is_folder
+
+
 def read(place: Place, most: int) -> bytes | None:
     return Objects(place.parent).read(place.name, most=most)
 
@@ -32,6 +37,7 @@ def problem_with_output(place: Place) -> str | None:
 
 
 STORE = Store(
+    has_file=has_file,
     read=read,
     write=write,
     problem_with_output=problem_with_output,
