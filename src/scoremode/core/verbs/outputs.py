@@ -55,9 +55,7 @@ class Output:
     @property
     def where(self) -> Path | str:
         """The location of the file: a path, or the URI as text."""
-        if self.place is not None:
-            return str(self.place)
-        return self.path if is_uri(self.name) else Path(self.name)
+        return Path(self.name) if self.place is None else str(self.place)
 
     @property
     def exists(self) -> bool:
@@ -278,9 +276,7 @@ def _check_folder(folder: Path, text: str, fix: str, *, made_later: bool) -> Non
 def _is_ours(folder: Path) -> bool:
     """Is the folder a run or a reference, finished or not? A lone scores.parquet may come from another program."""
     manifest = folder / MANIFEST
-    if (folder / JOURNAL).exists() or (manifest.exists() and (folder / SCORES).exists()):
-        return True
-    if is_reference(folder):
+    if (folder / JOURNAL).exists() or (manifest.exists() and (folder / SCORES).exists()) or is_reference(folder):
         return True
     try:
         return isinstance(read_object(manifest).get("identity"), dict)
