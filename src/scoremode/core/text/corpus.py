@@ -28,6 +28,8 @@ from typing import Any, Literal, cast
 
 from scoremode.core import entry_points
 from scoremode.core.arguments import path_text, require_text, whole_number
+from scoremode.core.disk.stores import store_of
+from scoremode.core.disk.uri import Place, is_uri, located, require_path
 from scoremode.core.entry_points import Plugins
 from scoremode.core.text.files import (
     PIECE,
@@ -45,9 +47,7 @@ from scoremode.core.text.files import (
     unchanged,
 )
 from scoremode.core.text.hub import hub_dataset, require_datasets, wikitext2_from_hub
-from scoremode.errors import CorpusError, OptionError
-from scoremode.remote.storage.copies import local_files
-from scoremode.remote.storage.uri import is_uri, require_path
+from scoremode.errors import CorpusError, InputError, OptionError, StorageError
 from scoremode.studies.rollouts.answers import KnownAnswers, check_answers, read_answers
 from scoremode.studies.rollouts.texts import Rollouts, require_folder
 
@@ -261,10 +261,10 @@ def expanded(spec: str) -> list[str]:
     A folder gives the files in it and its subfolders that end in one of TEXTS; a pattern gives all files that match.
     """
     if is_uri(spec):
-        files = local_files(spec, TEXTS)
+        files = _local_texts(spec)
         return [path for file in files for path in expanded(file)] if spec.startswith("file:") else files
     if spec.startswith("wikitext2:") and is_uri(spec.removeprefix("wikitext2:")):
-        return [f"wikitext2:{path}" for path in local_files(spec.removeprefix("wikitext2:"), TEXTS)]
+        return [f"wikitext2:{path}" for path in _local_texts(spec.removeprefix("wikitext2:"))]
     if spec == "-" or spec in corpora().found or spec.startswith("wikitext2:"):
         return [spec]
     require_path(spec)
@@ -279,6 +279,15 @@ def expanded(spec: str) -> list[str]:
     if not found:
         raise CorpusError(what, fix=fix)
     return sorted(map(str, found))
+
+
+def _local_texts(uri: str) -> list[str]:
+    """The path that a file:// URI names; of other URIs, paths of copies of the texts."""
+    try:
+        where = located(uri)
+        return list(map(str, store_of(where).copies_of_texts(where, TEXTS) if isinstance(where, Place) else [where]))
+    except (InputError, StorageError) as error:
+        raise CorpusError(error.message, fix=error.fix) from None
 
 
 def _visible_texts(folder: str) -> list[Path]:

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 
 from scoremode.core.disk.folders import REFERENCE
+from scoremode.core.disk.stores import is_there
+from scoremode.core.disk.uri import Place, is_uri, located
 from scoremode.core.engine.base import Want, only_one_way
 from scoremode.core.engine.baseline import LiveBaseline, live_baseline, noise_facts, noise_floor
 from scoremode.core.engine.registry import require, require_path
 from scoremode.core.plan.comparable import ComparableFacts, difference, first_difference, require_comparable
-from scoremode.core.references.reader import Reference
+from scoremode.core.references.reader import Reference, open_reference
 from scoremode.core.scores.answers import check_answers
 from scoremode.core.statistics.comparison import Comparison, Comparisons, needs_whole_divergence
 from scoremode.core.store import runs
@@ -56,8 +58,6 @@ from scoremode.core.verbs.sides import (
 from scoremode.errors import CandidatesError, InputError, ScoremodeError
 from scoremode.remote.ray.engine import require_alone
 from scoremode.remote.ray.ray_cluster import Cluster
-from scoremode.remote.storage.open_copies import is_there, open_reference
-from scoremode.remote.storage.uri import Place, is_uri, located
 from scoremode.studies.kld.comparing import against_file, require_models, require_no_question
 from scoremode.studies.kld.file import is_kld
 from scoremode.studies.paths.cache_types import sides_in_types

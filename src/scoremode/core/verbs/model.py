@@ -15,6 +15,8 @@ from typing import Any
 from scoremode.core.arguments import path_text
 from scoremode.core.cache.units import size_words
 from scoremode.core.disk.folders import entry_folder
+from scoremode.core.disk.stores import store_of
+from scoremode.core.disk.uri import Place, located, may_be_stored, shown
 from scoremode.core.engine import registry
 from scoremode.core.engine.base import Engine, EngineFacts
 from scoremode.core.engine.options import Options
@@ -30,8 +32,6 @@ from scoremode.errors import ModelError, OptionError, print_line
 from scoremode.remote.ray.engine import ReplicatedEngine, check_spread
 from scoremode.remote.ray.ray_cluster import require_ray
 from scoremode.remote.ray.spread import Spread, read_spread
-from scoremode.remote.storage.runs import RemoteClaim
-from scoremode.remote.storage.uri import Place, located, may_be_stored, shown
 from scoremode.studies.attribution.engines.replicated_swapper import ReplicatedSwapper
 from scoremode.studies.attribution.layer_states import LayerStates
 from scoremode.studies.attribution.swapping import Swapper
@@ -360,7 +360,7 @@ class LazyModel:
                 return
             folder = located(out) if out is not None else entry_folder(kind, identity)
             if isinstance(folder, Place):
-                yield stack.enter_context(RemoteClaim(folder, identity, fresh=fresh, kind=kind))
+                yield stack.enter_context(store_of(folder).claim(folder, identity, fresh=fresh, kind=kind))
             else:
                 yield stack.enter_context(runs.Claim(folder, identity, fresh=fresh, waits=out is None))
 

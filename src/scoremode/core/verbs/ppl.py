@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
+from scoremode.core.disk.uri import Place
 from scoremode.core.engine.base import Engine
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.arguments import AllArguments, spelled_out, split_arguments
@@ -15,7 +16,6 @@ from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel
 from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.progress_display import shows_progress
 from scoremode.core.verbs.scoring import score_run
-from scoremode.remote.storage.uri import Place
 
 
 @spelled_out(AllArguments)

@@ -16,12 +16,14 @@ import numpy as np
 
 from scoremode.core.cache.units import size_words
 from scoremode.core.disk.files import written_atomically
+from scoremode.core.disk.uri import Place
 from scoremode.core.engine.base import Engine, Want
 from scoremode.core.engine.baseline import StoredBaseline, noise_facts, noise_floor, states_dtype, states_in
 from scoremode.core.engine.registry import require
 from scoremode.core.plan.path import DECODE
 from scoremode.core.plan.plan import Plan
 from scoremode.core.references.format import RAW_DTYPES
+from scoremode.core.references.reader import open_reference
 from scoremode.core.references.writer import StatesWriter
 from scoremode.core.scores.answers import FAULT
 from scoremode.core.store import runs
@@ -35,8 +37,6 @@ from scoremode.core.verbs.progress_display import shows_progress
 from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.scoring import UnfinishedRun
 from scoremode.errors import EngineError, InputError, MethodError, OptionError, RunError, print_line
-from scoremode.remote.storage.open_copies import open_reference
-from scoremode.remote.storage.uri import Place
 from scoremode.studies.kld.file import MAGIC, KldLayout, KldWriter
 from scoremode.studies.rollouts.texts import Rollouts
 from scoremode.values import Ids

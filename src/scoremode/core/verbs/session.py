@@ -9,6 +9,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from scoremode.core.disk.uri import located
 from scoremode.core.engine.base import Engine
 from scoremode.core.engine.plugin import Work
 from scoremode.core.statistics.comparison import Comparison
@@ -33,7 +34,6 @@ from scoremode.core.verbs.reference import reference_of
 from scoremode.core.verbs.scoring import Continuation, check_fits, likelihoods
 from scoremode.core.verbs.sides import Folders
 from scoremode.errors import InputError, OptionError
-from scoremode.remote.storage.uri import located
 from scoremode.studies.paths.noise import Noise, noise_of, prepare_settings, split_feeding
 from scoremode.values import Floats, Ids
 

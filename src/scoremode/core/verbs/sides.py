@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from scoremode.core.disk.uri import Place, may_be_stored, name_in
 from scoremode.core.engine.base import Want
 from scoremode.core.engine.baseline import FileBaseline, StoredBaseline
 from scoremode.core.engine.plugin import EnginePlugin
@@ -29,7 +30,6 @@ from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.scoring import UnfinishedRun
 from scoremode.errors import InputError, ModelError
 from scoremode.remote.ray.spread import Room, Spread, read_spread, room_for
-from scoremode.remote.storage.uri import Place, may_be_stored, name_in
 from scoremode.studies.kld.file import KldFile, is_kld, least_divergence
 
 KEPT = ("bits_per_weight", "model_format", "sizes", "engine", "rerun", "promise")  # of a candidate's manifest

@@ -21,18 +21,17 @@ from scoremode import __version__
 from scoremode.core.disk.files import remembered_sha256
 from scoremode.core.disk.folders import cache_folder
 from scoremode.core.disk.manifests import without_secrets
+from scoremode.core.disk.uri import Place
 from scoremode.core.engine.base import Baseline, Engine, EngineFacts, NoiseFloor, StoredHead, Want, WholeDistributions
 from scoremode.core.engine.baseline import FileBaseline, HeldBaseline, StoredBaseline
 from scoremode.core.engine.plugin import EnginePlugin, Work
 from scoremode.core.engine.registry import Chosen, choose, open_engine
 from scoremode.core.installation import installed_versions
 from scoremode.core.plan.plan import Plan
-from scoremode.core.references.reader import Reference
+from scoremode.core.references.reader import Reference, open_reference
 from scoremode.core.scores.answers import Window, WindowSource, check_shapes
 from scoremode.core.scores.packing import AnswerPacker, PackedAnswers, PackedWindows
 from scoremode.errors import EngineError, RunError, ScoremodeError
-from scoremode.remote.storage.open_copies import open_reference
-from scoremode.remote.storage.uri import Place
 from scoremode.studies.attribution.swapping import Swap, SwapColumns, SwapFacts, Swapper
 from scoremode.studies.attribution.weights import candidate_fingerprint
 from scoremode.studies.kld.file import KldFile

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 
 from scoremode.core.disk.folders import entry_folder
+from scoremode.core.disk.uri import Place, located
 from scoremode.core.engine.plugin import Work
 from scoremode.core.plan.path import DECODE
 from scoremode.core.statistics.cells import Cells, Damage, PlanCells
@@ -28,7 +29,6 @@ from scoremode.core.verbs.run_contents import describe_engine
 from scoremode.core.verbs.scoring import check_fits
 from scoremode.core.verbs.sides import CompareRequest, assign_engines, short
 from scoremode.errors import InputError, OptionError, RunError, did_you_mean, print_line
-from scoremode.remote.storage.uri import Place, located
 from scoremode.studies.attribution.folder import AGAIN, AttributionFolder
 from scoremode.studies.attribution.recipe import Budget, Choices, make_recipe, restored_recipe, write_tools
 from scoremode.studies.attribution.recipe_statistics import Uniform

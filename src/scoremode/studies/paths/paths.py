@@ -14,10 +14,12 @@ from typing import Any, Unpack
 
 from scoremode.core.arguments import whole_number
 from scoremode.core.cache.units import size_words
+from scoremode.core.disk.uri import located
 from scoremode.core.engine.base import Baseline, Engine, Want, WholeDistributions, only_one_way
 from scoremode.core.engine.baseline import StoredBaseline, noise_facts
 from scoremode.core.engine.registry import require_path
 from scoremode.core.plan.path import CACHE_HIT, CHUNK_TOKENS, CHUNKED, DECODE
+from scoremode.core.references.reader import open_reference
 from scoremode.core.statistics.comparison import Comparison, Comparisons
 from scoremode.core.store.run import Run
 from scoremode.core.text.memory import available
@@ -32,8 +34,6 @@ from scoremode.core.verbs.reference import reference_of
 from scoremode.core.verbs.scoring import UnfinishedRun
 from scoremode.core.verbs.sides import NOISE, Folders, as_comparison, compared_with
 from scoremode.errors import EngineError, OptionError, did_you_mean
-from scoremode.remote.storage.open_copies import open_reference
-from scoremode.remote.storage.uri import located
 from scoremode.studies.paths.rerun import NOT_RERUN, kept_promise, rerun
 from scoremode.values import change
 

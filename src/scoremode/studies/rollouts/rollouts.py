@@ -16,6 +16,7 @@ import numpy as np
 
 from scoremode import __version__
 from scoremode.core.arguments import whole_number
+from scoremode.core.disk.uri import Place, located
 from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import all_options, require
 from scoremode.core.plan.path import DECODE, DecodePath, read_path
@@ -28,7 +29,6 @@ from scoremode.core.verbs.question import identify
 from scoremode.core.verbs.run_contents import describe_engine, describe_model
 from scoremode.errors import EngineError, OptionError, UnknownArgumentError, did_you_mean
 from scoremode.remote.ray.spread import SPREAD
-from scoremode.remote.storage.uri import Place, located
 from scoremode.studies.rollouts.folder import RolloutsFolder
 from scoremode.studies.rollouts.prompts import GivenPrompts, Prompts, encoded, read_prompts
 from scoremode.studies.rollouts.texts import FINISHES, Rollouts, WrittenText, prompts_digest, tokens_digest

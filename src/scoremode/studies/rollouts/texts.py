@@ -25,9 +25,9 @@ from scoremode.core.arguments import path_text
 from scoremode.core.disk.files import file_sha256
 from scoremode.core.disk.folders import PARTIAL_TEXTS, ROLLOUTS, TEXTS
 from scoremode.core.disk.manifests import Count, Sha256, Text, Whole, is_sealed, unusable_field
+from scoremode.core.disk.uri import is_uri
 from scoremode.core.strict_json import read_object
 from scoremode.errors import RunError
-from scoremode.remote.storage.uri import is_uri
 from scoremode.values import Floats, Ids, Ints, frozen
 
 if TYPE_CHECKING:
