@@ -18,6 +18,6 @@ WING = Wing(
     },
     abilities={
         ("generates", "transformers"): f"{HERE}.engines.transformers_generator:open_generator",
-        ("generates", "vllm"): f"{HERE}.engines.vllm_generator:open_generator",
+        ("generates", "vllm"): f"{HERE}.engines.vllm_generator:VllmGenerator",
     },
 )

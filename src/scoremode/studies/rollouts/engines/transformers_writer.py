@@ -39,10 +39,8 @@ from scoremode.values import Bools
 def open_writer(
     plugin: TransformersPlugin, subject: Subject, options: TransformersOptions, work: Work, rules: DrawingRules
 ) -> TransformersWriter:
-    assert subject.checkpoint is not None
-    facts = subject.checkpoint
-    ends = end_tokens(facts.path, facts.config, subject.tokenizer.facts.eos)
-    return TransformersWriter(plugin.open(subject, options, replace(work, path=work.path or DecodePath())), ends, rules)
+    engine = plugin.open(subject, options, replace(work, path=work.path or DecodePath()))
+    return TransformersWriter(engine, end_tokens(subject), rules)
 
 
 class TransformersWriter(Writer):

@@ -40,9 +40,7 @@ def open_writer(
     plugin: VllmPlugin, subject: Subject, options: VllmOptions, work: Work, rules: DrawingRules
 ) -> VllmWriter:
     assert subject.checkpoint is not None
-    facts = subject.checkpoint
-    ends = end_tokens(facts.path, facts.config, subject.tokenizer.facts.eos)
-    return VllmWriter(facts, options, work, rules, ends)
+    return VllmWriter(subject.checkpoint, options, work, rules, end_tokens(subject))
 
 
 class VllmWriter(Writer):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,20 +18,16 @@ from scoremode.studies.tasks.generation import Generator, Sampling
 from scoremode.values import Ids
 
 
-def open_generator(plugin: VllmPlugin, subject: Subject, options: VllmOptions, work: Work) -> VllmGenerator:
-    assert subject.checkpoint is not None
-    return VllmGenerator(subject.checkpoint.path, options, work)
-
-
 class VllmGenerator(Generator):
     """Generates text with stock vLLM, which is opened only for this and closed before anything is scored again."""
 
-    def __init__(self, folder: Path, options: VllmOptions, work: Work) -> None:
+    def __init__(self, plugin: VllmPlugin, subject: Subject, options: VllmOptions, work: Work) -> None:
+        assert subject.checkpoint is not None
         given = LaunchArguments.of(options, work)
         support.check_version(support.installed_version(), given.allow_untested)
         self.log = VllmLog()
         self.llm: Any
-        self.llm, self._processes = start(str(folder), given.arguments(), self.log)
+        self.llm, self._processes = start(str(subject.checkpoint.path), given.arguments(), self.log)
 
     def generate(self, prompts: Sequence[Ids], sampling: Sampling) -> Iterator[tuple[int, Ids]]:
         from vllm import SamplingParams
