@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from scoremode.core.engine.base import SCORES, Engine, Want
-from scoremode.core.engine.plugin import EVERYTHING, Capabilities, EnginePlugin, Work
+from scoremode.core.engine.plugin import Capabilities, EnginePlugin, Work
 from scoremode.core.models.subject import Subject
 from scoremode.core.scores.answers import Answers, WindowList, WindowSource
 from scoremode.core.text.tokenizer import ByteTokenizer
@@ -78,7 +78,7 @@ class PacedPlugin(EnginePlugin):
     contract = 1
     name = "paced"
     summary = "a table that takes its time"
-    capabilities: ClassVar[Capabilities] = EVERYTHING
+    capabilities: ClassVar[Capabilities] = Capabilities.all()
 
     def claims(self, model: str) -> bool:
         return model.startswith(PREFIX)

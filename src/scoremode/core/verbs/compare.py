@@ -38,7 +38,7 @@ from scoremode.core.verbs.candidate_names import expand_candidates
 from scoremode.core.verbs.candidates import score_in_turn, score_together, slots_and_shares
 from scoremode.core.verbs.finished_runs import of_runs
 from scoremode.core.verbs.memory import is_by_logits, require_both_fit, require_by_logits
-from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, Side, is_loaded, loaded_sides
+from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, Side, is_loaded, loaded_sides, outliving
 from scoremode.core.verbs.ppl import ppl_of
 from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.progress_display import shows_progress
@@ -413,7 +413,7 @@ def lockstep(
         elif run_p is None:
             engine = baseline.engine_for(asked_p, folders.progress)
             run_p = score_run(asked_p, engine, claim_p, folders.progress)
-        run_p, run_q = baseline.outliving(run_p, folders.out), candidate.outliving(run_q, folders.out)
+        run_p, run_q = outliving(baseline, run_p, folders.out), outliving(candidate, run_q, folders.out)
     return as_comparison(name_of(candidate), run_p, run_q, run_q.divergences)
 
 

@@ -92,7 +92,7 @@ def reference_of(
         if out is None:
             return _write_kld(model, question, output, fresh=fresh, progress=progress)
     require(model.plugin, "hidden_states", "give the hidden states that a reference keeps")
-    if not model.is_kept(out):
+    if out is None and model.is_given:
         raise InputError("a reference of a model in memory needs a folder", fix='give one, as in out="ref/"')
     asked = model.ask(question, progress)
     with model.claimed(asked, out, fresh=fresh, kind="references", keeps="states") as claim:

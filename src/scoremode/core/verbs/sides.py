@@ -24,7 +24,7 @@ from scoremode.core.statistics.run import all_metrics
 from scoremode.core.statistics.slices import metrics_by_slice
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
-from scoremode.core.verbs.model import GivenTokenizer, LazyModel
+from scoremode.core.verbs.model import GivenTokenizer, LazyModel, outliving
 from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.scoring import UnfinishedRun
@@ -211,7 +211,7 @@ def run_against(
             with UnfinishedRun(asked, engine, claim, folders.progress, with_kl=True, least_kl=least) as run:
                 run.score(Want(against=baseline))
                 run_q = run.save(run.manifest() | compared_with(run_p, noise, model))
-            run_q = model.outliving(run_q, out)
+            run_q = outliving(model, run_q, out)
     return run_q
 
 

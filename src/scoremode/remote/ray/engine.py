@@ -33,7 +33,7 @@ def check_spread(chosen: Chosen, spread: Spread) -> Chosen:
         raise OptionError(f"the {chosen.plugin.name} engine cannot run as replicas", fix="leave --replicas out")
     require_ray()
     room_for(spread, chosen.plugin, chosen.options)
-    return replace(chosen, options=chosen.plugin.as_replica(chosen.options))
+    return replace(chosen, options=chosen.plugin.placement(chosen.options).replica_options or chosen.options)
 
 
 def require_alone(spread: Spread | None) -> None:

@@ -25,7 +25,7 @@ from scoremode.core.disk.uri import Place
 from scoremode.core.engine.base import Baseline, Engine, EngineFacts, NoiseFloor, StoredHead, Want, WholeDistributions
 from scoremode.core.engine.baseline import FileBaseline, HeldBaseline, StoredBaseline
 from scoremode.core.engine.plugin import EnginePlugin, Work
-from scoremode.core.engine.registry import Chosen, choose, open_engine
+from scoremode.core.engine.registry import Chosen, choose, open_engine, open_for
 from scoremode.core.installation import installed_versions
 from scoremode.core.plan.plan import Plan
 from scoremode.core.references.reader import Reference, open_reference
@@ -186,7 +186,7 @@ class ReplicaSpec:
     ) -> ReplicaSpec:
         return ReplicaSpec(
             model=chosen.subject.name,
-            engine=chosen.plugin.called,
+            engine=chosen.plugin.address or chosen.plugin.name,
             options=chosen.options.given(),
             tokenizer=tokenizer,
             work=work,
@@ -337,12 +337,11 @@ class Replica:
         chosen = choose(spec.model, spec.engine, spec.options, spec.tokenizer)
         spec.require_same(chosen)
         writes, swaps, longest = None, None, None
-        plugin, opening = chosen.plugin, (chosen.subject, chosen.options, spec.work)
         if spec.rules is not None:
-            self._writer = writer = plugin.open_writer(*opening, spec.rules)
+            self._writer = writer = open_for(chosen, "writes", spec.work, spec.rules)
             facts, writes = writer.facts, WriterFacts(writer.ends, writer.size, writer.missing)
         elif spec.candidates is not None:
-            self._swapper = plugin.open_swapper(*opening, tuple(spec.candidates))
+            self._swapper = open_for(chosen, "swaps", spec.work, tuple(spec.candidates))
             facts, swaps = self._swapper.engine_facts(), self._swapper.facts
         else:
             self._engine = open_engine(chosen, spec.work)

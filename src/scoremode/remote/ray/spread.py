@@ -109,8 +109,9 @@ def _amount(flag: str, value: Any, least: float) -> float | None:
 
 def room_for(spread: Spread, plugin: EnginePlugin, options: Options) -> Room:
     """Returns the resources of one replica; refuses impossible ones before Ray is started."""
-    ranks = plugin.ranks(options)
-    own = (1.0 if plugin.on_gpus(options) else 0.0) * ranks
+    placement = plugin.placement(options)
+    ranks = placement.ranks
+    own = (1.0 if placement.on_gpus else 0.0) * ranks
     gpus = own if spread.gpus_per_replica is None else spread.gpus_per_replica
     if ranks > 1 and gpus not in (0.0, float(ranks)):
         raise OptionError(
@@ -118,4 +119,4 @@ def room_for(spread: Spread, plugin: EnginePlugin, options: Options) -> Room:
             fix=f"give --gpus-per-replica {ranks}, or leave it out",
         )
     cpus = float(ranks) if spread.cpus_per_replica is None else spread.cpus_per_replica
-    return Room(ranks, gpus / ranks, cpus / ranks, plugin.over_nodes(options))
+    return Room(ranks, gpus / ranks, cpus / ranks, placement.over_nodes)

@@ -18,7 +18,7 @@ from scoremode import __version__
 from scoremode.core.arguments import whole_number
 from scoremode.core.disk.uri import Place, located
 from scoremode.core.engine.plugin import Work
-from scoremode.core.engine.registry import all_options, require
+from scoremode.core.engine.registry import all_options, open_for, require
 from scoremode.core.plan.path import DECODE, DecodePath, read_path
 from scoremode.core.scores.answers import FAULT
 from scoremode.core.verbs.arguments import ModelArguments, spelled_out
@@ -29,6 +29,7 @@ from scoremode.core.verbs.question import identify
 from scoremode.core.verbs.run_contents import describe_engine, describe_model
 from scoremode.errors import EngineError, OptionError, UnknownArgumentError, did_you_mean
 from scoremode.remote.ray.spread import SPREAD
+from scoremode.studies.rollouts.engines.replicated_writer import ReplicatedWriter
 from scoremode.studies.rollouts.folder import RolloutsFolder
 from scoremode.studies.rollouts.prompts import GivenPrompts, Prompts, encoded, read_prompts
 from scoremode.studies.rollouts.texts import FINISHES, Rollouts, WrittenText, prompts_digest, tokens_digest
@@ -213,9 +214,18 @@ def _written(
         if found is None:
             announce(progress, f"loading {lazy.subject.name} with {lazy.engine_name}")
             work = Work(task.longest, shares_prompts=task.numbers.samples > 1, path=task.path)
-            writer = stack.enter_context(closing(lazy.open_writer(work, task.rules, progress)))
+            writer = stack.enter_context(closing(_open_writer(lazy, work, task.rules, progress)))
             found = _write(writer, lazy, task, claim, progress)
         return found if out is not None else replace(found, path=None)
+
+
+def _open_writer(lazy: LazyModel, work: Work, rules: DrawingRules, progress: Progress | None) -> Writer:
+    """Opens a model to write texts (the ability "writes"), on replicas if these were asked for."""
+    if lazy.spread is None:
+        writer: Writer = open_for(lazy.chosen, "writes", work, rules)
+        return writer
+    say, tell = (getattr(progress, name, None) for name in ("say", "detail"))
+    return ReplicatedWriter(lazy.chosen, work, lazy.spread, rules, lazy.tokenizer, tell=tell, say=say)
 
 
 def _write(

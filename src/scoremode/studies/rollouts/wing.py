@@ -17,4 +17,8 @@ WING = Wing(
         "score one model": {"rollouts": f"{HERE}.command:RolloutsVerb"},
         "compare models": {"mismatch": f"{HERE}.mismatch_command:MismatchVerb"},
     },
+    abilities={
+        ("writes", engine): f"{HERE}.engines.{engine}_writer:open_writer"
+        for engine in ("llamacpp", "server", "table", "transformers", "vllm")
+    },
 )
