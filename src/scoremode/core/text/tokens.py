@@ -16,7 +16,7 @@ import numpy as np
 
 from scoremode.core.text.corpus import Corpus
 from scoremode.core.text.documents import Document, RereadDocuments, WordCounter, white_space
-from scoremode.core.text.long_text import EncodedWindow, LongTextEncoder, Sizes
+from scoremode.core.text.long_text import EncodedPart, encode_parts
 from scoremode.core.text.slices import SliceRule, Slicing, written_slices
 from scoremode.core.text.tokenizer import Encoding, TextTokenizer, TokenizerFacts
 from scoremode.errors import ModelError, OptionError
@@ -31,7 +31,8 @@ LONE = (0xDC80, 0xDCFF)  # code points that stand for bytes which are not UTF-8
 class Tokens:
     """Documents as one stream of ids; document d is ``ids[doc_starts[d]:doc_starts[d + 1]]``.
 
-    The columns of a long text lie on disk, in smaller types of numbers than those named here: convert what you take.
+    The columns of a long text lie on disk, perhaps in smaller types of numbers than those named here (an earlier
+    version wrote them): convert what you take.
     """
 
     ids: Ids  # (n,)
@@ -102,10 +103,8 @@ class DocumentIndex:
 class TokenStream:
     """The tokens of documents, in blocks that are made as they are asked for. Each pass reads the documents again."""
 
-    def __init__(
-        self, documents: Iterable[Document], tokenizer: TextTokenizer, *, special: bool, sizes: Sizes | None = None
-    ) -> None:
-        self.documents, self.tokenizer, self.special, self.sizes = documents, tokenizer, special, sizes
+    def __init__(self, documents: Iterable[Document], tokenizer: TextTokenizer, *, special: bool) -> None:
+        self.documents, self.tokenizer, self.special = documents, tokenizer, special
         self._index: DocumentIndex | None = None
 
     @property
@@ -115,31 +114,37 @@ class TokenStream:
         return self._index
 
     def __iter__(self) -> Iterator[TokenBlock]:
-        encoder, reading = LongTextEncoder(self.tokenizer, special=self.special, sizes=self.sizes), deque[Document]()
+        reading = deque[Document]()
 
         def texts() -> Iterator[Document]:
             for document in self.documents:
-                reading.append(document)  # the encoder reads ahead
+                reading.append(document)  # several are read before the first is encoded
                 yield document
 
         doc_starts, doc_bytes, doc_words, joined_at = array("q", [0]), array("q"), array("q"), array("q")
         slicing: Slicing | None = None
-        for parts in encoder.encode(texts()):
-            reader = _BlockReader(reading[0], doc_starts[-1])
-            yield from (reader.block(part) for part in parts if len(part.ids))
+        reader: _BlockReader | None = None
+        for part in encode_parts(texts(), self.tokenizer, special=self.special):
+            reader = reader or _BlockReader(reading[0], doc_starts[-1])
+            if len(part.ids):
+                yield reader.block(part)
+            else:
+                reader.unowned += part.text
+            if not part.is_last:
+                continue
             document = reading.popleft()
             doc_starts.append(reader.count)
             doc_bytes.append(document.source_bytes)
             doc_words.append(document.source_words)
             joined_at.extend(reader.joined_at())
-            slicing = document.slices.slicing if document.slices else None
+            slicing, reader = document.slices.slicing if document.slices else None, None
         self._index = DocumentIndex(
             doc_starts=np.array(doc_starts, np.int64),
             doc_bytes=np.array(doc_bytes, np.int64),
             doc_words=np.array(doc_words, np.int64),
             joined_at=np.unique(np.array(joined_at, np.int64)) if joined_at else None,
             slice_names=slicing.names if slicing else (),
-            notes=(*encoder.notes, *(slicing.finish() if slicing else ())),
+            notes=slicing.finish() if slicing else (),
         )
 
     def in_memory(self) -> Tokens:
@@ -165,11 +170,13 @@ class _BlockReader:
     def __init__(self, document: Document, count: int) -> None:
         self.document, self.count = document, count  # count: tokens of all documents so far
         self._at, self._after_space = 0, True  # characters that are owned; is the last of them white space?
+        self.unowned = ""  # characters after the last token of a part: the next token owns them
         self._joined, self._resolved = array("q"), 0  # tokens at which texts begin; positions that are tokens already
 
-    def block(self, part: EncodedWindow) -> TokenBlock:
-        ends, slices = part.ends, self.document.slices
-        owned = part.text[: int(ends[-1])]
+    def block(self, part: EncodedPart) -> TokenBlock:
+        slices, text = self.document.slices, self.unowned + part.text
+        ends = np.where(part.ends > 0, part.ends + len(self.unowned), 0)
+        owned, self.unowned = text[: int(ends[-1])], text[int(ends[-1]) :]
         starts = np.concatenate([[0], ends[:-1]]) + self._at
         made = TokenBlock(
             ids=part.ids,
@@ -198,10 +205,8 @@ class _BlockReader:
         return self._joined
 
 
-def tokenize(
-    documents: Iterable[Document], tokenizer: TextTokenizer, *, special: bool, sizes: Sizes | None = None
-) -> Tokens:
-    return TokenStream(documents, tokenizer, special=special, sizes=sizes).in_memory()
+def tokenize(documents: Iterable[Document], tokenizer: TextTokenizer, *, special: bool) -> Tokens:
+    return TokenStream(documents, tokenizer, special=special).in_memory()
 
 
 def first_tokens(tokens: Tokens, limit: int) -> tuple[Tokens, int]:

@@ -7,8 +7,6 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from scoremode.core.engine import process_guard
-from scoremode.core.engine.process_guard import identity
 from scoremode.core.plan.path import DecodePath
 from scoremode.engines.vllm import plugin, support
 from scoremode.engines.vllm.processes import Processes, VllmLog
@@ -37,7 +35,6 @@ def start(
     If vLLM refuses to start, the error has one line. After an error or an interruption, none of its processes is left.
     """
     processes = Processes()
-    process_guard.hanging.append("vllm")  # at exit, vLLM's sockets may wait for an engine that died
     try:
         with processes.killed_by_signals():
             if options is None:
@@ -54,7 +51,7 @@ def start(
 
 
 def _start_writing(model: str, arguments: dict[str, Any], log: VllmLog) -> Any:
-    marks = {plugin.PARENT: identity(os.getpid()) or ""}
+    marks = {plugin.PARENT: str(os.getpid())}
     stages = arguments.get("pipeline_parallel_size", 1)
     defaults = cpu_defaults(stages * arguments.get("tensor_parallel_size", 1))
     with log.taking_output(), support.environment(marks, QUIET):
@@ -83,7 +80,7 @@ def _is_eager_on_cpu(stages: int) -> bool:
 def _start_scoring(
     model: str, arguments: dict[str, Any], log: VllmLog, options: LaunchArguments, tokenizer: bool
 ) -> Any:
-    marks = {plugin.SWITCH: "1", plugin.PARENT: identity(os.getpid()) or ""}
+    marks = {plugin.SWITCH: "1", plugin.PARENT: str(os.getpid())}
     marks |= support.plugin_filter() | support.copied_to_ray(plugin.SWITCH)
     with log.taking_output(), support.environment(marks, QUIET):
         from vllm import LLM

@@ -17,9 +17,9 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from scoremode.core.engine import process_guard
 from scoremode.core.installation import pip_install
 from scoremode.errors import EngineError, OptionError, one_line
+from scoremode.remote.ray import process_guard
 from scoremode.remote.ray.spread import Room, Spread
 
 START = "start one with ray start --head, or leave --ray out to start Ray on this machine"
