@@ -16,4 +16,5 @@ WING = Wing(
         "Routing": f"{HERE}.routing_statistics",
     },
     verbs={"compare models": {"attribute": f"{HERE}.command:AttributeVerb"}},
+    offers={"page": (f"{HERE}.page:PAGE",)},
 )

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
 
+from scoremode.core import extensions
 from scoremode.errors import InputError
 from scoremode.reports.command import flags
 from scoremode.reports.command.output import progress_bar, show
 from scoremode.reports.command.verb import Verb
 
-PROMPTS: flags.Flags = {
-    "--prompts FILE": '.jsonl rows {"prompt": "…"} or {"messages": […]}, lines of a .txt, or task:NAME: its questions',
-    "--prompt TEXT …": "a prompt given here; may be given again",
-}
-TASKS: flags.Flags = {
-    "--limit N": "only the first N questions of each task",
-    "--num-fewshot N": "examples before a question (default: what the task says)",
-    "--include-path DIR …": "YAML files of your own tasks; their code is run",
-    "--apply-chat-template": "ask a task's questions as messages of a user",
-}
-TASK = "task:"  # before names of tasks
+if TYPE_CHECKING:
+    from scoremode.core.text.prompts import Prompts, PromptSource
+
+FILES = '.jsonl rows {"prompt": "…"} or {"messages": […]}, lines of a .txt'
 WRITING: flags.Flags = {
     "--samples N": "texts for each prompt (default: 1)",
     "--max-tokens N": "most tokens of a text (default: 256)",
@@ -47,7 +44,12 @@ class RolloutsVerb(Verb):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         flags.add(parser, flags.MODEL)
-        flags.add(parser.add_argument_group("prompts"), {**PROMPTS, **TASKS})
+        sources = _sources()
+        about = ", or ".join([FILES, *(source.about for source in sources)])
+        prompts = {"--prompts FILE": about, "--prompt TEXT …": "a prompt given here; may be given again"}
+        group = parser.add_argument_group("prompts")
+        for each in (prompts, *(source.flags for source in sources)):
+            flags.add(group, each)
         texts = parser.add_argument_group("texts")
         flags.add(texts, WRITING)
         flags.add(texts, DRAWING, type=flags.amount)
@@ -61,9 +63,7 @@ class RolloutsVerb(Verb):
         flags.add(parser, flags.JSON)
 
     def instead(self, flag: str) -> str | None:
-        from scoremode.studies.tasks.prompts import LOCAL
-
-        return LOCAL if flag == "--task-data" else None
+        return next((source.former[flag] for source in _sources() if flag in source.former), None)
 
     def run(self, parsed: argparse.Namespace) -> None:
         from scoremode.studies.rollouts.rollouts import rollouts
@@ -72,26 +72,15 @@ class RolloutsVerb(Verb):
         if (parsed.prompts is None) == (not parsed.prompt):
             what = "--prompts and --prompt were given together" if parsed.prompt else "no prompt was given"
             raise InputError(what, fix="give --prompts FILE, or --prompt TEXT")
-        each = {flag: getattr(parsed, _name(flag)) for flag in TASKS}
-        of_tasks = {flag: value for flag, value in each.items() if value is not None and value is not False}
-        is_task = parsed.prompts is not None and parsed.prompts.startswith(TASK)
-        if of_tasks and not is_task:
-            what = f"{next(iter(of_tasks)).split()[0]} is about tasks"
-            raise InputError(what, fix=f"give --prompts {TASK}NAME, or leave it out")
+        read = _named_prompts(parsed)
         if parsed.out is None:
             raise InputError("the texts have no place to go", fix="give --out DIR")
         numbers = ("samples", "temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "sequences")
         given = {name: value for name in numbers if (value := getattr(parsed, name)) is not None}
         with progress_bar("writing") as progress:
-            prompts = parsed.prompts or parsed.prompt
-            if is_task:
-                from scoremode.studies.tasks.prompts import task_prompts
-
-                known = {_name(flag): value for flag, value in of_tasks.items()}
-                prompts = task_prompts(parsed.prompts.removeprefix(TASK), progress=progress, **known)
             found = rollouts(
                 parsed.model,
-                prompts,
+                read(progress=progress) if read else parsed.prompts or parsed.prompt,
                 out=parsed.out,
                 fresh=parsed.fresh,
                 progress=progress,
@@ -99,6 +88,25 @@ class RolloutsVerb(Verb):
                 **flags.model_arguments(parsed),
             )
         show(parsed, lambda: found.manifest, lambda: rollouts_table(found, parsed.out))
+
+
+def _sources() -> list[PromptSource]:
+    return extensions.offered("prompts")
+
+
+def _named_prompts(parsed: argparse.Namespace) -> Callable[..., Prompts] | None:
+    """What reads prompts whose name has the prefix of a source; None for a file. Flags of other sources are refused."""
+    found = None
+    for source in _sources():
+        each = {flag: getattr(parsed, _name(flag)) for flag in source.flags}
+        given = {flag: value for flag, value in each.items() if value is not None and value is not False}
+        if (parsed.prompts or "").startswith(source.prefix):
+            known = {_name(flag): value for flag, value in given.items()}
+            found = partial(source.read, parsed.prompts.removeprefix(source.prefix), **known)
+        elif given:
+            what = f"{next(iter(given)).split()[0]} is about {source.subject}"
+            raise InputError(what, fix=f"give --prompts {source.prefix}NAME, or leave it out")
+    return found
 
 
 def _name(flag: str) -> str:

@@ -17,4 +17,5 @@ WING = Wing(
         "score one model": {"rollouts": f"{HERE}.command:RolloutsVerb"},
         "compare models": {"mismatch": f"{HERE}.mismatch_command:MismatchVerb"},
     },
+    offers={"page": (f"{HERE}.mismatch_page:PAGE",), "part": (f"{HERE}.comparing:PART",)},
 )
