@@ -1,9 +1,9 @@
-"""Prompts: texts and conversations that a model continues."""
+"""Prompts that a model continues, wherever they are from."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,12 +29,11 @@ class Prompts:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptSource:
-    """Prompts by a name with a prefix, as in ``--prompts task:NAME``: a value of the kind "prompts" of wings."""
+class PromptsKind:
+    """Prompts whose names have a prefix, as in ``task:gsm8k``. Wings offer these values as "prompts"."""
 
     prefix: str
-    about: str  # what a name with the prefix means
-    subject: str  # what its flags are about
-    flags: Mapping[str, str]  # as in reports/command/flags.py; arguments of ``read`` have the same names
-    former: Mapping[str, str]  # flags that went away, and what to do instead
-    read: Callable[..., Prompts]  # read(name, progress=…, …)
+    summary: str  # for help
+    read: Callable[..., Prompts]  # of a name without the prefix, with ``progress`` and the values of ``flags``
+    flags: Mapping[str, str] = field(default_factory=dict)  # of commands that take prompts
+    gone: Mapping[str, str] = field(default_factory=dict)  # flags of before, and what to type instead

@@ -14,9 +14,10 @@ from scoremode.reports.command.output import progress_bar, show
 from scoremode.reports.command.verb import Verb
 
 if TYPE_CHECKING:
-    from scoremode.core.text.prompts import Prompts, PromptSource
+    from scoremode.core.text.prompts import Prompts
+    from scoremode.core.verbs.progress import Progress
 
-FILES = '.jsonl rows {"prompt": "…"} or {"messages": […]}, lines of a .txt'
+ROWS = '.jsonl rows {"prompt": "…"} or {"messages": […]}, or lines of a .txt'
 WRITING: flags.Flags = {
     "--samples N": "texts for each prompt (default: 1)",
     "--max-tokens N": "most tokens of a text (default: 256)",
@@ -44,12 +45,11 @@ class RolloutsVerb(Verb):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         flags.add(parser, flags.MODEL)
-        sources = _sources()
-        about = ", or ".join([FILES, *(source.about for source in sources)])
-        prompts = {"--prompts FILE": about, "--prompt TEXT …": "a prompt given here; may be given again"}
-        group = parser.add_argument_group("prompts")
-        for each in (prompts, *(source.flags for source in sources)):
-            flags.add(group, each)
+        prompts, named = parser.add_argument_group("prompts"), extensions.offered("prompts")
+        flags.add(prompts, {"--prompts FILE": "".join([ROWS, *(f"; or {kind.summary}" for kind in named)])})
+        flags.add(prompts, {"--prompt TEXT …": "a prompt given here; may be given again"})
+        for kind in named:
+            flags.add(prompts, kind.flags)
         texts = parser.add_argument_group("texts")
         flags.add(texts, WRITING)
         flags.add(texts, DRAWING, type=flags.amount)
@@ -63,7 +63,7 @@ class RolloutsVerb(Verb):
         flags.add(parser, flags.JSON)
 
     def instead(self, flag: str) -> str | None:
-        return next((source.former[flag] for source in _sources() if flag in source.former), None)
+        return next((kind.gone[flag] for kind in extensions.offered("prompts") if flag in kind.gone), None)
 
     def run(self, parsed: argparse.Namespace) -> None:
         from scoremode.studies.rollouts.rollouts import rollouts
@@ -72,7 +72,7 @@ class RolloutsVerb(Verb):
         if (parsed.prompts is None) == (not parsed.prompt):
             what = "--prompts and --prompt were given together" if parsed.prompt else "no prompt was given"
             raise InputError(what, fix="give --prompts FILE, or --prompt TEXT")
-        read = _named_prompts(parsed)
+        read = _reader(parsed)
         if parsed.out is None:
             raise InputError("the texts have no place to go", fix="give --out DIR")
         numbers = ("samples", "temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "sequences")
@@ -80,7 +80,7 @@ class RolloutsVerb(Verb):
         with progress_bar("writing") as progress:
             found = rollouts(
                 parsed.model,
-                read(progress=progress) if read else parsed.prompts or parsed.prompt,
+                read(progress) if read else parsed.prompts or parsed.prompt,
                 out=parsed.out,
                 fresh=parsed.fresh,
                 progress=progress,
@@ -90,23 +90,19 @@ class RolloutsVerb(Verb):
         show(parsed, lambda: found.manifest, lambda: rollouts_table(found, parsed.out))
 
 
-def _sources() -> list[PromptSource]:
-    return extensions.offered("prompts")
-
-
-def _named_prompts(parsed: argparse.Namespace) -> Callable[..., Prompts] | None:
-    """What reads prompts whose name has the prefix of a source; None for a file. Flags of other sources are refused."""
-    found = None
-    for source in _sources():
-        each = {flag: getattr(parsed, _name(flag)) for flag in source.flags}
+def _reader(parsed: argparse.Namespace) -> Callable[[Progress | None], Prompts] | None:
+    """Returns what reads prompts that are named with a prefix, with their flags; None for a file or texts."""
+    reader = None
+    for kind in extensions.offered("prompts"):
+        each = {flag.split()[0]: getattr(parsed, _name(flag)) for flag in kind.flags}
         given = {flag: value for flag, value in each.items() if value is not None and value is not False}
-        if (parsed.prompts or "").startswith(source.prefix):
-            known = {_name(flag): value for flag, value in given.items()}
-            found = partial(source.read, parsed.prompts.removeprefix(source.prefix), **known)
+        if parsed.prompts is not None and parsed.prompts.startswith(kind.prefix):
+            named = {_name(flag): value for flag, value in given.items()}
+            reader = partial(kind.read, parsed.prompts.removeprefix(kind.prefix), **named)
         elif given:
-            what = f"{next(iter(given)).split()[0]} is about {source.subject}"
-            raise InputError(what, fix=f"give --prompts {source.prefix}NAME, or leave it out")
-    return found
+            what = f"{next(iter(given))} is about {kind.prefix.removesuffix(':')}s"
+            raise InputError(what, fix=f"give --prompts {kind.prefix}NAME, or leave it out")
+    return None if reader is None else lambda progress: reader(progress=progress)
 
 
 def _name(flag: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from scoremode.core.arguments import require_flag, whole_number
 from scoremode.core.installation import pip_install
-from scoremode.core.text.prompts import Prompt, Prompts, PromptSource
+from scoremode.core.text.prompts import Prompt, Prompts, PromptsKind
 from scoremode.core.verbs.progress import Progress, announce
 from scoremode.errors import InputError, OptionError
 
@@ -171,10 +171,15 @@ def _answer(task: Any, instances: Sequence[Any]) -> str | None:
     return str(instances[number].args[1]) if is_known else None
 
 
-FLAGS = {
-    "--limit N": "only the first N questions of each task",
-    "--num-fewshot N": "examples before a question (default: what the task says)",
-    "--include-path DIR …": "YAML files of your own tasks; their code is run",
-    "--apply-chat-template": "ask a task's questions as messages of a user",
-}
-QUESTIONS = PromptSource("task:", "task:NAME: its questions", "tasks", FLAGS, {"--task-data": LOCAL}, task_prompts)
+QUESTIONS = PromptsKind(
+    prefix="task:",
+    summary="task:NAME: its questions",
+    read=task_prompts,
+    flags={
+        "--limit N": "only the first N questions of each task",
+        "--num-fewshot N": "examples before a question (default: what the task says)",
+        "--include-path DIR …": "YAML files of your own tasks; their code is run",
+        "--apply-chat-template": "ask a task's questions as messages of a user",
+    },
+    gone={"--task-data": LOCAL},
+)
