@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from scoremode.core import strict_json
+from scoremode.core import extensions, strict_json
 from scoremode.core.arguments import secret_on_command_line
 from scoremode.core.engine.options import HUB_TOKEN
 from scoremode.errors import OptionError, shortened
@@ -99,7 +99,9 @@ CARDS: Flags = {
     "--model-index": "print the metadata block for the Hugging Face hub",
 }
 COLUMNS: Flags = {"--columns NAME,…": "more statistics in the table, as in overlap,kl_reverse_mean,top5_same"}
-REPORT: Flags = {"--report FILE": "write the HTML report there"}
+PAGE_WRITER = "page-writer"  # the kind of ``write(path, page, flag)``, which writes an HTML page
+HAS_PAGES = any(PAGE_WRITER in wing.offers for wing in extensions.wings())
+REPORT: Flags = {"--report FILE": "write the HTML report there"} if HAS_PAGES else {}
 MODEL: Flags = {
     "model MODEL": "a checkpoint folder, a GGUF file, an EXL3 folder, a name on the Hugging Face hub, smollm2-135m, or "
     "the name that a server has for it (--engine http://HOST:PORT)"

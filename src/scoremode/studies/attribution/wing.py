@@ -22,4 +22,5 @@ WING = Wing(
         ("layer_states", "vllm"): f"{HERE}.engines.vllm_layer_engine:open_layers",
         ("swaps", "transformers"): f"{HERE}.engines.transformers_swapper:open_swapper",
     },
+    offers={"page": (f"{HERE}.page:PAGE",)},
 )

@@ -17,9 +17,10 @@ import numpy as np
 
 from scoremode.core.disk.folders import ROLLOUTS
 from scoremode.core.text.files import check_readable
+from scoremode.core.text.prompts import Prompts
 from scoremode.core.text.tokenizer import TextTokenizer
 from scoremode.errors import CorpusError
-from scoremode.studies.rollouts.prompts import Prompts, encoded, local_file, read_prompts
+from scoremode.studies.rollouts.prompts import encoded, local_file, read_prompts
 from scoremode.studies.rollouts.texts import Rollouts, require_folder, tokens_digest
 from scoremode.values import Ids
 

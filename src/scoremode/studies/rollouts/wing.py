@@ -21,4 +21,5 @@ WING = Wing(
         ("writes", engine): f"{HERE}.engines.{engine}_writer:open_writer"
         for engine in ("llamacpp", "server", "table", "transformers", "vllm")
     },
+    offers={"page": (f"{HERE}.mismatch_page:PAGE",), "part": (f"{HERE}.comparing:PART",)},
 )

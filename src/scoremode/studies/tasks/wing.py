@@ -20,4 +20,5 @@ WING = Wing(
         ("generates", "transformers"): f"{HERE}.engines.transformers_generator:open_generator",
         ("generates", "vllm"): f"{HERE}.engines.vllm_generator:VllmGenerator",
     },
+    offers={"page": (f"{HERE}.page:PAGE",), "prompts": (f"{HERE}.prompts:QUESTIONS",)},
 )
