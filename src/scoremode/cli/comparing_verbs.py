@@ -163,13 +163,12 @@ def _show_comparison(
 
 def _opened_rollouts(parsed: argparse.Namespace) -> Rollouts | None:
     """The rollouts that are compared on, read once for all models; None for another text."""
-    from scoremode.core.text.corpus import WRITTEN
-    from scoremode.studies.rollouts.texts import Rollouts
+    from scoremode.studies.rollouts.texts import PREFIX, Rollouts
 
     named = parsed.corpus or []
-    if len(named) != 1 or not named[0].startswith(WRITTEN):
+    if len(named) != 1 or not named[0].startswith(PREFIX):
         return None
-    return Rollouts.open(named[0].removeprefix(WRITTEN))
+    return Rollouts.open(named[0].removeprefix(PREFIX))
 
 
 def _tell_failed(failed: Mapping[str, ScoremodeError]) -> int:

@@ -20,6 +20,7 @@ from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import all_options, require
 from scoremode.core.plan.path import DECODE, DecodePath, read_path
 from scoremode.core.scores.answers import FAULT
+from scoremode.core.text.prompts import Prompts
 from scoremode.core.verbs.arguments import ModelArguments, spelled_out
 from scoremode.core.verbs.model import GivenTokenizer, LazyModel
 from scoremode.core.verbs.progress import Progress, announce
@@ -30,8 +31,9 @@ from scoremode.errors import EngineError, OptionError, UnknownArgumentError, did
 from scoremode.remote.ray.spread import SPREAD
 from scoremode.remote.storage.uri import Place, located
 from scoremode.studies.rollouts.folder import RolloutsFolder
-from scoremode.studies.rollouts.prompts import GivenPrompts, Prompts, encoded, read_prompts
-from scoremode.studies.rollouts.texts import FINISHES, Rollouts, WrittenText, prompts_digest, tokens_digest
+from scoremode.studies.rollouts.prompted_texts import tokens_digest
+from scoremode.studies.rollouts.prompts import GivenPrompts, encoded, read_prompts
+from scoremode.studies.rollouts.texts import FINISHES, Rollouts, WrittenText, prompts_digest
 from scoremode.studies.rollouts.writing import DrawingRules, Writer, WritingRequest, WrittenTokens
 from scoremode.values import Ids
 

@@ -17,4 +17,5 @@ WING = Wing(
         "score one model": {"rollouts": f"{HERE}.command:RolloutsVerb"},
         "compare models": {"mismatch": f"{HERE}.mismatch_command:MismatchVerb"},
     },
+    offers={"corpus": (f"{HERE}.texts:CORPUS", f"{HERE}.answers:CORPUS")},
 )

@@ -16,4 +16,5 @@ WING = Wing(
         "compare models": {"tasks": f"{HERE}.command:TasksVerb"},
         "with other programs": {"lm-eval": f"{HERE}.command:LmEvalVerb"},
     },
+    offers={"prompts": (f"{HERE}.prompts:QUESTIONS",)},
 )
