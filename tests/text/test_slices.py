@@ -14,10 +14,11 @@ from scoremode.core.models.facts import resolve
 from scoremode.core.text import long_text
 from scoremode.core.text.documents import Document, chat_document
 from scoremode.core.text.files import Message
-from scoremode.core.text.slices import Slicing, read_rules, written_slices
+from scoremode.core.text.slices import Slicing, read_rules
 from scoremode.core.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer
 from scoremode.core.text.tokens import Tokens, first_tokens, tokenize
 from scoremode.errors import CorpusError, OptionError
+from scoremode.studies.rollouts.prompted_texts import written_slices
 from tests.text.tokenizers_at_hand import KINDS, wrapped
 
 RULES = ("é=<é>..</é>", "b=<b>..</b>")

@@ -26,7 +26,7 @@ from scoremode.core.scores.answers import check_answers
 from scoremode.core.statistics.comparison import Comparison, Comparisons, needs_whole_divergence
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
-from scoremode.core.text.corpus import is_of_rollouts
+from scoremode.core.text.corpus import kind_of
 from scoremode.core.verbs.arguments import (
     AllArguments,
     EngineOptionArguments,
@@ -107,7 +107,8 @@ def compare(
     """
     folders = Folders(located(out) if out is not None else None, fresh, progress)
     question, options = split_arguments(arguments)
-    whole = needs_whole_divergence(columns) or is_of_rollouts(question.get("corpus"))
+    kind = kind_of(question.get("corpus"))
+    whole = needs_whole_divergence(columns) or (kind is not None and kind.whole_divergence)
     if any(map(is_loaded, (baseline, *candidates))):
         its = baseline, baseline_engine or engine, {**options, **(baseline_options or {})}
         chosen = {"divergence": "all", **options} if whole else options

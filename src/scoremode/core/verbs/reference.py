@@ -28,7 +28,7 @@ from scoremode.core.references.writer import StatesWriter
 from scoremode.core.scores.answers import FAULT
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
-from scoremode.core.text.corpus import Corpus, specs_of
+from scoremode.core.text.corpus import Corpus, CorpusSource, specs_of
 from scoremode.core.verbs.arguments import AllArguments, spelled_out, split_arguments
 from scoremode.core.verbs.model import TOLD_FROM, GivenModel, GivenTokenizer, LazyModel, in_memory, tokenizer_name
 from scoremode.core.verbs.outputs import Output, check_output
@@ -38,7 +38,6 @@ from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.scoring import UnfinishedRun
 from scoremode.errors import EngineError, InputError, MethodError, OptionError, RunError, print_line
 from scoremode.studies.kld.file import MAGIC, KldLayout, KldWriter
-from scoremode.studies.rollouts.texts import Rollouts
 from scoremode.values import Ids
 
 KLD_METHOD = "llamacpp"
@@ -148,7 +147,7 @@ def _score_and_store(
 def _repeatable(question: dict[str, Any]) -> dict[str, Any] | None:
     """The question, if names and files are enough to ask it again; None for a text that was piped in."""
     corpus = question.get("corpus")
-    if isinstance(corpus, Corpus | Rollouts) or "-" in specs_of(corpus):
+    if isinstance(corpus, Corpus | CorpusSource) or "-" in specs_of(corpus):
         return None
     named = {} if corpus is None else {"corpus": specs_of(corpus)}
     slices = question.get("slice")

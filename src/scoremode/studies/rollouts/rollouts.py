@@ -32,8 +32,9 @@ from scoremode.errors import EngineError, OptionError, UnknownArgumentError, did
 from scoremode.remote.ray.spread import SPREAD
 from scoremode.studies.rollouts.engines.replicated_writer import ReplicatedWriter
 from scoremode.studies.rollouts.folder import RolloutsFolder
+from scoremode.studies.rollouts.prompted_texts import tokens_digest
 from scoremode.studies.rollouts.prompts import GivenPrompts, encoded, read_prompts
-from scoremode.studies.rollouts.texts import FINISHES, Rollouts, WrittenText, prompts_digest, tokens_digest
+from scoremode.studies.rollouts.texts import FINISHES, Rollouts, WrittenText, prompts_digest
 from scoremode.studies.rollouts.writing import DrawingRules, Writer, WritingRequest, WrittenTokens
 from scoremode.values import Ids
 

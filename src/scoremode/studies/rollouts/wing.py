@@ -21,5 +21,9 @@ WING = Wing(
         ("writes", engine): f"{HERE}.engines.{engine}_writer:open_writer"
         for engine in ("llamacpp", "server", "table", "transformers", "vllm")
     },
-    offers={"page": (f"{HERE}.mismatch_page:PAGE",), "part": (f"{HERE}.comparing:PART",)},
+    offers={
+        "corpus": (f"{HERE}.texts:CORPUS", f"{HERE}.answers:CORPUS"),
+        "page": (f"{HERE}.mismatch_page:PAGE",),
+        "part": (f"{HERE}.comparing:PART",),
+    },
 )
