@@ -34,7 +34,7 @@ def same(run: sm.Run, text: Path) -> None:
 def engine_of(model: sm.Model, replicas: int) -> ReplicatedEngine:
     engine = model._model.engine(Work(64))
     assert isinstance(engine, ReplicatedEngine)
-    assert engine.wait_for_all(60) == replicas
+    assert engine.pool.wait_for_all(60) == replicas
     return engine
 
 

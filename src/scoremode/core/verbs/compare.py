@@ -42,6 +42,7 @@ from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.progress_display import shows_progress
 from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.reference import reference_of
+from scoremode.core.verbs.replicas import replicas_class
 from scoremode.core.verbs.scoring import UnfinishedRun, check_fits, score_run
 from scoremode.core.verbs.sides import (
     NOISE,
@@ -53,9 +54,7 @@ from scoremode.core.verbs.sides import (
     name_of,
     score_against,
 )
-from scoremode.errors import CandidatesError, InputError, ScoremodeError
-from scoremode.remote.ray.engine import require_alone
-from scoremode.remote.ray.ray_cluster import Cluster
+from scoremode.errors import CandidatesError, EngineError, InputError, ScoremodeError
 from scoremode.remote.storage.open_copies import is_there, open_reference
 from scoremode.remote.storage.uri import Place, is_uri, located
 from scoremode.studies.kld.comparing import against_file, require_models, require_no_question
@@ -280,8 +279,8 @@ def _score_all(models: Mapping[str, ModelSettings], folders: Folders, score: Sco
         its = replace(models[name], options={**models[name].options, "replicas": replicas})
         return score_one(its, replace(folders, progress=progress))
 
-    rooms = [its.room() for its in models.values()]
-    with closing(Cluster(spread, max(rooms, key=lambda room: room.all_cpus))):
+    engines = [(its.plugin, its.engine_options()) for its in models.values()]
+    with closing(replicas_class().cluster(spread, engines)):
         found = score_together(list(models), score_share, slots, folders.progress)
     return dict(zip(models, found, strict=True))
 
@@ -390,7 +389,11 @@ def lockstep(
         require(baseline.plugin, "hidden_states", "be the baseline of a comparison")
         require(candidate.plugin, "divergence", "be compared")
         for model in (baseline, candidate):
-            require_alone(model.spread)
+            if model.spread is not None:
+                raise EngineError(
+                    "replicas cannot run beside another open model",
+                    fix='make a reference of the baseline first: baseline.reference("ref/", corpus=…)',
+                )
             require(model.plugin, "side_by_side", "run beside another; make a reference of the baseline first")
     first = baseline.ask(question, folders.progress)
     known, ids = comparable_facts(first), first.tokens.ids

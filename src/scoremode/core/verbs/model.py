@@ -26,10 +26,8 @@ from scoremode.core.store import runs
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.progress import Progress, announce
 from scoremode.core.verbs.question import LastTokens, Question, identify, prepare_question
+from scoremode.core.verbs.replicas import Replicas, Spread, read_spread, replicas_class
 from scoremode.errors import ModelError, OptionError, print_line
-from scoremode.remote.ray.engine import ReplicatedEngine, check_spread
-from scoremode.remote.ray.ray_cluster import require_ray
-from scoremode.remote.ray.spread import Spread, read_spread
 from scoremode.remote.storage.runs import RemoteClaim
 from scoremode.remote.storage.uri import Place, located, may_be_stored, shown
 from scoremode.studies.attribution.engines.replicated_swapper import ReplicatedSwapper
@@ -92,8 +90,9 @@ class LazyModel:
         spread: Spread | None = None,
         tokenizer: str | None = None,
     ) -> None:
-        self.chosen = chosen if spread is None else check_spread(chosen, spread)
         self.spread = spread  # over replicas; None: one engine in this process
+        self.replicas: Replicas | None = None if spread is None else replicas_class()(chosen, spread, tokenizer)
+        self.chosen = chosen if self.replicas is None else self.replicas.chosen
         self.variant: str | None = None  # its name among candidates that are one model with different settings
         self._tokenizer = tokenizer
         self.many_questions = many_questions  # else the engine is opened for exactly one
@@ -142,7 +141,7 @@ class LazyModel:
             return cls(Chosen(GivenEngine(engine), Options(), subject), many_questions=many_questions)
         spread, given = read_spread(given)
         if spread is not None:
-            require_ray()
+            replicas_class().require()
         with ONE_AT_A_TIME:
             plugin = engine if isinstance(engine, EnginePlugin) else registry.choose_engine(engine, name)
             read = registry.read_options(plugin, given)
@@ -246,30 +245,26 @@ class LazyModel:
             name, is_remote = self.subject.name, self.plugin.address is not None
             said = f"connecting to the server of {name}" if is_remote else f"loading {name} with {self.engine_name}"
             announce(progress, said)
-            if self.spread is None:
+            if self.replicas is None:
                 self._engine = registry.open_engine(self.chosen, work)
             else:
-                say, tell = (getattr(progress, name, None) for name in ("say", "detail"))
-                self._engine = ReplicatedEngine(self.chosen, work, self.spread, self._tokenizer, tell=tell, say=say)
-        if isinstance(self._engine, ReplicatedEngine):
-            self._engine.pool.show = getattr(progress, "detail", None)
+                self._engine = self.replicas.engine(work, progress)
+        self._engine.show = getattr(progress, "detail", None)
         return self._engine
 
     def open_writer(self, work: Work, rules: DrawingRules, progress: Progress | None = None) -> Writer:
         """Opens the model to write texts, on replicas if these were asked for. The caller closes it."""
-        if self.spread is None:
+        if self.replicas is None:
             return self.plugin.open_writer(self.subject, self.chosen.options, work, rules)
-        say, tell = (getattr(progress, name, None) for name in ("say", "detail"))
-        return ReplicatedWriter(self.chosen, work, self.spread, rules, self._tokenizer, tell=tell, say=say)
+        return ReplicatedWriter(self.replicas, work, rules, progress)
 
     def open_swapper(self, work: Work, candidates: Mapping[str, str], progress: Progress | None = None) -> Swapper:
         """Opens the model to swap its weights for those of candidates, given with their fingerprints; the caller closes
         it."""
         announce(progress, f"loading {self.subject.name} with {self.engine_name}")
-        if self.spread is None:
+        if self.replicas is None:
             return self.plugin.open_swapper(self.subject, self.chosen.options, work, tuple(candidates))
-        say, tell = (getattr(progress, name, None) for name in ("say", "detail"))
-        return ReplicatedSwapper(self.chosen, work, self.spread, candidates, self._tokenizer, tell=tell, say=say)
+        return ReplicatedSwapper(self.replicas, work, candidates, progress)
 
     def engine_for(self, asked: Question, progress: Progress | None = None) -> Engine:
         """The open engine, ready for all windows of a question."""

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from scoremode.core.engine.registry import Chosen
+from scoremode.core.verbs.progress import Progress
+from scoremode.core.verbs.replicas import OTHER_FILES, Pieces, Spread
 from scoremode.errors import EngineError, InputError, ScoremodeError
 from scoremode.remote.ray.ray_cluster import Cluster, reason_of
-from scoremode.remote.ray.replica import OTHER_FILES, OTHER_VERSION, Finished, Opened, Replica, ReplicaSpec
+from scoremode.remote.ray.replica import OTHER_VERSION, Finished, Opened, Replica, ReplicaSpec
 from scoremode.remote.ray.replica_log import ReplicaLog, ReplicaStats
-from scoremode.remote.ray.spread import Room
+from scoremode.remote.ray.room import room_for
 from scoremode.values import Bools, Ints
 
 MOST_FAILURES = 3  # starts in a row without an answer, after which a replica is left out
@@ -24,6 +29,7 @@ CLOSE_SECONDS = 5.0  # how long engines may take to end the processes that they 
 SHOW_SECONDS = 0.25  # between two updates of the progress line
 ALONE_AFTER = 2  # deaths over a piece, after which its parts are sent one by one, to know which one causes them
 MOST_DEATHS = 3  # of replicas over one part
+AHEAD = 8  # items of a replica's stream that may wait to be read
 STREAM = "stream"  # what a replica says about a piece
 RESUME = "what was scored is kept: run the same command again to resume"
 
@@ -53,6 +59,11 @@ class ReplicaHandle:
     not_before: float = 0.0  # when it may be started again
     is_left_out: bool = False
 
+    def stream(self, method: str, *arguments: Any, **named: Any) -> Any:
+        """Calls a method of its worker; returns what it yields, as a stream that ends with ``Finished`` or an error."""
+        call = self.actor.stream.options(num_returns="streaming", _generator_backpressure_num_objects=AHEAD)
+        return call.remote(method, *arguments, **named)
+
     @property
     def name(self) -> str:
         return self.stats.name
@@ -72,8 +83,8 @@ class Lost:
 class Piecework(ABC):
     """Results that replicas give, in pieces. Which replica has which piece, and when, changes no result."""
 
-    unit: ClassVar[str]  # what a result is called
-    fix: ClassVar[str]  # what helps if replicas die of it
+    unit: str  # what a result is called
+    fix: str  # what helps if replicas die of it
     depth: ClassVar[int] = 1  # pieces that a replica has at a time
 
     def __init__(self, pieces: Iterable[Piece], done: Bools) -> None:
@@ -100,37 +111,78 @@ class Piecework(ABC):
         return [index for n in piece.numbers for index in self.members(n).tolist() if not self.done[index]]
 
 
+class StudyWork(Piecework):
+    """The work of a study."""
+
+    def __init__(self, pieces: Pieces, done: Bools) -> None:
+        missing = [number for number, members in enumerate(pieces.members) if not done[members].all()]
+        super().__init__([Piece([number]) for number in missing], done)
+        self.pieces, self.unit, self.fix = pieces, pieces.unit, pieces.fix
+
+    def members(self, number: int) -> Ints:
+        return self.pieces.members[number]
+
+    def send(self, replica: ReplicaHandle, piece: Piece) -> Any:
+        return replica.stream(self.pieces.method, *self.pieces.arguments(piece.numbers[0], self.done))
+
+    def accept(self, replica: ReplicaHandle, piece: Piece, said: tuple[int, Any]) -> Iterator[tuple[int, Any]]:
+        place, result = said
+        index = int(self.members(piece.numbers[0])[place])
+        if not self.done[index]:
+            self.done[index] = True
+            yield index, result
+
+
+def environment_of(spread: Spread) -> dict[str, str]:
+    """Returns the variable for as many threads per replica as here: the bits of a CPU's sums depend on the number."""
+    threads = os.environ.get("OMP_NUM_THREADS")
+    if not threads and spread.cpus_per_replica is not None and spread.cpus_per_replica >= 1:
+        threads = str(int(spread.cpus_per_replica))
+    elif not threads and "torch" in sys.modules:
+        threads = str(sys.modules["torch"].get_num_threads())
+    return {"OMP_NUM_THREADS": threads} if threads else {}
+
+
 class ReplicaPool:
     """Starts all replicas of a model, polls them, gives them work, and restarts those that died."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        spec: ReplicaSpec,
-        room: Room,
-        environment: Mapping[str, str],
-        log: ReplicaLog,
-    ) -> None:
-        self.cluster, self.spec, self.room, self.log = cluster, spec, room, log
-        self.show: Callable[[str], None] | None = None  # called with the number of ready replicas
+    def __init__(self, chosen: Chosen, spec: ReplicaSpec, spread: Spread, progress: Progress | None) -> None:
+        """Returns as soon as one replica is ready; the others join later."""
+        self.spec, self.room = spec, room_for(spread, chosen.plugin, chosen.options)
+        self.show: Callable[[str], None] | None = getattr(progress, "detail", None)  # gets the number of ready replicas
         self._shown = 0.0  # when ``show`` was last called
-        self._environment = dict(environment)
-        self._ray = cluster.ray
-        self.replicas = [ReplicaHandle(stats) for stats in log.replicas]
+        self._environment = environment_of(spread)
+        self.replicas: list[ReplicaHandle] = []
+        self.cluster = Cluster(spread, self.room)
+        self._ray = self.cluster.ray
+        self.log = ReplicaLog(spread.replicas, self.cluster.address)
+        self.log.say = getattr(progress, "say", None) or self.log.say
+        self.replicas = [ReplicaHandle(stats) for stats in self.log.replicas]
         self._first_refusal: ScoremodeError | None = None
         self._last_reason = "none could start"
         self._idle_since: float | None = None  # since when no replica is ready
         self._told_waiting = False
-        fitting, count = cluster.fitting(room), len(self.replicas)
+        try:
+            self._check_room()
+            opened = self.wait_for_one().opened
+        except BaseException:
+            self.close()
+            raise
+        assert opened is not None
+        self.facts, self.about = opened.facts, opened.about
+
+    def _check_room(self) -> None:
+        fitting, count = self.cluster.fitting(self.room), len(self.replicas)
+        needed, offered = self.room.words, self.cluster.offers()
         if not fitting:
             raise EngineError(
-                f"a replica needs {room.words} on one node; the cluster has {cluster.offers()}",
+                f"a replica needs {needed} on one node; the cluster has {offered}",
                 fix="give fewer --gpus-per-replica or --cpus-per-replica, or a larger cluster",
             )
         if fitting < count:
-            log.event(
-                f"room for {fitting} of {count} replicas ({room.words} each; the cluster has {cluster.offers()}); the "
-                "others join when there is room"
+            self.log.event(
+                f"room for {fitting} of {count} replicas ({needed} each; the cluster has {offered}); the others join "
+                "when there is room"
             )
 
     @property
@@ -287,6 +339,10 @@ class ReplicaPool:
             remove_placement_group(group)
 
     # ── work ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+    def share(self, pieces: Pieces, done: Bools) -> Iterator[tuple[int, Any]]:
+        """Yields the results of a study's work that are not ``done``, with their indices."""
+        yield from self.results(StudyWork(pieces, done))
+
     def results(self, work: Piecework) -> Iterator[Any]:
         """Yields all results, in any order. Pieces of a replica that dies or fails go to others."""
         self.log.unit = work.unit
@@ -365,6 +421,9 @@ class ReplicaPool:
         self.log.counts["again"] += again
         return again
 
+    def notes(self) -> list[str]:
+        return self.log.notes()
+
     # ── questions to one replica ─────────────────────────────────────────────────────────────────────────────────────
     def put(self, value: Any) -> Any:
         """Sends a value once, for many calls; returns what to give to them in its place."""
@@ -375,7 +434,7 @@ class ReplicaPool:
         while True:
             replica = self.wait_for_one()
             try:
-                found = self._ray.get(getattr(replica.actor, method).remote(*arguments))
+                found = self._ray.get(replica.actor.call.remote(method, *arguments))
             except self._ray.exceptions.RayError as error:
                 self.log.event(f"{replica.name} is gone ({reason_of(error)})")
                 self.replace(replica, reason_of(error))
@@ -385,9 +444,12 @@ class ReplicaPool:
             return found
 
     def close(self) -> None:
-        """Closes the engines of all replicas, then ends the replicas."""
-        ending = [replica.actor.close.remote() for replica in self.ready]
-        if ending and self._ray.is_initialized():
-            self._ray.wait(ending, num_returns=len(ending), timeout=CLOSE_SECONDS)
-        for replica in self.replicas:
-            self._end(replica)
+        """Closes the workers of all replicas, then ends the replicas, and Ray if it was started for them."""
+        try:
+            ending = [replica.actor.close.remote() for replica in self.ready]
+            if ending and self._ray.is_initialized():
+                self._ray.wait(ending, num_returns=len(ending), timeout=CLOSE_SECONDS)
+            for replica in self.replicas:
+                self._end(replica)
+        finally:
+            self.cluster.close()

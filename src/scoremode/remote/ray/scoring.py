@@ -12,14 +12,14 @@ from scoremode.core.engine.base import Want
 from scoremode.core.scores.answers import Answers, WindowSource
 from scoremode.core.scores.packing import PackedAnswers
 from scoremode.errors import ScoremodeError
-from scoremode.remote.ray.replica import Probed, SentBaseline, WindowSubset, block_seconds, subset_of
 from scoremode.remote.ray.replica_pool import Piece, Piecework, ReplicaHandle, ReplicaPool
+from scoremode.remote.ray.scoring_worker import Probed, block_seconds
+from scoremode.remote.ray.sent import SentBaseline, WindowSubset, subset_of
 from scoremode.values import Bools, Ints
 
 SHARE = 4  # a piece has this part of what is left for each replica: pieces shrink, so that all replicas end together
 LEAST_SHARE = 128  # the smallest piece, as a part of all that there is for each replica
 MOST_TOKENS = 1 << 20  # the most tokens of a piece: 12 MB to send
-BLOCKS_AHEAD = 8  # blocks of answers of one replica that may wait to be read
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,9 +105,8 @@ class Scoring(Piecework):
         piece.windows = subset.indices
         probe = None if replica.is_probed else self.probe
         replica.is_probed = True
-        method = replica.actor.score.options(num_returns="streaming", _generator_backpressure_num_objects=BLOCKS_AHEAD)
         done, oldest = self.done[subset.indices], block_seconds(self._replicas)
-        return method.remote(subset, done, self.want, self.against, oldest=oldest, probe=probe)
+        return replica.stream("score", subset, done, self.want, self.against, oldest=oldest, probe=probe)
 
     def accept(
         self, replica: ReplicaHandle, piece: Piece, said: Probed | PackedAnswers

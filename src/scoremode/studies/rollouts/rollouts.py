@@ -25,9 +25,9 @@ from scoremode.core.verbs.model import GivenTokenizer, LazyModel
 from scoremode.core.verbs.progress import Progress, announce
 from scoremode.core.verbs.progress_display import shows_progress
 from scoremode.core.verbs.question import identify
+from scoremode.core.verbs.replicas import spread_names
 from scoremode.core.verbs.run_contents import describe_engine, describe_model
 from scoremode.errors import EngineError, OptionError, UnknownArgumentError, did_you_mean
-from scoremode.remote.ray.spread import SPREAD
 from scoremode.remote.storage.uri import Place, located
 from scoremode.studies.rollouts.folder import RolloutsFolder
 from scoremode.studies.rollouts.prompts import GivenPrompts, Prompts, encoded, read_prompts
@@ -132,7 +132,7 @@ class _Numbers:
 
 def _check_options(given: ModelArguments) -> None:
     for name in given:
-        if name not in (*all_options(), *SPREAD):
+        if name not in (*all_options(), *spread_names()):
             raise UnknownArgumentError(f"there is no argument {name}", fix=did_you_mean(name, list(all_options())))
 
 
