@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scoremode.remote.ray.replica_pool import AHEAD
+from scoremode.remote.ray.pieces import AHEAD
 from scoremode.remote.ray.scoring import Batches, Scoring
 
 HOUR = 3600.0

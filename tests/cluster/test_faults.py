@@ -90,12 +90,6 @@ def test_an_error_of_the_engine_is_said_once_in_its_own_words(nodes: Nodes, text
         sm.ppl("paced:fail=60", corpus=str(text), **SIZES, replicas=2, ray="auto")
 
 
-def test_not_a_number_is_asked_for_again_and_then_an_error(nodes: Nodes, text: Path, capfd: Any) -> None:
-    with pytest.raises(sm.ScoremodeError, match="the model gives NaN in window 12"):
-        sm.ppl("paced:nan=60", corpus=str(text), **SIZES, replicas=2, ray="auto")
-    assert capfd.readouterr().err.count("gave NaN in window 12, which is scored once more") == 1
-
-
 def test_an_engine_that_does_not_open(nodes: Nodes, text: Path, capfd: Any) -> None:
     with pytest.raises(sm.ScoremodeError, match=r"^this table never opens; choose another$"):
         sm.ppl("paced:refuse=1", corpus=str(text), **SIZES, replicas=2, ray="auto")

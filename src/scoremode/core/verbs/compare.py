@@ -33,7 +33,7 @@ from scoremode.core.verbs.arguments import (
     split_arguments,
 )
 from scoremode.core.verbs.candidate_names import expand_candidates
-from scoremode.core.verbs.candidates import score_in_turn, score_together, slots_and_shares
+from scoremode.core.verbs.candidates import score_in_turn
 from scoremode.core.verbs.finished_runs import of_runs
 from scoremode.core.verbs.memory import is_by_logits, require_both_fit, require_by_logits
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, Side, is_loaded, loaded_sides
@@ -273,16 +273,13 @@ def _score_all(models: Mapping[str, ModelSettings], folders: Folders, score: Sco
     spread = next((its.spread for its in models.values() if its.spread is not None), None)
     if spread is None or len(models) < 2:
         return score_in_turn(list(models), lambda name: score_one(models[name], folders), folders.progress)
-    slots, replicas = slots_and_shares(len(models), spread.replicas)
 
-    def score_share(name: str, progress: Progress) -> Comparison:
+    def score_share(name: str, replicas: int, progress: Progress) -> Comparison:
         its = replace(models[name], options={**models[name].options, "replicas": replicas})
         return score_one(its, replace(folders, progress=progress))
 
-    engines = [(its.plugin, its.engine_options()) for its in models.values()]
-    with closing(replicas_class().cluster(spread, engines)):
-        found = score_together(list(models), score_share, slots, folders.progress)
-    return dict(zip(models, found, strict=True))
+    engines = {name: (its.plugin, its.engine_options()) for name, its in models.items()}
+    return replicas_class().side_by_side(spread, engines, score_share, folders.progress)
 
 
 def _side_by_side(*sides: ModelSettings) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
 
 from scoremode.core import extensions
 from scoremode.core.arguments import require_text, whole_number
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from scoremode.core.verbs.progress import Progress
     from scoremode.values import Bools, Ints
 
+T = TypeVar("T")
 MOST = 100_000  # replicas; a larger number is taken for a typing error
 OTHER_FILES = "give every node the same files"  # the fix of an error that no second start would repair
 
@@ -163,5 +164,10 @@ class Replicas(Protocol):
         """Refuses replicas if a package that they need is not installed."""
 
     @staticmethod
-    def cluster(spread: Spread, engines: Sequence[tuple[EnginePlugin, Options]]) -> Any:
-        """Connects to the cluster once, for models that are scored side by side. The caller closes it."""
+    def side_by_side(
+        spread: Spread,
+        engines: Mapping[str, tuple[EnginePlugin, Options]],
+        score: Callable[[str, int, Progress], T],
+        progress: Progress | None,
+    ) -> dict[str, T]:
+        """Scores candidates by name, several at a time; ``score`` gets a name and how many replicas it may have."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -22,7 +21,7 @@ class ReplicatedEngine(Engine):
     """A model on several replicas. The engine is open as soon as one replica is; the other replicas join later."""
 
     def __init__(self, pool: ReplicaPool) -> None:
-        self._batches: tuple[Any, Batches] | None = None  # the last source and its batches
+        self._batches: tuple[WindowSource, Batches] | None = None  # the last source and its batches
         self._probe: WindowSubset | None = None
         self._is_accounted = False
         self.pool, self.facts, self.longest = pool, pool.facts, pool.about
@@ -44,14 +43,9 @@ class ReplicatedEngine(Engine):
             self.facts = self.pool.ask("facts")
 
     def _batches_of(self, source: WindowSource) -> Batches:
-        if self._batches is not None and self._batches[0]() is source:
-            return self._batches[1]
-        found = Batches.of(source, self.batches(source))
-        try:
-            self._batches = weakref.ref(source), found
-        except TypeError:  # the source does not support weak references
-            self._batches = None
-        return found
+        if self._batches is None or self._batches[0] is not source:
+            self._batches = source, Batches.of(source, self.batches(source))
+        return self._batches[1]
 
     def batches(self, source: WindowSource) -> list[Ints] | None:
         """Returns the windows of each batch. A replica finds them, because the engine's rule depends on the model."""

@@ -5,21 +5,20 @@ from __future__ import annotations
 import os
 import sys
 import time
-from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from scoremode.core.engine.registry import Chosen
 from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.replicas import OTHER_FILES, Pieces, Spread
 from scoremode.errors import EngineError, InputError, ScoremodeError
+from scoremode.remote.ray.pieces import Piece, Piecework, ReplicaHandle, StudyWork
 from scoremode.remote.ray.ray_cluster import Cluster, reason_of
 from scoremode.remote.ray.replica import OTHER_VERSION, Finished, Opened, Replica, ReplicaSpec
-from scoremode.remote.ray.replica_log import ReplicaLog, ReplicaStats
+from scoremode.remote.ray.replica_log import ReplicaLog
 from scoremode.remote.ray.room import room_for
-from scoremode.values import Bools, Ints
+from scoremode.values import Bools
 
 MOST_FAILURES = 3  # starts in a row without an answer, after which a replica is left out
 PAUSE = (0.0, 1.0, 4.0)  # seconds to wait before the next start
@@ -29,48 +28,8 @@ CLOSE_SECONDS = 5.0  # how long engines may take to end the processes that they 
 SHOW_SECONDS = 0.25  # between two updates of the progress line
 ALONE_AFTER = 2  # deaths over a piece, after which its parts are sent one by one, to know which one causes them
 MOST_DEATHS = 3  # of replicas over one part
-AHEAD = 8  # items of a replica's stream that may wait to be read
 STREAM = "stream"  # what a replica says about a piece
 RESUME = "what was scored is kept: run the same command again to resume"
-
-
-@dataclass(eq=False)
-class Piece:
-    """Batches, texts or swaps that one replica has at a time, and another one if that one dies or fails."""
-
-    numbers: Sequence[int]
-    deaths: int = 0  # of replicas that worked on it
-    failures: int = 0  # of engines
-    windows: Ints | None = None  # of its batches, as they were sent
-
-
-@dataclass(eq=False)
-class ReplicaHandle:
-    """The driver's view of one replica. Each restart gives the replica a new actor."""
-
-    stats: ReplicaStats
-    actor: Any = None
-    placement_group: Any = None  # set if its processes may be on several nodes
-    calls: dict[str, Any] = field(default_factory=dict)  # method of the actor ─▶ the reference of its result
-    opened: Opened | None = None
-    is_probed: bool = False
-    sent: deque[tuple[Piece, Any]] = field(default_factory=deque)  # with the streams of what it says
-    failures: int = 0  # in a row
-    not_before: float = 0.0  # when it may be started again
-    is_left_out: bool = False
-
-    def stream(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """Calls a method of its worker; returns what it yields, as a stream that ends with ``Finished`` or an error."""
-        call = self.actor.stream.options(num_returns="streaming", _generator_backpressure_num_objects=AHEAD)
-        return call.remote(method, *arguments, **named)
-
-    @property
-    def name(self) -> str:
-        return self.stats.name
-
-    @property
-    def is_ready(self) -> bool:
-        return self.opened is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,59 +37,6 @@ class Lost:
     """The result of a call whose replica died, with the reason."""
 
     why: str
-
-
-class Piecework(ABC):
-    """Results that replicas give, in pieces. Which replica has which piece, and when, changes no result."""
-
-    unit: str  # what a result is called
-    fix: str  # what helps if replicas die of it
-    depth: ClassVar[int] = 1  # pieces that a replica has at a time
-
-    def __init__(self, pieces: Iterable[Piece], done: Bools) -> None:
-        self.waiting = deque(pieces)
-        self.done: Bools = done.copy()  # for each result: is it there?
-
-    @abstractmethod
-    def members(self, number: int) -> Ints:
-        """Returns the results that belong to a number of a piece."""
-
-    @abstractmethod
-    def send(self, replica: ReplicaHandle, piece: Piece) -> Any:
-        """Sends a piece; returns the stream of what the replica says, which ends with ``Finished`` or an error."""
-
-    @abstractmethod
-    def accept(self, replica: ReplicaHandle, piece: Piece, said: Any) -> Iterator[Any]:
-        """Yields the results in what a replica said, and notes that they are there."""
-
-    def unfinished(self, piece: Piece) -> list[int]:
-        return [number for number in piece.numbers if not self.done[self.members(number)].all()]
-
-    def missing(self, piece: Piece) -> list[int]:
-        """Returns the results that a piece lacks."""
-        return [index for n in piece.numbers for index in self.members(n).tolist() if not self.done[index]]
-
-
-class StudyWork(Piecework):
-    """The work of a study."""
-
-    def __init__(self, pieces: Pieces, done: Bools) -> None:
-        missing = [number for number, members in enumerate(pieces.members) if not done[members].all()]
-        super().__init__([Piece([number]) for number in missing], done)
-        self.pieces, self.unit, self.fix = pieces, pieces.unit, pieces.fix
-
-    def members(self, number: int) -> Ints:
-        return self.pieces.members[number]
-
-    def send(self, replica: ReplicaHandle, piece: Piece) -> Any:
-        return replica.stream(self.pieces.method, *self.pieces.arguments(piece.numbers[0], self.done))
-
-    def accept(self, replica: ReplicaHandle, piece: Piece, said: tuple[int, Any]) -> Iterator[tuple[int, Any]]:
-        place, result = said
-        index = int(self.members(piece.numbers[0])[place])
-        if not self.done[index]:
-            self.done[index] = True
-            yield index, result
 
 
 def environment_of(spread: Spread) -> dict[str, str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from scoremode.core.installation import pip_install
 from scoremode.core.verbs.replicas import OpenWorker, Spread
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
     from scoremode.core.engine.registry import Chosen
     from scoremode.core.verbs.progress import Progress
     from scoremode.remote.ray.engine import ReplicatedEngine
-    from scoremode.remote.ray.ray_cluster import Cluster
     from scoremode.remote.ray.replica_pool import ReplicaPool
+
+T = TypeVar("T")
 
 
 class RayReplicas:
@@ -53,9 +55,18 @@ class RayReplicas:
             raise OptionError("--replicas and --ray need Ray, which is not installed", fix=pip_install("ray"))
 
     @staticmethod
-    def cluster(spread: Spread, engines: Sequence[tuple[EnginePlugin, Options]]) -> Cluster:
+    def side_by_side(
+        spread: Spread,
+        engines: Mapping[str, tuple[EnginePlugin, Options]],
+        score: Callable[[str, int, Progress], T],
+        progress: Progress | None,
+    ) -> dict[str, T]:
         from scoremode.remote.ray.ray_cluster import Cluster
         from scoremode.remote.ray.room import room_for
+        from scoremode.remote.ray.side_by_side import score_together, slots_and_shares
 
-        rooms = [room_for(spread, plugin, options) for plugin, options in engines]
-        return Cluster(spread, max(rooms, key=lambda room: room.all_cpus))
+        rooms = [room_for(spread, plugin, options) for plugin, options in engines.values()]
+        slots, share = slots_and_shares(len(engines), spread.replicas)
+        with closing(Cluster(spread, max(rooms, key=lambda room: room.all_cpus))):
+            found = score_together(list(engines), lambda name, its: score(name, share, its), slots, progress)
+        return dict(zip(engines, found, strict=True))
