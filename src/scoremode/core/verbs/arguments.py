@@ -15,8 +15,8 @@ from scoremode.core.plan.path import DecodePath, read_path
 from scoremode.core.plan.recipes import find_method
 from scoremode.core.text.corpus import DEFAULT, Corpus, CorpusSource, Spec, check_names
 from scoremode.core.text.slices import read_rules
+from scoremode.core.verbs.replicas import SpreadArguments, spread_names
 from scoremode.errors import UnknownArgumentError, did_you_mean
-from scoremode.remote.ray.spread import SPREAD, SpreadArguments
 
 KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 F = TypeVar("F", bound=Callable[..., Any])
@@ -152,7 +152,7 @@ def split_arguments(arguments: Mapping[str, Any], *, needs_text: bool = False) -
     """Splits arguments into those of a question, which are checked, and those of an engine. Others are refused."""
     question = {name: value for name, value in arguments.items() if name in QUESTION}
     options = {name: value for name, value in arguments.items() if name not in QUESTION}
-    known = [*all_options(), *SPREAD]
+    known = [*all_options(), *spread_names()]
     for name in options:
         if name not in known:
             raise UnknownArgumentError(f"there is no argument {name}", fix=did_you_mean(name, [*QUESTION, *known]))

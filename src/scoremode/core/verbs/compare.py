@@ -35,7 +35,7 @@ from scoremode.core.verbs.arguments import (
     split_arguments,
 )
 from scoremode.core.verbs.candidate_names import expand_candidates
-from scoremode.core.verbs.candidates import score_in_turn, score_together, slots_and_shares
+from scoremode.core.verbs.candidates import score_in_turn
 from scoremode.core.verbs.finished_runs import of_runs
 from scoremode.core.verbs.memory import is_by_logits, require_both_fit, require_by_logits
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, Side, is_loaded, loaded_sides, outliving
@@ -44,6 +44,7 @@ from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.progress_display import shows_progress
 from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.reference import reference_of
+from scoremode.core.verbs.replicas import replicas_class
 from scoremode.core.verbs.scoring import UnfinishedRun, check_fits, score_run
 from scoremode.core.verbs.sides import (
     NOISE,
@@ -55,9 +56,7 @@ from scoremode.core.verbs.sides import (
     name_of,
     score_against,
 )
-from scoremode.errors import CandidatesError, InputError, ScoremodeError
-from scoremode.remote.ray.engine import require_alone
-from scoremode.remote.ray.ray_cluster import Cluster
+from scoremode.errors import CandidatesError, EngineError, InputError, ScoremodeError
 from scoremode.studies.kld.comparing import against_file, require_models, require_no_question
 from scoremode.studies.kld.file import is_kld
 from scoremode.studies.paths.cache_types import sides_in_types
@@ -275,16 +274,13 @@ def _score_all(models: Mapping[str, ModelSettings], folders: Folders, score: Sco
     spread = next((its.spread for its in models.values() if its.spread is not None), None)
     if spread is None or len(models) < 2:
         return score_in_turn(list(models), lambda name: score_one(models[name], folders), folders.progress)
-    slots, replicas = slots_and_shares(len(models), spread.replicas)
 
-    def score_share(name: str, progress: Progress) -> Comparison:
+    def score_share(name: str, replicas: int, progress: Progress) -> Comparison:
         its = replace(models[name], options={**models[name].options, "replicas": replicas})
         return score_one(its, replace(folders, progress=progress))
 
-    rooms = [its.room() for its in models.values()]
-    with closing(Cluster(spread, max(rooms, key=lambda room: room.all_cpus))):
-        found = score_together(list(models), score_share, slots, folders.progress)
-    return dict(zip(models, found, strict=True))
+    engines = {name: (its.plugin, its.engine_options()) for name, its in models.items()}
+    return replicas_class().side_by_side(spread, engines, score_share, folders.progress)
 
 
 def _side_by_side(*sides: ModelSettings) -> bool:
@@ -391,7 +387,11 @@ def lockstep(
         require(baseline.plugin, "hidden_states", "be the baseline of a comparison")
         require(candidate.plugin, "divergence", "be compared")
         for model in (baseline, candidate):
-            require_alone(model.spread)
+            if model.spread is not None:
+                raise EngineError(
+                    "replicas cannot run beside another open model",
+                    fix='make a reference of the baseline first: baseline.reference("ref/", corpus=…)',
+                )
             require(model.plugin, "side_by_side", "run beside another; make a reference of the baseline first")
     first = baseline.ask(question, folders.progress)
     known, ids = comparable_facts(first), first.tokens.ids

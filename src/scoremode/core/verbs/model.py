@@ -28,10 +28,8 @@ from scoremode.core.store import runs
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.progress import Progress, announce
 from scoremode.core.verbs.question import LastTokens, Question, identify, prepare_question
+from scoremode.core.verbs.replicas import Replicas, Spread, read_spread, replicas_class
 from scoremode.errors import ModelError, OptionError, print_line
-from scoremode.remote.ray.engine import ReplicatedEngine, check_spread
-from scoremode.remote.ray.ray_cluster import require_ray
-from scoremode.remote.ray.spread import Spread, read_spread
 
 GivenModel = str | Any
 """The name of a model, or a causal LM of Transformers that is loaded already (a ``torch.nn.Module``)."""
@@ -83,12 +81,13 @@ class LazyModel:
         spread: Spread | None = None,
         tokenizer: str | None = None,
     ) -> None:
-        self.chosen = chosen if spread is None else check_spread(chosen, spread)
+        self.spread = spread  # over replicas; None: one engine in this process
+        self.replicas: Replicas | None = None if spread is None else replicas_class()(chosen, spread, tokenizer)
+        self.chosen = chosen if self.replicas is None else self.replicas.chosen
         self.plugin, self.subject = self.chosen.plugin, self.chosen.subject
         self.is_given = not self.plugin.keeps_runs  # did the caller bring the engine, or the model in memory?
         self.engine_name = self.plugin.name if self.given_facts is None else self.given_facts.engine
         self.usual_length = min(self.subject.context_length or USUAL_LENGTH, USUAL_LENGTH)
-        self.spread = spread  # over replicas; None: one engine in this process
         self.variant: str | None = None  # its name among candidates that are one model with different settings
         self.tokenizer = tokenizer
         self.many_questions = many_questions  # else the engine is opened for exactly one
@@ -134,7 +133,7 @@ class LazyModel:
             return cls(Chosen(GivenEngine(engine), Options(), subject), many_questions=many_questions)
         spread, given = read_spread(given)
         if spread is not None:
-            require_ray()
+            replicas_class().require()
         with ONE_AT_A_TIME:
             plugin = engine if isinstance(engine, EnginePlugin) else registry.choose_engine(engine, name)
             read = registry.read_options(plugin, given)
@@ -183,13 +182,11 @@ class LazyModel:
             name, is_remote = self.subject.name, self.plugin.address is not None
             said = f"connecting to the server of {name}" if is_remote else f"loading {name} with {self.engine_name}"
             announce(progress, said)
-            if self.spread is None:
+            if self.replicas is None:
                 self._engine = registry.open_engine(self.chosen, work)
             else:
-                say, tell = (getattr(progress, name, None) for name in ("say", "detail"))
-                self._engine = ReplicatedEngine(self.chosen, work, self.spread, self.tokenizer, tell=tell, say=say)
-        if isinstance(self._engine, ReplicatedEngine):
-            self._engine.pool.show = getattr(progress, "detail", None)
+                self._engine = self.replicas.engine(work, progress)
+        self._engine.show = getattr(progress, "detail", None)
         return self._engine
 
     def engine_for(self, asked: Question, progress: Progress | None = None) -> Engine:

@@ -149,11 +149,10 @@ def attribute(
 def _open_swapper(model: LazyModel, work: Work, candidates: Mapping[str, str], progress: Progress | None) -> Swapper:
     """Opens a model to swap its weights (the ability "swaps") for those of candidates, given with fingerprints."""
     announce(progress, f"loading {model.subject.name} with {model.engine_name}")
-    if model.spread is None:
-        swapper: Swapper = open_for(model.chosen, "swaps", work, tuple(candidates))
-        return swapper
-    say, tell = (getattr(progress, name, None) for name in ("say", "detail"))
-    return ReplicatedSwapper(model.chosen, work, model.spread, candidates, model.tokenizer, tell=tell, say=say)
+    if model.replicas is not None:
+        return ReplicatedSwapper(model.replicas, work, candidates, progress)
+    swapper: Swapper = open_for(model.chosen, "swaps", work, tuple(candidates))
+    return swapper
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,9 @@ from scoremode.core.verbs.model import GivenTokenizer, LazyModel
 from scoremode.core.verbs.progress import Progress, announce
 from scoremode.core.verbs.progress_display import shows_progress
 from scoremode.core.verbs.question import identify
+from scoremode.core.verbs.replicas import spread_names
 from scoremode.core.verbs.run_contents import describe_engine, describe_model
 from scoremode.errors import EngineError, OptionError, UnknownArgumentError, did_you_mean
-from scoremode.remote.ray.spread import SPREAD
 from scoremode.studies.rollouts.engines.replicated_writer import ReplicatedWriter
 from scoremode.studies.rollouts.folder import RolloutsFolder
 from scoremode.studies.rollouts.prompted_texts import tokens_digest
@@ -135,7 +135,7 @@ class _Numbers:
 
 def _check_options(given: ModelArguments) -> None:
     for name in given:
-        if name not in (*all_options(), *SPREAD):
+        if name not in (*all_options(), *spread_names()):
             raise UnknownArgumentError(f"there is no argument {name}", fix=did_you_mean(name, list(all_options())))
 
 
@@ -223,11 +223,10 @@ def _written(
 
 def _open_writer(lazy: LazyModel, work: Work, rules: DrawingRules, progress: Progress | None) -> Writer:
     """Opens a model to write texts (the ability "writes"), on replicas if these were asked for."""
-    if lazy.spread is None:
-        writer: Writer = open_for(lazy.chosen, "writes", work, rules)
-        return writer
-    say, tell = (getattr(progress, name, None) for name in ("say", "detail"))
-    return ReplicatedWriter(lazy.chosen, work, lazy.spread, rules, lazy.tokenizer, tell=tell, say=say)
+    if lazy.replicas is not None:
+        return ReplicatedWriter(lazy.replicas, work, rules, progress)
+    writer: Writer = open_for(lazy.chosen, "writes", work, rules)
+    return writer
 
 
 def _write(
