@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MOST = 100_000  # replicas; a larger number is taken for a typing error
-OTHER_FILES = "give every node the same files"  # the fix of an error that no second start would repair
+OTHER_FILES = "give every node the same files, versions and options"  # an error with this fix is not tried again
 
 
 class SpreadArguments(TypedDict, total=False):
