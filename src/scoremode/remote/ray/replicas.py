@@ -7,12 +7,12 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from scoremode.core.installation import pip_install
 from scoremode.core.verbs.replicas import OpenWorker, Spread
 from scoremode.errors import OptionError
-from scoremode.remote.ray.room import room_for
+from scoremode.remote.ray.room import read_spread, room_for
 
 if TYPE_CHECKING:
     from scoremode.core.engine.options import Options
@@ -50,6 +50,10 @@ class RayReplicas:
         facts, folder = facts_of(self.chosen), os.getcwd()
         spec = ReplicaSpec(name, plugin.called, options.given(), self._tokenizer, work, folder, facts, open_worker)
         return ReplicaPool(spec, room_for(self._spread, plugin, options), self._spread, progress)
+
+    @staticmethod
+    def read(given: Mapping[str, Any]) -> Spread:
+        return read_spread(given)
 
     @staticmethod
     def require() -> None:
