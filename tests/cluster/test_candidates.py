@@ -125,17 +125,6 @@ def test_a_killed_driver_resumes(
 
 
 # ── without Ray ──────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_every_failure_is_told() -> None:
-    def score(name: str, _: Progress) -> str:
-        if name != "good":
-            raise sm.ScoremodeError(f"{name} is bad", fix="take another")
-        return name
-
-    told = r"^2 of 3 candidates could not be scored: a: a is bad; take another \| b: b is bad; take another; "
-    with pytest.raises(sm.ScoremodeError, match=told):
-        score_together(["a", "good", "b"], score, 2)
-
-
 def test_an_error_that_is_not_ours_names_its_candidate(capsys: pytest.CaptureFixture[str]) -> None:
     def score(name: str, _: Progress) -> str:
         raise sm.ScoremodeError("bad") if name == "a" else ZeroDivisionError("none of ours")

@@ -5,14 +5,11 @@ A wing offers the class of its ``Replicas`` under the kind "replicas". If none d
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
 
 from scoremode.core import extensions
-from scoremode.core.arguments import require_text, whole_number
-from scoremode.errors import OptionError
 
 if TYPE_CHECKING:
     from scoremode.core.engine.base import Engine, EngineFacts
@@ -23,8 +20,7 @@ if TYPE_CHECKING:
     from scoremode.values import Bools, Ints
 
 T = TypeVar("T")
-MOST = 100_000  # replicas; a larger number is taken for a typing error
-OTHER_FILES = "give every node the same files"  # the fix of an error that no second start would repair
+OTHER_FILES = "give every node the same files, versions and options"  # an error with this fix is not tried again
 
 
 class SpreadArguments(TypedDict, total=False):
@@ -68,36 +64,7 @@ def read_spread(given: Mapping[str, Any]) -> tuple[Spread | None, dict[str, Any]
     known = spread_names()
     said = {name: given[name] for name in known if given.get(name) is not None}
     rest = {name: value for name, value in given.items() if name not in known}
-    if not said:
-        return None, rest
-    count = whole_number("replicas", said.get("replicas"))
-    address = said.get("ray")
-    if count is None and address is None:
-        flag = "--" + next(iter(said)).replace("_", "-")
-        raise OptionError(f"{flag} is about replicas, and none are asked for", fix="give --replicas N as well")
-    count = 1 if count is None else count
-    if not 1 <= count <= MOST:
-        fix = "give --replicas 2, or leave it out to score in this process"
-        raise OptionError(f"--replicas {count} {'is too many' if count > 0 else 'leaves nobody to score'}", fix=fix)
-    if address is not None:
-        require_text("ray", address)
-        if not address.strip() or any(c.isspace() for c in address):
-            raise OptionError(f"--ray '{address}' is not an address", fix="give --ray auto, or --ray HOST:PORT")
-    gpus = _amount("--gpus-per-replica", said.get("gpus_per_replica"), least=0.0)
-    cpus = _amount("--cpus-per-replica", said.get("cpus_per_replica"), least=1e-3)
-    return Spread(count, address, gpus, cpus), rest
-
-
-def _amount(flag: str, value: Any, least: float) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise OptionError(f"{flag} {value} is not a number", fix=f"give a number, as in {flag} 1")
-    if value < least:
-        raise OptionError(f"{flag} {value:g} is too small", fix=f"give {flag} 0.25, or 1")
-    if value > 1 and value != int(value):
-        raise OptionError(f"{flag} {value:g} is neither a share of one nor a whole number", fix=f"give {flag} 1 or 2")
-    return float(value)
+    return (replicas_class().read(said) if said else None), rest
 
 
 # ── the seam ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -158,6 +125,10 @@ class Replicas(Protocol):
 
     def pool(self, work: Work, open_worker: OpenWorker, progress: Progress | None) -> Pool:
         """Opens the replicas for a study, each with a worker of its own. The caller closes them."""
+
+    @staticmethod
+    def read(given: Mapping[str, Any]) -> Spread:
+        """Reads arguments about replicas, at least one; refuses those that cannot work."""
 
     @staticmethod
     def require() -> None:

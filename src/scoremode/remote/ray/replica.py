@@ -13,13 +13,11 @@ from typing import Any
 from scoremode import __version__
 from scoremode.core.disk.manifests import without_secrets
 from scoremode.core.engine.base import EngineFacts
-from scoremode.core.engine.plugin import EnginePlugin, Work
+from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import Chosen, choose
 from scoremode.core.installation import installed_versions
 from scoremode.core.verbs.replicas import OTHER_FILES, OpenWorker
 from scoremode.errors import EngineError, ScoremodeError
-
-OTHER_VERSION = "install the same version everywhere"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,62 +30,28 @@ class ReplicaSpec:
     tokenizer: str | None
     work: Work
     folder: str  # where the driver runs: relative paths start there
-    fingerprint: str
-    tokenizer_fingerprint: str
-    settings: Mapping[str, Any]
-    versions: Mapping[str, str]
+    facts: Mapping[str, str]  # of the driver, see ``facts_of``
     open_worker: OpenWorker
-
-    @staticmethod
-    def of(chosen: Chosen, tokenizer: str | None, work: Work, open_worker: OpenWorker) -> ReplicaSpec:
-        return ReplicaSpec(
-            model=chosen.subject.name,
-            engine=chosen.plugin.address or chosen.plugin.name,
-            options=chosen.options.given(),
-            tokenizer=tokenizer,
-            work=work,
-            folder=os.getcwd(),
-            fingerprint=chosen.subject.fingerprint,
-            tokenizer_fingerprint=chosen.subject.tokenizer.facts.fingerprint,
-            settings=_plain_settings(chosen),
-            versions=_versions(chosen.plugin),
-            open_worker=open_worker,
-        )
 
     def require_same(self, chosen: Chosen) -> None:
         """Refuses a node that has other weights, another tokenizer, other libraries or other settings."""
-        host = socket.gethostname()
-        if chosen.subject.fingerprint != self.fingerprint:
-            raise EngineError(f"{host} has other weights in {self.model}", fix=OTHER_FILES)
-        if chosen.subject.tokenizer.facts.fingerprint != self.tokenizer_fingerprint:
-            raise EngineError(f"{host} has another tokenizer for {self.model}", fix=OTHER_FILES)
-        versions, settings = _versions(chosen.plugin), _plain_settings(chosen)
-        for name in _differing(versions, self.versions):
-            raise EngineError(
-                f"{host} has {name} {versions.get(name)} and the driver {self.versions.get(name)}", fix=OTHER_VERSION
-            )
-        names = _differing(settings, self.settings)[:3]
+        here = facts_of(chosen)
+        names = [name for name in {**self.facts, **here} if here.get(name) != self.facts.get(name)]
         if names:
-            differences = [f"{name} {settings.get(name)} instead of {self.settings.get(name)}" for name in names]
-            raise EngineError(
-                f"the engine on {host} would be set up in another way: {', '.join(differences)}",
-                fix="give the options that both can use, as in --device cpu",
-            )
+            host, words = socket.gethostname(), ", ".join(names[:3])
+            values = f" ({here.get(names[0])} instead of {self.facts.get(names[0])})" if len(names) == 1 else ""
+            raise EngineError(f"{host} has other {words} for {self.model}{values}", fix=OTHER_FILES)
 
 
-def _plain_settings(chosen: Chosen) -> dict[str, Any]:
-    """The settings of an engine as JSON gives them back, so that those of two machines can be compared."""
-    found: dict[str, Any] = json.loads(json.dumps(without_secrets(dict(chosen.settings())), default=str))
-    return found
-
-
-def _versions(plugin: EnginePlugin) -> dict[str, str]:
-    """Versions of scoremode and of the libraries that the engine's numbers come from."""
-    return {"scoremode": __version__, **installed_versions(plugin.packages)}
-
-
-def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    return sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
+def facts_of(chosen: Chosen) -> dict[str, str]:
+    """What must be the same on every node: weights, tokenizer, versions of libraries, and settings of the engine."""
+    subject, settings = chosen.subject, without_secrets(dict(chosen.settings()))
+    found = {"weights": subject.fingerprint, "tokenizer": subject.tokenizer.facts.fingerprint}
+    versions = {"scoremode": __version__, **installed_versions(chosen.plugin.packages)}
+    found |= {f"version of {name}": version for name, version in versions.items()}
+    return found | {
+        f"setting {name}": json.dumps(value, default=str, sort_keys=True) for name, value in settings.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)

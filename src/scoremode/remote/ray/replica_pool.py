@@ -9,15 +9,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from scoremode.core.engine.registry import Chosen
 from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.replicas import OTHER_FILES, Pieces, Spread
 from scoremode.errors import EngineError, InputError, ScoremodeError
 from scoremode.remote.ray.pieces import Piece, Piecework, ReplicaHandle, StudyWork
 from scoremode.remote.ray.ray_cluster import Cluster, reason_of
-from scoremode.remote.ray.replica import OTHER_VERSION, Finished, Opened, Replica, ReplicaSpec
+from scoremode.remote.ray.replica import Finished, Opened, Replica, ReplicaSpec
 from scoremode.remote.ray.replica_log import ReplicaLog
-from scoremode.remote.ray.room import room_for
+from scoremode.remote.ray.room import Room
 from scoremode.values import Bools
 
 MOST_FAILURES = 3  # starts in a row without an answer, after which a replica is left out
@@ -52,14 +51,14 @@ def environment_of(spread: Spread) -> dict[str, str]:
 class ReplicaPool:
     """Starts all replicas of a model, polls them, gives them work, and restarts those that died."""
 
-    def __init__(self, chosen: Chosen, spec: ReplicaSpec, spread: Spread, progress: Progress | None) -> None:
+    def __init__(self, spec: ReplicaSpec, room: Room, spread: Spread, progress: Progress | None) -> None:
         """Returns as soon as one replica is ready; the others join later."""
-        self.spec, self.room = spec, room_for(spread, chosen.plugin, chosen.options)
+        self.spec, self.room = spec, room
         self.show: Callable[[str], None] | None = getattr(progress, "detail", None)  # gets the number of ready replicas
         self._shown = 0.0  # when ``show`` was last called
         self._environment = environment_of(spread)
         self.replicas: list[ReplicaHandle] = []
-        self.cluster = Cluster(spread, self.room)
+        self.cluster = Cluster(spread, room)
         self._ray = self.cluster.ray
         self.log = ReplicaLog(spread.replicas, self.cluster.address)
         self.log.say = getattr(progress, "say", None) or self.log.say
@@ -204,9 +203,7 @@ class ReplicaPool:
         """Notes that a replica opened its engine. If it returned an error instead, restarts it or leaves it out."""
         if isinstance(said, ScoremodeError):
             self._first_refusal = self._first_refusal or said
-            is_final = (
-                isinstance(said, InputError) or said.fix in (OTHER_FILES, OTHER_VERSION) or len(self.replicas) == 1
-            )
+            is_final = isinstance(said, InputError) or said.fix == OTHER_FILES or len(self.replicas) == 1
             self._end_or_restart(replica, str(said), is_final=is_final)
             return
         replica.opened, stats = said, replica.stats
@@ -275,16 +272,19 @@ class ReplicaPool:
             case Lost():
                 self._lost(work, replica, said.why)
             case ScoremodeError():
-                self._failed(work, replica, said)
+                piece, _ = replica.sent[0]
+                piece.failures += 1
+                if isinstance(said, InputError) or piece.failures > 1:
+                    raise said
+                self._put_back(work, replica)
+                self.log.event(f"the engine of {replica.name} failed: {said.message}; its {work.unit}s go to others")
+                self.replace(replica, "its engine failed again and again")
             case Finished():
                 piece, _ = replica.sent.popleft()
                 replica.stats.seconds += said.seconds
                 if missing := work.missing(piece):
-                    piece.failures += 1
-                    if piece.failures > 1:
-                        words = f"the engine left {work.unit} {missing[0]} without an answer"
-                        raise EngineError(words, fix="run it again")
-                    work.waiting.appendleft(piece)
+                    words = f"the engine left {work.unit} {missing[0]} without an answer"
+                    raise EngineError(words, fix="run it again")
             case _:
                 replica.failures = 0
                 yield from work.accept(replica, replica.sent[0][0], said)
@@ -303,16 +303,6 @@ class ReplicaPool:
         self.replace(replica, why)
         if running is not None and missing and running.deaths >= MOST_DEATHS:
             raise EngineError(f"three replicas died over {work.unit} {missing[0]} ({why})", fix=f"{work.fix}; {RESUME}")
-
-    def _failed(self, work: Piecework, replica: ReplicaHandle, said: ScoremodeError) -> None:
-        """Gives the pieces of a failed engine to others. Raises the error if it comes again."""
-        piece, _ = replica.sent[0]
-        piece.failures += 1
-        if isinstance(said, InputError) or piece.failures > 1:
-            raise said
-        self._put_back(work, replica)
-        self.log.event(f"the engine of {replica.name} failed: {said.message}; its {work.unit}s go to others")
-        self.replace(replica, "its engine failed again and again")
 
     def _put_back(self, work: Piecework, replica: ReplicaHandle) -> int:
         """Lets the pieces of a replica wait again, before all others. Returns how many results they lack."""

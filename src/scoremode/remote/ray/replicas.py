@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from scoremode.core.installation import pip_install
 from scoremode.core.verbs.replicas import OpenWorker, Spread
 from scoremode.errors import OptionError
+from scoremode.remote.ray.room import read_spread, room_for
 
 if TYPE_CHECKING:
     from scoremode.core.engine.options import Options
@@ -27,8 +29,6 @@ class RayReplicas:
     """A model that runs as several replicas on Ray: see ``core.verbs.replicas.Replicas``."""
 
     def __init__(self, chosen: Chosen, spread: Spread, tokenizer: str | None) -> None:
-        from scoremode.remote.ray.room import room_for
-
         if not chosen.plugin.able().replicas:
             raise OptionError(f"the {chosen.plugin.name} engine cannot run as replicas", fix="leave --replicas out")
         self.require()
@@ -44,11 +44,17 @@ class RayReplicas:
         return ReplicatedEngine(self.pool(work, open_scoring, progress))
 
     def pool(self, work: Work, open_worker: OpenWorker, progress: Progress | None) -> ReplicaPool:
-        from scoremode.remote.ray.replica import ReplicaSpec
+        from scoremode.remote.ray.replica import ReplicaSpec, facts_of
         from scoremode.remote.ray.replica_pool import ReplicaPool
 
-        spec = ReplicaSpec.of(self.chosen, self._tokenizer, work, open_worker)
-        return ReplicaPool(self.chosen, spec, self._spread, progress)
+        name, plugin, options = self.chosen.subject.name, self.chosen.plugin, self.chosen.options
+        facts, folder = facts_of(self.chosen), os.getcwd()
+        spec = ReplicaSpec(name, plugin.called, options.given(), self._tokenizer, work, folder, facts, open_worker)
+        return ReplicaPool(spec, room_for(self._spread, plugin, options), self._spread, progress)
+
+    @staticmethod
+    def read(given: Mapping[str, Any]) -> Spread:
+        return read_spread(given)
 
     @staticmethod
     def require() -> None:
@@ -63,7 +69,6 @@ class RayReplicas:
         progress: Progress | None,
     ) -> dict[str, T]:
         from scoremode.remote.ray.ray_cluster import Cluster
-        from scoremode.remote.ray.room import room_for
         from scoremode.remote.ray.side_by_side import score_together, slots_and_shares
 
         rooms = [room_for(spread, plugin, options) for plugin, options in engines.values()]

@@ -39,25 +39,20 @@ def score_together(names: Sequence[str], score: ScoreOne[T], slots: int, progres
     """Scores every candidate, ``slots`` of them at a time; returns the results in the order of the names."""
     queue = _CandidateQueue(names, score, progress)
     # daemons: an interrupted comparison must not wait forever for an engine that starts
-    # events, not Thread.join: a join that was interrupted takes the thread for ended (Python 3.11)
-    ended = [threading.Event() for _ in range(slots)]
-    workers = [
-        threading.Thread(target=queue.work, args=(event,), name=f"scoremode-slot-{n}", daemon=True)
-        for n, event in enumerate(ended)
-    ]
+    workers = [threading.Thread(target=queue.work, name=f"scoremode-slot-{n}", daemon=True) for n in range(slots)]
     try:
         for worker in workers:
             worker.start()
-        while not all(event.is_set() for event in ended):
+        while queue.ended < slots:
             time.sleep(POLL_SECONDS)
     except BaseException:
-        queue.stopped.set()
-        until = time.monotonic() + STOP_SECONDS
-        for worker, event in zip(workers, ended, strict=True):
-            if worker.ident is not None:  # before Ray ends: a worker that asks Ray something later would start it again
-                event.wait(max(0.0, until - time.monotonic()))
+        queue.is_stopped = True
+        until = time.monotonic() + STOP_SECONDS  # before Ray ends: a worker that asks Ray later would start it again
+        while queue.ended < sum(worker.ident is not None for worker in workers) and time.monotonic() < until:
+            time.sleep(POLL_SECONDS)
         raise
-    return queue.results()
+    raise_failures(names, queue.scored, queue.failed)
+    return [queue.scored[name] for name in names]
 
 
 class _StoppedError(Exception):
@@ -69,62 +64,45 @@ class _CandidateQueue(Generic[T]):
 
     def __init__(self, names: Sequence[str], score: ScoreOne[T], progress: Progress | None) -> None:
         self.names, self.score, self.progress = names, score, progress
-        self.stopped = threading.Event()
+        self.is_stopped, self.ended = False, 0  # the number of workers that have ended
+        self.scored: dict[str, T] = {}
+        self.failed: dict[str, BaseException] = {}
         self._lock = threading.Lock()
         self._waiting = iter(names)
         self._running: list[str] = []
-        self._scored: dict[str, T] = {}
-        self._failed: dict[str, BaseException] = {}
         self._tokens = dict.fromkeys(names, (0, 0))  # done, and in all
 
-    def work(self, ended: threading.Event) -> None:
-        """Scores waiting candidates, one after the other, until none is left; then sets ``ended``."""
+    def work(self) -> None:
+        """Scores waiting candidates, one after the other, until none is left."""
         try:
-            self._work()
+            name = self._next()
+            while name is not None:
+                try:
+                    self.scored[name] = self.score(name, _CandidateProgress(self, name))
+                except BaseException as error:
+                    self.failed[name] = error
+                name = self._next(after=name)
         finally:
-            ended.set()
-
-    def _work(self) -> None:
-        while not self.stopped.is_set():
             with self._lock:
-                name = next(self._waiting, None)
-                if name is None:
-                    return
-                self._running.append(name)
-                self._relabel()
-            try:
-                self._scored[name] = self.score(name, _CandidateProgress(self, name))
-            except _StoppedError:
-                return
-            except BaseException as error:
-                self._failed[name] = error
-            with self._lock:
-                self._running.remove(name)
-                self._relabel()
+                self.ended += 1
 
-    def _relabel(self) -> None:
-        state = state_of_candidates(len(self._scored), len(self._failed), len(self.names), self._running)
-        announce(self.progress, state, "label")
-
-    def check(self) -> None:
-        """Raises _StoppedError if the comparison was interrupted."""
-        if self.stopped.is_set():
-            raise _StoppedError
+    def _next(self, after: str | None = None) -> str | None:
+        with self._lock:
+            name = None if self.is_stopped else next(self._waiting, None)
+            self._running = [one for one in (*self._running, name) if one not in (after, None)]
+            if not self.is_stopped:
+                state = state_of_candidates(len(self.scored), len(self.failed), len(self.names), self._running)
+                announce(self.progress, state, "label")
+            return name
 
     def tell(self, name: str, done: int, total: int) -> None:
         """Reports the progress of all candidates together. Waiting ones, of the same plan, count like the longest."""
-        self.check()
         with self._lock:
             self._tokens[name] = (done, total)
             if self.progress is not None:
                 longest = max(of for _, of in self._tokens.values())
                 whole = sum(of or longest for _, of in self._tokens.values())
                 self.progress(sum(fed for fed, _ in self._tokens.values()), whole)
-
-    def results(self) -> list[T]:
-        """Returns all results, or raises the errors of the candidates that failed."""
-        raise_failures(self.names, self._scored, self._failed)
-        return [self._scored[name] for name in self.names]
 
 
 class _CandidateProgress:
@@ -134,11 +112,13 @@ class _CandidateProgress:
         self._queue, self._name = queue, name
 
     def __call__(self, done: int, total: int) -> None:
+        self.detail("")
         self._queue.tell(self._name, done, total)
 
     def detail(self, _: str) -> None:
         """Shows nothing: the progress line names the candidates being scored, not what each of them waits for."""
-        self._queue.check()
+        if self._queue.is_stopped:
+            raise _StoppedError
 
     phase = detail
 
