@@ -74,9 +74,6 @@ class RecipeOptions:
                 fix="raise the budget, or add candidates",
             )
 
-    def weights(self, chosen: str) -> WeightFacts:
-        return self.own if chosen == BASELINE else self.candidates[chosen].weights
-
     def mixture_job(self, allocation: Allocation) -> Job:
         """The job of measuring the mixture: the tensors of every unit that is not the baseline's."""
         chosen = {unit.name: allocation.chosen[unit.name].name for unit in self.units}
@@ -86,9 +83,9 @@ class RecipeOptions:
 
     def texts(self, allocation: Allocation) -> list[dict[str, Any]]:
         """The recipe in the dialects of tools."""
-        parameters = {
-            t: self.weights(allocation.chosen[unit.name].name).stored[t] for unit in self.units for t in unit.tensors
-        }
+        weights = {BASELINE: self.own, **{name: one.weights for name, one in self.candidates.items()}}
+        chosen = {unit: weights[option.name] for unit, option in allocation.chosen.items()}
+        parameters = {t: chosen[unit.name].stored[t] for unit in self.units for t in unit.tensors}
         found = write_recipes(Mixture(self.model_type, parameters))
         return [{**asdict(one), "notes": list(one.notes)} for one in found]
 

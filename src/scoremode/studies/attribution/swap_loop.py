@@ -67,8 +67,7 @@ class SwapMeasurement:
 
     def measure(self, jobs: Sequence[Job]) -> list[Damage]:
         """The damage of each job: read from the folder if it is there, else measured and kept there."""
-        waiting = [job for job in jobs if job.number not in self.folder.records]
-        if waiting:
+        if waiting := [job for job in jobs if job.number not in self.folder.records]:
             self._measure(waiting)
         return [self._kept(job) for job in jobs]
 
