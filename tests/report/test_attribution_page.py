@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 import scoremode as sm
-from scoremode.core.statistics.cells import Cells, Damage
 from scoremode.errors import InputError
+from scoremode.studies.attribution.cells import Cells, Damage
 from scoremode.studies.attribution.page import depth, render_attribution
 from scoremode.studies.attribution.recipe_statistics import Recipe, Uniform
 from scoremode.studies.attribution.result import Attribution, CandidateDamage, UnitDamage

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scoremode.core.statistics.cells import Cells, Damage, PlanCells
 from scoremode.core.statistics.estimate import ratio
 from scoremode.studies.attribution.account import account_of
+from scoremode.studies.attribution.cells import Cells, Damage, PlanCells
 from scoremode.studies.attribution.recipe_statistics import Recipe, Uniform
 from scoremode.studies.attribution.result import Attribution, CandidateDamage, UnitDamage, ordered
 from scoremode.values import Floats

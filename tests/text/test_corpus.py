@@ -16,10 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scoremode.core import extensions
 from scoremode.core.installation import pip_install
-from scoremode.core.text.corpus import Corpus, load
+from scoremode.core.text.corpus import Corpus, CorpusKind, load
 from scoremode.core.text.files import Row
-from scoremode.errors import CorpusError
+from scoremode.errors import CorpusError, OptionError
 from tests.memory import measured_alone, peak_of
 
 CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
@@ -508,3 +509,30 @@ def test_the_hub_client_is_as_loud_afterwards_as_it_was(monkeypatch: pytest.Monk
         assert (seen, logging.get_verbosity()) == ([logging.ERROR], logging.INFO)
     finally:
         logging.set_verbosity(before)
+
+
+class Words:
+    """A corpus that a wing could bring: the words of its name."""
+
+    def __init__(self, name: str) -> None:
+        self.words = name.split("-")
+
+    def as_corpus(self, count: int | None = None) -> Corpus:
+        kept = self.words[:count]
+        return Corpus("words", "documents", lambda: iter(kept), "0" * 64, len(kept), sum(map(len, kept)))
+
+
+def test_a_wing_brings_a_kind_of_corpus_and_takes_it_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its prefix and its objects are read while the wing is there; without it, the prefix is a file that is missing."""
+    kind = CorpusKind("words:", Words, lambda name: None, Words)
+    monkeypatch.setattr(extensions, "offered", lambda asked: [kind] if asked == "corpus" else [])
+    assert list(load("words:a-b-c", num_samples=2).rows()) == list(load(Words("a-b")).rows()) == ["a", "b"]
+    with pytest.raises(CorpusError, match="--field does not apply to words"):
+        load(Words("a"), field="x")
+    with pytest.raises(OptionError, match="--text"):
+        load(Words("a"), text="x")
+    with pytest.raises(CorpusError, match="words were given together with other texts"):
+        load(["words:a", "python-docs"])
+    monkeypatch.setattr(extensions, "offered", lambda asked: [])
+    with pytest.raises(CorpusError, match="words:a"):
+        load("words:a")

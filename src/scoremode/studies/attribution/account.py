@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.core.statistics.cells import Cells, Damage
 from scoremode.core.statistics.estimate import with_error_fields
+from scoremode.studies.attribution.cells import Cells, Damage
 from scoremode.values import Estimate
 
 

@@ -19,7 +19,6 @@ from scoremode.core.disk.uri import Place, located
 from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import can, open_for
 from scoremode.core.plan.path import DECODE
-from scoremode.core.statistics.cells import Cells, Damage, PlanCells
 from scoremode.core.verbs.arguments import AllArguments, spelled_out, split_arguments
 from scoremode.core.verbs.compare import compare
 from scoremode.core.verbs.model import GivenTokenizer, LazyModel
@@ -31,8 +30,9 @@ from scoremode.core.verbs.scoring import check_fits
 from scoremode.core.verbs.sides import CompareRequest, assign_engines, short
 from scoremode.errors import InputError, OptionError, RunError, did_you_mean, print_line
 from scoremode.studies.attribution.engines.replicated_swapper import ReplicatedSwapper
+from scoremode.studies.attribution.cells import Cells, Damage, PlanCells
 from scoremode.studies.attribution.folder import AGAIN, AttributionFolder
-from scoremode.studies.attribution.recipe import Budget, Choices, make_recipe, restored_recipe, write_tools
+from scoremode.studies.attribution.recipe import Budget, RecipeOptions, make_recipe, restored_recipe, write_tools
 from scoremode.studies.attribution.recipe_statistics import Uniform
 from scoremode.studies.attribution.result import Attribution, CandidateDamage, UnitDamage
 from scoremode.studies.attribution.swap_loop import Candidate, SwapMeasurement, formats_of, record_number, stored_bits
@@ -177,7 +177,7 @@ class _Work:
             mark = " beside a head" if facts.is_untied else ""
             candidates = [Candidate(name, self.prints[name] + mark, own) for name, own in facts.candidates.items()]
             units = units_of(facts.shapes, self.request.by, facts.layers_name)
-            choices = Choices({one.name: one for one in candidates}, facts.own, units, facts.model_type)
+            choices = RecipeOptions({one.name: one for one in candidates}, facts.own, units, facts.model_type)
             choices.check(self.request.budget)
             self.folder.begin()
             measurement = SwapMeasurement(swapper, plan, cells, self.folder, self.progress)

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from scoremode.core.statistics.cells import Cells, Damage
 from scoremode.core.verbs.outputs import write_files
 from scoremode.errors import InputError, OptionError, print_line
 from scoremode.studies.attribution.bit_allocation import Allocation, Option, allocate
+from scoremode.studies.attribution.cells import Cells, Damage
 from scoremode.studies.attribution.recipe_statistics import SEEN, Recipe, Uniform
 from scoremode.studies.attribution.recipes.mixture import Mixture
 from scoremode.studies.attribution.recipes.writing import write_recipes
@@ -47,7 +47,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class RecipeOptions:
     """What a recipe chooses from: the candidates by name, the baseline's own weights, and the units."""
 
     candidates: Mapping[str, Candidate]
@@ -74,9 +74,6 @@ class Choices:
                 fix="raise the budget, or add candidates",
             )
 
-    def weights(self, chosen: str) -> WeightFacts:
-        return self.own if chosen == BASELINE else self.candidates[chosen].weights
-
     def mixture_job(self, allocation: Allocation) -> Job:
         """The job of measuring the mixture: the tensors of every unit that is not the baseline's."""
         chosen = {unit.name: allocation.chosen[unit.name].name for unit in self.units}
@@ -86,14 +83,14 @@ class Choices:
 
     def texts(self, allocation: Allocation) -> list[dict[str, Any]]:
         """The recipe in the dialects of tools."""
-        parameters = {
-            t: self.weights(allocation.chosen[unit.name].name).stored[t] for unit in self.units for t in unit.tensors
-        }
+        weights = {BASELINE: self.own, **{name: one.weights for name, one in self.candidates.items()}}
+        chosen = {unit: weights[option.name] for unit, option in allocation.chosen.items()}
+        parameters = {t: chosen[unit.name].stored[t] for unit in self.units for t in unit.tensors}
         found = write_recipes(Mixture(self.model_type, parameters))
         return [{**asdict(one), "notes": list(one.notes)} for one in found]
 
 
-def make_recipe(budget: Budget, choices: Choices, measurement: SwapMeasurement) -> dict[str, Any]:
+def make_recipe(budget: Budget, choices: RecipeOptions, measurement: SwapMeasurement) -> dict[str, Any]:
     """Chooses a mixture and measures it; returns what the manifest keeps. Its sums are in the folder."""
     cells = measurement.cells.cells
     if not cells.targets[cells.half == 1].sum():

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scoremode.core.statistics.cells import Cells, Damage
 from scoremode.core.statistics.estimate import with_error_fields
+from scoremode.studies.attribution.cells import Cells, Damage
 from scoremode.values import Estimate
 
 SEEN, HELD_OUT = "first", "second"  # halves of the windows

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.core.statistics.cells import Cells, Damage
 from scoremode.core.statistics.estimate import finite_or_none, transformed, with_error_fields
 from scoremode.studies.attribution.account import Account, account_of
+from scoremode.studies.attribution.cells import Cells, Damage
 from scoremode.studies.attribution.recipe_statistics import Recipe
 from scoremode.values import Estimate, Floats
 

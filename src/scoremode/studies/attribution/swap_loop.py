@@ -6,16 +6,17 @@ for each candidate, for each unit that the folder lacks:    the swapper's column
 from __future__ import annotations
 
 import hashlib
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from scoremode.core.plan.plan import Plan
-from scoremode.core.statistics.cells import Damage, PlanCells
 from scoremode.core.verbs.progress import Progress, announce
 from scoremode.errors import EngineError
+from scoremode.studies.attribution.cells import Damage, PlanCells
 from scoremode.studies.attribution.folder import AttributionFolder
 from scoremode.studies.attribution.swapping import Swap, Swapper, WeightFacts
 from scoremode.studies.attribution.units import Unit
@@ -66,14 +67,14 @@ class SwapMeasurement:
 
     def measure(self, jobs: Sequence[Job]) -> list[Damage]:
         """The damage of each job: read from the folder if it is there, else measured and kept there."""
-        waiting = [job for job in jobs if job.number not in self.folder.records]
-        if waiting:
+        if waiting := [job for job in jobs if job.number not in self.folder.records]:
             self._measure(waiting)
         return [self._kept(job) for job in jobs]
 
     def _measure(self, jobs: Sequence[Job]) -> None:
         swaps, tokens = [job.swap for job in jobs], self.plan.forward_tokens
-        shares = [self._share(swap) for swap in swaps]
+        facts, layers = self.swapper.facts, self.swapper.facts.layers + 1
+        shares = [(layers - facts.start_of(swap.sources)) / layers for swap in swaps]  # of a forward pass, about
         total, parts = int(sum(shares) * tokens), np.zeros(len(jobs))
 
         def tell(number: int, part: float) -> None:
@@ -102,11 +103,6 @@ class SwapMeasurement:
             raise EngineError(f"the record of {job.swap.words} cannot be used", fix="measure again with --fresh")
         return found
 
-    def _share(self, swap: Swap) -> float:
-        """The part of a forward pass that a swap takes, about."""
-        facts = self.swapper.facts
-        return (facts.layers + 1 - facts.start_of(swap.sources)) / (facts.layers + 1)
-
 
 def stored_bits(weights: WeightFacts, tensors: Sequence[str]) -> float:
     """The bits that some tensors of a candidate take in all."""
@@ -116,7 +112,7 @@ def stored_bits(weights: WeightFacts, tensors: Sequence[str]) -> float:
 def formats_of(weights: WeightFacts, tensors: Sequence[str]) -> str:
     """The formats of a unit's matrices, most weights first; of all its tensors if it has no matrix."""
     own = [weights.stored[name] for name in tensors]
-    sizes: dict[str, Any] = {}
+    sizes = Counter[str]()
     for one in [one for one in own if len(one.shape) > 1] or own:
-        sizes[one.format] = sizes.get(one.format, 0) + int(np.prod(one.shape))
-    return ", ".join(sorted(sizes, key=lambda name: -sizes[name]))
+        sizes[one.format] += math.prod(one.shape)
+    return ", ".join(name for name, _ in sizes.most_common())

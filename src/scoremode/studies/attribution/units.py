@@ -41,20 +41,17 @@ def units_of(shapes: Mapping[str, tuple[int, ...]], by: str, layers: str = "mode
     kinds = _kinds(shapes, layers)
     found: dict[tuple[int | None, str | None], list[str]] = {}
     for name in shapes:
-        layer, kind = _layer(name, layers), kinds[name]
+        inside, kind = name.removeprefix(f"{layers}."), kinds[name]
+        layer = int(inside.split(".")[0]) if inside != name else None
         if layer is None:
             kind = _outside(name, kind, by, is_tied=is_tied)
         key = (layer if by != "kind" else None, None if by == "layer" and layer is not None else kind)
         found.setdefault(key, []).append(name)
-    return [
-        Unit(_name(layer, kind), layer, kind, tuple(names), sum(math.prod(shapes[name]) for name in names))
-        for (layer, kind), names in found.items()
-    ]
-
-
-def _layer(name: str, layers: str) -> int | None:
-    inside = name.removeprefix(f"{layers}.")
-    return int(inside.split(".")[0]) if inside != name else None
+    units = []
+    for (layer, own), names in found.items():
+        words = " ".join(part for part in ("" if layer is None else f"layer {layer}", own) if part)
+        units.append(Unit(words, layer, own, tuple(names), sum(math.prod(shapes[name]) for name in names)))
+    return units
 
 
 def _outside(name: str, kind: str, by: str, *, is_tied: bool) -> str:
@@ -64,10 +61,6 @@ def _outside(name: str, kind: str, by: str, *, is_tied: bool) -> str:
     if EMBEDDING.search(name):
         return TIED_UNIT if is_tied else EMBEDDING_UNIT
     return kind if by == "kind" or kind != NORMS else "last norm"
-
-
-def _name(layer: int | None, kind: str | None) -> str:
-    return " ".join(part for part in (None if layer is None else f"layer {layer}", kind) if part)
 
 
 def _kinds(shapes: Mapping[str, tuple[int, ...]], layers: str) -> dict[str, str]:

@@ -67,7 +67,9 @@ def open_weights(
         read, own_bits = _require_baseline(candidate, read_baseline, baseline_stored)
         return AdaptedWeights(candidate, folder, baseline, read, own_bits=own_bits)
     facts = inspect(candidate, revision=revision, token=token)
-    _require_same_type(candidate, facts.config, model_type)
+    own = str(_text_config(facts.config).get("model_type", ""))
+    if own and model_type and own != model_type:
+        raise ModelError(f"{candidate} is a {own} model, and the baseline is a {model_type} model", fix=OTHER)
     reader, notes = _reader(candidate, facts, baseline)
     is_untied = _text_config(facts.config).get("tie_word_embeddings", facts.config.get("tie_word_embeddings")) is False
     return MatchedWeights(candidate, reader, baseline, (*facts.notes, *notes), needs_head=is_untied)
@@ -121,12 +123,6 @@ def _is_gguf(candidate: str) -> bool:
     if not path.is_dir():
         return candidate.endswith(SUFFIX)
     return not any(path.glob("*.safetensors")) and bool(gguf_models(path))
-
-
-def _require_same_type(candidate: str, config: Mapping[str, Any], model_type: str) -> None:
-    own = str(_text_config(config).get("model_type", ""))
-    if own and model_type and own != model_type:
-        raise ModelError(f"{candidate} is a {own} model, and the baseline is a {model_type} model", fix=OTHER)
 
 
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

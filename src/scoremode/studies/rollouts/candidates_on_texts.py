@@ -11,7 +11,7 @@ neither model is their writer     then the writer's log-probabilities are those 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import exp
 from typing import Any
 
@@ -66,24 +66,6 @@ class OwnWords:
         return {"writer": self.writer, "reader": self.reader, **known, "examples": examples}
 
 
-@dataclass(frozen=True, slots=True)
-class Sides:
-    """Who reads texts, and the run of their writer, if it is in the comparison."""
-
-    name: str
-    reader: Run
-    writer: Run | None
-
-    @staticmethod
-    def of(c: Comparison, rollouts: Rollouts) -> Sides:
-        """A candidate that reads its own texts would say nothing about the baseline."""
-        if is_writer(c.baseline, rollouts):
-            return Sides(c.name, c.candidate, c.baseline)
-        if is_writer(c.candidate, rollouts):
-            return Sides(c.baseline_name, c.baseline, c.candidate)
-        return Sides(c.name, c.candidate, None)
-
-
 def own_words(
     found: Sequence[Comparison], rollouts: Rollouts, count: int | None = None, *, drafts: bool = False
 ) -> list[OwnWords]:
@@ -92,18 +74,40 @@ def own_words(
     With ``drafts``, also what each candidate would save as a draft model.
     """
     rollouts = rollouts if count is None else rollouts.first(count)
-    writer, sides = str(rollouts.manifest["model"]), [Sides.of(c, rollouts) for c in found]
-    if rollouts.manifest["sampling"].get("temperature") == 0:
-        parted = [_partings(s, rollouts) for s in sides]
-        drafted = [_greedy_drafts(s, rollouts) if drafts else None for s in sides]
-        told = [other_choices(s.reader, rollouts, p.noise if p else 0.0) for s, p in zip(sides, parted, strict=True)]
-        return [
-            OwnWords(writer, s.name, p, None, d, t) for s, p, d, t in zip(sides, parted, drafted, told, strict=True)
-        ]
-    return [
-        OwnWords(writer, s.name, None, *_read(c, s, rollouts, drafts=drafts), other_choices(s.reader, rollouts))
-        for c, s in zip(found, sides, strict=True)
-    ]
+    return [_own_words(c, rollouts, drafts=drafts) for c in found]
+
+
+def _own_words(c: Comparison, rollouts: Rollouts, *, drafts: bool) -> OwnWords:
+    name, reader, writer = c.name, c.candidate, c.baseline if is_writer(c.baseline, rollouts) else None
+    if writer is None and is_writer(c.candidate, rollouts):  # who reads its own texts says nothing about the other
+        name, reader, writer = c.baseline_name, c.baseline, c.candidate
+    said = OwnWords(str(rollouts.manifest["model"]), name, None, None, None)
+    is_greedy = rollouts.manifest["sampling"].get("temperature") == 0
+    if is_greedy and not reader.scores.has("top"):
+        return said
+    order, facts, noise = in_order_of(rollouts, reader), reader.facts, 0.0
+    document, group = np.asarray(facts.document)[order], np.asarray(facts.group)[order]
+    if is_greedy:
+        token, top = np.asarray(facts.id)[order], np.asarray(reader.scores.top)[order]
+        if writer is not None and writer.scores.has("top"):  # the gaps that it shows in its own greedy texts are noise
+            strays = np.asarray(writer.scores.top) != np.asarray(writer.facts.id)
+            noise = float(_gaps(writer)[strays].max(initial=0.0))
+        parted = partings(document, group, token, top, _gaps(reader)[order], noise=noise)
+        drafted = speculation(document, group, (top == token).astype(np.float64)) if drafts else None
+        said = replace(said, partings=parted, drafts=drafted)
+    else:
+        read = reader.scores.logprob[order]
+        own = np.concatenate(rollouts.raw_logprob)
+        if writer is not None:  # by the same path as the reader
+            own = writer.scores.logprob[in_order_of(rollouts, writer)]
+        said = replace(said, read=own_texts(document, group, own, read))
+        if drafts and drawn_from_own(rollouts):
+            accept, variation = acceptances(own, read), c.divergences.total_variation
+            overlap = accept  # its mean over texts of the writer is that of the overlap
+            if variation is not None and writer is not None:
+                overlap = 1.0 - np.asarray(variation)[in_order_of(rollouts, c.candidate)]
+            said = replace(said, drafts=speculation(document, group, overlap, accept))
+    return replace(said, examples=other_choices(reader, rollouts, noise))
 
 
 def is_writer(run: Run, rollouts: Rollouts) -> bool:
@@ -151,46 +155,3 @@ def other_choices(reader: Run, rollouts: Rollouts, noise: float = 0.0) -> tuple[
         if len(found) == MOST_EXAMPLES:
             break
     return tuple(found.values())
-
-
-def _partings(sides: Sides, rollouts: Rollouts) -> Partings | None:
-    """Finds partings. A gap that the writer itself shows where it reads its own greedy text is noise."""
-    reader, writer = sides.reader, sides.writer
-    if not reader.scores.has("top"):
-        return None
-    noise = 0.0
-    if writer is not None and writer.scores.has("top"):
-        strays = np.asarray(writer.scores.top) != np.asarray(writer.facts.id)
-        noise = float(_gaps(writer)[strays].max(initial=0.0))
-    order = in_order_of(rollouts, reader)
-    facts, top = reader.facts, np.asarray(reader.scores.top)
-    columns = (np.asarray(column)[order] for column in (facts.document, facts.group, facts.id, top, _gaps(reader)))
-    return partings(*columns, noise=noise)
-
-
-def _greedy_drafts(sides: Sides, rollouts: Rollouts) -> Speculation | None:
-    """Finds what a draft model would save a greedy target: a draft is accepted if it is the text's own token."""
-    reader = sides.reader
-    if not reader.scores.has("top"):
-        return None
-    order, facts = in_order_of(rollouts, reader), reader.facts
-    same = np.asarray(reader.scores.top) == np.asarray(facts.id)
-    return speculation(facts.document[order], facts.group[order], same[order].astype(np.float64))
-
-
-def _read(c: Comparison, sides: Sides, rollouts: Rollouts, *, drafts: bool) -> tuple[OwnTexts, Speculation | None]:
-    order = in_order_of(rollouts, sides.reader)
-    document, group = sides.reader.facts.document[order], sides.reader.facts.group[order]
-    reader = sides.reader.scores.logprob[order]
-    if sides.writer is not None:  # by the same path as the reader
-        writer = sides.writer.scores.logprob[in_order_of(rollouts, sides.writer)]
-    else:
-        writer = np.concatenate(rollouts.raw_logprob)
-    read = own_texts(document, group, writer, reader)
-    if not drafts or not drawn_from_own(rollouts):
-        return read, None
-    accept, variation = acceptances(writer, reader), c.divergences.total_variation
-    overlap = accept  # its mean over texts of the writer is that of the overlap
-    if variation is not None and sides.writer is not None:
-        overlap = 1.0 - np.asarray(variation)[in_order_of(rollouts, c.candidate)]
-    return read, speculation(document, group, overlap, accept)

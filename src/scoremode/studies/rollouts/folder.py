@@ -61,16 +61,13 @@ class RolloutsFolder:
                 self.finished = Rollouts.open(self.folder)
                 (self.folder / PARTIAL_TEXTS).unlink(missing_ok=True)  # a process was killed just before it did this
         except BaseException:
-            self._release()
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._records is not None:
             self._records.close()
-        self._release()
-
-    def _release(self) -> None:
         if self._lock is not None:
             self._lock.release()
 

@@ -124,11 +124,6 @@ class Mismatch(ArrowTable):
         index, groups = self._samples
         return np.bincount(index, self.log_ratio, minlength=len(groups)).astype(np.float64)
 
-    def _outside(self, log_ratio: Floats) -> Bools:
-        low, high = map(math.log, self.clip)
-        found: Bools = (log_ratio < low) | (log_ratio > high)
-        return found
-
     # ── numbers ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def statistics(self) -> dict[str, Any]:
         """All numbers by name, ready for JSON: see docs/own-words.md. None: not measured, not known or infinite."""
@@ -165,7 +160,8 @@ class Mismatch(ArrowTable):
     def _values(self, name: str, log_ratio: Floats) -> Floats:
         """What is averaged, per token or per sample."""
         if name == "outside_clip":
-            return self._outside(log_ratio).astype(np.float64)
+            low, high = map(math.log, self.clip)
+            return ((log_ratio < low) | (log_ratio > high)).astype(np.float64)
         return np.exp(log_ratio) if name == "ratio_mean" else KL_ESTIMATES[name](log_ratio)
 
     def by_position(self) -> list[dict[str, Any]]:

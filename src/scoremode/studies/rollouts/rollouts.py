@@ -183,13 +183,13 @@ class WritingTask:
         return max(len(ids) + room for (_, ids), room in each)
 
     def requests(self, which: Sequence[int]) -> list[WritingRequest]:
-        rooms = self.rooms
-        return [WritingRequest(self.encoded[i // self.numbers.samples][1], self._seed(i), rooms[i]) for i in which]
-
-    def _seed(self, number: int) -> int:
-        prompt, sample = divmod(number, self.numbers.samples)
-        digest = hashlib.sha256(f"{self.numbers.seed} {prompt} {sample}".encode()).digest()
-        return int.from_bytes(digest[:8], "little") >> 2
+        rooms, found = self.rooms, []
+        for number in which:
+            prompt, sample = divmod(number, self.numbers.samples)
+            digest = hashlib.sha256(f"{self.numbers.seed} {prompt} {sample}".encode()).digest()
+            seed = int.from_bytes(digest[:8], "little") >> 2
+            found.append(WritingRequest(self.encoded[prompt][1], seed, rooms[number]))
+        return found
 
     def identity(self, lazy: LazyModel) -> dict[str, Any]:
         """The facts that must be equal for stored texts to be these."""

@@ -49,8 +49,9 @@ def exllamav3_recipe(mixture: Mixture) -> WrittenRecipe | None:
     most = Counter(bits.values()).most_common(1)[0][0]
     others = {key: own for key, own in bits.items() if own != most}
     lines = [HEADER.format(most=most).rstrip("\n")]
-    lines += _sources(sorted(set(others.values())))
-    lines += ["overrides:" if others else "overrides: []"]
+    lines.append("sources:" if others else "sources: []")
+    lines += [f'  - {{id: "{own}bpw", model_dir: "model-exl3-{own}bpw"}}' for own in sorted(set(others.values()))]
+    lines.append("overrides:" if others else "overrides: []")
     lines += [f'  - {{key: {json.dumps(key)}, source: "{own}bpw"}}' for key, own in others.items()]
     notes = ["the conversions for it need a GPU, once for each number of bits"]
     if kept:
@@ -65,9 +66,3 @@ def _in_mixtral(module: str) -> str:
     """The name of an expert's matrix in the files of Mixtral."""
     stem, _, leaf = module.replace(".mlp.experts.", ".block_sparse_moe.experts.").rpartition(".")
     return f"{stem}.{MIXTRAL[leaf]}" if ".experts." in stem else module
-
-
-def _sources(others: list[int]) -> list[str]:
-    if not others:
-        return ["sources: []"]
-    return ["sources:", *(f'  - {{id: "{own}bpw", model_dir: "model-exl3-{own}bpw"}}' for own in others)]

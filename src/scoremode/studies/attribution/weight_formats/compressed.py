@@ -29,7 +29,8 @@ class CompressedTensors:
         self._plain, self._label = plain, label
         _require_plain_layout(label, quantization)
         self._config = _read_config(label, quantization)
-        modules = dict.fromkeys(m for name in plain.tensors if (m := _quantized_module(name)) is not None)
+        leaves = (name.rpartition(".") for name in plain.tensors)
+        modules = dict.fromkeys(module for module, _, leaf in leaves if leaf in SCALES)
         self._modules = {f"{module}.weight": module for module in modules}
         self._schemes = {module: self._scheme(module) for module in modules}
         beside = {f"{module}.{leaf}" for module in modules for leaf in (*BESIDE_WEIGHTS, "weight_packed", "weight")}
@@ -111,11 +112,6 @@ class CompressedTensors:
         if len(shape) != 2 or not any(float_kind in kind for float_kind in FLOATS_IN_BYTES):
             raise ModelError(f"{self._label} lacks {module}.weight_shape", fix="download it again")
         return shape[0], 2 * shape[1]
-
-
-def _quantized_module(name: str) -> str | None:
-    module, _, leaf = name.rpartition(".")
-    return module if leaf in SCALES else None
 
 
 def _format(kind: str, scheme: Any) -> str:

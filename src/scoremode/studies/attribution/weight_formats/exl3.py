@@ -55,7 +55,8 @@ class Exl3Tensors:
         import torch
 
         outputs, inputs = self.stored[name].shape
-        formula, trellis = self._formula(module), self._plain.raw(f"{module}.{TRELLIS}")
+        formula = next((name for name in MULTIPLIERS if f"{module}.{name}" in self._plain.tensors), PLAIN)
+        trellis = self._plain.raw(f"{module}.{TRELLIS}")
         by_input, by_output = self._factors(f"{module}.su"), self._factors(f"{module}.sv")
         weight = torch.empty(inputs, outputs)
         rows = BLOCK // TILE * max(1, DECODED_TOGETHER // (BLOCK * TILE * trellis.shape[1]))
@@ -74,9 +75,6 @@ class Exl3Tensors:
 
         words = self._plain.raw(name).to(torch.int32)[:, None]
         return (1 - 2 * (words >> torch.arange(16, dtype=torch.int32) & 1)).reshape(-1).float()
-
-    def _formula(self, module: str) -> str:
-        return next((name for name in MULTIPLIERS if f"{module}.{name}" in self._plain.tensors), PLAIN)
 
     def _stored(self, name: str, module: str, wanted: Shape | None) -> StoredWeight:
         tensors = self._plain.tensors

@@ -75,7 +75,9 @@ class GgufTensors:
         return self._layout.transposed and tensor.name.startswith("blk.") and len(tensor.shape) == 2
 
     def _stored(self, name: str, parts: tuple[GgufTensor, ...], expected: Shape | None) -> StoredWeight:
-        shape = parts[0].shape if len(parts) == 1 else _joined(parts)
+        shape = parts[0].shape
+        if len(parts) > 1:
+            shape = (*shape[:-2], sum(part.shape[-2] for part in parts), shape[-1])
         if self._is_transposed(parts[0]):
             shape = shape[::-1]
         if expected is not None and _without_ones(expected) == _without_ones(shape):
@@ -90,24 +92,15 @@ def dequantized(tensor: GgufTensor) -> Any:
     from gguf.quants import dequantize
 
     raw = np.fromfile(tensor.file, np.uint8, tensor.bytes, offset=tensor.begin)
+    rows = tensor.weights // tensor.shape[-1] if tensor.shape and tensor.shape[-1] else 1
     try:
-        values = dequantize(raw.reshape(_byte_shape(tensor)), GGMLQuantizationType[tensor.type])
+        values = dequantize(raw.reshape(rows, tensor.bytes // max(rows, 1)), GGMLQuantizationType[tensor.type])
     except NotImplementedError:
         raise ModelError(
             f"{tensor.name} of {tensor.file} has the type {tensor.type}, which the gguf package cannot de-quantize",
             fix="quantize it to another type",
         ) from None
     return values.reshape(tensor.shape).astype(np.float32, copy=False)
-
-
-def _byte_shape(tensor: GgufTensor) -> Shape:
-    rows = tensor.weights // tensor.shape[-1] if tensor.shape and tensor.shape[-1] else 1
-    return rows, tensor.bytes // max(rows, 1)
-
-
-def _joined(parts: tuple[GgufTensor, ...]) -> Shape:
-    *outer, _, columns = parts[0].shape
-    return (*outer, sum(part.shape[-2] for part in parts), columns)
 
 
 def _without_ones(shape: Shape) -> Shape:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from scoremode.core.models.safetensors import StoredTensor
 from scoremode.errors import ModelError
 from scoremode.studies.attribution.weight_formats.checkpoint import PlainTensors
-from scoremode.studies.attribution.weight_formats.stored import Shape, StoredWeight
+from scoremode.studies.attribution.weight_formats.stored import StoredWeight
 
 if TYPE_CHECKING:
     import torch
@@ -46,38 +46,28 @@ class PackedIntegers:
         module = self._modules.get(name)
         if module is None:
             return self._plain.read(name)
-        return self._awq(module) if self._is_awq else self._gptq(module)
-
-    def _gptq(self, module: str) -> torch.Tensor:
         import torch
 
-        raw = self._plain.raw
-        outputs, inputs = self.stored[f"{module}.weight"].shape
+        raw, tensors = self._plain.raw, self._plain.tensors
+        outputs, inputs = self.stored[name].shape
         scales, words = raw(f"{module}.scales").float(), raw(f"{module}.qweight")
         zeros = unpacked(raw(f"{module}.qzeros").T, self._bits, outputs).T
-        zeros = (zeros + self._zero) & (2**self._bits - 1)  # a zero point of 0, less 1, has all bits set
-        has_order = f"{module}.g_idx" in self._plain.tensors
-        group = raw(f"{module}.g_idx").long() if has_order else torch.arange(inputs) // (inputs // len(scales))
+        group = torch.arange(inputs) // max(inputs // len(scales), 1)
+        if self._is_awq:
+            zeros = in_awq_order(zeros)
+        else:
+            zeros = (zeros + self._zero) & (2**self._bits - 1)  # a zero point of 0, less 1, has all bits set
+            group = raw(f"{module}.g_idx").long() if f"{module}.g_idx" in tensors else group
         if int(group.min()) < 0 or int(group.max()) >= len(scales):
             raise ModelError(f"{module}.g_idx of {self._label} names groups that do not exist", fix="download it again")
         weight = torch.empty(outputs, inputs)
-        for some in _blocks(outputs, inputs):
-            numbers = unpacked(words[:, some], self._bits, inputs)
-            weight[some] = ((numbers - zeros[group, some]) * scales[group, some]).T
-        return weight
-
-    def _awq(self, module: str) -> torch.Tensor:
-        import torch
-
-        raw = self._plain.raw
-        outputs, inputs = self.stored[f"{module}.weight"].shape
-        scales, words = raw(f"{module}.scales").float(), raw(f"{module}.qweight")
-        zeros = in_awq_order(unpacked(raw(f"{module}.qzeros").T, self._bits, outputs).T)
-        group = torch.arange(inputs) // (inputs // len(scales))
-        weight = torch.empty(outputs, inputs)
-        for some in _blocks(inputs, outputs):
-            numbers = in_awq_order(unpacked(words[some].T, self._bits, outputs).T)
-            weight[:, some] = ((numbers - zeros[group[some]]) * scales[group[some]]).T
+        for some in _blocks(inputs, outputs) if self._is_awq else _blocks(outputs, inputs):
+            if self._is_awq:
+                numbers = in_awq_order(unpacked(words[some].T, self._bits, outputs).T)
+                weight[:, some] = ((numbers - zeros[group[some]]) * scales[group[some]]).T
+            else:
+                numbers = unpacked(words[:, some], self._bits, inputs)
+                weight[some] = ((numbers - zeros[group, some]) * scales[group, some]).T
         return weight
 
     def _stored(self, name: str, module: str) -> StoredWeight:
@@ -85,16 +75,16 @@ class PackedIntegers:
         parts = {leaf: tensors[key] for leaf in BESIDE if (key := f"{module}.{leaf}") in tensors}
         if missing := {"qzeros", "scales"} - parts.keys():
             raise ModelError(f"{self._label} lacks {module}.{min(missing)}", fix="download it again")
-        inputs, outputs = self._sizes(parts)
+        inputs, outputs = parts["qweight"].shape if len(parts["qweight"].shape) == 2 else (0, 0)
+        if self._is_awq:
+            outputs = outputs * WORD // self._bits
+        else:
+            inputs = inputs * WORD // self._bits
         self._require_shapes(module, parts, inputs, outputs)
         bits = 8 * sum(part.end - part.begin for part in parts.values()) / max(inputs * outputs, 1)
         method = "AWQ" if self._is_awq else "GPTQ"
         group = f" g{self._group}" if self._group > 0 else ""
         return StoredWeight(name, (outputs, inputs), bits, f"{method} {self._bits} bit{group}")
-
-    def _sizes(self, parts: Mapping[str, StoredTensor]) -> Shape:
-        rows, columns = parts["qweight"].shape if len(parts["qweight"].shape) == 2 else (0, 0)
-        return (rows, columns * WORD // self._bits) if self._is_awq else (rows * WORD // self._bits, columns)
 
     def _require_shapes(self, module: str, parts: Mapping[str, StoredTensor], inputs: int, outputs: int) -> None:
         groups = -(-inputs // self._group) if self._group > 0 else 1

@@ -42,7 +42,8 @@ class RoundedWeights:
     ) -> None:
         self.label, self._read, self._model_type = label, read, model_type
         self._bits, self._group, self._asymmetric, everything = read_name(label)
-        self._rounded = {name for name, shape in baseline.items() if _is_rounded(name, shape, everything)}
+        matrices = {name for name, shape in baseline.items() if len(shape) >= 2 and name.endswith(("weight", "_proj"))}
+        self._rounded = {n for n in matrices if not ROUTER.search(n) and (everything or LAYER.match(n) is not None)}
         if not self._rounded:
             raise ModelError(f"the baseline has no matrices that {label} could round", fix="name another candidate")
         self.stored = {
@@ -103,8 +104,3 @@ def read_name(label: str) -> tuple[int, int, bool, bool]:
     if group < 1:
         raise OptionError(f"{label} asks for groups of {group}", fix=EXAMPLE)
     return bits, group, found[3] is not None, found[4] is not None
-
-
-def _is_rounded(name: str, shape: Shape, everything: bool) -> bool:
-    is_matrix = len(shape) >= 2 and name.endswith(("weight", "_proj")) and not ROUTER.search(name)
-    return is_matrix and (everything or LAYER.match(name) is not None)
