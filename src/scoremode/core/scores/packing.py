@@ -229,23 +229,18 @@ def to_message(value: Any) -> bytes:
 
 def from_message(data: bytes | memoryview, kind: type[T]) -> T:
     """Decodes a message that anybody may have written. Nothing in it is executed; its arrays are read-only."""
-    require_version(data)
-    try:
-        return msgspec.msgpack.decode(memoryview(data)[START.size :], type=kind, dec_hook=_array_in)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as wrong:
-        raise InputError(f"this message is wrong: {harmless(str(wrong))[:200]}", fix=AGAIN) from None
-
-
-def require_version(start: bytes | memoryview) -> None:
-    """Refuses bytes that do not begin like a message of this version."""
-    if len(start) < START.size or bytes(start[:8]) != MAGIC:
+    if len(data) < START.size or bytes(data[:8]) != MAGIC:
         raise InputError("this is not a message of scoremode", fix="begin it with SCOREMOD, or send JSON")
-    _, version = START.unpack(start[: START.size])
+    _, version = START.unpack(data[: START.size])
     if version != VERSION:
         raise InputError(
             f"this message has version {version}, and version {VERSION} is understood here",
             fix="use one version of scoremode on both sides",
         )
+    try:
+        return msgspec.msgpack.decode(memoryview(data)[START.size :], type=kind, dec_hook=_array_in)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as wrong:
+        raise InputError(f"this message is wrong: {harmless(str(wrong))[:200]}", fix=AGAIN) from None
 
 
 def _array_out(value: Any) -> Any:

@@ -28,66 +28,52 @@ from scoremode.core.disk.folders import (
     LOCK,
     MANIFEST,
     SCORES,
-    TEMPORARY,
     Mark,
-    give_another,
     is_reference_file,
     own_files,
 )
-from scoremode.core.disk.locks import Lock
-from scoremode.core.disk.manifests import differing_fields, sealed
 from scoremode.core.disk.stores import is_there, store_of
 from scoremode.core.disk.uri import Place, stored_at
+from scoremode.core.disk.manifests import differing_fields
 from scoremode.core.references.format import discard, identity_in, is_reference
 from scoremode.core.references.reader import Reference
 from scoremode.core.references.writer import SHARD_BYTES
 from scoremode.core.scores import journal, parquet
 from scoremode.core.scores.columns import Divergences, Scores, TargetFacts
 from scoremode.core.scores.schema import BUILT_IN
+from scoremode.core.store.resumable import WAITING, ResumableFolder, lock_folder, sealed_as_read
 from scoremode.core.store.run import FORMAT, Run, problem_in, read_run_manifest, require_columns
 from scoremode.core.strict_json import read_object
-from scoremode.errors import RunError, harmless, readable
+from scoremode.errors import RunError
 
-__all__ = ["FORMAT", "JOURNAL", "LOCK", "MANIFEST", "SCORES", "Claim", "is_run", "load"]
+__all__ = ["FORMAT", "JOURNAL", "LOCK", "MANIFEST", "SCORES", "WAITING", "Claim", "is_run", "load", "lock_folder"]
 
 Progress = Callable[[int, int], None]
-WAITING = "another process is scoring the same; waiting for it (Ctrl-C to stop)"
 
 
 # ── claims ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-class Claim:
+class Claim(ResumableFolder[Run]):
     """A folder for one run: inside a ``with`` block, its finished run, or else the right to write there.
 
-    A folder that contains something else is never changed, unless it is a run and ``fresh`` is given. If another
-    process holds the lock: RunError, or with ``waits`` a line on standard error; then this process waits and uses the
-    run that the other one finished.
+    If another process holds the lock: RunError, or with ``waits`` a line on standard error; then this process waits
+    and uses the run that the other one finished.
     """
 
     shard_bytes = SHARD_BYTES  # of a reference's files
 
     def __init__(self, folder: Path, identity: dict[str, Any], *, fresh: bool = False, waits: bool = False) -> None:
-        self.folder, self.identity = folder, identity
-        self.finished: Run | None = None
-        self._lock: Lock | None = None
-        self._fresh, self._waits = fresh, waits
+        super().__init__(folder, identity, fresh=fresh)
+        self._waits = waits
 
     def __enter__(self) -> Self:
-        try:
-            self.finished = self._take()
-        except BaseException:
-            self.release()
-            raise
+        super().__enter__()
         if self.finished is not None:
             self.release()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
     def _take(self) -> Run | None:
         """Return the finished run in the folder; if there is none, lock the folder and return None."""
         folder, found = self.folder, None
-        require_possible(folder)
         if is_cached(folder):
             cache_limit()  # raises if the limit is invalid, before anything is scored
         try:
@@ -116,12 +102,9 @@ class Claim:
         path, mine = self.folder / JOURNAL, journal.first_line(self.identity)
         if fresh or not path.exists() or journal.inspect_journal(path).identity != self.identity:
             write_atomically(path, mine)
-        for name in (MANIFEST, SCORES):
-            (self.folder / name).unlink(missing_ok=True)
+        self._remove(MANIFEST, SCORES)
         if fresh or identity_in(self.folder) != self.identity:  # another run's, left by a process that was killed
             discard(self.folder)
-        for left in self.folder.glob(TEMPORARY):  # incomplete files that a killed process left
-            left.unlink(missing_ok=True)
 
     def check_reference(self) -> None:
         """Raise RunError if files of the finished reference were cut or edited since."""
@@ -130,48 +113,6 @@ class Claim:
     def publish(self, run: Run) -> Run:
         """Bring the finished run to the place that the user named; a local folder is that place already."""
         return run
-
-    def release(self) -> None:
-        """Release the folder's lock; does nothing if it is not held."""
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
-
-
-def lock_folder(folder: Path, *, waits: bool, name: str | None = None) -> tuple[Lock, bool]:
-    """Lock a folder, which is created if needed; return the lock, and whether another process held it first.
-
-    ``name`` is what the user calls the folder.
-    """
-    lock = Lock(folder / LOCK)
-    while True:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(f"{folder} cannot be created ({error.strerror})", fix=give_another(folder)) from None
-        try:
-            if lock.acquire(waiting=WAITING if waits else None):
-                return lock, lock.has_waited
-        except RunError:
-            if folder.exists() or not is_cached(folder):
-                raise
-            continue  # the cache removed the folder before we had the lock
-        raise RunError(f"another process is scoring into {name or folder}", fix="wait for it, or give another --out")
-
-
-def require_possible(folder: Path) -> None:
-    """Raise RunError if there can be no folder at this path."""
-    try:
-        if "\0" in str(folder):
-            raise RunError(f"{harmless(str(folder))} contains NUL", fix=give_another(folder))
-        os.fsencode(folder)
-        is_file = folder.exists() and not folder.is_dir()
-    except UnicodeEncodeError:
-        raise RunError(f"{harmless(str(folder))} cannot be a file's name", fix=give_another(folder)) from None
-    except OSError as error:
-        raise RunError(f"{harmless(str(folder))} cannot be read ({error.strerror})", fix=give_another(folder)) from None
-    if is_file:
-        raise RunError(f"{folder} is a file", fix="give a folder to --out")
 
 
 def existing_run(folder: Path, identity: dict[str, Any], *, fresh: bool) -> Run | None:
@@ -299,8 +240,7 @@ def save(folder: Path, blocks: Iterable[parquet.Rows], manifest: dict[str, Any],
         parquet.write(file, blocks)
     sha256 = file_sha256(folder / SCORES)
     whole = {"format": FORMAT, **manifest, "scores_sha256": sha256, "targets": targets}
-    written = readable(json.dumps(whole, ensure_ascii=False, allow_nan=False))
-    whole = sealed(json.loads(written))  # as it will be read: tuples are lists
+    whole = sealed_as_read(whole)
     wrong = problem_in(whole)
     assert wrong is None, f"an invalid manifest: no usable {wrong}"
     write_atomically(folder / MANIFEST, json.dumps(whole, indent=1).encode())

@@ -46,7 +46,6 @@ def require_datasets() -> None:
 
 def hub_dataset(name: str, config: str | None, split: str | None, field: str | None) -> tuple[str, RowKind, RowsOf]:
     """The label, kind and rows of a dataset."""
-    require_datasets()
     try:
         with offline_if_unreachable() as reachable:
             from datasets import load_dataset
