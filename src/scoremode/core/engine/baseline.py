@@ -200,7 +200,15 @@ class FileBaseline(StoredDistributions):
     """Distributions in a file; window i of the plan is chunk i of the file, unless ``chunks`` are given."""
 
     def __init__(self, file: KldFile, chunks: Ints | None = None) -> None:
-        self.file, self.vocabulary, self.chunks = file, file.layout.vocabulary, chunks
+        self.file: KldFile = file
+        self.vocabulary, self.chunks = file.layout.vocabulary, chunks
+
+    @classmethod
+    def at(cls, where: str) -> FileBaseline:
+        return cls(KldFile(where))
+
+    def part(self, windows: Ints) -> FileBaseline:
+        return FileBaseline(self.file, windows)
 
     def records(self, index: int, window: Window) -> Raw:
         found = self.file.records(index if self.chunks is None else int(self.chunks[index]))

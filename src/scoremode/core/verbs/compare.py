@@ -15,16 +15,18 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 
 from scoremode.core.disk.folders import REFERENCE
+from scoremode.core.disk.stores import is_there
+from scoremode.core.disk.uri import Place, is_uri, located
 from scoremode.core.engine.base import Want, only_one_way
 from scoremode.core.engine.baseline import LiveBaseline, live_baseline, noise_facts, noise_floor
 from scoremode.core.engine.registry import require, require_path
 from scoremode.core.plan.comparable import ComparableFacts, difference, first_difference, require_comparable
-from scoremode.core.references.reader import Reference
+from scoremode.core.references.reader import Reference, open_reference
 from scoremode.core.scores.answers import check_answers
 from scoremode.core.statistics.comparison import Comparison, Comparisons, needs_whole_divergence
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
-from scoremode.core.text.corpus import is_of_rollouts
+from scoremode.core.text.corpus import kind_of
 from scoremode.core.verbs.arguments import (
     AllArguments,
     EngineOptionArguments,
@@ -33,15 +35,16 @@ from scoremode.core.verbs.arguments import (
     split_arguments,
 )
 from scoremode.core.verbs.candidate_names import expand_candidates
-from scoremode.core.verbs.candidates import score_in_turn, score_together, slots_and_shares
+from scoremode.core.verbs.candidates import score_in_turn
 from scoremode.core.verbs.finished_runs import of_runs
 from scoremode.core.verbs.memory import is_by_logits, require_both_fit, require_by_logits
-from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, Side, is_loaded, loaded_sides
+from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, Side, is_loaded, loaded_sides, outliving
 from scoremode.core.verbs.ppl import ppl_of
 from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.progress_display import shows_progress
 from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.reference import reference_of
+from scoremode.core.verbs.replicas import replicas_class
 from scoremode.core.verbs.scoring import UnfinishedRun, check_fits, score_run
 from scoremode.core.verbs.sides import (
     NOISE,
@@ -53,11 +56,7 @@ from scoremode.core.verbs.sides import (
     name_of,
     score_against,
 )
-from scoremode.errors import CandidatesError, InputError, ScoremodeError
-from scoremode.remote.ray.engine import require_alone
-from scoremode.remote.ray.ray_cluster import Cluster
-from scoremode.remote.storage.open_copies import is_there, open_reference
-from scoremode.remote.storage.uri import Place, is_uri, located
+from scoremode.errors import CandidatesError, EngineError, InputError, ScoremodeError
 from scoremode.studies.kld.comparing import against_file, require_models, require_no_question
 from scoremode.studies.kld.file import is_kld
 from scoremode.studies.paths.cache_types import sides_in_types
@@ -107,7 +106,8 @@ def compare(
     """
     folders = Folders(located(out) if out is not None else None, fresh, progress)
     question, options = split_arguments(arguments)
-    whole = needs_whole_divergence(columns) or is_of_rollouts(question.get("corpus"))
+    kind = kind_of(question.get("corpus"))
+    whole = needs_whole_divergence(columns) or (kind is not None and kind.whole_divergence)
     if any(map(is_loaded, (baseline, *candidates))):
         its = baseline, baseline_engine or engine, {**options, **(baseline_options or {})}
         chosen = {"divergence": "all", **options} if whole else options
@@ -274,16 +274,13 @@ def _score_all(models: Mapping[str, ModelSettings], folders: Folders, score: Sco
     spread = next((its.spread for its in models.values() if its.spread is not None), None)
     if spread is None or len(models) < 2:
         return score_in_turn(list(models), lambda name: score_one(models[name], folders), folders.progress)
-    slots, replicas = slots_and_shares(len(models), spread.replicas)
 
-    def score_share(name: str, progress: Progress) -> Comparison:
+    def score_share(name: str, replicas: int, progress: Progress) -> Comparison:
         its = replace(models[name], options={**models[name].options, "replicas": replicas})
         return score_one(its, replace(folders, progress=progress))
 
-    rooms = [its.room() for its in models.values()]
-    with closing(Cluster(spread, max(rooms, key=lambda room: room.all_cpus))):
-        found = score_together(list(models), score_share, slots, folders.progress)
-    return dict(zip(models, found, strict=True))
+    engines = {name: (its.plugin, its.engine_options()) for name, its in models.items()}
+    return replicas_class().side_by_side(spread, engines, score_share, folders.progress)
 
 
 def _side_by_side(*sides: ModelSettings) -> bool:
@@ -390,7 +387,11 @@ def lockstep(
         require(baseline.plugin, "hidden_states", "be the baseline of a comparison")
         require(candidate.plugin, "divergence", "be compared")
         for model in (baseline, candidate):
-            require_alone(model.spread)
+            if model.spread is not None:
+                raise EngineError(
+                    "replicas cannot run beside another open model",
+                    fix='make a reference of the baseline first: baseline.reference("ref/", corpus=…)',
+                )
             require(model.plugin, "side_by_side", "run beside another; make a reference of the baseline first")
     first = baseline.ask(question, folders.progress)
     known, ids = comparable_facts(first), first.tokens.ids
@@ -413,7 +414,7 @@ def lockstep(
         elif run_p is None:
             engine = baseline.engine_for(asked_p, folders.progress)
             run_p = score_run(asked_p, engine, claim_p, folders.progress)
-        run_p, run_q = baseline.outliving(run_p, folders.out), candidate.outliving(run_q, folders.out)
+        run_p, run_q = outliving(baseline, run_p, folders.out), outliving(candidate, run_q, folders.out)
     return as_comparison(name_of(candidate), run_p, run_q, run_q.divergences)
 
 

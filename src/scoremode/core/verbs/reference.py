@@ -16,17 +16,19 @@ import numpy as np
 
 from scoremode.core.cache.units import size_words
 from scoremode.core.disk.files import written_atomically
+from scoremode.core.disk.uri import Place
 from scoremode.core.engine.base import Engine, Want
 from scoremode.core.engine.baseline import StoredBaseline, noise_facts, noise_floor, states_dtype, states_in
 from scoremode.core.engine.registry import require
 from scoremode.core.plan.path import DECODE
 from scoremode.core.plan.plan import Plan
 from scoremode.core.references.format import RAW_DTYPES
+from scoremode.core.references.reader import open_reference
 from scoremode.core.references.writer import StatesWriter
 from scoremode.core.scores.answers import FAULT
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
-from scoremode.core.text.corpus import Corpus, specs_of
+from scoremode.core.text.corpus import Corpus, CorpusSource, specs_of
 from scoremode.core.verbs.arguments import AllArguments, spelled_out, split_arguments
 from scoremode.core.verbs.model import TOLD_FROM, GivenModel, GivenTokenizer, LazyModel, in_memory, tokenizer_name
 from scoremode.core.verbs.outputs import Output, check_output
@@ -35,10 +37,7 @@ from scoremode.core.verbs.progress_display import shows_progress
 from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.scoring import UnfinishedRun
 from scoremode.errors import EngineError, InputError, MethodError, OptionError, RunError, print_line
-from scoremode.remote.storage.open_copies import open_reference
-from scoremode.remote.storage.uri import Place
 from scoremode.studies.kld.file import MAGIC, KldLayout, KldWriter
-from scoremode.studies.rollouts.texts import Rollouts
 from scoremode.values import Ids
 
 KLD_METHOD = "llamacpp"
@@ -92,7 +91,7 @@ def reference_of(
         if out is None:
             return _write_kld(model, question, output, fresh=fresh, progress=progress)
     require(model.plugin, "hidden_states", "give the hidden states that a reference keeps")
-    if not model.is_kept(out):
+    if out is None and model.is_given:
         raise InputError("a reference of a model in memory needs a folder", fix='give one, as in out="ref/"')
     asked = model.ask(question, progress)
     with model.claimed(asked, out, fresh=fresh, kind="references", keeps="states") as claim:
@@ -148,7 +147,7 @@ def _score_and_store(
 def _repeatable(question: dict[str, Any]) -> dict[str, Any] | None:
     """The question, if names and files are enough to ask it again; None for a text that was piped in."""
     corpus = question.get("corpus")
-    if isinstance(corpus, Corpus | Rollouts) or "-" in specs_of(corpus):
+    if isinstance(corpus, Corpus | CorpusSource) or "-" in specs_of(corpus):
         return None
     named = {} if corpus is None else {"corpus": specs_of(corpus)}
     slices = question.get("slice")

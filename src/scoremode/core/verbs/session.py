@@ -9,6 +9,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from scoremode.core.disk.uri import located
 from scoremode.core.engine.base import Engine
 from scoremode.core.engine.plugin import Work
 from scoremode.core.statistics.comparison import Comparison
@@ -22,7 +23,7 @@ from scoremode.core.verbs.arguments import (
     split_arguments,
 )
 from scoremode.core.verbs.compare import compare_model
-from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, tokenizer_name
+from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, tokenizer_name, wrapped
 from scoremode.core.verbs.outputs import worked_on_here
 from scoremode.core.verbs.ppl import ppl_of
 from scoremode.core.verbs.prob.many_pairs import check_results, read_results, score_to_file
@@ -33,7 +34,6 @@ from scoremode.core.verbs.reference import reference_of
 from scoremode.core.verbs.scoring import Continuation, check_fits, likelihoods
 from scoremode.core.verbs.sides import Folders
 from scoremode.errors import InputError, OptionError
-from scoremode.remote.storage.uri import located
 from scoremode.studies.paths.noise import Noise, noise_of, prepare_settings, split_feeding
 from scoremode.values import Floats, Ids
 
@@ -204,7 +204,8 @@ class Model:
         if self._model.is_given:
             raise OptionError("vary needs a model that scoremode can open again", fix="use scoremode.open")
         self.close()
-        spread, engine = self._model.spread, None if "engine" in vary else self._model.plugin.called
+        spread, plugin = self._model.spread, self._model.plugin
+        engine = None if "engine" in vary else plugin.address or plugin.name
         options = {**self._model.chosen.options.given(), **(spread.given() if spread else {})}
         prepared = prepare_settings(self.name, vary, repeat, engine=engine, options=options, tokenizer=self._tokenizer)
         return noise_of(asked, prepared, repeat, progress, feeding=feeding)
@@ -277,7 +278,7 @@ def wrap(
     >>> model.ppl(text="The quick brown fox").perplexity           # doctest: +SKIP
     """
     given = {"batch_tokens": batch_tokens, "head": head, "head_kernel": head_kernel, "divergence": divergence}
-    return Model(LazyModel.wrapped(hf_model, tokenizer, given, name))
+    return Model(wrapped(hf_model, tokenizer, given, name=name))
 
 
 def ppl_many(

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from scoremode.core.disk.uri import Place, may_be_stored, name_in
 from scoremode.core.engine.base import Want
 from scoremode.core.engine.baseline import FileBaseline, StoredBaseline
+from scoremode.core.engine.options import Options
 from scoremode.core.engine.plugin import EnginePlugin
 from scoremode.core.engine.registry import engine_for, read_options, require, share_options
 from scoremode.core.references.reader import Reference
@@ -23,13 +25,12 @@ from scoremode.core.statistics.run import all_metrics
 from scoremode.core.statistics.slices import metrics_by_slice
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
-from scoremode.core.verbs.model import GivenTokenizer, LazyModel
+from scoremode.core.verbs.model import GivenTokenizer, LazyModel, outliving
 from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.question import Question
+from scoremode.core.verbs.replicas import Spread, read_spread
 from scoremode.core.verbs.scoring import UnfinishedRun
 from scoremode.errors import InputError, ModelError
-from scoremode.remote.ray.spread import Room, Spread, read_spread, room_for
-from scoremode.remote.storage.uri import Place, may_be_stored, name_in
 from scoremode.studies.kld.file import KldFile, is_kld, least_divergence
 
 KEPT = ("bits_per_weight", "model_format", "sizes", "engine", "rerun", "promise")  # of a candidate's manifest
@@ -72,11 +73,10 @@ class ModelSettings:
         """How the work is spread over replicas; None: it is done in this process."""
         return read_spread(self.options)[0]
 
-    def room(self) -> Room:
-        """The resources of a cluster that one replica takes."""
-        spread, options = read_spread(self.options)
-        assert spread is not None, "no replicas"
-        return room_for(spread, self.plugin, read_options(self.plugin, options))
+    def engine_options(self) -> Options:
+        """The options without those of replicas."""
+        found: Options = read_options(self.plugin, read_spread(self.options)[1])
+        return found
 
     def with_default(self, option: str, value: str) -> ModelSettings:
         """The same with a value for an option that the engine has and that was not given."""
@@ -211,7 +211,7 @@ def run_against(
             with UnfinishedRun(asked, engine, claim, folders.progress, with_kl=True, least_kl=least) as run:
                 run.score(Want(against=baseline))
                 run_q = run.save(run.manifest() | compared_with(run_p, noise, model))
-            run_q = model.outliving(run_q, out)
+            run_q = outliving(model, run_q, out)
     return run_q
 
 

@@ -188,6 +188,7 @@ def add_question(parser: argparse.ArgumentParser, *, several: bool = False, seve
 def add_engine(parser: argparse.ArgumentParser, *, replicas: bool = True) -> None:
     """Add ``--engine``, the options that all engines declare, and the flags for replicas."""
     from scoremode.core.engine.registry import all_options
+    from scoremode.core.verbs.replicas import spread_names
 
     shared = parser.add_argument_group("engine")
     add(shared, ENGINE)
@@ -199,7 +200,7 @@ def add_engine(parser: argparse.ArgumentParser, *, replicas: bool = True) -> Non
         if engines[0] not in groups:
             groups[engines[0]] = parser.add_argument_group(f"engine {engines[0]}")
         _add_option(groups[engines[0]], option)
-    if replicas:
+    if replicas and spread_names():
         group = parser.add_argument_group("replicas", "several engines share the work, with the extra ray")
         add(group, REPLICAS)
         add(group, PER_REPLICA, type=amount)
@@ -279,7 +280,7 @@ def questions(parsed: argparse.Namespace) -> list[dict[str, Any]]:
 def engine_options(parsed: argparse.Namespace) -> dict[str, Any]:
     """The options of engines and of replicas that the user gave. Names and values that no engine has are refused."""
     from scoremode.core.engine.registry import all_options, check_values, find_engine
-    from scoremode.remote.ray.spread import SPREAD
+    from scoremode.core.verbs.replicas import SPREAD
 
     for name in (parsed.engine, getattr(parsed, "baseline_engine", None)):
         if name is not None:

@@ -32,11 +32,11 @@ import numpy as np
 import numpy.typing as npt
 
 from scoremode.core.disk.files import DISK_FULL, open_regular, write_at
+from scoremode.core.disk.stores import store_of
+from scoremode.core.disk.uri import Place, may_be_stored, name_in, stored_at
 from scoremode.core.scores.answers import Answers
 from scoremode.errors import EngineError, InputError, RunError
 from scoremode.head.budget import FLOOR, LARGEST_CODE, LEFT_OUT, words_of
-from scoremode.remote.storage.copies import copy_of_file
-from scoremode.remote.storage.uri import Place, located, may_be_stored, name_in
 from scoremode.values import Bools, Floats, Ids, Raw
 
 MAGIC = b"_logits_"
@@ -106,9 +106,9 @@ class KldFile:
     """A file of base logits. It is checked when it is opened, and its records are mapped."""
 
     def __init__(self, path: str | Path) -> None:
-        where = located(path) if isinstance(path, str) and may_be_stored(path) else Path(path)
+        where = stored_at(path)
         self.place = where if isinstance(where, Place) else None
-        self.path = copy_of_file(where) if isinstance(where, Place) else where
+        self.path = store_of(where).copy_of_file(where) if isinstance(where, Place) else where
         try:
             with open_regular(self.path) as file:
                 self.layout = _read_layout(self.path, file.read(HEADER.size), os.fstat(file.fileno()).st_size)

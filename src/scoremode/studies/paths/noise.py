@@ -238,7 +238,7 @@ def _path(setting: Setting, feeding: Mapping[str, Any], model: LazyModel) -> Dec
 
 def _promise(first: Setting, setting: Setting, model: LazyModel, reference: Floats, passes: Sequence[Floats]) -> str:
     """Says whether an engine gave the same bits where it promises them; '' if it promises none."""
-    promise = model.plugin.promises_same_bits(model.chosen.options)
+    promise = model.plugin.able().same_bits
     said = []
     changed = {name for name in setting if setting[name] != first[name]}
     if changed and changed <= SAME_BITS:

@@ -8,22 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
 from scoremode.core.arguments import whole_number
 from scoremode.core.cache.units import size_words
+from scoremode.core.disk.uri import located
 from scoremode.core.engine.base import Baseline, Engine, Want, WholeDistributions, only_one_way
 from scoremode.core.engine.baseline import StoredBaseline, noise_facts
+from scoremode.core.engine.options import Options
 from scoremode.core.engine.registry import require_path
 from scoremode.core.plan.path import CACHE_HIT, CHUNK_TOKENS, CHUNKED, DECODE
+from scoremode.core.references.reader import open_reference
 from scoremode.core.statistics.comparison import Comparison, Comparisons
 from scoremode.core.store.run import Run
 from scoremode.core.text.memory import available
 from scoremode.core.verbs.arguments import PATH, AllArguments, check_question, spelled_out, split_arguments
 from scoremode.core.verbs.memory import is_by_logits, require_both_fit
-from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, tokenizer_name
+from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, outliving, tokenizer_name
 from scoremode.core.verbs.ppl import ppl_of
 from scoremode.core.verbs.progress import Progress, announce
 from scoremode.core.verbs.progress_display import shows_progress
@@ -32,8 +35,6 @@ from scoremode.core.verbs.reference import reference_of
 from scoremode.core.verbs.scoring import UnfinishedRun
 from scoremode.core.verbs.sides import NOISE, Folders, as_comparison, compared_with
 from scoremode.errors import EngineError, OptionError, did_you_mean
-from scoremode.remote.storage.open_copies import open_reference
-from scoremode.remote.storage.uri import located
 from scoremode.studies.paths.rerun import NOT_RERUN, kept_promise, rerun
 from scoremode.values import change
 
@@ -86,10 +87,22 @@ def paths(
         if way.kind == DECODE:
             check_question({**decoded, "sequences": way.size})
     folders = Folders(located(out) if out is not None else None, fresh, progress)
-    with closing(LazyModel.named(model, engine, options, tokenizer)) as lazy, closing(lazy.for_prefill()) as prefill:
+    with closing(LazyModel.named(model, engine, options, tokenizer)) as lazy, closing(_for_prefill(lazy)) as prefill:
         for way in ways:
             require_path(lazy.plugin, way.kind, f"leave {way.kind} out of --vary")
         return _PathsOfModel(prefill, lazy, question, decoded, folders, tokenizer_name(tokenizer)).compare(ways)
+
+
+def _with_options(model: LazyModel, options: Options) -> LazyModel:
+    """Another LazyModel of a model."""
+    return LazyModel(replace(model.chosen, options=options), spread=model.spread, tokenizer=model.tokenizer)
+
+
+def _for_prefill(model: LazyModel) -> LazyModel:
+    """Returns a model without options that only the decode path reads: itself if it has none of them."""
+    options = model.chosen.options
+    only = [name for name in options.given() if options.known()[name].details.path == DECODE]
+    return _with_options(model, replace(options, **dict.fromkeys(only))) if only else model
 
 
 def _read_ways(vary: str | Sequence[str], sequences: Any, chunk_tokens: Any, prefill_tokens: Any) -> list[Way]:
@@ -178,7 +191,11 @@ class _PathsOfModel:
     def _compared(self, run_p: Run, way: Way) -> Comparison:
         if way.kind == CACHE_HIT:
             return self._scored(run_p, way, self.model, self.model.ask(self.question, self.folders.progress))
-        model = self.model.again(way.size) if way.kind == CHUNKED else self.decodes.again()
+        model = self.model if way.kind == CHUNKED else self.decodes
+        options = model.chosen.options
+        if way.kind == CHUNKED and way.size is not None:
+            options = model.plugin.chunked(options, way.size)
+        model = _with_options(model, options)
         question = {**self.decoded, "sequences": way.size} if way.kind == DECODE else self.question
         with closing(model):
             return self._scored(run_p, way, model, model.ask(question, self.folders.progress))
@@ -201,7 +218,7 @@ class _PathsOfModel:
                 with UnfinishedRun(asked, engine, claim, progress, with_kl=baseline is not None) as run:
                     run.score(Want(against=baseline))
                     run_q = run.save(run.manifest() | self._facts(run_p, run, model, way))
-                run_q = model.outliving(run_q, out)
+                run_q = outliving(model, run_q, out)
         name = f"{way.kind.replace('-', ' ')} {size}"
         return as_comparison(name, run_p, run_q, run_q.divergences, missing)
 
@@ -222,7 +239,7 @@ class _PathsOfModel:
         logprob = run.journal.rows(0, run.asked.plan.targets).logprob
         announce(self.folders.progress, "scoring a few windows again")
         facts["rerun"] = rerun(run.engine, run.asked.plan, logprob) if model.spread is None else NOT_RERUN
-        promise = model.plugin.promises_same_bits(model.chosen.options)
+        promise = model.plugin.able().same_bits
         if said := kept_promise(promise, change(logprob, run_p.scores.logprob), f"{way.kind} against prefill"):
             facts["promise"] = said
         return facts
