@@ -28,6 +28,7 @@ from scoremode.reports.html.tables import comparisons_table
 from scoremode.reports.html.templating import asset, escaped, visible
 from scoremode.reports.numbers import file_size
 from scoremode.values import rounded
+from tests.house import HOUSE
 from tests.report.demo import base_logprob, make_baseline, make_comparison, make_demo, make_facts, make_run
 
 VOID = {"meta", "link", "input", "br"}
@@ -206,6 +207,13 @@ def test_data_cannot_end_its_element() -> None:
     assert stored
     assert stored[1].isascii()
     assert not set("<>&") & set(stored[1])
+
+
+def test_no_two_templates_have_one_name() -> None:
+    """Templates of studies are found by their names, whichever folder has them."""
+    names = [path.name for path in HOUSE.rglob("templates/*")]
+    assert "tasks.html" in names
+    assert len(set(names)) == len(names)
 
 
 def test_notebook_tables_are_escaped() -> None:

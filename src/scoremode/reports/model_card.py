@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from scoremode.reports.served import (
     are_variants,
     baseline_name,
     engine_version,
-    in_groups,
+    in_order,
     served,
     served_manifest,
 )
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import jinja2
 
 NOTHING = "–"
+ServedCell = Callable[[ServedModel], str]
 # an entity never opens or closes anything in Markdown, but its character may; `_` stays legible in names like Q4_K_M
 ENTITIES = str.maketrans({c: f"&#{ord(c)};" for c in "\\`|<>&*[]~$@"} | {"_": "\\_"})
 LINK_STARTS = re.compile(r"(?i):(?=//)|(?<=www)\.|(?<=mailto):|(?<=xmpp):")  # GFM turns bare addresses into links
@@ -111,22 +112,14 @@ def markdown(comparisons: Sequence[Comparison], statistics: Sequence[Mapping[str
         if c.baseline.plan_digest != first.baseline.plan_digest:
             raise RunError(f"{first.name} and {c.name} were scored by different plans", fix="publish them separately")
     facts = [served(c) for c in comparisons]
-    measures = [measure for measure in SHOWN if measure.card]
-    kinds = _kinds([served_manifest(m), *facts])
-    own = [f"{baseline_name(comparisons, public_name(m['model']))} (baseline)", *(cells[0] for _, cells in kinds)]
-    rows = [[*own, baseline_perplexity(statistics), *[NOTHING] * (len(measures) - 1)]]
-    order = [i for members in in_groups(facts).values() for i in members]
+    columns = {measure.name: measure.card for measure in SHOWN if measure.card}
     judged = verdicts(comparisons, statistics)
-    for i in order:
-        named = [comparisons[i].name, *(cells[1 + i] for _, cells in kinds)]
-        rows.append([*named, *(shown_cell(measure, statistics[i]) for measure in measures)])
     notes = [noise_words(first, statistics[0]), *(f"Baseline: {note}" for note in model_notes(first.baseline))]
     notes += notes_on_candidates(comparisons)
     return fill_card(
         "model_card.md",
-        header=["model", *(title for title, _ in kinds), *(measure.card for measure in measures)],
-        rows=rows,
-        verdicts=[(comparisons[i].name, public_words(judged[i].sentence), judged[i].scale) for i in order],
+        table=Markup(card_table(comparisons, statistics, _kinds([served_manifest(m), *facts]), columns)),
+        verdicts=[(comparisons[i].name, public_words(judged[i].sentence), judged[i].scale) for i in in_order(facts)],
         verdict_rule=rule_words(comparisons),
         m=m,
         corpus=public_name(str(m["corpus"])),
@@ -139,22 +132,55 @@ def markdown(comparisons: Sequence[Comparison], statistics: Sequence[Mapping[str
     )
 
 
-def _kinds(facts: Sequence[ServedModel]) -> list[tuple[str, list[str]]]:
-    """Columns that say how each row was served: a title, and the baseline's and the candidates' cells.
+def card_table(
+    comparisons: Sequence[Comparison],
+    statistics: Sequence[Mapping[str, Any]],
+    kinds: Mapping[str, ServedCell],
+    columns: Mapping[str, str],
+    *,
+    role: str = "baseline",
+) -> str:
+    """The table of every card: the baseline, then the candidates in groups of one format and engine.
+
+    ``kinds`` are columns that say how a model was served, ``columns`` titles of statistics by name.
+    """
+    manifest, facts = comparisons[0].baseline.manifest, [served(c) for c in comparisons]
+    named = f"{baseline_name(comparisons, public_name(str(manifest['model'])))} ({role})"
+    own = {"ppl_candidate": baseline_perplexity(statistics)}
+    header = ["model", *kinds, *columns.values()]
+    base = served_manifest(manifest)
+    rows = [[named, *(cell(base) for cell in kinds.values()), *(own.get(name, NOTHING) for name in columns)]]
+    for i in in_order(facts):
+        numbers = [shown_cell(BY_NAME[name], statistics[i]) for name in columns]
+        rows.append([comparisons[i].name, *(cell(facts[i]) for cell in kinds.values()), *numbers])
+    ruled = ["---" if title in ("model", "format", "engine") else "---:" for title in header]
+    lines = [header, ruled, *(map(escaped_markdown, row) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def bits_cell(its: ServedModel) -> str:
+    return NOTHING if its.bits_per_weight is None else f"{its.bits_per_weight:.2f}"
+
+
+def size_cell(its: ServedModel) -> str:
+    return file_size(its.size)
+
+
+def _kinds(facts: Sequence[ServedModel]) -> dict[str, ServedCell]:
+    """Columns that say how each row was served; the first of the facts are the baseline's.
 
     Format and engine, if a format is known or engines differ; bits per weight if any candidate has them, else size.
     """
-    found = []
-    formats, engines = [f.format_and_body for f in facts], [f.engine for f in facts]
+    found: dict[str, ServedCell] = {}
+    formats = [f.format_and_body for f in facts]
     if any(formats):
-        found.append(("format", [text or NOTHING for text in formats]))
-    if any(formats) or len(set(engines)) > 1:
-        found.append(("engine", [text or NOTHING for text in engines]))
+        found["format"] = lambda its: its.format_and_body or NOTHING
+    if any(formats) or len({f.engine for f in facts}) > 1:
+        found["engine"] = lambda its: its.engine or NOTHING
     if any(f.bits_per_weight is not None for f in facts[1:]):
-        bits = [NOTHING if f.bits_per_weight is None else f"{f.bits_per_weight:.2f}" for f in facts]
-        found.append(("bits overall" if any("-bit body" in text for text in formats) else "bits per weight", bits))
+        found["bits overall" if any("-bit body" in text for text in formats) else "bits per weight"] = bits_cell
     elif any(f.size is not None for f in facts[1:]):
-        found.append(("size", [file_size(f.size) for f in facts]))
+        found["size"] = size_cell
     return found
 
 

@@ -24,6 +24,8 @@ from scoremode.errors import InputError, RunError
 from scoremode.head.budget import FIRST
 from scoremode.reports.model_card import (
     NOTHING,
+    bits_cell,
+    card_table,
     code,
     escaped_markdown,
     markdown,
@@ -31,11 +33,11 @@ from scoremode.reports.model_card import (
     model_index,
     plain_number,
     quoted,
-    shown_cell,
+    size_cell,
 )
-from scoremode.reports.numbers import baseline_perplexity, file_size, statistics_for_people
+from scoremode.reports.numbers import statistics_for_people
 from scoremode.reports.public_text import public_name, public_words
-from scoremode.reports.served import ServedModel, baseline_name, in_groups, served, served_manifest
+from scoremode.reports.served import served, served_manifest
 from scoremode.reports.text import model_notes
 from scoremode.reports.verdicts import verdicts
 from scoremode.studies.kld.statistics import llamacpp_statistics, llamacpp_text
@@ -61,26 +63,6 @@ class Benchmark:
 
 
 # ── parts of a README ────────────────────────────────────────────────────────────────────────────────────────────────
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1)]
-    escaped = [[escaped_markdown(cell) for cell in row] for row in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in [*lines, *escaped])
-
-
-def _rows(comparisons: Sequence[Comparison]) -> list[tuple[int, Comparison, ServedModel]]:
-    """Candidates in the order of all tables: in groups of one format and engine, from most bits to fewest."""
-    facts = [served(c) for c in comparisons]
-    return [(i, comparisons[i], facts[i]) for members in in_groups(facts).values() for i in members]
-
-
-def _bits(its: ServedModel) -> str:
-    return NOTHING if its.bits_per_weight is None else f"{its.bits_per_weight:.2f}"
-
-
-def _size(its: ServedModel) -> str:
-    return NOTHING if its.size is None else file_size(its.size)
-
-
 def _how(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> str:
     m, s = comparisons[0].baseline.manifest, statistics[0]
     text = f"{public_name(str(m['corpus']))} (sha256 {m['corpus_sha256'][:12]})"
@@ -90,32 +72,23 @@ def _how(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) ->
 
 def compact(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> str:
     """A table of five columns, and one line that says how it was made."""
-    base = served_manifest(comparisons[0].baseline.manifest)
-    named = public_name(str(comparisons[0].baseline.manifest["model"]))
-    own = f"{baseline_name(comparisons, named)} (baseline)"
-    rows = [[own, _size(base), baseline_perplexity(statistics), NOTHING, NOTHING]]
-    for i, c, its in _rows(comparisons):
-        numbers = [shown_cell(BY_NAME[name], statistics[i]) for name in ("ppl_candidate", "kl_mean", "same_top")]
-        rows.append([c.name, _size(its), *numbers])
-    return f"{_table(['model', 'size', 'perplexity', 'KL', 'same top'], rows)}\n\n{_how(comparisons, statistics)}\n"
+    columns = {"ppl_candidate": "perplexity", "kl_mean": "KL", "same_top": "same top"}
+    table = card_table(comparisons, statistics, {"size": size_cell}, columns)
+    return f"{table}\n\n{_how(comparisons, statistics)}\n"
 
 
 def exl3(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> str:
     """The measures of ExLlamaV3's comparisons: KL both ways, and agreement on the first 1 to 5 choices."""
-    base = comparisons[0].baseline.manifest
     tops = {"same_top": 1, **{f"top{count}_same": count for count in range(2, FIRST + 1)}}
     columns = {
         "kl_mean": "KL divergence (original, quantized)",
         "kl_reverse_mean": "KL divergence (quantized, original)",
     }
     columns |= {name: f"top-{count} agreement" for name, count in tops.items()} | {"ppl_candidate": "perplexity"}
-    own = [f"{public_name(str(base['model']))} (original)", _bits(served_manifest(base))]
-    rows = [[*own, *[NOTHING] * (len(columns) - 1), baseline_perplexity(statistics)]]
-    for i, c, its in _rows(comparisons):
-        rows.append([c.name, _bits(its), *(shown_cell(BY_NAME[name], statistics[i]) for name in columns)])
+    table = card_table(comparisons, statistics, {"bpw": bits_cell}, columns, role="original")
     is_whole = all(s["kl_reverse_mean"] is not None and s["top5_same"] is not None for s in statistics)
     missing = "" if is_whole else f" {NOTHING} in a row of a model: not measured, or infinite."
-    return f"{_table(['model', 'bpw', *columns.values()], rows)}\n\n{_how(comparisons, statistics)}{missing}\n"
+    return f"{table}\n\n{_how(comparisons, statistics)}{missing}\n"
 
 
 def llamacpp(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> str:

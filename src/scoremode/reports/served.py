@@ -171,6 +171,11 @@ def _parts(sizes: Any) -> list[PartSize]:
     return found
 
 
+def in_order(facts: Sequence[ServedModel]) -> list[int]:
+    """Indices in the order of tables: group by group."""
+    return [i for members in in_groups(facts).values() for i in members]
+
+
 def in_groups(facts: Sequence[ServedModel]) -> dict[str, list[int]]:
     """Indices by group, groups in the order in which they appear; inside, from most bits per weight to fewest.
 

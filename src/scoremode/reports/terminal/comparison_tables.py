@@ -13,7 +13,7 @@ from scoremode.core.statistics.gate import too_few
 from scoremode.core.statistics.ranking import pairs_tested, rank
 from scoremode.reports.numbers import baseline_perplexity, shown_statistic, shown_statistics, statistics_for_people
 from scoremode.reports.public_text import public_name
-from scoremode.reports.served import ServedModel, baseline_cache, in_groups, served, served_manifest
+from scoremode.reports.served import ServedModel, baseline_cache, in_order, served, served_manifest
 from scoremode.reports.terminal.console import BlockTable, TableColumn
 from scoremode.reports.text import (
     NOT_MEASURED,
@@ -78,7 +78,7 @@ def comparison_table(
     ``more`` are the names of statistics that the table has in addition to the usual ones.
     """
     baseline, facts = found[0].baseline, [served(c) for c in found]
-    order = [i for members in in_groups(facts).values() for i in members]
+    order = in_order(facts)
     rows = [statistics[i] for i in order]
     names = [shown(name) for name in (public_name(found[0].baseline_name), *(s["name"] for s in rows))]
     columns = []

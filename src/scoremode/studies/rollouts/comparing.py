@@ -13,12 +13,10 @@ if TYPE_CHECKING:
     from scoremode.core.statistics.comparison import Comparison
     from scoremode.studies.rollouts.texts import Rollouts
 
-PREFIX = "rollouts:"
-
 
 def asked(parsed: argparse.Namespace) -> dict[str, Any]:
     """The rollouts that are compared on, read once for all models; nothing for another text."""
-    from scoremode.studies.rollouts.texts import Rollouts
+    from scoremode.studies.rollouts.texts import PREFIX, Rollouts
 
     named = parsed.corpus or []
     if len(named) != 1 or not named[0].startswith(PREFIX):
