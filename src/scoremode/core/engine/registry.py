@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from scoremode import engines
-from scoremode.core import entry_points
+from scoremode.core import entry_points, extensions
 from scoremode.core.engine.options import KnownOption, Options
 from scoremode.core.engine.plugin import CONTRACT, EnginePlugin, Work
 from scoremode.core.entry_points import Plugins
@@ -249,9 +249,9 @@ def require(plugin: EnginePlugin, capability: str, what: str) -> None:
     able = plugin.able()
     if getattr(able, capability):
         return
-    if capability == "hidden_states" and able.distributions:
-        fix = "keep its distributions instead, as a baseline: scoremode reference MODEL --kld FILE"
-        raise EngineError(f"the {plugin.name} engine cannot {what}", fix=fix)
+    files = extensions.offered("reference-output") if capability == "hidden_states" and able.distributions else []
+    for file in files:
+        raise EngineError(f"the {plugin.name} engine cannot {what}", fix=file.instead_of_states)
     others = [other.name for other in known_engines().values() if getattr(other.capabilities, capability)]
     others.sort(key=lambda name: not known_engines()[name].is_default)  # the embedded one first
     raise EngineError(f"the {plugin.name} engine cannot {what}", fix=f"use --engine {' or '.join(others)}")

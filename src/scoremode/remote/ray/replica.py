@@ -22,7 +22,7 @@ from scoremode.core.disk.files import remembered_sha256
 from scoremode.core.disk.folders import cache_folder
 from scoremode.core.disk.manifests import without_secrets
 from scoremode.core.engine.base import Baseline, Engine, EngineFacts, NoiseFloor, StoredHead, Want, WholeDistributions
-from scoremode.core.engine.baseline import FileBaseline, HeldBaseline, StoredBaseline
+from scoremode.core.engine.baseline import HeldBaseline, StoredBaseline
 from scoremode.core.engine.plugin import EnginePlugin, Work
 from scoremode.core.engine.registry import Chosen, choose, open_engine
 from scoremode.core.installation import installed_versions
@@ -35,7 +35,7 @@ from scoremode.remote.storage.open_copies import open_reference
 from scoremode.remote.storage.uri import Place
 from scoremode.studies.attribution.swapping import Swap, SwapColumns, SwapFacts, Swapper
 from scoremode.studies.attribution.weights import candidate_fingerprint
-from scoremode.studies.kld.file import KldFile
+from scoremode.studies.kld.file import FileBaseline, KldFile
 from scoremode.studies.rollouts.writing import DrawingRules, Writer, WritingRequest, WrittenTokens
 from scoremode.values import Bools, Floats, Ints
 

@@ -32,12 +32,13 @@ import numpy as np
 import numpy.typing as npt
 
 from scoremode.core.disk.files import DISK_FULL, open_regular, write_at
-from scoremode.core.scores.answers import Answers
+from scoremode.core.engine.base import StoredDistributions
+from scoremode.core.scores.answers import Answers, Window
 from scoremode.errors import EngineError, InputError, RunError
 from scoremode.head.budget import FLOOR, LARGEST_CODE, LEFT_OUT, words_of
 from scoremode.remote.storage.copies import copy_of_file
 from scoremode.remote.storage.uri import Place, located, may_be_stored, name_in
-from scoremode.values import Bools, Floats, Ids, Raw
+from scoremode.values import Bools, Floats, Ids, Ints, Raw
 
 MAGIC = b"_logits_"
 HEADER = struct.Struct("<8s3i")
@@ -143,6 +144,18 @@ class KldFile:
         if not unchanged:
             raise RunError(f"{self.path} was changed while it was in use", fix="run the same command again")
         found: Raw = self._mapped[chunk]
+        return found
+
+
+class FileBaseline(StoredDistributions):
+    """Distributions in a file; window i of the plan is chunk i of the file, unless ``chunks`` are given."""
+
+    def __init__(self, file: KldFile, chunks: Ints | None = None) -> None:
+        self.file, self.vocabulary, self.chunks = file, file.layout.vocabulary, chunks
+
+    def records(self, index: int, window: Window) -> Raw:
+        found = self.file.records(index if self.chunks is None else int(self.chunks[index]))
+        assert len(found) == len(window.rows), "a record for each row"
         return found
 
 

@@ -29,12 +29,13 @@ from scoremode.core.scores.frames import few_lines
 from scoremode.core.scores.journal import Journal
 from scoremode.core.statistics.estimate import finite_or_none
 from scoremode.core.statistics.run import all_metrics
-from scoremode.core.verbs.arguments import PATH, AllArguments, spelled_out, split_arguments
+from scoremode.core.verbs.arguments import PATH, AllArguments, check_question, spelled_out, split_arguments
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel
 from scoremode.core.verbs.progress import Progress, part_of
 from scoremode.core.verbs.progress_display import shows_progress
 from scoremode.core.verbs.question import Question, library_versions
 from scoremode.core.verbs.scoring import check_fits, score_plan
+from scoremode.core.verbs.session import ModelMethod
 from scoremode.errors import OptionError, did_you_mean
 from scoremode.studies.paths.rerun import kept_promise
 from scoremode.studies.paths.turns import TurnsEngine
@@ -160,6 +161,39 @@ def noise(
     asked = models[0][1].ask(question, progress)
     check_fits(asked.plan, asked.subject.vocabulary, asked.subject.context_length)
     return noise_of(asked, models, repeat, progress, feeding=feeding)
+
+
+@shows_progress
+def noise_of_model(
+    model: LazyModel,
+    tokenizer: str | None,
+    *,
+    vary: Mapping[str, Sequence[Any]] | None = None,
+    repeat: int = 2,
+    progress: Progress | None = None,
+    **question: Any,
+) -> Noise:
+    """``Model.noise``: how far scores move from pass to pass, or under each value of ``vary``.
+
+    Settings other than the model's own need engines of their own: then its engine is closed first, and opens again with
+    the next question.
+    """
+    rest, feeding = split_feeding(check_question(question, needs_text=True))
+    asked = model.ask(rest, progress)
+    check_fits(asked.plan, asked.subject.vocabulary, asked.subject.context_length)
+    if not vary:
+        return noise_of(asked, [({}, model)], repeat, progress, feeding=feeding, keep_open=True)
+    if model.is_given:
+        raise OptionError("vary needs a model that scoremode can open again", fix="use scoremode.open")
+    model.close()
+    engine = None if "engine" in vary else model.plugin.called
+    options = {**model.chosen.options.given(), **(model.spread.given() if model.spread else {})}
+    name = model.subject.name
+    prepared = prepare_settings(name, vary, repeat, engine=engine, options=options, tokenizer=tokenizer)
+    return noise_of(asked, prepared, repeat, progress, feeding=feeding)
+
+
+NOISE_METHOD = ModelMethod("noise", noise_of_model)
 
 
 def noise_of(
