@@ -271,7 +271,7 @@ def test_killed_after_its_file_is_complete_the_same_command_ends_well(
     def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    for place in ("scoremode.core.verbs.reference.shutil.rmtree", "scoremode.core.verbs.scoring.UnfinishedRun.save"):
+    for place in ("scoremode.studies.kld.writing.shutil.rmtree", "scoremode.core.verbs.scoring.UnfinishedRun.save"):
         with monkeypatch.context() as patched:
             patched.setattr(place, killed)
             with pytest.raises(KeyboardInterrupt):

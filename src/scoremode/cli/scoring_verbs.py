@@ -93,7 +93,7 @@ class ReferenceVerb(Verb):
     summary = "score a text with a baseline and keep its hidden states for comparisons"
     examples = (
         "scoremode reference org/model --corpus wikitext2 --out reference",
-        "scoremode reference org/model --corpus wikitext2 --kld base.kld",
+        "scoremode reference org/model --corpus wikitext2 --method gptq --out reference-gptq",
     )
     everyday = (
         *flags.EVERYDAY_TEXT,
@@ -105,8 +105,7 @@ class ReferenceVerb(Verb):
         "--json",
     )
     epilog = (
-        "A reference holds the exact distributions of every target: scoremode compare DIR CANDIDATE needs nothing "
-        "else. A .kld file holds them in 16 bits, for llama-perplexity --kl-divergence."
+        "A reference holds the exact distributions of every target: scoremode compare DIR CANDIDATE needs nothing else."
     )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

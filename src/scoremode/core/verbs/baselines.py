@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -31,6 +31,7 @@ from scoremode.core.scores.answers import check_answers
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
+from scoremode.core.verbs.finished_runs import no_states
 from scoremode.core.verbs.memory import is_by_logits, require_both_fit, require_by_logits
 from scoremode.core.verbs.model import LazyModel
 from scoremode.core.verbs.ppl import ppl_of
@@ -78,16 +79,23 @@ class ComparisonBaseline(Protocol):
         """Its run, for candidates that are finished runs."""
 
 
+@dataclass
 class Against:
     """A baseline that is open for one candidate: the question to both, the baseline's distributions, and its run."""
 
-    least_kl = 0.0  # the smallest possible divergence: below 0 if the distributions are not exact
-    missing: str | None = None  # why there is no divergence
+    asked: Question
+    folders: Folders
+    least_kl: float = field(default=0.0, kw_only=True)  # the smallest possible: below 0 if the baseline is not exact
 
-    def __init__(self, asked: Question, against: Mapping[str, Any], folders: Folders) -> None:
-        """``against`` is the identity of the baseline's run."""
-        self.asked, self.folders = asked, folders
-        self.identity: dict[str, Any] = {"against": against}  # what the candidate's run has in its identity
+    @property
+    def missing(self) -> str | None:
+        """Why there is no divergence; None: it is measured."""
+        return None
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the identity of the candidate's run says about the baseline."""
+        raise NotImplementedError
 
     def rows(self, candidate: LazyModel) -> Baseline | WholeDistributions | None:
         """The distributions of the baseline; None if ``missing``. The candidate's engine is opened later."""
@@ -106,8 +114,8 @@ class Against:
         """The fields of the candidate's manifest about the baseline; called after the last window."""
         raise NotImplementedError
 
-    def finished(self) -> Run:
-        """The run of the baseline, which outlives its folder."""
+    def finished(self, candidate: Run) -> Run:
+        """The run of the baseline, which outlives its folder, for the candidate's run of the same targets."""
         raise NotImplementedError
 
 
@@ -115,15 +123,13 @@ class Against:
 class AgainstStored(Against):
     """A baseline whose run is finished and whose distributions are stored."""
 
-    asked: Question
     run: Run
     stored: Callable[[], Baseline | WholeDistributions]
     noise: Mapping[str, Any]
-    folders: Folders
-    least_kl: float = 0.0
 
-    def __post_init__(self) -> None:
-        super().__init__(self.asked, self.run.manifest["identity"], self.folders)
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"against": self.run.manifest["identity"]}
 
     def rows(self, candidate: LazyModel) -> Baseline | WholeDistributions | None:
         return self.stored()
@@ -131,26 +137,24 @@ class AgainstStored(Against):
     def facts(self, run: UnfinishedRun, candidate: LazyModel) -> dict[str, Any]:
         return compared_with(self.run, self.noise, candidate)
 
-    def finished(self) -> Run:
-        return self.run
+    def finished(self, candidate: Run) -> Run:
+        if candidate.plan_digest == self.run.plan_digest:
+            return self.run
+        return first_targets(self.run, candidate, self.asked)
 
 
-def compare_with(
-    baseline: ComparisonBaseline, candidate: LazyModel, question: Mapping[str, Any], folders: Folders
-) -> Comparison:
+def compare_with(beside: AbstractContextManager[Against], candidate: LazyModel, folders: Folders) -> Comparison:
     """Compares a candidate with a baseline of any kind, in one pass over the plan; a finished run is read."""
     out = folders.of(candidate)
     with (
         # the baseline's folder is claimed first, everywhere: two processes that wait for each other would wait forever
-        baseline.beside(candidate, question, folders) as against,
+        beside as against,
         candidate.claimed(against.asked, out, fresh=folders.fresh, **against.identity) as claim,
     ):
         run_q = claim.finished
         if run_q is None:
             run_q = _score(against, candidate, claim)
-        run_p, run_q = against.finished(), candidate.outliving(run_q, out)
-    if run_q.plan_digest != run_p.plan_digest:
-        run_p = first_targets(run_p, run_q, against.asked)
+        run_p, run_q = against.finished(run_q), candidate.outliving(run_q, out)
     return as_comparison(name_of(candidate), run_p, run_q, run_q.divergences, against.missing)
 
 
@@ -188,19 +192,13 @@ class FinishedRun:
         self, given: Mapping[str, Any], models: Mapping[str, ModelSettings], finished: Sequence[str]
     ) -> Mapping[str, ModelSettings]:
         for model in models.values():
-            raise self._refusal(model.model)
+            raise no_states(self.name, model.model)
         return models
 
     def beside(
         self, candidate: LazyModel, question: Mapping[str, Any], folders: Folders
     ) -> AbstractContextManager[Against]:
-        raise self._refusal(candidate.subject.name)
-
-    def _refusal(self, candidate: str) -> InputError:
-        return InputError(
-            f"{self.name} is a run without hidden states, so {candidate} cannot be scored against it",
-            fix=f"score it first: scoremode ppl {candidate} --out DIR, or make a reference of the baseline",
-        )
+        raise no_states(self.name, candidate.subject.name)
 
     def finished(self, question: Mapping[str, Any], folders: Folders) -> Run:
         return runs.load(self.name)
@@ -242,7 +240,7 @@ class StoredReference:
         if not self._has_more(candidate, kept, question, asked):
             self._require_comparable(asked)
         noise = {name: self.run.manifest.get(name) for name in NOISE}
-        yield AgainstStored(asked, self.run, lambda: StoredBaseline(self.states, asked.plan), noise, folders)
+        yield AgainstStored(asked, folders, self.run, lambda: StoredBaseline(self.states, asked.plan), noise)
 
     def finished(self, question: Mapping[str, Any], folders: Folders) -> Run:
         return self.run
@@ -308,7 +306,7 @@ class LiveModel:
         own = replace(asked, subject=self.model.subject)
         fresh = folders.fresh and self.run is None
         with self.model.claimed(own, folders.folder("baseline"), fresh=fresh) as claim, ExitStack() as opened:
-            against = AgainstLive(self.model, asked, own, claim, self.run or claim.finished, folders, opened)
+            against = AgainstLive(asked, folders, self.model, own, claim, opened, self.run or claim.finished)
             yield against
             self.run = against.run
 
@@ -334,18 +332,20 @@ class AgainstLive(Against):
     """A model beside one candidate. Its own answers go into its own run, so that they need no second pass."""
 
     model: LazyModel
-    asked: Question
-    own: Question  # the same, to the baseline
+    own: Question  # the same question, to the baseline
     claim: runs.Claim
-    run: Run | None
-    folders: Folders
     opened: ExitStack
+    run: Run | None  # if it is finished
+    _live: LiveBaseline | LiveLogits | LiveSteps | None = None
+    _unfinished: UnfinishedRun | None = None
 
-    def __post_init__(self) -> None:
-        super().__init__(self.asked, self.model.identity(self.own), self.folders)
-        self.by_logits = is_by_logits(self.model.plugin)
-        self._live: LiveBaseline | LiveLogits | LiveSteps | None = None
-        self._unfinished: UnfinishedRun | None = None
+    @property
+    def by_logits(self) -> bool:
+        return is_by_logits(self.model.plugin)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"against": self.model.identity(self.own)}
 
     def rows(self, candidate: LazyModel) -> Baseline | WholeDistributions | None:
         plan = self.asked.plan
@@ -391,7 +391,7 @@ class AgainstLive(Against):
         floor = only_one_way(engine) if self.by_logits else noise_floor(engine, self.asked.plan)
         return compared_with(self.run, noise_facts(floor), candidate)
 
-    def finished(self) -> Run:
+    def finished(self, candidate: Run) -> Run:
         if self.run is None:  # the candidate's run was finished, and the baseline's was not
             progress = self.folders.progress
             self.run = score_run(self.own, self.model.engine_for(self.own, progress), self.claim, progress)

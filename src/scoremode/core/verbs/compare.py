@@ -170,7 +170,9 @@ def _compare_each(
     finished = [name for name, one in candidates if one is None]
     with _opened(baseline, model, candidates, question, folders) as against:
         models = dict(against.accept({**question, **of_baseline}, models, finished))
-        found, failed = _score_each(models, folders, lambda one, where: compare_with(against, one, question, where))
+        found, failed = _score_each(
+            models, folders, lambda one, where: compare_with(against.beside(one, question, where), one, where)
+        )
         if finished:
             found |= zip(finished, of_runs(baseline, finished, against.finished(question, folders)), strict=True)
     if failed:
@@ -225,12 +227,12 @@ def compare_model(
 ) -> Comparison:
     """Compares a model with another model, or with a baseline that is stored (its name, or its run)."""
     if isinstance(baseline, LazyModel):
-        return compare_with(LiveModel(baseline), candidate, question, folders)
+        return compare_with(LiveModel(baseline).beside(candidate, question, folders), candidate, folders)
     name = str(baseline.path if isinstance(baseline, Run) else baseline)
     stored = stored_baseline(name)
     if stored is None:
         raise InputError(f"{name} is not a reference", fix='make one: baseline.reference("ref/", corpus=…)')
-    return compare_with(stored, candidate, question, folders)
+    return compare_with(stored.beside(candidate, question, folders), candidate, folders)
 
 
 # ── one after the other, or on a cluster ──────────────────────────────────────────────────────────────────────────────

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict, Unpack
 
 from scoremode.core import extensions
 from scoremode.core.cache.units import size_words
@@ -63,7 +63,17 @@ class CheckedOutput(Protocol):
         """Writes the file from a reference, without the model."""
 
 
-@spelled_out(AllArguments)
+class FileArguments(TypedDict, total=False):
+    """Files that wings write, named here for editors and type checkers alone; see ``ReferenceOutput``."""
+
+    kld: str | Path | None
+
+
+class ReferenceArguments(AllArguments, FileArguments, total=False):
+    """Arguments of a question, of a model, and files that wings write."""
+
+
+@spelled_out(ReferenceArguments)
 @shows_progress
 def reference(
     model: GivenModel,
@@ -73,7 +83,7 @@ def reference(
     tokenizer: GivenTokenizer | None = None,
     fresh: bool = False,
     progress: Progress | None = None,
-    **arguments: Any,
+    **arguments: Unpack[ReferenceArguments],
 ) -> Run:
     """Score a text with a baseline, and keep its final hidden states for later comparisons.
 

@@ -32,7 +32,7 @@ from scoremode.core.verbs.prob.many_pairs import check_results, read_results, sc
 from scoremode.core.verbs.prob.sequence import SequenceProbability, SequenceScore, paired
 from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.progress_display import shows_progress
-from scoremode.core.verbs.reference import reference_of, split_files
+from scoremode.core.verbs.reference import FileArguments, ReferenceArguments, reference_of, split_files
 from scoremode.core.verbs.scoring import Continuation, likelihoods
 from scoremode.core.verbs.sides import Folders
 from scoremode.errors import InputError, OptionError
@@ -150,7 +150,7 @@ class Model:
                     found[numbers[i]] = one.answers.logprob[:, 0]
         return found
 
-    @spelled_out(QuestionArguments)
+    @spelled_out(QuestionArguments, FileArguments)
     @shows_progress
     def reference(
         self,
@@ -158,7 +158,7 @@ class Model:
         *,
         fresh: bool = False,
         progress: Progress | None = None,
-        **question: Any,
+        **question: Unpack[ReferenceArguments],
     ) -> Run:
         """Keep this model's hidden states on a text, for comparisons; see :func:`scoremode.reference`."""
         files, rest = split_files(question)

@@ -18,7 +18,9 @@ class KldOutput:
     """The file that ``reference --kld`` writes; see writing.py."""
 
     name = "kld"
-    flag: Mapping[str, str] = {"--kld FILE": "write a file for llama.cpp's tool, by the method llamacpp"}
+    flag: Mapping[str, str] = {
+        "--kld FILE": "its distributions in 16 bits for llama.cpp's tool, by the method llamacpp"
+    }
     instead_of_states = (
         "keep the baseline's distributions first, rounded to 16 bits and by the method llamacpp: "
         "scoremode reference MODEL --kld FILE"

@@ -66,7 +66,7 @@ class KldBaseline:
         # the effects of the baseline's 16 bits are noted with the candidate's numbers too
         notes = (*asked.plan.notes, *(f"baseline: {note}" for note in run.manifest["model_notes"]))
         asked, least = replace(asked, plan=replace(asked.plan, notes=notes)), least_divergence(file.layout.vocabulary)
-        yield AgainstStored(asked, run, lambda: FileBaseline(file), NO_NOISE, folders, least)
+        yield AgainstStored(asked, folders, run, lambda: FileBaseline(file), NO_NOISE, least_kl=least)
 
     def _run(self, file: KldFile, asked: Question, folders: Folders) -> Run:
         """The run of the baseline: the scores in the file."""
