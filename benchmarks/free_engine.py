@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from scoremode.core.engine.base import SCORES, Engine, EngineFacts, Want
-from scoremode.core.engine.plugin import EVERYTHING, Capabilities, EnginePlugin, Work
+from scoremode.core.engine.plugin import Capabilities, EnginePlugin, Work
 from scoremode.core.models.subject import Subject
 from scoremode.core.scores.answers import Answers, WindowSource
 from scoremode.core.text.tokenizer import ByteTokenizer
@@ -62,7 +62,7 @@ class FreePlugin(EnginePlugin):
     contract = 1
     name = "free"
     summary = "answers that cost nothing, for measurements"
-    capabilities: ClassVar[Capabilities] = EVERYTHING
+    capabilities: ClassVar[Capabilities] = Capabilities.all()
 
     def claims(self, model: str) -> bool:
         return model.startswith(PREFIX)
@@ -73,7 +73,7 @@ class FreePlugin(EnginePlugin):
     def open(self, subject: Subject, options: Any, work: Work) -> Engine:
         told = dict(part.split("=") for part in subject.name.removeprefix(PREFIX).split(",") if part)
         if "block" in told:
-            from scoremode.remote.ray import replica
+            from scoremode.remote.ray import scoring_worker
 
-            replica.BLOCK_BYTES = int(told["block"])
+            scoring_worker.BLOCK_BYTES = int(told["block"])
         return FreeEngine()

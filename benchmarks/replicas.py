@@ -88,7 +88,7 @@ def open_all(model: str, count: int, gpus: float | None = None) -> Iterator[sm.M
     with sm.open(model, replicas=count, ray="auto", gpus_per_replica=gpus) as opened:
         engine = opened._model.engine(Work(64))
         assert isinstance(engine, ReplicatedEngine)
-        started = engine.wait_for_all(120)
+        started = engine.pool.wait_for_all(120)
         assert started == count, f"{started} of {count} replicas started"
         yield opened
 

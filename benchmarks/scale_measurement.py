@@ -17,9 +17,9 @@ from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import choose, registry
 from scoremode.core.plan.plan import Plan
 from scoremode.core.scores.journal import Journal
+from scoremode.core.verbs.replicas import Spread
 from scoremode.core.verbs.scoring import score_plan
-from scoremode.remote.ray.engine import ReplicatedEngine
-from scoremode.remote.ray.spread import Spread
+from scoremode.remote.ray.replicas import RayReplicas
 
 HERE = Path(__file__).resolve().parent
 LARGE, SMALL = 4 << 20, 1 << 17  # bytes of a block
@@ -39,9 +39,9 @@ def taken(engine: Engine, plan: Plan) -> dict[str, float]:
 def through_ray(replicas: int, plan: Plan, block: int, repeat: int) -> dict[str, float]:
     """As ``taken``, from replicas that answer at once; the best of several passes, all replicas being there."""
     chosen = choose(f"free:block={block}", None, {}, None)
-    engine = ReplicatedEngine(chosen, Work(), Spread(replicas, cpus_per_replica=0.1))
+    engine = RayReplicas(chosen, Spread(replicas, cpus_per_replica=0.1), None).engine(Work(), None)
     try:
-        engine.wait_for_all()
+        engine.pool.wait_for_all(300)
         taken(engine, plan)  # rates are known from now on
         passes = [taken(engine, plan) for _ in range(repeat)]
     finally:

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scoremode.remote.ray.scoring import BLOCKS_AHEAD, Batches, Scoring
+from scoremode.remote.ray.pieces import AHEAD
+from scoremode.remote.ray.scoring import Batches, Scoring
 
 HOUR = 3600.0
 
@@ -179,7 +180,7 @@ class Simulation:
         taken_at = self._driver_takes()
         self.outcome.useful += self._block_seconds
         self.outcome.slow_or_lost += replica.seconds_per_block - self._block_seconds
-        behind = max(0.0, taken_at - self.now - BLOCKS_AHEAD * replica.seconds_per_block)
+        behind = max(0.0, taken_at - self.now - AHEAD * replica.seconds_per_block)
         self.outcome.waiting_for_driver += behind
         when = self.now + behind
         if replica.pieces[0]:

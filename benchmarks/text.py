@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from common import SRC, say, temporary_folder
@@ -89,10 +90,10 @@ def cpu_time(work: Callable[[], object]) -> float:
 def of_own_speed(tokenizer: Any, pieces: list[str], repeats: int) -> dict[str, float]:
     """The tokenizer's own CPU time divided by ours with all columns: the median of several turns, and their range."""
     from scoremode.core.text.documents import Document
-    from scoremode.core.text.long_text import MOST_WINDOWS, workers
+    from scoremode.core.text.long_text import TOGETHER
     from scoremode.core.text.tokens import tokenize
 
-    backend, together = tokenizer.hf.backend_tokenizer, min(2 * workers(), MOST_WINDOWS)
+    backend, together = tokenizer.hf.backend_tokenizer, TOGETHER // PIECE
 
     def own() -> None:
         for first in range(0, len(pieces), together):
@@ -108,22 +109,21 @@ def of_own_speed(tokenizer: Any, pieces: list[str], repeats: int) -> dict[str, f
 
 
 def is_same(tokenizer: Any, text: str) -> bool:
-    """Are ids, positions and the plan's digest those of the whole text at once, for windows of three sizes?"""
+    """Are ids, positions and the plan's digest those of the whole text at once, for parts of three sizes?"""
     from scoremode.core.plan.build import make_plan
     from scoremode.core.plan.recipes import find_method
+    from scoremode.core.text import long_text
     from scoremode.core.text.documents import Document
-    from scoremode.core.text.long_text import Sizes
     from scoremode.core.text.tokens import tokenize
 
-    whole = tokenizer.encode(text, special=True)
-    one = tokenize([Document([text])], tokenizer, special=True, sizes=Sizes(step=10 * len(text)))
-    wanted = make_plan(find_method("sliding-once"), one).digest
-    for sizes in (Sizes(), Sizes(step=8_000), Sizes(step=600, overlap=250, margin=20)):
-        many = tokenize([Document([text])], tokenizer, special=True, sizes=sizes)
-        same = np.array_equal(many.ids, whole.ids) and np.array_equal(many.char_end, whole.char_end)
-        if not same or make_plan(find_method("sliding-once"), many).digest != wanted:
+    whole, digests = tokenizer.encode(text, special=True), set[str]()
+    for part in (10 * len(text), long_text.PART, 8_000, 600):
+        with patch.object(long_text, "PART", part):
+            found = tokenize([Document([text])], tokenizer, special=True)
+        if not (np.array_equal(found.ids, whole.ids) and np.array_equal(found.char_end, whole.char_end)):
             return False
-    return True
+        digests.add(make_plan(find_method("sliding-once"), found).digest)
+    return len(digests) == 1
 
 
 def identity(tokenizer: Any, characters: int) -> dict[str, bool]:

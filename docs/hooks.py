@@ -63,7 +63,7 @@ def argument_tables() -> str:
     """Every argument of a question, of an engine and of replicas, each with an anchor that signatures link to."""
     from scoremode.core.engine.registry import all_options
     from scoremode.core.verbs.arguments import QuestionArguments
-    from scoremode.remote.ray.spread import SpreadArguments
+    from scoremode.core.verbs.replicas import SpreadArguments
 
     parts = []
     for title, owner in (("Of a question", QuestionArguments), ("Of replicas", SpreadArguments)):

@@ -85,7 +85,7 @@ def test_comparisons_are_used_like_the_list_they_were(comparisons: sm.Comparison
 
 
 def test_a_notebook_shows_comparisons_as_one_table(comparisons: sm.Comparisons) -> None:
-    html = comparisons._repr_html_()  # type: ignore[attr-defined]
+    html = str(comparisons._repr_html_())
     assert html.count("<table") == 1
     assert html.count("<tr>") == 4, "titles, the baseline, and two candidates"
 

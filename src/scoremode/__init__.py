@@ -40,21 +40,6 @@ _HOME = {
     "Tokens": "core.text.tokens",
 }
 
-_SHOWS_RUNS = {
-    "Comparison",
-    "Comparisons",
-    "Run",
-    "TasksComparison",
-    "compare",
-    "load",
-    "open",
-    "paths",
-    "ppl",
-    "reference",
-    "tasks",
-    "wrap",
-}  # their values, in notebooks
-
 
 def _homes() -> dict[str, str]:
     """All public names, those of wings too, each with its module."""
@@ -73,10 +58,7 @@ def __getattr__(name: str) -> Any:
     home = _HOME.get(name) or _homes().get(name)
     if home is None:
         raise AttributeError(f"module 'scoremode' has no attribute {name!r}")
-    found = getattr(import_module(f"scoremode.{home}"), name)
-    if name in _SHOWS_RUNS:
-        import_module("scoremode.reports.html.notebooks").install()
-    return found
+    return getattr(import_module(f"scoremode.{home}"), name)
 
 
 def __dir__() -> list[str]:

@@ -26,7 +26,7 @@ from typing import Any, Self
 import pytest
 
 from scoremode.core.engine.plugin import Work
-from scoremode.core.engine.registry import choose
+from scoremode.core.engine.registry import choose, open_for
 from scoremode.studies.rollouts.writing import DrawingRules
 from tests import forked
 from tests.benchmarks.conftest import FOLDER, load
@@ -401,7 +401,7 @@ class PlayedLLM:
 def played_writer(facts: Any, _options: Any, work: Work, rules: DrawingRules, ends: frozenset[int]) -> Any:
     """Takes the place of ``VllmWriter``: Transformers writes."""
     chosen = choose(str(facts.path), "transformers", {"dtype": "float32"})
-    writer: Any = chosen.plugin.open_writer(chosen.subject, chosen.options, work, rules)
+    writer: Any = open_for(chosen, "writes", work, rules)
     writer.ends, writer.llm = ends, PlayedLLM(str(facts.path))
     return writer
 

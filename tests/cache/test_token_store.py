@@ -15,11 +15,10 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.core.cache import token_store
-from scoremode.core.cache.token_store import kept_tokens, write_tokens
+from scoremode.core.cache.token_store import kept_tokens
 from scoremode.core.text.documents import Document
 from scoremode.core.text.tokenizer import ByteTokenizer
-from scoremode.core.text.tokens import DocumentIndex, TokenBlock, Tokens, TokenStream, tokenize
+from scoremode.core.text.tokens import TokenBlock, Tokens, TokenStream, tokenize
 from scoremode.core.verbs.cache import list_cache, prune_cache
 from scoremode.core.verbs.model import LazyModel
 from scoremode.errors import CorpusError
@@ -272,20 +271,3 @@ def test_thirty_megabytes_take_little_more_memory_than_two(tmp_path: Path) -> No
     grown = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     assert paths[1].stat().st_size > 30e6
     assert grown < 60, f"{grown} MB more"
-
-
-@pytest.mark.parametrize("together", [1, 100])
-def test_columns_grow_into_larger_types(tmp_path: Path, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_store, "TOGETHER", together)
-
-    class Numbers(TokenStream):
-        def __iter__(self) -> Iterator[TokenBlock]:
-            for largest in (1, 255, 256, 70_000, 1 << 33):
-                some: Any = np.array([largest], np.int64)
-                yield TokenBlock(np.array([1], np.int32), some, some, some, None)
-            one = np.array([0, 5], np.int64)
-            self._index = DocumentIndex(one, one[1:], one[1:], None, ("seen",))
-
-    tokens = write_tokens(tmp_path, {}, Numbers((), BYTES, special=True))
-    assert tokens.char_end.tolist() == [1, 255, 256, 70_000, 1 << 33]
-    assert tokens.notes == ("seen",)

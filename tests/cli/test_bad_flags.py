@@ -32,7 +32,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     ([*PPL, "--fail-if", "x"], "--fail-if belongs to scoremode compare"),
     (
         ["plan", "table:uniform", "--out", "x"],
-        "--out belongs to scoremode ppl, scoremode prob, scoremode rollouts, scoremode compare, scoremode paths,",
+        "--out belongs to scoremode ppl, scoremode prob, scoremode rollouts, scoremode compare, scoremode reference,",
     ),
     (["show", "run", "--corpus", "x"], "--corpus belongs to scoremode ppl"),
     ([*PPL, "--zzzzzz"], "there is no flag --zzzzzz"),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scoremode.core.engine.registry import known_engines
 from tests import forked
 from tests.cli.conftest import Command, Refused
 from tests.gguf_files import require_llamacpp
@@ -126,8 +127,8 @@ def test_llamacpp_is_tested_with_a_small_gguf(command: Command) -> None:
 def test_an_engine_that_cannot_be_tested_is_refused_or_listed(
     command: Command, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scoremode.core.engine.plugin.EnginePlugin.self_test_model", lambda *_: None)
-    monkeypatch.setattr("scoremode.engines.llamacpp.LlamaCppPlugin.self_test_model", lambda *_: None)
+    for plugin in known_engines().values():
+        monkeypatch.setattr(type(plugin), "self_test", lambda *_: None)
     assert "there is no self-test of the transformers engine" in refused("doctor", "--engine", "transformers")
     outcome = command("doctor")
     assert "not tested" in outcome.out

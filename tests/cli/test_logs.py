@@ -13,7 +13,7 @@ import pytest
 
 from scoremode.cli.commands import VERBS, build_parser
 from scoremode.cli.parser import Parser
-from scoremode.core.verbs.candidates import score_together
+from scoremode.core.verbs.candidates import raise_failures
 from scoremode.errors import print_line
 from scoremode.reports.command import logs
 from tests.cli.conftest import Command
@@ -76,11 +76,8 @@ def test_flags_change_the_level_of_one_command(command: Command) -> None:
 def test_errors_of_candidates_are_shown_when_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     logs.install(quiet=True)
 
-    def score(name: str, _: object) -> None:
-        raise ZeroDivisionError(name)
-
     with pytest.raises(ZeroDivisionError):
-        score_together(["a", "b"], score, 1)
+        raise_failures(["a", "b"], {}, {name: ZeroDivisionError(name) for name in ("a", "b")})
     assert capsys.readouterr().err.count("\n") == 2
 
 

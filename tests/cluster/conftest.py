@@ -15,6 +15,7 @@ import pytest
 from scoremode.remote.ray import ray_cluster
 from tests.cluster import paced, ray_workers
 
+WITHOUT_RAY = ("test_pieces", "test_side_by_side", "test_spread")
 ROOT = Path(__file__).resolve().parents[2]
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # else every cluster starts processes that nobody uses
@@ -25,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     without = pytest.mark.skip(reason="needs Ray")
     for item in items:
-        if "tests/cluster/" in item.nodeid and "pieces" not in item.nodeid and "spread" not in item.nodeid:
+        if "tests/cluster/" in item.nodeid and not any(file in item.nodeid for file in WITHOUT_RAY):
             item.add_marker(without)
 
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from scoremode.core.engine.base import SCORES, Engine, Want
-from scoremode.core.engine.plugin import EVERYTHING, Capabilities, EnginePlugin, Work
+from scoremode.core.engine.plugin import Capabilities, EnginePlugin, Work
 from scoremode.core.models.subject import Subject
 from scoremode.core.scores.answers import Answers, WindowList, WindowSource
 from scoremode.core.text.tokenizer import ByteTokenizer
@@ -41,7 +41,7 @@ def install(folder: Path) -> Path:
 
 
 class PacedEngine(TableEngine):
-    """``wait`` seconds for each window; ``die``, ``fail``, ``nan``: first ids of windows that this happens at."""
+    """``wait`` seconds for each window; ``die``, ``fail``: first ids of windows that this happens at."""
 
     def __init__(self, told: dict[str, float]) -> None:
         super().__init__(np.random.default_rng(5).normal(size=(256, 256)))
@@ -67,8 +67,6 @@ class PacedEngine(TableEngine):
                 os.kill(os.getpid(), signal.SIGKILL)
             if first == self.told.get("fail"):
                 raise EngineError("the table is on fire", fix="call somebody")
-            if first == self.told.get("nan"):
-                answers = replace(answers, logprob=answers.logprob * np.nan)  # noqa: PLW2901
             yield index, replace(answers, logprob=answers.logprob - self.offset)
 
 
@@ -78,7 +76,7 @@ class PacedPlugin(EnginePlugin):
     contract = 1
     name = "paced"
     summary = "a table that takes its time"
-    capabilities: ClassVar[Capabilities] = EVERYTHING
+    capabilities: ClassVar[Capabilities] = Capabilities.all()
 
     def claims(self, model: str) -> bool:
         return model.startswith(PREFIX)

@@ -53,7 +53,7 @@ def three(nodes: Nodes, stories: Path) -> Iterator[sm.Model]:
     with sm.open(str(stories), replicas=3, ray=nodes.address, gpus_per_replica=0.5) as model:
         engine = model._model.engine(Work(512))
         assert isinstance(engine, ReplicatedEngine)
-        assert engine.wait_for_all() == 3
+        assert engine.pool.wait_for_all(300) == 3
         yield model
 
 

@@ -21,8 +21,8 @@ import pytest
 import scoremode as sm
 from scoremode.core.scores.schema import BUILT_IN
 from scoremode.core.store.runs import JOURNAL
-from scoremode.core.verbs.candidates import score_together, slots_and_shares
 from scoremode.core.verbs.progress import Progress
+from scoremode.remote.ray.side_by_side import score_together
 from tests import forked
 from tests.cluster.conftest import ROOT, wait_until
 from tests.cluster.test_command_line import family_of, left_of, scoremode
@@ -125,11 +125,6 @@ def test_a_killed_driver_resumes(
 
 
 # ── without Ray ──────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_slots() -> None:
-    assert slots_and_shares(6, 2) == (2, 1)
-    assert slots_and_shares(2, 5) == (2, 2)
-
-
 def test_every_failure_is_told() -> None:
     def score(name: str, _: Progress) -> str:
         if name != "good":

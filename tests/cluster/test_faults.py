@@ -34,7 +34,7 @@ def same(run: sm.Run, text: Path) -> None:
 def engine_of(model: sm.Model, replicas: int) -> ReplicatedEngine:
     engine = model._model.engine(Work(64))
     assert isinstance(engine, ReplicatedEngine)
-    assert engine.wait_for_all(60) == replicas
+    assert engine.pool.wait_for_all(60) == replicas
     return engine
 
 
@@ -88,12 +88,6 @@ def test_a_window_that_kills_three_replicas_is_named(nodes: Nodes, text: Path, c
 def test_an_error_of_the_engine_is_said_once_in_its_own_words(nodes: Nodes, text: Path) -> None:
     with pytest.raises(sm.ScoremodeError, match=r"^the table is on fire; call somebody$"):
         sm.ppl("paced:fail=60", corpus=str(text), **SIZES, replicas=2, ray="auto")
-
-
-def test_not_a_number_is_asked_for_again_and_then_an_error(nodes: Nodes, text: Path, capfd: Any) -> None:
-    with pytest.raises(sm.ScoremodeError, match="the model gives NaN in window 12"):
-        sm.ppl("paced:nan=60", corpus=str(text), **SIZES, replicas=2, ray="auto")
-    assert capfd.readouterr().err.count("gave NaN in window 12, which is scored once more") == 1
 
 
 def test_an_engine_that_does_not_open(nodes: Nodes, text: Path, capfd: Any) -> None:

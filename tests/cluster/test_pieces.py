@@ -10,8 +10,8 @@ import pytest
 from scoremode.core.engine.batching import prompt_groups
 from scoremode.core.scores.answers import Answers, Window, WindowList
 from scoremode.core.scores.packing import AnswerPacker
-from scoremode.remote.ray.replica import subset_of
 from scoremode.remote.ray.scoring import MOST_TOKENS, Batches
+from scoremode.remote.ray.sent import subset_of
 
 
 def source_of(count: int, groups: list[int] | None = None) -> WindowList:

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 import scoremode as sm
+from scoremode.remote.ray.replica_pool import ReplicaPool
 from scoremode.studies.attribution.engines.replicated_swapper import ReplicatedSwapper
 from tests.makers import make_tiny_model
 
@@ -30,7 +31,8 @@ def test_replicas_measure_what_one_process_does(
     original = ReplicatedSwapper.columns
 
     def columns(swapper: ReplicatedSwapper, *given: Any) -> Any:
-        pool = swapper._replicas.pool
+        pool = swapper.pool
+        assert isinstance(pool, ReplicaPool)
         assert killed or pool.wait_for_all(120) == 2
         for found in original(swapper, *given):
             busy = next((one for one in pool.ready if one.sent), None)

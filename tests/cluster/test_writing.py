@@ -12,6 +12,7 @@ import pytest
 
 import scoremode as sm
 from scoremode.errors import InputError
+from scoremode.remote.ray.replica_pool import ReplicaPool
 from scoremode.studies.rollouts.engines.replicated_writer import ReplicatedWriter
 
 PROMPTS = [f"the cat sat on mat {n}" for n in range(9)]
@@ -37,7 +38,8 @@ def test_replicas_write_the_texts_of_one_engine(
     def write(writer: ReplicatedWriter, *given: Any) -> Any:
         for found in original(writer, *given):
             if not killed:
-                busy = next(one for one in writer._replicas.pool.ready if one.sent)
+                assert isinstance(writer.pool, ReplicaPool)
+                busy = next(one for one in writer.pool.ready if one.sent)
                 assert busy.opened is not None
                 killed.append(busy.opened.pid)
                 os.kill(busy.opened.pid, signal.SIGKILL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, get_type_hints
 
@@ -15,8 +15,8 @@ import scoremode as sm
 from scoremode.cli.parser import Parser
 from scoremode.core.engine import registry
 from scoremode.core.engine.options import CheckpointOptions, Options, option
-from scoremode.core.engine.plugin import Capabilities
-from scoremode.core.engine.registry import all_options, choose, known_engines, read_options
+from scoremode.core.engine.plugin import Capabilities, Work
+from scoremode.core.engine.registry import all_options, can, choose, known_engines, open_for, read_options, require
 from scoremode.core.entry_points import Plugins
 from scoremode.core.verbs.arguments import QUESTION, EngineOptionArguments
 from scoremode.engines.table import TablePlugin
@@ -192,6 +192,35 @@ def test_what_an_engine_cannot_do_is_refused_before_it_is_opened(
     with pytest.raises(EngineError, match="the table engine cannot") as caught:
         question(tmp_path)
     assert "transformers" in caught.value.fix.removeprefix("use --engine ").split(" or ")
+
+
+class Elsewhere(TablePlugin):
+    """An engine that no wing knows, with an ability of its own."""
+
+    name: ClassVar[str] = "elsewhere"
+    abilities: ClassVar[dict[str, Any]] = {
+        "writes": lambda plugin, subject, options, work, rules: (subject.name, rules)
+    }
+
+
+def test_an_ability_is_given_by_a_wing_or_by_the_engine_itself() -> None:
+    table, own = TablePlugin(), Elsewhere()
+    assert [can(one, "writes") for one in (table, own)] == [True, True]
+    assert [can(one, "swaps") for one in (table, own)] == [False, False]
+    chosen = choose("table:uniform")
+    assert open_for(replace(chosen, plugin=own), "writes", Work(), "rules") == ("table:uniform", "rules")
+
+
+def test_an_ability_that_an_engine_lacks_is_refused_with_the_engines_that_have_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(TablePlugin, "capabilities", replace(TablePlugin.capabilities, scores_only=True))
+    with pytest.raises(EngineError, match="the table engine cannot write texts") as caught:
+        sm.rollouts("table:uniform", ["any prompt"])
+    assert caught.value.fix == "use --engine transformers or llamacpp or server or vllm"
+    with pytest.raises(EngineError, match="the table engine cannot give hidden states between layers") as caught:
+        require(TablePlugin(), "layer_states", "give hidden states between layers")
+    assert caught.value.fix == "use --engine transformers or llamacpp or vllm"
 
 
 def test_a_subject_needs_no_folder() -> None:

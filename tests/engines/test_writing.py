@@ -11,10 +11,10 @@ import pytest
 
 import scoremode as sm
 from scoremode.core.engine.plugin import Work
-from scoremode.core.engine.registry import choose
-from scoremode.studies.rollouts.generation import Sampling
+from scoremode.core.engine.registry import choose, open_for
 from scoremode.studies.rollouts.texts import Rollouts
 from scoremode.studies.rollouts.writing import DrawingRules, WritingRequest
+from scoremode.studies.tasks.generation import Sampling
 
 PROMPTS: list[Any] = [
     "The quick brown fox",
@@ -34,7 +34,7 @@ def written(tiny: Path) -> Rollouts:
 def test_greedy_texts_are_those_of_generate(tiny: Path) -> None:
     found = sm.rollouts(str(tiny), PROMPTS, max_tokens=20, dtype="float32", sequences=4)
     chosen = choose(str(tiny), "transformers", {"dtype": "float32"})
-    with closing(chosen.plugin.open_generator(chosen.subject, chosen.options, Work(64))) as generator:
+    with closing(open_for(chosen, "generates", Work(64))) as generator:
         stock = dict(generator.generate(found.prompt_ids, Sampling(20)))
     assert [ids.tolist() for ids in found.written] == [stock[i].tolist() for i in range(len(PROMPTS))]
     assert found.prompt_text[2] == "<s>user: In 1999</s>\n<s>assistant: "
@@ -66,7 +66,7 @@ def test_texts_end_at_end_tokens(tiny: Path) -> None:
     prompts = [np.array(ids, np.int32) for ids in ([5, 6], [7], [8, 9, 10], [11], [12, 13])]
     asked = [WritingRequest(ids, i, 30) for i, ids in enumerate(prompts)]
     none = np.zeros(len(asked), np.bool_)
-    with closing(chosen.plugin.open_writer(chosen.subject, chosen.options, Work(64), DrawingRules(1.0))) as writer:
+    with closing(open_for(chosen, "writes", Work(64), DrawingRules(1.0))) as writer:
         writer.ends = frozenset()
         free = dict(writer.write(asked, none, lambda _: None))
         stop = int(free[0].ids[4])

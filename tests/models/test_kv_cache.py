@@ -8,13 +8,20 @@ from typing import Any
 import pytest
 
 import scoremode as sm
-from scoremode.core.engine.registry import choose, known_engines
+from scoremode.core.engine.plugin import Work
+from scoremode.core.engine.registry import Chosen, choose, known_engines
 from scoremode.core.models.sizes import cache_bytes, values_per_token
+from scoremode.core.plan.path import DecodePath
 from scoremode.core.verbs import model, reference
 from tests.gguf_files import gguf_of, require_llamacpp
 from tests.makers import make_tiny_model
 
 CONFIG: dict[str, Any] = {"num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 256}
+
+
+def kv_cache(chosen: Chosen, tokens: int) -> int | None:
+    work = Work(tokens, path=DecodePath(sequences=1))
+    return chosen.plugin.memory_need(chosen.subject, chosen.options, work).cache
 
 
 @pytest.mark.parametrize(
@@ -46,7 +53,7 @@ def test_it_is_what_transformers_allocates(tiny: Path) -> None:
     loaded = AutoModelForCausalLM.from_pretrained(tiny)
     cache = loaded(torch.arange(12)[None], use_cache=True).past_key_values
     taken = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-    assert chosen.plugin.cache_bytes(chosen.subject, chosen.options, 12) == taken
+    assert kv_cache(chosen, 12) == taken
 
 
 def test_llamacpp_counts_the_blocks_of_its_types(tmp_path: Path) -> None:
@@ -56,7 +63,7 @@ def test_llamacpp_counts_the_blocks_of_its_types(tmp_path: Path) -> None:
     sizes = {}
     for kind in ("f32", "f16", "q8_0", "q4_0"):
         chosen = choose(str(file), None, {"cache_type_k": kind, "cache_type_v": kind, "flash_attn": "on", "threads": 1})
-        sizes[kind] = chosen.plugin.cache_bytes(chosen.subject, chosen.options, 1024)
+        sizes[kind] = kv_cache(chosen, 1024)
     heads = 128 // 4
     assert sizes["f32"] == 1024 * 4 * sizes_of(wider) * heads
     assert sizes["f32"] == 2 * sizes["f16"]  # type: ignore[operator]
@@ -76,11 +83,14 @@ def test_vllm_has_the_type_of_its_option(tiny: Path) -> None:
     from scoremode.core.models.subject import checkpoint_subject
 
     plugin, subject = known_engines()["vllm"], checkpoint_subject(str(tiny))
-    whole = plugin.cache_bytes(subject, plugin.options.of({"dtype": "bfloat16"}), 100)
-    half = plugin.cache_bytes(subject, plugin.options.of({"dtype": "bfloat16", "kv_cache_dtype": "fp8"}), 100)
+
+    def size(**options: Any) -> int | None:
+        return kv_cache(Chosen(plugin, plugin.options.of(options), subject), 100)
+
+    whole, half = size(dtype="bfloat16"), size(dtype="bfloat16", kv_cache_dtype="fp8")
     assert whole is not None
     assert whole == 2 * (half or 0)
-    assert plugin.cache_bytes(subject, plugin.options.of({"kv_cache_dtype": "turboquant_k8v4"}), 100) is None
+    assert size(kv_cache_dtype="turboquant_k8v4") is None
 
 
 def test_a_large_cache_and_a_large_reference_are_told_before_the_work(

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import scoremode as sm
+from scoremode.core.disk.uri import Place, located
 from scoremode.errors import InputError, RunError, StorageError
 from scoremode.remote.storage.hub import Repository
 from scoremode.remote.storage.runs import RemoteClaim
-from scoremode.remote.storage.uri import Place, located
 from tests.hub import TOKEN, Hub, Repo, add_commit
 
 TEXT = "the cat sat on the mat and the dog sat on the log. " * 80

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from scoremode.core.disk.uri import Place, parse
 from scoremode.errors import RunError
 from scoremode.remote.storage.lock import LOCK_OBJECT, RemoteLock
 from scoremode.remote.storage.objects import Objects
-from scoremode.remote.storage.uri import Place, parse
 from tests.s3 import Bucket
 
 

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.core.references.reader import Reference
+from scoremode.core.references.reader import Reference, open_reference
 from scoremode.errors import StorageError
-from scoremode.remote.storage.open_copies import open_reference
 from scoremode.remote.storage.runs import RemoteClaim
 from tests.s3 import Bucket, at_random, kill_when_grown, proxy_to, start, wait_until
 

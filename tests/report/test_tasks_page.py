@@ -13,9 +13,8 @@ import pytest
 
 import scoremode as sm
 from scoremode.errors import InputError
-from scoremode.reports.html.notebooks import tasks_html
 from scoremode.reports.html.page import report
-from scoremode.reports.model_card import tasks_markdown, tasks_model_index
+from scoremode.studies.tasks.card import tasks_markdown, tasks_model_index
 from scoremode.studies.tasks.logs import TaskDocument
 from scoremode.studies.tasks.page import FLIPS_SHOWN, recovery_chart, render_tasks
 from scoremode.studies.tasks.results import TaskPair, TasksComparison, softmax
@@ -117,7 +116,7 @@ def test_model_cards_are_escaped() -> None:
 
 
 def test_a_notebook_shows_a_comparison() -> None:
-    shown = tasks_html(made(bad="plain"))
+    shown = str(made(bad="plain")._repr_html_())
     assert "recovery" in shown
     assert "lost" in shown
 

@@ -15,7 +15,7 @@ from scoremode.core.statistics.comparison import Comparison, comparison_statisti
 from scoremode.core.statistics.equivalence import equivalence
 from scoremode.core.statistics.gate import check, parse
 from scoremode.errors import OptionError
-from scoremode.studies.rollouts.tables import equivalence_lines
+from scoremode.reports.terminal.part_tables import equivalence_lines
 from tests.cli.conftest import Command, command
 from tests.report.test_table import drawn
 from tests.statistics.test_comparison import compared

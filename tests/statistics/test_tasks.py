@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 from scoremode.core.statistics import gate
+from scoremode.studies.tasks.rules import TaskRule, parse, why_unknown
 from scoremode.studies.tasks.statistics import (
     FIELDS,
     PairedTask,
@@ -126,7 +127,7 @@ def test_one_task_in_two_halves_has_the_recovery_of_the_whole() -> None:
 def test_recovery_of_a_baseline_that_has_nothing_right_is_undefined() -> None:
     row = row_statistics("t", "task", [(task((0, 3, 0, 20)), 1.0)])
     assert row["recovery"] is None
-    why = gate.check(gate.parse_for_tasks("recovery < 0.99"), {**row, "name": "q4"})
+    why = gate.check(parse("recovery < 0.99").rule, {**row, "name": "q4"}, why_unknown=why_unknown)
     assert why == "q4: recovery is not known: the baseline has nothing right"
 
 
@@ -134,7 +135,9 @@ def test_few_documents_have_no_error() -> None:
     row = row_statistics("t", "task", [(task((2, 1, 0, 1)), 1.0)])
     assert row["recovery"] == 1.5
     assert row["recovery_stderr"] is None
-    assert "too few" in str(gate.check(gate.parse_for_tasks("recovery < 2 surely"), {**row, "name": "q4"}))
+    assert "too few" in str(
+        gate.check(parse("recovery < 2 surely").rule, {**row, "name": "q4"}, why_unknown=why_unknown)
+    )
 
 
 def test_no_flips_are_not_certainty() -> None:
@@ -234,18 +237,19 @@ def test_bounds_over_tasks_contain_the_truth() -> None:
 
 # ── rules ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_a_rule_may_name_a_task() -> None:
-    rule = gate.parse_for_tasks("mmlu_anatomy.recovery<0.99 surely")
-    assert (rule.task, rule.name, rule.limit, rule.surely) == ("mmlu_anatomy", "recovery", 0.99, True)
-    assert gate.parse_for_tasks("a.b.flips > 5e-2").task == "a.b"
-    assert gate.parse_for_tasks("mcnemar < 0.01").task is None
+    assert parse("mmlu_anatomy.recovery<0.99 surely") == TaskRule(
+        gate.Rule("recovery", "<", 0.99, True), "mmlu_anatomy"
+    )
+    assert parse("a.b.flips > 5e-2").task == "a.b"
+    assert parse("mcnemar < 0.01").task is None
 
 
 def test_a_gate_is_sure_only_beyond_the_bound() -> None:
     row = {**row_statistics("t", "task", [(task((600, 5, 20, 375)), 1.0)]), "name": "q4"}
     assert row["recovery"] < 0.99
-    assert gate.check(gate.parse_for_tasks("recovery < 0.99"), row) is not None
-    assert gate.check(gate.parse_for_tasks("recovery < 0.99 surely"), row) is None
-    assert "surely below 0.995" in str(gate.check(gate.parse_for_tasks("recovery < 0.995 surely"), row))
+    assert gate.check(parse("recovery < 0.99").rule, row) is not None
+    assert gate.check(parse("recovery < 0.99 surely").rule, row) is None
+    assert "surely below 0.995" in str(gate.check(parse("recovery < 0.995 surely").rule, row))
 
 
 def test_differences_too_small_to_be_squared_have_errors() -> None:

@@ -266,7 +266,7 @@ class Datasets(types.ModuleType):
 def hub(monkeypatch: pytest.MonkeyPatch) -> Datasets:
     package = Datasets([{"text": "one", "body": "eins"}, {"text": "two", "body": "zwei"}])
     monkeypatch.setitem(sys.modules, "datasets", package)
-    monkeypatch.setattr("scoremode.remote.storage.reachable.hub_is_reachable", lambda: True)
+    monkeypatch.setattr("scoremode.core.text.reachable.hub_is_reachable", lambda: True)
     return package
 
 

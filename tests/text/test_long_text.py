@@ -1,4 +1,4 @@
-"""A text that is cut into windows gives the tokens of the whole text, whatever the tokenizer and wherever the cuts."""
+"""A text that is cut into parts gives the tokens of the whole text, whatever the tokenizer and wherever the cuts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -15,14 +16,14 @@ from hypothesis import strategies as st
 from scoremode.core.text import long_text
 from scoremode.core.text.corpus import load
 from scoremode.core.text.documents import Document
-from scoremode.core.text.long_text import LibraryEncoder, LongTextEncoder, Sizes, window_encoder, windows_of
+from scoremode.core.text.long_text import encode_parts
 from scoremode.core.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer
 from scoremode.core.text.tokens import Tokens, tokenize
 from tests.conftest import DATA
 from tests.text.tokenizers_at_hand import JOINTS, KINDS, SPECIAL, WORDS, wrapped
 
-TINY = Sizes(step=32, overlap=14, margin=1)
-SMALL = Sizes(step=400, overlap=160, margin=40)
+TINY: dict[str, Any] = {"PART": 80, "REACH": 130, "AROUND": 60}
+SMALL: dict[str, Any] = {"PART": 400, "REACH": 300, "AROUND": 100}
 TEXT = st.lists(st.sampled_from(WORDS + JOINTS + JOINTS + SPECIAL) | st.text(max_size=3), max_size=80).map("".join)
 NAMES = ["bytes", "stories", *KINDS]
 
@@ -34,6 +35,11 @@ def tokenizer_named(name: str) -> TextTokenizer:
     if name == "stories":
         return HuggingFaceTokenizer.load(DATA / "stories260K")
     return wrapped(KINDS[name]())
+
+
+def tokenized(documents: list[Document], tokenizer: TextTokenizer, sizes: dict[str, Any], *, special: bool) -> Tokens:
+    with patch.multiple(long_text, **sizes):
+        return tokenize(documents, tokenizer, special=special)
 
 
 def clean(text: str) -> str:
@@ -59,21 +65,24 @@ def assert_same(found: Tokens, tokenizer: TextTokenizer, text: str, *, special: 
 def test_pieces_give_the_tokens_of_the_whole(name: str, special: bool, text: str, read: int) -> None:
     tokenizer = tokenizer_named(name)
     parts = [text[i : i + read] for i in range(0, len(text), read)]
-    found = tokenize([Document(parts)], tokenizer, special=special, sizes=TINY)
+    found = tokenized([Document(parts)], tokenizer, TINY, special=special)
     assert_same(found, tokenizer, text, special=special)
     assert found.doc_bytes.tolist() == [len(text.encode())]
     assert found.doc_words.tolist() == [1 + len(re.findall(r"\s+", text))]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_ordinary_text_is_cut_into_many_pieces(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "cut"),
+    [("bytes", True), ("gpt4", True), ("wordpiece", True), ("unigram", True), ("stories", False), ("plain_bpe", False)],
+)
+def test_ordinary_text_is_cut_into_parts_where_that_is_exact(name: str, cut: bool) -> None:
     """The test above must not pass because nothing is ever cut."""
     tokenizer = tokenizer_named(name)
     text = " ".join(f"{word} {i} and" for i in range(40) for word in WORDS)
-    encoder = LongTextEncoder(tokenizer, special=True, sizes=SMALL)
-    found = [stretch for stretches in encoder.encode([[text]]) for stretch in stretches]
-    assert sum(stretch.text != "" for stretch in found) > len(text) // (SMALL.step * 3)
-    assert np.concatenate([s.ids for s in found]).tolist() == tokenizer.encode(text, special=True).ids.tolist()
+    with patch.multiple(long_text, **SMALL):
+        found = list(encode_parts([[text]], tokenizer, special=True))
+    assert (len(found) > len(text) // 1_000) is cut
+    assert np.concatenate([part.ids for part in found]).tolist() == tokenizer.encode(text, special=True).ids.tolist()
 
 
 ODD = {
@@ -100,25 +109,27 @@ def test_odd_texts_are_cut_right_or_not_at_all(name: str, odd: str) -> None:
     tokenizer = tokenizer_named(name)
     for special in (False, True):
         for sizes in (TINY, SMALL):
-            found = tokenize([Document([ODD[odd]])], tokenizer, special=special, sizes=sizes)
+            found = tokenized([Document([ODD[odd]])], tokenizer, sizes, special=special)
             whole = tokenizer.encode(ODD[odd], special=special)
             assert found.ids.tolist() == whole.ids.tolist()
             assert found.char_end.tolist() == whole.char_end.tolist()
 
 
-def test_what_cannot_be_cut_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_text, "NOTED", 2_000)
-    tokenizer = tokenizer_named("gpt4")
-    assert tokenize([Document(["two words " * 300])], tokenizer, special=True, sizes=SMALL).notes == ()
-    found = tokenize([Document(["\n" * 4_000])], tokenizer, special=True, sizes=SMALL)
-    assert found.notes == ("no safe place to cut 4,000 characters of the text: the tokenizer encoded them at once",)
+def test_the_memory_for_a_text_that_is_encoded_at_once_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("scoremode.core.text.tokenizer.LARGE_TEXT", 400_000)
+    for text in ("two words " * 50_000, "\n" * 500_000):
+        tokenize([Document([text])], tokenizer_named("gpt4"), special=True)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("scoremode: a text of 0 MB is split into tokens at once, which needs about ")
 
 
 @pytest.mark.parametrize("name", ["bytes", "gpt2", "plain_bpe"])
 def test_many_documents_keep_their_own_tokens(name: str) -> None:
     tokenizer = tokenizer_named(name)
     texts = ["", "short", "of small towns " * 100, "x", "the river\n" * 90, ""]
-    found = tokenize([Document([text]) for text in texts], tokenizer, special=True, sizes=SMALL)
+    found = tokenized([Document([text]) for text in texts], tokenizer, SMALL, special=True)
     edges = found.doc_starts.tolist()
     for number, text in enumerate(texts):
         mine = slice(edges[number], edges[number + 1])
@@ -132,61 +143,16 @@ def test_joins_and_masks_do_not_depend_on_the_cuts(name: str) -> None:
     marks, spans = (27, 270, 271, 1_000, len(text)), ((10, 300), (900, 901))
     given_document = Document([text], source="a b\tc", scored_spans=spans, joined_at=marks)
     one, many = (
-        tokenize([given_document], tokenizer_named(name), special=True, sizes=sizes) for sizes in (Sizes(), SMALL)
+        tokenized([given_document], tokenizer_named(name), sizes, special=True) for sizes in ({"PART": 1 << 16}, SMALL)
     )
     for column in ("ids", "char_end", "byte_len", "word_starts", "target_mask", "joined_at", "doc_bytes", "doc_words"):
         assert np.array_equal(getattr(one, column), getattr(many, column)), column
     assert (many.doc_bytes.tolist(), many.doc_words.tolist()) == ([5], [3])
 
 
-@given(parts=st.lists(st.text("ab", max_size=30), max_size=20), step=st.integers(4, 20))
-def test_windows_are_the_text_with_overlaps(parts: list[str], step: int) -> None:
-    sizes, text = Sizes(step=step, overlap=step // 2, margin=1), "".join(parts)
-    found = list(windows_of(parts, sizes))
-    assert found[0].text + "".join(window.text[sizes.overlap :] for window in found[1:]) == text
-    assert [window.is_whole for window in found] == [len(found) == 1] * len(found)
-    assert [window.is_last for window in found] == [False] * (len(found) - 1) + [True]
-    assert all(len(window.text) <= sizes.longest for window in found)
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "bytes"])
-@given(text=TEXT.map(clean))
-@settings(max_examples=100, deadline=None)
-def test_positions_from_bytes_are_those_of_the_library(name: str, text: str) -> None:
-    encoder = LibraryEncoder(tokenizer_named(name))  # type: ignore[arg-type]
-    for special in (False, True):
-        (quick,), (full,) = (way([text], special=special) for way in (encoder.encode, encoder.encode_with_positions))
-        assert quick.ids.tolist() == full.ids.tolist()
-        assert quick.ends.tolist() == full.ends.tolist()
-
-
-@pytest.mark.parametrize(
-    ("name", "quick"), [("gpt4", True), ("stories", True), ("plain_bpe", True), ("unigram", False)]
-)
-def test_ordinary_text_has_positions_from_bytes(name: str, quick: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test above must not pass because the library is always asked."""
-    encoder = LibraryEncoder(tokenizer_named(name))  # type: ignore[arg-type]
-    text = "of small towns, the river. 今天天气很好 " * 20
-    with monkeypatch.context() as changed:
-        changed.setattr(encoder, "encode_with_positions", lambda texts, special: [])
-        assert bool(encoder.encode([text], special=False)) is quick
-
-
-def test_windows_without_a_rare_pair_become_one() -> None:
-    """As if all pairs of letters were in tokens: nowhere is known that no token can cross."""
-    tokenizer = wrapped(KINDS["gpt4"]())
-    tokenizer.vocabulary.never_side_by_side = lambda left, right: False  # type: ignore[method-assign]
-    text = "of small towns the river " * 400
-    encoder = LongTextEncoder(tokenizer, special=False, sizes=SMALL)
-    found = [part for parts in encoder.encode([[text]]) for part in parts if part.text]
-    assert [part.text for part in found] == [text]
-    assert found[0].ids.tolist() == tokenizer.encode(text, special=False).ids.tolist()
-
-
 def test_a_class_that_changes_tokens_in_python_is_asked_itself() -> None:
-    """Some tokenizers add tokens outside of the library; then the library alone is not used."""
-    tokenizer = wrapped(KINDS["gpt2"]())
-    assert isinstance(window_encoder(tokenizer, "text"), LibraryEncoder)
+    """Some tokenizers add tokens outside of the library."""
+    tokenizer = wrapped(KINDS["gpt4"]())
     call = tokenizer.hf.__class__.__call__
 
     class Doubling(type(tokenizer.hf)):  # type: ignore[misc]
@@ -199,17 +165,16 @@ def test_a_class_that_changes_tokens_in_python_is_asked_itself() -> None:
             return found
 
     tokenizer.hf.__class__ = Doubling
-    assert not isinstance(window_encoder(tokenizer, "text"), LibraryEncoder)
     text = "of small towns " * 3_000
-    found = tokenize([Document([text])], tokenizer, special=True, sizes=Sizes(4_000, 1_000, 200))
+    found = tokenized([Document([text])], tokenizer, SMALL, special=True)
     wanted = tokenizer.encode(text, special=True).ids.tolist()
     assert found.ids.tolist() == wanted
     assert wanted[0] == 0
 
 
-def test_real_text_in_windows_of_the_real_size(wikitext_file: Path) -> None:
+def test_real_text_in_parts_of_the_real_size(wikitext_file: Path) -> None:
     text = "".join([wikitext_file.read_text(encoding="utf-8"), *load("python-docs").texts()])
-    assert len(text) > 6 * Sizes().step
+    assert len(text) > 6 * long_text.PART
     for name in ("stories", "gpt4"):
         tokenizer = tokenizer_named(name)
         found = tokenize([Document([text])], tokenizer, special=True)

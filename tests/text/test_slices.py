@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scoremode.core.models.facts import resolve
+from scoremode.core.text import long_text
 from scoremode.core.text.documents import Document, chat_document
 from scoremode.core.text.files import Message
-from scoremode.core.text.slices import Slicing, read_rules, written_slices
+from scoremode.core.text.slices import Slicing, read_rules
 from scoremode.core.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer
 from scoremode.core.text.tokens import Tokens, first_tokens, tokenize
 from scoremode.errors import CorpusError, OptionError
+from scoremode.studies.rollouts.prompted_texts import written_slices
 from tests.text.tokenizers_at_hand import KINDS, wrapped
 
 RULES = ("é=<é>..</é>", "b=<b>..</b>")
@@ -81,12 +83,12 @@ def test_pieces_of_a_text_do_not_matter(parts: list[str]) -> None:
     assert names_in(tokens) == of_tokens(tokens, of_characters(text, RULES))
 
 
-def test_a_text_with_many_slices_is_labelled_block_by_block() -> None:
-    from scoremode.core.text.long_text import Sizes
-
+def test_a_text_with_many_slices_is_labelled_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_text, "PART", 300)
+    monkeypatch.setattr(long_text, "REACH", 100)
     text = "x <é>東 y</é> z <b>w</b>" * 300
     document = Document([text[at : at + 50] for at in range(0, len(text), 50)]).sliced(Slicing(read_rules(RULES)))
-    tokens = tokenize([document], ByteTokenizer(), special=False, sizes=Sizes(300, 100, 24))
+    tokens = tokenize([document], ByteTokenizer(), special=False)
     assert names_in(tokens) == of_tokens(tokens, of_characters(text, RULES))
 
 

@@ -12,7 +12,7 @@ import torch
 
 import scoremode as sm
 from scoremode.core.engine.plugin import Work
-from scoremode.core.engine.registry import choose
+from scoremode.core.engine.registry import choose, open_for
 from scoremode.core.scores.answers import Window
 from scoremode.errors import ScoremodeError
 from scoremode.studies.attribution.layer_states import fed_tokens
@@ -39,7 +39,7 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def layers_of(model: Path, engine: str, **options: Any) -> Any:
     chosen = choose(str(model), engine, options)
-    return chosen.plugin.open_layers(chosen.subject, chosen.options, Work(longest=64))
+    return open_for(chosen, "layer_states", Work(longest=64))
 
 
 def windows_of(*lengths: int) -> list[Window]:

@@ -21,6 +21,7 @@ import torch
 import scoremode as sm
 from scoremode.core.engine.base import SCORES, Engine, EngineFacts, Want
 from scoremode.core.engine.logits import LogitsCursor, LogitsReducer
+from scoremode.core.engine.plugin import Work
 from scoremode.core.plan.plan import Plan
 from scoremode.core.scores.answers import Answers, Window, WindowSource
 from scoremode.core.scores.schema import DIVERGENCE
@@ -355,12 +356,16 @@ def test_memory_is_said_before_anything_is_loaded_and_too_much_is_refused(
 
 def test_the_need_of_a_file_grows_with_windows_and_vocabulary(files: list[Path]) -> None:
     model = LazyModel.named(str(files[0]))
-    short, long = model.memory(64), model.memory(128)
+
+    def size(model: LazyModel, longest: int) -> int:
+        return model.plugin.memory_need(model.subject, model.chosen.options, Work(longest)).size
+
+    short, long = size(model, 64), size(model, 128)
     assert model.subject.weight_bytes is not None
-    assert short.size > model.subject.weight_bytes + 64 * VOCABULARY * 4
-    assert long.size - short.size > 64 * VOCABULARY * 4
+    assert short > model.subject.weight_bytes + 64 * VOCABULARY * 4
+    assert long - short > 64 * VOCABULARY * 4
     smaller = LazyModel.named(str(files[0]), None, {"n_batch": 16, "n_ubatch": 16})
-    assert smaller.memory(128).size < long.size
+    assert size(smaller, 128) < long
 
 
 def test_what_cannot_be_compared_is_refused_in_one_line(files: list[Path], tiny: Path, tmp_path: Path) -> None:

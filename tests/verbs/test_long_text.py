@@ -12,7 +12,6 @@ import pytest
 import scoremode as sm
 from scoremode.core.scores.columns import TargetFacts
 from scoremode.core.text import long_text
-from scoremode.core.text.long_text import Sizes
 from scoremode.core.verbs import question
 
 LINES = " \n = Title = \n \n Words über Flüße . \n = = Part = = \n \n More . \n = Other = \n \n End . \n"
@@ -47,7 +46,8 @@ def assert_same_answers(corpus: Any, method: str, monkeypatch: pytest.MonkeyPatc
     manifest, facts = answer(corpus, method, **more)
     with monkeypatch.context() as changed:
         changed.setattr(question, "STORED_FROM", 0)
-        changed.setattr(long_text, "Sizes", lambda: Sizes(300, 100, 24))
+        changed.setattr(long_text, "PART", 300)
+        changed.setattr(long_text, "REACH", 100)
         again, facts_again = answer(corpus, method, **more)
     for name in ("identity", "tokens", "documents", "targets", "metrics", "notes", "plan_digest"):
         assert manifest.get(name) == again.get(name), name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -267,7 +268,7 @@ def test_a_promise_of_equal_bits_is_judged(tiny: Path, monkeypatch: pytest.Monke
     from scoremode.engines.transformers import TransformersPlugin
 
     for plugin in (TablePlugin, TransformersPlugin):
-        monkeypatch.setattr(plugin, "promises_same_bits", lambda *_: "EVERY_BIT=1")
+        monkeypatch.setattr(plugin, "capabilities", replace(plugin.capabilities, same_bits="EVERY_BIT=1"))
     vary = {"path": ["prefill", "decode"]}
     kept = sm.noise("table:successor", vary=vary, text=TEXT)
     words = "path decode instead of prefill has the same bits on all 431 targets"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,7 @@ def test_a_promise_of_equal_bits_is_checked_and_stored(
     from scoremode.engines.transformers import TransformersPlugin
 
     for plugin in (TablePlugin, TransformersPlugin):
-        monkeypatch.setattr(plugin, "promises_same_bits", lambda *_: "EVERY_BIT=1")
+        monkeypatch.setattr(plugin, "capabilities", replace(plugin.capabilities, same_bits="EVERY_BIT=1"))
     (kept,) = sm.paths("table:successor", out=tmp_path / "kept", **QUESTION)
     words = "decode against prefill has the same bits on all 175 targets"
     assert kept.manifest["promise"] == f"EVERY_BIT=1 kept its promise: {words}"

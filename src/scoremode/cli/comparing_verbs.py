@@ -9,16 +9,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from scoremode.core import extensions
-from scoremode.errors import CandidatesError, OptionError, ScoremodeError
+from scoremode.errors import CandidatesError, ScoremodeError
 from scoremode.reports.command import flags
 from scoremode.reports.command.output import print_json, progress_bar, show
 from scoremode.reports.command.results import checked_report, command_line, verdict, write_report
 from scoremode.reports.command.verb import Verb
+from scoremode.reports.parts import comparison_parts, offered_parts
 
 if TYPE_CHECKING:
     from scoremode.core.statistics.comparison import Comparison
-    from scoremode.reports.terminal.comparison_parts import ResultPart
-    from scoremode.studies.rollouts.texts import Rollouts
+    from scoremode.reports.parts import ResultPart
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class CompareVerb(Verb):
             "--fresh": "score again even if runs are there, and replace them",
             "--fail-if RULE …": 'as in "kl_mean > 0.02" or "same_top < 0.9 surely"',
             "--by-depth": "also KL by depth in the window (always if K/V types are compared)",
-            "--drafts": "with rollouts: also what the candidates would save as draft models",
+            **{flag: about for part in offered_parts() for flag, about in part.flags.items()},
             **flags.COLUMNS,
             **flags.REPORT,
         }
@@ -80,8 +80,6 @@ class CompareVerb(Verb):
         from scoremode.core.store.runs import is_run
         from scoremode.core.verbs.compare import compare
         from scoremode.reports.numbers import read_columns
-        from scoremode.reports.terminal.comparison_parts import comparison_parts
-        from scoremode.studies.rollouts.candidates_on_texts import own_words
 
         rules = [gate.parse(text) for text in parsed.fail_if or ()]  # before an hour of scoring
         more = read_columns(parsed.columns)
@@ -89,9 +87,7 @@ class CompareVerb(Verb):
             require_margin(parsed.no_worse_than)
         output = checked_report(parsed)
         failed: dict[str, ScoremodeError] = {}
-        rollouts, question = _opened_rollouts(parsed), flags.question(parsed)
-        if parsed.drafts and rollouts is None:
-            raise OptionError("--drafts is about texts that a model wrote", fix="give --corpus rollouts:DIR")
+        asked = [(part, given) for part in offered_parts() if (given := part.asked(parsed))]
         with progress_bar("scoring") as progress:
             try:
                 compared: Sequence[Comparison] = compare(
@@ -101,7 +97,7 @@ class CompareVerb(Verb):
                     fresh=parsed.fresh,
                     columns=[*more, *(rule.name for rule in rules)],
                     progress=progress,
-                    **(question if rollouts is None else {**question, "corpus": rollouts}),
+                    **flags.question(parsed),
                     **flags.model_arguments(parsed),
                     **flags.baseline_arguments(parsed),
                 )
@@ -114,13 +110,13 @@ class CompareVerb(Verb):
             found = [replace(c, manifest={**c.manifest, "command": command_line()}) for c in found]
         statistics = [comparison_statistics(c) for c in found]
         tested = [] if parsed.no_worse_than is None else [c.no_worse_than(parsed.no_worse_than) for c in found]
-        words = [] if rollouts is None else own_words(found, rollouts, parsed.num_samples, drafts=parsed.drafts)
-        parts = comparison_parts(found, by_depth=parsed.by_depth, words=words, tested=tested)
+        beside = [part.make(found, **given) for part, given in asked]
+        parts = comparison_parts(found, by_depth=parsed.by_depth, beside=beside, tested=tested)
         _show_comparison(parsed, found, statistics, failed, parts)
         if output:
             from scoremode.reports.html.page import render
 
-            write_report(parsed, output, render(found, statistics, more=more, words=words))
+            write_report(parsed, output, render(found, statistics, more=more, beside=beside))
         worse = [f"{one.name}: {one.sentence}" for one in tested if not one.no_worse]
         kind = str(found[0].baseline.manifest.get("stderr_groups", "groups"))
         code = verdict([*(gate.check(rule, one, kind) for rule in rules for one in statistics), *worse])
@@ -165,17 +161,6 @@ def _show_comparison(
             return [*table, *(line for part in parts for line in part.lines())]
 
         show(parsed, facts, tables)
-
-
-def _opened_rollouts(parsed: argparse.Namespace) -> Rollouts | None:
-    """The rollouts that are compared on, read once for all models; None for another text."""
-    from scoremode.core.text.corpus import WRITTEN
-    from scoremode.studies.rollouts.texts import Rollouts
-
-    named = parsed.corpus or []
-    if len(named) != 1 or not named[0].startswith(WRITTEN):
-        return None
-    return Rollouts.open(named[0].removeprefix(WRITTEN))
 
 
 def _tell_failed(failed: Mapping[str, ScoremodeError]) -> int:

@@ -45,9 +45,8 @@ def entry() -> NoReturn:
         watch.finish(code)
     except KeyboardInterrupt as error:  # outside the code in ``main`` that explains an interruption
         code = watch.tell(error)
-    process_guard = sys.modules.get("scoremode.core.engine.process_guard")
-    if code and (watch.received is not None or (process_guard is not None and process_guard.hanging)):
-        # at exit, sockets of a library may wait for an engine that died; all our own files are written and closed
+    if code and (watch.received is not None or "vllm" in sys.modules):
+        # at exit, vLLM's sockets may wait for an engine that died; all our own files are written and closed
         os._exit(code)
     sys.exit(code)
 

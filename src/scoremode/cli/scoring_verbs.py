@@ -244,8 +244,8 @@ def _score_into(output: Output, lm: SequenceProbability, pairs: Pairs, parsed: a
 
 
 def _checked_output(parsed: argparse.Namespace) -> Output:
+    from scoremode.core.disk.uri import located
     from scoremode.core.verbs.prob.many_pairs import check_results
-    from scoremode.remote.storage.uri import located
 
     source = located(parsed.file) if parsed.file else None
     if isinstance(source, Path) and source.exists() and os.path.exists(parsed.out) and source.samefile(parsed.out):
@@ -260,22 +260,15 @@ def _checked_output(parsed: argparse.Namespace) -> Output:
 
 
 def _pairs(parsed: argparse.Namespace) -> Pairs:
+    from scoremode.core.disk.stores import local_file
     from scoremode.core.verbs.prob.many_pairs import PairFile
 
     if parsed.file and (parsed.prompt is not None or parsed.target):
         raise InputError("--file was given together with --prompt or --target", fix="give one or the other")
     if parsed.file:
-        return PairFile(_local(parsed.file))
+        return PairFile(local_file(parsed.file))
     if parsed.prompt is None or not parsed.target:
         raise InputError(
             "a prompt and a target are needed", fix='as in --prompt "The capital of France is" --target " Paris"'
         )
     return [(parsed.prompt, target) for target in parsed.target]
-
-
-def _local(file: str) -> Path:
-    from scoremode.remote.storage.copies import copy_of_file
-    from scoremode.remote.storage.uri import Place, located
-
-    where = located(file)
-    return copy_of_file(where) if isinstance(where, Place) else where

@@ -1,6 +1,6 @@
 """Comparisons for a model card: Markdown tables that say how they were made, and the hub's ``model-index``.
 
-The words are in templates: model_card.md, tasks_card.md and model_index.yaml. Names come from untrusted files. In
+The words are in templates: model_card.md and model_index.yaml. Names come from untrusted files. In
 Markdown, every character with a special meaning is written as an entity. In YAML, every string is quoted as JSON, which
 YAML can read.
 """
@@ -19,6 +19,7 @@ from markupsafe import Markup
 
 from scoremode.core.statistics.comparison import BY_NAME, Comparison, Statistic
 from scoremode.errors import RunError, harmless
+from scoremode.reports.jinja import environment
 from scoremode.reports.numbers import SHOWN, baseline_perplexity, file_size, shown_statistic
 from scoremode.reports.public_text import command_of_question, public_command, public_name, public_words
 from scoremode.reports.served import (
@@ -30,9 +31,8 @@ from scoremode.reports.served import (
     served,
     served_manifest,
 )
-from scoremode.reports.text import model_notes, noise_words, notes_on_candidates, other_metrics, shown_rows, top_words
+from scoremode.reports.text import model_notes, noise_words, notes_on_candidates, top_words
 from scoremode.reports.verdicts import rule_words, verdicts
-from scoremode.studies.tasks.results import TasksComparison
 from scoremode.values import rounded, usable
 
 if TYPE_CHECKING:
@@ -48,23 +48,14 @@ SETTINGS = {"context_length": "context", "stride": "stride", "path": "path"}
 
 @cache
 def _environment() -> jinja2.Environment:
-    import jinja2
-
-    made = jinja2.Environment(
-        loader=jinja2.PackageLoader("scoremode.reports.html"),
-        autoescape=True,  # nothing that ``finalize`` has made
-        finalize=lambda value: value if isinstance(value, Markup) else Markup(escaped_markdown(value)),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    made = environment(lambda value: value if isinstance(value, Markup) else Markup(escaped_markdown(value)))
     made.filters["one_line"] = lambda text: Markup(" ".join(line for line in text.split("\n") if line))
-    made.globals.update(cell=cell, code=code, plain_number=plain_number, quoted=quoted, shown_rows=shown_rows)
+    made.globals.update(cell=cell, code=code, plain_number=plain_number, quoted=quoted)
     made.globals.update(NOTHING=NOTHING)
     return made
 
 
-def _fill(template: str, **values: Any) -> str:
+def fill_card(template: str, **values: Any) -> str:
     return _environment().get_template(template).render(values).rstrip("\n") + "\n"
 
 
@@ -131,7 +122,7 @@ def markdown(comparisons: Sequence[Comparison], statistics: Sequence[Mapping[str
         rows.append([*named, *(shown_cell(measure, statistics[i]) for measure in measures)])
     notes = [noise_words(first, statistics[0]), *(f"Baseline: {note}" for note in model_notes(first.baseline))]
     notes += notes_on_candidates(comparisons)
-    return _fill(
+    return fill_card(
         "model_card.md",
         header=["model", *(title for title, _ in kinds), *(measure.card for measure in measures)],
         rows=rows,
@@ -142,9 +133,9 @@ def markdown(comparisons: Sequence[Comparison], statistics: Sequence[Mapping[str
         s=statistics[0],
         rule=method_words(m),
         plan=first.baseline.plan_digest,
-        served_by=_engines({"baseline": m} | {f"candidate {c.name}": c.candidate.manifest for c in comparisons}),
+        served_by=engine_words({"baseline": m} | {f"candidate {c.name}": c.candidate.manifest for c in comparisons}),
         notes=[public_words(note) for note in (*notes, *dict.fromkeys(map(top_words, comparisons))) if note],
-        commands=_commands(comparisons) or _asked_again(comparisons),
+        commands=public_commands(comparisons) or _asked_again(comparisons),
     )
 
 
@@ -174,7 +165,7 @@ def method_words(manifest: Mapping[str, Any]) -> str:
     return f"{manifest['method']} ({given})" if given else str(manifest["method"])
 
 
-def _engines(manifests: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+def engine_words(manifests: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """The engine of every side, its version, and how it computed."""
     found = {}
     for side, m in manifests.items():
@@ -186,7 +177,7 @@ def _engines(manifests: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     return found
 
 
-def _commands(found: Sequence[Comparison] | Sequence[TasksComparison]) -> list[str]:
+def public_commands(found: Sequence[Any]) -> list[str]:
     """The distinct commands that made these comparisons, as far as they are known."""
     distinct = dict.fromkeys(public_command(c.manifest.get("command") or "") for c in found)
     return [command for command in distinct if command]
@@ -221,38 +212,4 @@ def model_index(comparison: Comparison, statistics: Mapping[str, Any]) -> str:
     ]
     if not known:
         raise RunError(f"{comparison.name} has no metric that the hub could show", fix="compare on a longer text")
-    return _fill("model_index.yaml", name=comparison.name, results=[(corpus, named, known)])
-
-
-# ── comparisons on tasks ─────────────────────────────────────────────────────────────────────────────────────────────
-def tasks_markdown(found: Sequence[TasksComparison]) -> str:
-    """A table per candidate, with one row per task, and below it how to reproduce the numbers."""
-    first = found[0]
-    return _fill(
-        "tasks_card.md",
-        found=found,
-        served_by=_engines(
-            {f"{first.baseline_name} (baseline)": first.baseline, **{c.name: c.candidate for c in found}}
-        ),
-        others=other_metrics(found),
-        notes=list(dict.fromkeys(note for c in found for note in c.notes)),
-        commands=_commands(found),
-    )
-
-
-def tasks_model_index(c: TasksComparison) -> str:
-    """The ``model-index`` block of a model card's metadata, to paste between its two ``---`` lines."""
-    results = []
-    for task in c.tasks:
-        row = c.row(task.name)
-        metrics = (
-            ("acc", "accuracy", row["acc_candidate"]),
-            ("acc_norm", "accuracy, normalised by length", row["acc_norm_candidate"]),
-            ("recovery", f"{row['metric']} divided by that of {c.baseline_name}", row["recovery"]),
-        )
-        if known := [metric for metric in metrics if metric[2] is not None]:
-            shots = "" if task.shots is None else f"{task.shots}-shot, "
-            results.append((task.name, f"{task.name}, {shots}{task.paired.documents:,} documents", known))
-    if not results:
-        raise RunError(f"{c.name} has no metric that the hub could show", fix="run lm-eval on more documents")
-    return _fill("model_index.yaml", name=c.name, results=results)
+    return fill_card("model_index.yaml", name=comparison.name, results=[(corpus, named, known)])

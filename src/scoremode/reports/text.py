@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from scoremode.core.statistics.comparison import Comparison
-from scoremode.core.statistics.groups import FEWEST
 from scoremode.core.store.run import Run
 from scoremode.core.text.corpus import DEFAULT_NOTE
 from scoremode.core.text.token_text import joined
 from scoremode.errors import harmless
-from scoremode.reports.numbers import Statistics
 from scoremode.values import rounded
 
 if TYPE_CHECKING:
-    from scoremode.studies.rollouts.candidates_on_texts import OwnWords
-    from scoremode.studies.tasks.results import TasksComparison
+    pass
 
 NOT_MEASURED = "not measured"
 VISIBLE = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
@@ -152,137 +148,3 @@ def path_notes(comparisons: Sequence[Comparison]) -> list[str]:
         lines += [f"{c.name}: {note}" for note in c.candidate.manifest["notes"] if note not in known]
         lines += [f"{c.name}: {c.manifest['promise']}"] if c.manifest.get("promise") else []
     return lines
-
-
-# ── texts that a model wrote ─────────────────────────────────────────────────────────────────────────────────────────
-EXAMPLES = "where {reader} would most clearly have written something else"
-
-
-def example_words(words: OwnWords) -> list[tuple[str, str]]:
-    """For each example the text before it, and what was written there and what the reader prefers."""
-    found = []
-    for one in words.examples:
-        written, prefers = repr(one.written), repr(one.prefers)
-        gap = "" if one.gap is None else f", a gap of {rounded(one.gap)[0]} nats"
-        sentence = (
-            f"{words.writer} wrote {written} ({_chance(one.p_writer)}); {words.reader} prefers {prefers} "
-            f"({_chance(one.p_prefers)}) and gives {written} {_chance(one.p_reader)}{gap}"
-        )
-        found.append((shown(one.before), shown(sentence)))
-    return found
-
-
-def _chance(p: float) -> str:
-    """A probability in percent."""
-    return f"{100 * p:.1f}%" if p == 0 or p >= 0.001 else "below 0.1%"
-
-
-# ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-def shown_rows(comparison: TasksComparison) -> list[dict[str, Any]]:
-    """The rows of a table; the row over all tasks is left out if it would repeat that of a single task or group."""
-    return comparison.rows if len(comparison.top) > 1 or not comparison.rows[:-1] else comparison.rows[:-1]
-
-
-def other_metrics(found: Sequence[TasksComparison]) -> list[str]:
-    """lm-eval's metrics that are not means over documents, as in ``lambada_openai: perplexity 5.02, of q4 5.31``."""
-    lines = []
-    for task in found[0].tasks:
-        for metric in task.paired.lm_eval.keys() - task.paired.metrics.keys():
-            pairs = [next(t for t in c.tasks if t.name == task.name).paired.lm_eval[metric] for c in found]
-            others = ", ".join(f"of {c.name} {cand:.4g}" for c, (_, cand) in zip(found, pairs, strict=True))
-            lines.append(f"{task.name}: {metric} {pairs[0][0]:.4g}, {others}")
-    return sorted(lines)
-
-
-def mismatch_facts(s: Statistics) -> list[tuple[str, str]]:
-    """The main numbers of a trainer against rollouts, by label."""
-
-    def said(name: str, *, percent: bool = False) -> str:
-        return " ".join(rounded(s[name], s.get(f"{name}_stderr"), percent=percent)).rstrip()
-
-    def spread(prefix: str) -> str:
-        names = ("min", "p01", "median", "p99", "max")
-        return " · ".join(rounded(s[f"{prefix}_{name}"])[0] for name in names)
-
-    low, high = s["clip"]
-    exact = [("KL(rollout‖trainer), exact", said("kl"))] if s["kl_infinite"] is not None else []
-    return [
-        ("texts", f"{s['tokens']:,} tokens of {counted(s['samples'], 'samples')}, {counted(s['prompts'], 'prompts')}"),
-        *exact,
-        *((f"k{i}", said(f"k{i}")) for i in (1, 2, 3)),
-        ("ratios: min, 1 %, median, 99 %, max", spread("ratio")),
-        (f"outside {low:g} to {high:g}", said("outside_clip", percent=True)),
-        ("effective sample size", said("effective_sample_size", percent=True)),
-        ("ratios of sequences", spread("sequence_ratio")),
-        (f"sequences outside {low:g} to {high:g}", said("sequence_outside_clip", percent=True)),
-        ("effective sample size of sequences", said("sequence_effective_sample_size", percent=True)),
-        ("impossible for the trainer", counted(s["zero_probability"], "tokens")),
-    ]
-
-
-PREDICTED = "the sum of its units, on the windows that it was chosen on"
-
-
-# ── attributions ─────────────────────────────────────────────────────────────────────────────────────────────────────
-def account_lines(candidate: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-    """The account of a candidate in ``Attribution.as_json()``: name, KL, its error, and what it is."""
-    account, served = candidate["account"], candidate["served_by"]
-    ratio = account["parts_over_whole"]
-    lines = [
-        ("sum of parts", "parts", "" if ratio is None else f"{ratio:.3f} of all weights together"),
-        ("interaction", "interaction", "what units do to each other's damage"),
-        ("all weights", "whole", "swapped together"),
-    ]
-    if served is not None:
-        lines += [
-            ("rest", "rest", "activations, K/V cache and kernels: not in the weights"),
-            ("served", "served", f"by {served}"),
-        ]
-    return [(name, *rounded(account[key], account[f"{key}_stderr"]), about) for name, key, about in lines]
-
-
-def attribution_notes(facts: Mapping[str, Any]) -> list[str]:
-    """What a reader of an attribution must know, in sentences."""
-    groups = facts["groups"]
-    errors = f"errors are over {counted(groups, 'groups')} ({facts['stderr_groups']})"
-    too_few = f"no errors: the text has {counted(groups, 'groups')}, and {FEWEST} are needed"
-    tokens = f"{facts['targets']:,} tokens of {facts['corpus']}; KL in nats per token"
-    noise = facts["noise_kl_mean"]
-    if noise is None:
-        floor = f"no noise floor: {facts['noise_perturbed']}"
-    else:
-        floor = f"noise floor: KL {rounded(noise)[0]} of the baseline to itself ({facts['noise_perturbed']})"
-    of_candidates = [
-        note if note.startswith(c["name"]) else f"{c['name']}: {note}"
-        for c in facts["candidates"]
-        for note in c["notes"]
-    ]
-    return [f"{tokens}; {errors if groups >= FEWEST else too_few}", floor, *facts["notes"], *of_candidates]
-
-
-def chosen_words(recipe: Mapping[str, Any]) -> str:
-    """How many units a mixture takes from each candidate."""
-    names = list(recipe["chosen"].values())
-    return ", ".join(f"{names.count(name):,} of {name}" for name in dict.fromkeys(names))
-
-
-def saves_bits(candidate: Mapping[str, Any]) -> bool:
-    """Does a candidate store some unit in fewer bits than the baseline? Else its bits say nothing."""
-    return any(row["bits_saved"] > 0 for row in candidate["units"])
-
-
-def candidate_bits(candidate: Mapping[str, Any]) -> str:
-    """The bits per weight of a candidate of an attribution, or why they say nothing.
-
-    >>> candidate_bits({"bits_per_weight": 32.0, "units": [{"bits_saved": 0.0}]})
-    'emulated, or not quantized: no weights are stored in fewer bits than in the baseline'
-    """
-    if saves_bits(candidate):
-        return f"{candidate['bits_per_weight']:.2f} bits per weight"
-    return "emulated, or not quantized: no weights are stored in fewer bits than in the baseline"
-
-
-def unit_rows(candidate: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The units of a candidate in ``Attribution.as_json()``, the most damage first; JSON has no infinite KL."""
-    rows = [{**row, "kl": math.inf if row["kl"] is None else row["kl"]} for row in candidate["units"]]
-    return sorted(rows, key=lambda row: (-row["kl"], not row["changed"]))

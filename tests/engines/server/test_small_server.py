@@ -488,7 +488,7 @@ def test_an_address_that_cannot_be_used(address: str) -> None:
 
 def test_an_engine_that_is_an_address_keeps_it() -> None:
     plugin = find_engine("http://localhost:1")
-    assert plugin.called == "http://localhost:1"
+    assert plugin.address == "http://localhost:1"
     assert find_engine(plugin.name).address is None
 
 

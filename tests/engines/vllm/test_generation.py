@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from scoremode.core.engine.plugin import Work
-from scoremode.core.engine.registry import choose
+from scoremode.core.engine.registry import can, choose, open_for
 from scoremode.errors import OptionError
-from scoremode.studies.rollouts.generation import Sampling
+from scoremode.studies.tasks.generation import Sampling
 
 PROMPTS = [[5, 6, 7, 8], [9, 10], [11, 12, 13]]
 
@@ -22,9 +22,9 @@ def test_greedy_texts_are_those_of_transformers(small_llama: Path) -> None:
     prompts = [np.array(prompt, np.int32) for prompt in PROMPTS]
     for engine in ("transformers", "vllm"):
         chosen = choose(str(small_llama), engine, {"dtype": "float32"})
-        assert chosen.plugin.capabilities.generates
+        assert can(chosen.plugin, "generates")
         work = Work(longest=64)
-        with closing(chosen.plugin.open_generator(chosen.subject, chosen.options, work)) as generator:
+        with closing(open_for(chosen, "generates", work)) as generator:
             written = dict(generator.generate(prompts, how))
             found[engine] = [written[i].tolist() for i in range(len(prompts))]
             with pytest.raises(OptionError, match="cannot generate like this"):

@@ -11,7 +11,7 @@ import torch
 
 import scoremode as sm
 from scoremode.core.engine.plugin import Work
-from scoremode.core.engine.registry import choose
+from scoremode.core.engine.registry import choose, open_for
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.errors import OptionError
@@ -32,7 +32,7 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def layers_of(model: Path, engine: str, **options: Any) -> Any:
     chosen = choose(str(model), engine, {"dtype": "float32", **options})
-    return chosen.plugin.open_layers(chosen.subject, chosen.options, Work(longest=64))
+    return open_for(chosen, "layer_states", Work(longest=64))
 
 
 def test_states_are_those_of_transformers_in_batches_and_chunks(deep: Path) -> None:

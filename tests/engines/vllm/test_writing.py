@@ -14,7 +14,7 @@ import torch
 
 import scoremode as sm
 from scoremode.core.engine.plugin import Work
-from scoremode.core.engine.registry import choose
+from scoremode.core.engine.registry import choose, open_for
 from scoremode.errors import OptionError
 from scoremode.studies.rollouts.engines.drawing import filtered
 from scoremode.studies.rollouts.texts import Rollouts
@@ -76,7 +76,7 @@ def test_draws_from_filtered_distributions_have_both_log_probabilities_and_repea
     prompts = [chosen.subject.tokenizer.encode(text, special=True).ids for text in PROMPTS for _ in range(2)]
     asked = [WritingRequest(ids, 7 + i, 9) for i, ids in enumerate(prompts)]
     done = np.zeros(len(asked), np.bool_)
-    with closing(chosen.plugin.open_writer(chosen.subject, chosen.options, Work(64), rules)) as writer:
+    with closing(open_for(chosen, "writes", Work(64), rules)) as writer:
         found, again = (dict(writer.write(asked, done, lambda _: None)) for _ in range(2))
         done[3:] = True
         (first, *_rest) = [written for _, written in sorted(dict(writer.write(asked, done, lambda _: None)).items())]
@@ -185,4 +185,4 @@ def test_rows_of_many_texts_are_found_again(first_wins: bool, monkeypatch: pytes
 def test_what_would_change_the_draws_is_refused(small_llama: Path) -> None:
     chosen = choose(str(small_llama), "vllm", {"engine_args": {"speculative_config": {"method": "ngram"}}})
     with pytest.raises(OptionError, match="guessed ahead"):
-        chosen.plugin.open_writer(chosen.subject, chosen.options, Work(32), DrawingRules())
+        open_for(chosen, "writes", Work(32), DrawingRules())

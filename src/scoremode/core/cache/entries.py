@@ -3,7 +3,7 @@
 runs/DIGEST, references/DIGEST   run folders; DIGEST is computed from the run's identity
 attributions/DIGEST              measured units of candidates (studies/attribution/folder.py)
 models/NAME                      converted checkpoints; scoremode.json is written last
-files/DIGEST                     copies of files behind URIs (remote/storage/copies.py); results on their way to a URI
+files/DIGEST                     copies of files behind URIs; results on their way to a URI
 tasks/DIGEST                     answers that scoremode tasks kept before it read logs of lm-eval; nothing reads them
 texts/DIGEST                     tokens of long texts (token_store.py)
 tokenizers/DIGEST                tokenizers as Transformers made them (core/text/tokenizer_file.py)

@@ -1,6 +1,6 @@
 """Stores the tokens of long texts on disk, as columns that are mapped into memory, once per text and tokenizer.
 
-texts/DIGEST/ids.bin, char_end.bin, …    one column each, little endian, in the smallest type that holds its numbers
+texts/DIGEST/ids.bin, char_end.bin, …    one column each, little endian
 texts/DIGEST/tokens.json                 the facts about the columns, their checksums, a seal; written last
 texts/DIGEST/.lock                       exists while a process writes the columns
 
@@ -12,13 +12,12 @@ another process may have mapped them. Instead they are removed and created again
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import IO, Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -37,11 +36,9 @@ from scoremode.values import frozen, mapped_array
 
 FORMAT = 1
 STORED_FROM = 1 << 20  # bytes of text; a shorter text is tokenized each time
-TYPES = ("u1", "<u2", "<u4", "<i8")  # types of columns that may grow; their numbers are never negative
 BLOCK = 1 << 20  # bytes per read
-TOGETHER = 1 << 16  # numbers per write
 MAPPED = ("ids", "char_end", "byte_len", "word_starts", "slices", "mask")
-FIXED_TYPES = {"ids": "<i4", "mask": "u1"}
+KINDS = {"ids": "<i4", "byte_len": "<i4", "word_starts": "<i4", "slices": "<i4", "mask": "u1"}  # others: "<i8"
 WHOLE = ("doc_starts", "doc_bytes", "doc_words", "joined_at")  # short columns, which are read into memory
 OPTIONAL = ("slices", "mask", "joined_at")
 WAITING = "waiting for another process that cuts the same text into tokens"
@@ -50,7 +47,7 @@ WAITING = "waiting for another process that cuts the same text into tokens"
 class ColumnFacts(msgspec.Struct):
     """The facts about a column's file."""
 
-    type: Literal["<i4", "u1", "<u2", "<u4", "<i8"]
+    type: Literal["<i4", "u1", "<u2", "<u4", "<i8"]  # earlier versions chose the smallest type
     count: manifests.Count
     crc32: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
@@ -184,91 +181,55 @@ def _column(path: Path, name: str, about: Mapping[str, Any]) -> Any:
 def write_tokens(folder: Path, key: Mapping[str, Any], stream: TokenStream) -> Tokens:
     """Writes all tokens while their text is read, writes the manifest, and maps the files."""
     columns: dict[str, _Column] = {}
-    there = {"slices": True, "mask": True}
     try:
-        with _writing():
-            _remove_columns(folder)
-            for name in MAPPED:
-                columns[name] = _Column(folder / f"{name}.bin", FIXED_TYPES.get(name))
-        for block in stream:
-            for name in MAPPED:
-                part = getattr(block, name)
-                if part is None:
-                    there[name] = False
-                else:
-                    columns[name].add(part.view(np.uint8) if name == "mask" else part)
-        with _writing():
-            for name, is_there in there.items():
-                if not (is_there and columns[name].count):
-                    unused = columns.pop(name)
-                    unused.close()
-                    unused.path.unlink()
+        with ExitStack() as files:
+
+            def add(name: str, numbers: Any) -> None:
+                with _writing():
+                    if name not in columns:
+                        file = files.enter_context((folder / f"{name}.bin").open("xb"))
+                        columns[name] = _Column(file, KINDS.get(name, "<i8"))
+                    columns[name].add(numbers)
+
+            with _writing():
+                _remove_columns(folder)
+            for name in set(MAPPED) - set(OPTIONAL):
+                add(name, ())
+            for part in stream:
+                for name in MAPPED:
+                    if (numbers := getattr(part, name)) is not None:
+                        add(name, numbers)
             for name in WHOLE:
                 if (numbers := getattr(stream.index, name)) is not None:
-                    columns[name] = _Column(folder / f"{name}.bin", None)
-                    columns[name].add(numbers)
-            files = {name: column.close() for name, column in columns.items()}
-            manifest = {"format": FORMAT, "key": dict(key), "files": files, "notes": list(stream.index.notes)}
+                    add(name, numbers)
+        with _writing():
+            about = {name: column.facts() for name, column in columns.items()}
+            manifest = {"format": FORMAT, "key": dict(key), "files": about, "notes": list(stream.index.notes)}
             manifest |= {"slice_names": list(names)} if (names := stream.index.slice_names) else {}
             write_atomically(folder / TOKENS_MARK, json.dumps(manifests.sealed(manifest), indent=1).encode())
             return read_tokens(folder, key, stream.tokenizer.facts)
     except BaseException:
-        with suppress(OSError, ValueError, CannotKeepError):  # a column may be closed already
-            for column in columns.values():
-                column.close()
+        with suppress(OSError):
             _remove_columns(folder)
         raise
 
 
 def _remove_columns(folder: Path) -> None:
-    names = (f"{name}.{end}" for name in MAPPED + WHOLE for end in ("bin", "wide"))
-    for name in (TOKENS_MARK, *names):
+    for name in (TOKENS_MARK, *(f"{name}.bin" for name in MAPPED + WHOLE)):
         (folder / name).unlink(missing_ok=True)
 
 
 class _Column:
-    """A file of numbers. It starts with the smallest type and is rewritten in a larger type when a number needs one."""
+    """A file of numbers that grows."""
 
-    def __init__(self, path: Path, kind: str | None) -> None:
-        self.path, self.kind = path, kind or TYPES[0]
-        self._fixed, self.count, self._crc = kind is not None, 0, 0
-        self._pending, self._waiting = list[Any](), 0  # documents may be short, so several are written together
-        self._file = path.open("xb")
+    def __init__(self, file: IO[bytes], kind: str) -> None:
+        self._file, self._kind, self._count, self._crc = file, kind, 0, 0
 
     def add(self, numbers: Any) -> None:
-        self._pending.append(numbers)
-        self._waiting += len(numbers)
-        self.count += len(numbers)
-        if self._waiting >= TOGETHER:
-            with _writing():
-                self._flush()
-
-    def _flush(self) -> None:
-        numbers = np.concatenate([np.zeros(0, self.kind), *self._pending])
-        self._pending, self._waiting = [], 0
-        if not self._fixed and len(numbers):
-            largest = int(numbers.max())
-            while largest > np.iinfo(self.kind).max:
-                self._widen()
-        data = np.ascontiguousarray(numbers, dtype=self.kind).tobytes()
+        data = np.ascontiguousarray(numbers, dtype=self._kind).tobytes()
         self._file.write(data)
         self._crc = zlib.crc32(data, self._crc)
+        self._count += len(numbers)
 
-    def _widen(self) -> None:
-        narrow, self.kind = self.kind, TYPES[TYPES.index(self.kind) + 1]
-        self._file.close()
-        wide = self.path.with_suffix(".wide")
-        with self.path.open("rb") as old:
-            self._file, self._crc = wide.open("wb"), 0
-            while block := old.read(BLOCK):
-                data = np.frombuffer(block, narrow).astype(self.kind).tobytes()
-                self._file.write(data)
-                self._crc = zlib.crc32(data, self._crc)
-        wide.replace(self.path)
-
-    def close(self) -> dict[str, Any]:
-        self._flush()
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        return {"type": self.kind, "count": self.count, "crc32": self._crc}
+    def facts(self) -> dict[str, Any]:
+        return {"type": self._kind, "count": self._count, "crc32": self._crc}

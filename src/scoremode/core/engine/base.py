@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from scoremode.core.plan.path import DecodePath
 from scoremode.core.scores.answers import Answers, Window, WindowSource
@@ -89,6 +89,17 @@ class StoredDistributions(WholeDistributions):
     Its divergence has a rule of its own: ``head.sixteen_bits.kl_from_records``.
     """
 
+    file: Any = None  # that they lie in, with its ``path`` and ``place``; None: no other process can read them
+
+    @classmethod
+    def at(cls, where: str) -> Self:
+        """The baseline in a file or behind a URI: a replica opens it on its own machine."""
+        raise NotImplementedError
+
+    def part(self, windows: Ints) -> Self:
+        """The same baseline for some of its windows, in this order."""
+        raise NotImplementedError
+
     @abstractmethod
     def records(self, index: int, window: Window) -> Raw:
         """The records (m, words) of uint16 of the rows that window ``index`` asks for: see head/budget.py."""
@@ -134,6 +145,7 @@ class Engine(ABC):
     path: DecodePath | None = None  # how it feeds windows, as it was opened; None: by prefill
     longest: int | None = None  # tokens of the longest window that it takes as it was opened; None: the model's context
     rows_after_hits: int = 0  # rows so far that were computed after a prefix from the engine's prefix cache
+    show: Callable[[str], None] | None = None  # is given words about who scores, to be shown at once
     watch: Callable[[int], None] | None = None  # is told how many tokens of windows without an answer yet were fed
 
     @abstractmethod

@@ -132,6 +132,11 @@ class Options:
                 raise OptionError(f"there is no option {name}", fix=did_you_mean(name, known))
         return cls(**{name: known[name].checked(value) for name, value in given.items() if value is not None})
 
+    @property
+    def limit(self) -> tuple[str, int] | None:
+        """The flag with which a user limited the length of windows, and the limit in tokens; None if none is set."""
+        return None
+
     def given(self) -> dict[str, Any]:
         """The options that were chosen, by name. A switch that is False counts as not chosen."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from scoremode.core.engine.options import Options
 from scoremode.core.plan.path import PREFILL, DecodePath
@@ -27,10 +26,6 @@ if TYPE_CHECKING:
 
     from scoremode.core.engine.base import Engine
     from scoremode.core.models.subject import Subject
-    from scoremode.studies.attribution.layer_states import LayerStates
-    from scoremode.studies.attribution.swapping import Swapper
-    from scoremode.studies.rollouts.generation import Generator
-    from scoremode.studies.rollouts.writing import DrawingRules, Writer
 
 CONTRACT = 1
 """The version of this contract. It is raised when engines must change to keep working."""
@@ -50,25 +45,19 @@ class Capabilities:
     side_by_side: bool = False  # can run beside another engine in one process, window by window, without a reference
     replicas: bool = False  # several of it may run at a time
     logits: bool = False  # has ``Engine.logits``: baselines without hidden states
-    generates: bool = False  # has ``open_generator``
-    writes: bool = False  # has ``open_writer``
-    layer_states: bool = False  # has ``open_layers``: hidden states between layers
-    swaps: bool = False  # has ``open_swapper``
     paths: tuple[str, ...] = (PREFILL,)  # how it can feed a window, chunked and cache-hit included
+    scores_only: bool = False  # it has none of the abilities that wings know for engines of its name
+    same_bits: str = ""  # the setting that promises equal bits for a window, whatever its batch and its path
 
+    @staticmethod
+    def all(**other: Any) -> Capabilities:
+        """Everything that scoring may need, but for what ``other`` says.
 
-EVERYTHING = Capabilities(
-    rank=True,
-    entropy=True,
-    top=True,
-    any_target=True,
-    hidden_states=True,
-    divergence=True,
-    distributions=True,
-    side_by_side=True,
-    replicas=True,
-)
-"""Every ability that scoring needs. What an engine can do besides is added by name: logits, writing, layers, swaps."""
+        >>> Capabilities.all(hidden_states=False, logits=True).divergence
+        True
+        """
+        usual = ("rank", "entropy", "top", "any_target", "hidden_states", "divergence", "distributions")
+        return Capabilities(**{**dict.fromkeys((*usual, "side_by_side", "replicas"), True), **other})
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +68,31 @@ class Work:
     shares_prompts: bool = False  # do many windows begin alike?
     path: DecodePath | None = None  # how windows are fed; None: by prefill
 
+    @property
+    def cached_tokens(self) -> int:
+        """The tokens whose keys and values are in memory on the decode path."""
+        return 0 if self.path is None else (self.longest or 0) * self.path.sequences
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The processes of an engine with some options, and what each of them needs."""
+
+    ranks: int = 1  # processes: tensor times pipeline parallel size
+    on_gpus: bool = False  # does each rank need a GPU of its own?
+    over_nodes: bool = False  # does the engine itself place its ranks on the nodes of a Ray cluster?
+    replica_options: Any = None  # of one of several replicas, which sees only its own GPUs; None: the same options
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTest:
+    """How ``scoremode doctor`` tests an engine."""
+
+    model: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    dtype: str = "float32"  # decides how far the engine's numbers may be from the exact ones
+    logprob: float | None = None  # of every token; None: ``model`` is the checkpoint, which is computed in float64
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
@@ -86,6 +100,7 @@ class MemoryNeed:
 
     size: int  # bytes
     on_gpu: bool | None = False  # None: the engine itself chooses, by what is free
+    cache: int | None = None  # bytes of keys and values on the decode path; None if they are not known
 
     @property
     def where(self) -> str:
@@ -131,16 +146,9 @@ class EnginePlugin(ABC):
     addresses: ClassVar[tuple[str, ...]] = ()  # how an address begins that is given instead of the name: ("http://",)
     address: str | None = None  # the one that was given
 
-    def at(self, address: str) -> Self:
-        """A copy of this engine for a server's address, for ``--engine ADDRESS``. The server is not contacted yet."""
-        found = copy(self)
-        found.address = address
-        return found
-
-    @property
-    def called(self) -> str:
-        """The value of ``--engine`` that chooses this engine."""
-        return self.address or self.name
+    abilities: ClassVar[Mapping[str, Callable[..., Any]]] = {}
+    """What it can do besides scoring, if no wing knows: an ability, and a function that takes (plugin, subject,
+    options, work, …) and opens the model for it. Who asks for an ability says what is returned."""
 
     def able(self) -> Capabilities:
         """The abilities of this engine. An engine at an address may ask the server there first."""
@@ -170,77 +178,22 @@ class EnginePlugin(ABC):
     def open(self, subject: Subject, options: Any, work: Work) -> Engine:
         """Load the weights and start the engine."""
 
-    def open_generator(self, subject: Subject, options: Any, work: Work) -> Generator:
-        """Open the model to write text, for tasks that need it. Only if ``capabilities.generates`` is true."""
-        raise NotImplementedError(f"the {self.name} engine does not generate")
-
-    def open_writer(self, subject: Subject, options: Any, work: Work, rules: DrawingRules) -> Writer:
-        """Open the model to write texts by these rules, for rollouts. Only if ``able().writes`` is true.
-
-        ``work.longest`` is the longest prompt with its text. ``work.path`` says how many texts are written side by
-        side; None: the engine's own choice.
-        """
-        raise NotImplementedError(f"the {self.name} engine does not write")
-
-    def open_layers(self, subject: Subject, options: Any, work: Work) -> LayerStates:
-        """Open the model to give hidden states between its layers. Only if ``able().layer_states`` is true."""
-        raise NotImplementedError(f"the {self.name} engine does not give the states of layers")
-
-    def open_swapper(self, subject: Subject, options: Any, work: Work, candidates: Sequence[str]) -> Swapper:
-        """Open the model to swap its weights for those of candidates, for attributions. Only if ``able().swaps``."""
-        raise NotImplementedError(f"the {self.name} engine does not swap weights")
-
     def chunked(self, options: Any, tokens: int) -> Any:
         """The options with which at most ``tokens`` tokens are computed at once. Only if ``able().paths`` has it."""
         raise NotImplementedError(f"the {self.name} engine has no chunked prefill")
 
-    def promises_same_bits(self, options: Any) -> str:
-        """Names the setting that promises equal bits for a window, whatever its batch and its path; '' if none does."""
-        return ""
+    def placement(self, options: Any) -> Placement:
+        """The processes in which the engine runs its model."""
+        return Placement()
 
-    def ranks(self, options: Any) -> int:
-        """The number of processes in which the engine runs its model: tensor times pipeline parallel size."""
-        return 1
-
-    def on_gpus(self, options: Any) -> bool:
-        """Does each of the engine's ranks need a GPU of its own?"""
-        return False
-
-    def memory(self, subject: Subject, options: Any, longest: int) -> MemoryNeed:
-        """The memory for a model and windows of at most ``longest`` tokens, about. Nothing is loaded to tell it."""
+    def memory_need(self, subject: Subject, options: Any, work: Work) -> MemoryNeed:
+        """The memory for a model and its work, about. Nothing is loaded to tell it."""
         from scoremode.head.budget import most_bytes
 
-        rows = longest * (subject.vocabulary or 0) * 4  # of float32 logits, of both models of a comparison
-        return MemoryNeed((subject.weight_bytes or 0) + min(2 * rows, most_bytes("cpu", 2)), self.on_gpus(options))
+        rows = (work.longest or 0) * (subject.vocabulary or 0) * 4  # float32 logits, of both models of a comparison
+        size = (subject.weight_bytes or 0) + min(2 * rows, most_bytes("cpu", 2))
+        return MemoryNeed(size, self.placement(options).on_gpus)
 
-    def cache_bytes(self, subject: Subject, options: Any, tokens: int) -> int | None:
-        """The bytes of the keys and values of so many tokens on the decode path, about; None if they are not known."""
-        return None
-
-    def over_nodes(self, options: Any) -> bool:
-        """Does the engine itself place its ranks on the nodes of a Ray cluster?"""
-        return False
-
-    def as_replica(self, options: Any) -> Any:
-        """The options for one of several replicas; a replica sees only the GPUs that it was given."""
-        return options
-
-    def limit(self, options: Any) -> tuple[str, int] | None:
-        """The flag with which a user limited the length of windows, and the limit in tokens; None if none is set."""
-        return None
-
-    def about(self) -> list[tuple[str, str, bool]]:
-        """Facts for ``scoremode doctor``, each as a label, a value, and whether it is good."""
-        return []
-
-    def self_test_model(self, checkpoint: Path) -> str | None:
-        """The model with which ``scoremode doctor`` tests this engine, given its small checkpoint; None: no test."""
-        return str(checkpoint) if self.opens_checkpoints else None
-
-    def self_test_options(self) -> dict[str, Any]:
-        """Options that ``scoremode doctor`` opens this engine with."""
-        return {}
-
-    def self_test_dtype(self) -> str:
-        """The precision of this engine's self-test, which decides how far its numbers may be from the exact ones."""
-        return str(self.self_test_options().get("dtype", "float32"))
+    def self_test(self, checkpoint: Path) -> SelfTest | None:
+        """How ``scoremode doctor`` tests this engine, given a small checkpoint; None: it has no test."""
+        return SelfTest(str(checkpoint)) if self.opens_checkpoints else None

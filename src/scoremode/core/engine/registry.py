@@ -5,17 +5,15 @@ Nothing is opened here, and nothing heavy is imported: a question that no engine
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass, fields, replace
 from functools import cache
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from scoremode import engines
 from scoremode.core import entry_points, extensions
 from scoremode.core.engine.options import KnownOption, Options
-from scoremode.core.engine.plugin import CONTRACT, EnginePlugin, Work
+from scoremode.core.engine.plugin import CONTRACT, Capabilities, EnginePlugin, Work
 from scoremode.core.entry_points import Plugins
 from scoremode.core.plan.path import PREFILL
 from scoremode.errors import EngineError, OptionError, did_you_mean
@@ -25,14 +23,19 @@ if TYPE_CHECKING:
     from scoremode.core.models.subject import Subject
 
 GROUP = "scoremode.engines"
+GONE = """
+about as_replica at cache_bytes called limit memory on_gpus open_generator open_layers open_swapper open_writer
+over_nodes promises_same_bits ranks self_test_dtype self_test_model self_test_options
+"""
+"""Methods that nobody asks for any more. A plug-in that has one expects an effect of it, so it is refused."""
 
 
 @cache
 def registry() -> Plugins:
     """All engines that can be used here, by name, and the plug-ins that were refused."""
     # an engine of our own is a folder here whose ``__init__`` declares it
-    folders = sorted(module.name for module in pkgutil.iter_modules(engines.__path__) if module.ispkg)
-    found = [import_module(f"{engines.__name__}.{name}").PLUGIN() for name in folders]
+    folders = sorted(path.parent.name for path in extensions.HOUSE.glob("engines/*/__init__.py"))
+    found = [extensions.load(f"engines.{name}:PLUGIN")() for name in folders]
     ours = {plugin.name: plugin for plugin in found}
     theirs = entry_points.load(GROUP, ours, _accepted)
     return Plugins({**ours, **theirs.found}, theirs.refused)
@@ -47,6 +50,8 @@ def _accepted(name: str, loaded: Any) -> EnginePlugin:
             f"it was written for version {written_for} of the engine contract, and this is version {CONTRACT}; "
             "update it, or install the scoremode that it was written for"
         )
+    if gone := sorted(set(GONE.split()) & set(dir(loaded))):
+        raise ValueError(f"it has {', '.join(gone)}, which now has another form in the contract: see docs/engines.md")
     if getattr(loaded, "name", None) != name:
         raise ValueError(f"its entry point is named '{name}' but the engine itself '{getattr(loaded, 'name', None)}'")
     return loaded()
@@ -62,7 +67,9 @@ def find_engine(name: str) -> EnginePlugin:
         return known_engines()[name]
     for plugin in known_engines().values():
         if name.lower().startswith(plugin.addresses):
-            return plugin.at(name)
+            found = copy(plugin)
+            found.address = name
+            return found
     for refused in registry().refused:
         if refused.name == name:
             raise OptionError(f"the engine '{name}' cannot be used", fix=f"{refused}")
@@ -244,14 +251,28 @@ def require_read(options: Options, path: str | None, *, has_flag: bool = True) -
             )
 
 
-def require(plugin: EnginePlugin, capability: str, what: str) -> None:
-    """Refuse a question that an engine cannot answer, before it is opened."""
+def can(plugin: EnginePlugin, what: str) -> bool:
+    """Has an engine a capability, or an ability of its own or of a wing?"""
     able = plugin.able()
-    if getattr(able, capability):
+    if what in (field.name for field in fields(Capabilities)):
+        return bool(getattr(able, what))
+    return what in plugin.abilities or (not able.scores_only and plugin.name in extensions.engines_with(what))
+
+
+def open_for(chosen: Chosen, ability: str, work: Work, *more: Any) -> Any:
+    """Opens a model for an ability that its engine has. Who asks for the ability says what is returned."""
+    opens = chosen.plugin.abilities.get(ability) or extensions.ability(ability, chosen.plugin.name)
+    assert opens is not None, "require comes first"
+    return opens(chosen.plugin, chosen.subject, chosen.options, work, *more)
+
+
+def require(plugin: EnginePlugin, capability: str, what: str) -> None:
+    """Refuse a question that an engine cannot answer, before it is opened: it lacks a capability or an ability."""
+    if can(plugin, capability):
         return
-    files = extensions.offered("reference-output") if capability == "hidden_states" and able.distributions else []
-    for file in files:
+    files = extensions.offered("reference-output") if capability == "hidden_states" else []
+    for file in files if plugin.able().distributions else ():
         raise EngineError(f"the {plugin.name} engine cannot {what}", fix=file.instead_of_states)
-    others = [other.name for other in known_engines().values() if getattr(other.capabilities, capability)]
+    others = [other.name for other in known_engines().values() if can(other, capability)]
     others.sort(key=lambda name: not known_engines()[name].is_default)  # the embedded one first
     raise EngineError(f"the {plugin.name} engine cannot {what}", fix=f"use --engine {' or '.join(others)}")

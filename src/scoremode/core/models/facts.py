@@ -89,7 +89,7 @@ def hub_config(name: str, revision: str | None = None) -> Path:
     """Fetches config.json of a repository on the hub alone; returns its folder. ModelError if it cannot be fetched."""
     from huggingface_hub import hf_hub_download
 
-    from scoremode.remote.storage.reachable import hub_is_reachable
+    from scoremode.core.text.reachable import hub_is_reachable
 
     try:  # the client tries again for a minute if the hub cannot be reached
         is_local = not hub_is_reachable()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +17,8 @@ import numpy as np
 from scoremode.core.cache.entries import hold_entry, mark_used
 from scoremode.core.disk.files import open_regular, remembered_sha256
 from scoremode.core.disk.folders import HEAD, shard_name
+from scoremode.core.disk.stores import FetchFile, store_of
+from scoremode.core.disk.uri import Place, stored_at
 from scoremode.core.references.format import (
     DATA_START,
     RAW_DTYPES,
@@ -27,13 +30,9 @@ from scoremode.core.references.format import (
     remake_fix,
 )
 from scoremode.errors import RunError
-from scoremode.remote.storage.uri import Place
 from scoremode.values import Raw
 
 CHUNK = 1 << 20  # bytes that are read together
-
-FetchFile = Callable[[str, int, str], None]
-"""Fetches a file of a reference by its name, size and sha256 into the folder of the copy."""
 
 RowRecord = tuple[int, int, int]
 """First row, number of rows, crc32 of the rows."""
@@ -147,6 +146,15 @@ class Reference:
         self._fetch_file(self.manifest["head"], head_file(self.manifest["head"], self.width))
         at = DATA_START + head.rows * self.width * RAW_DTYPES[head.dtype].itemsize
         return np.fromfile(self.folder / HEAD, RAW_DTYPES[head.bias_dtype], head.rows, offset=at)
+
+
+def open_reference(given: str | os.PathLike[str] | Place) -> Reference:
+    """The reference in a folder, or a copy of the one behind a URI, checked."""
+    where = stored_at(given)
+    if not isinstance(where, Place):
+        return Reference.open(where)
+    folder, fetch = store_of(where).copy_of_run(where)
+    return Reference.open(folder, place=where, fetch=fetch)
 
 
 def _require_sound(folder: Path, name: str, problem: str | None) -> None:

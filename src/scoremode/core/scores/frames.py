@@ -6,6 +6,7 @@ from abc import abstractmethod
 from importlib import import_module
 from typing import Any
 
+from scoremode.core import extensions
 from scoremode.errors import OptionError, one_line
 
 WIDEST = 110  # characters of a line of a repr
@@ -32,6 +33,11 @@ class ArrowTable:
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """Returns an Arrow stream by the PyCapsule interface, as ``polars.DataFrame(run)`` asks for it."""
         return self.to_arrow().__arrow_c_stream__(requested_schema)
+
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows: the first table that a function of the kind "notebook" makes; else the ``repr``."""
+        found = (table(self) for table in extensions.offered("notebook"))
+        return next((html for html in found if html is not None), None)
 
 
 def _library(name: str) -> Any:

@@ -1,8 +1,7 @@
 """Rules that fail a comparison: ``--fail-if "kl_mean > 0.02"``.
 
-rule   = [task "."] name operator number ["surely"]
-task   = a task or a group, in a comparison on tasks; without it, the rule is about all tasks
-name   = any number of ``comparison_statistics``, or of ``row_statistics`` on tasks
+rule   = name operator number ["surely"]
+name   = any number of ``comparison_statistics``, or of the statistics that a study judges
 surely = fail only if the 95 % bound is beyond the number: the lower bound for > and >=, the upper one for < and <=.
          Without ``surely`` the value itself is compared.
 
@@ -16,14 +15,13 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from scoremode.core.scores.schema import DIVERGENCE, KL
 from scoremode.core.statistics.comparison import BY_FIELD, FIELDS
 from scoremode.core.statistics.groups import FEWEST, are_blocks, of_blocks
 from scoremode.errors import OptionError, harmless
-from scoremode.studies.tasks.statistics import FIELDS as TASK_FIELDS
 
 SURELY = "surely"
 APART = frozenset(column.name for column in DIVERGENCE if column is not KL)
@@ -36,7 +34,8 @@ OPERATORS: dict[str, tuple[Callable[[float, float], bool], str]] = {
 SHAPE = re.compile(r"\s*([^\s<>=!]+)\s*([<>=!]+)\s*([^\s<>=!]+)(?:\s+(\S.*?))?\s*")
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 EXAMPLE = "write a rule such as 'kl_mean > 0.02' or 'ppl_ratio >= 1.01 surely'"
-TASK_EXAMPLE = "write a rule such as 'recovery < 0.99 surely' or 'arc_easy.flips > 0.05'"
+
+WhyUnknown = Callable[[str, Mapping[str, Any]], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +50,16 @@ class Rule:
     operator: str
     limit: float
     surely: bool = False
-    task: str | None = None
 
     def __str__(self) -> str:
-        of = "" if self.task is None else f"{self.task}."
-        return f"{of}{self.name} {self.operator} {self.limit:.12g}" + f" {SURELY}" * self.surely
+        return f"{self.name} {self.operator} {self.limit:.12g}" + f" {SURELY}" * self.surely
 
 
 def parse(rule: str, fields: tuple[str, ...] = FIELDS, example: str = EXAMPLE) -> Rule:
     """Parses a rule as the user typed it, about one of the fields.
 
     >>> parse("same_top < 0.95")
-    Rule(name='same_top', operator='<', limit=0.95, surely=False, task=None)
+    Rule(name='same_top', operator='<', limit=0.95, surely=False)
     """
     parts = SHAPE.fullmatch(rule)
     if parts is None:
@@ -77,18 +74,6 @@ def parse(rule: str, fields: tuple[str, ...] = FIELDS, example: str = EXAMPLE) -
     if word == SURELY and f"{name}_stderr" not in fields:
         raise OptionError(f"{name} has no error, so '{SURELY}' does not apply", fix=f"leave out '{SURELY}'")
     return Rule(name, sign, _number(number), surely=word == SURELY)
-
-
-def parse_for_tasks(rule: str) -> Rule:
-    """Parses a rule about tasks.
-
-    >>> str(parse_for_tasks("arc_easy.recovery<0.99 surely"))
-    'arc_easy.recovery < 0.99 surely'
-    """
-    parts = SHAPE.fullmatch(rule)
-    task, dot, _ = parts[1].rpartition(".") if parts else ("", "", "")
-    bare = rule if parts is None or not dot else rule[: parts.start(1)] + rule[parts.start(1) + len(task) + 1 :]
-    return replace(parse(bare, TASK_FIELDS, TASK_EXAMPLE), task=task or None)
 
 
 def _number(text: str) -> float:
@@ -111,16 +96,21 @@ def _quoted(text: str) -> str:
     return f"'{harmless(text)}'"
 
 
-def check(rule: Rule, statistics: Mapping[str, Any], kind: str = "groups") -> str | None:
+def check(
+    rule: Rule, statistics: Mapping[str, Any], kind: str = "groups", why_unknown: WhyUnknown | None = None
+) -> str | None:
     """Says in one line why the gate fails for this candidate; None if it passes. ``kind``: the groups of its errors.
+
+    ``why_unknown`` says why a statistic is None, for statistics that are not those of a comparison.
 
     >>> check(parse("kl_mean > 0.02"), {"name": "q4", "kl_mean": 0.0312, "kl_mean_stderr": 0.001})
     'q4: kl_mean is 0.0312, above 0.02'
     >>> check(parse("kl_mean > 0.02"), {"name": "q8", "kl_mean": 0.0004, "kl_mean_stderr": 0.0001})
     """
+    why_unknown = why_unknown or _why_unknown
     who, value = harmless(str(statistics["name"])), statistics.get(rule.name)
     if value is None:
-        return f"{who}: {rule.name} is not known: {_why_unknown(rule.name, statistics)}"
+        return f"{who}: {rule.name} is not known: {why_unknown(rule.name, statistics)}"
     holds, words = OPERATORS[rule.operator]
     if not rule.surely:
         failed = holds(value, rule.limit)
@@ -129,7 +119,7 @@ def check(rule: Rule, statistics: Mapping[str, Any], kind: str = "groups") -> st
     bound = statistics.get(f"{rule.name}_{side}")
     if bound is None or are_blocks(kind):
         known = bound is not None
-        why = of_blocks(statistics["groups"], kind) if known else _why_unknown(f"{rule.name}_{side}", statistics)
+        why = of_blocks(statistics["groups"], kind) if known else why_unknown(f"{rule.name}_{side}", statistics)
         return f"{who}: {rule.name} cannot be judged '{SURELY}': {why}"
     if not holds(bound, rule.limit):
         return None
@@ -154,10 +144,6 @@ def too_few(groups: int | None, kind: str = "groups") -> str:
 
 def _why_unknown(name: str, statistics: Mapping[str, Any]) -> str:
     """Says why a statistic is None, by the first reason that applies."""
-    if "documents" in statistics:
-        return _why_unknown_of_tasks(name, statistics)
-    if "samples" in statistics:
-        return _why_unknown_of_mismatch(name, statistics)
     needs, infinite = BY_FIELD[name].needs, statistics.get("kl_infinite")
     zero = sum(statistics.get(f"zero_probability_{side}") or 0 for side in ("baseline", "candidate"))
     reasons = (
@@ -171,30 +157,5 @@ def _why_unknown(name: str, statistics: Mapping[str, Any]) -> str:
         (needs == "logprob" and zero, f"targets with probability zero: {zero}"),
         (name.startswith("answer_") and statistics.get("answer_logprob") is None, "no target is part of an answer"),
         (name.endswith(("_stderr", "_low", "_high")), too_few(statistics.get("groups"))),
-    )
-    return next((reason for applies, reason in reasons if applies), "it has no value")
-
-
-def _why_unknown_of_tasks(name: str, statistics: Mapping[str, Any]) -> str:
-    documents, baseline = statistics.get("documents"), statistics.get("accuracy_baseline")
-    plain = re.sub("_(stderr|low|high)$", "", name)
-    reasons = (
-        ("recovery" in name and baseline == 0, "the baseline has nothing right"),
-        (name != plain and statistics.get(plain) is not None, too_few(documents, "documents")),
-        (name.startswith(("acc_", "kl_", "margin", "changed")), "not all of the tasks have it"),
-        ("shift" in name, "a choice has probability zero"),
-    )
-    return next((reason for applies, reason in reasons if applies), "it has no value")
-
-
-def _why_unknown_of_mismatch(name: str, statistics: Mapping[str, Any]) -> str:
-    plain = re.sub("_(stderr|low|high)$", "", name)
-    zero, infinite = statistics.get("zero_probability"), statistics.get("kl_infinite")
-    reasons = (
-        (not statistics.get("tokens"), "there are no tokens"),
-        (plain == "kl" and infinite is None, "the distributions were not compared"),
-        (plain == "kl" and infinite, f"tokens with infinite KL: {infinite}"),
-        (statistics.get(plain) is None and zero, f"tokens that the trainer thinks impossible: {zero}"),
-        (name != plain and statistics.get(plain) is not None, too_few(statistics.get("prompts"), "prompts")),
     )
     return next((reason for applies, reason in reasons if applies), "it has no value")

@@ -36,6 +36,8 @@ from scoremode.core.disk.folders import (
 )
 from scoremode.core.disk.locks import Lock
 from scoremode.core.disk.manifests import differing_fields, sealed
+from scoremode.core.disk.stores import is_there, store_of
+from scoremode.core.disk.uri import Place, stored_at
 from scoremode.core.references.format import discard, identity_in, is_reference
 from scoremode.core.references.reader import Reference
 from scoremode.core.references.writer import SHARD_BYTES
@@ -45,8 +47,6 @@ from scoremode.core.scores.schema import BUILT_IN
 from scoremode.core.store.run import FORMAT, Run, problem_in, read_run_manifest, require_columns
 from scoremode.core.strict_json import read_object
 from scoremode.errors import RunError, harmless, readable
-from scoremode.remote.storage.open_copies import copy_of, is_there
-from scoremode.remote.storage.uri import Place, stored_at
 
 __all__ = ["FORMAT", "JOURNAL", "LOCK", "MANIFEST", "SCORES", "Claim", "is_run", "load"]
 
@@ -261,7 +261,7 @@ def load(folder: str | Path | Place) -> Run:
     >>> load("s3://bucket/runs/base").kl        # doctest: +SKIP
     """
     where = stored_at(folder)
-    path = copy_of(where) if isinstance(where, Place) else where
+    path = store_of(where).copy_of_run(where)[0] if isinstance(where, Place) else where
     manifest = read_run_manifest(path)
     require_columns(path / SCORES, manifest)
     return replace(_opened(path, manifest), path=str(where))

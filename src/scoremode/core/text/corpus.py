@@ -24,10 +24,12 @@ from functools import cache
 from glob import glob
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
-from scoremode.core import entry_points
+from scoremode.core import entry_points, extensions
 from scoremode.core.arguments import path_text, require_text, whole_number
+from scoremode.core.disk.stores import store_of
+from scoremode.core.disk.uri import Place, is_uri, located, require_path
 from scoremode.core.entry_points import Plugins
 from scoremode.core.text.files import (
     PIECE,
@@ -45,19 +47,13 @@ from scoremode.core.text.files import (
     unchanged,
 )
 from scoremode.core.text.hub import hub_dataset, require_datasets, wikitext2_from_hub
-from scoremode.errors import CorpusError, OptionError
-from scoremode.remote.storage.copies import local_files
-from scoremode.remote.storage.uri import is_uri, require_path
-from scoremode.studies.rollouts.answers import KnownAnswers, check_answers, read_answers
-from scoremode.studies.rollouts.texts import Rollouts, require_folder
+from scoremode.errors import CorpusError, InputError, OptionError, StorageError
 
 Layout = Literal["text", "lines", "documents", "chat", "mixed"]
 
 WIKITEXT2_BLANK = " \n"  # a blank line of wiki.test.raw; the rows on the hub have "" instead
 TEXTS = (".txt", ".md", ".jsonl", ".ndjson", ".parquet")  # files that are read from a folder
 BYTE_ORDER_MARK = "\ufeff"
-WRITTEN = "rollouts:"  # before the folder of texts that a model wrote
-RIGHT = "answers:"  # before a file of prompts or a folder of rollouts with answers that are known to be right
 
 
 @dataclass(frozen=True)
@@ -72,8 +68,9 @@ class Corpus:
     byte_count: int
     parts: tuple[Corpus, ...] = ()  # each of the texts, if several were named
     notes: tuple[str, ...] = ()  # what a reader of the result should know about the text
-    rollouts: Rollouts | None = None  # texts that a model wrote, whose ids are taken as they are
-    answers: KnownAnswers | None = None  # after prompts, which are context
+    own_tokens: Callable[..., Any] | None = None
+    """Makes the documents and ``Tokens`` of texts that have prompts as context, from a tokenizer and rules of slices.
+    None: the tokens are those of the rows."""
 
     def texts(self) -> Iterator[str]:
         """The rows as texts, for a corpus that is not a chat."""
@@ -91,6 +88,35 @@ class Corpus:
         else:
             for text in self.texts():
                 yield [text]
+
+
+@runtime_checkable
+class CorpusSource(Protocol):
+    """An object that can be given as a corpus, such as ``Rollouts``."""
+
+    def as_corpus(self, count: int | None = None) -> Corpus:
+        """Returns its texts as a corpus: all of them, or the first ``count``."""
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusKind:
+    """Texts whose names have a prefix, as in ``rollouts:DIR``. Wings offer these values as "corpus"."""
+
+    prefix: str
+    type: type[CorpusSource]  # objects of this type can be given as well
+    check: Callable[[str], object]  # refuses a name that cannot work; nothing is read
+    open: Callable[[str], CorpusSource]  # reads what a name without the prefix stands for
+    whole_divergence: bool = False  # do comparisons need more than KL?
+
+
+def kind_of(corpus: Any) -> CorpusKind | None:
+    """The kind of an object, or of names one of which has its prefix; None for other texts."""
+    names = corpus if isinstance(corpus, list | tuple) else [corpus]
+    for kind in extensions.offered("corpus"):
+        named = any(isinstance(name, str | os.PathLike) and str(name).startswith(kind.prefix) for name in names)
+        if named or isinstance(corpus, kind.type):
+            return cast(CorpusKind, kind)
+    return None
 
 
 Spec = str | os.PathLike[str]
@@ -133,17 +159,17 @@ def check_names(
         raise CorpusError(f"--num-samples {num_samples} leaves no text", fix="give 1 or more")
     if dataset:
         require_datasets()
-    for before, check in {WRITTEN: require_folder, RIGHT: check_answers}.items():
-        if any(name.startswith(before) for name in specs):
-            _check_alone(specs, field, before.removesuffix(":"))
-            check(specs[0].removeprefix(before))
-            return
+    if (kind := kind_of(specs)) is not None:
+        _check_alone(specs, field, kind)
+        kind.check(specs[0].removeprefix(kind.prefix))
+        return
     for name in specs:
         _check_local(name)
 
 
-def _check_alone(specs: list[str], field: str | None, what: str) -> None:
-    """Refuses rollouts or answers together with other texts, and a field of them."""
+def _check_alone(specs: list[str], field: str | None, kind: CorpusKind) -> None:
+    """Refuses texts of a kind together with other texts, and a field of them."""
+    what = kind.prefix.removesuffix(":")
     if len(specs) > 1:
         raise CorpusError(f"{what} were given together with other texts", fix="score them in separate runs")
     if field is not None:
@@ -160,7 +186,7 @@ def _check_local(spec: str) -> None:
 
 
 def load(
-    spec: Spec | Sequence[Spec] | Corpus | Rollouts | None = None,
+    spec: Spec | Sequence[Spec] | Corpus | CorpusSource | None = None,
     *,
     text: str | None = None,
     field: str | None = None,
@@ -176,17 +202,17 @@ def load(
     """
     named: dict[str, Any] = {"text": text, "field": field, "num_samples": num_samples, "dataset": dataset}
     named |= {"dataset_config": dataset_config, "split": split}
-    if isinstance(spec, Rollouts):
-        _check_alone([], field, WRITTEN.removesuffix(":"))
-        spec, named["num_samples"] = corpus_of_rollouts(spec, num_samples), None
+    kind = kind_of(spec)
+    if isinstance(spec, CorpusSource):
+        if kind is not None:
+            _check_alone([], field, kind)
+        spec, named["num_samples"] = spec.as_corpus(num_samples), None
     if isinstance(spec, Corpus):
         return _already_loaded(spec, **named)
     check_names(spec, **named)
     specs, files = specs_of(spec), list[str]()
-    if specs and specs[0].startswith(WRITTEN):
-        return corpus_of_rollouts(Rollouts.open(specs[0].removeprefix(WRITTEN)), num_samples)
-    if specs and specs[0].startswith(RIGHT):
-        return _corpus_of_answers(read_answers(specs[0].removeprefix(RIGHT)), num_samples)
+    if kind is not None:
+        return kind.open(specs[0].removeprefix(kind.prefix)).as_corpus(num_samples)
     sources: list[Source]
     if dataset:
         sources = [hub_dataset(dataset, dataset_config, split, field)]
@@ -202,32 +228,6 @@ def load(
         cut = f"the first {SHORT_CHARACTERS:,} characters of {found.row_count} documents of python-docs"
         found = replace(found, notes=(f"{DEFAULT_NOTE}{cut}",))
     return found if files == specs else replace(found, name="+".join(map(_short, specs)))
-
-
-def is_of_rollouts(corpus: Any) -> bool:
-    """Are these texts that a model wrote: ``rollouts:DIR``, or rollouts themselves?"""
-    return isinstance(corpus, Rollouts) or (isinstance(corpus, str) and corpus.startswith(WRITTEN))
-
-
-def corpus_of_rollouts(rollouts: Rollouts, count: int | None = None) -> Corpus:
-    """The corpus of texts that a model wrote: each with its prompt is a row. ``count``: only the first of them."""
-    sha256 = str(rollouts.manifest["texts_sha256"])
-    if count is not None and count < len(rollouts):
-        rollouts, sha256 = rollouts.first(count), hashlib.sha256(f"{sha256}, the first {count}".encode()).hexdigest()
-    if not len(rollouts):
-        raise CorpusError(f"{rollouts.path} has no texts", fix="write some with scoremode rollouts")
-    texts = [prompt + text for prompt, text in zip(rollouts.prompt_text, rollouts.text, strict=True)]
-    size = sum(len(text.encode()) for text in texts)
-    name = WRITTEN + (Path(rollouts.path).resolve().name if rollouts.path else str(rollouts.manifest["model"]))
-    return Corpus(name, "documents", lambda: iter(texts), sha256, len(texts), size, rollouts=rollouts)
-
-
-def _corpus_of_answers(known: KnownAnswers, count: int | None) -> Corpus:
-    sha256 = hashlib.sha256(f"answers of {known.sha256}, the first {count}".encode()).hexdigest()
-    known = replace(known if count is None else known.first(count), sha256=sha256)
-    size = sum(len(text.encode()) for text in known.texts)
-    name, texts, notes = RIGHT + known.name, known.texts, known.notes
-    return Corpus(name, "documents", lambda: iter(texts), sha256, len(texts), size, notes=notes, answers=known)
 
 
 Source = tuple[str, Layout, RowsOf]
@@ -261,10 +261,10 @@ def expanded(spec: str) -> list[str]:
     A folder gives the files in it and its subfolders that end in one of TEXTS; a pattern gives all files that match.
     """
     if is_uri(spec):
-        files = local_files(spec, TEXTS)
+        files = _local_texts(spec)
         return [path for file in files for path in expanded(file)] if spec.startswith("file:") else files
     if spec.startswith("wikitext2:") and is_uri(spec.removeprefix("wikitext2:")):
-        return [f"wikitext2:{path}" for path in local_files(spec.removeprefix("wikitext2:"), TEXTS)]
+        return [f"wikitext2:{path}" for path in _local_texts(spec.removeprefix("wikitext2:"))]
     if spec == "-" or spec in corpora().found or spec.startswith("wikitext2:"):
         return [spec]
     require_path(spec)
@@ -279,6 +279,15 @@ def expanded(spec: str) -> list[str]:
     if not found:
         raise CorpusError(what, fix=fix)
     return sorted(map(str, found))
+
+
+def _local_texts(uri: str) -> list[str]:
+    """The path that a file:// URI names; of other URIs, paths of copies of the texts."""
+    try:
+        where = located(uri)
+        return list(map(str, store_of(where).copies_of_texts(where, TEXTS) if isinstance(where, Place) else [where]))
+    except (InputError, StorageError) as error:
+        raise CorpusError(error.message, fix=error.fix) from None
 
 
 def _visible_texts(folder: str) -> list[Path]:

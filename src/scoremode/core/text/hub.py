@@ -11,9 +11,8 @@ from typing import Any
 
 from scoremode.core.installation import pip_install
 from scoremode.core.text.files import Row, RowKind, RowsOf, checked_row, kind_of_rows, parquet_rows, text_field
+from scoremode.core.text.reachable import offline_if_unreachable
 from scoremode.errors import CorpusError, one_line
-from scoremode.remote.storage.hub import causes_of, status_of
-from scoremode.remote.storage.reachable import offline_if_unreachable
 
 LOGIN = "accept its terms on its page, then log in with: hf auth login (or set HF_TOKEN)"
 NAME = "check the name, give a local folder, or log in with: hf auth login"
@@ -118,6 +117,22 @@ def explain_hub_error(error: Exception) -> tuple[str, str]:
     if names & {"ConnectionError", "TimeoutError", "TransportError", "LocalEntryNotFoundError"}:
         return "the hub cannot be reached", f"check the network and HF_ENDPOINT, or {FOLDER}"
     return f"{type(error).__name__}: {one_line(str(error))[:200]}", f"{_setting_to_check(error)}, or {FOLDER}"
+
+
+def causes_of(error: BaseException) -> Iterator[BaseException]:
+    """Yields an error, then its causes, the innermost last."""
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        seen.append(cause)
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def status_of(error: BaseException) -> int | None:
+    """The HTTP status in an error or in its causes."""
+    found = (getattr(getattr(one, "response", None), "status_code", None) for one in causes_of(error))
+    return next((status for status in found if isinstance(status, int)), None)
 
 
 def _setting_to_check(error: Exception) -> str:

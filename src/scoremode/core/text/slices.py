@@ -242,22 +242,3 @@ class _Search:
             else:
                 yield self.opened, self._from
                 self.opened = None
-
-
-# ── ids that a model wrote ───────────────────────────────────────────────────────────────────────────────────────────
-def written_slices(slicing: Slicing, text: str, char_end: Ints, written_from: int) -> Ids:
-    """The codes of the tokens of a prompt and what a model wrote after it.
-
-    ``text`` is both, ``char_end`` where each token ends in it, and ``written_from`` the first character that the model
-    wrote. The prompt is the slice "prompt"; the rest is divided like a turn of an assistant in a chat.
-
-    >>> slicing = Slicing()
-    >>> codes = written_slices(slicing, "Hi<think>a</think>b", np.array([2, 10, 18, 19]), 2)
-    >>> [slicing.names[code] for code in codes]
-    ['prompt', 'thinking', 'thinking', 'answer']
-    """
-    prompt = [(0, written_from, PROMPT)] if written_from else []
-    sliced = slicing.document([text], [*prompt, *slicing.turn(text, written_from, len(text))], outside=ANSWER)
-    for _ in sliced:
-        pass
-    return sliced.label(np.concatenate([[0], char_end[:-1]]).astype(np.int64), char_end)

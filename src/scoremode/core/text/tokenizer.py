@@ -23,9 +23,9 @@ import numpy as np
 from scoremode.core.disk.files import require_plain_files
 from scoremode.core.text import memory
 from scoremode.core.text.files import Message
-from scoremode.core.text.token_text import Vocabulary, byte_level_piece, sentencepiece_piece, spelled, unnamed
+from scoremode.core.text.token_text import byte_level_piece, sentencepiece_piece, spelled, unnamed
 from scoremode.core.text.tokenizer_file import TokenizerFile, load_tokenizer, unusable
-from scoremode.errors import CorpusError, ModelError, ScoremodeError
+from scoremode.errors import CorpusError, ModelError, ScoremodeError, print_line
 from scoremode.values import Ids, Ints
 
 
@@ -48,7 +48,7 @@ PROBE = "In 1999, 12345 cats\tsaid:  “déjà-vu”!\n\n東京 2024年 — naï
 # peak of SentencePiece-like and byte-level BPE on prose, code and Japanese (tokenizers 0.23).
 BYTES_PER_BYTE, BYTES_PER_TOKEN = 120, 420
 
-SMALL_TEXT = 200_000  # characters; a shorter text always fits into memory
+SMALL_TEXT, LARGE_TEXT = 200_000, 2_000_000  # characters; below always fits into memory, above is announced
 
 SAMPLES, SAMPLE_LENGTH = 16, 4096  # samples of a text from which its number of tokens is estimated
 
@@ -146,10 +146,6 @@ class HuggingFaceTokenizer:
             adds_bos=bos is not None and with_special[:1] == [bos] and plain[:1] != [bos],
         )
 
-    @cached_property
-    def vocabulary(self) -> Vocabulary:
-        return Vocabulary(self.backend, self.facts.size)
-
     def definition(self) -> str:
         """A hash of all that decides the ids, for a cache.
 
@@ -204,19 +200,22 @@ class HuggingFaceTokenizer:
 
     def _require_memory(self, text: str) -> None:
         """Raises CorpusError if a text needs more memory than is free: the library would abort the process."""
-        left = memory.available()
-        if left is None:
-            return
         step = len(text) // SAMPLES
         samples = [text[at : at + SAMPLE_LENGTH] for at in range(0, step * SAMPLES, step)]
         share = len(self.encode_together(samples, special=False).ids) / sum(map(len, samples))
         size = len(text) if text.isascii() else len(text.encode())
         needed = int(BYTES_PER_BYTE * size + BYTES_PER_TOKEN * share * len(text))
-        if needed > left:
+        left = memory.available()
+        if left is not None and needed > left:
             raise CorpusError(
                 f"splitting a text of {_megabytes(size)} into tokens needs about {_megabytes(needed)} of memory, "
                 f"and {_megabytes(left)} are free",
                 fix="give a smaller file, fewer lines with --num-samples, or the text as many rows of a .jsonl file",
+            )
+        if len(text) >= LARGE_TEXT:
+            print_line(
+                f"scoremode: a text of {_megabytes(size)} is split into tokens at once, "
+                f"which needs about {_megabytes(needed)} of memory"
             )
 
     def pieces(self) -> list[bytes]:
@@ -259,8 +258,6 @@ class HuggingFaceTokenizer:
 
 class ByteTokenizer:
     """Makes each UTF-8 byte an id: for the table engine and for tests, which need known tokens without a model."""
-
-    each_character_alone = True  # a text may be cut anywhere
 
     def __init__(self) -> None:
         fingerprint = hashlib.sha256(b"scoremode bytes 256").hexdigest()
@@ -371,16 +368,16 @@ def _edges(lengths: Iterable[int]) -> Ints:
 
 
 # ── many texts ───────────────────────────────────────────────────────────────────────────────────────────────────────
-def encode_many(tokenizer: TextTokenizer, texts: Sequence[str]) -> EncodedTexts:
-    """The tokens of several texts, each exactly as ``tokenizer.encode(text, special=False)`` gives them.
+def encode_many(tokenizer: TextTokenizer, texts: Sequence[str], *, special: bool = False) -> EncodedTexts:
+    """The tokens of several texts, each exactly as ``tokenizer.encode`` gives them.
 
     >>> found = encode_many(ByteTokenizer(), ["ab", "é"])
     >>> found.ids.tolist(), found.bounds.tolist(), found.char_end.tolist()
     ([97, 98, 195, 169], [0, 2, 4], [1, 2, 3, 3])
     """
     if isinstance(tokenizer, ByteTokenizer) or (isinstance(tokenizer, HuggingFaceTokenizer) and _are_short(texts)):
-        return tokenizer.encode_together(texts, special=False)
-    found, starts = [tokenizer.encode(text, special=False) for text in texts], _edges(map(len, texts))
+        return tokenizer.encode_together(texts, special=special)
+    found, starts = [tokenizer.encode(text, special=special) for text in texts], _edges(map(len, texts))
     placed = list(zip(found, starts[:-1], strict=True))
     return EncodedTexts(
         ids=np.concatenate([one.ids for one in found]),

@@ -16,11 +16,10 @@ import numpy as np
 
 from scoremode.core.text.corpus import Corpus
 from scoremode.core.text.documents import Document, RereadDocuments, WordCounter, white_space
-from scoremode.core.text.long_text import EncodedWindow, LongTextEncoder, Sizes
-from scoremode.core.text.slices import SliceRule, Slicing, written_slices
+from scoremode.core.text.long_text import EncodedPart, encode_parts
+from scoremode.core.text.slices import Slicing
 from scoremode.core.text.tokenizer import Encoding, TextTokenizer, TokenizerFacts
-from scoremode.errors import ModelError, OptionError
-from scoremode.studies.rollouts.texts import Rollouts, tokens_digest
+from scoremode.errors import OptionError
 from scoremode.values import BLOCK, Bools, Ids, Ints, frozen, release_pages
 
 OURS = 0.99  # share of the tokens that a tokenizer must cut in the same way, not to be doubted
@@ -31,7 +30,8 @@ LONE = (0xDC80, 0xDCFF)  # code points that stand for bytes which are not UTF-8
 class Tokens:
     """Documents as one stream of ids; document d is ``ids[doc_starts[d]:doc_starts[d + 1]]``.
 
-    The columns of a long text lie on disk, in smaller types of numbers than those named here: convert what you take.
+    The columns of a long text lie on disk, perhaps in smaller types of numbers than those named here (an earlier
+    version wrote them): convert what you take.
     """
 
     ids: Ids  # (n,)
@@ -102,10 +102,8 @@ class DocumentIndex:
 class TokenStream:
     """The tokens of documents, in blocks that are made as they are asked for. Each pass reads the documents again."""
 
-    def __init__(
-        self, documents: Iterable[Document], tokenizer: TextTokenizer, *, special: bool, sizes: Sizes | None = None
-    ) -> None:
-        self.documents, self.tokenizer, self.special, self.sizes = documents, tokenizer, special, sizes
+    def __init__(self, documents: Iterable[Document], tokenizer: TextTokenizer, *, special: bool) -> None:
+        self.documents, self.tokenizer, self.special = documents, tokenizer, special
         self._index: DocumentIndex | None = None
 
     @property
@@ -115,31 +113,37 @@ class TokenStream:
         return self._index
 
     def __iter__(self) -> Iterator[TokenBlock]:
-        encoder, reading = LongTextEncoder(self.tokenizer, special=self.special, sizes=self.sizes), deque[Document]()
+        reading = deque[Document]()
 
         def texts() -> Iterator[Document]:
             for document in self.documents:
-                reading.append(document)  # the encoder reads ahead
+                reading.append(document)  # several are read before the first is encoded
                 yield document
 
         doc_starts, doc_bytes, doc_words, joined_at = array("q", [0]), array("q"), array("q"), array("q")
         slicing: Slicing | None = None
-        for parts in encoder.encode(texts()):
-            reader = _BlockReader(reading[0], doc_starts[-1])
-            yield from (reader.block(part) for part in parts if len(part.ids))
+        reader: _BlockReader | None = None
+        for part in encode_parts(texts(), self.tokenizer, special=self.special):
+            reader = reader or _BlockReader(reading[0], doc_starts[-1])
+            if len(part.ids):
+                yield reader.block(part)
+            else:
+                reader.unowned += part.text
+            if not part.is_last:
+                continue
             document = reading.popleft()
             doc_starts.append(reader.count)
             doc_bytes.append(document.source_bytes)
             doc_words.append(document.source_words)
             joined_at.extend(reader.joined_at())
-            slicing = document.slices.slicing if document.slices else None
+            slicing, reader = document.slices.slicing if document.slices else None, None
         self._index = DocumentIndex(
             doc_starts=np.array(doc_starts, np.int64),
             doc_bytes=np.array(doc_bytes, np.int64),
             doc_words=np.array(doc_words, np.int64),
             joined_at=np.unique(np.array(joined_at, np.int64)) if joined_at else None,
             slice_names=slicing.names if slicing else (),
-            notes=(*encoder.notes, *(slicing.finish() if slicing else ())),
+            notes=slicing.finish() if slicing else (),
         )
 
     def in_memory(self) -> Tokens:
@@ -165,11 +169,13 @@ class _BlockReader:
     def __init__(self, document: Document, count: int) -> None:
         self.document, self.count = document, count  # count: tokens of all documents so far
         self._at, self._after_space = 0, True  # characters that are owned; is the last of them white space?
+        self.unowned = ""  # characters after the last token of a part: the next token owns them
         self._joined, self._resolved = array("q"), 0  # tokens at which texts begin; positions that are tokens already
 
-    def block(self, part: EncodedWindow) -> TokenBlock:
-        ends, slices = part.ends, self.document.slices
-        owned = part.text[: int(ends[-1])]
+    def block(self, part: EncodedPart) -> TokenBlock:
+        slices, text = self.document.slices, self.unowned + part.text
+        ends = np.where(part.ends > 0, part.ends + len(self.unowned), 0)
+        owned, self.unowned = text[: int(ends[-1])], text[int(ends[-1]) :]
         starts = np.concatenate([[0], ends[:-1]]) + self._at
         made = TokenBlock(
             ids=part.ids,
@@ -198,10 +204,8 @@ class _BlockReader:
         return self._joined
 
 
-def tokenize(
-    documents: Iterable[Document], tokenizer: TextTokenizer, *, special: bool, sizes: Sizes | None = None
-) -> Tokens:
-    return TokenStream(documents, tokenizer, special=special, sizes=sizes).in_memory()
+def tokenize(documents: Iterable[Document], tokenizer: TextTokenizer, *, special: bool) -> Tokens:
+    return TokenStream(documents, tokenizer, special=special).in_memory()
 
 
 def first_tokens(tokens: Tokens, limit: int) -> tuple[Tokens, int]:
@@ -299,44 +303,7 @@ class SpelledIds:
         return SpelledIds(text, raw, ends, (begins[ends] - begins[starts]).astype(np.int32), int(lone.sum()))
 
 
-def tokens_of_rollouts(
-    rollouts: Rollouts, tokenizer: TextTokenizer, rules: Sequence[SliceRule] = ()
-) -> tuple[RereadDocuments, Tokens]:
-    """Texts that a model wrote: a document for each, its prompt as context, and the written tokens as targets.
-
-    The ids are those that the model was given and wrote. Texts of one prompt are not independent. ``rules`` are slices.
-    """
-    known = tokenizer.pieces()
-    notes = tokenizer_notes(rollouts, tokenizer, known)
-    ids = [np.concatenate(pair) for pair in zip(rollouts.prompt_ids, rollouts.written, strict=True)]
-    spelled = [SpelledIds.of(one, known) for one in ids]
-    empty, lone = sum(not len(one) for one in rollouts.written), sum(one.lone for one in spelled)
-    if empty:
-        notes.append(f"{empty:,} of {len(ids):,} texts have no written token, and so no target")
-    if lone:
-        notes.append(_lone_bytes(lone))
-    texts = [one.text for one in spelled]
-    name = str(rollouts.manifest["model"])
-    size = sum(len(one.raw) for one in spelled)
-    corpus = Corpus(name, "documents", lambda: iter(texts), rollouts.manifest["texts_sha256"], len(ids), size)
-    tokens = _tokens_of(ids, spelled, tokenizer)
-    lengths = np.diff(tokens.doc_starts)
-    written = np.array([len(one) for one in rollouts.written], np.int64)
-    place = np.arange(len(tokens)) - np.repeat(tokens.doc_starts[:-1], lengths)
-    slicing = Slicing(rules)
-    slices = _slices_of_rollouts(slicing, rollouts, tokenizer, known)
-    tokens = replace(
-        tokens,
-        target_mask=frozen(place >= np.repeat(lengths - written, lengths)),
-        doc_group=frozen(rollouts.prompt),
-        slices=frozen(slices),
-        slice_names=slicing.names,
-        notes=(*notes, *slicing.finish()),
-    )
-    return RereadDocuments(corpus, "texts", tokenizer, rules=tuple(rules)), tokens
-
-
-def _tokens_of(ids: Sequence[Ids], spelled: Sequence[SpelledIds], tokenizer: TextTokenizer) -> Tokens:
+def tokens_of_ids(ids: Sequence[Ids], spelled: Sequence[SpelledIds], tokenizer: TextTokenizer) -> Tokens:
     """Documents whose ids and texts are known, as one stream."""
     return Tokens(
         ids=frozen(np.concatenate(ids).astype(np.int32)),
@@ -350,43 +317,13 @@ def _tokens_of(ids: Sequence[Ids], spelled: Sequence[SpelledIds], tokenizer: Tex
     )
 
 
-def _slices_of_rollouts(slicing: Slicing, rollouts: Rollouts, tokenizer: TextTokenizer, known: list[bytes]) -> Ids:
-    """Returns the slice of every token. Markers may be special tokens, which have names and no text."""
-    used = np.unique(np.concatenate([*rollouts.prompt_ids, *rollouts.written]))
-    named = [*known, *[b""] * (int(used.max(initial=-1)) + 1 - len(known))]
-    for token in used.tolist():
-        named[token] = named[token] or tokenizer.token_text(token).encode()
-    found = []
-    for prompt, written in zip(rollouts.prompt_ids, rollouts.written, strict=True):
-        text = SpelledIds.of(np.concatenate([prompt, written]), named)
-        begin = int(text.ends[len(prompt) - 1]) if len(prompt) else 0
-        found.append(written_slices(slicing, text.text, text.ends, begin))
-    return np.concatenate(found)
-
-
-def tokenizer_notes(rollouts: Rollouts, tokenizer: TextTokenizer, known: list[bytes] | None = None) -> list[str]:
-    """Refuses a tokenizer that has other tokens for the ids of the texts; returns a note if it only has another name.
-
-    ``known`` are the tokenizer's pieces, if the caller has them.
-    """
-    if rollouts.manifest["tokenizer"] == tokenizer.facts.fingerprint:
-        return []
-    known = tokenizer.pieces() if known is None else known
-    if tokens_digest(known, [*rollouts.prompt_ids, *rollouts.written]) != rollouts.manifest["tokens_sha256"]:
-        raise ModelError(
-            f"the texts were written by {rollouts.manifest['model']}, and this model has another tokenizer",
-            fix="choose a model with the same tokenizer, or write texts with this one",
-        )
-    return ["another tokenizer than the one of the texts, with the same tokens for all of their ids"]
-
-
 def _words_in(text: str) -> int:
     words = WordCounter()
     words.add(text)
     return words.count
 
 
-def _lone_bytes(lone: int) -> str:
+def lone_bytes(lone: int) -> str:
     return f"{lone:,} byte{'s' if lone > 1 else ''} of the stored tokens are not UTF-8, and are shown as �"
 
 
@@ -401,12 +338,12 @@ def text_of_ids(ids: Ids, tokenizer: TextTokenizer, name: str) -> tuple[Corpus, 
     encoding = Encoding(ids, starts, ends, starts)
     notes = tuple(_notes(text, encoding, tokenizer, spelled.lone))
     corpus = Corpus(name, "text", lambda: iter([text]), hashlib.sha256(whole).hexdigest(), 1, len(whole), notes=notes)
-    return corpus, RereadDocuments(corpus, "texts", tokenizer), _tokens_of([ids], [spelled], tokenizer)
+    return corpus, RereadDocuments(corpus, "texts", tokenizer), tokens_of_ids([ids], [spelled], tokenizer)
 
 
 def _notes(text: str, stored: Encoding, tokenizer: TextTokenizer, lone: int) -> Iterator[str]:
     if lone:
-        yield _lone_bytes(lone)
+        yield lone_bytes(lone)
     visible = stored.char_end > stored.char_start
     own = tokenizer.encode(text, special=False)
     alike = np.isin(_places(stored.ids[visible], stored.char_end[visible]), _places(own.ids, own.char_end))

@@ -13,11 +13,10 @@ from scoremode.core.engine.options import Pairs
 from scoremode.core.engine.registry import all_options
 from scoremode.core.plan.path import DecodePath, read_path
 from scoremode.core.plan.recipes import find_method
-from scoremode.core.text.corpus import DEFAULT, Corpus, Spec, check_names
+from scoremode.core.text.corpus import DEFAULT, Corpus, CorpusSource, Spec, check_names
 from scoremode.core.text.slices import read_rules
+from scoremode.core.verbs.replicas import SpreadArguments, spread_names
 from scoremode.errors import UnknownArgumentError, did_you_mean
-from scoremode.remote.ray.spread import SPREAD, SpreadArguments
-from scoremode.studies.rollouts.texts import Rollouts
 
 KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 F = TypeVar("F", bound=Callable[..., Any])
@@ -27,7 +26,7 @@ class QuestionArguments(TypedDict, total=False):
     """The arguments of a question: a text, and the method that scores it. All have defaults."""
 
     corpus: (
-        Spec | Sequence[Spec] | Corpus | Rollouts | None
+        Spec | Sequence[Spec] | Corpus | CorpusSource | None
     )  # names, files, folders or patterns; several are one corpus
     text: str | None  # a text given here
     method: str  # default: sliding-once
@@ -144,7 +143,7 @@ def check_question(given: Mapping[str, Any], *, needs_text: bool = False) -> dic
     asked = {**given, "corpus": DEFAULT} if needs_text and not has_text else dict(given)
     text = {name: asked.get(name) for name in TEXT}
     corpus = text.pop("corpus")
-    if not isinstance(corpus, Corpus | Rollouts) and (needs_text or has_text):
+    if not isinstance(corpus, Corpus | CorpusSource) and (needs_text or has_text):
         check_names(corpus, **text)
     return asked
 
@@ -153,7 +152,7 @@ def split_arguments(arguments: Mapping[str, Any], *, needs_text: bool = False) -
     """Splits arguments into those of a question, which are checked, and those of an engine. Others are refused."""
     question = {name: value for name, value in arguments.items() if name in QUESTION}
     options = {name: value for name, value in arguments.items() if name not in QUESTION}
-    known = [*all_options(), *SPREAD]
+    known = [*all_options(), *spread_names()]
     for name in options:
         if name not in known:
             raise UnknownArgumentError(f"there is no argument {name}", fix=did_you_mean(name, [*QUESTION, *known]))

@@ -22,18 +22,19 @@ import numpy as np
 
 from scoremode.core import extensions
 from scoremode.core.disk.folders import REFERENCE
+from scoremode.core.disk.stores import is_there
 from scoremode.core.engine.base import Baseline, Engine, Want, WholeDistributions, only_one_way
 from scoremode.core.engine.baseline import LiveBaseline, StoredBaseline, live_baseline, noise_facts, noise_floor
 from scoremode.core.engine.registry import require
 from scoremode.core.plan.comparable import ComparableFacts, difference, first_difference, require_comparable
-from scoremode.core.references.reader import Reference
+from scoremode.core.references.reader import Reference, open_reference
 from scoremode.core.scores.answers import check_answers
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.finished_runs import no_states
 from scoremode.core.verbs.memory import is_by_logits, require_both_fit, require_by_logits
-from scoremode.core.verbs.model import LazyModel
+from scoremode.core.verbs.model import LazyModel, outliving
 from scoremode.core.verbs.ppl import ppl_of
 from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.scoring import UnfinishedRun, check_fits, score_run
@@ -46,9 +47,7 @@ from scoremode.core.verbs.sides import (
     first_targets,
     name_of,
 )
-from scoremode.errors import InputError
-from scoremode.remote.ray.engine import require_alone
-from scoremode.remote.storage.open_copies import is_there, open_reference
+from scoremode.errors import EngineError, InputError
 from scoremode.values import Ids
 
 if TYPE_CHECKING:
@@ -154,7 +153,7 @@ def compare_with(beside: AbstractContextManager[Against], candidate: LazyModel, 
         run_q = claim.finished
         if run_q is None:
             run_q = _score(against, candidate, claim)
-        run_p, run_q = against.finished(run_q), candidate.outliving(run_q, out)
+        run_p, run_q = against.finished(run_q), outliving(candidate, run_q, out)
     return as_comparison(name_of(candidate), run_p, run_q, run_q.divergences, against.missing)
 
 
@@ -317,7 +316,11 @@ class LiveModel:
         require(self.model.plugin, "hidden_states", "be the baseline of a comparison")
         require(candidate.plugin, "divergence", "be compared")
         for model in (self.model, candidate):
-            require_alone(model.spread)
+            if model.spread is not None:
+                raise EngineError(
+                    "replicas cannot run beside another open model",
+                    fix='make a reference of the baseline first: baseline.reference("ref/", corpus=…)',
+                )
             require(model.plugin, "side_by_side", "run beside another; make a reference of the baseline first")
 
     def finished(self, question: Mapping[str, Any], folders: Folders) -> Run:
@@ -395,7 +398,7 @@ class AgainstLive(Against):
         if self.run is None:  # the candidate's run was finished, and the baseline's was not
             progress = self.folders.progress
             self.run = score_run(self.own, self.model.engine_for(self.own, progress), self.claim, progress)
-        self.run = self.model.outliving(self.run, self.folders.out)
+        self.run = outliving(self.model, self.run, self.folders.out)
         return self.run
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from scoremode.core.arguments import path_text
 from scoremode.core.disk.folders import MANIFEST
+from scoremode.core.disk.uri import is_uri
 from scoremode.core.models.gguf import SPLIT, SUFFIX, gguf_models
 from scoremode.errors import InputError
-from scoremode.remote.storage.uri import is_uri
 
 logger = logging.getLogger(__name__)
 

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, Unpack
 
 from scoremode.core import extensions
+from scoremode.core.disk.uri import is_uri, located
 from scoremode.core.engine.registry import require_path
 from scoremode.core.statistics.comparison import Comparison, Comparisons, needs_whole_divergence
 from scoremode.core.store.run import Run
-from scoremode.core.text.corpus import is_of_rollouts
+from scoremode.core.text.corpus import kind_of
 from scoremode.core.verbs.arguments import (
     AllArguments,
     EngineOptionArguments,
@@ -34,17 +35,16 @@ from scoremode.core.verbs.baselines import (
     stored_baseline,
 )
 from scoremode.core.verbs.candidate_names import expand_candidates
-from scoremode.core.verbs.candidates import score_in_turn, score_together, slots_and_shares
+from scoremode.core.verbs.candidates import score_in_turn
 from scoremode.core.verbs.finished_runs import of_runs
 from scoremode.core.verbs.memory import is_by_logits
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, Side, is_loaded, loaded_sides
 from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.progress_display import shows_progress
 from scoremode.core.verbs.reference import reference_of
+from scoremode.core.verbs.replicas import replicas_class
 from scoremode.core.verbs.sides import CompareRequest, Folders, ModelSettings, assign_engines, is_stored
 from scoremode.errors import CandidatesError, InputError, ScoremodeError
-from scoremode.remote.ray.ray_cluster import Cluster
-from scoremode.remote.storage.uri import is_uri, located
 
 
 @spelled_out(AllArguments)
@@ -84,7 +84,8 @@ def compare(
     """
     folders = Folders(located(out) if out is not None else None, fresh, progress)
     question, options = split_arguments(arguments)
-    whole = needs_whole_divergence(columns) or is_of_rollouts(question.get("corpus"))
+    kind = kind_of(question.get("corpus"))
+    whole = needs_whole_divergence(columns) or (kind is not None and kind.whole_divergence)
     if any(map(is_loaded, (baseline, *candidates))):
         its = baseline, baseline_engine or engine, {**options, **(baseline_options or {})}
         chosen = {"divergence": "all", **options} if whole else options
@@ -262,13 +263,10 @@ def _score_all(models: Mapping[str, ModelSettings], folders: Folders, score: Sco
     spread = next((its.spread for its in models.values() if its.spread is not None), None)
     if spread is None or len(models) < 2:
         return score_in_turn(list(models), lambda name: score_one(models[name], folders), folders.progress)
-    slots, replicas = slots_and_shares(len(models), spread.replicas)
 
-    def score_share(name: str, progress: Progress) -> Comparison:
+    def score_share(name: str, replicas: int, progress: Progress) -> Comparison:
         its = replace(models[name], options={**models[name].options, "replicas": replicas})
         return score_one(its, replace(folders, progress=progress))
 
-    rooms = [its.room() for its in models.values()]
-    with closing(Cluster(spread, max(rooms, key=lambda room: room.all_cpus))):
-        found = score_together(list(models), score_share, slots, folders.progress)
-    return dict(zip(models, found, strict=True))
+    engines = {name: (its.plugin, its.engine_options()) for name, its in models.items()}
+    return replicas_class().side_by_side(spread, engines, score_share, folders.progress)

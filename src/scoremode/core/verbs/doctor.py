@@ -12,6 +12,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -22,8 +23,9 @@ import numpy as np
 
 from scoremode import __version__
 from scoremode.core.disk.folders import cache_folder
-from scoremode.core.engine.plugin import Work
-from scoremode.core.engine.registry import Chosen, find_engine, known_engines, open_engine, read_options, registry
+from scoremode.core.engine.plugin import EnginePlugin, SelfTest, Work
+from scoremode.core.engine.registry import Chosen, can, find_engine, known_engines, open_engine, read_options, registry
+from scoremode.core.extensions import wings
 from scoremode.core.installation import installed_versions
 from scoremode.core.models.embedded import CONVERSION, EMBEDDED, EMBEDDED_INSTALL, SMALL_VOCABULARY, make_small_llama
 from scoremode.core.models.facts import inspect
@@ -37,7 +39,8 @@ from scoremode.values import Ids
 PACKAGES = ("triton", "numpy")  # in addition to those of the engines
 LENGTHS = (96, 33, 7)
 HEAD_ROWS, HEAD_WIDTH, HEAD_VOCABULARY = 48, 128, 50_021
-ALLOWED = {"float32": 2e-3, "float16": 0.1, "bfloat16": 0.25}  # nats; a shift by one moves scores by several
+# nats; a shift by one moves scores by several
+ALLOWED = {"float64": 1e-12, "float32": 2e-3, "float16": 0.1, "bfloat16": 0.25}
 USE_IT = "score a short text: scoremode ppl MODEL --engine NAME --text TEXT"
 COLUMNS = ("logprob", "entropy", "top_logprob")
 
@@ -95,6 +98,7 @@ def list_engines() -> list[dict[str, Any]]:
     >>> [engine["name"] for engine in list_engines() if engine["default"]]
     ['transformers']
     """
+    abilities = sorted({name for wing in wings() for name, _ in wing.abilities})
     found = [
         {
             "name": name,
@@ -102,7 +106,7 @@ def list_engines() -> list[dict[str, Any]]:
             "default": plugin.is_default,
             "problem": plugin.problem(),
             "package": type(plugin).__module__.split(".")[0],
-            "capabilities": msgspec.to_builtins(plugin.capabilities),
+            "capabilities": msgspec.to_builtins(plugin.capabilities) | {name: can(plugin, name) for name in abilities},
             "options": [o.flag for o in plugin.options.known().values() if o.details.instead_of_flag is None],
         }
         for name, plugin in known_engines().items()
@@ -138,7 +142,9 @@ def engine_facts() -> list[dict[str, Any]]:
     """The facts that are known of engines before they are opened, and the plug-ins that cannot be used."""
     found = []
     for name, plugin in known_engines().items():
-        about = [{"label": label, "value": value, "good": good} for label, value, good in plugin.about()]
+        own = plugin.abilities.get("about")
+        facts: list[tuple[str, str, bool]] = [] if own is None else own(plugin)
+        about = [{"label": label, "value": value, "good": good} for label, value, good in facts]
         found.append({"name": name, "problem": plugin.problem(), "about": about})
     refused = [{"name": r.name, "problem": str(r), "about": []} for r in registry().refused]
     return found + refused
@@ -187,17 +193,14 @@ def self_tests(engines: Iterable[str]) -> list[Check]:
     with tempfile.TemporaryDirectory(prefix="scoremode-doctor-") as temporary:
         for engine in engines:
             plugin, folder = find_engine(engine), Path(temporary) / "llama"
-            if engine == "table":
-                checks.append(_timed("engine table", 1e-12, _table_error))
-                continue
             if plugin.addresses:
                 continue
             if not folder.exists():
                 make_small_llama(folder)
-            model = plugin.self_test_model(folder)
-            if model is not None:
-                allowed = ALLOWED[plugin.self_test_dtype()]
-                checks.append(_timed(f"engine {engine}", allowed, partial(_engine_error, engine, folder, model)))
+            test = plugin.self_test(folder)
+            if test is not None:
+                run = partial(_engine_error, plugin, folder, test)
+                checks.append(_timed(f"engine {engine}", ALLOWED[test.dtype], run))
     return checks
 
 
@@ -238,38 +241,36 @@ def _head_error(kind: str, stored: str) -> tuple[float, str]:
     return error, f"kernel {kernel.name}, {HEAD_ROWS} rows, {HEAD_VOCABULARY:,} ids, against float64"
 
 
-def _table_error() -> tuple[float, str]:
-    from scoremode.engines.table.engine import TableEngine
-
-    (_, answers), *_ = TableEngine.named("uniform").score(WindowList((_own(np.arange(9)),)), np.zeros(1, np.bool_))
-    return float(np.abs(answers.logprob + np.log(256)).max()), "log 1/256 for every byte"
-
-
-def _engine_error(engine: str, folder: Path, model: str) -> tuple[float, str]:
-    """The largest error of an engine's numbers, against Transformers on the checkpoint that ``model`` was made from."""
-    random = np.random.default_rng(0)
+def _engine_error(plugin: EnginePlugin, folder: Path, test: SelfTest) -> tuple[float, str]:
+    """The largest error of an engine's numbers: against its closed form, or against Transformers on the checkpoint."""
+    options = read_options(plugin, test.options)
+    if test.logprob is not None:
+        windows: tuple[Window, ...] = (_own(np.arange(9)),)
+        found, _ = _scored(Chosen(plugin, options, plugin.subject(test.model, options, None)), windows)
+        return float(np.abs(found[0].logprob - test.logprob).max()), f"{test.logprob:.4f} for every token"
+    random, facts = np.random.default_rng(0), inspect(str(folder))
     windows = tuple(_own(random.integers(3, SMALL_VOCABULARY, length)) for length in LENGTHS)
-    plugin, facts = find_engine(engine), inspect(str(folder))
     subject = Subject(
-        model,
+        test.model,
         ByteTokenizer(),
         facts.fingerprint,
         vocabulary=facts.vocabulary,
         context_length=facts.context_length,
         checkpoint=facts,
     )
-    chosen = Chosen(plugin, read_options(plugin, plugin.self_test_options()), subject)
-    worker = open_engine(chosen, Work(longest=max(LENGTHS)))
-    try:
-        found = dict(worker.score(WindowList(windows), np.zeros(len(windows), np.bool_)))
-        about = f"head {worker.facts.head}, {worker.facts.dtype}, {worker.facts.device}"
-    finally:
-        worker.close()
+    found, about = _scored(Chosen(plugin, options, subject), windows)
     truth = _judge(folder, windows)
     gaps = [
         np.abs(getattr(found[i], name) - getattr(truth[i], name)).max() for i in range(len(windows)) for name in COLUMNS
     ]
     return float(np.max(gaps)), f"{sum(LENGTHS) - len(LENGTHS)} targets; {about}"
+
+
+def _scored(chosen: Chosen, windows: tuple[Window, ...]) -> tuple[dict[int, Answers], str]:
+    """The scores of windows, and the engine that computed them in words."""
+    with closing(open_engine(chosen, Work(longest=max(LENGTHS)))) as worker:
+        found = dict(worker.score(WindowList(windows), np.zeros(len(windows), np.bool_)))
+        return found, f"head {worker.facts.head}, {worker.facts.dtype}, {worker.facts.device}"
 
 
 def _judge(folder: Path, windows: tuple[Window, ...]) -> list[Answers]:

@@ -7,9 +7,10 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any, Unpack
 
+from scoremode.core.engine.plugin import Work
 from scoremode.core.references.format import RAW_DTYPES, estimate_bytes
 from scoremode.core.verbs.arguments import AllArguments, spelled_out, split_arguments
-from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel
+from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, cache_bytes
 from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.progress_display import shows_progress
 from scoremode.core.verbs.question import Question
@@ -65,7 +66,7 @@ def plan(
 
 
 def _cache(model: LazyModel, asked: Question) -> dict[str, int]:
-    size = model.cache_bytes(int(asked.plan.lengths.max()), asked.plan.path)
+    size = cache_bytes(model, Work(int(asked.plan.lengths.max()), path=asked.plan.path))
     return {} if size is None else {"kv_cache": size}
 
 

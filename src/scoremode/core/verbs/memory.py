@@ -8,7 +8,7 @@ from typing import Any
 
 from scoremode.core import extensions
 from scoremode.core.cache.units import size_words
-from scoremode.core.engine.plugin import EnginePlugin
+from scoremode.core.engine.plugin import EnginePlugin, Work
 from scoremode.core.engine.registry import require
 from scoremode.core.text.memory import available
 from scoremode.core.verbs.arguments import asked_path
@@ -53,7 +53,8 @@ def require_both_fit(baseline: LazyModel, candidate: LazyModel, longest: int) ->
     """
     if baseline.is_open and candidate.is_open:
         return
-    sides = [(its, its.memory(longest)) for its in (baseline, candidate)]
+    work = Work(longest)
+    sides = [(its, its.plugin.memory_need(its.subject, its.chosen.options, work)) for its in (baseline, candidate)]
     each = ", ".join(f"{size_words(need.size)} for {name_of(its)}{need.where}" for its, need in sides)
     both = size_words(sum(need.size for _, need in sides))
     print_line(f"scoremode: both models run at the same time and need about {both} of memory ({each})")

@@ -15,10 +15,12 @@ from typing import Any
 from scoremode.core.arguments import path_text
 from scoremode.core.cache.units import size_words
 from scoremode.core.disk.folders import entry_folder
+from scoremode.core.disk.stores import store_of
+from scoremode.core.disk.uri import Place, located, may_be_stored, shown
 from scoremode.core.engine import registry
 from scoremode.core.engine.base import Engine, EngineFacts
 from scoremode.core.engine.options import Options
-from scoremode.core.engine.plugin import EVERYTHING, Capabilities, EnginePlugin, MemoryNeed, Work
+from scoremode.core.engine.plugin import Capabilities, EnginePlugin, Work
 from scoremode.core.engine.registry import Chosen
 from scoremode.core.models.subject import Subject
 from scoremode.core.plan.path import DECODE, PREFILL, DecodePath
@@ -26,26 +28,14 @@ from scoremode.core.store import runs
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.progress import Progress, announce
 from scoremode.core.verbs.question import LastTokens, Question, identify, prepare_question
+from scoremode.core.verbs.replicas import Replicas, Spread, read_spread, replicas_class
 from scoremode.errors import ModelError, OptionError, print_line
-from scoremode.remote.ray.engine import ReplicatedEngine, check_spread
-from scoremode.remote.ray.ray_cluster import require_ray
-from scoremode.remote.ray.spread import Spread, read_spread
-from scoremode.remote.storage.runs import RemoteClaim
-from scoremode.remote.storage.uri import Place, located, may_be_stored, shown
-from scoremode.studies.attribution.engines.replicated_swapper import ReplicatedSwapper
-from scoremode.studies.attribution.layer_states import LayerStates
-from scoremode.studies.attribution.swapping import Swapper
-from scoremode.studies.rollouts.engines.replicated_writer import ReplicatedWriter
-from scoremode.studies.rollouts.writing import DrawingRules, Writer
 
 GivenModel = str | Any
 """The name of a model, or a causal LM of Transformers that is loaded already (a ``torch.nn.Module``)."""
 
 GivenTokenizer = str | Any
 """The folder or name of a tokenizer; of a model that is loaded already, its tokenizer itself."""
-
-# options of a model that is loaded already
-OF_LOADED = ("batch_tokens", "divergence", "head", "head_kernel", "kv_cache_dtype")
 
 ONE_AT_A_TIME = threading.RLock()
 """Candidates on a cluster are prepared in threads. A text is cut on all cores anyway, and a library that is imported by
@@ -61,7 +51,6 @@ class GivenEngine(EnginePlugin):
     contract = 1
     name = "given"
     summary = "an engine that is open already"
-    capabilities = EVERYTHING  # what it cannot give, it refuses itself
     keeps_runs = False
 
     def __init__(self, engine: Engine) -> None:
@@ -69,7 +58,7 @@ class GivenEngine(EnginePlugin):
 
     def able(self) -> Capabilities:
         has_logits = type(self.engine).logits is not Engine.logits
-        return replace(EVERYTHING, hidden_states=False, logits=True) if has_logits else EVERYTHING
+        return Capabilities.all(hidden_states=not has_logits, logits=has_logits)  # what it lacks, it refuses itself
 
     def subject(self, model: str, options: Any, tokenizer: str | None) -> Subject:
         raise AssertionError("a given engine is asked about a model that is known already")
@@ -92,10 +81,15 @@ class LazyModel:
         spread: Spread | None = None,
         tokenizer: str | None = None,
     ) -> None:
-        self.chosen = chosen if spread is None else check_spread(chosen, spread)
         self.spread = spread  # over replicas; None: one engine in this process
+        self.replicas: Replicas | None = None if spread is None else replicas_class()(chosen, spread, tokenizer)
+        self.chosen = chosen if self.replicas is None else self.replicas.chosen
+        self.plugin, self.subject = self.chosen.plugin, self.chosen.subject
+        self.is_given = not self.plugin.keeps_runs  # did the caller bring the engine, or the model in memory?
+        self.engine_name = self.plugin.name if self.given_facts is None else self.given_facts.engine
+        self.usual_length = min(self.subject.context_length or USUAL_LENGTH, USUAL_LENGTH)
         self.variant: str | None = None  # its name among candidates that are one model with different settings
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self.many_questions = many_questions  # else the engine is opened for exactly one
         self.shares_prompts = False  # will windows that begin alike be asked about?
         self._engine: Engine | None = None
@@ -118,10 +112,7 @@ class LazyModel:
         loaded already is wrapped.
         """
         if is_loaded(model):
-            if engine not in (None, "transformers"):
-                fix = "leave engine out: it is scored by Transformers, as it is"
-                raise OptionError("engine does not apply to a model that is loaded already", fix=fix)
-            return cls.wrapped(model, tokenizer, options or {})
+            return wrapped(model, tokenizer, options or {}, engine=engine)
         name = path_text("model", model)
         tokenizer = path_text("tokenizer", tokenizer) if tokenizer is not None else None
         for given_name in (name, tokenizer):
@@ -142,72 +133,17 @@ class LazyModel:
             return cls(Chosen(GivenEngine(engine), Options(), subject), many_questions=many_questions)
         spread, given = read_spread(given)
         if spread is not None:
-            require_ray()
+            replicas_class().require()
         with ONE_AT_A_TIME:
             plugin = engine if isinstance(engine, EnginePlugin) else registry.choose_engine(engine, name)
             read = registry.read_options(plugin, given)
             chosen = Chosen(plugin, read, plugin.subject(name, read, tokenizer))
         return cls(chosen, many_questions=many_questions, spread=spread, tokenizer=tokenizer)
 
-    @classmethod
-    def wrapped(cls, model: Any, tokenizer: Any, options: Mapping[str, Any], name: str | None = None) -> LazyModel:
-        """Makes a LazyModel of a causal LM of Transformers that is loaded already, and of its tokenizer."""
-        from scoremode.engines.transformers.choices import TransformersOptions
-        from scoremode.engines.transformers.wrapped import WrappedModel
-
-        plugin = WrappedModel(model)
-        for option, value in options.items():
-            if option not in OF_LOADED and value is not None and value is not False:
-                what = f"{option} does not apply to a model that is loaded already"
-                raise OptionError(what, fix=f"leave {option} out, or use it where the model is loaded")
-        if tokenizer is None or isinstance(tokenizer, str):
-            what = "tokenizer is a string" if tokenizer is not None else "a model that is loaded needs its tokenizer"
-            raise OptionError(what, fix="give the tokenizer itself: tokenizer=AutoTokenizer.from_pretrained(…)")
-        read = TransformersOptions.of({option: options.get(option) for option in OF_LOADED})
-        known = name or getattr(plugin.model.config, "_name_or_path", None) or type(plugin.model).__name__
-        return cls(Chosen(plugin, read, plugin.subject(str(known), read, tokenizer)))
-
-    def for_prefill(self) -> LazyModel:
-        """Returns this model without options that only the decode path reads: itself if it has none of them."""
-        options = self.chosen.options
-        only = [name for name in options.given() if options.known()[name].details.path == DECODE]
-        if not only:
-            return self
-        chosen = replace(self.chosen, options=replace(options, **dict.fromkeys(only)))
-        return LazyModel(chosen, spread=self.spread, tokenizer=self._tokenizer)
-
-    def require_prefill(self) -> None:
-        """Refuses options that only the decode path reads, for a verb that has no such path."""
-        registry.require_read(self.chosen.options, PREFILL, has_flag=False)
-
-    def again(self, chunk_tokens: int | None = None) -> LazyModel:
-        """Makes another LazyModel of this model; with ``chunk_tokens``, its engine computes no more tokens at once."""
-        chosen = self.chosen
-        if chunk_tokens is not None:
-            chosen = replace(chosen, options=self.plugin.chunked(chosen.options, chunk_tokens))
-        return LazyModel(chosen, spread=self.spread, tokenizer=self._tokenizer)
-
-    @property
-    def subject(self) -> Subject:
-        return self.chosen.subject
-
-    @property
-    def plugin(self) -> EnginePlugin:
-        return self.chosen.plugin
-
-    @property
-    def is_given(self) -> bool:
-        """Did the caller bring the engine or the model? Then only the caller knows what it is."""
-        return not self.plugin.keeps_runs
-
     @property
     def given_facts(self) -> EngineFacts | None:
         """The facts of an engine that the caller has opened; None for other engines."""
         return self.plugin.engine.facts if isinstance(self.plugin, GivenEngine) else None
-
-    @property
-    def engine_name(self) -> str:
-        return self.plugin.name if self.given_facts is None else self.given_facts.engine
 
     def settings(self) -> dict[str, Any]:
         """The settings that the engine would use, known before it is opened; part of a run's identity."""
@@ -231,7 +167,7 @@ class LazyModel:
             print_line(f"scoremode: {self.engine_name} starts again, for the {DECODE if work.path else PREFILL} path")
             self.close()
         longest, open_for = work.longest, self._engine.longest if self._engine is not None else None
-        if longest is not None and open_for is not None and longest > open_for and self.limit() is None:
+        if longest is not None and open_for is not None and longest > open_for and self.chosen.options.limit is None:
             context = self.subject.context_length
             doubled = 2 * open_for if context is None else min(2 * open_for, context)
             work = replace(work, longest=max(longest, doubled))
@@ -242,84 +178,29 @@ class LazyModel:
             work = replace(work, shares_prompts=work.shares_prompts or self.shares_prompts)
             if self.many_questions and work.path is None:  # more may come, and of other kinds
                 work = replace(work, longest=max(work.longest or 0, self.usual_length), shares_prompts=True)
-            self._tell_cache(work)
+            _tell_cache(self, work)
             name, is_remote = self.subject.name, self.plugin.address is not None
             said = f"connecting to the server of {name}" if is_remote else f"loading {name} with {self.engine_name}"
             announce(progress, said)
-            if self.spread is None:
+            if self.replicas is None:
                 self._engine = registry.open_engine(self.chosen, work)
             else:
-                say, tell = (getattr(progress, name, None) for name in ("say", "detail"))
-                self._engine = ReplicatedEngine(self.chosen, work, self.spread, self._tokenizer, tell=tell, say=say)
-        if isinstance(self._engine, ReplicatedEngine):
-            self._engine.pool.show = getattr(progress, "detail", None)
+                self._engine = self.replicas.engine(work, progress)
+        self._engine.show = getattr(progress, "detail", None)
         return self._engine
-
-    def open_writer(self, work: Work, rules: DrawingRules, progress: Progress | None = None) -> Writer:
-        """Opens the model to write texts, on replicas if these were asked for. The caller closes it."""
-        if self.spread is None:
-            return self.plugin.open_writer(self.subject, self.chosen.options, work, rules)
-        say, tell = (getattr(progress, name, None) for name in ("say", "detail"))
-        return ReplicatedWriter(self.chosen, work, self.spread, rules, self._tokenizer, tell=tell, say=say)
-
-    def open_swapper(self, work: Work, candidates: Mapping[str, str], progress: Progress | None = None) -> Swapper:
-        """Opens the model to swap its weights for those of candidates, given with their fingerprints; the caller closes
-        it."""
-        announce(progress, f"loading {self.subject.name} with {self.engine_name}")
-        if self.spread is None:
-            return self.plugin.open_swapper(self.subject, self.chosen.options, work, tuple(candidates))
-        say, tell = (getattr(progress, name, None) for name in ("say", "detail"))
-        return ReplicatedSwapper(self.chosen, work, self.spread, candidates, self._tokenizer, tell=tell, say=say)
 
     def engine_for(self, asked: Question, progress: Progress | None = None) -> Engine:
         """The open engine, ready for all windows of a question."""
         return self.engine(Work(longest=int(asked.plan.lengths.max()), path=asked.plan.path), progress)
 
-    def require_layers(self) -> None:
-        """Refuses a model that gives no hidden states between its layers, before anything is read."""
-        registry.require(self.plugin, "layer_states", "give hidden states between layers")
-        if self.spread is not None:
-            raise OptionError("hidden states between layers come from one engine", fix="leave --replicas out")
-
-    def open_layers(self, longest: int, progress: Progress | None = None) -> LayerStates:
-        """Opens the model to give hidden states between its layers; the caller closes it."""
-        announce(progress, f"loading {self.subject.name} with {self.engine_name}")
-        return self.plugin.open_layers(self.subject, self.chosen.options, Work(longest=longest))
-
-    def memory(self, longest: int) -> MemoryNeed:
-        """The memory that the open engine takes for windows of at most ``longest`` tokens, about."""
-        return self.plugin.memory(self.subject, self.chosen.options, longest)
-
-    def cache_bytes(self, longest: int, path: DecodePath | None) -> int | None:
-        """The bytes of the K/V cache of the decode path, about; None on the prefill path, and if they are not known."""
-        if path is None:
-            return None
-        return self.plugin.cache_bytes(self.subject, self.chosen.options, longest * path.sequences)
-
-    def _tell_cache(self, work: Work) -> None:
-        """Prints the size of a large K/V cache before anything is loaded."""
-        size = self.cache_bytes(work.longest or 0, work.path)
-        if size is not None and size >= TOLD_FROM and work.path is not None:
-            each = f"{work.path.sequences:,} sequences of {work.longest:,} tokens"
-            time = f"the time that is left is said after the first {work.path.sequences:,} windows"
-            print_line(f"scoremode: the K/V cache takes about {size_words(size)} ({each}); {time}")
-
-    @property
-    def usual_length(self) -> int:
-        return min(self.subject.context_length or USUAL_LENGTH, USUAL_LENGTH)
-
     @property
     def is_open(self) -> bool:
         return self._engine is not None
 
-    def limit(self) -> tuple[str, int] | None:
-        """The flag with which a user limited the length of windows, and the limit."""
-        return self.plugin.limit(self.chosen.options)
-
     @property
     def longest_window(self) -> int | None:
         """The most tokens that a window may have, if that is known before the engine is open."""
-        limit, facts = self.limit(), self.given_facts
+        limit, facts = self.chosen.options.limit, self.given_facts
         return limit[1] if limit else facts.context_length if facts else self.subject.context_length
 
     def close(self) -> None:
@@ -360,23 +241,63 @@ class LazyModel:
                 return
             folder = located(out) if out is not None else entry_folder(kind, identity)
             if isinstance(folder, Place):
-                yield stack.enter_context(RemoteClaim(folder, identity, fresh=fresh, kind=kind))
+                yield stack.enter_context(store_of(folder).claim(folder, identity, fresh=fresh, kind=kind))
             else:
                 yield stack.enter_context(runs.Claim(folder, identity, fresh=fresh, waits=out is None))
 
-    def is_kept(self, out: str | Path | Place | None) -> bool:
-        """Does a run of this model stay on disk after the question?"""
-        return out is not None or not self.is_given
 
-    def outliving(self, run: Run, out: str | Path | Place | None) -> Run:
-        """A run of this model that stays readable after its claim ends: read into memory if its folder goes away."""
-        return run if self.is_kept(out) else in_memory(run)
+def outliving(model: LazyModel, run: Run, out: str | Path | Place | None) -> Run:
+    """A run of a model that stays readable after its claim ends: read into memory if its folder goes away."""
+    return run if out is not None or not model.is_given else in_memory(run)
 
 
+def in_memory(run: Run) -> Run:
+    """A copy of a run with all columns in memory, for a run whose folder will be deleted."""
+    return replace(run, scores=replace(run.scores), facts=replace(run.facts), path=None)  # replacing reads each column
+
+
+def cache_bytes(model: LazyModel, work: Work) -> int | None:
+    """The bytes of the K/V cache of the decode path, about; None on the prefill path, and if they are not known."""
+    if work.path is None:
+        return None
+    return model.plugin.memory_need(model.subject, model.chosen.options, work).cache
+
+
+def _tell_cache(model: LazyModel, work: Work) -> None:
+    """Prints the size of a large K/V cache before anything is loaded."""
+    size = cache_bytes(model, work)
+    if size is not None and size >= TOLD_FROM and work.path is not None:
+        each = f"{work.path.sequences:,} sequences of {work.longest:,} tokens"
+        time = f"the time that is left is said after the first {work.path.sequences:,} windows"
+        print_line(f"scoremode: the K/V cache takes about {size_words(size)} ({each}); {time}")
+
+
+# ── models that the caller has loaded ────────────────────────────────────────────────────────────────────────────────
 def is_loaded(model: object) -> bool:
     """Is this a module of torch instead of a name? Without torch, it cannot be one."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(model, torch.nn.Module)
+
+
+def wrapped(
+    model: Any,
+    tokenizer: Any,
+    options: Mapping[str, Any],
+    *,
+    engine: Any = None,
+    name: str | None = None,
+    strict: bool = True,
+) -> LazyModel:
+    """Makes a LazyModel of a model that is loaded already, and of its tokenizer.
+
+    The engine with the ability "wraps" makes a ``Chosen`` of them. If not ``strict``, it leaves options that such a
+    model does not have to the other models of a comparison, instead of refusing them.
+    """
+    plugin = next(plugin for plugin in registry.known_engines().values() if "wraps" in plugin.abilities)
+    if engine not in (None, plugin.name):
+        fix = f"leave engine out: it is scored by {plugin.name}, as it is"
+        raise OptionError("engine does not apply to a model that is loaded already", fix=fix)
+    return LazyModel(plugin.abilities["wraps"](plugin, model, tokenizer, options, name=name, strict=strict))
 
 
 def tokenizer_name(tokenizer: GivenTokenizer | None) -> str | None:
@@ -397,19 +318,13 @@ def loaded_sides(sides: Sequence[Side], tokenizer: GivenTokenizer | None) -> lis
     all_loaded, found, names = all(is_loaded(model) for model, *_ in sides), list[LazyModel](), set[str]()
     for model, engine, options in sides:
         if is_loaded(model):
-            own = options if all_loaded else {name: value for name, value in options.items() if name in OF_LOADED}
-            lazy = LazyModel.named(model, engine if all_loaded else None, own, tokenizer)
+            lazy = wrapped(model, tokenizer, options, engine=engine if all_loaded else None, strict=all_loaded)
             name, number = lazy.subject.name, 2
             while lazy.subject.name in names:  # tables and folders tell models apart by their names
-                lazy = LazyModel.wrapped(model, tokenizer, own, f"{name} ({number})")
+                lazy = wrapped(model, tokenizer, options, name=f"{name} ({number})", strict=all_loaded)
                 number += 1
         else:
             lazy = LazyModel.named(model, engine, options, tokenizer_name(tokenizer))
         names.add(lazy.subject.name)
         found.append(lazy)
     return found
-
-
-def in_memory(run: Run) -> Run:
-    """A copy of a run with all columns in memory, for a run whose folder will be deleted."""
-    return replace(run, scores=replace(run.scores), facts=replace(run.facts), path=None)  # replacing reads each column

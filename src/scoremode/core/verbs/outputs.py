@@ -9,17 +9,10 @@ a device, a FIFO, /dev/stdout   written to directly, never replaced
 a URI                           written as a whole, if its folder can be listed
 a folder, a disk, a socket      refused
 a file in a run or reference    refused
-
-If results of pairs go to a URI, they are written to a local work folder, and sent when they are complete:
-
-URI                          the results
-URI.manifest.json            the question and the sha256 of the results; sent before them
-URI.lock.json                the process that is writing (remote/storage/lock.py)
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import stat
@@ -32,16 +25,12 @@ from pathlib import Path
 
 from scoremode.core.arguments import SERVERS
 from scoremode.core.disk.files import write_atomically
-from scoremode.core.disk.folders import JOURNAL, MANIFEST, SCORES, cache_folder
+from scoremode.core.disk.folders import JOURNAL, MANIFEST, SCORES
+from scoremode.core.disk.stores import store_of
+from scoremode.core.disk.uri import Place, is_uri, located, require_path
 from scoremode.core.references.format import is_reference
-from scoremode.core.store import runs
 from scoremode.core.strict_json import LARGEST, read_object
-from scoremode.errors import InputError, RunError, StorageError, alias_path, print_line
-from scoremode.remote.storage.copies import FILES
-from scoremode.remote.storage.lock import LOCK_OBJECT, OUTDATED, RemoteLock, left_by_older
-from scoremode.remote.storage.objects import Objects
-from scoremode.remote.storage.runs import STAYS
-from scoremode.remote.storage.uri import Place, is_uri, located, require_path
+from scoremode.errors import InputError, RunError, print_line
 
 REPORT_MARK = b'<meta name="generator" content="scoremode'
 MARK_WITHIN = 1024  # the mark is within this many first bytes of a report
@@ -66,9 +55,7 @@ class Output:
     @property
     def where(self) -> Path | str:
         """The location of the file: a path, or the URI as text."""
-        if self.place is not None:
-            return str(self.place)
-        return self.path if is_uri(self.name) else Path(self.name)
+        return Path(self.name) if self.place is None else str(self.place)
 
     @property
     def exists(self) -> bool:
@@ -81,7 +68,7 @@ class Output:
         """Returns the first bytes of an existing file, to see what wrote it. Raises InputError if it is unreadable."""
         try:
             if self.place is not None:
-                return Objects(self.place.parent).read(self.place.name, most=count) or b""
+                return store_of(self.place).read(self.place, count) or b""
             with self.path.open("rb") as file:
                 return file.read(count)
         except OSError as error:
@@ -96,7 +83,7 @@ class Output:
                 write(data)
             return
         if self.place is not None:
-            Objects(self.place.parent).write(self.place.name, data)
+            store_of(self.place).write(self.place, data)
             return
         try:
             write_atomically(self.path, data)
@@ -230,14 +217,9 @@ def _check_elsewhere(text: str, flag: str) -> Output:
         return _checked(str(where), flag, None)
     if where.scheme in SERVERS or "/" not in where.path or text.endswith("/"):
         raise InputError(f"{where} is not a file that can be written", fix=f"give a file name to {flag}")
-    beside = {found.name: found for found in Objects(where.parent).listed()}
-    if where.name in beside and beside[where.name].is_folder:
-        raise InputError(f"{where} is a folder", fix=f"give a file name to {flag}")
-    if {MANIFEST, SCORES} <= beside.keys() or LOCK_OBJECT in beside:
-        raise InputError(
-            f"{where} is inside a run or reference folder, where nothing else may be written",
-            fix=f"give another file to {flag}",
-        )
+    problem = store_of(where).problem_with_output(where)
+    if problem is not None:
+        raise InputError(f"{where} {problem}", fix=f"give another file to {flag}")
     return Output(str(where), flag, Path(), place=where)
 
 
@@ -294,9 +276,7 @@ def _check_folder(folder: Path, text: str, fix: str, *, made_later: bool) -> Non
 def _is_ours(folder: Path) -> bool:
     """Is the folder a run or a reference, finished or not? A lone scores.parquet may come from another program."""
     manifest = folder / MANIFEST
-    if (folder / JOURNAL).exists() or (manifest.exists() and (folder / SCORES).exists()):
-        return True
-    if is_reference(folder):
+    if (folder / JOURNAL).exists() or (manifest.exists() and (folder / SCORES).exists()) or is_reference(folder):
         return True
     try:
         return isinstance(read_object(manifest).get("identity"), dict)
@@ -304,64 +284,11 @@ def _is_ours(folder: Path) -> bool:
         return False
 
 
-# ── results of pairs behind a URI ────────────────────────────────────────────────────────────────────────────────────
 @contextmanager
 def worked_on_here(output: Output, *, fresh: bool = False) -> Iterator[Output]:
     """Yields a local file to write instead of a URI, and sends it at the end. Local outputs are yielded unchanged."""
-    place = output.place
-    if place is None:
+    if output.place is None:
         yield output
         return
-    folder = cache_folder() / FILES / hashlib.sha256(str(place).encode()).hexdigest()[:20]
-    path, objects = folder / place.name, Objects(place.parent)
-    here = [path.with_name(path.name + ending) for ending in (".manifest.json", "", ".partial")]
-    lock, _ = runs.lock_folder(folder, waits=False, name=str(place))
-    remote_lock = RemoteLock(place, objects, f"{place.name}.{LOCK_OBJECT}", folder)
-    try:
-        alias_path(str(path), str(place))
-        resumes = remote_lock.is_ours() and any(one.exists() for one in here)
-        if not resumes and objects.look(path.name) is not None:
-            for one in here:  # older than what lies there
-                one.unlink(missing_ok=True)
-        remote_lock.acquire()
-        _discard_older(place, fresh=fresh)
-        fetched = None if resumes else _fetch_results(objects, path)
+    with store_of(output.place).worked_on_here(output.place, fresh) as path:
         yield replace(output, path=path, place=None)
-        if fetched != _version(path):
-            remote_lock.stays = True
-            try:
-                objects.remove(path.name)  # so that the results there are never another manifest's
-                for one in here[:2]:
-                    objects.send(one.name, one)
-            except StorageError as error:
-                raise StorageError(f"the results are complete, but {error.message}", fix=STAYS) from None
-            remote_lock.stays = False
-    finally:
-        remote_lock.release()
-        lock.release()
-
-
-def _discard_older(place: Place, *, fresh: bool) -> None:
-    """Removes unfinished results of an earlier version, if ``fresh``; else they are refused."""
-    objects = Objects(place.parent / f"{place.name}.scoremode")
-    older = left_by_older(objects)
-    if older and not fresh:
-        raise RunError(f"{objects.place} {OUTDATED}", fix="give --fresh to score them again, or delete it")
-    for name in older:
-        objects.remove(name)
-
-
-def _fetch_results(objects: Objects, path: Path) -> tuple[int, int] | None:
-    """Fetches finished results and their manifest; returns the version of their file, None if there are no results."""
-    sizes = {found.name: found.size for found in objects.listed() if not found.is_folder}
-    if path.name not in sizes:
-        return None
-    for name in {f"{path.name}.manifest.json", path.name} & sizes.keys():
-        path.with_name(name).unlink(missing_ok=True)
-        objects.fetch(name, path.with_name(name), size=sizes[name])
-    return _version(path)
-
-
-def _version(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_ino, found.st_mtime_ns

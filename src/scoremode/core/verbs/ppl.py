@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
+from scoremode.core.disk.uri import Place
 from scoremode.core.engine.base import Engine
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.arguments import AllArguments, spelled_out, split_arguments
-from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel
+from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, outliving
 from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.progress_display import shows_progress
 from scoremode.core.verbs.scoring import score_run
-from scoremode.remote.storage.uri import Place
 
 
 @spelled_out(AllArguments)
@@ -66,4 +66,4 @@ def ppl_of(
             names = {"corpus": asked.corpus.name, "model": asked.subject.name}
             settings = {"method_settings": dict(asked.plan.settings)}
             return replace(found, manifest={**found.manifest, **names, **settings})
-        return model.outliving(score_run(asked, model.engine_for(asked, progress), claim, progress), out)
+        return outliving(model, score_run(asked, model.engine_for(asked, progress), claim, progress), out)

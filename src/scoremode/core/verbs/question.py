@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import numpy as np
 
@@ -24,10 +24,9 @@ from scoremode.core.text.corpus import Corpus, load
 from scoremode.core.text.documents import RereadDocuments, notes_on
 from scoremode.core.text.slices import read_rules
 from scoremode.core.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer
-from scoremode.core.text.tokens import Tokens, TokenStream, first_tokens, tokenizer_notes, tokens_of_rollouts
+from scoremode.core.text.tokens import Tokens, TokenStream, first_tokens
 from scoremode.core.verbs.arguments import QuestionArguments, asked_path, check_question
 from scoremode.errors import MethodError, OptionError
-from scoremode.studies.rollouts.texts import Rollouts
 from scoremode.values import NUMERICS
 
 
@@ -43,7 +42,7 @@ class Question:
     plan: Plan
 
 
-ROLLOUTS_METHOD = "sliding-once"
+PROMPTED_METHOD = "sliding-once"  # of texts that have prompts as context
 Tokenized = tuple[RereadDocuments, Tokens]
 
 
@@ -75,28 +74,25 @@ def prepare_question(
     )
     if corpus.layout == "chat":
         rule = replace(rule, special=False)  # a chat template writes special tokens itself
-    written, on_answers = corpus.rollouts, list[str]()
-    if corpus.answers is not None:
-        if corpus.answers.rollouts is not None:  # whose prompts have ids already
-            on_answers += tokenizer_notes(corpus.answers.rollouts, subject.tokenizer)
-        written, more = corpus.answers.as_written(subject.tokenizer)
-        on_answers += more
-    if written is not None:
-        rule = _rule_for_rollouts(written, rule, given, subject)
+    if corpus.own_tokens is not None:
+        _check_prompted(corpus, rule, given)
+        rule = replace(rule, special=False)
     key = (corpus.sha256, corpus.layout, rule.arrangement, rule.special, assistant_only, slices)
     last = memory or LastTokens()
     if last.found is None or last.key != key:
         last.key = last.found = None  # before new tokens are made, because both at once may not fit in memory
-        if written is not None:
-            last.found = tokens_of_rollouts(written, subject.tokenizer, slices)
+        if corpus.own_tokens is not None:
+            last.found = corpus.own_tokens(subject.tokenizer, slices)
         else:
             documents = RereadDocuments(
                 corpus, rule.arrangement, subject.tokenizer, assistant_only=assistant_only, rules=slices
             )
             last.found = documents, _tokenized(documents, special=rule.special)
         last.key = key
-    documents, tokens = last.found
-    notes = [*notes_on(corpus, rule.arrangement), *on_answers, *tokens.notes]
+    documents, tokens = cast(Tokenized, last.found)
+    if corpus.own_tokens is not None:
+        rule = replace(rule, context=_longest(tokens, given, subject))
+    notes = [*notes_on(corpus, rule.arrangement), *tokens.notes]
     if document_tokens is not None:
         tokens, cut = first_tokens(tokens, document_tokens)
         notes.append(f"{cut} of {tokens.documents} documents cut to their first {document_tokens} tokens")
@@ -113,26 +109,26 @@ def prepare_question(
     return Question(subject, corpus, rule, documents, tokens, plan)
 
 
-def _rule_for_rollouts(rollouts: Rollouts, rule: Method, given: QuestionArguments, subject: Subject) -> Method:
-    """Returns the method with windows in which every text fits whole, unless the user chose their length."""
-    if rule.name != ROLLOUTS_METHOD:
-        raise MethodError(
-            f"{rule.name} does not score rollouts and answers, whose prompts are context",
-            fix=f"use --method {ROLLOUTS_METHOD}",
-        )
+def _check_prompted(corpus: Corpus, rule: Method, given: QuestionArguments) -> None:
+    """Refuses what texts that have prompts as context cannot have."""
+    if rule.name != PROMPTED_METHOD:
+        what = f"{rule.name} does not score {corpus.name}, whose prompts are context"
+        raise MethodError(what, fix=f"use --method {PROMPTED_METHOD}")
     if given.get("assistant_only"):
-        what = "--assistant-only does not apply to rollouts and answers"
-        raise OptionError(what, fix="leave it out: their targets are known")
-    lengths = [len(a) + len(b) for a, b in zip(rollouts.prompt_ids, rollouts.written, strict=True)]
-    longest, room = max(2, *lengths), subject.context_length
-    if given.get("context_length") is None and room is not None and longest > room:
-        at = int(np.argmax(lengths))
+        what = f"--assistant-only does not apply to {corpus.name}"
+        raise OptionError(what, fix="leave it out: the targets are known")
+
+
+def _longest(tokens: Tokens, given: QuestionArguments, subject: Subject) -> int:
+    """Returns the length of windows in which every text fits whole; the user may choose a shorter one."""
+    lengths, most = np.diff(tokens.doc_starts), subject.context_length
+    longest = max(2, int(lengths.max()))
+    if given.get("context_length") is None and most is not None and longest > most:
         raise MethodError(
-            f"text {rollouts.sample[at]} of prompt {rollouts.prompt[at]} has {longest:,} tokens with its prompt, "
-            f"and the model's context {room:,}",
-            fix=f"give --context-length {room} for windows that overlap, or write with fewer --max-tokens",
+            f"text {int(lengths.argmax())} has {longest:,} tokens with its prompt, and the model's context {most:,}",
+            fix=f"give --context-length {most} for windows that overlap, or write with fewer --max-tokens",
         )
-    return replace(rule, special=False, context=longest)
+    return longest
 
 
 def _tokenized(documents: RereadDocuments, *, special: bool) -> Tokens:

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypedDict, Unpack
 
 from scoremode.core import extensions
 from scoremode.core.cache.units import size_words
+from scoremode.core.disk.uri import Place
 from scoremode.core.engine.base import Engine, Want
 from scoremode.core.engine.baseline import StoredBaseline, noise_facts, noise_floor, states_dtype, states_in
 from scoremode.core.engine.registry import require
@@ -20,7 +21,7 @@ from scoremode.core.references.format import RAW_DTYPES
 from scoremode.core.references.writer import StatesWriter
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
-from scoremode.core.text.corpus import Corpus, specs_of
+from scoremode.core.text.corpus import Corpus, CorpusSource, specs_of
 from scoremode.core.verbs.arguments import AllArguments, spelled_out, split_arguments
 from scoremode.core.verbs.model import TOLD_FROM, GivenModel, GivenTokenizer, LazyModel, tokenizer_name
 from scoremode.core.verbs.progress import Progress, announce
@@ -28,8 +29,6 @@ from scoremode.core.verbs.progress_display import shows_progress
 from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.scoring import UnfinishedRun
 from scoremode.errors import InputError, print_line
-from scoremode.remote.storage.uri import Place
-from scoremode.studies.rollouts.texts import Rollouts
 
 REPEATED = ("plan_digest", "method", "method_settings", "model_fingerprint", "tokenizer", "corpus", "corpus_sha256")
 """Facts of the run's manifest that the manifest of the reference repeats."""
@@ -130,7 +129,7 @@ def reference_of(
     if checked and out is None:
         return [one.score(model, progress) for one in checked][-1]
     require(model.plugin, "hidden_states", "give the hidden states that a reference keeps")
-    if not model.is_kept(out):
+    if out is None and model.is_given:
         raise InputError("a reference of a model in memory needs a folder", fix='give one, as in out="ref/"')
     asked = model.ask(question, progress)
     with model.claimed(asked, out, fresh=fresh, kind="references", keeps="states") as claim:
@@ -186,7 +185,7 @@ def _score_and_store(
 def _repeatable(question: dict[str, Any]) -> dict[str, Any] | None:
     """The question, if names and files are enough to ask it again; None for a text that was piped in."""
     corpus = question.get("corpus")
-    if isinstance(corpus, Corpus | Rollouts) or "-" in specs_of(corpus):
+    if isinstance(corpus, Corpus | CorpusSource) or "-" in specs_of(corpus):
         return None
     named = {} if corpus is None else {"corpus": specs_of(corpus)}
     slices = question.get("slice")

@@ -12,6 +12,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from scoremode.core import extensions
+from scoremode.core.disk.uri import located
 from scoremode.core.engine.base import Engine
 from scoremode.core.engine.plugin import Work
 from scoremode.core.statistics.comparison import Comparison
@@ -25,7 +26,7 @@ from scoremode.core.verbs.arguments import (
     split_arguments,
 )
 from scoremode.core.verbs.compare import compare_model
-from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, tokenizer_name
+from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, tokenizer_name, wrapped
 from scoremode.core.verbs.outputs import worked_on_here
 from scoremode.core.verbs.ppl import ppl_of
 from scoremode.core.verbs.prob.many_pairs import check_results, read_results, score_to_file
@@ -36,7 +37,6 @@ from scoremode.core.verbs.reference import FileArguments, ReferenceArguments, re
 from scoremode.core.verbs.scoring import Continuation, likelihoods
 from scoremode.core.verbs.sides import Folders
 from scoremode.errors import InputError, OptionError
-from scoremode.remote.storage.uri import located
 from scoremode.values import Floats, Ids
 
 
@@ -270,7 +270,7 @@ def wrap(
     >>> model.ppl(text="The quick brown fox").perplexity           # doctest: +SKIP
     """
     given = {"batch_tokens": batch_tokens, "head": head, "head_kernel": head_kernel, "divergence": divergence}
-    return Model(LazyModel.wrapped(hf_model, tokenizer, given, name))
+    return Model(wrapped(hf_model, tokenizer, given, name=name))
 
 
 def ppl_many(

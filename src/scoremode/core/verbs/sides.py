@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from scoremode.core import extensions
+from scoremode.core.disk.uri import Place, may_be_stored, name_in
+from scoremode.core.engine.options import Options
 from scoremode.core.engine.plugin import EnginePlugin
 from scoremode.core.engine.registry import engine_for, read_options, require, share_options
 from scoremode.core.scores.columns import Divergences
@@ -24,9 +26,8 @@ from scoremode.core.store.run import Run
 from scoremode.core.verbs.model import GivenTokenizer, LazyModel
 from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.question import Question
+from scoremode.core.verbs.replicas import Spread, read_spread
 from scoremode.errors import InputError
-from scoremode.remote.ray.spread import Room, Spread, read_spread, room_for
-from scoremode.remote.storage.uri import Place, may_be_stored, name_in
 
 KEPT = ("bits_per_weight", "model_format", "sizes", "engine", "rerun", "promise")  # of a candidate's manifest
 NOISE = ("noise_kl", "noise_perturbed")  # of a manifest
@@ -74,11 +75,10 @@ class ModelSettings:
         """How the work is spread over replicas; None: it is done in this process."""
         return read_spread(self.options)[0]
 
-    def room(self) -> Room:
-        """The resources of a cluster that one replica takes."""
-        spread, options = read_spread(self.options)
-        assert spread is not None, "no replicas"
-        return room_for(spread, self.plugin, read_options(self.plugin, options))
+    def engine_options(self) -> Options:
+        """The options without those of replicas."""
+        found: Options = read_options(self.plugin, read_spread(self.options)[1])
+        return found
 
     def with_default(self, option: str, value: str) -> ModelSettings:
         """The same with a value for an option that the engine has and that was not given."""

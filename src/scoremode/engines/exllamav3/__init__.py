@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from scoremode.core.engine.options import Options, hub_token, option
-from scoremode.core.engine.plugin import EVERYTHING, Capabilities, EnginePlugin, Work, subject_of_checkpoint
+from scoremode.core.engine.plugin import Capabilities, EnginePlugin, Placement, SelfTest, Work, subject_of_checkpoint
 from scoremode.core.installation import pip_install
 from scoremode.core.plan.path import DECODE, PATHS
 from scoremode.errors import EngineError, ModelError, OptionError
@@ -72,7 +72,7 @@ class ExllamaPlugin(EnginePlugin):
     contract = 1
     name = "exllamav3"
     summary = "EXL3 checkpoints as ExLlamaV3 serves them, on a GPU"
-    capabilities: ClassVar[Capabilities] = replace(EVERYTHING, hidden_states=False, logits=True, paths=PATHS)
+    capabilities: ClassVar[Capabilities] = Capabilities.all(hidden_states=False, logits=True, paths=PATHS)
     options = ExllamaOptions
     instead: ClassVar[dict[str, str]] = {
         "dtype": "leave it out: ExLlamaV3 computes in float16",
@@ -142,11 +142,11 @@ class ExllamaPlugin(EnginePlugin):
             bits=cache_bits(options.cache_bits_k, options.cache_bits_v),
         )
 
-    def on_gpus(self, options: ExllamaOptions) -> bool:
-        return True
+    def placement(self, options: ExllamaOptions) -> Placement:
+        return Placement(on_gpus=True)
 
-    def self_test_dtype(self) -> str:
-        return "float16"  # whatever the checkpoint stores
+    def self_test(self, checkpoint: Path) -> SelfTest:
+        return SelfTest(str(checkpoint), dtype="float16")  # whatever the checkpoint stores
 
 
 PLUGIN = ExllamaPlugin

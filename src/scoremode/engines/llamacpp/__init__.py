@@ -6,16 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from scoremode.core.engine.plugin import EVERYTHING, Capabilities, EnginePlugin, MemoryNeed, Work
+from scoremode.core.engine.plugin import Capabilities, EnginePlugin, MemoryNeed, Placement, SelfTest, Work
 from scoremode.core.installation import pip_install
-from scoremode.core.plan.path import CHUNKED, PATHS, DecodePath
+from scoremode.core.plan.path import CHUNKED, PATHS
 from scoremode.engines.llamacpp.llamacpp_options import Choices, LlamaCppOptions
 
 if TYPE_CHECKING:
     from scoremode.core.models.subject import Subject
     from scoremode.engines.llamacpp.engine import LlamaCppEngine
-    from scoremode.studies.attribution.engines.llamacpp_layers import LlamaCppLayers
-    from scoremode.studies.rollouts.writing import DrawingRules, Writer
 
 USUAL_CONTEXT = 2048  # tokens that a context is opened for if the length of windows is not known
 
@@ -26,9 +24,7 @@ class LlamaCppPlugin(EnginePlugin):
     contract = 1
     name = "llamacpp"
     summary = "GGUF files as llama.cpp serves them"
-    capabilities: ClassVar[Capabilities] = replace(
-        EVERYTHING, hidden_states=False, logits=True, writes=True, layer_states=True, paths=(*PATHS, CHUNKED)
-    )
+    capabilities: ClassVar[Capabilities] = Capabilities.all(hidden_states=False, logits=True, paths=(*PATHS, CHUNKED))
     options = LlamaCppOptions
     instead: ClassVar[dict[str, str]] = {
         "dtype": "the file decides how weights are stored; --cache-type-k and --cache-type-v set the K/V cache",
@@ -68,53 +64,35 @@ class LlamaCppPlugin(EnginePlugin):
         from scoremode.core.models.gguf import read_gguf
         from scoremode.engines.llamacpp.engine import LlamaCppEngine
 
-        longest = _longest(subject, work)
+        longest = context_for(subject, work)
         return LlamaCppEngine(read_gguf(subject.name), subject.vocabulary or 0, options, longest, work.path)
 
-    def open_layers(self, subject: Subject, options: LlamaCppOptions, work: Work) -> LlamaCppLayers:
-        from scoremode.core.models.gguf import read_gguf
-        from scoremode.studies.attribution.engines.llamacpp_layers import LlamaCppLayers
-
-        longest = _longest(subject, work)
-        return LlamaCppLayers(read_gguf(subject.name), subject.vocabulary or 0, options, longest)
-
-    def open_writer(self, subject: Subject, options: LlamaCppOptions, work: Work, rules: DrawingRules) -> Writer:
-        from scoremode.studies.rollouts.engines.llamacpp_writer import LlamaCppWriter
-
-        return LlamaCppWriter(self.open(subject, options, replace(work, path=work.path or DecodePath())), rules)
-
-    def memory(self, subject: Subject, options: LlamaCppOptions, longest: int) -> MemoryNeed:
+    def memory_need(self, subject: Subject, options: LlamaCppOptions, work: Work) -> MemoryNeed:
         from scoremode.core.models.gguf import read_gguf
         from scoremode.engines.llamacpp.library import library
-        from scoremode.engines.llamacpp.memory import memory_of
+        from scoremode.engines.llamacpp.memory import cache_bytes, memory_of
 
-        size = super().memory(subject, options, longest).size
-        size += memory_of(read_gguf(subject.name), subject.vocabulary or 0, Choices.of(options), longest)
+        facts, choices = read_gguf(subject.name), Choices.of(options)
+        size = super().memory_need(subject, options, work).size
+        size += memory_of(facts, subject.vocabulary or 0, choices, work.longest or 0)
         may_offload = options.n_gpu_layers != 0 and library().call.llama_supports_gpu_offload()
-        return MemoryNeed(size, None if may_offload else False)
+        return MemoryNeed(size, None if may_offload else False, cache_bytes(facts, choices, work.cached_tokens))
 
     def chunked(self, options: LlamaCppOptions, tokens: int) -> LlamaCppOptions:
         return replace(options, n_ubatch=tokens, n_batch=max(tokens, Choices.of(options).n_batch))
 
-    def cache_bytes(self, subject: Subject, options: LlamaCppOptions, tokens: int) -> int | None:
-        from scoremode.core.models.gguf import read_gguf
-        from scoremode.engines.llamacpp.memory import cache_bytes
+    def placement(self, options: LlamaCppOptions) -> Placement:
+        # a build for GPUs uses them without being asked: give --gpus-per-replica 1
+        return Placement(on_gpus=bool(options.n_gpu_layers))
 
-        return cache_bytes(read_gguf(subject.name), Choices.of(options), tokens)
-
-    def on_gpus(self, options: LlamaCppOptions) -> bool:
-        return bool(options.n_gpu_layers)  # a build for GPUs uses them without being asked: give --gpus-per-replica 1
-
-    def self_test_model(self, checkpoint: Path) -> str | None:
+    def self_test(self, checkpoint: Path) -> SelfTest:
         from scoremode.engines.llamacpp.small_gguf import write_small_gguf
 
-        return str(write_small_gguf(checkpoint, checkpoint / "small.gguf"))
-
-    def self_test_options(self) -> dict[str, Any]:
-        return {"cache_type_k": "f32", "cache_type_v": "f32"}  # the judge rounds no keys and values
+        file = write_small_gguf(checkpoint, checkpoint / "small.gguf")
+        return SelfTest(str(file), {"cache_type_k": "f32", "cache_type_v": "f32"})  # the judge rounds none of them
 
 
-def _longest(subject: Subject, work: Work) -> int:
+def context_for(subject: Subject, work: Work) -> int:
     """The tokens that a context is opened for."""
     return work.longest or min(subject.context_length or USUAL_CONTEXT, USUAL_CONTEXT)
 

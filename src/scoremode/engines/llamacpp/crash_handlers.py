@@ -20,7 +20,6 @@ from collections.abc import Iterator
 from ctypes import c_char_p, c_int, c_void_p
 from typing import Any, NoReturn
 
-from scoremode.core.engine import process_guard
 from scoremode.errors import one_line
 
 EXIT_CODE = 2  # not 1, which means that a rule of --fail-if failed
@@ -70,8 +69,6 @@ def _crashed(number: int) -> None:
 
 
 def _end(words: str) -> NoReturn:
-    for kill in process_guard.kill_hooks:
-        kill()
     descriptor = _standard_error[-1]
     line = f"scoremode: {one_line(words)}; {REMEDY}\n".encode()
     with contextlib.suppress(OSError):

@@ -9,7 +9,6 @@ A scoring service is asked in a form of its own, with many windows per request.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,7 +20,6 @@ from scoremode.errors import ModelError
 if TYPE_CHECKING:
     from scoremode.core.engine.base import Engine
     from scoremode.core.models.subject import Subject
-    from scoremode.studies.rollouts.writing import DrawingRules, Writer
 
 
 class ServerPlugin(EnginePlugin):
@@ -88,15 +86,6 @@ class ServerPlugin(EnginePlugin):
         if subject.service is not None:
             return ServiceEngine(subject, subject.service, options.concurrency)
         return ServerEngine(subject, options.concurrency)
-
-    def open_writer(self, subject: Subject, options: ServerOptions, work: Work, rules: DrawingRules) -> Writer:
-        from scoremode.engines.server.engine import ServerEngine
-        from scoremode.studies.rollouts.engines.server_writer import ServerWriter
-
-        concurrency = options.concurrency if work.path is None else work.path.sequences
-        engine = self.open(subject, replace(options, concurrency=concurrency), work)
-        assert isinstance(engine, ServerEngine), "a scoring service does not write"
-        return ServerWriter(engine, rules)
 
 
 PLUGIN = ServerPlugin

@@ -10,8 +10,8 @@ from scoremode.core.engine.options import Options, option
 from scoremode.core.engine.plugin import Capabilities
 from scoremode.errors import OptionError
 
-PLAIN = Capabilities(replicas=True, writes=True)
-SERVICE = Capabilities(rank=True, entropy=True, top=True, any_target=True, replicas=True)
+PLAIN = Capabilities(replicas=True)
+SERVICE = Capabilities(rank=True, entropy=True, top=True, any_target=True, replicas=True, scores_only=True)
 CONCURRENCY = 32
 SERVICE_CONCURRENCY = 8  # requests of many windows
 TIMEOUT = 600.0

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from scoremode.core.engine.options import Options
-from scoremode.core.engine.plugin import EVERYTHING, Capabilities, EnginePlugin, Work
+from scoremode.core.engine.plugin import Capabilities, EnginePlugin, SelfTest, Work
 from scoremode.core.plan.path import PATHS
 from scoremode.errors import OptionError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from scoremode.core.models.subject import Subject
     from scoremode.engines.table.engine import TableEngine
-    from scoremode.studies.rollouts.writing import DrawingRules, Writer
 
 PREFIX = "table:"
 
@@ -24,7 +25,7 @@ class TablePlugin(EnginePlugin):
     contract = 1
     name = "table"
     summary = "answers known in closed form: table:uniform and table:successor, over bytes"
-    capabilities: ClassVar[Capabilities] = replace(EVERYTHING, writes=True, paths=PATHS)
+    capabilities: ClassVar[Capabilities] = Capabilities.all(paths=PATHS)
 
     def claims(self, model: str) -> bool:
         return model.startswith(PREFIX)
@@ -46,10 +47,8 @@ class TablePlugin(EnginePlugin):
 
         return TableEngine.named(subject.name.removeprefix(PREFIX))
 
-    def open_writer(self, subject: Subject, options: Any, work: Work, rules: DrawingRules) -> Writer:
-        from scoremode.studies.rollouts.engines.table_writer import TableWriter
-
-        return TableWriter(self.open(subject, options, work), rules)
+    def self_test(self, checkpoint: Path) -> SelfTest:
+        return SelfTest(f"{PREFIX}uniform", dtype="float64", logprob=-math.log(256))
 
 
 PLUGIN = TablePlugin

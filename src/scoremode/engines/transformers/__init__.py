@@ -6,16 +6,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from scoremode.core.engine.plugin import (
-    EVERYTHING,
     Capabilities,
     EnginePlugin,
     MemoryNeed,
+    Placement,
+    SelfTest,
     Work,
     require_docstrings,
     subject_of_checkpoint,
 )
 from scoremode.core.models.sizes import cache_bytes
-from scoremode.core.plan.path import PATHS, DecodePath
+from scoremode.core.plan.path import PATHS
 from scoremode.engines.transformers.choices import (
     TransformersOptions,
     choose_device,
@@ -26,14 +27,19 @@ from scoremode.engines.transformers.choices import (
 from scoremode.errors import EngineError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
+    from pathlib import Path
 
+    from scoremode.core.engine.registry import Chosen
     from scoremode.core.models.subject import Subject
     from scoremode.engines.transformers.engine import TransformersEngine
-    from scoremode.studies.attribution.engines.transformers_layers import TransformersLayers
-    from scoremode.studies.attribution.engines.transformers_swapper import TransformersSwapper
-    from scoremode.studies.rollouts.generation import Generator
-    from scoremode.studies.rollouts.writing import DrawingRules, Writer
+
+
+def wrap(plugin: TransformersPlugin, model: Any, tokenizer: Any, options: Mapping[str, Any], **how: Any) -> Chosen:
+    """The ability "wraps": see core/verbs/model.py."""
+    from scoremode.engines.transformers.wrapped import wrapped
+
+    return wrapped(model, tokenizer, options, **how)
 
 
 class TransformersPlugin(EnginePlugin):
@@ -42,9 +48,8 @@ class TransformersPlugin(EnginePlugin):
     contract = 1
     name = "transformers"
     summary = "any causal LM that Transformers loads, in this process (the default)"
-    capabilities: ClassVar[Capabilities] = replace(
-        EVERYTHING, generates=True, writes=True, layer_states=True, swaps=True, paths=PATHS
-    )
+    capabilities: ClassVar[Capabilities] = Capabilities.all(paths=PATHS)
+    abilities: ClassVar[dict[str, Any]] = {"wraps": wrap}
     options = TransformersOptions
     instead: ClassVar[dict[str, str]] = {
         "tensor_parallel_size": "use --device auto for several GPUs",
@@ -90,67 +95,27 @@ class TransformersPlugin(EnginePlugin):
         assert subject.checkpoint is not None
         return TransformersEngine.load(subject.checkpoint, options, work.path)
 
-    def open_generator(self, subject: Subject, options: TransformersOptions, work: Work) -> Generator:
-        from scoremode.core.text.tokenizer import HuggingFaceTokenizer
-        from scoremode.engines.transformers.loading import load_model
-        from scoremode.studies.rollouts.engines.transformers_generator import TransformersGenerator
-
-        assert subject.checkpoint is not None
-        assert isinstance(subject.tokenizer, HuggingFaceTokenizer)
-        model, _ = load_model(subject.checkpoint, options)
-        return TransformersGenerator(model, subject.tokenizer.hf, options.batch_tokens)
-
-    def open_writer(self, subject: Subject, options: TransformersOptions, work: Work, rules: DrawingRules) -> Writer:
-        from scoremode.studies.rollouts.engines.transformers_writer import TransformersWriter
-        from scoremode.studies.rollouts.writing import end_tokens
-
-        assert subject.checkpoint is not None
-        facts = subject.checkpoint
-        ends = end_tokens(facts.path, facts.config, subject.tokenizer.facts.eos)
-        return TransformersWriter(
-            self.open(subject, options, replace(work, path=work.path or DecodePath())), ends, rules
-        )
-
-    def open_layers(self, subject: Subject, options: TransformersOptions, work: Work) -> TransformersLayers:
-        from scoremode.studies.attribution.engines.transformers_layers import TransformersLayers
-
-        return TransformersLayers(self.open(subject, options, work))
-
-    def open_swapper(
-        self, subject: Subject, options: TransformersOptions, work: Work, candidates: Sequence[str]
-    ) -> TransformersSwapper:
-        from scoremode.studies.attribution.engines.transformers_swapper import TransformersSwapper
-
-        assert subject.checkpoint is not None
-        where = subject.checkpoint.path
-        engine = self.open(subject, options, work)
-        return TransformersSwapper(engine, where, candidates, name=subject.name, token=options.token)
-
-    def memory(self, subject: Subject, options: TransformersOptions, longest: int) -> MemoryNeed:
-        found, stored = super().memory(subject, options, longest), subject.weight_bytes or 0
-        if subject.checkpoint is None or not subject.bits_per_weight:
+    def memory_need(self, subject: Subject, options: TransformersOptions, work: Work) -> MemoryNeed:
+        found, stored = super().memory_need(subject, options, work), subject.weight_bytes or 0
+        if subject.checkpoint is None:
             return found
         _, dtype = chosen_device_and_dtype(options, subject.checkpoint)
+        if options.kv_cache_dtype in (None, "auto"):  # how much HQQ keeps beside the quantized numbers is not known
+            found = replace(found, cache=cache_bytes(subject.checkpoint.config, dtype, work.cached_tokens))
+        if not subject.bits_per_weight:
+            return found
         bits = {"float32": 32, "float64": 64}.get(dtype, 16)
         unpacked = int(stored * bits / subject.bits_per_weight)
-        states = longest * (subject.hidden_size or 0) * 4 * 12  # a layer's and its MLP's, about
+        states = (work.longest or 0) * (subject.hidden_size or 0) * 4 * 12  # a layer's and its MLP's, about
         return replace(found, size=found.size - stored + max(stored, unpacked) + states)
 
-    def cache_bytes(self, subject: Subject, options: TransformersOptions, tokens: int) -> int | None:
-        if subject.checkpoint is None or options.kv_cache_dtype not in (None, "auto"):
-            return None  # how much HQQ keeps beside the quantized numbers is not known
-        _, dtype = chosen_device_and_dtype(options, subject.checkpoint)
-        return cache_bytes(subject.checkpoint.config, dtype, tokens)
-
-    def on_gpus(self, options: TransformersOptions) -> bool:
-        return choose_device(options.device) != "cpu"
-
-    def as_replica(self, options: TransformersOptions) -> TransformersOptions:
+    def placement(self, options: TransformersOptions) -> Placement:
         several = options.device is None and choose_device(None) == "auto"
-        return replace(options, device="cuda") if several else options  # one GPU each, not the model over all of them
+        one_gpu = replace(options, device="cuda") if several else None  # each replica, not the model over all of them
+        return Placement(on_gpus=choose_device(options.device) != "cpu", replica_options=one_gpu)
 
-    def self_test_options(self) -> dict[str, Any]:
-        return {"dtype": "float32"}
+    def self_test(self, checkpoint: Path) -> SelfTest:
+        return SelfTest(str(checkpoint), {"dtype": "float32"})
 
 
 PLUGIN = TransformersPlugin

@@ -3,17 +3,39 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from scoremode.core.engine.base import Engine
-from scoremode.core.engine.plugin import EVERYTHING, Capabilities, EnginePlugin, Work
+from scoremode.core.engine.plugin import Capabilities, EnginePlugin, Work
+from scoremode.core.engine.registry import Chosen
 from scoremode.core.models.subject import Subject
 from scoremode.core.plan.path import PATHS, DecodePath
 from scoremode.core.text.tokenizer import HuggingFaceTokenizer
 from scoremode.engines.transformers.choices import TransformersOptions
 from scoremode.engines.transformers.engine import TransformersEngine
-from scoremode.errors import ModelError
+from scoremode.errors import ModelError, OptionError
+
+# the options of a model that is loaded already
+OF_LOADED = ("batch_tokens", "divergence", "head", "head_kernel", "kv_cache_dtype")
+
+
+def wrapped(model: Any, tokenizer: Any, options: Mapping[str, Any], *, name: str | None, strict: bool) -> Chosen:
+    """Wraps a causal LM that is loaded already, and its tokenizer.
+
+    Options that such a model does not have are refused; if not ``strict``, they are left to other models.
+    """
+    plugin = WrappedModel(model)
+    for option, value in options.items():
+        if strict and option not in OF_LOADED and value is not None and value is not False:
+            what = f"{option} does not apply to a model that is loaded already"
+            raise OptionError(what, fix=f"leave {option} out, or use it where the model is loaded")
+    if tokenizer is None or isinstance(tokenizer, str):
+        what = "tokenizer is a string" if tokenizer is not None else "a model that is loaded needs its tokenizer"
+        raise OptionError(what, fix="give the tokenizer itself: tokenizer=AutoTokenizer.from_pretrained(…)")
+    read = TransformersOptions.of({option: options.get(option) for option in OF_LOADED})
+    known = name or getattr(plugin.model.config, "_name_or_path", None) or type(plugin.model).__name__
+    return Chosen(plugin, read, plugin.subject(str(known), read, tokenizer))
 
 
 class WrappedModel(EnginePlugin):
@@ -22,7 +44,7 @@ class WrappedModel(EnginePlugin):
     contract = 1
     name = "transformers"
     summary = "a model that is already loaded"
-    capabilities: ClassVar[Capabilities] = replace(EVERYTHING, paths=PATHS)
+    capabilities: ClassVar[Capabilities] = Capabilities.all(paths=PATHS, scores_only=True)
     options = TransformersOptions
     keeps_runs = False
     opens_for_each_question = True

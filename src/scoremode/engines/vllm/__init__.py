@@ -16,9 +16,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from scoremode.core.engine.plugin import (
-    EVERYTHING,
     Capabilities,
     EnginePlugin,
+    MemoryNeed,
+    Placement,
+    SelfTest,
     Work,
     require_docstrings,
     subject_of_checkpoint,
@@ -30,11 +32,10 @@ from scoremode.engines.vllm.support import LaunchArguments, VllmOptions
 from scoremode.errors import ScoremodeError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from scoremode.core.engine.base import Engine
     from scoremode.core.models.subject import Subject
-    from scoremode.studies.attribution.layer_states import LayerStates
-    from scoremode.studies.rollouts.generation import Generator
-    from scoremode.studies.rollouts.writing import DrawingRules, Writer
 
 
 RANKS = ("tensor_parallel_size", "pipeline_parallel_size")  # their product is the number of processes
@@ -46,14 +47,8 @@ class VllmPlugin(EnginePlugin):
     contract = 1
     name = "vllm"
     summary = "quantized weights as served, any parallel size"
-    capabilities: ClassVar[Capabilities] = replace(
-        EVERYTHING,
-        side_by_side=False,
-        generates=True,
-        writes=True,
-        layer_states=True,
-        paths=(*PATHS, CHUNKED, CACHE_HIT),
-    )
+    capabilities: ClassVar[Capabilities] = Capabilities.all(side_by_side=False, paths=(*PATHS, CHUNKED, CACHE_HIT))
+    abilities: ClassVar[dict[str, Any]] = {"about": lambda _: [("vLLM plugin", *support.plugin_state())]}
     options = VllmOptions
     instead: ClassVar[dict[str, str]] = {
         "device": "choose devices with CUDA_VISIBLE_DEVICES",
@@ -62,6 +57,10 @@ class VllmPlugin(EnginePlugin):
     opens_checkpoints = True
     packages = support.DISTRIBUTIONS
     known_to_all_runs = True  # runs kept by earlier versions have these options
+
+    def able(self) -> Capabilities:
+        promised = support.is_batch_invariant() and support.is_for_gpus()
+        return replace(self.capabilities, same_bits=support.BATCH_INVARIANT if promised else "")
 
     def problem(self) -> str | None:
         try:
@@ -90,65 +89,29 @@ class VllmPlugin(EnginePlugin):
         kind = VllmEngine if work.path is None else VllmDecodeEngine
         return kind(str(facts.path), taken, context=facts.context_length, notes=facts.notes)
 
-    def open_generator(self, subject: Subject, options: VllmOptions, work: Work) -> Generator:
-        from scoremode.engines.vllm.start import VllmGenerator
-
-        assert subject.checkpoint is not None
-        return VllmGenerator(subject.checkpoint.path, options, work)
-
-    def open_writer(self, subject: Subject, options: VllmOptions, work: Work, rules: DrawingRules) -> Writer:
-        from scoremode.studies.rollouts.engines.vllm_writer import VllmWriter
-        from scoremode.studies.rollouts.writing import end_tokens
-
-        assert subject.checkpoint is not None
-        facts = subject.checkpoint
-        ends = end_tokens(facts.path, facts.config, subject.tokenizer.facts.eos)
-        return VllmWriter(facts, options, work, rules, ends)
-
-    def open_layers(self, subject: Subject, options: VllmOptions, work: Work) -> LayerStates:
-        from scoremode.studies.attribution.engines.vllm_layer_engine import VllmLayers
-
-        assert subject.checkpoint is not None
-        facts = subject.checkpoint
-        taken = LaunchArguments.of(options, work, facts.context_length)
-        return VllmLayers(str(facts.path), taken, context=facts.context_length, notes=facts.notes)
-
-    def limit(self, options: VllmOptions) -> tuple[str, int] | None:
-        other = options.extra.get("max_model_len")
-        chosen = other if isinstance(other, int) else options.max_model_len
-        return None if chosen is None else ("--max-model-len", chosen)
-
     def chunked(self, options: VllmOptions, tokens: int) -> VllmOptions:
         others = tuple(pair for pair in options.engine_args or () if pair[0] != "max_num_batched_tokens")
         return replace(options, max_num_batched_tokens=tokens, engine_args=others or None)
 
-    def promises_same_bits(self, options: VllmOptions) -> str:
-        return support.BATCH_INVARIANT if support.is_batch_invariant() and support.is_for_gpus() else ""
-
-    def ranks(self, options: VllmOptions) -> int:
+    def placement(self, options: VllmOptions) -> Placement:
         sizes = [options.extra.get(name) or getattr(options, name) for name in RANKS]
-        return math.prod(size if isinstance(size, int) and size > 0 else 1 for size in sizes)
+        ranks = math.prod(size if isinstance(size, int) and size > 0 else 1 for size in sizes)
+        over_nodes = options.extra.get("distributed_executor_backend") == "ray"
+        return Placement(ranks, support.is_for_gpus(), over_nodes)
 
-    def cache_bytes(self, subject: Subject, options: VllmOptions, tokens: int) -> int | None:
+    def memory_need(self, subject: Subject, options: VllmOptions, work: Work) -> MemoryNeed:
+        found = super().memory_need(subject, options, work)
         if subject.checkpoint is None:
-            return None
+            return found
         chosen = (options.kv_cache_dtype, options.dtype, subject.dtype)
         kind = next((one for one in chosen if one not in (None, "auto")), "bfloat16")
-        return cache_bytes(subject.checkpoint.config, str(kind), tokens)
+        return replace(found, cache=cache_bytes(subject.checkpoint.config, str(kind), work.cached_tokens))
 
-    def on_gpus(self, options: VllmOptions) -> bool:
-        return support.is_for_gpus()
-
-    def over_nodes(self, options: VllmOptions) -> bool:
-        return options.extra.get("distributed_executor_backend") == "ray"
-
-    def about(self) -> list[tuple[str, str, bool]]:
-        return [("vLLM plugin", *support.plugin_state())]
-
-    def self_test_options(self) -> dict[str, Any]:
+    def self_test(self, checkpoint: Path) -> SelfTest:
         import torch
 
-        return {"dtype": "bfloat16" if torch.cuda.is_available() else "float32"}
+        dtype = "bfloat16" if torch.cuda.is_available() else "float32"
+        return SelfTest(str(checkpoint), {"dtype": dtype}, dtype)
 
 
 PLUGIN = VllmPlugin

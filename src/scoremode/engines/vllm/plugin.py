@@ -6,8 +6,10 @@ scoring. So it imports nothing heavy, may run any number of times, and does noth
 the environment, which our engine sets while it starts.
 
 vLLM's processes never outlive the scoremode process that started them, however that process ends. Without help, they
-would not notice that it was killed with SIGKILL, and would keep occupying the GPU. So each of them watches its parent
-and the scoremode process, whose identity is in the environment.
+would not notice that it was killed with SIGKILL, and would keep occupying the GPU. So each of them watches its parent:
+the system gives a child another parent as soon as its own has ended. The id of the scoremode process is in the
+environment, for a child that starts later than that. PR_SET_PDEATHSIG would not do: it ends a child with the thread
+that started it.
 """
 
 from __future__ import annotations
@@ -18,10 +20,8 @@ import threading
 import time
 from typing import Any
 
-from scoremode.core.engine.process_guard import identity
-
 SWITCH = "SCOREMODE_VLLM"
-PARENT = "SCOREMODE_VLLM_PARENT"  # identity of the scoremode process
+PARENT = "SCOREMODE_VLLM_PARENT"  # id of the scoremode process
 SECONDS = 0.5  # between two checks
 _watching: set[int] = set()  # process ids: a forked process inherits this set, but not the thread
 
@@ -62,23 +62,22 @@ class _either:  # noqa: N801  (replaces a function)
 # ── a process that ends with ours ────────────────────────────────────────────────────────────────────────────────────
 def watch_parent() -> None:
     """Ends this process soon after the scoremode process ends; may be called any number of times."""
-    wanted = os.environ.get(PARENT, "")
-    pid = int(wanted.partition(":")[0] or 0)
+    pid = int(os.environ.get(PARENT) or 0)
     if pid in (0, os.getpid()) or os.getpid() in _watching:
         return
     if not _watching:
         os.register_at_fork(after_in_child=watch_parent)  # forked workers do not load plugins again
     _watching.add(os.getpid())
-    import psutil  # noqa: F401 - before the thread starts: a process forked during the import would have half a module
+    import psutil  # before the thread starts: a process forked during the import would have half a module
 
-    arguments = (pid, wanted, os.getppid())
-    threading.Thread(target=_watch, args=arguments, name="scoremode-guard", daemon=True).start()
+    parent = os.getppid()
 
+    def watch() -> None:
+        while os.getppid() == parent and psutil.pid_exists(pid):
+            time.sleep(SECONDS)
+        _end()
 
-def _watch(pid: int, wanted: str, parent: int) -> None:
-    while os.getppid() == parent and identity(pid) == wanted:
-        time.sleep(SECONDS)
-    _end()
+    threading.Thread(target=watch, name="scoremode-guard", daemon=True).start()
 
 
 def _end() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from vllm.model_executor.layers.pooler.abstract import Pooler
 from vllm.model_executor.layers.pooler.common import PoolingParamsUpdate
 
+from scoremode.core.extensions import load
 from scoremode.core.scores.packing import DIVERGENCE_WORDS, line_words
 from scoremode.core.scores.schema import BUILT_IN, DIVERGENCE
 from scoremode.engines.vllm.states import WorkerBaseline
@@ -47,7 +48,6 @@ from scoremode.head.kernels import Choice, choose, describe_kernel
 from scoremode.head.matrix import Head
 from scoremode.head.partials import combine, finish, partials, target_logits
 from scoremode.head.precision import product_precision
-from scoremode.studies.attribution.engines.vllm_layers import WorkerLayers
 
 logger = logging.getLogger("vllm.scoremode")  # a child of vLLM's own logger, because vLLM's workers print that logger
 TASK = "token_classify"  # the pooling task of vLLM that gives one answer per token
@@ -61,7 +61,7 @@ class Settings:
     head_bytes: int = 0  # bytes of float32 logits in memory at once; 0: depends on the device
     head_kernel: str | None = None  # one of head.budget.KERNELS; None: the fastest kernel that passes its self-test
     whole_divergence: bool = False  # every column of a divergence, not KL alone
-    layers: bool = False  # keep the hidden states between layers
+    step_keeper: str = ""  # address of a StepKeeper's class: it keeps more of a step than its final hidden states
 
     @staticmethod
     def read(vllm_config: Any) -> Settings:
@@ -112,6 +112,16 @@ class IdsWhenNeeded(PoolingParamsUpdate):  # type: ignore[misc]  # vLLM is untyp
         params.requires_token_ids = not (params.extra_kwargs or {}).get(KEY)
 
 
+class StepKeeper(Protocol):
+    """What a study lets the pooler keep of every step, for requests whose ``extra`` is "kept"."""
+
+    def begin_step(self, hidden_states: Tensor) -> None:
+        """Takes what was kept of the step whose final hidden states these are."""
+
+    def rows(self, index: Tensor) -> Tensor:
+        """Returns int32 words (rows, words) of some rows of the step."""
+
+
 class ScorePooler(Pooler):  # type: ignore[misc]
     """Answers the ``Request`` that a prompt carries; scores the prompt's own tokens if it carries none."""
 
@@ -125,7 +135,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         self._choice: Choice | None = None
         self._asks_for_logits = not settings.exact
         self._baseline: WorkerBaseline | None = None  # the baseline that KL is measured against
-        self._layers = WorkerLayers(model) if settings.layers else None
+        self._keeper: StepKeeper | None = load(settings.step_keeper)(model) if settings.step_keeper else None
 
     def get_supported_tasks(self) -> Set[Any]:
         return {TASK}
@@ -142,10 +152,12 @@ class ScorePooler(Pooler):  # type: ignore[misc]
                 for i in members:
                     lines[i] = self.head_rows(hidden_states[:1], parts[i].request)
                 continue
-            if kind.extra == "layers":
-                kept = self._states_of_layers(hidden_states)
+            if kind.extra == "kept":
+                if self._keeper is None:
+                    raise RuntimeError("scoremode: this engine was not started to keep more of a step")
+                self._keeper.begin_step(hidden_states)
                 for i in members:
-                    lines[i] = kept.rows(to_device(parts[i].index, hidden_states.device))
+                    lines[i] = self._keeper.rows(to_device(parts[i].index, hidden_states.device))
                 continue
             together = self._score(hidden_states, [parts[i] for i in members])
             sizes = [len(parts[i].index) for i in members]
@@ -153,12 +165,6 @@ class ScorePooler(Pooler):  # type: ignore[misc]
                 lines[i] = own
         states = pooling_metadata.pooling_states
         return [keep(s.hidden_states_cache, p, own) for s, p, own in zip(states, parts, lines, strict=True)]
-
-    def _states_of_layers(self, hidden_states: Tensor) -> WorkerLayers:
-        if self._layers is None:
-            raise RuntimeError("scoremode: this engine was not started to give the states of layers")
-        self._layers.begin_step(hidden_states)
-        return self._layers
 
     def _score(self, hidden_states: Tensor, parts: list[Part]) -> Tensor:
         """Scores parts of one kind: returns the lines of their rows, concatenated, int32 (rows, words)."""

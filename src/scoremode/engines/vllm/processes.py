@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 import uuid
-import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
@@ -23,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.core.disk.folders import cache_folder
-from scoremode.core.engine import process_guard
 from scoremode.engines.vllm.plugin import is_tracker
 from scoremode.errors import ScoremodeError
 
@@ -164,7 +162,6 @@ class Processes:
         self._others = {child.pid for child in multiprocessing.active_children()}
         self._children: list[BaseProcess] | None = None  # None while vLLM is starting
         self._known: dict[int, Any] = {}
-        _running.add(self)
 
     def started(self, llm: Any) -> None:
         """Stores vLLM's own list of its processes. Called once vLLM has started."""
@@ -265,9 +262,6 @@ class Processes:
                 signal.signal(number, handler)
 
 
-_running: weakref.WeakSet[Processes] = weakref.WeakSet()
-
-
 def _lives(process: Any) -> bool:
     """Is a process running? A zombie counts as ended: its parent, another process, may take long to reap it."""
     import psutil
@@ -276,13 +270,6 @@ def _lives(process: Any) -> bool:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
         return False
-
-
-def kill_all() -> None:
-    """Kills the processes of every engine, from any thread; never raises."""
-    for processes in list(_running):
-        with contextlib.suppress(Exception):
-            processes.kill()
 
 
 def end(llm: Any, processes: Processes, log: VllmLog) -> None:
@@ -308,7 +295,6 @@ def stop(llm: Any, processes: Processes) -> None:
     if processes.wait(10):
         processes.kill()
         processes.wait(5)
-    _running.discard(processes)
 
 
 def _within(seconds: float, action: Callable[[], object]) -> None:
@@ -321,6 +307,3 @@ def _within(seconds: float, action: Callable[[], object]) -> None:
     thread = threading.Thread(target=attempt, name="scoremode-stop", daemon=True)
     thread.start()
     thread.join(seconds)
-
-
-process_guard.kill_hooks.append(kill_all)

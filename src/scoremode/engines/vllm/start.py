@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from scoremode.core.engine import process_guard
-from scoremode.core.engine.plugin import Work
-from scoremode.core.engine.process_guard import identity
 from scoremode.core.plan.path import DecodePath
 from scoremode.engines.vllm import plugin, support
-from scoremode.engines.vllm.processes import Processes, VllmLog, end
-from scoremode.engines.vllm.support import LaunchArguments, VllmOptions
+from scoremode.engines.vllm.processes import Processes, VllmLog
+from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.engines.vllm.wire import KEY
-from scoremode.errors import EngineError, ModelError, OptionError
-from scoremode.studies.rollouts.generation import Generator, Sampling
-from scoremode.values import Ids
+from scoremode.errors import ModelError
 
 QUIET = {
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -43,7 +35,6 @@ def start(
     If vLLM refuses to start, the error has one line. After an error or an interruption, none of its processes is left.
     """
     processes = Processes()
-    process_guard.hanging.append("vllm")  # at exit, vLLM's sockets may wait for an engine that died
     try:
         with processes.killed_by_signals():
             if options is None:
@@ -60,7 +51,7 @@ def start(
 
 
 def _start_writing(model: str, arguments: dict[str, Any], log: VllmLog) -> Any:
-    marks = {plugin.PARENT: identity(os.getpid()) or ""}
+    marks = {plugin.PARENT: str(os.getpid())}
     stages = arguments.get("pipeline_parallel_size", 1)
     defaults = cpu_defaults(stages * arguments.get("tensor_parallel_size", 1))
     with log.taking_output(), support.environment(marks, QUIET):
@@ -89,7 +80,7 @@ def _is_eager_on_cpu(stages: int) -> bool:
 def _start_scoring(
     model: str, arguments: dict[str, Any], log: VllmLog, options: LaunchArguments, tokenizer: bool
 ) -> Any:
-    marks = {plugin.SWITCH: "1", plugin.PARENT: identity(os.getpid()) or ""}
+    marks = {plugin.SWITCH: "1", plugin.PARENT: str(os.getpid())}
     marks |= support.plugin_filter() | support.copied_to_ray(plugin.SWITCH)
     with log.taking_output(), support.environment(marks, QUIET):
         from vllm import LLM
@@ -113,7 +104,7 @@ def _start_scoring(
             "head_bytes": options.head_bytes,
             "head_kernel": options.head_kernel,
             "whole_divergence": options.divergence == "all",
-            "layers": options.layers,
+            "step_keeper": options.step_keeper,
         }
         try:
             with (
@@ -226,38 +217,3 @@ def _forget_model_classes() -> None:
         from vllm.model_executor.model_loader import utils
 
         getattr(utils, "_MODEL_ARCH_BY_HASH", {}).clear()
-
-
-class VllmGenerator(Generator):
-    """Generates text with stock vLLM, which is opened only for this and closed before anything is scored again."""
-
-    def __init__(self, folder: Path, options: VllmOptions, work: Work) -> None:
-        given = LaunchArguments.of(options, work)
-        support.check_version(support.installed_version(), given.allow_untested)
-        self.log = VllmLog()
-        self.llm: Any
-        self.llm, self._processes = start(str(folder), given.arguments(), self.log)
-
-    def generate(self, prompts: Sequence[Ids], sampling: Sampling) -> Iterator[tuple[int, Ids]]:
-        from vllm import SamplingParams
-
-        try:
-            chosen = SamplingParams(
-                max_tokens=sampling.max_tokens,
-                stop=list(sampling.stop),
-                temperature=sampling.temperature,
-                **sampling.more,
-            )
-        except (TypeError, ValueError) as error:
-            reason = str(error).strip().split("\n")[0][:200]
-            raise OptionError(f"vLLM cannot generate like this ({reason})", fix="check --gen_kwargs") from None
-        asked = [{"prompt_token_ids": prompt.tolist()} for prompt in prompts]
-        with self.log.explaining("vLLM stopped", EngineError):
-            written = self.llm.generate(asked, chosen, use_tqdm=False)
-        for index, output in enumerate(written):
-            yield index, np.array(output.outputs[0].token_ids, dtype=np.int32)
-
-    def close(self) -> None:
-        llm, self.llm = self.llm, None
-        if llm is not None:
-            end(llm, self._processes, self.log)

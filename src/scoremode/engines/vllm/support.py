@@ -81,6 +81,12 @@ class VllmOptions(CheckpointOptions):
         """The other arguments of vllm.LLM by name."""
         return dict(self.engine_args or ())
 
+    @property
+    def limit(self) -> tuple[str, int] | None:
+        other = self.extra.get("max_model_len")
+        chosen = other if isinstance(other, int) else self.max_model_len
+        return None if chosen is None else ("--max-model-len", chosen)
+
 
 @dataclass(frozen=True, slots=True)
 class LaunchArguments:
@@ -104,7 +110,7 @@ class LaunchArguments:
     allow_untested: bool = False
     extra: dict[str, Any] = field(default_factory=dict)  # any other argument of vllm.LLM
     path: DecodePath | None = None  # how windows are fed; None: by prefill
-    layers: bool = False  # give hidden states between layers, in addition to scores
+    step_keeper: str = ""  # address of what a study keeps of every step: see pooler.StepKeeper
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of ``vllm.LLM``, without those that score mode sets."""

@@ -47,7 +47,7 @@ class Request:
     vocabulary: int = 0  # ids from this one upwards get no probability; 0: all ids count
     gather: bool = False  # reduce the gathered logits instead of each shard's own
     self_test: bool = False  # also answer through the model's own compute_logits
-    extra: Literal["", "states", "kl", "head", "layers"] = ""  # states or KL after each line; others instead of lines
+    extra: Literal["", "states", "kl", "head", "kept"] = ""  # states or KL after each line; others instead of lines
     reference: str = ""  # baseline of KL: folder of a reference
     first: int = 0  # where to start: in the reference's rows, or in the head's rows
     count: int = 0  # how many rows of the head

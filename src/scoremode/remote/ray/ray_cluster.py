@@ -17,10 +17,11 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from scoremode.core.engine import process_guard
 from scoremode.core.installation import pip_install
+from scoremode.core.verbs.replicas import Spread
 from scoremode.errors import EngineError, OptionError, one_line
-from scoremode.remote.ray.spread import Room, Spread
+from scoremode.remote.ray import process_guard
+from scoremode.remote.ray.room import Room
 
 START = "start one with ray start --head, or leave --ray out to start Ray on this machine"
 CONNECT_SECONDS = 3.0
@@ -28,16 +29,10 @@ QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "
 TOKEN_SETTINGS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
-def require_ray() -> None:
-    if importlib.util.find_spec("ray") is None:
-        raise OptionError("--replicas and --ray need Ray, which is not installed", fix=pip_install("ray"))
-
-
 class Cluster:
     """A connection to Ray. A Ray that was started here is stopped when the connection is closed."""
 
     def __init__(self, spread: Spread, room: Room) -> None:
-        require_ray()
         for name, value in QUIET.items():
             os.environ.setdefault(name, value)
         try:

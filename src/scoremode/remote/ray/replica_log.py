@@ -15,7 +15,6 @@ from scoremode.values import Floats, change
 
 logger = logging.getLogger(__name__)
 
-MOST_EVENTS = 100  # events that are stored as text; later events are only counted
 FAR = 1e-3  # nats per token, on average over the probe window
 """Replicas further away are named in the notes. Rounding in float32 moves the mean by about 1e-6. At this distance a
 perplexity moves by a thousandth, a tenth of what a good quantization does. Other GPUs in 16 bits may be further off."""
@@ -103,7 +102,6 @@ class ReplicaLog:
     say: Callable[[str], None] = logger.warning
     replicas: list[ReplicaStats] = field(init=False)
     events: list[str] = field(default_factory=list)
-    more_events: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     unit: str = "window"  # what the replicas give
     probe: Probe | None = None
@@ -113,15 +111,12 @@ class ReplicaLog:
 
     def event(self, line: str, *, is_detail: bool = False) -> None:
         """Stores an event and shows it to the user; details are shown only with --verbose."""
-        if len(self.events) < MOST_EVENTS:
-            self.events.append(line)
-        else:
-            self.more_events += 1
+        self.events.append(line)
         (logger.debug if is_detail else self.say)(line)
 
     def new_question(self) -> None:
         """Clears the events and the work of the last question, but not the hosts, the starts and the probe."""
-        self.events, self.more_events = [], 0
+        self.events = []
         self.counts.clear()
         for stats in self.replicas:
             stats.windows = stats.tokens = 0
@@ -141,7 +136,7 @@ class ReplicaLog:
             "deaths": self.counts["deaths"],
             "left_out": self.counts["left out"],
             "windows_again": self.counts["again"],
-            "events": [*self.events, *([f"and {self.more_events} more"] if self.more_events else [])],
+            "events": self.events,
             "probe": None if self.probe is None else self.probe.as_json(),
             "members": [stats.as_json() for stats in self.started],
         }

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
-from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
+from scoremode.core.engine.registry import Chosen
+from scoremode.core.verbs.progress import Progress
+from scoremode.core.verbs.replicas import OTHER_FILES, Pieces, Spread
 from scoremode.errors import EngineError, InputError, ScoremodeError
+from scoremode.remote.ray.pieces import Piece, Piecework, ReplicaHandle, StudyWork
 from scoremode.remote.ray.ray_cluster import Cluster, reason_of
-from scoremode.remote.ray.replica import OTHER_FILES, OTHER_VERSION, Finished, Opened, Replica, ReplicaSpec
-from scoremode.remote.ray.replica_log import ReplicaLog, ReplicaStats
-from scoremode.remote.ray.spread import Room
-from scoremode.values import Bools, Ints
+from scoremode.remote.ray.replica import OTHER_VERSION, Finished, Opened, Replica, ReplicaSpec
+from scoremode.remote.ray.replica_log import ReplicaLog
+from scoremode.remote.ray.room import room_for
+from scoremode.values import Bools
 
 MOST_FAILURES = 3  # starts in a row without an answer, after which a replica is left out
 PAUSE = (0.0, 1.0, 4.0)  # seconds to wait before the next start
@@ -28,40 +32,6 @@ STREAM = "stream"  # what a replica says about a piece
 RESUME = "what was scored is kept: run the same command again to resume"
 
 
-@dataclass(eq=False)
-class Piece:
-    """Batches, texts or swaps that one replica has at a time, and another one if that one dies or fails."""
-
-    numbers: Sequence[int]
-    deaths: int = 0  # of replicas that worked on it
-    failures: int = 0  # of engines
-    windows: Ints | None = None  # of its batches, as they were sent
-
-
-@dataclass(eq=False)
-class ReplicaHandle:
-    """The driver's view of one replica. Each restart gives the replica a new actor."""
-
-    stats: ReplicaStats
-    actor: Any = None
-    placement_group: Any = None  # set if its processes may be on several nodes
-    calls: dict[str, Any] = field(default_factory=dict)  # method of the actor ─▶ the reference of its result
-    opened: Opened | None = None
-    is_probed: bool = False
-    sent: deque[tuple[Piece, Any]] = field(default_factory=deque)  # with the streams of what it says
-    failures: int = 0  # in a row
-    not_before: float = 0.0  # when it may be started again
-    is_left_out: bool = False
-
-    @property
-    def name(self) -> str:
-        return self.stats.name
-
-    @property
-    def is_ready(self) -> bool:
-        return self.opened is not None
-
-
 @dataclass(frozen=True, slots=True)
 class Lost:
     """The result of a call whose replica died, with the reason."""
@@ -69,68 +39,56 @@ class Lost:
     why: str
 
 
-class Piecework(ABC):
-    """Results that replicas give, in pieces. Which replica has which piece, and when, changes no result."""
-
-    unit: ClassVar[str]  # what a result is called
-    fix: ClassVar[str]  # what helps if replicas die of it
-    depth: ClassVar[int] = 1  # pieces that a replica has at a time
-
-    def __init__(self, pieces: Iterable[Piece], done: Bools) -> None:
-        self.waiting = deque(pieces)
-        self.done: Bools = done.copy()  # for each result: is it there?
-
-    @abstractmethod
-    def members(self, number: int) -> Ints:
-        """Returns the results that belong to a number of a piece."""
-
-    @abstractmethod
-    def send(self, replica: ReplicaHandle, piece: Piece) -> Any:
-        """Sends a piece; returns the stream of what the replica says, which ends with ``Finished`` or an error."""
-
-    @abstractmethod
-    def accept(self, replica: ReplicaHandle, piece: Piece, said: Any) -> Iterator[Any]:
-        """Yields the results in what a replica said, and notes that they are there."""
-
-    def unfinished(self, piece: Piece) -> list[int]:
-        return [number for number in piece.numbers if not self.done[self.members(number)].all()]
-
-    def missing(self, piece: Piece) -> list[int]:
-        """Returns the results that a piece lacks."""
-        return [index for n in piece.numbers for index in self.members(n).tolist() if not self.done[index]]
+def environment_of(spread: Spread) -> dict[str, str]:
+    """Returns the variable for as many threads per replica as here: the bits of a CPU's sums depend on the number."""
+    threads = os.environ.get("OMP_NUM_THREADS")
+    if not threads and spread.cpus_per_replica is not None and spread.cpus_per_replica >= 1:
+        threads = str(int(spread.cpus_per_replica))
+    elif not threads and "torch" in sys.modules:
+        threads = str(sys.modules["torch"].get_num_threads())
+    return {"OMP_NUM_THREADS": threads} if threads else {}
 
 
 class ReplicaPool:
     """Starts all replicas of a model, polls them, gives them work, and restarts those that died."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        spec: ReplicaSpec,
-        room: Room,
-        environment: Mapping[str, str],
-        log: ReplicaLog,
-    ) -> None:
-        self.cluster, self.spec, self.room, self.log = cluster, spec, room, log
-        self.show: Callable[[str], None] | None = None  # called with the number of ready replicas
+    def __init__(self, chosen: Chosen, spec: ReplicaSpec, spread: Spread, progress: Progress | None) -> None:
+        """Returns as soon as one replica is ready; the others join later."""
+        self.spec, self.room = spec, room_for(spread, chosen.plugin, chosen.options)
+        self.show: Callable[[str], None] | None = getattr(progress, "detail", None)  # gets the number of ready replicas
         self._shown = 0.0  # when ``show`` was last called
-        self._environment = dict(environment)
-        self._ray = cluster.ray
-        self.replicas = [ReplicaHandle(stats) for stats in log.replicas]
+        self._environment = environment_of(spread)
+        self.replicas: list[ReplicaHandle] = []
+        self.cluster = Cluster(spread, self.room)
+        self._ray = self.cluster.ray
+        self.log = ReplicaLog(spread.replicas, self.cluster.address)
+        self.log.say = getattr(progress, "say", None) or self.log.say
+        self.replicas = [ReplicaHandle(stats) for stats in self.log.replicas]
         self._first_refusal: ScoremodeError | None = None
         self._last_reason = "none could start"
         self._idle_since: float | None = None  # since when no replica is ready
         self._told_waiting = False
-        fitting, count = cluster.fitting(room), len(self.replicas)
+        try:
+            self._check_room()
+            opened = self.wait_for_one().opened
+        except BaseException:
+            self.close()
+            raise
+        assert opened is not None
+        self.facts, self.about = opened.facts, opened.about
+
+    def _check_room(self) -> None:
+        fitting, count = self.cluster.fitting(self.room), len(self.replicas)
+        needed, offered = self.room.words, self.cluster.offers()
         if not fitting:
             raise EngineError(
-                f"a replica needs {room.words} on one node; the cluster has {cluster.offers()}",
+                f"a replica needs {needed} on one node; the cluster has {offered}",
                 fix="give fewer --gpus-per-replica or --cpus-per-replica, or a larger cluster",
             )
         if fitting < count:
-            log.event(
-                f"room for {fitting} of {count} replicas ({room.words} each; the cluster has {cluster.offers()}); the "
-                "others join when there is room"
+            self.log.event(
+                f"room for {fitting} of {count} replicas ({needed} each; the cluster has {offered}); the others join "
+                "when there is room"
             )
 
     @property
@@ -287,6 +245,10 @@ class ReplicaPool:
             remove_placement_group(group)
 
     # ── work ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+    def share(self, pieces: Pieces, done: Bools) -> Iterator[tuple[int, Any]]:
+        """Yields the results of a study's work that are not ``done``, with their indices."""
+        yield from self.results(StudyWork(pieces, done))
+
     def results(self, work: Piecework) -> Iterator[Any]:
         """Yields all results, in any order. Pieces of a replica that dies or fails go to others."""
         self.log.unit = work.unit
@@ -365,6 +327,9 @@ class ReplicaPool:
         self.log.counts["again"] += again
         return again
 
+    def notes(self) -> list[str]:
+        return self.log.notes()
+
     # ── questions to one replica ─────────────────────────────────────────────────────────────────────────────────────
     def put(self, value: Any) -> Any:
         """Sends a value once, for many calls; returns what to give to them in its place."""
@@ -375,7 +340,7 @@ class ReplicaPool:
         while True:
             replica = self.wait_for_one()
             try:
-                found = self._ray.get(getattr(replica.actor, method).remote(*arguments))
+                found = self._ray.get(replica.actor.call.remote(method, *arguments))
             except self._ray.exceptions.RayError as error:
                 self.log.event(f"{replica.name} is gone ({reason_of(error)})")
                 self.replace(replica, reason_of(error))
@@ -385,9 +350,12 @@ class ReplicaPool:
             return found
 
     def close(self) -> None:
-        """Closes the engines of all replicas, then ends the replicas."""
-        ending = [replica.actor.close.remote() for replica in self.ready]
-        if ending and self._ray.is_initialized():
-            self._ray.wait(ending, num_returns=len(ending), timeout=CLOSE_SECONDS)
-        for replica in self.replicas:
-            self._end(replica)
+        """Closes the workers of all replicas, then ends the replicas, and Ray if it was started for them."""
+        try:
+            ending = [replica.actor.close.remote() for replica in self.ready]
+            if ending and self._ray.is_initialized():
+                self._ray.wait(ending, num_returns=len(ending), timeout=CLOSE_SECONDS)
+            for replica in self.replicas:
+                self._end(replica)
+        finally:
+            self.cluster.close()

@@ -9,17 +9,19 @@ from typing import Any
 import numpy as np
 
 from scoremode.core.engine.base import Want
+from scoremode.core.engine.batching import prompt_groups
 from scoremode.core.scores.answers import Answers, WindowSource
 from scoremode.core.scores.packing import PackedAnswers
 from scoremode.errors import ScoremodeError
-from scoremode.remote.ray.replica import Probed, SentBaseline, WindowSubset, block_seconds, subset_of
-from scoremode.remote.ray.replica_pool import Piece, Piecework, ReplicaHandle, ReplicaPool
+from scoremode.remote.ray.pieces import Piece, Piecework, ReplicaHandle
+from scoremode.remote.ray.replica_pool import ReplicaPool
+from scoremode.remote.ray.scoring_worker import Probed, block_seconds
+from scoremode.remote.ray.sent import SentBaseline, WindowSubset, subset_of
 from scoremode.values import Bools, Ints
 
 SHARE = 4  # a piece has this part of what is left for each replica: pieces shrink, so that all replicas end together
 LEAST_SHARE = 128  # the smallest piece, as a part of all that there is for each replica
 MOST_TOKENS = 1 << 20  # the most tokens of a piece: 12 MB to send
-BLOCKS_AHEAD = 8  # blocks of answers of one replica that may wait to be read
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,16 +38,9 @@ class Batches:
     @staticmethod
     def of(source: WindowSource, found: Sequence[Ints] | None) -> Batches:
         """Returns ``found`` as batches. If it is None, windows that share a prompt are a batch, and others one each."""
-        if found is not None:
-            order = np.concatenate(found).astype(np.int64) if len(found) else np.zeros(0, np.int64)
-            ends = np.cumsum(np.array([len(batch) for batch in found], dtype=np.int64))
-        elif source.prefix_group is None:
-            order = np.arange(len(source), dtype=np.int64)
-            ends = order + 1
-        else:
-            order = np.argsort(source.prefix_group, kind="stable").astype(np.int64)
-            edges = np.flatnonzero(np.diff(np.asarray(source.prefix_group)[order])) + 1
-            ends = np.append(edges, len(order)).astype(np.int64)
+        found = prompt_groups(source) if found is None else found
+        order = np.concatenate([np.zeros(0, np.int64), *found]).astype(np.int64)
+        ends = np.cumsum(np.array([len(batch) for batch in found], dtype=np.int64))
         assert len(order) == len(source), "every window is in one batch"
         return Batches(order, ends, _sums(np.asarray(source.lengths)[order], ends))
 
@@ -94,7 +89,6 @@ class Scoring(Piecework):
         self.want = replace(want, against=None)
         self.against = None if want.against is None else SentBaseline.of(want.against)  # opened by each replica
         self.log, self._replicas = pool.log, len(pool.replicas)
-        self._nan_windows: set[int] = set()  # windows for which a replica gave NaN
         self._lengths = np.asarray(source.lengths)
 
     def members(self, number: int) -> Ints:
@@ -105,9 +99,8 @@ class Scoring(Piecework):
         piece.windows = subset.indices
         probe = None if replica.is_probed else self.probe
         replica.is_probed = True
-        method = replica.actor.score.options(num_returns="streaming", _generator_backpressure_num_objects=BLOCKS_AHEAD)
         done, oldest = self.done[subset.indices], block_seconds(self._replicas)
-        return method.remote(subset, done, self.want, self.against, oldest=oldest, probe=probe)
+        return replica.stream("score", subset, done, self.want, self.against, oldest=oldest, probe=probe)
 
     def accept(
         self, replica: ReplicaHandle, piece: Piece, said: Probed | PackedAnswers
@@ -118,22 +111,13 @@ class Scoring(Piecework):
         assert piece.windows is not None, "a piece that was sent"
         for window, answers in said.answers():
             index = int(piece.windows[window])
-            if self.done[index] or self._is_first_nan(replica, piece, index, answers):
+            if self.done[index]:
                 continue
             self._remember_probe(index, answers)
             self.done[index] = True
             replica.stats.windows += 1
             replica.stats.tokens += int(self._lengths[index])
             yield index, answers
-
-    def _is_first_nan(self, replica: ReplicaHandle, piece: Piece, index: int, answers: Answers) -> bool:
-        """Is this a window's first answer with NaN? A broken device may be the cause, so the window is scored again."""
-        if index in self._nan_windows or self._replicas == 1 or not np.isnan(answers.logprob).any():
-            return False
-        self._nan_windows.add(index)
-        piece.failures = -1  # its engine did not fail: the piece ends without this answer, and is sent again
-        self.log.event(f"{replica.name} gave NaN in window {index}, which is scored once more")
-        return True
 
     def _remember_probe(self, index: int, answers: Answers) -> None:
         """Stores the probe window's scores from a batch. Its scores alone differ from them by the noise of a rerun."""

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from scoremode.core.extensions import Wing
 
-WING = Wing()
+WING = Wing(offers={"replicas": ("remote.ray.replicas:RayReplicas",)})

@@ -19,7 +19,6 @@ from urllib.parse import urlsplit
 from scoremode.core.arguments import read_key, secret_on_command_line
 from scoremode.core.disk.manifests import command_without_secrets, is_secret
 from scoremode.core.engine.options import HUB_TOKEN
-from scoremode.core.engine.process_guard import identity
 from scoremode.core.models.embedded import EMBEDDED
 from scoremode.core.models.facts import hub_config, read_config, resolve
 from scoremode.engines.vllm import plugin, support
@@ -305,7 +304,7 @@ def _plugins() -> str:
 def become(made: Command, *, is_quiet: bool = False) -> NoReturn:
     """Replace this process by the server: signals reach it, and its exit code is ours."""
     own = {
-        plugin.PARENT: identity(os.getpid()) or "",  # it stays when the process becomes another program
+        plugin.PARENT: str(os.getpid()),  # it stays when the process becomes another program
         "SCOREMODE_SERVICE_INSTANCE": uuid.uuid4().hex,
     }
     if not is_quiet and "--uds" not in made.words:  # a socket of the file system has no address to watch

@@ -20,9 +20,9 @@ from pathlib import Path
 from scoremode.core.disk.files import file_sha256, write_atomically
 from scoremode.core.disk.folders import FILE_MARK, LOCK, cache_folder
 from scoremode.core.disk.locks import hold_lock, share_until_exit
-from scoremode.errors import CorpusError, InputError, StorageError, alias_path
+from scoremode.core.disk.uri import Place
+from scoremode.errors import CorpusError, StorageError, alias_path
 from scoremode.remote.storage.objects import Objects
-from scoremode.remote.storage.uri import Place, located
 
 FILES, PART = "files", ".scoremode-part.tmp"
 SIGNS = "*?["
@@ -93,22 +93,16 @@ def copy_of_file(place: Place) -> Path:
 
 
 # ── texts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-def local_files(uri: str, endings: tuple[str, ...]) -> list[str]:
-    """Returns paths of copies of the texts that a URI names (file, folder or pattern), sorted by their names there."""
-    try:
-        where = located(uri)
-        if isinstance(where, Path):
-            return [str(where)]
-        places = _texts_at(where, endings)
-        if not places:
-            what = "no file matches the pattern" if any(sign in uri for sign in SIGNS) else "there is no text in"
-            raise CorpusError(
-                f"{what} {where}",
-                fix=f"check the address; only files that end in {' '.join(endings)} are read from a folder",
-            )
-        return [str(copy_of_file(place)) for place in places]
-    except (InputError, StorageError) as error:
-        raise CorpusError(error.message, fix=error.fix) from None
+def copies_of_texts(place: Place, endings: tuple[str, ...]) -> list[Path]:
+    """Returns paths of copies of the texts at a place (file, folder or pattern), sorted by their names there."""
+    places = _texts_at(place, endings)
+    if not places:
+        what = "no file matches the pattern" if any(sign in place.path for sign in SIGNS) else "there is no text in"
+        raise CorpusError(
+            f"{what} {place}",
+            fix=f"check the address; only files that end in {' '.join(endings)} are read from a folder",
+        )
+    return [copy_of_file(one) for one in places]
 
 
 def _texts_at(place: Place, endings: tuple[str, ...]) -> list[Place]:

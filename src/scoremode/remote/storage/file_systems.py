@@ -14,10 +14,10 @@ from functools import cache
 from typing import Any
 
 from scoremode.core.arguments import SERVERS
+from scoremode.core.disk.uri import Place
+from scoremode.core.text.reachable import is_reachable
 from scoremode.errors import InputError, ScoremodeError, StorageError, did_you_mean, one_line
 from scoremode.remote.storage.hub import endpoint, hub_error, hub_file_system
-from scoremode.remote.storage.reachable import is_reachable
-from scoremode.remote.storage.uri import Place
 
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 15.0  # without a byte

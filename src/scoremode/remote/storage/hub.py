@@ -15,8 +15,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from scoremode.core.disk.uri import Place
+from scoremode.core.text.hub import causes_of, status_of
 from scoremode.errors import InputError, StorageError
-from scoremode.remote.storage.uri import Place
 
 T = TypeVar("T")
 
@@ -165,22 +166,6 @@ def is_missing_file(error: BaseException) -> bool:
 def forget_listings() -> None:
     """Forgets what the hub's file system remembers about its folders, because others may have changed them."""
     hub_file_system(endpoint()).handler.fs.invalidate_cache()
-
-
-def causes_of(error: BaseException) -> Iterator[BaseException]:
-    """Yields an error, then its causes, the innermost last."""
-    seen: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None and cause not in seen:
-        seen.append(cause)
-        yield cause
-        cause = cause.__cause__ or cause.__context__
-
-
-def status_of(error: BaseException) -> int | None:
-    """The HTTP status in an error or in its causes."""
-    found = (getattr(getattr(one, "response", None), "status_code", None) for one in causes_of(error))
-    return next((status for status in found if isinstance(status, int)), None)
 
 
 @contextmanager

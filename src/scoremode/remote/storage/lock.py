@@ -20,9 +20,9 @@ import msgspec
 
 from scoremode.core.disk.files import write_atomically
 from scoremode.core.disk.folders import PLACE
+from scoremode.core.disk.uri import Place
 from scoremode.errors import RunError, StorageError, harmless, print_line
 from scoremode.remote.storage.objects import Objects
-from scoremode.remote.storage.uri import Place
 
 LOCK_OBJECT = "lock.json"
 LARGEST_LOCK = 1 << 16

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from scoremode.core.arguments import SERVERS, seconds_in
+from scoremode.core.disk.uri import Place
 from scoremode.errors import StorageError, one_line
 from scoremode.remote.storage.file_systems import ADDRESS, UNREACHABLE, creating, file_system, reason_of, refusal
 from scoremode.remote.storage.hub import forget_listings, is_missing_file
-from scoremode.remote.storage.uri import Place
 
 T = TypeVar("T")
 

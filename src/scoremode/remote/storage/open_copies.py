@@ -8,7 +8,6 @@ the hidden states and the head of a reference come later, each file when its row
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,13 +16,13 @@ from scoremode.core.cache.entries import mark_used
 from scoremode.core.cache.eviction import cache_limit, make_room
 from scoremode.core.disk.files import write_atomically
 from scoremode.core.disk.folders import HEAD, MANIFEST, REFERENCE, SCORES, SHARD_NAME, cache_folder
-from scoremode.core.references.reader import Reference
+from scoremode.core.disk.stores import FetchFile
+from scoremode.core.disk.uri import Place
 from scoremode.core.strict_json import parse
 from scoremode.errors import RunError, StorageError, alias_path, harmless
 from scoremode.remote.storage.copies import AGAIN, fetch_once, fetch_verified
 from scoremode.remote.storage.lock import LOCK_OBJECT, OUTDATED, left_by_older
 from scoremode.remote.storage.objects import Objects
-from scoremode.remote.storage.uri import Place, stored_at
 
 LARGEST_MANIFEST = 256 << 20
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -32,33 +31,10 @@ OWN_NAME = re.compile(f"{SHARD_NAME.pattern}|{re.escape(HEAD)}|{re.escape(SCORES
 Manifests = dict[str, bytes]
 
 
-def is_there(given: str | os.PathLike[str] | Place, name: str) -> bool:
-    """Does a folder, here or elsewhere, contain a file of that name?"""
-    where = stored_at(given)
-    if isinstance(where, Place):
-        found = Objects(where).look(name)
-        return found is not None and not found.is_folder
-    return (where / name).is_file()
-
-
-def open_reference(given: str | os.PathLike[str] | Place) -> Reference:
-    """The reference in a folder, or a copy of the one behind a URI, checked."""
-    where = stored_at(given)
-    if not isinstance(where, Place):
-        return Reference.open(where)
-    folder = copy_of(where)
-    objects = Objects(where)
-
-    def fetch(name: str, size: int, sha256: str) -> None:
-        fetch_once(folder, name, where, lambda: fetch_verified(objects, name, folder / name, size=size, sha256=sha256))
-
-    return Reference.open(folder, place=where, fetch=fetch)
-
-
-def copy_of(place: Place) -> Path:
+def copy_of_run(place: Place) -> tuple[Path, FetchFile]:
     """The folder with a copy of a finished run, which is fetched if it is not here yet.
 
-    Of a reference, the hidden states and the head may be missing: ``open_reference`` fetches those that are needed.
+    Of a reference, the hidden states and the head may be missing: the function fetches those that are needed.
     """
     objects = Objects(place)
     manifests = read_manifests(objects)
@@ -75,7 +51,11 @@ def copy_of(place: Place) -> Path:
         make_room(folder)
     mark_used(folder)
     alias_path(str(folder), str(place))
-    return folder
+
+    def fetch(name: str, size: int, sha256: str) -> None:
+        fetch_once(folder, name, place, lambda: fetch_verified(objects, name, folder / name, size=size, sha256=sha256))
+
+    return folder, fetch
 
 
 def read_manifests(objects: Objects) -> Manifests:

@@ -34,6 +34,7 @@ from scoremode.core.disk.folders import (
     cache_folder,
     is_reference_file,
 )
+from scoremode.core.disk.uri import Place
 from scoremode.core.scores import journal
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
@@ -43,7 +44,6 @@ from scoremode.remote.storage.hub import ConflictError, Repository, is_repositor
 from scoremode.remote.storage.lock import LOCK_OBJECT, OUTDATED, RemoteLock, left_by_older
 from scoremode.remote.storage.objects import Objects, patience
 from scoremode.remote.storage.open_copies import copy_folder, files_in, present_files, read_manifests
-from scoremode.remote.storage.uri import Place
 
 STAYS = "what was scored is kept on this machine: run the same command again, without --fresh, to send it"
 FIRST_CONTACT = 10.0  # seconds for which requests are tried again before anything is scored

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from scoremode.core import strict_json
+from scoremode.core import extensions, strict_json
 from scoremode.core.arguments import secret_on_command_line
 from scoremode.core.engine.options import HUB_TOKEN
 from scoremode.errors import OptionError, shortened
@@ -99,7 +99,9 @@ CARDS: Flags = {
     "--model-index": "print the metadata block for the Hugging Face hub",
 }
 COLUMNS: Flags = {"--columns NAME,…": "more statistics in the table, as in overlap,kl_reverse_mean,top5_same"}
-REPORT: Flags = {"--report FILE": "write the HTML report there"}
+PAGE_WRITER = "page-writer"  # the kind of ``write(path, page, flag)``, which writes an HTML page
+HAS_PAGES = any(PAGE_WRITER in wing.offers for wing in extensions.wings())
+REPORT: Flags = {"--report FILE": "write the HTML report there"} if HAS_PAGES else {}
 MODEL: Flags = {
     "model MODEL": "a checkpoint folder, a GGUF file, an EXL3 folder, a name on the Hugging Face hub, smollm2-135m, or "
     "the name that a server has for it (--engine http://HOST:PORT)"
@@ -186,6 +188,7 @@ def add_question(parser: argparse.ArgumentParser, *, several: bool = False, seve
 def add_engine(parser: argparse.ArgumentParser, *, replicas: bool = True) -> None:
     """Add ``--engine``, the options that all engines declare, and the flags for replicas."""
     from scoremode.core.engine.registry import all_options
+    from scoremode.core.verbs.replicas import spread_names
 
     shared = parser.add_argument_group("engine")
     add(shared, ENGINE)
@@ -197,7 +200,7 @@ def add_engine(parser: argparse.ArgumentParser, *, replicas: bool = True) -> Non
         if engines[0] not in groups:
             groups[engines[0]] = parser.add_argument_group(f"engine {engines[0]}")
         _add_option(groups[engines[0]], option)
-    if replicas:
+    if replicas and spread_names():
         group = parser.add_argument_group("replicas", "several engines share the work, with the extra ray")
         add(group, REPLICAS)
         add(group, PER_REPLICA, type=amount)
@@ -277,7 +280,7 @@ def questions(parsed: argparse.Namespace) -> list[dict[str, Any]]:
 def engine_options(parsed: argparse.Namespace) -> dict[str, Any]:
     """The options of engines and of replicas that the user gave. Names and values that no engine has are refused."""
     from scoremode.core.engine.registry import all_options, check_values, find_engine
-    from scoremode.remote.ray.spread import SPREAD
+    from scoremode.core.verbs.replicas import SPREAD
 
     for name in (parsed.engine, getattr(parsed, "baseline_engine", None)):
         if name is not None:

@@ -6,7 +6,11 @@ import argparse
 import logging
 import shlex
 import sys
+from collections.abc import Sequence
 from typing import Any
+
+from scoremode.core import extensions
+from scoremode.reports.command import flags
 
 logger = logging.getLogger(__name__)
 
@@ -17,14 +21,13 @@ def checked_report(parsed: argparse.Namespace) -> Any:
     """The file that ``--report`` names, checked before anything is scored; None without ``--report``."""
     from scoremode.core.verbs.outputs import check_report
 
-    if parsed.report is None:
+    if getattr(parsed, "report", None) is None:
         return None
     return check_report(parsed.report, "--report", made_later=getattr(parsed, "out", None))
 
 
 def write_report(parsed: argparse.Namespace, output: Any, page: str) -> None:
-    from scoremode.reports.html.page import write
-
+    (write,) = extensions.offered(flags.PAGE_WRITER)
     write(parsed.report, page, "--report")
     for_machines = any(getattr(parsed, flag, False) for flag in ("json", "markdown", "model_index"))
     output.announce(f"\nreport written to {output}", quiet=for_machines)
@@ -37,7 +40,7 @@ def command_line() -> str:
     return " ".join(["scoremode", *map(shlex.quote, command_without_secrets(sys.argv[1:]))])
 
 
-def verdict(checked: list[str | None]) -> int:
+def verdict(checked: Sequence[str | None]) -> int:
     """Prints which rules hold, and returns the exit code."""
     failures = [why for why in checked if why]
     for why in failures:

@@ -123,14 +123,11 @@ class Signals:
         self._end(numbers[0])
 
     def _end(self, number: int) -> NoReturn:
-        """Ends the process at once: kills the processes that we started, and prints the line."""
+        """Ends the process at once, and prints the line. Processes of an engine end with this one."""
         if not self._ending.acquire(blocking=False):
             threading.Event().wait()  # another thread is already ending the process
         if self._finished is not None:
             os._exit(self._finished)
-        process_guard = sys.modules.get("scoremode.core.engine.process_guard")
-        for kill in process_guard.kill_hooks if process_guard is not None else ():
-            kill()
         os._exit(self.tell(self.received or Stopped(number)))
 
     def _unraisable(self, unraisable: Any) -> None:

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from scoremode.core.statistics.comparison import Comparison, Comparisons
 from scoremode.core.store.run import NEEDS, Run
+from scoremode.reports.html.page import result_pages
 from scoremode.reports.html.provenance import distinct_baselines
 from scoremode.reports.html.tables import measure_cell, size_cell
 from scoremode.reports.html.templating import as_html, cell_with_error, fill
 from scoremode.reports.numbers import RUN_MEASURES, baseline_perplexity, shown_statistics
 from scoremode.reports.served import served, served_manifest
-from scoremode.reports.text import NOT_MEASURED, noise_words, shown_rows
-from scoremode.studies.tasks.results import TasksComparison
+from scoremode.reports.text import NOT_MEASURED, noise_words
 from scoremode.values import Estimate
 
 PROVENANCE = {"model": "Model", "engine": "Engine", "dtype": "Dtype", "corpus": "Text", "method": "Method"}
 
 
-def install() -> None:
-    """Gives runs and comparisons the method that notebooks call.
-
-    scoremode's ``__init__`` calls it: the packages of these classes are lower in the import order.
-    """
-    shown = {Run: run_html, Comparison: comparison_html, Comparisons: comparisons_html, TasksComparison: tasks_html}
-    for own, html in shown.items():
-        setattr(own, "_repr_html_", html)  # noqa: B010 - a type checker would not let us add a method
+def notebook_html(value: Any) -> str | None:
+    """A result as a table; None if it has none. ``ArrowTable`` asks for it."""
+    shown: dict[type, Callable[[Any], str]] = {
+        Run: run_html,
+        Comparison: comparison_html,
+        Comparisons: comparisons_html,
+    }
+    shown |= {page.shows: page.in_notebooks for page in result_pages() if page.in_notebooks is not None}
+    return next((html(value) for own, html in shown.items() if isinstance(value, own)), None)
 
 
 def run_html(run: Run) -> str:
@@ -39,18 +43,6 @@ def run_html(run: Run) -> str:
     rows.append(("Tokens", f"{len(run.scores):,}"))
     rows += [(label, m[name]) for name, label in PROVENANCE.items() if m.get(name) is not None]
     return str(fill("notebook.html", caption="scoremode run", rows=rows))
-
-
-def tasks_html(comparison: TasksComparison) -> str:
-    """A comparison on tasks as a table for notebooks: recovery and flips of every row."""
-    rows = []
-    for row in shown_rows(comparison):
-        said = cell_with_error(row["recovery"], row["recovery_stderr"], percent=True)
-        if row["lost_documents"] is not None:
-            said += f", {row['lost_documents']:,} lost, {row['gained_documents']:,} gained"
-        rows.append((f"{row['name']}, {row['metric']}", said))
-    caption = f"{comparison.name}: recovery of {comparison.baseline_name}"
-    return str(fill("notebook.html", caption=caption, rows=rows))
 
 
 def comparison_html(comparison: Comparison) -> str:

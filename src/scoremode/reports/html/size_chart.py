@@ -69,17 +69,11 @@ class Point:
         return self.value + (self.stderr or 0.0), self.value - (self.stderr or 0.0)
 
 
-def has_sizes(comparisons: Sequence[Comparison]) -> bool:
-    """Are there several candidates, and do they differ in size?"""
-    sizes = {served(c).size for c in comparisons}
-    return len(comparisons) > 1 and not (are_variants(comparisons) and len(sizes) == 1)
-
-
 def size_section(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> Markup:
     """The section with one chart per measure; '' for fewer than two candidates and for variants of one size."""
-    if not has_sizes(comparisons):
-        return Markup()
     facts = [served(c) for c in comparisons]
+    if len(comparisons) < 2 or (are_variants(comparisons) and len({its.size for its in facts}) == 1):
+        return Markup()
     found = [size_chart(measure, comparisons, statistics, facts) for measure in DRAWN]
     return fill(
         "size_section.html",

@@ -1,4 +1,4 @@
-"""Pages are Jinja templates, in the folder beside this file. Every value in them is escaped.
+"""Pages are Jinja templates. Every value in them is escaped.
 
 Texts, names and paths come from untrusted files. Characters in them that hide or reorder text are made visible first.
 Data for the script are written so that they cannot become markup. The content security policy allows one script, by its
@@ -20,6 +20,7 @@ from markupsafe import Markup, escape
 
 from scoremode import __version__
 from scoremode.reports.html.drawing import SERIES, line_style, mark_path
+from scoremode.reports.jinja import environment
 from scoremode.reports.text import counted, middle_cut
 from scoremode.values import rounded, usable
 
@@ -73,16 +74,7 @@ def as_html(found: tuple[str, str]) -> Markup:
 
 @cache
 def _environment() -> jinja2.Environment:
-    import jinja2
-
-    made = jinja2.Environment(
-        loader=jinja2.PackageLoader(__package__),
-        autoescape=True,
-        finalize=escaped,  # of every value that a template writes
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    made = environment(escaped)
     made.filters["px"] = lambda value: f"{value:.1f}".removesuffix(".0")
     made.globals.update(number=cell_with_error, rounded=rounded, usable=usable, counted=counted, middle_cut=middle_cut)
     made.globals.update(SERIES=SERIES, line_style=line_style, mark_path=mark_path, version=__version__)

@@ -1,4 +1,4 @@
-"""What the page hand over to the house."""
+"""What the page hands over to the house."""
 
 from __future__ import annotations
 
@@ -7,4 +7,5 @@ from scoremode.core.extensions import Wing
 WING = Wing(
     names={"report": "reports.html.page"},
     verbs={"results": {"report": "reports.html.command:ReportVerb"}},
+    offers={"page-writer": ("reports.html.page:write",), "notebook": ("reports.html.notebooks:notebook_html",)},
 )

@@ -1,16 +1,15 @@
-"""Comparisons of models, on texts and on tasks, as tables for a terminal and as JSON."""
+"""Comparisons of models as tables for a terminal and as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.text import Text
 
 from scoremode.core.scores.schema import DIVERGENCE, KL
 from scoremode.core.statistics.comparison import Comparison, Statistic
 from scoremode.core.statistics.gate import too_few
-from scoremode.core.statistics.groups import FEWEST
 from scoremode.core.statistics.ranking import pairs_tested, rank
 from scoremode.reports.numbers import baseline_perplexity, shown_statistic, shown_statistics, statistics_for_people
 from scoremode.reports.public_text import public_name
@@ -22,17 +21,12 @@ from scoremode.reports.text import (
     default_text,
     model_notes,
     noise_words,
-    other_metrics,
     path_notes,
     shown,
-    shown_rows,
     top_words,
 )
 from scoremode.reports.verdicts import rule_words, verdicts
 from scoremode.values import rounded
-
-if TYPE_CHECKING:
-    from scoremode.studies.tasks.results import Flip, TasksComparison
 
 Row = Mapping[str, Any]
 
@@ -154,101 +148,6 @@ def _notes(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) ->
     return [*notes, Text(rule_words(found), "dim")]
 
 
-def _cell(statistic: Statistic, s: Mapping[str, Any]) -> str:
-    """A number above its error."""
-    if s[statistic.name] is None:
-        return NARROW if statistic.needs in NARROW_IF_MISSING else "-"
-    return "\n".join(shown_statistic(statistic, s)).rstrip()
-
-
-# ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-def tasks_json(found: Sequence[TasksComparison]) -> dict[str, Any]:
-    first = found[0]
-    return {
-        "baseline": first.baseline_name,
-        "baseline_served": served_manifest(first.baseline).as_json(),
-        "settings": dict(first.settings),
-        "candidates": [
-            {
-                "name": c.name,
-                **served_manifest(c.candidate).as_json(),
-                "notes": list(c.notes),
-                "rows": c.rows,
-                "weights": c.weights,
-                "lm_eval": {task.name: _printed_by_lm_eval(task.paired.lm_eval) for task in c.tasks},
-                "flipped": [_flip_json(flip) for flip in c.flips()],
-            }
-            for c in found
-        ],
-    }
-
-
-def _printed_by_lm_eval(values: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
-    finite = {name: pair for name, pair in values.items() if all(abs(v) < float("inf") for v in pair)}
-    return {name: {"baseline": base, "candidate": cand} for name, (base, cand) in finite.items()}
-
-
-def _flip_json(flip: Flip) -> dict[str, Any]:
-    return {
-        "task": flip.task,
-        "document": flip.document.number,
-        "gained": flip.gained,
-        "gold": list(flip.document.gold or ()),
-        "baseline_chose": flip.chosen[0],
-        "candidate_chose": flip.chosen[1],
-    }
-
-
-def tasks_tables(found: Sequence[TasksComparison]) -> list[Any]:
-    """One table per candidate, then what a reader must know."""
-    parts: list[Any] = []
-    for comparison in found:
-        title = f"{comparison.name} against {comparison.baseline_name}"
-        parts += [Text(shown(title), "bold"), _table(shown_rows(comparison)), ""]
-    notes = dict.fromkeys(note for comparison in found for note in comparison.notes)
-    parts += [Text(shown(note), "yellow") for note in notes]
-    parts += [Text(shown(line)) for line in other_metrics(found)]
-    return [*parts, *(Text(shown(line), "dim") for line in _method(found))]
-
-
-def _table(rows: Sequence[Row]) -> BlockTable:
-    common = all(part in ("acc", "acc_norm") for r in rows for part in r["metric"].split(" / "))
-    columns = [
-        TableColumn("documents", [f"{r['documents']:,}" for r in rows]),
-        *(
-            TableColumn(f"{name}, %", [_accuracy(r, name) for r in rows])
-            for name in ("acc", "acc_norm", *(() if common else ("accuracy",)))
-            if any(r[f"{name}_baseline"] is not None for r in rows)
-        ),
-        TableColumn("recovery", [_recovery(r) for r in rows]),
-        TableColumn("of", [r["metric"] for r in rows], number=False),
-        TableColumn("lost", [_count(r["lost_documents"]) for r in rows]),
-        TableColumn("gained", [_count(r["gained_documents"]) for r in rows]),
-        TableColumn("p", [_two_digits(r["mcnemar"]) for r in rows]),
-        TableColumn("margin", [above_error(r, "margin_shift", sign="+") for r in rows]),
-        TableColumn("KL", [above_error(r, "kl_choices") for r in rows]),
-    ]
-    return BlockTable([shown(str(r["name"])) for r in rows], columns)
-
-
-def _accuracy(r: Row, name: str) -> str:
-    """The baseline's and the candidate's share above the candidate's error, in percent without its sign."""
-    if r[f"{name}_baseline"] is None:
-        return "-"
-    error = r[f"{name}_candidate_stderr"]
-    before, after = (
-        rounded(r[f"{name}_{side}"], supports=error, percent=True)[0] for side in ("baseline", "candidate")
-    )
-    said = rounded(r[f"{name}_candidate"], error, percent=True)[1]
-    return f"{before} → {after}\n{said}".replace("%", "").rstrip()
-
-
-def _recovery(row: Row) -> str:
-    if row["recovery"] is None and row["accuracy_baseline"] == 0:
-        return "undefined"
-    return above_error(row, "recovery", percent=True)
-
-
 def above_error(row: Row, name: str, *, percent: bool = False, sign: str = "") -> str:
     """A number above its error; ``sign`` stands before numbers above 0."""
     if row[name] is None:
@@ -257,31 +156,8 @@ def above_error(row: Row, name: str, *, percent: bool = False, sign: str = "") -
     return f"{sign if row[name] > 0 else ''}{number}\n{error}".rstrip()
 
 
-def _count(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"
-
-
-def _two_digits(p: float | None) -> str:
-    """A probability of chance, which needs no more than two digits."""
-    return "-" if p is None else f"{p:.2g}"
-
-
-def _method(found: Sequence[TasksComparison]) -> list[str]:
-    """How the tasks were measured, in a few lines."""
-    first = found[0]
-    documents = first.overall["documents"]
-    shots = {task.shots for task in first.tasks}
-    said = "an unknown number of" if None in shots else " or ".join(str(n) for n in sorted(n or 0 for n in shots))
-    error = (
-        "± is one standard error over documents; recovery's is paired"
-        if documents >= FEWEST
-        else f"too few documents for an error ({documents}, {FEWEST} are needed)"
-    )
-    lines = [
-        f"lm-eval {first.settings['lm_eval']}, {counted(documents, 'documents')}, {said} few-shot examples; {error}",
-        "lost: right in the baseline, wrong in the candidate; p: exact McNemar; margin: shift of the right answer's "
-        "lead in nats; KL: over the choices, in nats",
-    ]
-    if len(first.top) > 1:
-        lines.append(f"all: the mean over {', '.join(first.top)}, which count alike; lost and gained are sums")
-    return lines
+def _cell(statistic: Statistic, s: Mapping[str, Any]) -> str:
+    """A number above its error."""
+    if s[statistic.name] is None:
+        return NARROW if statistic.needs in NARROW_IF_MISSING else "-"
+    return "\n".join(shown_statistic(statistic, s)).rstrip()

@@ -9,6 +9,7 @@ from typing import Any
 from rich.text import Text
 
 from scoremode.core.statistics.comparison import Comparison
+from scoremode.core.statistics.equivalence import Equivalence
 from scoremode.core.statistics.parts import PairedPart
 from scoremode.core.store.run import Run
 from scoremode.reports.terminal.console import BlockTable, TableColumn
@@ -74,6 +75,12 @@ def run_slices_table(run: Run) -> list[Any]:
         TableColumn("perplexity", [" ".join(rounded(one.value, one.stderr)).rstrip() for one in perplexities]),
     ]
     return ["", Text("by slice of the text", "bold"), BlockTable(list(map(shown, metrics)), columns)]
+
+
+def equivalence_lines(found: Sequence[Equivalence]) -> list[Any]:
+    """The verdict of each candidate, in a sentence."""
+    lines = [Text(shown(f"{one.name}: {one.sentence}"), "" if one.no_worse else "red") for one in found]
+    return ["", Text("change of the log-probability of the right text", "bold"), *lines]
 
 
 def _measure(found: Sequence[Comparison]) -> str:

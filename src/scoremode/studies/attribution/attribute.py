@@ -15,26 +15,28 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 
 from scoremode.core.disk.folders import entry_folder
+from scoremode.core.disk.uri import Place, located
 from scoremode.core.engine.plugin import Work
+from scoremode.core.engine.registry import can, open_for
 from scoremode.core.plan.path import DECODE
 from scoremode.core.statistics.cells import Cells, Damage, PlanCells
 from scoremode.core.verbs.arguments import AllArguments, spelled_out, split_arguments
 from scoremode.core.verbs.compare import compare
 from scoremode.core.verbs.model import GivenTokenizer, LazyModel
-from scoremode.core.verbs.progress import Progress
+from scoremode.core.verbs.progress import Progress, announce
 from scoremode.core.verbs.progress_display import shows_progress
 from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.run_contents import describe_engine
 from scoremode.core.verbs.scoring import check_fits
 from scoremode.core.verbs.sides import CompareRequest, assign_engines, short
 from scoremode.errors import InputError, OptionError, RunError, did_you_mean, print_line
-from scoremode.remote.storage.uri import Place, located
+from scoremode.studies.attribution.engines.replicated_swapper import ReplicatedSwapper
 from scoremode.studies.attribution.folder import AGAIN, AttributionFolder
 from scoremode.studies.attribution.recipe import Budget, Choices, make_recipe, restored_recipe, write_tools
 from scoremode.studies.attribution.recipe_statistics import Uniform
 from scoremode.studies.attribution.result import Attribution, CandidateDamage, UnitDamage
 from scoremode.studies.attribution.swap_loop import Candidate, SwapMeasurement, formats_of, record_number, stored_bits
-from scoremode.studies.attribution.swapping import WeightFacts
+from scoremode.studies.attribution.swapping import Swapper, WeightFacts
 from scoremode.studies.attribution.units import BY, Unit, units_of
 from scoremode.studies.attribution.weight_formats.round_to_nearest import PREFIX as MADE
 from scoremode.studies.attribution.weight_formats.round_to_nearest import read_name
@@ -124,7 +126,7 @@ def attribute(
         raise OptionError(f"--engine {engine} serves none of the candidates: rtn is emulated", fix="leave --engine out")
     wanted = CompareRequest(engine, options, "transformers", None, tokenizer)
     own, _ = assign_engines(request.baseline, served, wanted)
-    if own is None or not own.plugin.able().swaps:  # a run, or a format that another engine opens
+    if own is None or not can(own.plugin, "swaps"):  # a run, or a format that another engine opens
         raise InputError(f"{request.baseline} has no weights to swap", fix="give a checkpoint as the baseline")
     with closing(own.prepare()) as model:
         asked = model.ask(question, progress)
@@ -144,6 +146,15 @@ def attribute(
     return found
 
 
+def _open_swapper(model: LazyModel, work: Work, candidates: Mapping[str, str], progress: Progress | None) -> Swapper:
+    """Opens a model to swap its weights (the ability "swaps") for those of candidates, given with fingerprints."""
+    announce(progress, f"loading {model.subject.name} with {model.engine_name}")
+    if model.replicas is not None:
+        return ReplicatedSwapper(model.replicas, work, candidates, progress)
+    swapper: Swapper = open_for(model.chosen, "swaps", work, tuple(candidates))
+    return swapper
+
+
 @dataclass(frozen=True, slots=True)
 class _Work:
     """One attribution while it is measured."""
@@ -159,7 +170,7 @@ class _Work:
         """Swaps all units of all candidates; returns the manifest of what was measured. Sums are in the folder."""
         plan = self.asked.plan
         work, cells = Work(longest=int(plan.lengths.max())), PlanCells(plan)
-        with closing(self.model.open_swapper(work, self.prints, self.progress)) as swapper:
+        with closing(_open_swapper(self.model, work, self.prints, self.progress)) as swapper:
             facts, engine = swapper.facts, swapper.engine_facts()
             check_fits(plan, engine.vocabulary, engine.context_length)
             # the embedding of a tied baseline is its head too, so what was measured for it holds for that alone

@@ -97,12 +97,13 @@ class AttributeVerb(Verb):
     def _served(self, parsed: argparse.Namespace, output: Any) -> None:
         """Only the profile: hidden states between the layers of the served model."""
         from scoremode.studies.attribution.depth_profile_tables import depth_profile_table
-        from scoremode.studies.attribution.page import render_profile
 
         with progress_bar("comparing layers") as progress:
             found = _profile(parsed, parsed.candidates[0], progress)
         show(parsed, found.as_json, lambda: depth_profile_table(found))
         if output:
+            from scoremode.studies.attribution.page import render_profile
+
             write_report(parsed, output, render_profile(found))
 
     def _routes(self, parsed: argparse.Namespace, output: Any) -> None:

@@ -21,13 +21,15 @@ import numpy as np
 from scoremode.core.arguments import whole_number
 from scoremode.core.cache.units import size_words
 from scoremode.core.engine.base import EngineFacts
+from scoremode.core.engine.plugin import Work
+from scoremode.core.engine.registry import open_for, require
 from scoremode.core.plan.plan import Plan
 from scoremode.core.scores.answers import Window
 from scoremode.core.statistics.groups import grouping
 from scoremode.core.verbs.arguments import AllArguments, EngineOptionArguments, spelled_out, split_arguments
 from scoremode.core.verbs.baselines import comparable_facts, require_same_question
 from scoremode.core.verbs.model import TOLD_FROM, GivenTokenizer, LazyModel
-from scoremode.core.verbs.progress import Progress
+from scoremode.core.verbs.progress import Progress, announce
 from scoremode.core.verbs.progress_display import shows_progress
 from scoremode.core.verbs.scoring import check_fits
 from scoremode.core.verbs.sides import CompareRequest, assign_engines, name_of
@@ -90,18 +92,20 @@ def profile_of(
     if (whole_number("tokens", tokens) or 0) < 1:
         raise OptionError(f"tokens={tokens} leaves nothing to compare", fix="give a number of at least 1")
     for model in (baseline, candidate):
-        model.require_layers()
+        require(model.plugin, "layer_states", "give hidden states between layers")
+        if model.spread is not None:
+            raise OptionError("hidden states between layers come from one engine", fix="leave --replicas out")
     asked = baseline.ask(question, progress)
     require_same_question(comparable_facts(asked), candidate.ask(question, progress), asked.tokens.ids)
     check_fits(asked.plan, asked.subject.vocabulary, asked.subject.context_length)
     text = _ProfiledText.of(asked.plan, tokens)
     with tempfile.TemporaryFile(prefix="scoremode-states-") as file:
-        with closing(candidate.open_layers(text.longest, progress)) as served:
+        with closing(_open_layers(candidate, text.longest, progress)) as served:
             require_alike(*_known_shape(baseline), served)
             kept = _KeptStates.of(file, text, served)
             kept.fill(served, progress)
             facts = served.facts
-        with closing(baseline.open_layers(text.longest, progress)) as layers:
+        with closing(_open_layers(baseline, text.longest, progress)) as layers:
             assert isinstance(layers, BaselineLayers), "Transformers can be a baseline"
             require_alike(layers.layers, layers.width, served)
             sums = _compared(layers, kept, progress)
@@ -117,6 +121,13 @@ def profile_of(
         unusual_way=unusual,
         notes=tuple(dict.fromkeys((*text.notes(asked.plan), *both[0].notes, *both[1].notes))),
     )
+
+
+def _open_layers(model: LazyModel, longest: int, progress: Progress | None) -> LayerStates:
+    """Opens a model to give hidden states between its layers (the ability "layer_states")."""
+    announce(progress, f"loading {model.subject.name} with {model.engine_name}")
+    layers: LayerStates = open_for(model.chosen, "layer_states", Work(longest=longest))
+    return layers
 
 
 def _served_by(facts: EngineFacts) -> str:

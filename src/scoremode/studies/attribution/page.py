@@ -14,8 +14,12 @@ import numpy as np
 from markupsafe import Markup
 
 from scoremode.reports.html.drawing import Axis, Frame, linear, plain
+from scoremode.reports.html.page import ResultPage
 from scoremode.reports.html.templating import fill, fill_page
-from scoremode.reports.text import (
+from scoremode.studies.attribution.depth_profile import DepthProfile
+from scoremode.studies.attribution.depth_profile_chart import depth_profile_section
+from scoremode.studies.attribution.result import Attribution, CandidateDamage, UnitDamage, ordered
+from scoremode.studies.attribution.tables import (
     PREDICTED,
     account_lines,
     attribution_notes,
@@ -24,9 +28,6 @@ from scoremode.reports.text import (
     saves_bits,
     unit_rows,
 )
-from scoremode.studies.attribution.depth_profile import DepthProfile
-from scoremode.studies.attribution.depth_profile_chart import depth_profile_section
-from scoremode.studies.attribution.result import Attribution, CandidateDamage, UnitDamage, ordered
 from scoremode.values import Estimate, Floats, rounded
 
 DECADES = 2  # of the colours of a map: a hundredth of the largest, and less, is almost white
@@ -289,3 +290,7 @@ def _placed(bars: Sequence[tuple[str, Estimate, str]], axis: Axis) -> list[dict[
         }
         for i, (name, kl, title) in enumerate(bars)
     ]
+
+
+REFUSAL = ("an attribution has a page of its own", "write several reports")
+PAGE = ResultPage(Attribution, lambda found: render_attribution(found[0]), REFUSAL)

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.text import Text
 
+from scoremode.core.statistics.groups import FEWEST
 from scoremode.reports.terminal.console import BlockTable, Facts, TableColumn
-from scoremode.reports.text import (
-    PREDICTED,
-    account_lines,
-    attribution_notes,
-    candidate_bits,
-    chosen_words,
-    counted,
-    saves_bits,
-    shown,
-    unit_rows,
-)
+from scoremode.reports.text import counted, shown
 from scoremode.values import rounded
 
 MOST = 12  # units in a table; the page and JSON have all
 
 Row = Mapping[str, Any]
+
+PREDICTED = "the sum of its units, on the windows that it was chosen on"
 
 
 def attribution_tables(facts: Row, *, most: int = MOST) -> list[Any]:
@@ -108,3 +102,68 @@ def _units(rows: Sequence[Row], *, with_bits: bool) -> BlockTable:
 def _column(title: str, rows: Sequence[Row], name: str, *, percent: bool = False, leaves: int = 0) -> TableColumn:
     cells = [" ".join(rounded(row[name], row[f"{name}_stderr"], percent=percent)).strip() for row in rows]
     return TableColumn(title, cells, leaves=leaves)
+
+
+# ── words that terminal and page share ───────────────────────────────────────────────────────────────────────────────
+def account_lines(candidate: Row) -> list[tuple[str, str, str, str]]:
+    """The account of a candidate in ``Attribution.as_json()``: name, KL, its error, and what it is."""
+    account, served = candidate["account"], candidate["served_by"]
+    ratio = account["parts_over_whole"]
+    lines = [
+        ("sum of parts", "parts", "" if ratio is None else f"{ratio:.3f} of all weights together"),
+        ("interaction", "interaction", "what units do to each other's damage"),
+        ("all weights", "whole", "swapped together"),
+    ]
+    if served is not None:
+        lines += [
+            ("rest", "rest", "activations, K/V cache and kernels: not in the weights"),
+            ("served", "served", f"by {served}"),
+        ]
+    return [(name, *rounded(account[key], account[f"{key}_stderr"]), about) for name, key, about in lines]
+
+
+def attribution_notes(facts: Row) -> list[str]:
+    """What a reader of an attribution must know, in sentences."""
+    groups = facts["groups"]
+    errors = f"errors are over {counted(groups, 'groups')} ({facts['stderr_groups']})"
+    too_few = f"no errors: the text has {counted(groups, 'groups')}, and {FEWEST} are needed"
+    tokens = f"{facts['targets']:,} tokens of {facts['corpus']}; KL in nats per token"
+    noise = facts["noise_kl_mean"]
+    if noise is None:
+        floor = f"no noise floor: {facts['noise_perturbed']}"
+    else:
+        floor = f"noise floor: KL {rounded(noise)[0]} of the baseline to itself ({facts['noise_perturbed']})"
+    of_candidates = [
+        note if note.startswith(c["name"]) else f"{c['name']}: {note}"
+        for c in facts["candidates"]
+        for note in c["notes"]
+    ]
+    return [f"{tokens}; {errors if groups >= FEWEST else too_few}", floor, *facts["notes"], *of_candidates]
+
+
+def chosen_words(recipe: Row) -> str:
+    """How many units a mixture takes from each candidate."""
+    names = list(recipe["chosen"].values())
+    return ", ".join(f"{names.count(name):,} of {name}" for name in dict.fromkeys(names))
+
+
+def saves_bits(candidate: Row) -> bool:
+    """Does a candidate store some unit in fewer bits than the baseline? Else its bits say nothing."""
+    return any(row["bits_saved"] > 0 for row in candidate["units"])
+
+
+def candidate_bits(candidate: Row) -> str:
+    """The bits per weight of a candidate of an attribution, or why they say nothing.
+
+    >>> candidate_bits({"bits_per_weight": 32.0, "units": [{"bits_saved": 0.0}]})
+    'emulated, or not quantized: no weights are stored in fewer bits than in the baseline'
+    """
+    if saves_bits(candidate):
+        return f"{candidate['bits_per_weight']:.2f} bits per weight"
+    return "emulated, or not quantized: no weights are stored in fewer bits than in the baseline"
+
+
+def unit_rows(candidate: Row) -> list[dict[str, Any]]:
+    """The units of a candidate in ``Attribution.as_json()``, the most damage first; JSON has no infinite KL."""
+    rows = [{**row, "kl": math.inf if row["kl"] is None else row["kl"]} for row in candidate["units"]]
+    return sorted(rows, key=lambda row: (-row["kl"], not row["changed"]))

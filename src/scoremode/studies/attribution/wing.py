@@ -16,4 +16,11 @@ WING = Wing(
         "Routing": f"{HERE}.routing_statistics",
     },
     verbs={"compare models": {"attribute": f"{HERE}.command:AttributeVerb"}},
+    abilities={
+        ("layer_states", "llamacpp"): f"{HERE}.engines.llamacpp_layers:open_layers",
+        ("layer_states", "transformers"): f"{HERE}.engines.transformers_layers:open_layers",
+        ("layer_states", "vllm"): f"{HERE}.engines.vllm_layer_engine:open_layers",
+        ("swaps", "transformers"): f"{HERE}.engines.transformers_swapper:open_swapper",
+    },
+    offers={"page": (f"{HERE}.page:PAGE",)},
 )

@@ -32,12 +32,12 @@ import numpy as np
 import numpy.typing as npt
 
 from scoremode.core.disk.files import DISK_FULL, open_regular, write_at
+from scoremode.core.disk.stores import store_of
+from scoremode.core.disk.uri import Place, may_be_stored, name_in, stored_at
 from scoremode.core.engine.base import StoredDistributions
 from scoremode.core.scores.answers import Answers, Window
 from scoremode.errors import EngineError, InputError, RunError
 from scoremode.head.budget import FLOOR, LARGEST_CODE, LEFT_OUT, words_of
-from scoremode.remote.storage.copies import copy_of_file
-from scoremode.remote.storage.uri import Place, located, may_be_stored, name_in
 from scoremode.values import Bools, Floats, Ids, Ints, Raw
 
 MAGIC = b"_logits_"
@@ -107,9 +107,9 @@ class KldFile:
     """A file of base logits. It is checked when it is opened, and its records are mapped."""
 
     def __init__(self, path: str | Path) -> None:
-        where = located(path) if isinstance(path, str) and may_be_stored(path) else Path(path)
+        where = stored_at(path)
         self.place = where if isinstance(where, Place) else None
-        self.path = copy_of_file(where) if isinstance(where, Place) else where
+        self.path = store_of(where).copy_of_file(where) if isinstance(where, Place) else where
         try:
             with open_regular(self.path) as file:
                 self.layout = _read_layout(self.path, file.read(HEADER.size), os.fstat(file.fileno()).st_size)
@@ -151,7 +151,15 @@ class FileBaseline(StoredDistributions):
     """Distributions in a file; window i of the plan is chunk i of the file, unless ``chunks`` are given."""
 
     def __init__(self, file: KldFile, chunks: Ints | None = None) -> None:
-        self.file, self.vocabulary, self.chunks = file, file.layout.vocabulary, chunks
+        self.file: KldFile = file
+        self.vocabulary, self.chunks = file.layout.vocabulary, chunks
+
+    @classmethod
+    def at(cls, where: str) -> FileBaseline:
+        return cls(KldFile(where))
+
+    def part(self, windows: Ints) -> FileBaseline:
+        return FileBaseline(self.file, windows)
 
     def records(self, index: int, window: Window) -> Raw:
         found = self.file.records(index if self.chunks is None else int(self.chunks[index]))

@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 
 from scoremode.core.disk.files import written_atomically
+from scoremode.core.disk.uri import Place
 from scoremode.core.engine.base import Want
 from scoremode.core.engine.baseline import StoredBaseline
 from scoremode.core.engine.registry import require
 from scoremode.core.plan.path import DECODE
 from scoremode.core.plan.plan import Plan
+from scoremode.core.references.reader import open_reference
 from scoremode.core.scores.answers import FAULT
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
@@ -29,8 +31,6 @@ from scoremode.core.verbs.progress import Progress, announce
 from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.scoring import UnfinishedRun
 from scoremode.errors import EngineError, InputError, MethodError, OptionError, RunError
-from scoremode.remote.storage.open_copies import open_reference
-from scoremode.remote.storage.uri import Place
 from scoremode.studies.kld.file import MAGIC, KldLayout, KldWriter
 from scoremode.values import Ids
 

@@ -193,7 +193,7 @@ def noise_of_model(
     if model.is_given:
         raise OptionError("vary needs a model that scoremode can open again", fix="use scoremode.open")
     model.close()
-    engine = None if "engine" in vary else model.plugin.called
+    engine = None if "engine" in vary else model.plugin.address or model.plugin.name
     options = {**model.chosen.options.given(), **(model.spread.given() if model.spread else {})}
     name = model.subject.name
     prepared = prepare_settings(name, vary, repeat, engine=engine, options=options, tokenizer=tokenizer)

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack
 
 from scoremode.core.arguments import whole_number
 from scoremode.core.cache.units import size_words
+from scoremode.core.disk.uri import located
 from scoremode.core.engine.base import Baseline, Engine, WholeDistributions, only_one_way
 from scoremode.core.engine.baseline import StoredBaseline, noise_facts
+from scoremode.core.engine.options import Options
 from scoremode.core.engine.registry import require_path
 from scoremode.core.plan.path import CACHE_HIT, CHUNK_TOKENS, CHUNKED, DECODE
+from scoremode.core.references.reader import open_reference
 from scoremode.core.statistics.comparison import Comparison, Comparisons
 from scoremode.core.store.run import Run
 from scoremode.core.text.memory import available
@@ -33,8 +36,6 @@ from scoremode.core.verbs.reference import reference_of
 from scoremode.core.verbs.scoring import UnfinishedRun
 from scoremode.core.verbs.sides import NOISE, Folders, compared_with
 from scoremode.errors import EngineError, OptionError, did_you_mean
-from scoremode.remote.storage.open_copies import open_reference
-from scoremode.remote.storage.uri import located
 from scoremode.studies.paths.varied import NOT_RERUN, Varied, rerun
 from scoremode.values import change
 
@@ -84,10 +85,22 @@ def paths(
         if way.kind == DECODE:
             check_question({**decoded, "sequences": way.size})
     folders = Folders(located(out) if out is not None else None, fresh, progress)
-    with closing(LazyModel.named(model, engine, options, tokenizer)) as lazy, closing(lazy.for_prefill()) as prefill:
+    with closing(LazyModel.named(model, engine, options, tokenizer)) as lazy, closing(_for_prefill(lazy)) as prefill:
         for way in ways:
             require_path(lazy.plugin, way.kind, f"leave {way.kind} out of --vary")
         return _PathsOfModel(prefill, lazy, question, decoded, folders, tokenizer_name(tokenizer)).compare(ways)
+
+
+def _with_options(model: LazyModel, options: Options) -> LazyModel:
+    """Another LazyModel of a model."""
+    return LazyModel(replace(model.chosen, options=options), spread=model.spread, tokenizer=model.tokenizer)
+
+
+def _for_prefill(model: LazyModel) -> LazyModel:
+    """Returns a model without options that only the decode path reads: itself if it has none of them."""
+    options = model.chosen.options
+    only = [name for name in options.given() if options.known()[name].details.path == DECODE]
+    return _with_options(model, replace(options, **dict.fromkeys(only))) if only else model
 
 
 def _read_ways(vary: str | Sequence[str], sequences: Any, chunk_tokens: Any, prefill_tokens: Any) -> list[Way]:
@@ -175,8 +188,10 @@ class _PathsOfModel:
     def _compared(self, run: Run, way: Way) -> Comparison:
         """Scores one way against the prefill path, or reads its run if it is finished."""
         model = self.model
-        if way.kind != CACHE_HIT:
-            model = model.again(way.size) if way.kind == CHUNKED else self.decodes.again()
+        if way.kind == CHUNKED and way.size is not None:
+            model = _with_options(model, model.plugin.chunked(model.chosen.options, way.size))
+        elif way.kind == DECODE:
+            model = _with_options(self.decodes, self.decodes.chosen.options)
         question = {**self.decoded, "sequences": way.size} if way.kind == DECODE else self.question
         try:
             asked = model.ask(question, self.folders.progress)

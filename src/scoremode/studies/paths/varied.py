@@ -34,7 +34,7 @@ class Varied:
 
     def kept_promise(self, d: Floats, what: str) -> str:
         """Says whether a promise of equal bits was kept, given differences ``d`` (targets,); '' if none was made."""
-        promise = self.model.plugin.promises_same_bits(self.model.chosen.options)
+        promise = self.model.plugin.able().same_bits
         if not promise:
             return ""
         moved = int(np.count_nonzero(d))

@@ -8,21 +8,29 @@ Which tokens an answer has depends on the tokenizer. So they are cut when the mo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from scoremode.core.disk.folders import ROLLOUTS
+from scoremode.core.text.corpus import Corpus, CorpusKind
+from scoremode.core.text.documents import RereadDocuments
 from scoremode.core.text.files import check_readable
+from scoremode.core.text.prompts import Prompts
+from scoremode.core.text.slices import SliceRule
 from scoremode.core.text.tokenizer import TextTokenizer
+from scoremode.core.text.tokens import Tokens
 from scoremode.errors import CorpusError
-from scoremode.studies.rollouts.prompts import Prompts, encoded, local_file, read_prompts
-from scoremode.studies.rollouts.texts import Rollouts, require_folder, tokens_digest
+from scoremode.studies.rollouts.prompted_texts import tokens_of_texts
+from scoremode.studies.rollouts.prompts import encoded, local_file, read_prompts
+from scoremode.studies.rollouts.texts import Rollouts, require_folder
 from scoremode.values import Ids
 
+PREFIX = "answers:"  # before the file or folder, where a corpus is named
 ROWS_LIKE = 'use rows like {"prompt": "…", "answer": "…"}'
 
 
@@ -37,13 +45,22 @@ class KnownAnswers:
     rollouts: Rollouts | None = None
     notes: tuple[str, ...] = ()
 
-    @property
-    def texts(self) -> list[str]:
-        return list(self.answers.values())
-
-    def first(self, count: int) -> KnownAnswers:
-        """The first ``count`` answers."""
-        return replace(self, answers=dict(list(self.answers.items())[:count]))
+    def as_corpus(self, count: int | None = None) -> Corpus:
+        """The answers as a corpus. ``count``: only the first of them."""
+        sha256 = hashlib.sha256(f"answers of {self.sha256}, the first {count}".encode()).hexdigest()
+        taken = replace(self, answers=dict(islice(self.answers.items(), count)))
+        texts = list(taken.answers.values())
+        size = sum(len(text.encode()) for text in texts)
+        return Corpus(
+            name=PREFIX + self.name,
+            layout="documents",
+            rows=lambda: iter(texts),
+            sha256=sha256,
+            row_count=len(texts),
+            byte_count=size,
+            notes=self.notes,
+            own_tokens=taken._tokens,
+        )
 
     def _asked(self, tokenizer: TextTokenizer) -> Mapping[int, tuple[str, Ids]]:
         """The text and the ids of each prompt that has an answer."""
@@ -55,13 +72,14 @@ class KnownAnswers:
         each = zip(self.rollouts.prompt.tolist(), self.rollouts.prompt_text, self.rollouts.prompt_ids, strict=True)
         return {number: (text, ids) for number, text, ids in each}
 
-    def as_written(self, tokenizer: TextTokenizer) -> tuple[Rollouts, list[str]]:
-        """The answers in the form of texts that somebody wrote after the prompts, and notes on their tokens.
+    def _tokens(self, tokenizer: TextTokenizer, rules: Sequence[SliceRule]) -> tuple[RereadDocuments, Tokens]:
+        """Makes the tokens of prompts and answers.
 
-        A model writes after the prompt's own tokens. An answer has the tokens that it has behind its prompt, unless the
+        A model writes after the prompt's own tokens. An answer has the tokens that it has after its prompt, unless the
         two meet inside of a token: then it is cut into tokens by itself.
         """
-        asked, apart, written = self._asked(tokenizer), 0, list[Ids]()
+        notes = self.rollouts.tokenizer_notes(tokenizer) if self.rollouts is not None else []
+        asked, alone, written = self._asked(tokenizer), 0, list[Ids]()
         for number, answer in self.answers.items():
             text = asked[number][0]
             together = tokenizer.encode(text + answer, special=False).ids
@@ -69,34 +87,13 @@ class KnownAnswers:
             if len(together) > len(bare) and np.array_equal(together[: len(bare)], bare):
                 written.append(together[len(bare) :])
             else:
-                apart += 1
+                alone += 1
                 written.append(tokenizer.encode(answer, special=False).ids)
-        pairs = [asked[number] for number in self.answers]
-        return self._in_form(pairs, written, tokenizer), _met(apart)
-
-    def _in_form(self, asked: list[tuple[str, Ids]], written: list[Ids], tokenizer: TextTokenizer) -> Rollouts:
-        unknown = [np.zeros(len(ids)) for ids in written]
-        digest = tokens_digest(tokenizer.pieces(), [*(ids for _, ids in asked), *written])
-        known = {"model": self.name, "texts_sha256": self.sha256, "tokens_sha256": digest}
-        manifest: dict[str, Any] = {**known, "tokenizer": tokenizer.facts.fingerprint, "notes": [], "sampling": {}}
-        return Rollouts(
-            prompt=np.array(list(self.answers), np.int64),
-            sample=np.zeros(len(written), np.int64),
-            prompt_text=[text for text, _ in asked],
-            prompt_ids=[ids for _, ids in asked],
-            written=written,
-            logprob=unknown,
-            raw_logprob=unknown,
-            finish=["stop"] * len(written),
-            text=self.texts,
-            answer=list(self.texts),
-            manifest=manifest,
-        )
-
-
-def _met(apart: int) -> list[str]:
-    said = "answers meet" if apart > 1 else "answer meets"
-    return [f"{apart:,} {said} the prompt inside of a token, and so was cut into tokens by itself"] if apart else []
+        if alone:
+            said = "answers meet" if alone > 1 else "answer meets"
+            notes.append(f"{alone:,} {said} the prompt inside of a token, and so was cut into tokens by itself")
+        prompt_ids = [asked[number][1] for number in self.answers]
+        return tokens_of_texts(np.array(list(self.answers)), prompt_ids, written, tokenizer, rules=rules, notes=notes)
 
 
 def check_answers(name: str) -> None:
@@ -125,3 +122,6 @@ def read_answers(name: str) -> KnownAnswers:
     left = len(known) - len(answers)
     notes = (*found.notes, *([f"{left:,} of {len(known):,} prompts have no answer, and are left out"] if left else []))
     return replace(found, answers=answers, notes=notes)
+
+
+CORPUS = CorpusKind(PREFIX, KnownAnswers, check_answers, read_answers)

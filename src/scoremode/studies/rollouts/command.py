@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
 
+from scoremode.core import extensions
 from scoremode.errors import InputError
 from scoremode.reports.command import flags
 from scoremode.reports.command.output import progress_bar, show
 from scoremode.reports.command.verb import Verb
 
-PROMPTS: flags.Flags = {
-    "--prompts FILE": '.jsonl rows {"prompt": "…"} or {"messages": […]}, lines of a .txt, or task:NAME: its questions',
-    "--prompt TEXT …": "a prompt given here; may be given again",
-}
-TASKS: flags.Flags = {
-    "--limit N": "only the first N questions of each task",
-    "--num-fewshot N": "examples before a question (default: what the task says)",
-    "--include-path DIR …": "YAML files of your own tasks; their code is run",
-    "--apply-chat-template": "ask a task's questions as messages of a user",
-}
-TASK = "task:"  # before names of tasks
+if TYPE_CHECKING:
+    from scoremode.core.text.prompts import Prompts
+    from scoremode.core.verbs.progress import Progress
+
+ROWS = '.jsonl rows {"prompt": "…"} or {"messages": […]}, or lines of a .txt'
 WRITING: flags.Flags = {
     "--samples N": "texts for each prompt (default: 1)",
     "--max-tokens N": "most tokens of a text (default: 256)",
@@ -47,7 +45,11 @@ class RolloutsVerb(Verb):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         flags.add(parser, flags.MODEL)
-        flags.add(parser.add_argument_group("prompts"), {**PROMPTS, **TASKS})
+        prompts, named = parser.add_argument_group("prompts"), extensions.offered("prompts")
+        flags.add(prompts, {"--prompts FILE": "".join([ROWS, *(f"; or {kind.summary}" for kind in named)])})
+        flags.add(prompts, {"--prompt TEXT …": "a prompt given here; may be given again"})
+        for kind in named:
+            flags.add(prompts, kind.flags)
         texts = parser.add_argument_group("texts")
         flags.add(texts, WRITING)
         flags.add(texts, DRAWING, type=flags.amount)
@@ -61,9 +63,7 @@ class RolloutsVerb(Verb):
         flags.add(parser, flags.JSON)
 
     def instead(self, flag: str) -> str | None:
-        from scoremode.studies.tasks.prompts import LOCAL
-
-        return LOCAL if flag == "--task-data" else None
+        return next((kind.gone[flag] for kind in extensions.offered("prompts") if flag in kind.gone), None)
 
     def run(self, parsed: argparse.Namespace) -> None:
         from scoremode.studies.rollouts.rollouts import rollouts
@@ -72,26 +72,15 @@ class RolloutsVerb(Verb):
         if (parsed.prompts is None) == (not parsed.prompt):
             what = "--prompts and --prompt were given together" if parsed.prompt else "no prompt was given"
             raise InputError(what, fix="give --prompts FILE, or --prompt TEXT")
-        each = {flag: getattr(parsed, _name(flag)) for flag in TASKS}
-        of_tasks = {flag: value for flag, value in each.items() if value is not None and value is not False}
-        is_task = parsed.prompts is not None and parsed.prompts.startswith(TASK)
-        if of_tasks and not is_task:
-            what = f"{next(iter(of_tasks)).split()[0]} is about tasks"
-            raise InputError(what, fix=f"give --prompts {TASK}NAME, or leave it out")
+        read = _reader(parsed)
         if parsed.out is None:
             raise InputError("the texts have no place to go", fix="give --out DIR")
         numbers = ("samples", "temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "sequences")
         given = {name: value for name in numbers if (value := getattr(parsed, name)) is not None}
         with progress_bar("writing") as progress:
-            prompts = parsed.prompts or parsed.prompt
-            if is_task:
-                from scoremode.studies.tasks.prompts import task_prompts
-
-                known = {_name(flag): value for flag, value in of_tasks.items()}
-                prompts = task_prompts(parsed.prompts.removeprefix(TASK), progress=progress, **known)
             found = rollouts(
                 parsed.model,
-                prompts,
+                read(progress) if read else parsed.prompts or parsed.prompt,
                 out=parsed.out,
                 fresh=parsed.fresh,
                 progress=progress,
@@ -99,6 +88,21 @@ class RolloutsVerb(Verb):
                 **flags.model_arguments(parsed),
             )
         show(parsed, lambda: found.manifest, lambda: rollouts_table(found, parsed.out))
+
+
+def _reader(parsed: argparse.Namespace) -> Callable[[Progress | None], Prompts] | None:
+    """Returns what reads prompts that are named with a prefix, with their flags; None for a file or texts."""
+    reader = None
+    for kind in extensions.offered("prompts"):
+        each = {flag.split()[0]: getattr(parsed, _name(flag)) for flag in kind.flags}
+        given = {flag: value for flag, value in each.items() if value is not None and value is not False}
+        if parsed.prompts is not None and parsed.prompts.startswith(kind.prefix):
+            named = {_name(flag): value for flag, value in given.items()}
+            reader = partial(kind.read, parsed.prompts.removeprefix(kind.prefix), **named)
+        elif given:
+            what = f"{next(iter(given))} is about {kind.prefix.removesuffix(':')}s"
+            raise InputError(what, fix=f"give --prompts {kind.prefix}NAME, or leave it out")
+    return None if reader is None else lambda progress: reader(progress=progress)
 
 
 def _name(flag: str) -> str:

@@ -14,7 +14,6 @@ import numpy as np
 
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.store.run import Run
-from scoremode.core.text.tokens import tokenizer_notes
 from scoremode.core.verbs.arguments import ModelArguments, spelled_out
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer
 from scoremode.core.verbs.progress import Progress
@@ -109,7 +108,7 @@ def _joined(columns: Sequence[Floats]) -> Floats:
 
 def _scored(rollouts: SampledTexts, model: Model, notes: list[str], progress: Progress | None) -> Floats:
     if isinstance(rollouts, Rollouts):  # your own arrays do not say which tokenizer they have
-        notes += tokenizer_notes(rollouts, model.text_tokenizer)
+        notes += rollouts.tokenizer_notes(model.text_tokenizer)
     return _joined(model.logprobs(rollouts.prompt_ids, rollouts.written, progress=progress))
 
 

@@ -33,11 +33,11 @@ class MismatchVerb(Verb):
         from scoremode.core.statistics import gate
         from scoremode.core.store.runs import is_run, load
         from scoremode.studies.rollouts.mismatch import mismatch
-        from scoremode.studies.rollouts.mismatch_page import render_mismatch
         from scoremode.studies.rollouts.mismatch_statistics import CLIP, EXAMPLE, FIELDS
         from scoremode.studies.rollouts.tables import mismatch_tables
 
-        rules = [gate.parse(text, FIELDS, EXAMPLE) for text in parsed.fail_if or ()]  # before an hour of scoring
+        for text in parsed.fail_if or ():
+            gate.parse(text, FIELDS, EXAMPLE)  # refuses a wrong rule before an hour of scoring
         output = checked_report(parsed)
         low, high = (CLIP[i] if given is None else given for i, given in enumerate((parsed.clip_low, parsed.clip_high)))
         with progress_bar("scoring") as progress:
@@ -52,5 +52,7 @@ class MismatchVerb(Verb):
         facts = {**s, "by_position": by_position, "by_slice": by_slice}
         show(parsed, lambda: facts, lambda: mismatch_tables(s, by_position, by_slice))
         if output:
+            from scoremode.studies.rollouts.mismatch_page import render_mismatch
+
             write_report(parsed, output, render_mismatch(found))
-        return verdict([gate.check(rule, s) for rule in rules])
+        return verdict(found.failures(*(parsed.fail_if or ())))

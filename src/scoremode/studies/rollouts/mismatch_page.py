@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from scoremode.reports.html.page import ResultPage
 from scoremode.reports.html.templating import fill_page
-from scoremode.reports.text import mismatch_facts
 from scoremode.studies.rollouts.mismatch_statistics import Mismatch
+from scoremode.studies.rollouts.tables import mismatch_facts
 
 
 def render_mismatch(found: Mismatch) -> str:
@@ -23,3 +24,7 @@ def render_mismatch(found: Mismatch) -> str:
         left_out=[name for name, rows in (("position", by_position[1:]), ("slice", found.by_slice())) if not rows],
         has_kl=found.kl is not None,
     )
+
+
+REFUSAL = ("a mismatch has a page of its own", "write several reports")
+PAGE = ResultPage(Mismatch, lambda found: render_mismatch(found[0]), REFUSAL)

@@ -22,6 +22,7 @@ Errors are over prompts, because the samples of one prompt are alike.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -34,7 +35,7 @@ from scoremode.core.scores.frames import ArrowTable, few_lines
 from scoremode.core.scores.schema import ROUNDING
 from scoremode.core.statistics.depth import depth_edges, means_by_stretch
 from scoremode.core.statistics.estimate import error_fields, finite_or_none, ratio, with_error_fields
-from scoremode.core.statistics.gate import check, parse
+from scoremode.core.statistics.gate import check, parse, too_few
 from scoremode.core.statistics.streams import quantiles
 from scoremode.errors import InputError
 from scoremode.values import Bools, Estimate, Floats, Ints, Range
@@ -204,7 +205,7 @@ class Mismatch(ArrowTable):
     def failures(self, *rules: str) -> list[str]:
         """Says in one line each which rules hold, such as ``k3 > 0.015 surely``; an empty list if the gate passes."""
         parsed = [parse(rule, FIELDS, EXAMPLE) for rule in rules]
-        return [why for rule in parsed if (why := check(rule, self._statistics))]
+        return [why for rule in parsed if (why := check(rule, self._statistics, why_unknown=_why_unknown))]
 
     def to_arrow(self) -> Any:
         """One row per sampled token, as a ``pyarrow.Table``."""
@@ -256,3 +257,17 @@ def effective_share(log_weights: Floats) -> float | None:
         return None
     weights = np.exp(log_weights - largest)
     return float(weights.sum() ** 2 / (len(weights) * (weights**2).sum()))
+
+
+def _why_unknown(name: str, statistics: Mapping[str, Any]) -> str:
+    """Says why a number of ``Mismatch.statistics`` is None, by the first reason that applies."""
+    plain = re.sub("_(stderr|low|high)$", "", name)
+    zero, infinite = statistics.get("zero_probability"), statistics.get("kl_infinite")
+    reasons = (
+        (not statistics.get("tokens"), "there are no tokens"),
+        (plain == "kl" and infinite is None, "the distributions were not compared"),
+        (plain == "kl" and infinite, f"tokens with infinite KL: {infinite}"),
+        (statistics.get(plain) is None and zero, f"tokens that the trainer thinks impossible: {zero}"),
+        (name != plain and statistics.get(plain) is not None, too_few(statistics.get("prompts"), "prompts")),
+    )
+    return next((reason for applies, reason in reasons if applies), "it has no value")

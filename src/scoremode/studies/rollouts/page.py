@@ -11,10 +11,10 @@ from markupsafe import Markup
 from scoremode.reports.html.charts import doubling
 from scoremode.reports.html.drawing import SMALL, Axis, Chart, Shape, linear, plain
 from scoremode.reports.html.templating import fill
-from scoremode.reports.text import EXAMPLES, example_words
 from scoremode.studies.rollouts.candidates_on_texts import OwnWords
 from scoremode.studies.rollouts.parting import Partings
 from scoremode.studies.rollouts.speculation import Speculation
+from scoremode.studies.rollouts.tables import EXAMPLES, example_words
 from scoremode.values import Estimate
 
 POINTS = 96  # lengths at which survival is drawn

@@ -12,37 +12,19 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from scoremode.core import strict_json
 from scoremode.core.arguments import path_text
 from scoremode.core.disk.files import file_sha256
-from scoremode.core.text.files import Message, check_readable, checked_row, is_text, lines_of, text_in_file
+from scoremode.core.text.files import check_readable, checked_row, is_text, lines_of, text_in_file
+from scoremode.core.text.prompts import Prompt, Prompts
 from scoremode.core.text.tokenizer import TextTokenizer
 from scoremode.errors import CorpusError, InputError, harmless
 from scoremode.values import Ids
 
 ROWS_LIKE = 'use rows like {"prompt": "…"} or {"messages": […]}'
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A text or a conversation that a model continues."""
-
-    content: str | list[Message]
-    answer: str | None = None  # a text that is known to be right
-
-
-@dataclass(frozen=True, slots=True)
-class Prompts:
-    """All prompts, where they are from, and the sha256 of that."""
-
-    rows: tuple[Prompt, ...]
-    name: str
-    sha256: str  # of the file; of prompts that were given one by one, of their JSON
-    notes: tuple[str, ...] = ()
 
 
 GivenPrompts = str | os.PathLike[str] | Sequence["str | Mapping[str, Any]"] | Prompts

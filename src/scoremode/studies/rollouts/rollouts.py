@@ -16,22 +16,25 @@ import numpy as np
 
 from scoremode import __version__
 from scoremode.core.arguments import whole_number
+from scoremode.core.disk.uri import Place, located
 from scoremode.core.engine.plugin import Work
-from scoremode.core.engine.registry import all_options, require
+from scoremode.core.engine.registry import all_options, open_for, require
 from scoremode.core.plan.path import DECODE, DecodePath, read_path
 from scoremode.core.scores.answers import FAULT
+from scoremode.core.text.prompts import Prompts
 from scoremode.core.verbs.arguments import ModelArguments, spelled_out
 from scoremode.core.verbs.model import GivenTokenizer, LazyModel
 from scoremode.core.verbs.progress import Progress, announce
 from scoremode.core.verbs.progress_display import shows_progress
 from scoremode.core.verbs.question import identify
+from scoremode.core.verbs.replicas import spread_names
 from scoremode.core.verbs.run_contents import describe_engine, describe_model
 from scoremode.errors import EngineError, OptionError, UnknownArgumentError, did_you_mean
-from scoremode.remote.ray.spread import SPREAD
-from scoremode.remote.storage.uri import Place, located
+from scoremode.studies.rollouts.engines.replicated_writer import ReplicatedWriter
 from scoremode.studies.rollouts.folder import RolloutsFolder
-from scoremode.studies.rollouts.prompts import GivenPrompts, Prompts, encoded, read_prompts
-from scoremode.studies.rollouts.texts import FINISHES, Rollouts, WrittenText, prompts_digest, tokens_digest
+from scoremode.studies.rollouts.prompted_texts import tokens_digest
+from scoremode.studies.rollouts.prompts import GivenPrompts, encoded, read_prompts
+from scoremode.studies.rollouts.texts import FINISHES, Rollouts, WrittenText, prompts_digest
 from scoremode.studies.rollouts.writing import DrawingRules, Writer, WritingRequest, WrittenTokens
 from scoremode.values import Ids
 
@@ -132,7 +135,7 @@ class _Numbers:
 
 def _check_options(given: ModelArguments) -> None:
     for name in given:
-        if name not in (*all_options(), *SPREAD):
+        if name not in (*all_options(), *spread_names()):
             raise UnknownArgumentError(f"there is no argument {name}", fix=did_you_mean(name, list(all_options())))
 
 
@@ -213,9 +216,17 @@ def _written(
         if found is None:
             announce(progress, f"loading {lazy.subject.name} with {lazy.engine_name}")
             work = Work(task.longest, shares_prompts=task.numbers.samples > 1, path=task.path)
-            writer = stack.enter_context(closing(lazy.open_writer(work, task.rules, progress)))
+            writer = stack.enter_context(closing(_open_writer(lazy, work, task.rules, progress)))
             found = _write(writer, lazy, task, claim, progress)
         return found if out is not None else replace(found, path=None)
+
+
+def _open_writer(lazy: LazyModel, work: Work, rules: DrawingRules, progress: Progress | None) -> Writer:
+    """Opens a model to write texts (the ability "writes"), on replicas if these were asked for."""
+    if lazy.replicas is not None:
+        return ReplicatedWriter(lazy.replicas, work, rules, progress)
+    writer: Writer = open_for(lazy.chosen, "writes", work, rules)
+    return writer
 
 
 def _write(

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
-from scoremode.core.statistics.equivalence import Equivalence
 from scoremode.reports.terminal.comparison_tables import above_error
 from scoremode.reports.terminal.console import BlockTable, Facts, TableColumn
 from scoremode.reports.terminal.run_tables import model_line
-from scoremode.reports.text import EXAMPLES, counted, example_words, mismatch_facts, shown
+from scoremode.reports.text import counted, shown
 from scoremode.studies.rollouts.candidates_on_texts import OwnWords
 from scoremode.studies.rollouts.texts import Rollouts
 from scoremode.values import rounded
@@ -96,6 +95,28 @@ def own_texts_table(found: Sequence[tuple[str, str, Row]]) -> list[Any]:
     return [table, *(Text(note, "yellow") for note in notes)]
 
 
+EXAMPLES = "where {reader} would most clearly have written something else"
+
+
+def example_words(words: OwnWords) -> list[tuple[str, str]]:
+    """For each example the text before it, and what was written there and what the reader prefers."""
+    found = []
+    for one in words.examples:
+        written, prefers = repr(one.written), repr(one.prefers)
+        gap = "" if one.gap is None else f", a gap of {rounded(one.gap)[0]} nats"
+        sentence = (
+            f"{words.writer} wrote {written} ({_chance(one.p_writer)}); {words.reader} prefers {prefers} "
+            f"({_chance(one.p_prefers)}) and gives {written} {_chance(one.p_reader)}{gap}"
+        )
+        found.append((shown(one.before), shown(sentence)))
+    return found
+
+
+def _chance(p: float) -> str:
+    """A probability in percent."""
+    return f"{100 * p:.1f}%" if p == 0 or p >= 0.001 else "below 0.1%"
+
+
 def own_words_tables(found: Sequence[OwnWords]) -> list[Any]:
     """What texts that a model wrote say about candidates."""
     parted = [(one.reader, one.partings.statistics()) for one in found if one.partings is not None]
@@ -111,14 +132,33 @@ def own_words_tables(found: Sequence[OwnWords]) -> list[Any]:
     return parts
 
 
-# ── no worse than ────────────────────────────────────────────────────────────────────────────────────────────────────
-def equivalence_lines(found: Sequence[Equivalence]) -> list[Any]:
-    """The verdict of each candidate, in a sentence."""
-    lines = [Text(shown(f"{one.name}: {one.sentence}"), "" if one.no_worse else "red") for one in found]
-    return ["", Text("change of the log-probability of the right text", "bold"), *lines]
-
-
 # ── trainer against rollout ──────────────────────────────────────────────────────────────────────────────────────────
+def mismatch_facts(s: Row) -> list[tuple[str, str]]:
+    """The main numbers of a trainer against rollouts, by label."""
+
+    def said(name: str, *, percent: bool = False) -> str:
+        return " ".join(rounded(s[name], s.get(f"{name}_stderr"), percent=percent)).rstrip()
+
+    def spread(prefix: str) -> str:
+        names = ("min", "p01", "median", "p99", "max")
+        return " · ".join(rounded(s[f"{prefix}_{name}"])[0] for name in names)
+
+    low, high = s["clip"]
+    exact = [("KL(rollout‖trainer), exact", said("kl"))] if s["kl_infinite"] is not None else []
+    return [
+        ("texts", f"{s['tokens']:,} tokens of {counted(s['samples'], 'samples')}, {counted(s['prompts'], 'prompts')}"),
+        *exact,
+        *((f"k{i}", said(f"k{i}")) for i in (1, 2, 3)),
+        ("ratios: min, 1 %, median, 99 %, max", spread("ratio")),
+        (f"outside {low:g} to {high:g}", said("outside_clip", percent=True)),
+        ("effective sample size", said("effective_sample_size", percent=True)),
+        ("ratios of sequences", spread("sequence_ratio")),
+        (f"sequences outside {low:g} to {high:g}", said("sequence_outside_clip", percent=True)),
+        ("effective sample size of sequences", said("sequence_effective_sample_size", percent=True)),
+        ("impossible for the trainer", counted(s["zero_probability"], "tokens")),
+    ]
+
+
 def mismatch_tables(s: Row, by_position: Sequence[Row], by_slice: Sequence[Row]) -> list[Any]:
     """A trainer against rollouts: ``Mismatch.statistics()``, ``by_position()`` and ``by_slice()``."""
     facts = Facts()

@@ -25,15 +25,22 @@ from scoremode.core.arguments import path_text
 from scoremode.core.disk.files import file_sha256
 from scoremode.core.disk.folders import PARTIAL_TEXTS, ROLLOUTS, TEXTS
 from scoremode.core.disk.manifests import Count, Sha256, Text, Whole, is_sealed, unusable_field
+from scoremode.core.disk.uri import is_uri
 from scoremode.core.strict_json import read_object
-from scoremode.errors import RunError
-from scoremode.remote.storage.uri import is_uri
+from scoremode.core.text.corpus import Corpus, CorpusKind
+from scoremode.core.text.documents import RereadDocuments
+from scoremode.core.text.slices import SliceRule
+from scoremode.core.text.tokenizer import TextTokenizer
+from scoremode.core.text.tokens import Tokens
+from scoremode.errors import CorpusError, ModelError, RunError
+from scoremode.studies.rollouts.prompted_texts import tokens_digest, tokens_of_texts
 from scoremode.values import Floats, Ids, Ints, frozen
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 FORMAT = 1
+PREFIX = "rollouts:"  # before the folder, where a corpus is named
 FINISHES = ("stop", "length", "context")
 """How a text ended: with an end token, at the most tokens that were allowed, or where the model's context was full."""
 
@@ -115,6 +122,33 @@ class Rollouts:
         columns = {name: getattr(self, name)[:count] for name in COLUMNS}
         return replace(self, **columns)
 
+    def as_corpus(self, count: int | None = None) -> Corpus:
+        """The texts as a corpus, each with its prompt. ``count``: only the first of them."""
+        sha256, taken = str(self.manifest["texts_sha256"]), self
+        if count is not None and count < len(self):
+            taken, sha256 = self.first(count), hashlib.sha256(f"{sha256}, the first {count}".encode()).hexdigest()
+        if not len(taken):
+            raise CorpusError(f"{self.path} has no texts", fix="write some with scoremode rollouts")
+        texts = [prompt + text for prompt, text in zip(taken.prompt_text, taken.text, strict=True)]
+        size = sum(len(text.encode()) for text in texts)
+        name = PREFIX + (Path(self.path).resolve().name if self.path else str(self.manifest["model"]))
+        return Corpus(name, "documents", lambda: iter(texts), sha256, len(texts), size, own_tokens=taken._tokens)
+
+    def _tokens(self, tokenizer: TextTokenizer, rules: Sequence[SliceRule]) -> tuple[RereadDocuments, Tokens]:
+        notes = self.tokenizer_notes(tokenizer)
+        return tokens_of_texts(self.prompt, self.prompt_ids, self.written, tokenizer, rules=rules, notes=notes)
+
+    def tokenizer_notes(self, tokenizer: TextTokenizer) -> list[str]:
+        """Refuses a tokenizer that has other tokens for these ids; returns a note if it only has another name."""
+        if self.manifest["tokenizer"] == tokenizer.facts.fingerprint:
+            return []
+        if tokens_digest(tokenizer.pieces(), [*self.prompt_ids, *self.written]) != self.manifest["tokens_sha256"]:
+            raise ModelError(
+                f"the texts were written by {self.manifest['model']}, and this model has another tokenizer",
+                fix="choose a model with the same tokenizer, or write texts with this one",
+            )
+        return ["another tokenizer than the one of the texts, with the same tokens for all of their ids"]
+
 
 COLUMNS = tuple(field.name for field in fields(Rollouts) if field.name not in ("manifest", "path"))
 
@@ -156,6 +190,9 @@ def require_folder(folder: str | os.PathLike[str]) -> Path:
     raise RunError(f"{name or 'an empty name'} has no finished rollouts", fix=fix)
 
 
+CORPUS = CorpusKind(PREFIX, Rollouts, require_folder, Rollouts.open, whole_divergence=True)
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Reads rollouts.json; RunError if it is damaged or was changed."""
     path = folder / ROLLOUTS
@@ -169,16 +206,6 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not is_sealed(found):
         raise RunError(f"{path} was changed after it was written", fix=AGAIN)
     return found
-
-
-def tokens_digest(pieces: Sequence[bytes], ids: Iterable[Ids]) -> str:
-    """A hash of the bytes that all used ids stand for. Equal hashes: two tokenizers agree on all of these tokens."""
-    used = np.unique(np.concatenate([np.zeros(0, np.int32), *ids]))
-    hasher = hashlib.sha256()
-    for token in used.tolist():
-        piece = pieces[token] if token < len(pieces) else b""
-        hasher.update(f"{token}:{len(piece)}:".encode() + piece)
-    return hasher.hexdigest()
 
 
 # ── texts.parquet ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -17,4 +17,13 @@ WING = Wing(
         "score one model": {"rollouts": f"{HERE}.command:RolloutsVerb"},
         "compare models": {"mismatch": f"{HERE}.mismatch_command:MismatchVerb"},
     },
+    abilities={
+        ("writes", engine): f"{HERE}.engines.{engine}_writer:open_writer"
+        for engine in ("llamacpp", "server", "table", "transformers", "vllm")
+    },
+    offers={
+        "corpus": (f"{HERE}.texts:CORPUS", f"{HERE}.answers:CORPUS"),
+        "page": (f"{HERE}.mismatch_page:PAGE",),
+        "part": (f"{HERE}.comparing:PART",),
+    },
 )

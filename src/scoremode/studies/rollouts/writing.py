@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from scoremode.core.models.subject import Subject
 from scoremode.core.strict_json import read_object
 from scoremode.values import Bools, Floats, Ids, Ints
 
@@ -88,11 +88,12 @@ def batches_of_texts(asked: Sequence[WritingRequest], size: int) -> list[Ints]:
     return [order[begin : begin + size] for begin in range(0, len(order), size)]
 
 
-def end_tokens(folder: Path, config: Mapping[str, Any], eos: int | None) -> frozenset[int]:
+def end_tokens(subject: Subject) -> frozenset[int]:
     """The tokens at which a checkpoint's texts end: those of generation_config.json or config.json, and the EOS."""
+    assert subject.checkpoint is not None
     try:
-        said = read_object(folder / "generation_config.json").get("eos_token_id")
+        said = read_object(subject.checkpoint.path / "generation_config.json").get("eos_token_id")
     except (OSError, ValueError):
-        said = config.get("eos_token_id")
+        said = subject.checkpoint.config.get("eos_token_id")
     given = said if isinstance(said, list) else [said]
-    return frozenset(one for one in (*given, eos) if type(one) is int and one >= 0)
+    return frozenset(one for one in (*given, subject.tokenizer.facts.eos) if type(one) is int and one >= 0)

@@ -99,15 +99,15 @@ class TasksVerb(Verb):
         return RUN
 
     def run(self, parsed: argparse.Namespace) -> int:
-        from scoremode.core.statistics import gate
+        from scoremode.studies.tasks.rules import parse
         from scoremode.studies.tasks.tasks import tasks
 
-        rules = [gate.parse_for_tasks(text) for text in parsed.fail_if or ()]
+        rules = [parse(text) for text in parsed.fail_if or ()]
         output = checked_report(parsed)
         rows = [rule.task for rule in rules if rule.task is not None]
         found = tasks(parsed.baseline, *parsed.candidates, tasks=parsed.tasks, metric=parsed.metric, rows=rows)
-        from scoremode.reports.model_card import tasks_markdown, tasks_model_index
-        from scoremode.reports.terminal.comparison_tables import tasks_json, tasks_tables
+        from scoremode.studies.tasks.card import tasks_markdown, tasks_model_index
+        from scoremode.studies.tasks.tables import tasks_json, tasks_tables
 
         found = [replace(c, manifest={"command": command_line()}) for c in found]
         if parsed.markdown:
@@ -120,9 +120,4 @@ class TasksVerb(Verb):
             from scoremode.studies.tasks.page import render_tasks
 
             write_report(parsed, output, render_tasks(found))
-        failures = []
-        for rule in rules:
-            for c in found:
-                row, named = (c.overall, c.name) if rule.task is None else (c.row(rule.task), f"{c.name}, {rule.task}")
-                failures.append(gate.check(rule, {**row, "name": named}))
-        return verdict(failures)
+        return verdict([rule.check(c) for rule in rules for c in found])

@@ -77,7 +77,7 @@ class ScoremodeLM(GeneratingModel):
         OPEN.add(self)
 
     def _choose_max_length(self) -> int | None:
-        chosen, limit, context = self.settings.max_length, self.held.limit(), self.subject.context_length
+        chosen, limit, context = self.settings.max_length, self.held.chosen.options.limit, self.subject.context_length
         most = min((n for n in (limit[1] if limit else None, context) if n is not None), default=None)
         if chosen is not None and most is not None and chosen > most:
             raise OptionError(f"max_length {chosen} is more than the {most} tokens of this model", fix=f"give {most}")

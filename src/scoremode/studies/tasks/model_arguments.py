@@ -10,7 +10,8 @@ from typing import Any
 from scoremode.core.arguments import require_flag, require_text, whole_number
 from scoremode.core.engine.base import Engine
 from scoremode.core.engine.plugin import EnginePlugin
-from scoremode.core.engine.registry import all_options, choose_engine
+from scoremode.core.engine.registry import all_options, choose_engine, require_read
+from scoremode.core.plan.path import PREFILL
 from scoremode.core.verbs.model import LazyModel
 from scoremode.errors import OptionError, UnknownArgumentError, did_you_mean, print_line
 
@@ -64,7 +65,7 @@ def read(given: Mapping[str, Any], device: str | None) -> tuple[LazyModel, Adapt
     if device is not None and "device" not in named and not isinstance(engine, Engine):
         _put_on(device, choose_engine(engine, name), named)
     held = LazyModel.named(name, engine, _engine_options(named), tokenizer, many_questions=True)
-    held.require_prefill()
+    require_read(held.chosen.options, PREFILL, has_flag=False)
     held.settings()  # refuses options that cannot work
     return held, settings
 

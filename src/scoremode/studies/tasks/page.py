@@ -13,10 +13,12 @@ from typing import Any
 from markupsafe import Markup
 
 from scoremode.reports.html.drawing import Frame, linear
+from scoremode.reports.html.page import ResultPage
 from scoremode.reports.html.provenance import distinct_commands, served_facts
-from scoremode.reports.html.templating import fill, fill_page
-from scoremode.reports.text import listed, other_metrics, shown_rows
+from scoremode.reports.html.templating import cell_with_error, fill, fill_page
+from scoremode.reports.text import listed
 from scoremode.studies.tasks.results import ALL, Flip, TasksComparison, softmax
+from scoremode.studies.tasks.tables import other_metrics, shown_rows
 
 FLIPS_SHOWN = 25  # documents per task and candidate; a page with thousands would not open on a phone
 LONGEST_QUESTION, LONGEST_CHOICE = 1500, 600  # characters; a question's end is shown, because examples come first
@@ -126,3 +128,19 @@ def _task_facts(c: TasksComparison) -> dict[str, str]:
         "seeds": ", ".join(f"{name} {seed}" for name, seed in s["seeds"].items()),
     }
     return {name: str(value) for name, value in facts.items() if value not in (None, "")}
+
+
+def tasks_html(comparison: TasksComparison) -> str:
+    """A comparison on tasks as a table for notebooks: recovery and flips of every row."""
+    rows = []
+    for row in shown_rows(comparison):
+        said = cell_with_error(row["recovery"], row["recovery_stderr"], percent=True)
+        if row["lost_documents"] is not None:
+            said += f", {row['lost_documents']:,} lost, {row['gained_documents']:,} gained"
+        rows.append((f"{row['name']}, {row['metric']}", said))
+    caption = f"{comparison.name}: recovery of {comparison.baseline_name}"
+    return str(fill("notebook.html", caption=caption, rows=rows))
+
+
+REFUSAL = ("comparisons on tasks and on texts do not share a page", "write two reports")
+PAGE = ResultPage(TasksComparison, render_tasks, REFUSAL, several=True, in_notebooks=tasks_html)

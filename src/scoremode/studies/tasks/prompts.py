@@ -15,13 +15,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from scoremode.core.arguments import require_flag, whole_number
 from scoremode.core.installation import pip_install
+from scoremode.core.text.prompts import Prompt, Prompts, PromptsKind
 from scoremode.core.verbs.progress import Progress, announce
 from scoremode.errors import InputError, OptionError
-from scoremode.studies.rollouts.prompts import Prompt, Prompts
 
 KINDS = ("generate_until", "multiple_choice", "loglikelihood")
 LOCAL = "give --include-path a folder with a YAML file that names your rows: docs/rollouts.md shows one"
@@ -77,6 +75,8 @@ def task_prompts(
 @contextlib.contextmanager
 def _as_in_lm_eval() -> Iterator[None]:
     """Seeds Python's and NumPy's random numbers as lm-eval does, and hides its log lines and bars, inside the block."""
+    import numpy as np
+
     python, numpy = random.getstate(), np.random.get_state()
     random.seed(0)
     np.random.seed(1234)
@@ -169,3 +169,17 @@ def _answer(task: Any, instances: Sequence[Any]) -> str | None:
     number = choices.index(target) if target in choices else target
     is_known = isinstance(number, int) and 0 <= number < len(choices)
     return str(instances[number].args[1]) if is_known else None
+
+
+QUESTIONS = PromptsKind(
+    prefix="task:",
+    summary="task:NAME: its questions",
+    read=task_prompts,
+    flags={
+        "--limit N": "only the first N questions of each task",
+        "--num-fewshot N": "examples before a question (default: what the task says)",
+        "--include-path DIR …": "YAML files of your own tasks; their code is run",
+        "--apply-chat-template": "ask a task's questions as messages of a user",
+    },
+    gone={"--task-data": LOCAL},
+)

@@ -16,4 +16,9 @@ WING = Wing(
         "compare models": {"tasks": f"{HERE}.command:TasksVerb"},
         "with other programs": {"lm-eval": f"{HERE}.command:LmEvalVerb"},
     },
+    abilities={
+        ("generates", "transformers"): f"{HERE}.engines.transformers_generator:open_generator",
+        ("generates", "vllm"): f"{HERE}.engines.vllm_generator:VllmGenerator",
+    },
+    offers={"page": (f"{HERE}.page:PAGE",), "prompts": (f"{HERE}.prompts:QUESTIONS",)},
 )

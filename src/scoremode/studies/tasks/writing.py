@@ -15,11 +15,11 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, po
 from tqdm import tqdm
 
 from scoremode.core.engine.plugin import Work
-from scoremode.core.engine.registry import require
+from scoremode.core.engine.registry import open_for, require
 from scoremode.core.verbs.model import LazyModel
 from scoremode.errors import EngineError, InputError, ModelError, print_line
-from scoremode.studies.rollouts.generation import Generator, Sampling
 from scoremode.studies.tasks.encoding import HarnessEncoder
+from scoremode.studies.tasks.generation import Generator, Sampling
 from scoremode.studies.tasks.model_arguments import AdapterSettings
 from scoremode.values import Ids
 
@@ -53,7 +53,7 @@ class GeneratingModel(TemplateLM):  # type: ignore[misc]
         how = [self._sampling(requests[numbers[0]].args[1]) for numbers in alike.values()]  # errors come before loading
         groups = list(zip(how, alike.values(), strict=True))
         longest = max(s.max_tokens + len(self._prompt(requests[i].args[0], s)[0]) for s, own in groups for i in own)
-        opened = self.held.plugin.open_generator(self.held.subject, self.held.chosen.options, Work(longest))
+        opened = open_for(self.held.chosen, "generates", Work(longest))
         with request_bar(len(requests), "generate_until", disable_tqdm) as bar, closing(opened) as generator:
             for sampling, numbers in groups:
                 for begin in range(0, len(numbers), CHUNK):

@@ -14,8 +14,9 @@ import numpy as np
 
 from scoremode.core.engine.base import Engine
 from scoremode.core.engine.plugin import Work
-from scoremode.core.engine.registry import require
+from scoremode.core.engine.registry import require, require_read
 from scoremode.core.models.subject import Subject
+from scoremode.core.plan.path import PREFILL
 from scoremode.core.scores.answers import Window, WindowList
 from scoremode.core.scores.frames import few_lines
 from scoremode.core.verbs.arguments import ModelArguments, spelled_out, split_arguments
@@ -141,7 +142,7 @@ class SequenceProbability:
             )
         self._is_ours = not isinstance(model, LazyModel)
         self.held = model if isinstance(model, LazyModel) else LazyModel.named(model, engine, engine_options, tokenizer)
-        self.held.require_prefill()
+        require_read(self.held.chosen.options, PREFILL, has_flag=False)
         self.subject: Subject = self.held.subject
         self.leading_space, self.spanning, self.add_bos = leading_space, spanning, add_bos
         self.encoder = PairEncoder(
@@ -224,7 +225,7 @@ class SequenceProbability:
 
     def _cut_all(self, pairs: Sequence[tuple[str, str]]) -> CutPairs:
         """Encodes and cuts pairs; raises an error if the model cannot take them."""
-        cut, facts, chosen = self.encoder.cut(pairs), self.held.given_facts, self.held.limit()
+        cut, facts, chosen = self.encoder.cut(pairs), self.held.given_facts, self.held.chosen.options.limit
         vocabulary = facts.vocabulary if facts else self.subject.vocabulary
         if vocabulary is not None and cut.largest >= vocabulary:
             raise ModelError(

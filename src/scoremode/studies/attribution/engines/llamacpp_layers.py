@@ -14,8 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.core.models.gguf import GgufFacts
+from scoremode.core.engine.plugin import Work
+from scoremode.core.models.gguf import GgufFacts, read_gguf
+from scoremode.core.models.subject import Subject
 from scoremode.core.scores.answers import Window
+from scoremode.engines.llamacpp import LlamaCppPlugin, context_for
 from scoremode.engines.llamacpp.engine import LlamaCppEngine
 from scoremode.engines.llamacpp.llamacpp_options import LlamaCppOptions
 from scoremode.errors import EngineError
@@ -24,6 +27,11 @@ from scoremode.studies.attribution.layer_states import LayerStates, States, fed_
 CALLBACK = ctypes.CFUNCTYPE(c_bool, c_void_p, c_bool, c_void_p)
 EMBEDDINGS = (b"inp_scaled", b"inp_embd", b"embd")  # what enters layer 0: the first of these that a model has
 LAYER = b"l_out-"
+
+
+def open_layers(plugin: LlamaCppPlugin, subject: Subject, options: LlamaCppOptions, work: Work) -> LlamaCppLayers:
+    facts, vocabulary = read_gguf(subject.name), subject.vocabulary or 0
+    return LlamaCppLayers(facts, vocabulary, options, context_for(subject, work))
 
 
 class LlamaCppLayers(LlamaCppEngine, LayerStates):

@@ -6,87 +6,83 @@ the same numbers on every replica, and in one process.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from scoremode.core.engine.base import EngineFacts, NoiseFloor
 from scoremode.core.engine.plugin import Work
-from scoremode.core.engine.registry import Chosen
+from scoremode.core.engine.registry import Chosen, open_for
 from scoremode.core.plan.plan import Plan
-from scoremode.remote.ray.engine import StartedReplicas
-from scoremode.remote.ray.replica import MeasuredSwap, ReplicaSpec
-from scoremode.remote.ray.replica_pool import Piece, Piecework, ReplicaHandle, ReplicaPool
-from scoremode.remote.ray.spread import Spread
+from scoremode.core.verbs.progress import Progress
+from scoremode.core.verbs.replicas import OTHER_FILES, Pieces, Replicas, Worker
+from scoremode.errors import EngineError
 from scoremode.studies.attribution.swapping import Swap, SwapColumns, Swapper, Tell
-from scoremode.values import Ints
+from scoremode.studies.attribution.weights import candidate_fingerprint
+from scoremode.values import Bools
+
+
+def open_swapping(candidates: Mapping[str, str], chosen: Chosen, work: Work) -> Worker:
+    """Opens a swapper inside a replica, whose node must have the candidates with these fingerprints."""
+    token = getattr(chosen.options, "token", None)
+    for name, fingerprint in candidates.items():
+        if candidate_fingerprint(name, token) != fingerprint:
+            raise EngineError(f"{socket.gethostname()} has other weights in {name}", fix=OTHER_FILES)
+    swapper: Swapper = open_for(chosen, "swaps", work, tuple(candidates))
+    return Worker(_SwapWorker(swapper), swapper.engine_facts(), swapper.facts)
+
+
+class _SwapWorker:
+    """A swapper inside a replica."""
+
+    def __init__(self, swapper: Swapper) -> None:
+        self.engine_facts, self.noise, self.close = swapper.engine_facts, swapper.noise, swapper.close
+        self._swapper = swapper
+
+    def swap(self, sent: tuple[Plan, list[Swap]], number: int) -> Iterator[tuple[int, SwapColumns | None]]:
+        """Measures one of the swaps that were sent, with the states that all of them start from."""
+        plan, swaps = sent
+        self._swapper.record(plan, swaps, lambda fed: None)
+        yield from self._swapper.columns(plan, [swaps[number]], lambda number, part: None)
 
 
 class ReplicatedSwapper(Swapper):
     """Swaps weights on several replicas. It is open as soon as one replica is."""
 
     def __init__(
-        self,
-        chosen: Chosen,
-        work: Work,
-        spread: Spread,
-        candidates: Mapping[str, str],
-        tokenizer: str | None = None,
-        *,
-        tell: Callable[[str], None] | None = None,
-        say: Callable[[str], None] | None = None,
+        self, replicas: Replicas, work: Work, candidates: Mapping[str, str], progress: Progress | None = None
     ) -> None:
-        """``candidates`` have their fingerprints; ``tell`` and ``say`` are those of ``StartedReplicas``."""
-        spec = ReplicaSpec.of(chosen, tokenizer, work, candidates=candidates)
-        self._replicas = StartedReplicas(chosen, spec, spread, tell, say)
-        swaps = self._replicas.first.swaps
-        assert swaps is not None, "a replica that was opened to swap"
-        self.facts = swaps
+        """``candidates`` have the fingerprints of their files."""
+        self.pool = replicas.pool(work, partial(open_swapping, candidates), progress)
+        self.facts = self.pool.about
 
     def engine_facts(self) -> EngineFacts:
-        found: EngineFacts = self._replicas.pool.ask("facts")
+        found: EngineFacts = self.pool.ask("engine_facts")
         return found
 
     def record(self, plan: Plan, swaps: Sequence[Swap], tell: Callable[[int], None]) -> None:
         """Does nothing: each replica scores the baseline itself when its first swap comes."""
 
     def columns(self, plan: Plan, swaps: Sequence[Swap], tell: Tell) -> Iterator[tuple[int, SwapColumns | None]]:
-        pool = self._replicas.pool
-        yield from pool.results(_Swapping(pool, plan, swaps, tell))
+        sent = self.pool.put((plan, list(swaps)))
+
+        def arguments(number: int, done: Bools) -> tuple[Any, ...]:
+            tell(number, 0.0)
+            return sent, number
+
+        members = [np.array([number]) for number in range(len(swaps))]
+        pieces = Pieces("swap", "give fewer --replicas to a node", "swap", members, arguments)
+        yield from self.pool.share(pieces, np.zeros(len(swaps), np.bool_))
 
     def noise(self, plan: Plan) -> NoiseFloor:
-        found: NoiseFloor = self._replicas.pool.ask("swap_noise", plan)
+        found: NoiseFloor = self.pool.ask("noise", plan)
         return found
 
     def account(self) -> list[str]:
-        return self._replicas.log.notes()
+        return self.pool.notes()
 
     def close(self) -> None:
-        self._replicas.close()
-
-
-class _Swapping(Piecework):
-    """All swaps of one call, each a piece."""
-
-    unit = "swap"
-    fix = "give fewer --replicas to a node"
-
-    def __init__(self, pool: ReplicaPool, plan: Plan, swaps: Sequence[Swap], tell: Tell) -> None:
-        super().__init__([Piece([number]) for number in range(len(swaps))], np.zeros(len(swaps), np.bool_))
-        self.plan, self.sent, self.tell = plan, pool.put((plan, list(swaps))), tell
-
-    def members(self, number: int) -> Ints:
-        return np.array([number], np.int64)
-
-    def send(self, replica: ReplicaHandle, piece: Piece) -> Any:
-        self.tell(piece.numbers[0], 0.0)
-        return replica.actor.swap.options(num_returns="streaming").remote(self.sent, piece.numbers[0])
-
-    def accept(
-        self, replica: ReplicaHandle, piece: Piece, said: MeasuredSwap
-    ) -> Iterator[tuple[int, SwapColumns | None]]:
-        self.done[piece.numbers[0]] = True
-        replica.stats.windows += len(self.plan)
-        replica.stats.tokens += self.plan.forward_tokens
-        yield piece.numbers[0], said.columns
+        self.pool.close()

@@ -9,14 +9,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from scoremode.core.engine.plugin import Work
+from scoremode.core.models.subject import Subject
 from scoremode.core.scores.answers import Window
+from scoremode.engines.transformers import TransformersPlugin
 from scoremode.engines.transformers.batches import PADDING, other_threads
+from scoremode.engines.transformers.choices import TransformersOptions
 from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.errors import EngineError
 from scoremode.head.precision import full_float32
 from scoremode.studies.attribution.engines.layer_hooks import LayerHooks
 from scoremode.studies.attribution.layer_states import BaselineLayers, States, fed_tokens
 from scoremode.values import Ids
+
+
+def open_layers(
+    plugin: TransformersPlugin, subject: Subject, options: TransformersOptions, work: Work
+) -> TransformersLayers:
+    return TransformersLayers(plugin.open(subject, options, work))
 
 
 class TransformersLayers(BaselineLayers):

@@ -14,8 +14,12 @@ from torch import Tensor
 
 from scoremode.core.engine.base import EngineFacts, NoiseFloor
 from scoremode.core.engine.baseline import noise_floor
+from scoremode.core.engine.plugin import Work
+from scoremode.core.models.subject import Subject
 from scoremode.core.plan.plan import Plan
 from scoremode.core.scores.answers import Answers, check_answers, check_divergence, measured
+from scoremode.engines.transformers import TransformersPlugin
+from scoremode.engines.transformers.choices import TransformersOptions
 from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.errors import EngineError, ModelError, print_line
 from scoremode.studies.attribution.engines.transformers_swaps import SwappableModel
@@ -25,6 +29,14 @@ from scoremode.values import Floats, Ids, change
 
 UNTIED = "the head of {} is its embedding; a candidate has a head of its own, so both are measured apart"
 TOLD_FROM = 10**8  # bytes of states from which the user is told where they go
+
+
+def open_swapper(
+    plugin: TransformersPlugin, subject: Subject, options: TransformersOptions, work: Work, candidates: Sequence[str]
+) -> TransformersSwapper:
+    assert subject.checkpoint is not None
+    where, engine = subject.checkpoint.path, plugin.open(subject, options, work)
+    return TransformersSwapper(engine, where, candidates, name=subject.name, token=options.token)
 
 
 class TransformersSwapper(Swapper):

@@ -11,15 +11,26 @@ from typing import Any
 
 import numpy as np
 
+from scoremode.core.engine.plugin import Work
+from scoremode.core.models.subject import Subject
 from scoremode.core.scores.answers import Window
 from scoremode.core.scores.packing import Words
+from scoremode.engines.vllm import VllmPlugin
 from scoremode.engines.vllm.engine import VllmEngine
-from scoremode.engines.vllm.support import LaunchArguments
+from scoremode.engines.vllm.support import LaunchArguments, VllmOptions
 from scoremode.engines.vllm.wire import Request
 from scoremode.errors import OptionError
 from scoremode.studies.attribution.layer_states import LayerStates, States, fed_tokens
 
+KEEPER = "studies.attribution.engines.vllm_layers:WorkerLayers"
 EAGER = "without compilation and CUDA graphs (--enforce-eager), as hooks on layers need"
+
+
+def open_layers(plugin: VllmPlugin, subject: Subject, options: VllmOptions, work: Work) -> VllmLayers:
+    assert subject.checkpoint is not None
+    facts = subject.checkpoint
+    taken = LaunchArguments.of(options, work, facts.context_length)
+    return VllmLayers(str(facts.path), taken, context=facts.context_length, notes=facts.notes)
 
 
 class VllmLayers(VllmEngine, LayerStates):
@@ -32,7 +43,7 @@ class VllmLayers(VllmEngine, LayerStates):
                 fix="use --tensor-parallel-size",
             )
         extra = {name: value for name, value in options.extra.items() if name != "enforce_eager"}
-        super().__init__(model, replace(options, layers=True, enforce_eager=True, extra=extra), **more)
+        super().__init__(model, replace(options, step_keeper=KEEPER, enforce_eager=True, extra=extra), **more)
         config = self.llm.llm_engine.vllm_config.model_config.hf_text_config
         self.layers, self.width = int(config.num_hidden_layers), int(config.hidden_size)
         self.facts = replace(self.facts, notes=(*self.facts.notes, f"vLLM ran {EAGER}"))
@@ -42,7 +53,7 @@ class VllmLayers(VllmEngine, LayerStates):
         for index, window in enumerate(windows):
             self._check(window, index)
             rows = np.arange(fed_tokens(window), dtype=np.int32)
-            asked = Request(rows, np.zeros((len(rows), 1), np.int32), extra="layers")
+            asked = Request(rows, np.zeros((len(rows), 1), np.int32), extra="kept")
             waiting[self._submit(window.ids[: len(rows)], asked)] = index
         found: dict[int, Words] = {}
         for index in range(len(windows)):

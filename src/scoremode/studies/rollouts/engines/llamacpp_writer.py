@@ -6,10 +6,16 @@ Each prompt is read at once, up to its last token. From there on, one token of e
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from scoremode.core.engine.plugin import Work
+from scoremode.core.models.subject import Subject
+from scoremode.core.plan.path import DecodePath
+from scoremode.engines.llamacpp import LlamaCppPlugin
 from scoremode.engines.llamacpp.engine import LlamaCppEngine
+from scoremode.engines.llamacpp.llamacpp_options import LlamaCppOptions
 from scoremode.studies.rollouts.engines.drawing import TextsInProgress
 from scoremode.studies.rollouts.writing import (
     DrawingRules,
@@ -20,6 +26,12 @@ from scoremode.studies.rollouts.writing import (
     batches_of_texts,
 )
 from scoremode.values import Bools, Ids
+
+
+def open_writer(
+    plugin: LlamaCppPlugin, subject: Subject, options: LlamaCppOptions, work: Work, rules: DrawingRules
+) -> LlamaCppWriter:
+    return LlamaCppWriter(plugin.open(subject, options, replace(work, path=work.path or DecodePath())), rules)
 
 
 class LlamaCppWriter(Writer):

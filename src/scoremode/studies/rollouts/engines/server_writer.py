@@ -12,14 +12,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from scoremode.core.engine.plugin import Work
+from scoremode.core.models.subject import Subject
+from scoremode.engines.server import ServerPlugin
 from scoremode.engines.server.engine import ServerEngine, in_threads
 from scoremode.engines.server.link import SMALL, Link
 from scoremode.engines.server.served import BYTES_PER_TOKEN, COMPLETIONS, ROUNDING
+from scoremode.engines.server.server_options import ServerOptions
 from scoremode.errors import EngineError, OptionError
 from scoremode.studies.rollouts.writing import DrawingRules, Tell, Writer, WritingRequest, WrittenTokens
 from scoremode.values import Bools, Floats, Ids
@@ -40,6 +44,15 @@ class _Completion:
     logprob: Floats
     finish: str  # "stop" or "length"
     likely: list[dict[str, float]]  # of each token: the likeliest ones at its place
+
+
+def open_writer(
+    plugin: ServerPlugin, subject: Subject, options: ServerOptions, work: Work, rules: DrawingRules
+) -> ServerWriter:
+    concurrency = options.concurrency if work.path is None else work.path.sequences
+    engine = plugin.open(subject, replace(options, concurrency=concurrency), work)
+    assert isinstance(engine, ServerEngine), "a scoring service does not write"
+    return ServerWriter(engine, rules)
 
 
 class ServerWriter(Writer):

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
+from scoremode.core.engine.plugin import Work
+from scoremode.core.models.subject import Subject
+from scoremode.engines.table import TablePlugin
 from scoremode.engines.table.engine import TableEngine
 from scoremode.studies.rollouts.engines.drawing import TextsInProgress
 from scoremode.studies.rollouts.writing import DrawingRules, Tell, Writer, WritingRequest, WrittenTokens
 from scoremode.values import Bools
+
+
+def open_writer(plugin: TablePlugin, subject: Subject, options: Any, work: Work, rules: DrawingRules) -> TableWriter:
+    return TableWriter(plugin.open(subject, options, work), rules)
 
 
 class TableWriter(Writer):

@@ -11,11 +11,16 @@ computed as the decode path would replay it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from scoremode.engines.transformers import batches
+from scoremode.core.engine.plugin import Work
+from scoremode.core.models.subject import Subject
+from scoremode.core.plan.path import DecodePath
+from scoremode.engines.transformers import TransformersPlugin, batches
+from scoremode.engines.transformers.choices import TransformersOptions
 from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.errors import EngineError
 from scoremode.studies.rollouts.engines.drawing import TextsInProgress
@@ -26,8 +31,16 @@ from scoremode.studies.rollouts.writing import (
     WritingRequest,
     WrittenTokens,
     batches_of_texts,
+    end_tokens,
 )
 from scoremode.values import Bools
+
+
+def open_writer(
+    plugin: TransformersPlugin, subject: Subject, options: TransformersOptions, work: Work, rules: DrawingRules
+) -> TransformersWriter:
+    engine = plugin.open(subject, options, replace(work, path=work.path or DecodePath()))
+    return TransformersWriter(engine, end_tokens(subject), rules)
 
 
 class TransformersWriter(Writer):

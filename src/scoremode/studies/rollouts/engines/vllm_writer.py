@@ -16,13 +16,14 @@ import numpy as np
 
 from scoremode.core.engine.plugin import Work
 from scoremode.core.models.facts import ModelFacts
-from scoremode.engines.vllm import support
+from scoremode.core.models.subject import Subject
+from scoremode.engines.vllm import VllmPlugin, support
 from scoremode.engines.vllm.processes import VllmLog, end
 from scoremode.engines.vllm.self_test import Verdict, engine_facts
 from scoremode.engines.vllm.start import start
 from scoremode.engines.vllm.support import LaunchArguments, VllmOptions
 from scoremode.errors import EngineError
-from scoremode.studies.rollouts.writing import DrawingRules, Tell, Writer, WritingRequest, WrittenTokens
+from scoremode.studies.rollouts.writing import DrawingRules, Tell, Writer, WritingRequest, WrittenTokens, end_tokens
 from scoremode.values import Bools, Ids
 
 FETCHED = 64  # texts that have ended, at most, before what belongs to them is fetched: each time, vLLM stands still
@@ -33,6 +34,13 @@ NOT_WHILE_WRITING = {
     "worker_extension_cls": "rollouts have an extension of their own",
     "logits_processors": "texts would be those of another distribution",
 }
+
+
+def open_writer(
+    plugin: VllmPlugin, subject: Subject, options: VllmOptions, work: Work, rules: DrawingRules
+) -> VllmWriter:
+    assert subject.checkpoint is not None
+    return VllmWriter(subject.checkpoint, options, work, rules, end_tokens(subject))
 
 
 class VllmWriter(Writer):

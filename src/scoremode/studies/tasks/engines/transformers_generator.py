@@ -8,12 +8,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from scoremode.engines.transformers.choices import choose_batch_tokens
+from scoremode.core.engine.plugin import Work
+from scoremode.core.models.subject import Subject
+from scoremode.core.text.tokenizer import HuggingFaceTokenizer
+from scoremode.engines.transformers import TransformersPlugin
+from scoremode.engines.transformers.choices import TransformersOptions, choose_batch_tokens
+from scoremode.engines.transformers.loading import load_model
 from scoremode.errors import EngineError, OptionError
-from scoremode.studies.rollouts.generation import Generator, Sampling
+from scoremode.studies.tasks.generation import Generator, Sampling
 from scoremode.values import Ids
 
 LOOKS_BACK = 4  # tokens that are searched beyond the length of a stop, because it may begin and end inside of tokens
+
+
+def open_generator(
+    plugin: TransformersPlugin, subject: Subject, options: TransformersOptions, work: Work
+) -> TransformersGenerator:
+    assert subject.checkpoint is not None
+    assert isinstance(subject.tokenizer, HuggingFaceTokenizer)
+    model, _ = load_model(subject.checkpoint, options)
+    return TransformersGenerator(model, subject.tokenizer.hf, options.batch_tokens)
 
 
 class TransformersGenerator(Generator):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import scoremode as sm
+from scoremode.core import extensions
 from scoremode.core.disk.folders import SET_IT, cache_folder, give_another
+from scoremode.core.disk.uri import located, parse
+from scoremode.core.verbs.outputs import check_output
 from scoremode.errors import InputError, OptionError
-from scoremode.remote.storage.uri import located, parse
 
 
 @pytest.mark.parametrize(
@@ -72,3 +76,20 @@ def test_the_cache_is_a_folder_of_this_machine(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("SCOREMODE_CACHE", str(tmp_path))
     assert give_another(tmp_path / "runs" / "x") == SET_IT
     assert give_another(Path("/elsewhere")) == "give another --out"
+
+
+def test_without_the_wing_that_opens_them_uris_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(extensions, "wings", tuple)
+    uri, text = "s3://bucket/run", "some text"
+    asked: list[Callable[[], object]] = [
+        lambda: sm.load(uri),
+        lambda: sm.ppl("table:uniform", text=text, out=uri),
+        lambda: sm.ppl("table:uniform", corpus=uri),
+        lambda: sm.compare(uri, "table:uniform", text=text),
+        lambda: check_output(uri, "-o"),
+    ]
+    for ask in asked:
+        with pytest.raises(InputError, match=f"^{uri}.* cannot be used: this installation of scoremode has no part"):
+            ask()
+    run = sm.ppl("table:uniform", text=text, out=f"file://{tmp_path}/run")
+    assert run.path == str(tmp_path / "run")

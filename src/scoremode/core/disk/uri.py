@@ -131,14 +131,6 @@ def shown(given: str) -> str:
         return f"a {given.partition('://')[0]}:// URI"
 
 
-def local_path(given: str | os.PathLike[str], flag: str) -> Path:
-    """Returns a path of this machine. Raises InputError if it is a URI, because ``flag`` takes only paths."""
-    where = located(given)
-    if isinstance(where, Place):
-        raise InputError(f"{where} is a URI, and {flag} takes a path of this machine", fix=f"give a path to {flag}")
-    return where
-
-
 def name_in(given: str) -> str:
     """Returns the name of a folder, a file or a model: the last part of its path or URI."""
     return parse(given).name if may_be_stored(given) and not given.startswith("file:") else Path(given).name

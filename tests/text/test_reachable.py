@@ -13,12 +13,9 @@ from typing import Any
 
 import pytest
 
+from scoremode.core.text import reachable
 from scoremode.core.text.corpus import load
-from scoremode.errors import CorpusError, StorageError
-from scoremode.remote.storage import objects, reachable
-from scoremode.remote.storage.file_systems import _opened
-from scoremode.remote.storage.objects import Objects
-from scoremode.remote.storage.uri import located
+from scoremode.errors import CorpusError
 
 
 @pytest.fixture
@@ -77,15 +74,6 @@ def test_clients_are_offline_inside_the_block_and_as_before_afterwards(
     assert os.environ.get("HF_HUB_OFFLINE") == before
 
 
-def test_texts_on_an_unreachable_hub_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    _opened.cache_clear()
-    began = time.monotonic()
-    with pytest.raises(CorpusError, match="the hub cannot be reached; check the network and HF_ENDPOINT"):
-        load("hf://datasets/org/none/a.txt")
-    assert time.monotonic() - began < 30, "the client alone tries for a minute"
-
-
 def test_a_dataset_without_a_hub_is_refused_on_one_line(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,31 +82,3 @@ def test_a_dataset_without_a_hub_is_refused_on_one_line(
     with pytest.raises(CorpusError, match="is not on this machine, and the Hugging Face hub cannot be reached"):
         load(dataset="org/none")
     assert "Retry" not in capfd.readouterr().err
-
-
-class _Gone:
-    """A server that never answers, and counts how often it is asked."""
-
-    asked = 0
-
-    def work(self) -> None:
-        self.asked += 1
-        raise OSError("curlCode: 6, Could not resolve host")
-
-
-@pytest.mark.parametrize(("answered", "patience", "tries"), [(False, None, 1), (True, None, 3), (False, "0.2", 3)])
-def test_a_server_that_never_answered_is_given_up_soon(
-    answered: bool, patience: str | None, tries: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Unless the user has set how long to try."""
-    monkeypatch.delenv("SCOREMODE_STORAGE_PATIENCE", raising=False)
-    if patience is not None:
-        monkeypatch.setenv("SCOREMODE_STORAGE_PATIENCE", patience)
-    monkeypatch.setattr(objects, "FIRST_PAUSE", 0.05)
-    monkeypatch.setattr(objects, "FIRST_CONTACT", 0.0)
-    place, gone = located("memory://bucket/file"), _Gone()
-    monkeypatch.setattr(objects, "ANSWERED", {(place.scheme, place.root)} if answered else set())  # type: ignore[union-attr]
-    asked = Objects(place, seconds=0.2)  # type: ignore[arg-type]
-    with pytest.raises(StorageError, match="cannot be reached"):
-        asked._attempt("a", "be read", gone.work)
-    assert gone.asked == pytest.approx(tries, abs=1 if tries > 1 else 0)

@@ -1,4 +1,4 @@
-"""Ends all processes of an engine when this process ends: by a guard process, and by hooks for an early end.
+"""A guard process that ends Ray's processes when this process ends.
 
 Ray's own processes notice that their parent is gone, most within seconds, some within a minute. The guard is this file,
 run as a process of its own, so it imports nothing of scoremode. When its standard input ends, the driver has ended.
@@ -13,14 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-
-kill_hooks: list[Callable[[], None]] = []
-"""Called, perhaps by a signal handler, when this process must end at once; each hook kills its engine's processes."""
-
-hanging: list[str] = []
-"""Engines whose libraries may wait forever at exit after a failure. After an error, the process then ends at once."""
 
 SECONDS = 3.0  # time for guarded processes to end by themselves
 PROC = Path("/proc")
@@ -31,23 +24,11 @@ def identity(pid: int) -> str | None:
 
     The start time is the kernel's own tick count; a date would change when the clock is set.
     """
-    if not (PROC / "self" / "stat").exists():
-        return _identity_without_proc(pid)
     try:
         fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
     return None if fields[0] in (b"Z", b"X") else f"{pid}:{int(fields[19])}"  # a zombie has ended
-
-
-def _identity_without_proc(pid: int) -> str | None:
-    import psutil  # a dependency of the engines that call this function
-
-    try:
-        process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else f"{pid}:{process.create_time()}"
-    except psutil.NoSuchProcess:
-        return None
 
 
 def descendants(pid: int) -> list[str]:

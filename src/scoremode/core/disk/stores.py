@@ -1,0 +1,75 @@
+"""What is asked of files and folders behind URIs. A wing offers it as its "store"; without one, a URI is refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scoremode.core import extensions
+from scoremode.core.disk.uri import Place, located, stored_at
+from scoremode.errors import InputError
+
+FetchFile = Callable[[str, int, str], None]
+"""Fetches a file of a reference by its name, size and sha256 into the folder of the copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """What a store of files behind URIs can do. Copies lie in the cache; all errors are ScoremodeErrors."""
+
+    has_file: Callable[[Place], bool]
+    """Is there a file?"""
+
+    read: Callable[[Place, int], bytes | None]
+    """The first bytes of a file, at most so many; None if there is no such file."""
+
+    write: Callable[[Place, bytes], None]
+    """Writes a file whole."""
+
+    problem_with_output: Callable[[Place], str | None]
+    """Why no file may be written there, as in "is a folder"; None if one may."""
+
+    copy_of_file: Callable[[Place], Path]
+    """A copy of a file as it is now."""
+
+    copies_of_texts: Callable[[Place, tuple[str, ...]], list[Path]]
+    """Copies of a file, of the files that match a pattern, or of those in a folder with one of these endings."""
+
+    copy_of_run: Callable[[Place], tuple[Path, FetchFile]]
+    """A folder with a copy of a finished run, and what fetches the files of a reference that it still lacks."""
+
+    claim: Callable[..., Any]
+    """Of a place, an identity, ``fresh`` and ``kind``: a ``Claim`` (store/runs.py) that sends the finished run."""
+
+    worked_on_here: Callable[[Place, bool], AbstractContextManager[Path]]
+    """A local file to write results to, found as a stopped process left it; sent at the end. The bool is ``fresh``."""
+
+
+def store_of(place: Place) -> Store:
+    """What reads and writes a place; InputError if that part of scoremode is not installed."""
+    found = extensions.offered("store")
+    if not found:
+        raise InputError(
+            f"{place} cannot be used: this installation of scoremode has no part for URIs",
+            fix="give a file or folder of this machine",
+        )
+    store: Store = found[0]
+    return store
+
+
+def is_there(given: str | os.PathLike[str] | Place, name: str) -> bool:
+    """Does a folder, here or behind a URI, contain a file of that name?"""
+    where = stored_at(given)
+    if isinstance(where, Place):
+        return store_of(where).has_file(where / name)
+    return (where / name).is_file()
+
+
+def local_file(given: str | os.PathLike[str]) -> Path:
+    """The file that a path or a URI names, or its copy."""
+    where = located(given)
+    return store_of(where).copy_of_file(where) if isinstance(where, Place) else where

@@ -1,0 +1,73 @@
+"""Replicas on Ray, as the core asks for them. Every command line reads this file: it imports nothing heavy."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+from scoremode.core.installation import pip_install
+from scoremode.core.verbs.replicas import OpenWorker, Spread
+from scoremode.errors import OptionError
+
+if TYPE_CHECKING:
+    from scoremode.core.engine.options import Options
+    from scoremode.core.engine.plugin import EnginePlugin, Work
+    from scoremode.core.engine.registry import Chosen
+    from scoremode.core.verbs.progress import Progress
+    from scoremode.remote.ray.engine import ReplicatedEngine
+    from scoremode.remote.ray.replica_pool import ReplicaPool
+
+T = TypeVar("T")
+
+
+class RayReplicas:
+    """A model that runs as several replicas on Ray: see ``core.verbs.replicas.Replicas``."""
+
+    def __init__(self, chosen: Chosen, spread: Spread, tokenizer: str | None) -> None:
+        from scoremode.remote.ray.room import room_for
+
+        if not chosen.plugin.able().replicas:
+            raise OptionError(f"the {chosen.plugin.name} engine cannot run as replicas", fix="leave --replicas out")
+        self.require()
+        room_for(spread, chosen.plugin, chosen.options)
+        its = chosen.plugin.placement(chosen.options).replica_options
+        self.chosen = replace(chosen, options=its or chosen.options)
+        self._spread, self._tokenizer = spread, tokenizer
+
+    def engine(self, work: Work, progress: Progress | None) -> ReplicatedEngine:
+        from scoremode.remote.ray.engine import ReplicatedEngine
+        from scoremode.remote.ray.scoring_worker import open_scoring
+
+        return ReplicatedEngine(self.pool(work, open_scoring, progress))
+
+    def pool(self, work: Work, open_worker: OpenWorker, progress: Progress | None) -> ReplicaPool:
+        from scoremode.remote.ray.replica import ReplicaSpec
+        from scoremode.remote.ray.replica_pool import ReplicaPool
+
+        spec = ReplicaSpec.of(self.chosen, self._tokenizer, work, open_worker)
+        return ReplicaPool(self.chosen, spec, self._spread, progress)
+
+    @staticmethod
+    def require() -> None:
+        if importlib.util.find_spec("ray") is None:
+            raise OptionError("--replicas and --ray need Ray, which is not installed", fix=pip_install("ray"))
+
+    @staticmethod
+    def side_by_side(
+        spread: Spread,
+        engines: Mapping[str, tuple[EnginePlugin, Options]],
+        score: Callable[[str, int, Progress], T],
+        progress: Progress | None,
+    ) -> dict[str, T]:
+        from scoremode.remote.ray.ray_cluster import Cluster
+        from scoremode.remote.ray.room import room_for
+        from scoremode.remote.ray.side_by_side import score_together, slots_and_shares
+
+        rooms = [room_for(spread, plugin, options) for plugin, options in engines.values()]
+        slots, share = slots_and_shares(len(engines), spread.replicas)
+        with closing(Cluster(spread, max(rooms, key=lambda room: room.all_cpus))):
+            found = score_together(list(engines), lambda name, its: score(name, share, its), slots, progress)
+        return dict(zip(engines, found, strict=True))

@@ -1,0 +1,49 @@
+"""What the core asks of stores behind URIs, answered by this wing."""
+
+from __future__ import annotations
+
+from scoremode.core.disk.folders import MANIFEST, SCORES
+from scoremode.core.disk.stores import Store
+from scoremode.core.disk.uri import Place
+from scoremode.remote.storage.copies import copies_of_texts, copy_of_file
+from scoremode.remote.storage.lock import LOCK_OBJECT
+from scoremode.remote.storage.objects import Objects
+from scoremode.remote.storage.open_copies import copy_of_run
+from scoremode.remote.storage.results import worked_on_here
+from scoremode.remote.storage.runs import RemoteClaim
+
+
+def has_file(place: Place) -> bool:
+    found = Objects(place.parent).look(place.name)
+    return found is not None and not found.is_folder
+
+
+def read(place: Place, most: int) -> bytes | None:
+    return Objects(place.parent).read(place.name, most=most)
+
+
+def write(place: Place, data: bytes) -> None:
+    Objects(place.parent).write(place.name, data)
+
+
+def problem_with_output(place: Place) -> str | None:
+    """The server must answer now; whether this user may write shows only later."""
+    beside = {found.name: found for found in Objects(place.parent).listed()}
+    if place.name in beside and beside[place.name].is_folder:
+        return "is a folder"
+    if {MANIFEST, SCORES} <= beside.keys() or LOCK_OBJECT in beside:
+        return "is inside a run or reference folder, where nothing else may be written"
+    return None
+
+
+STORE = Store(
+    has_file=has_file,
+    read=read,
+    write=write,
+    problem_with_output=problem_with_output,
+    copy_of_file=copy_of_file,
+    copies_of_texts=copies_of_texts,
+    copy_of_run=copy_of_run,
+    claim=RemoteClaim,
+    worked_on_here=worked_on_here,
+)

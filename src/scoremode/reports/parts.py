@@ -1,0 +1,57 @@
+"""What comparisons show beside their numbers: computed once, and shown in the terminal, in JSON and on the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from scoremode.core import extensions
+
+if TYPE_CHECKING:
+    import argparse
+
+    from scoremode.core.statistics.comparison import Comparison
+    from scoremode.core.statistics.equivalence import Equivalence
+    from scoremode.reports.command.flags import Flags
+
+
+@dataclass(frozen=True, slots=True)
+class ResultPart:
+    """A field of each candidate in the JSON, lines below the table, and a section of the page."""
+
+    field: str
+    facts: Callable[[], Sequence[Any]]  # for each candidate; an empty one is left out
+    lines: Callable[[], Sequence[Any]]
+    title: str = ""  # of the section
+    section: Callable[[], str] = str  # HTML; '' if it has none
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedPart:
+    """A part that only some comparisons have: a value of the kind "part" that a wing offers."""
+
+    flags: Flags  # of ``scoremode compare``
+    asked: Callable[[argparse.Namespace], Mapping[str, Any]]
+    """What ``make`` needs, checked and read before anything is scored; nothing if these comparisons lack the part."""
+    arguments: tuple[str, ...]  # of ``sm.report``, for ``make``
+    make: Callable[..., ResultPart]  # of comparisons
+
+
+def offered_parts() -> list[OfferedPart]:
+    return extensions.offered("part")
+
+
+def comparison_parts(
+    found: Sequence[Comparison], *, by_depth: bool, beside: Sequence[ResultPart], tested: Sequence[Equivalence]
+) -> list[ResultPart]:
+    """The parts that these comparisons have, in the order in which they are shown; ``beside`` are those of wings."""
+    from scoremode.reports.served import are_variants
+    from scoremode.reports.terminal import part_tables as tables
+
+    depth = ResultPart("by_depth", lambda: tables.depth_json(found), lambda: tables.depth_table(found))
+    slices = ResultPart("by_slice", lambda: tables.slices_json(found), lambda: tables.slices_table(found))
+    facts = [one.as_json() for one in tested]
+    equivalence = ResultPart("equivalence", lambda: facts, lambda: tables.equivalence_lines(tested))
+    first = [depth] if by_depth or are_variants(found) else []
+    return [*first, slices, *beside, *([equivalence] if tested else [])]

@@ -1,0 +1,56 @@
+"""What a comparison on rollouts shows beside its numbers: see candidates_on_texts.py."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from scoremode.errors import OptionError
+from scoremode.reports.parts import OfferedPart, ResultPart
+
+if TYPE_CHECKING:
+    from scoremode.core.statistics.comparison import Comparison
+    from scoremode.studies.rollouts.texts import Rollouts
+
+PREFIX = "rollouts:"
+
+
+def asked(parsed: argparse.Namespace) -> dict[str, Any]:
+    """The rollouts that are compared on, read once for all models; nothing for another text."""
+    from scoremode.studies.rollouts.texts import Rollouts
+
+    named = parsed.corpus or []
+    if len(named) != 1 or not named[0].startswith(PREFIX):
+        if parsed.drafts:
+            raise OptionError("--drafts is about texts that a model wrote", fix="give --corpus rollouts:DIR")
+        return {}
+    rollouts = Rollouts.open(named[0].removeprefix(PREFIX))
+    parsed.corpus = [rollouts]
+    return {"rollouts": rollouts, "count": parsed.num_samples, "drafts": parsed.drafts}
+
+
+def own_words_part(
+    found: Sequence[Comparison], rollouts: Rollouts | None = None, count: int | None = None, *, drafts: bool = False
+) -> ResultPart:
+    from scoremode.studies.rollouts.candidates_on_texts import own_words
+
+    if rollouts is None:
+        raise OptionError("drafts are about texts that a model wrote", fix="give rollouts=, too")
+    words = own_words(found, rollouts, count, drafts=drafts)
+
+    def lines() -> list[Any]:
+        from scoremode.studies.rollouts.tables import own_words_tables
+
+        return own_words_tables(words)
+
+    def section() -> str:
+        from scoremode.studies.rollouts.page import own_words_section
+
+        return own_words_section(words)
+
+    return ResultPart("own_words", lambda: [one.as_json() for one in words], lines, "Own words", section)
+
+
+DRAFTS = {"--drafts": "with rollouts: also what the candidates would save as draft models"}
+PART = OfferedPart(DRAFTS, asked, ("rollouts", "drafts"), own_words_part)

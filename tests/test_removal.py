@@ -1,0 +1,153 @@
+"""Every wing comes off: with its folder deleted, the core works, and the wing's verbs, flags and names are gone.
+
+A copy of the house without the folder is loaded in a fresh process, forked from one that has torch and Transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from scoremode.core.models.facts import resolve
+from tests.house import HOUSE, ROOT, WINGS
+
+KEPT = ("engines/transformers", "engines/table")  # the embedded model, and the model whose answers are known
+REMOVED = sorted(
+    path.relative_to(HOUSE).as_posix()
+    for path in (*(wing for room in WINGS for wing in (HOUSE / room).iterdir()), HOUSE / "reports" / "html")
+    if (path / "__init__.py").exists() and path.relative_to(HOUSE).as_posix() not in KEPT
+)
+CORE = {"ppl", "compare", "reference"}  # verbs that stay, and lose a flag
+GONE = {
+    "engines/exllamav3": ["ppl smollm2-135m --text words --engine exllamav3"],
+    "engines/llamacpp": ["ppl smollm2-135m --text words --engine llamacpp"],
+    "engines/server": ["ppl smollm2-135m --text words --engine http://localhost:1"],
+    "engines/vllm": ["ppl smollm2-135m --text words --engine vllm"],
+    "remote/ray": ["ppl smollm2-135m --text words --replicas 2"],
+    "remote/service": ["serve smollm2-135m"],
+    "remote/storage": ["ppl smollm2-135m --text words --out s3://bucket/run"],
+    "reports/html": ["report run -o page.html", "compare smollm2-135m smollm2-135m --report page.html"],
+    "studies/attribution": ["attribute smollm2-135m other"],
+    "studies/kld": ["reference smollm2-135m --kld base.kld"],
+    "studies/paths": ["paths smollm2-135m", "noise smollm2-135m"],
+    "studies/rollouts": ["rollouts smollm2-135m", "mismatch texts smollm2-135m"],
+    "studies/tasks": ["tasks a b", "lm-eval --tasks arc_easy"],
+}
+"""Commands that each folder takes along. Each is answered in one line that names what was typed."""
+
+SERVER = """
+import contextlib, io, json, os, sys
+import numpy, pyarrow, pyarrow.parquet, rich.console, rich.table, tokenizers, torch, transformers  # shared by all forks
+
+def run(main, line):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(line if isinstance(line, list) else line.split())
+    return [code, out.getvalue(), err.getvalue()]
+
+for asked in sys.stdin:
+    house, folder, lines = json.loads(asked)
+    read, write = os.pipe()
+    if os.fork() == 0:
+        torch.set_num_threads(1)
+        os.chdir(folder)
+        sys.path.insert(0, house)
+        import scoremode
+        assert scoremode.__file__.startswith(house), scoremode.__file__
+        from scoremode.cli.main import main
+        answers = [run(main, line) for line in lines] + [sorted(scoremode.__all__)]
+        os.write(write, json.dumps(answers).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as answered:
+        print(json.dumps(answered.read()), flush=True)
+    os.wait()
+"""
+EMBEDDED, SMALL = "smollm2-135m", str(ROOT / "tests/data/stories260K")
+
+
+def core_lines(model: str) -> list[str | list[str]]:
+    """What works without any wing."""
+    return [
+        "--help",
+        ["ppl", model, "--text", "Once upon a time", "--out", "run", "--json"],
+        ["prob", model, "--prompt", "Once upon", "--target", " a", "--json"],
+        ["compare", model, model, "--text", "Once upon a time", "--json"],
+        "compare run run --json",
+    ]
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Answers to command lines of a house without some folder."""
+    resolve("smollm2-135m")
+    words = [sys.executable, "-c", SERVER]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as forks:
+        stdin, stdout = forks.stdin, forks.stdout
+        assert stdin is not None
+        assert stdout is not None
+
+        def ask(removed: Sequence[str], lines: list[str | list[str]]) -> Any:
+            house, folder = tmp_path_factory.mktemp("house"), tmp_path_factory.mktemp("work")
+            shutil.copytree(HOUSE, house / "scoremode")  # with what Python compiled
+            for wing in removed:
+                shutil.rmtree(house / "scoremode" / wing)
+            stdin.write(json.dumps([str(house), str(folder), lines]) + "\n")
+            stdin.flush()
+            return json.loads(json.loads(stdout.readline()) or "null")
+
+        yield ask
+        stdin.close()
+
+
+@pytest.fixture(scope="module")
+def whole(answers: Any) -> Any:
+    return answers([], core_lines(SMALL))
+
+
+def test_every_wing_is_tried() -> None:
+    assert list(GONE) == REMOVED
+
+
+@pytest.mark.parametrize("removed", REMOVED)
+def test_a_wing_comes_off(answers: Any, whole: Any, removed: str) -> None:
+    works, typed = core_lines(SMALL), GONE[removed]
+    said = answers([removed], [*works, *typed])
+    assert said is not None, "the process ended early"
+    *answered, names = said
+    for line, (code, out, err), (_, before, _) in zip(works, answered[: len(works)], whole[:-1], strict=True):
+        assert code == 0, (line, err)
+        assert line == "--help" or _numbers(out) == _numbers(before)
+    for line, (code, out, err) in zip(typed, answered[len(works) :], strict=True):
+        assert (code, out) == (2, ""), (line, out, err)
+        assert len(err.strip().splitlines()) == 1, err
+    listed = {line.split()[0] for line in answered[0][1].splitlines() if line.startswith("  ")}
+    assert not listed & {line.split()[0] for line in typed} - CORE
+    assert set(names) <= set(whole[-1])
+
+
+def test_the_core_works_without_any_wing_on_the_embedded_model(answers: Any) -> None:
+    works = core_lines(EMBEDDED)
+    said = answers(REMOVED, works)
+    assert said is not None, "the process ended early"
+    *answered, names = said
+    assert [(line, err) for line, (code, _, err) in zip(works, answered, strict=True) if code] == []
+    assert {"ppl", "prob", "compare", "reference", "plan", "open"} <= set(names)
+    assert not {"attribute", "rollouts", "tasks", "noise", "report"} & set(names)
+
+
+TIMES = {"seconds", "tokens_per_second"}
+
+
+def _numbers(out: str) -> Any:
+    """What does not depend on time or place."""
+    found = json.loads(out)
+    one = found[0] if isinstance(found, list) else found
+    one = one["candidates"][0] if "candidates" in one else one
+    return {name: value for name, value in one.items() if isinstance(value, float) and name not in TIMES}
