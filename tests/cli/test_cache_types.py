@@ -18,7 +18,7 @@ from scoremode.core.store import runs
 from scoremode.core.verbs.sides import CompareRequest, assign_engines
 from scoremode.errors import InputError, OptionError
 from scoremode.reports.served import served_manifest
-from scoremode.studies.paths.cache_types import in_each_type, several_types
+from scoremode.studies.paths.cache_types import CacheTypes
 from tests.cli.conftest import Command, Refused
 from tests.gguf_files import gguf_of, require_llamacpp
 from tests.makers import make_tiny_model
@@ -100,7 +100,7 @@ def test_types_are_compared_with_a_reference(wider: Path, file: Path, tmp_path: 
 def test_an_engine_without_such_an_option_is_one_candidate(wider: Path, file: Path) -> None:
     wanted = CompareRequest(None, {"cache_type_k": ["f16"]}, None, None, None)
     _, models = assign_engines(str(file), [str(wider)], wanted)
-    found = in_each_type(models[str(wider)], {"cache_type_k": ["f16"]}, is_alone=False)
+    found = CacheTypes({"cache_type_k": ["f16"]}).of_candidate(models[str(wider)], is_baseline=False)
     assert [(one.called, dict(one.options)) for one in found] == [(str(wider), {})]
 
 
@@ -177,7 +177,7 @@ def test_the_baseline_has_the_first_type(file: Path) -> None:
     with pytest.raises(InputError, match="there is no candidate"):
         sm.compare(str(file), cache_type_k=["f16"], **QUESTION)
     with pytest.raises(OptionError, match="--cache-type-k has no value"):
-        several_types({"cache_type_k": []})
+        sm.compare(str(file), cache_type_k=[], **QUESTION)
 
 
 # ── declarations ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -9,7 +9,7 @@ import pytest
 
 import scoremode as sm
 from scoremode.core.verbs.card import MARKERS
-from scoremode.reports.publish import README_PARTS
+from scoremode.reports.publish import readme_parts
 from tests.cli.conftest import Command, Refused
 
 TEXTS = ["one two three", "four five six", "seven eight", "nine ten", "eleven twelve", "some more"]
@@ -24,7 +24,7 @@ def kept(tmp_path: Path) -> Path:
     return tmp_path / "kept"
 
 
-@pytest.mark.parametrize("dialect", README_PARTS)
+@pytest.mark.parametrize("dialect", readme_parts())
 def test_every_dialect_is_printed_without_a_path(command: Command, kept: Path, dialect: str) -> None:
     outcome = command("card", kept, "--dialect", dialect)
     assert outcome.code == 0

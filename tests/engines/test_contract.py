@@ -22,6 +22,7 @@ from scoremode.core.verbs.arguments import QUESTION, EngineOptionArguments
 from scoremode.engines.table import TablePlugin
 from scoremode.errors import EngineError, OptionError
 from scoremode.reports.command import flags
+from scoremode.studies.paths.noise import noise_of_model
 from tests.engines import option_docs
 from tests.house import HOUSE
 
@@ -150,7 +151,7 @@ def test_signatures_name_their_arguments(function: Any) -> None:
     assert set(EngineOptionArguments.__annotations__) <= found.parameters.keys()
 
 
-@pytest.mark.parametrize("method", [sm.Model.ppl, sm.Model.reference, sm.Model.compare, sm.Model.noise])
+@pytest.mark.parametrize("method", [sm.Model.ppl, sm.Model.reference, sm.Model.compare, noise_of_model])
 def test_methods_of_a_session_name_the_arguments_of_a_question(method: Any) -> None:
     assert set(QUESTION) <= inspect.signature(method).parameters.keys()
 

@@ -12,7 +12,7 @@ import yaml
 from scoremode.core.statistics.comparison import Comparison, comparison_statistics
 from scoremode.errors import InputError, RunError
 from scoremode.reports.public_text import public_command, public_name, public_words
-from scoremode.reports.publish import FILES, README_PARTS, Benchmark, published_files
+from scoremode.reports.publish import FILES, Benchmark, published_files, readme_parts
 from scoremode.reports.served import served_manifest
 from tests.statistics.test_comparison import random_comparison
 
@@ -44,10 +44,10 @@ def written(dialect: str, comparisons: list[Comparison]) -> dict[str, str]:
     statistics = [comparison_statistics(c) for c in comparisons]
     if dialect in FILES:
         return published_files(dialect, comparisons, statistics, BENCHMARK)
-    return {"README.md": README_PARTS[dialect](comparisons, statistics)}
+    return {"README.md": readme_parts()[dialect](comparisons, statistics)}
 
 
-@pytest.mark.parametrize("dialect", [*README_PARTS, *FILES])
+@pytest.mark.parametrize("dialect", [*readme_parts(), *FILES])
 def test_no_dialect_contains_a_path_of_a_machine(dialect: str) -> None:
     for name, text in written(dialect, private_comparisons()).items():
         assert [part for part in PRIVATE if part in name + text] == []

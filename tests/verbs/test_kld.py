@@ -16,8 +16,10 @@ import pytest
 
 import scoremode as sm
 from scoremode.core.engine.base import SCORES, Want
+from scoremode.core.extensions import offered
 from scoremode.core.scores.answers import Answers, measured
 from scoremode.core.statistics.comparison import Comparison
+from scoremode.core.verbs.reference import FileArguments
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, InputError, MethodError, ModelError, OptionError, RunError
 from scoremode.reports.model_card import markdown
@@ -271,7 +273,7 @@ def test_killed_after_its_file_is_complete_the_same_command_ends_well(
     def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    for place in ("scoremode.core.verbs.reference.shutil.rmtree", "scoremode.core.verbs.scoring.UnfinishedRun.save"):
+    for place in ("scoremode.studies.kld.writing.shutil.rmtree", "scoremode.core.verbs.scoring.UnfinishedRun.save"):
         with monkeypatch.context() as patched:
             patched.setattr(place, killed)
             with pytest.raises(KeyboardInterrupt):
@@ -348,3 +350,7 @@ def test_a_killed_writer_goes_on_to_the_same_bytes(tmp_path: Path, tiny: Path, h
     assert kept > 0
     assert path.read_bytes() == whole.read_bytes()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["killed.kld", "whole.kld"]
+
+
+def test_type_checkers_know_the_files_that_wings_write() -> None:
+    assert set(FileArguments.__annotations__) == {output.name for output in offered("reference-output")}

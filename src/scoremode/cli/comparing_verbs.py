@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from scoremode.core import extensions
 from scoremode.errors import CandidatesError, ScoremodeError
 from scoremode.reports.command import flags
 from scoremode.reports.command.output import print_json, progress_bar, show
@@ -69,8 +70,8 @@ class CompareVerb(Verb):
         flags.add(group, kept)
         margin = "exit code 1 unless the text is surely not less likely by so many nats per token"
         flags.add(group, {"--no-worse-than NATS": margin}, type=flags.amount)
-        layout = {"--llamacpp": "print what llama.cpp's tool prints, by its formulas"}
-        flags.add(parser.add_mutually_exclusive_group(), {**flags.CARDS, **layout, **flags.JSON})
+        layouts = {f"--{layout.name}": layout.about for layout in extensions.offered("comparison-layout")}
+        flags.add(parser.add_mutually_exclusive_group(), {**flags.CARDS, **layouts, **flags.JSON})
 
     def run(self, parsed: argparse.Namespace) -> int:
         from scoremode.core.statistics import gate
@@ -132,12 +133,17 @@ def _show_comparison(
     """Prints a comparison in the layout that was asked for; ``parts`` are shown below its table."""
     from scoremode.reports.model_card import markdown, model_index
     from scoremode.reports.numbers import read_columns
-    from scoremode.reports.terminal.comparison_tables import comparison_json, comparison_table, llamacpp_layout
+    from scoremode.reports.publish import layouts
+    from scoremode.reports.terminal.comparison_tables import comparison_json, comparison_table
+    from scoremode.reports.text import shown
 
+    layout = next((one for name, one in layouts().items() if getattr(parsed, name)), None)
     if parsed.markdown:
         print(markdown(found, statistics))
-    elif parsed.llamacpp:
-        print(llamacpp_layout(found))
+    elif layout is not None:
+        texts = [layout.text(c).rstrip("\n") for c in found]
+        named = [f"{shown(c.name)}\n\n{text}" for c, text in zip(found, texts, strict=True)]
+        print("\n\n".join(named if len(found) > 1 else texts))
     elif parsed.model_index:
         print("\n".join(map(model_index, found, statistics)))
     else:
@@ -173,7 +179,8 @@ class CardVerb(Verb):
         "scoremode card runs/quants --dialect json --out results",
     )
     epilog = (
-        "DIALECT is markdown, compact, llamacpp, exl3, model-index, eval-results or json. --write replaces what stands "
+        "DIALECT is markdown, compact, exl3, model-index, eval-results, json or the name of a layout that compare can "
+        "print, such as llamacpp. --write replaces what stands "
         "between <!-- scoremode begin --> and <!-- scoremode end -->, or for model-index between # scoremode begin and "
         "# scoremode end, and leaves the rest of the file alone."
     )
@@ -194,8 +201,8 @@ class CardVerb(Verb):
         from scoremode.reports import publish
 
         dialect = parsed.dialect or ("json" if parsed.json else "markdown")
-        if dialect not in publish.DIALECTS:
-            raise OptionError(f"there is no dialect '{dialect}'", fix=did_you_mean(dialect, publish.DIALECTS))
+        if dialect not in publish.dialects():
+            raise OptionError(f"there is no dialect '{dialect}'", fix=did_you_mean(dialect, publish.dialects()))
         in_files = dialect in publish.FILES
         if parsed.write is not None and in_files:
             raise OptionError(f"--write does not fit --dialect {dialect}", fix="give --out DIR")
@@ -220,7 +227,7 @@ class CardVerb(Verb):
         if in_files:
             self._files(parsed, publish.published_files(dialect, found, statistics, benchmark))
             return
-        text = publish.README_PARTS[dialect](found, statistics)
+        text = publish.readme_parts()[dialect](found, statistics)
         if readme is None:
             print(text, end="")
         else:

@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scoremode.core import extensions
 from scoremode.errors import InputError, OptionError
 from scoremode.reports.command import flags
 from scoremode.reports.command.output import print_json_list, print_parts, progress_bar, show
@@ -92,7 +93,7 @@ class ReferenceVerb(Verb):
     summary = "score a text with a baseline and keep its hidden states for comparisons"
     examples = (
         "scoremode reference org/model --corpus wikitext2 --out reference",
-        "scoremode reference org/model --corpus wikitext2 --kld base.kld",
+        "scoremode reference org/model --corpus wikitext2 --method gptq --out reference-gptq",
     )
     everyday = (
         *flags.EVERYDAY_TEXT,
@@ -104,15 +105,15 @@ class ReferenceVerb(Verb):
         "--json",
     )
     epilog = (
-        "A reference holds the exact distributions of every target: scoremode compare DIR CANDIDATE needs nothing "
-        "else. A .kld file holds them in 16 bits, for llama-perplexity --kl-divergence."
+        "A reference holds the exact distributions of every target: scoremode compare DIR CANDIDATE needs nothing else."
     )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         flags.add_model(parser)
+        outputs = extensions.offered("reference-output")
         kept = {
             "--out DIR": "keep it there; an interrupted one resumes",
-            "--kld FILE": "write a file for llama.cpp's tool, by the method llamacpp",
+            **{flag: about for output in outputs for flag, about in output.flag.items()},
             "--fresh": "make it again even if one is there, and replace it",
         }
         flags.add(parser.add_argument_group("reference"), kept)
@@ -122,23 +123,24 @@ class ReferenceVerb(Verb):
         from scoremode.core.verbs.reference import reference
         from scoremode.reports.terminal.run_tables import run_table
 
-        if parsed.out is None and parsed.kld is None:
-            raise OptionError("the reference has no place to go", fix="give --out DIR, --kld FILE, or both")
+        outputs = extensions.offered("reference-output")
+        files = {output.name: getattr(parsed, output.name) for output in outputs}
+        if parsed.out is None and not any(files.values()):
+            others = "".join(f", {flag}, or both" for output in outputs for flag in output.flag)
+            raise OptionError("the reference has no place to go", fix=f"give --out DIR{others}")
         with progress_bar("scoring") as progress:
             result = reference(
                 parsed.model,
                 parsed.out,
-                kld=parsed.kld,
+                **files,
                 fresh=parsed.fresh,
                 progress=progress,
                 **flags.question(parsed),
                 **flags.model_arguments(parsed),
             )
         kept = [f"kept in {parsed.out}; scoremode compare {parsed.out} CANDIDATE"] if parsed.out else []
-        if parsed.kld:
-            kept.append(f"written to {parsed.kld}; scoremode compare {parsed.kld} CANDIDATE, or")
-            kept.append(f"llama-perplexity --kl-divergence-base {parsed.kld} --kl-divergence -m CANDIDATE.gguf")
-        facts = {**result.summary(), "reference": parsed.out, "kld": parsed.kld}
+        kept += [line for output in outputs if files[output.name] for line in output.used_by(files[output.name])]
+        facts = {**result.summary(), "reference": parsed.out, **files}
         show(parsed, lambda: facts, lambda: [*run_table(result, 0), "", *kept])
 
 

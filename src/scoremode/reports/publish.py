@@ -3,11 +3,11 @@
 dialect       what it is                                                       written by --write, --out
 markdown      the table, a sentence per candidate, how to reproduce it          a part of a README
 compact       a table of five columns and one line                             a part of a README
-llamacpp      the lines of llama.cpp's tool, by its formulas, in a code block   a part of a README
 exl3          bits per weight, KL divergence, top-1 agreement, perplexity       a part of a README
 model-index   the hub's metadata                                               a part of a README
 eval-results  the hub's .eval_results/NAME.yaml                                one file per candidate
 json          everything, unrounded and rounded                                one file per candidate
+of wings      the lines of another tool, such as llama.cpp's, in a code block   a part of a README
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 from scoremode import __version__
+from scoremode.core import extensions
 from scoremode.core.statistics.comparison import BY_NAME, Comparison
 from scoremode.errors import InputError, RunError
 from scoremode.head.budget import FIRST
@@ -40,7 +42,6 @@ from scoremode.reports.public_text import public_name, public_words
 from scoremode.reports.served import served, served_manifest
 from scoremode.reports.text import model_notes
 from scoremode.reports.verdicts import verdicts
-from scoremode.studies.kld.statistics import llamacpp_statistics, llamacpp_text
 
 Statistics = Mapping[str, Any]
 DATASET = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -91,10 +92,30 @@ def exl3(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) ->
     return f"{table}\n\n{_how(comparisons, statistics)}{missing}\n"
 
 
-def llamacpp(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> str:
-    """The lines of llama.cpp's tool for every candidate, in code blocks."""
-    blocks = [f"{code(c.name)}\n\n```\n{llamacpp_text(llamacpp_statistics(c)).strip()}\n```\n" for c in comparisons]
-    return "\n".join([*blocks, f"By the formulas of llama.cpp's tool. {_how(comparisons, statistics)}\n"])
+class ComparisonLayout(Protocol):
+    """Lines as another tool prints them: a flag of ``compare``, and a dialect of ``card``.
+
+    Wings offer such values as "comparison-layout".
+    """
+
+    name: str  # of the dialect; with -- before it, of the flag
+    about: str  # what the flag does
+    by: str  # whose formulas these are, in words
+
+    def text(self, comparison: Comparison) -> str:
+        """The lines for one candidate."""
+
+
+def layouts() -> dict[str, ComparisonLayout]:
+    return {layout.name: layout for layout in extensions.offered("comparison-layout")}
+
+
+def in_code_blocks(
+    layout: ComparisonLayout, comparisons: Sequence[Comparison], statistics: Sequence[Statistics]
+) -> str:
+    """The lines of another tool for every candidate."""
+    blocks = [f"{code(c.name)}\n\n```\n{layout.text(c).strip()}\n```\n" for c in comparisons]
+    return "\n".join([*blocks, f"{layout.by}. {_how(comparisons, statistics)}\n"])
 
 
 def metadata(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> str:
@@ -103,15 +124,18 @@ def metadata(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]
     return "model-index:\n" + "".join(blocks)
 
 
-README_PARTS: dict[str, Callable[[Sequence[Comparison], Sequence[Statistics]], str]] = {
-    "markdown": markdown,
-    "compact": compact,
-    "llamacpp": llamacpp,
-    "exl3": exl3,
-    "model-index": metadata,
-}
+ReadmePart = Callable[[Sequence[Comparison], Sequence[Statistics]], str]
 FILES = ("eval-results", "json")
-DIALECTS = (*README_PARTS, *FILES)
+
+
+def readme_parts() -> dict[str, ReadmePart]:
+    """The dialects that are parts of a README, those of wings too."""
+    own: dict[str, ReadmePart] = {"markdown": markdown, "compact": compact, "exl3": exl3, "model-index": metadata}
+    return own | {name: partial(in_code_blocks, layout) for name, layout in layouts().items()}
+
+
+def dialects() -> list[str]:
+    return [*readme_parts(), *FILES]
 
 
 # ── one file per candidate ───────────────────────────────────────────────────────────────────────────────────────────

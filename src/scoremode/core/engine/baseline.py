@@ -1,36 +1,23 @@
-"""Baselines that a candidate is compared with: models that run at the same time, references, files of base logits.
+"""Baselines that a candidate is compared with: models that run at the same time, and references.
 
 model ──score──▶ hidden states of every target, and the head ──▶ reference folder ──▶ StoredBaseline
                                                    └────────────── as they come ──▶ LiveBaseline
 model without such a head ──▶ its logits, as they come: LiveLogits, in logits.py; LiveSteps, in steps.py
-llama.cpp's file of base logits ──▶ its distributions: FileBaseline; its scores: BaseLogitsEngine
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scoremode.core.engine.base import (
-    SCORES,
-    Engine,
-    EngineFacts,
-    NoiseFloor,
-    StoredDistributions,
-    StoredHead,
-    Want,
-)
-from scoremode.core.engine.plugin import Capabilities, EnginePlugin, Work
-from scoremode.core.models.subject import Subject
+from scoremode.core.engine.base import Engine, NoiseFloor, StoredHead, Want
 from scoremode.core.plan.plan import Plan
 from scoremode.core.references.reader import Reference
 from scoremode.core.scores.answers import FAULT, Answers, Window, WindowSource
 from scoremode.errors import EngineError
-from scoremode.studies.kld.file import Coarseness, KldFile, read_scores
 from scoremode.values import Bools, Ints, Raw
 
 if TYPE_CHECKING:
@@ -193,69 +180,3 @@ def noise_floor(engine: Engine, plan: Plan, stored: StoredBaseline | None = None
 def noise_facts(floor: NoiseFloor) -> dict[str, Any]:
     """A noise floor as a manifest keeps it: its KL values, or null if none were measured, and its words."""
     return {"noise_kl": None if floor.kl is None else floor.kl.tolist(), "noise_perturbed": floor.words}
-
-
-# ── a file of base logits ────────────────────────────────────────────────────────────────────────────────────────────
-class FileBaseline(StoredDistributions):
-    """Distributions in a file; window i of the plan is chunk i of the file, unless ``chunks`` are given."""
-
-    def __init__(self, file: KldFile, chunks: Ints | None = None) -> None:
-        self.file: KldFile = file
-        self.vocabulary, self.chunks = file.layout.vocabulary, chunks
-
-    @classmethod
-    def at(cls, where: str) -> FileBaseline:
-        return cls(KldFile(where))
-
-    def part(self, windows: Ints) -> FileBaseline:
-        return FileBaseline(self.file, windows)
-
-    def records(self, index: int, window: Window) -> Raw:
-        found = self.file.records(index if self.chunks is None else int(self.chunks[index]))
-        assert len(found) == len(window.rows), "a record for each row"
-        return found
-
-
-class BaseLogitsEngine(Engine):
-    """Reads log-probabilities and first choices from a file of base logits. Ranks and entropies would not be exact."""
-
-    def __init__(self, file: KldFile, notes: tuple[str, ...] = ()) -> None:
-        """``notes`` tell a reader about the file, in addition to the notes that follow from its records."""
-        self.file, self._notes = file, notes
-        self.facts = EngineFacts(
-            engine="base-logits",
-            dtype="uint16",
-            device="file",
-            head="16-bit log-probabilities",
-            vocabulary=file.layout.vocabulary,
-            context_length=file.layout.context,
-        )
-
-    def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
-        if want != SCORES:
-            raise EngineError("a file of base logits has scores only", fix="name a model")
-        seen = Coarseness()
-        for index in range(len(source)):  # done or not: the notes are about all of the file
-            window = source.window(index)
-            answers = read_scores(self.file, index, window.targets[:, 0], seen)
-            if not done[index]:
-                yield index, answers
-        self.facts = replace(self.facts, notes=(*seen.notes(), *self._notes))
-
-
-class BaseLogitsPlugin(EnginePlugin):
-    """The engine of a file of base logits. It opens no model, and ``--engine`` cannot choose it."""
-
-    contract = 1
-    name = "base-logits"
-    summary = "a file of base logits of llama.cpp"
-    capabilities: ClassVar[Capabilities] = Capabilities(top=True)
-
-    def __init__(self, file: KldFile, notes: tuple[str, ...] = ()) -> None:
-        self.file, self.notes = file, notes
-
-    def subject(self, model: str, options: Any, tokenizer: str | None) -> Subject:
-        raise AssertionError("a file is asked about with the tokenizer of a candidate")
-
-    def open(self, subject: Subject, options: Any, work: Work) -> Engine:
-        return BaseLogitsEngine(self.file, self.notes)

@@ -270,9 +270,9 @@ def require(plugin: EnginePlugin, capability: str, what: str) -> None:
     """Refuse a question that an engine cannot answer, before it is opened: it lacks a capability or an ability."""
     if can(plugin, capability):
         return
-    if capability == "hidden_states" and plugin.able().distributions:
-        fix = "keep its distributions instead, as a baseline: scoremode reference MODEL --kld FILE"
-        raise EngineError(f"the {plugin.name} engine cannot {what}", fix=fix)
+    files = extensions.offered("reference-output") if capability == "hidden_states" else []
+    for file in files if plugin.able().distributions else ():
+        raise EngineError(f"the {plugin.name} engine cannot {what}", fix=file.instead_of_states)
     others = [other.name for other in known_engines().values() if can(other, capability)]
     others.sort(key=lambda name: not known_engines()[name].is_default)  # the embedded one first
     raise EngineError(f"the {plugin.name} engine cannot {what}", fix=f"use --engine {' or '.join(others)}")

@@ -21,10 +21,7 @@ def of_runs(baseline: str, candidates: Sequence[str], run_p: Run | None = None) 
     found: list[Comparison] = []
     for candidate in candidates:
         if not runs.is_run(candidate):
-            raise InputError(
-                f"{baseline} is a run without hidden states, so {candidate} cannot be scored against it",
-                fix=f"score it first: scoremode ppl {candidate} --out DIR, or make a reference of the baseline",
-            )
+            raise no_states(baseline, candidate)
         run_p, run_q = run_p or runs.load(baseline), runs.load(candidate)
         if run_p.plan_digest != run_q.plan_digest:
             what = [n for n in ("tokenizer", "corpus_sha256", "method") if run_p.manifest[n] != run_q.manifest[n]]
@@ -36,6 +33,13 @@ def of_runs(baseline: str, candidates: Sequence[str], run_p: Run | None = None) 
         name = run_q.manifest.get("variant") or short(candidate)
         found.append(as_comparison(name, run_p, run_q, divergences, missing))
     return found
+
+
+def no_states(baseline: str, candidate: str) -> InputError:
+    return InputError(
+        f"{baseline} is a run without hidden states, so {candidate} cannot be scored against it",
+        fix=f"score it first: scoremode ppl {candidate} --out DIR, or make a reference of the baseline",
+    )
 
 
 def divergence_between(baseline: Run, candidate: Run) -> tuple[Divergences, str | None]:

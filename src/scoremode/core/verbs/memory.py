@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from scoremode.core import extensions
 from scoremode.core.cache.units import size_words
 from scoremode.core.engine.plugin import EnginePlugin, Work
 from scoremode.core.engine.registry import require
@@ -14,11 +15,6 @@ from scoremode.core.verbs.arguments import asked_path
 from scoremode.core.verbs.model import LazyModel
 from scoremode.core.verbs.sides import name_of
 from scoremode.errors import EngineError, print_line
-
-KLD_WAY = (
-    "keep the baseline's distributions first, rounded to 16 bits and by the method llamacpp: "
-    "scoremode reference MODEL --kld FILE"
-)
 
 
 def is_by_logits(baseline: EnginePlugin) -> bool:
@@ -46,7 +42,7 @@ def require_by_logits(baseline: LazyModel, candidate: LazyModel, question: Mappi
         raise EngineError(
             f"a baseline of the {baseline.engine_name} engine runs in this process, beside one candidate without "
             "replicas",
-            fix=f"leave --replicas out, or {KLD_WAY}",
+            fix=f"leave --replicas out, or {_other_way()}",
         )
 
 
@@ -70,8 +66,13 @@ def require_both_fit(baseline: LazyModel, candidate: LazyModel, longest: int) ->
             raise EngineError(
                 f"about {size_words(needed)} of memory must be free for both models at once, and {device} has "
                 f"{size_words(left)} left",
-                fix=KLD_WAY,
+                fix=_other_way(),
             )
+
+
+def _other_way() -> str:
+    files = extensions.offered("reference-output")
+    return str(files[0].instead_of_states) if files else "use an unquantized checkpoint as the baseline"
 
 
 def _free_on_gpus() -> int | None:

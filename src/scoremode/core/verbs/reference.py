@@ -1,63 +1,88 @@
 """``scoremode reference``: score a text with a baseline and keep its distributions for comparisons.
 
---out DIR               its hidden states and its head: a reference
---kld FILE              its distributions in 16 bits, for llama.cpp's own tool; renamed to this name when it is complete
-.FILE.scoremode/        meanwhile, without --out: the scores and records so far; the same command resumes
+--out DIR    its hidden states and its head: a reference
+--… FILE     its distributions in another form, which a wing offers as "reference-output"
 """
 
 from __future__ import annotations
 
-import shutil
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Protocol, TypedDict, Unpack
 
-import numpy as np
-
+from scoremode.core import extensions
 from scoremode.core.cache.units import size_words
-from scoremode.core.disk.files import written_atomically
 from scoremode.core.disk.uri import Place
 from scoremode.core.engine.base import Engine, Want
 from scoremode.core.engine.baseline import StoredBaseline, noise_facts, noise_floor, states_dtype, states_in
 from scoremode.core.engine.registry import require
-from scoremode.core.plan.path import DECODE
-from scoremode.core.plan.plan import Plan
 from scoremode.core.references.format import RAW_DTYPES
-from scoremode.core.references.reader import open_reference
 from scoremode.core.references.writer import StatesWriter
-from scoremode.core.scores.answers import FAULT
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
 from scoremode.core.text.corpus import Corpus, CorpusSource, specs_of
 from scoremode.core.verbs.arguments import AllArguments, spelled_out, split_arguments
-from scoremode.core.verbs.model import TOLD_FROM, GivenModel, GivenTokenizer, LazyModel, in_memory, tokenizer_name
-from scoremode.core.verbs.outputs import Output, check_output
+from scoremode.core.verbs.model import TOLD_FROM, GivenModel, GivenTokenizer, LazyModel, tokenizer_name
 from scoremode.core.verbs.progress import Progress, announce
 from scoremode.core.verbs.progress_display import shows_progress
 from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.scoring import UnfinishedRun
-from scoremode.errors import EngineError, InputError, MethodError, OptionError, RunError, print_line
-from scoremode.studies.kld.file import MAGIC, KldLayout, KldWriter
-from scoremode.values import Ids
+from scoremode.errors import InputError, print_line
 
-KLD_METHOD = "llamacpp"
-RECORDS = "records.partial"  # in the hidden folder
 REPEATED = ("plan_digest", "method", "method_settings", "model_fingerprint", "tokenizer", "corpus", "corpus_sha256")
 """Facts of the run's manifest that the manifest of the reference repeats."""
 
 
-@spelled_out(AllArguments)
+class ReferenceOutput(Protocol):
+    """A file in another form that ``scoremode reference`` can write; wings offer values as "reference-output"."""
+
+    name: str  # of the argument
+    flag: Mapping[str, str]  # the flag as the help shows it, and what it does
+    instead_of_states: str  # what to do with a baseline that has no hidden states, or does not fit beside a candidate
+
+    def used_by(self, file: str) -> list[str]:
+        """Lines that say what to do with the file."""
+
+    def check(
+        self, file: str | Path, question: Mapping[str, Any], *, fresh: bool, out: str | Path | Place | None
+    ) -> CheckedOutput:
+        """Refuses a file that cannot be written, and a question that it cannot have; ``out`` is made before it."""
+
+
+class CheckedOutput(Protocol):
+    """A file that will be written."""
+
+    question: dict[str, Any]
+
+    def score(self, model: LazyModel, progress: Progress | None) -> Run:
+        """Scores the question and writes the file alone; the run is not kept."""
+
+    def convert(self, folder: str | Path | Place, asked: Question, progress: Progress | None) -> None:
+        """Writes the file from a reference, without the model."""
+
+
+class FileArguments(TypedDict, total=False):
+    """Files that wings write, named here for editors and type checkers alone; see ``ReferenceOutput``."""
+
+    kld: str | Path | None
+
+
+class ReferenceArguments(AllArguments, FileArguments, total=False):
+    """Arguments of a question, of a model, and files that wings write."""
+
+
+@spelled_out(ReferenceArguments)
 @shows_progress
 def reference(
     model: GivenModel,
     out: str | Path | None = None,
     *,
-    kld: str | Path | None = None,
     engine: str | None = None,
     tokenizer: GivenTokenizer | None = None,
     fresh: bool = False,
     progress: Progress | None = None,
-    **arguments: Unpack[AllArguments],
+    **arguments: Unpack[ReferenceArguments],
 ) -> Run:
     """Score a text with a baseline, and keep its final hidden states for later comparisons.
 
@@ -68,10 +93,22 @@ def reference(
     >>> reference("table:uniform", "ref", text="any text").perplexity    # doctest: +SKIP
     256.0 ± ?
     """
-    question, options = split_arguments(arguments, needs_text=True)
+    files, rest = split_files(arguments)
+    question, options = split_arguments(rest, needs_text=True)
     with closing(LazyModel.named(model, engine, options, tokenizer)) as lazy:
         named = tokenizer_name(tokenizer)
-        return reference_of(lazy, question, out, kld=kld, tokenizer=named, fresh=fresh, progress=progress)
+        return reference_of(lazy, question, out, files=files, tokenizer=named, fresh=fresh, progress=progress)
+
+
+Files = list[tuple[ReferenceOutput, str | Path]]
+"""Files in other forms that a user named."""
+
+
+def split_files(arguments: Mapping[str, Any]) -> tuple[Files, dict[str, Any]]:
+    """Splits arguments into files that wings write, and all others."""
+    known: dict[str, ReferenceOutput] = {output.name: output for output in extensions.offered("reference-output")}
+    files = [(known[name], file) for name, file in arguments.items() if name in known and file is not None]
+    return files, {name: value for name, value in arguments.items() if name not in known}
 
 
 def reference_of(
@@ -79,17 +116,18 @@ def reference_of(
     question: dict[str, Any],
     out: str | Path | Place | None = None,
     *,
-    kld: str | Path | None = None,
+    files: Files = [],  # noqa: B006 - it is only read
     tokenizer: str | None = None,
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> Run:
-    """Makes a reference of a model, a file of its distributions, or both."""
-    output = None
-    if kld is not None:
-        question, output = _kld_question(question), _check_kld(kld, fresh=fresh, made_later=out)
-        if out is None:
-            return _write_kld(model, question, output, fresh=fresh, progress=progress)
+    """Makes a reference of a model, files of its distributions, or both."""
+    checked = list[CheckedOutput]()
+    for output, file in files:
+        checked.append(output.check(file, question, fresh=fresh, out=out))
+        question = checked[-1].question
+    if checked and out is None:
+        return [one.score(model, progress) for one in checked][-1]
     require(model.plugin, "hidden_states", "give the hidden states that a reference keeps")
     if out is None and model.is_given:
         raise InputError("a reference of a model in memory needs a folder", fix='give one, as in out="ref/"')
@@ -103,9 +141,9 @@ def reference_of(
             worker = model.engine_for(asked, progress)
             repeatable = _repeatable({**question, "method": asked.plan.method, "tokenizer": tokenizer})
             run = _score_and_store(asked, worker, claim, repeatable, progress)
-    if output is not None:
+    for one in checked:
         assert out is not None
-        _convert_to_kld(out, asked, output, progress)
+        one.convert(out, asked, progress)
     return run
 
 
@@ -153,116 +191,3 @@ def _repeatable(question: dict[str, Any]) -> dict[str, Any] | None:
     slices = question.get("slice")
     named |= {"slice": [slices]} if isinstance(slices, str) else {}
     return {name: value for name, value in question.items() if value is not None and value is not False} | named
-
-
-# ── a .kld file ──────────────────────────────────────────────────────────────────────────────────────────────────────
-def _check_kld(name: str | Path, *, fresh: bool, made_later: str | Path | Place | None) -> Output:
-    """Checks that the file a user named can be written. Only an older .kld file may be replaced, with ``fresh``."""
-    later = None if made_later is None else str(made_later)
-    output = check_output(name, "--kld", "a .kld file", lambda o: o.beginning(len(MAGIC)) == MAGIC, made_later=later)
-    if output.place is not None:
-        raise InputError(f"{output.name} is a URI, and --kld writes a file of this machine", fix="give a file name")
-    if output.is_stream:
-        raise InputError(f"{name} is not a plain file", fix="give a file name to --kld")
-    if output.exists and not fresh and not _work_folder(output).is_dir():  # else a process was killed after it wrote
-        raise InputError(f"{name} exists", fix="give another name to --kld, or --fresh to replace it")
-    return output
-
-
-def _work_folder(output: Output) -> Path:
-    """The folder beside a .kld file that has what was scored, until everything is done."""
-    return output.path.with_name(f".{output.path.name}.scoremode")
-
-
-def _kld_question(question: dict[str, Any]) -> dict[str, Any]:
-    """The question with the method of .kld files; refuses another method."""
-    method = question.get("method") or KLD_METHOD
-    if method != KLD_METHOD:
-        raise MethodError(
-            f"--kld writes the chunks of llama.cpp, not those of {method}", fix=f"give --method {KLD_METHOD}"
-        )
-    if question.get("path") == DECODE:
-        fix = "leave --path out, or keep a reference with --out, which knows its path"
-        raise OptionError("a .kld file cannot say that its distributions were decoded", fix=fix)
-    if question.get("assistant_only"):
-        raise OptionError(
-            "--kld keeps every row of a chunk, and --assistant-only drops rows", fix="leave --assistant-only out"
-        )
-    return {**question, "method": KLD_METHOD}
-
-
-def _write_kld(
-    model: LazyModel, question: dict[str, Any], output: Output, *, fresh: bool, progress: Progress | None
-) -> Run:
-    """Score a text and write the distributions of all its targets; the run itself is returned and not stored."""
-    require(model.plugin, "distributions", "give the whole distributions that a .kld file keeps")
-    asked = model.ask(question, progress)
-    work = _work_folder(output)
-    if runs.is_run(work):
-        settings = runs.load(work).manifest["identity"].get("settings")
-        if not isinstance(settings, dict) or settings.get("keeps") != "records":
-            raise RunError(
-                f"{work} is another run, and --kld needs that folder", fix="move it, or give another name to --kld"
-            )
-        if not output.exists:
-            shutil.rmtree(work)  # the file was complete, and somebody removed it
-    with model.claimed(asked, work, fresh=fresh, keeps="records") as claim:
-        # a finished run: a process was killed after the file was complete
-        run = in_memory(claim.finished or _score_records(model, asked, claim, output, progress))
-    shutil.rmtree(work, ignore_errors=True)
-    return run
-
-
-def _score_records(
-    model: LazyModel, asked: Question, claim: runs.Claim, output: Output, progress: Progress | None
-) -> Run:
-    """Scores into a work folder, and moves the file to its place when it is complete."""
-    worker = model.engine_for(asked, progress)
-    layout = _kld_layout(asked.plan, worker.facts.known_vocabulary)
-    with (
-        UnfinishedRun(asked, worker, claim, progress) as unfinished,
-        KldWriter(claim.folder / RECORDS, layout, _chunk_tokens(asked.plan)) as writer,
-    ):
-        unfinished.forget_except(writer.complete_chunks())
-        for index, answers in unfinished.answers(Want(records=True)):
-            if answers.records is None:
-                raise EngineError("the engine gave no distributions", fix=FAULT)
-            writer.write(index, answers.records)
-            unfinished.keep(index, answers)
-        manifest = unfinished.manifest()
-        writer.finish(output.path)
-        return unfinished.save(manifest)
-
-
-def _convert_to_kld(folder: str | Path | Place, asked: Question, output: Output, progress: Progress | None) -> None:
-    """Write the distributions of a reference as a .kld file: from its hidden states and its head, without the model."""
-    import torch
-
-    from scoremode.core.engine.distributions import LogitsOfStates
-
-    announce(progress, f"writing {output.name}")
-    plan, baseline = asked.plan, StoredBaseline(open_reference(folder), asked.plan)
-    layout = _kld_layout(plan, baseline.head.vocabulary)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    logits = LogitsOfStates.by(baseline.head, baseline.dtype, device)
-    try:
-        with written_atomically(output.path) as file:
-            file.write(layout.beginning(_chunk_tokens(plan)))
-            for index in range(len(plan)):
-                records = logits.records(baseline.states(index, plan.window(index)))
-                file.write(np.ascontiguousarray(records, "<u2").data)
-            assert file.tell() == layout.size, "a file that its header does not describe"
-    except OSError as error:
-        raise RunError(
-            f"{output.name} cannot be written ({error.strerror})", fix="give another file to --kld"
-        ) from None
-
-
-def _kld_layout(plan: Plan, vocabulary: int) -> KldLayout:
-    return KldLayout(int(dict(plan.settings)["context_length"]), vocabulary, len(plan))
-
-
-def _chunk_tokens(plan: Plan) -> Ids:
-    """The tokens of each chunk as the tokenizer gave them: the model reads a BOS in place of the first."""
-    context = _kld_layout(plan, 0).context
-    return np.stack([plan.ids[stop - context : stop] for stop in plan.stop.tolist()]).astype(np.int32)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
 
+from scoremode.core import extensions
 from scoremode.core.disk.uri import located
 from scoremode.core.engine.base import Engine
 from scoremode.core.engine.plugin import Work
@@ -30,12 +33,19 @@ from scoremode.core.verbs.prob.many_pairs import check_results, read_results, sc
 from scoremode.core.verbs.prob.sequence import SequenceProbability, SequenceScore, paired
 from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.progress_display import shows_progress
-from scoremode.core.verbs.reference import reference_of
-from scoremode.core.verbs.scoring import Continuation, check_fits, likelihoods
+from scoremode.core.verbs.reference import FileArguments, ReferenceArguments, reference_of, split_files
+from scoremode.core.verbs.scoring import Continuation, likelihoods
 from scoremode.core.verbs.sides import Folders
 from scoremode.errors import InputError, OptionError
-from scoremode.studies.paths.noise import Noise, noise_of, prepare_settings, split_feeding
 from scoremode.values import Floats, Ids
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMethod:
+    """A method of ``Model``; wings offer such values as "model-method"."""
+
+    name: str
+    function: Callable[..., Any]  # of the LazyModel, the name of its tokenizer, and the arguments by name
 
 
 class Model:
@@ -140,21 +150,21 @@ class Model:
                     found[numbers[i]] = one.answers.logprob[:, 0]
         return found
 
-    @spelled_out(QuestionArguments)
+    @spelled_out(QuestionArguments, FileArguments)
     @shows_progress
     def reference(
         self,
         out: str | Path | None = None,
         *,
-        kld: str | Path | None = None,
         fresh: bool = False,
         progress: Progress | None = None,
-        **question: Unpack[QuestionArguments],
+        **question: Unpack[ReferenceArguments],
     ) -> Run:
         """Keep this model's hidden states on a text, for comparisons; see :func:`scoremode.reference`."""
-        asked, own = check_question(question, needs_text=True), self._tokenizer
+        files, rest = split_files(question)
+        asked, own = check_question(rest, needs_text=True), self._tokenizer
         with self._asking():
-            return reference_of(self._model, asked, out, kld=kld, tokenizer=own, fresh=fresh, progress=progress)
+            return reference_of(self._model, asked, out, files=files, tokenizer=own, fresh=fresh, progress=progress)
 
     @spelled_out(QuestionArguments)
     @shows_progress
@@ -180,35 +190,17 @@ class Model:
             first = baseline._model if isinstance(baseline, Model) else baseline
             return compare_model(first, self._model, asked, folders)
 
-    @spelled_out(QuestionArguments)
-    @shows_progress
-    def noise(
-        self,
-        *,
-        vary: Mapping[str, Sequence[Any]] | None = None,
-        repeat: int = 2,
-        progress: Progress | None = None,
-        **question: Unpack[QuestionArguments],
-    ) -> Noise:
-        """How far scores move from pass to pass, or under each value of ``vary``; see :func:`scoremode.noise`.
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """A method that a wing adds: see ``ModelMethod``."""
+        methods: list[ModelMethod] = [] if name.startswith("_") else extensions.offered("model-method")
+        for method in methods:
+            if method.name == name:
+                return partial(self._ask_method, method)
+        raise AttributeError(f"a model has no method {name!r}")
 
-        Settings other than this model's own need engines of their own: then this one is closed first, and opens again
-        with the next question.
-        """
-        rest, feeding = split_feeding(check_question(question, needs_text=True))
-        asked = self._model.ask(rest, progress)
-        check_fits(asked.plan, asked.subject.vocabulary, asked.subject.context_length)
-        if not vary:
-            with self._asking():
-                return noise_of(asked, [({}, self._model)], repeat, progress, feeding=feeding, keep_open=True)
-        if self._model.is_given:
-            raise OptionError("vary needs a model that scoremode can open again", fix="use scoremode.open")
-        self.close()
-        spread, plugin = self._model.spread, self._model.plugin
-        engine = None if "engine" in vary else plugin.address or plugin.name
-        options = {**self._model.chosen.options.given(), **(spread.given() if spread else {})}
-        prepared = prepare_settings(self.name, vary, repeat, engine=engine, options=options, tokenizer=self._tokenizer)
-        return noise_of(asked, prepared, repeat, progress, feeding=feeding)
+    def _ask_method(self, method: ModelMethod, **arguments: Any) -> Any:
+        with self._asking():
+            return method.function(self._model, self._tokenizer, **arguments)
 
     # ── the engine ───────────────────────────────────────────────────────────────────────────────────────────────────
     @contextmanager

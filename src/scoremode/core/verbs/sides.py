@@ -10,13 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from scoremode.core import extensions
 from scoremode.core.disk.uri import Place, may_be_stored, name_in
-from scoremode.core.engine.base import Want
-from scoremode.core.engine.baseline import FileBaseline, StoredBaseline
 from scoremode.core.engine.options import Options
 from scoremode.core.engine.plugin import EnginePlugin
 from scoremode.core.engine.registry import engine_for, read_options, require, share_options
-from scoremode.core.references.reader import Reference
 from scoremode.core.scores.columns import Divergences
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.statistics.equivalence import answer_targets
@@ -25,13 +23,11 @@ from scoremode.core.statistics.run import all_metrics
 from scoremode.core.statistics.slices import metrics_by_slice
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
-from scoremode.core.verbs.model import GivenTokenizer, LazyModel, outliving
+from scoremode.core.verbs.model import GivenTokenizer, LazyModel
 from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.replicas import Spread, read_spread
-from scoremode.core.verbs.scoring import UnfinishedRun
-from scoremode.errors import InputError, ModelError
-from scoremode.studies.kld.file import KldFile, is_kld, least_divergence
+from scoremode.errors import InputError
 
 KEPT = ("bits_per_weight", "model_format", "sizes", "engine", "rerun", "promise")  # of a candidate's manifest
 NOISE = ("noise_kl", "noise_perturbed")  # of a manifest
@@ -51,6 +47,12 @@ class CompareRequest:
     baseline_engine: str | None  # None: that of the candidates
     baseline_options: Mapping[str, Any] | None  # in addition to those of the candidates, or instead of them
     tokenizer: GivenTokenizer | None
+
+    @property
+    def of_baseline(self) -> dict[str, Any]:
+        """The arguments that were given for the baseline alone, by name."""
+        given = {"engine": self.baseline_engine, **(self.baseline_options or {})}
+        return {f"baseline_{name}": value for name, value in given.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,11 @@ class ModelSettings:
         return model
 
 
+def is_stored(baseline: str) -> bool:
+    """Is this a baseline that is stored, and not a model: a run, a reference, or a kind that a wing offers?"""
+    return runs.is_run(baseline) or any(kind.claims(baseline) for kind in extensions.offered("baseline"))
+
+
 def assign_engines(
     baseline: str, candidates: Sequence[str], wanted: CompareRequest, *, divergence: bool = True
 ) -> tuple[ModelSettings | None, dict[str, ModelSettings]]:
@@ -99,11 +106,10 @@ def assign_engines(
     ``divergence``, every engine is allowed.
     """
     scored = [name for name in candidates if not runs.is_run(name)]
-    for name in scored:
-        if is_kld(name):
-            raise InputError(f"{name} is a file of base logits, which can only be the baseline", fix="give it first")
+    for name in filter(is_stored, scored):
+        raise InputError(f"{name} can only be the baseline", fix="give it first")
     given = [(name, wanted.engine, wanted.options) for name in scored]
-    is_model = not (runs.is_run(baseline) or is_kld(baseline))  # a reference is a run too
+    is_model = not is_stored(baseline)
     if is_model:
         its_options = {**wanted.options, **(wanted.baseline_options or {})}
         given.insert(0, (baseline, wanted.baseline_engine or wanted.engine, its_options))
@@ -173,48 +179,6 @@ def compared_with(run_p: Run, noise: Mapping[str, Any], candidate: LazyModel) ->
     return {"against": {"model": of_p["model"], "fingerprint": of_p["model_fingerprint"]}, **named, **noise}
 
 
-def score_against(
-    model: LazyModel,
-    asked: Question,
-    run_p: Run,
-    stored: Reference | KldFile,
-    folders: Folders,
-    *,
-    noise: Mapping[str, Any],
-) -> Comparison:
-    """Compares a candidate with a baseline whose run is finished and whose distributions are stored."""
-    run_q = run_against(model, asked, run_p, stored, folders, out=folders.of(model), noise=noise)
-    if run_q.plan_digest != run_p.plan_digest:
-        run_p = first_targets(run_p, run_q, asked)
-    return as_comparison(name_of(model), run_p, run_q, run_q.divergences)
-
-
-def run_against(
-    model: LazyModel,
-    asked: Question,
-    run_p: Run,
-    stored: Reference | KldFile,
-    folders: Folders,
-    *,
-    out: Path | Place | None,
-    noise: Mapping[str, Any],
-) -> Run:
-    """Returns the run of a candidate with its KL from a stored baseline: read from ``out`` if it is there."""
-    with model.claimed(asked, out, fresh=folders.fresh, against=run_p.manifest["identity"]) as claim:
-        run_q = claim.finished
-        if run_q is None:
-            engine, least = model.engine_for(asked, folders.progress), 0.0
-            if isinstance(stored, KldFile):
-                require_vocabulary(stored, engine.facts.known_vocabulary)
-                least = least_divergence(stored.layout.vocabulary)
-            baseline = FileBaseline(stored) if isinstance(stored, KldFile) else StoredBaseline(stored, asked.plan)
-            with UnfinishedRun(asked, engine, claim, folders.progress, with_kl=True, least_kl=least) as run:
-                run.score(Want(against=baseline))
-                run_q = run.save(run.manifest() | compared_with(run_p, noise, model))
-            run_q = outliving(model, run_q, out)
-    return run_q
-
-
 def first_targets(run_p: Run, run_q: Run, asked: Question) -> Run:
     """The baseline's run cut to the first targets of its plan: those that a candidate was asked about."""
     scores = run_p.scores.rows(0, len(run_q.scores))
@@ -223,14 +187,6 @@ def first_targets(run_p: Run, run_q: Run, asked: Question) -> Run:
     by_slice = metrics_by_slice(asked.plan, asked.tokens, scores)
     manifest = {**run_p.manifest, **of_plan, "metrics": metrics, "by_slice": by_slice}
     return Run(run_q.plan_digest, scores, run_q.facts, manifest, path=run_p.path)
-
-
-def require_vocabulary(file: KldFile, candidate: int) -> None:
-    if file.layout.vocabulary != candidate:
-        raise ModelError(
-            f"{file.path} has {file.layout.vocabulary:,} ids and the candidate {candidate:,}",
-            fix="compare a model with the vocabulary of the file",
-        )
 
 
 def as_comparison(

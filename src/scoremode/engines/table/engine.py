@@ -28,7 +28,6 @@ from scoremode.core.plan.plan import Plan
 from scoremode.core.scores.answers import Answers, Window, WindowSource
 from scoremode.errors import ModelError, did_you_mean
 from scoremode.head.budget import FIRST, LEFT_OUT
-from scoremode.studies.kld.file import log_probabilities
 from scoremode.values import Bools, Floats, Ids, Raw
 
 TABLES = ("uniform", "successor")
@@ -182,7 +181,13 @@ def _divergence_from(baseline: Baseline | WholeDistributions, vocabulary: int) -
         require_one_vocabulary(stored.vocabulary, vocabulary)
 
         def from_records(index: int, window: Window, logq: Floats) -> dict[str, Raw]:
-            logp = log_probabilities(stored.records(index, window), vocabulary)
+            import torch
+
+            from scoremode.core.engine.distributions import to_device
+            from scoremode.head.sixteen_bits import stored_log_probabilities
+
+            records = to_device(stored.records(index, window), torch.device("cpu"))
+            logp = stored_log_probabilities(records, vocabulary).numpy()
             return {"kl": _kl(np.where(logp > LEFT_OUT, logp, -np.inf), logq)}
 
         return from_records

@@ -26,7 +26,6 @@ from scoremode.reports.text import (
     top_words,
 )
 from scoremode.reports.verdicts import rule_words, verdicts
-from scoremode.studies.kld.statistics import llamacpp_statistics, llamacpp_text
 from scoremode.values import rounded
 
 Row = Mapping[str, Any]
@@ -60,14 +59,6 @@ def comparison_json(found: Sequence[Comparison], statistics: Sequence[dict[str, 
             for c, s, verdict in zip(found, statistics, verdicts(found, statistics), strict=True)
         ],
     }
-
-
-def llamacpp_layout(found: Sequence[Comparison]) -> str:
-    """What ``--llamacpp`` prints: for each candidate the lines of llama.cpp's own tool."""
-    texts = [llamacpp_text(llamacpp_statistics(c)).rstrip("\n") for c in found]
-    if len(found) == 1:
-        return texts[0]
-    return "\n\n".join(f"{shown(c.name)}\n\n{text}" for c, text in zip(found, texts, strict=True))
 
 
 def comparison_table(

@@ -27,7 +27,7 @@ from scoremode.core.plan.plan import Plan
 from scoremode.core.scores.answers import Window
 from scoremode.core.statistics.groups import grouping
 from scoremode.core.verbs.arguments import AllArguments, EngineOptionArguments, spelled_out, split_arguments
-from scoremode.core.verbs.compare import comparable_facts, require_same_question
+from scoremode.core.verbs.baselines import comparable_facts, require_same_question
 from scoremode.core.verbs.model import TOLD_FROM, GivenTokenizer, LazyModel
 from scoremode.core.verbs.progress import Progress, announce
 from scoremode.core.verbs.progress_display import shows_progress

@@ -1,75 +1,102 @@
-"""Compares candidates with a file of base logits (``.kld``), which has its own tokens and chunks."""
+"""A file of base logits (``.kld``) as the baseline of a comparison: it has its own tokens and chunks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from scoremode.core.disk.files import remembered_sha256
-from scoremode.core.engine.baseline import BaseLogitsPlugin
+from scoremode.core.engine.base import SCORES, Engine, EngineFacts, Want
 from scoremode.core.engine.options import Options
-from scoremode.core.engine.plugin import Work
+from scoremode.core.engine.plugin import Capabilities, EnginePlugin, Work
 from scoremode.core.engine.registry import Chosen, require
 from scoremode.core.models.subject import Subject
 from scoremode.core.plan.build import make_plan
 from scoremode.core.plan.recipes import find_method, llamacpp_chunks
-from scoremode.core.statistics.comparison import Comparison
-from scoremode.core.store import runs
+from scoremode.core.scores.answers import Answers, WindowSource
+from scoremode.core.store.run import Run
 from scoremode.core.text.tokens import text_of_ids
+from scoremode.core.verbs.baselines import Against, AgainstStored
 from scoremode.core.verbs.model import LazyModel
 from scoremode.core.verbs.progress import announce
 from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.scoring import score_run
-from scoremode.core.verbs.sides import Folders, require_vocabulary, score_against
-from scoremode.errors import InputError, OptionError
-from scoremode.studies.kld.file import KldFile
+from scoremode.core.verbs.sides import Folders, ModelSettings
+from scoremode.errors import EngineError, InputError, ModelError, OptionError
+from scoremode.studies.kld.file import Coarseness, FileBaseline, KldFile, is_kld, least_divergence, read_scores
+from scoremode.values import Bools
 
 NO_NOISE = {"noise_kl": None, "noise_perturbed": "a file cannot be computed in another way"}
 
 
-def require_no_question(name: str, question: Mapping[str, Any]) -> None:
-    """Refuses a question together with a file of base logits, because the file has its own tokens and chunks."""
-    if question:
-        flag = "--" + next(iter(question)).replace("_", "-")
-        raise OptionError(f"{name} has its own tokens and chunks", fix=f"leave {flag} out")
+@dataclass(frozen=True)
+class KldBaseline:
+    """A file of base logits that candidates are compared with."""
 
+    name: str
 
-def against_file(name: str | Path, model: LazyModel, question: Mapping[str, Any], folders: Folders) -> Comparison:
-    """Compares a model with the distributions in a file."""
-    require_no_question(str(name), question)
-    require(model.plugin, "divergence", "be compared with a baseline")
-    file = KldFile(name)
-    asked = _question_of(file, model.subject, folders)
-    doubts = (*_notes_on_start(file, model.subject), *asked.corpus.notes)
-    announce(folders.progress, "checking the file")
-    sha256 = remembered_sha256(file.path)
-    own = Subject(
-        name=str(name),
-        tokenizer=model.subject.tokenizer,
-        fingerprint=sha256,
-        vocabulary=file.layout.vocabulary,
-        files={file.path.name: sha256},
-    )
-    baseline = LazyModel(Chosen(BaseLogitsPlugin(file, doubts), Options(), own))
-    asked_p = replace(asked, subject=own)
-    with baseline.claimed(asked_p, folders.folder("baseline"), fresh=folders.fresh) as claim_p:
-        run_p = claim_p.finished
-        if run_p is None:
-            run_p = score_run(asked_p, baseline.engine(Work()), claim_p, folders.progress)
-    run_p = replace(run_p, manifest={**run_p.manifest, "model": str(name)})  # the file may have had another name
-    # the effects of the baseline's 16 bits are noted with the candidate's numbers too
-    notes = (*asked.plan.notes, *(f"baseline: {note}" for note in run_p.manifest["model_notes"]))
-    asked = replace(asked, plan=replace(asked.plan, notes=notes))
-    return score_against(model, asked, run_p, file, folders, noise=NO_NOISE)
+    @staticmethod
+    def claims(name: str | Path) -> bool:
+        return is_kld(name)
+
+    def accept(
+        self, given: Mapping[str, Any], models: Mapping[str, ModelSettings], finished: Sequence[str]
+    ) -> Mapping[str, ModelSettings]:
+        self._require_no_question(given)
+        for name in finished:
+            fix = "name the model"
+            raise InputError(f"{name} is a finished run, and {self.name} needs a model to compare with", fix=fix)
+        return models
+
+    def _require_no_question(self, given: Mapping[str, Any]) -> None:
+        for name in given:
+            flag = "--" + name.replace("_", "-")
+            raise OptionError(f"{self.name} has its own tokens and chunks", fix=f"leave {flag} out")
+
+    @contextmanager
+    def beside(self, candidate: LazyModel, question: Mapping[str, Any], folders: Folders) -> Iterator[Against]:
+        self._require_no_question(question)
+        require(candidate.plugin, "divergence", "be compared with a baseline")
+        file = KldFile(self.name)
+        asked = _question_of(file, candidate.subject, folders)
+        run = self._run(file, asked, folders)
+        # the effects of the baseline's 16 bits are noted with the candidate's numbers too
+        notes = (*asked.plan.notes, *(f"baseline: {note}" for note in run.manifest["model_notes"]))
+        asked, least = replace(asked, plan=replace(asked.plan, notes=notes)), least_divergence(file.layout.vocabulary)
+        yield AgainstStored(asked, folders, run, lambda: FileBaseline(file), NO_NOISE, least_kl=least)
+
+    def _run(self, file: KldFile, asked: Question, folders: Folders) -> Run:
+        """The run of the baseline: the scores in the file."""
+        doubts = (*_notes_on_start(file, asked.subject), *asked.corpus.notes)
+        announce(folders.progress, "checking the file")
+        sha256 = remembered_sha256(file.path)
+        own = Subject(
+            name=self.name,
+            tokenizer=asked.subject.tokenizer,
+            fingerprint=sha256,
+            vocabulary=file.layout.vocabulary,
+            files={file.path.name: sha256},
+        )
+        model, asked = LazyModel(Chosen(BaseLogitsPlugin(file, doubts), Options(), own)), replace(asked, subject=own)
+        with model.claimed(asked, folders.folder("baseline"), fresh=folders.fresh) as claim:
+            run = claim.finished or score_run(asked, model.engine(Work()), claim, folders.progress)
+        return replace(run, manifest={**run.manifest, "model": self.name})  # the file may have had another name
+
+    def finished(self, question: Mapping[str, Any], folders: Folders) -> Run:
+        raise AssertionError("finished runs were refused")
 
 
 def _question_of(file: KldFile, subject: Subject, folders: Folders) -> Question:
     """Makes the question from the tokens and chunks of a file, with the tokenizer of the candidate."""
     announce(folders.progress, "reading the tokens of the file")
-    if subject.vocabulary is not None:
-        require_vocabulary(file, subject.vocabulary)
+    if subject.vocabulary is not None and subject.vocabulary != file.layout.vocabulary:  # else its engine refuses it
+        raise ModelError(
+            f"{file.path} has {file.layout.vocabulary:,} ids and the candidate {subject.vocabulary:,}",
+            fix="compare a model with the vocabulary of the file",
+        )
     corpus, documents, tokens = text_of_ids(file.tokens.reshape(-1), subject.tokenizer, file.path.name)
     method = replace(find_method("llamacpp"), windows=llamacpp_chunks)
     plan = make_plan(method, tokens, context_length=file.layout.context, model_context=subject.context_length)
@@ -97,10 +124,47 @@ def _notes_on_start(file: KldFile, subject: Subject) -> list[str]:
     return []
 
 
-def require_models(name: str, candidates: Sequence[str]) -> None:
-    """Refuses finished runs as candidates against a file, because a run does not store its distributions."""
-    for candidate in candidates:
-        if runs.is_run(candidate):
-            raise InputError(
-                f"{candidate} is a finished run, and {name} needs a model to compare with", fix="name the model"
-            )
+# ── the scores in a file ─────────────────────────────────────────────────────────────────────────────────────────────
+class BaseLogitsEngine(Engine):
+    """Reads log-probabilities and first choices from a file of base logits. Ranks and entropies would not be exact."""
+
+    def __init__(self, file: KldFile, notes: tuple[str, ...] = ()) -> None:
+        """``notes`` tell a reader about the file, in addition to the notes that follow from its records."""
+        self.file, self._notes = file, notes
+        self.facts = EngineFacts(
+            engine="base-logits",
+            dtype="uint16",
+            device="file",
+            head="16-bit log-probabilities",
+            vocabulary=file.layout.vocabulary,
+            context_length=file.layout.context,
+        )
+
+    def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
+        if want != SCORES:
+            raise EngineError("a file of base logits has scores only", fix="name a model")
+        seen = Coarseness()
+        for index in range(len(source)):  # done or not: the notes are about all of the file
+            window = source.window(index)
+            answers = read_scores(self.file, index, window.targets[:, 0], seen)
+            if not done[index]:
+                yield index, answers
+        self.facts = replace(self.facts, notes=(*seen.notes(), *self._notes))
+
+
+class BaseLogitsPlugin(EnginePlugin):
+    """The engine of a file of base logits. It opens no model, and ``--engine`` cannot choose it."""
+
+    contract = 1
+    name = "base-logits"
+    summary = "a file of base logits of llama.cpp"
+    capabilities: ClassVar[Capabilities] = Capabilities(top=True)
+
+    def __init__(self, file: KldFile, notes: tuple[str, ...] = ()) -> None:
+        self.file, self.notes = file, notes
+
+    def subject(self, model: str, options: Any, tokenizer: str | None) -> Subject:
+        raise AssertionError("a file is asked about with the tokenizer of a candidate")
+
+    def open(self, subject: Subject, options: Any, work: Work) -> Engine:
+        return BaseLogitsEngine(self.file, self.notes)

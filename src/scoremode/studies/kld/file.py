@@ -34,10 +34,11 @@ import numpy.typing as npt
 from scoremode.core.disk.files import DISK_FULL, open_regular, write_at
 from scoremode.core.disk.stores import store_of
 from scoremode.core.disk.uri import Place, may_be_stored, name_in, stored_at
-from scoremode.core.scores.answers import Answers
+from scoremode.core.engine.base import StoredDistributions
+from scoremode.core.scores.answers import Answers, Window
 from scoremode.errors import EngineError, InputError, RunError
 from scoremode.head.budget import FLOOR, LARGEST_CODE, LEFT_OUT, words_of
-from scoremode.values import Bools, Floats, Ids, Raw
+from scoremode.values import Bools, Floats, Ids, Ints, Raw
 
 MAGIC = b"_logits_"
 HEADER = struct.Struct("<8s3i")
@@ -143,6 +144,26 @@ class KldFile:
         if not unchanged:
             raise RunError(f"{self.path} was changed while it was in use", fix="run the same command again")
         found: Raw = self._mapped[chunk]
+        return found
+
+
+class FileBaseline(StoredDistributions):
+    """Distributions in a file; window i of the plan is chunk i of the file, unless ``chunks`` are given."""
+
+    def __init__(self, file: KldFile, chunks: Ints | None = None) -> None:
+        self.file: KldFile = file
+        self.vocabulary, self.chunks = file.layout.vocabulary, chunks
+
+    @classmethod
+    def at(cls, where: str) -> FileBaseline:
+        return cls(KldFile(where))
+
+    def part(self, windows: Ints) -> FileBaseline:
+        return FileBaseline(self.file, windows)
+
+    def records(self, index: int, window: Window) -> Raw:
+        found = self.file.records(index if self.chunks is None else int(self.chunks[index]))
+        assert len(found) == len(window.rows), "a record for each row"
         return found
 
 

@@ -4,4 +4,12 @@ from __future__ import annotations
 
 from scoremode.core.extensions import Wing
 
-WING = Wing()
+HERE = "studies.kld"
+
+WING = Wing(
+    offers={
+        "baseline": (f"{HERE}.comparing:KldBaseline",),
+        "reference-output": (f"{HERE}.command:OUTPUT",),
+        "comparison-layout": (f"{HERE}.command:LAYOUT",),
+    }
+)

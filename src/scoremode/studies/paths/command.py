@@ -97,8 +97,8 @@ class NoiseVerb(Verb):
         flags.add(parser, flags.JSON)
 
     def run(self, parsed: argparse.Namespace) -> None:
-        from scoremode.reports.terminal.run_tables import noise_table
         from scoremode.studies.paths.noise import noise, parse_vary
+        from scoremode.studies.paths.tables import noise_table
 
         vary = {}
         for name, values in map(parse_vary, parsed.vary or ()):

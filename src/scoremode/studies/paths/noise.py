@@ -22,22 +22,29 @@ import numpy as np
 
 from scoremode.core.engine.base import EngineFacts
 from scoremode.core.engine.registry import all_options, require_path
-from scoremode.core.plan.path import CACHE_HIT, CHUNK_TOKENS, DECODE, PATHS, PREFILL, DecodePath, read_path
+from scoremode.core.plan.path import CACHE_HIT, CHUNK_TOKENS, DECODE, PATHS, PREFILL, read_path
 from scoremode.core.plan.plan import Plan
 from scoremode.core.scores.columns import Scores
 from scoremode.core.scores.frames import few_lines
 from scoremode.core.scores.journal import Journal
 from scoremode.core.statistics.estimate import finite_or_none
 from scoremode.core.statistics.run import all_metrics
-from scoremode.core.verbs.arguments import PATH, AllArguments, spelled_out, split_arguments
+from scoremode.core.verbs.arguments import (
+    PATH,
+    AllArguments,
+    QuestionArguments,
+    check_question,
+    spelled_out,
+    split_arguments,
+)
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel
 from scoremode.core.verbs.progress import Progress, part_of
 from scoremode.core.verbs.progress_display import shows_progress
 from scoremode.core.verbs.question import Question, library_versions
 from scoremode.core.verbs.scoring import check_fits, score_plan
+from scoremode.core.verbs.session import ModelMethod
 from scoremode.errors import OptionError, did_you_mean
-from scoremode.studies.paths.rerun import kept_promise
-from scoremode.studies.paths.turns import TurnsEngine
+from scoremode.studies.paths.varied import Varied
 from scoremode.values import Floats, change
 
 QUANTILE = 0.999
@@ -162,6 +169,40 @@ def noise(
     return noise_of(asked, models, repeat, progress, feeding=feeding)
 
 
+@spelled_out(QuestionArguments)
+@shows_progress
+def noise_of_model(
+    model: LazyModel,
+    tokenizer: str | None,
+    *,
+    vary: Mapping[str, Sequence[Any]] | None = None,
+    repeat: int = 2,
+    progress: Progress | None = None,
+    **question: Unpack[QuestionArguments],
+) -> Noise:
+    """``Model.noise``: how far scores move from pass to pass, or under each value of ``vary``.
+
+    Settings other than the model's own need engines of their own: then its engine is closed first, and opens again with
+    the next question.
+    """
+    rest, feeding = split_feeding(check_question(question, needs_text=True))
+    asked = model.ask(rest, progress)
+    check_fits(asked.plan, asked.subject.vocabulary, asked.subject.context_length)
+    if not vary:
+        return noise_of(asked, [({}, model)], repeat, progress, feeding=feeding, keep_open=True)
+    if model.is_given:
+        raise OptionError("vary needs a model that scoremode can open again", fix="use scoremode.open")
+    model.close()
+    engine = None if "engine" in vary else model.plugin.address or model.plugin.name
+    options = {**model.chosen.options.given(), **(model.spread.given() if model.spread else {})}
+    name = model.subject.name
+    prepared = prepare_settings(name, vary, repeat, engine=engine, options=options, tokenizer=tokenizer)
+    return noise_of(asked, prepared, repeat, progress, feeding=feeding)
+
+
+NOISE_METHOD = ModelMethod("noise", noise_of_model)
+
+
 def noise_of(
     asked: Question,
     models: Sequence[tuple[Setting, LazyModel]],
@@ -175,16 +216,14 @@ def noise_of(
 
     ``asked`` is the question to the prefill path. ``feeding`` has the arguments of a path that hold for all settings.
     """
-    plans = [asked.plan.on_path(_path(setting, feeding or {}, model)) for setting, model in models]
+    varied = [_varied(asked, setting, feeding or {}, model) for setting, model in models]
     whole = len(models) * repeat * asked.plan.forward_tokens
     found: list[SettingNoise] = []
     reference: tuple[Floats, float] | None = None
-    for (setting, model), plan in zip(models, plans, strict=True):
+    for (setting, _), one in zip(models, varied, strict=True):
         begun = [(len(found) * repeat + number) * asked.plan.forward_tokens for number in range(repeat)]
         parts = [part_of(progress, before, whole) for before in begun]
-        question = replace(asked, plan=plan)
-        turns = CHUNK_TOKENS if setting.get("cache") == "hit" else None
-        facts, passes = _score(question, model, progress, parts, turn_tokens=turns, keep_open=keep_open)
+        facts, passes = _score(one, progress, parts, keep_open=keep_open)
         perplexity = all_metrics(asked.plan, asked.tokens, passes[0])["perplexity"].value
         first = passes[0].logprob
         expected, usual = reference = reference or (first, perplexity)
@@ -197,14 +236,14 @@ def noise_of(
                 perplexity_ratio=perplexity / usual if math.isfinite(usual) else math.nan,
                 drift=drift(asked.plan, first, expected),
                 repeats=_widest(later) if later else None,
-                promise=_promise(models[0][0], setting, model, expected, [scores.logprob for scores in passes]),
+                promise=_promise(models[0][0], setting, one, expected, [scores.logprob for scores in passes]),
             )
         )
     return Noise(asked.subject.name, asked.corpus.name, asked.plan, repeat, _sequences(asked.plan)[0], tuple(found))
 
 
 # ── settings ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-FEEDING: dict[str, tuple[str, tuple[str, ...] | None]] = {  # how tokens are fed: the kind of value, and the choices
+FEEDING: dict[str, tuple[str, Sequence[str] | None]] = {  # how tokens are fed: the kind of value, and the choices
     "path": ("str", PATHS),
     "sequences": ("int", None),
     "cache": ("str", ("miss", "hit")),
@@ -218,36 +257,41 @@ def split_feeding(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
     return rest, {name: value for name, value in arguments.items() if name in PATH}
 
 
-def _path(setting: Setting, feeding: Mapping[str, Any], model: LazyModel) -> DecodePath | None:
-    """The path of a setting; an error if the engine does not have it, or has no prefix cache where hits are asked for.
+def _varied(asked: Question, setting: Setting, feeding: Mapping[str, Any], model: LazyModel) -> Varied:
+    """The model in a setting; an error if the engine does not have the path, or no prefix cache where hits are wanted.
 
     If the path is varied, what was given for the decode path does not apply to prefill.
     """
     given = {**feeding, **{name: value for name, value in setting.items() if name in PATH}}
     if setting.get("path") == PREFILL:
         given = {name: value for name, value in given.items() if name == "path" or name in setting}
-    found = read_path(**given)
-    require_path(model.plugin, DECODE if found else None)
-    if setting.get("cache") == "hit":
+    path, hits = read_path(**given), setting.get("cache") == "hit"
+    require_path(model.plugin, DECODE if path else None)
+    if hits:
         require_path(model.plugin, CACHE_HIT, "leave cache out of --vary")
-        if found is not None:
+        if path is not None:
             raise OptionError("a cache hit is measured on the prefill path", fix="leave --path out")
         model.shares_prompts = True
-    return found
+    return Varied(model, replace(asked, plan=asked.plan.on_path(path)), CHUNK_TOKENS if hits else None)
 
 
-def _promise(first: Setting, setting: Setting, model: LazyModel, reference: Floats, passes: Sequence[Floats]) -> str:
+def _promise(first: Setting, setting: Setting, one: Varied, reference: Floats, passes: Sequence[Floats]) -> str:
     """Says whether an engine gave the same bits where it promises them; '' if it promises none."""
-    promise = model.plugin.able().same_bits
     said = []
     changed = {name for name in setting if setting[name] != first[name]}
     if changed and changed <= SAME_BITS:
         what = ", ".join(f"{_flag(name)} {setting[name]} instead of {first[name]}" for name in sorted(changed))
-        said.append(kept_promise(promise, change(passes[0], reference), what))
+        said.append(one.kept_promise(change(passes[0], reference), what))
     if len(passes) > 1:
         again = np.concatenate([change(later, passes[0]) for later in passes[1:]])
-        said.append(kept_promise(promise, again, "a later pass"))
+        said.append(one.kept_promise(again, "a later pass"))
     return "; ".join(words for words in said if words)
+
+
+def may_vary() -> dict[str, tuple[str, Sequence[str] | None]]:
+    """Everything that may be varied: the kind of its values, and the choices."""
+    options = {name: option for name, (_, option) in all_options().items() if option.details.may_vary}
+    return {"engine": ("str", None), **FEEDING} | {n: (o.kind, o.details.choices) for n, o in options.items()}
 
 
 def parse_vary(text: str) -> tuple[str, list[Any]]:
@@ -258,7 +302,7 @@ def parse_vary(text: str) -> tuple[str, list[Any]]:
     """
     flag, equals, values = text.partition("=")
     name = known_name(flag)
-    kind = "str" if name == "engine" else FEEDING[name][0] if name in FEEDING else all_options()[name][1].kind
+    kind = may_vary()[name][0]
     given = [value.strip() for value in values.split(",")]
     if not equals or not all(given):
         raise OptionError(
@@ -278,17 +322,13 @@ def parse_vary(text: str) -> tuple[str, list[Any]]:
 def known_name(flag: str) -> str:
     """A flag as the name of an engine's option, or ``engine``; an error for names that are not worth varying."""
     name = flag.strip().removeprefix("--").replace("-", "_")
-    may_vary = ["engine", *FEEDING]
-    for option_name, (_, option) in all_options().items():
-        if option.details.may_vary:
-            may_vary.append(option_name)
-        elif name in (option_name, option.flag.removeprefix("--").replace("-", "_")):
-            raise OptionError(
-                f"--vary {_flag(name)} is not a setting to compare", fix=f"give {option.flag} once: it applies to all"
-            )
-    if name not in may_vary:
-        raise OptionError(f"--vary does not know '{flag}'", fix=did_you_mean(_flag(name), map(_flag, may_vary)))
-    return name
+    if name in may_vary():
+        return name
+    for other, (_, option) in all_options().items():
+        if name in (other, option.flag.removeprefix("--").replace("-", "_")):
+            fix = f"give {option.flag} once: it applies to all"
+            raise OptionError(f"--vary {_flag(name)} is not a setting to compare", fix=fix)
+    raise OptionError(f"--vary does not know '{flag}'", fix=did_you_mean(_flag(name), map(_flag, may_vary())))
 
 
 def combinations(vary: Mapping[str, Sequence[Any]]) -> list[Setting]:
@@ -296,8 +336,7 @@ def combinations(vary: Mapping[str, Sequence[Any]]) -> list[Setting]:
     named: dict[str, list[Any]] = {}
     for flag, values in vary.items():
         name, listed = known_name(flag), [values] if isinstance(values, str) else list(values)
-        known = None if name in ("engine", *FEEDING) else all_options()[name][1]
-        choices = FEEDING[name][1] if name in FEEDING else known.details.choices if known else None
+        choices = may_vary()[name][1]
         if name in named:
             raise OptionError(f"--vary {_flag(name)} is given twice", fix=f"put all its values in one --vary {flag}=…")
         if not listed:
@@ -345,36 +384,30 @@ def prepare_settings(
 
 # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _score(
-    asked: Question,
-    model: LazyModel,
-    progress: Progress | None,
-    parts: Sequence[Progress | None],
-    *,
-    turn_tokens: int | None,
-    keep_open: bool,
+    one: Varied, progress: Progress | None, parts: Sequence[Progress | None], *, keep_open: bool
 ) -> tuple[EngineFacts, list[Scores]]:
     """Score every pass of one setting on one engine, which is closed afterwards unless it is to be kept open.
 
-    ``parts`` has the progress of each pass. With ``turn_tokens``, windows are fed turn by turn, from the prefix cache.
+    ``parts`` has the progress of each pass.
     """
-    plan, passes = asked.plan, []
+    plan, passes = one.asked.plan, []
     try:
-        engine = model.engine_for(asked, progress)
+        engine = one.model.engine_for(one.asked, progress)
         check_fits(plan, engine.facts.vocabulary, engine.facts.context_length)
         for part in parts:
             with (
                 tempfile.TemporaryDirectory(prefix="scoremode-noise-") as folder,
                 closing(Journal(Path(folder) / "journal", {}, plan)) as journal,
             ):
-                fed = engine if turn_tokens is None else TurnsEngine(engine, turn_tokens)
+                fed = one.fed(engine)
                 score_plan(plan, fed, journal, part)
                 fed.account()  # an error if no turn began in the cache
                 passes.append(journal.rows(0, plan.targets))
         return engine.facts, passes
     finally:
         if not keep_open:
-            model.close()
-            engine = None  # type: ignore[assignment]
+            one.model.close()
+            engine = fed = None  # type: ignore[assignment]
             gc.collect()  # the next engine may live in other processes and must find the device empty
             if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
                 torch.cuda.empty_cache()

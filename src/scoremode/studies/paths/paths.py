@@ -7,15 +7,16 @@ prefill ──▶ reference, or logits ──▶ KL, perplexity ratio, differenc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack
 
 from scoremode.core.arguments import whole_number
 from scoremode.core.cache.units import size_words
 from scoremode.core.disk.uri import located
-from scoremode.core.engine.base import Baseline, Engine, Want, WholeDistributions, only_one_way
+from scoremode.core.engine.base import Baseline, Engine, WholeDistributions, only_one_way
 from scoremode.core.engine.baseline import StoredBaseline, noise_facts
 from scoremode.core.engine.options import Options
 from scoremode.core.engine.registry import require_path
@@ -25,17 +26,17 @@ from scoremode.core.statistics.comparison import Comparison, Comparisons
 from scoremode.core.store.run import Run
 from scoremode.core.text.memory import available
 from scoremode.core.verbs.arguments import PATH, AllArguments, check_question, spelled_out, split_arguments
+from scoremode.core.verbs.baselines import Against, compare_with
 from scoremode.core.verbs.memory import is_by_logits, require_both_fit
-from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, outliving, tokenizer_name
+from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, tokenizer_name
 from scoremode.core.verbs.ppl import ppl_of
 from scoremode.core.verbs.progress import Progress, announce
 from scoremode.core.verbs.progress_display import shows_progress
-from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.reference import reference_of
 from scoremode.core.verbs.scoring import UnfinishedRun
-from scoremode.core.verbs.sides import NOISE, Folders, as_comparison, compared_with
+from scoremode.core.verbs.sides import NOISE, Folders, compared_with
 from scoremode.errors import EngineError, OptionError, did_you_mean
-from scoremode.studies.paths.rerun import NOT_RERUN, kept_promise, rerun
+from scoremode.studies.paths.varied import NOT_RERUN, Varied, rerun
 from scoremode.values import change
 
 WAYS = (DECODE, CHUNKED, CACHE_HIT)
@@ -47,9 +48,6 @@ class Way:
 
     kind: str  # one of WAYS
     size: int | None  # sequences side by side, or tokens of a chunk or a turn; None: the default of the decode path
-
-    def folder(self, size: int) -> str:
-        return f"{self.kind}-{size}"
 
 
 @spelled_out(AllArguments)
@@ -158,13 +156,12 @@ class _PathsOfModel:
         order = sorted(ways, key=lambda way: way.kind != CACHE_HIT)
         self.model.shares_prompts = order[0].kind == CACHE_HIT
         self._require_sizes(ways)
-        run_p = self._prefilled()
-        found = {}
+        run, found = self._prefilled(), {}
         for way in order:
             if way.kind != CACHE_HIT and not is_by_logits(self.model.plugin):
                 self.model.close()  # its memory is needed
             announce(self.folders.progress, way.kind, "label")
-            found[way] = self._compared(run_p, way)
+            found[way] = self._compared(run, way)
         return Comparisons(found[way] for way in ways)
 
     def _require_sizes(self, ways: Sequence[Way]) -> None:
@@ -188,92 +185,105 @@ class _PathsOfModel:
             return reference_of(self.model, self.question, out, tokenizer=self.tokenizer, **how)
         return ppl_of(self.model, self.question, out=out, **how)
 
-    def _compared(self, run_p: Run, way: Way) -> Comparison:
-        if way.kind == CACHE_HIT:
-            return self._scored(run_p, way, self.model, self.model.ask(self.question, self.folders.progress))
-        model = self.model if way.kind == CHUNKED else self.decodes
-        options = model.chosen.options
-        if way.kind == CHUNKED and way.size is not None:
-            options = model.plugin.chunked(options, way.size)
-        model = _with_options(model, options)
-        question = {**self.decoded, "sequences": way.size} if way.kind == DECODE else self.question
-        with closing(model):
-            return self._scored(run_p, way, model, model.ask(question, self.folders.progress))
-
-    def _scored(self, run_p: Run, way: Way, model: LazyModel, asked: Question) -> Comparison:
+    def _compared(self, run: Run, way: Way) -> Comparison:
         """Scores one way against the prefill path, or reads its run if it is finished."""
-        size = asked.plan.path.sequences if asked.plan.path else way.size
+        model = self.model
+        if way.kind == CHUNKED and way.size is not None:
+            model = _with_options(model, model.plugin.chunked(model.chosen.options, way.size))
+        elif way.kind == DECODE:
+            model = _with_options(self.decodes, self.decodes.chosen.options)
+        question = {**self.decoded, "sequences": way.size} if way.kind == DECODE else self.question
+        try:
+            asked = model.ask(question, self.folders.progress)
+            against = AgainstPrefill(asked, self.folders, self, run, way)
+            model.variant = against.name
+            return compare_with(nullcontext(against), model, self.folders)
+        finally:
+            if way.kind != CACHE_HIT:
+                model.close()
+
+
+@dataclass
+class AgainstPrefill(Against):
+    """The prefill path of a model as the baseline of another way to feed it."""
+
+    paths: _PathsOfModel
+    run: Run  # of the prefill path
+    way: Way
+
+    @property
+    def model(self) -> LazyModel:
+        return self.paths.model
+
+    @cached_property
+    def size(self) -> int:
+        size = self.asked.plan.path.sequences if self.asked.plan.path else self.way.size
         assert size is not None, "only the decode path has a default of its own"
-        out = self.folders.folder(way.folder(size))
-        missing = self._why_no_kl(asked)
-        more: dict[str, Any] = {"against": run_p.manifest["identity"]}
-        more |= {"turn_tokens": size} if way.kind == CACHE_HIT else {}
-        more |= {"without": "kl"} if missing else {}
-        with model.claimed(asked, out, fresh=self.folders.fresh, **more) as claim:
-            run_q = claim.finished
-            if run_q is None:
-                baseline = None if missing else self._baseline(run_p, model, asked)
-                engine = self._engine(way, size, model, asked)
-                progress = self.folders.progress
-                with UnfinishedRun(asked, engine, claim, progress, with_kl=baseline is not None) as run:
-                    run.score(Want(against=baseline))
-                    run_q = run.save(run.manifest() | self._facts(run_p, run, model, way))
-                run_q = outliving(model, run_q, out)
-        name = f"{way.kind.replace('-', ' ')} {size}"
-        return as_comparison(name, run_p, run_q, run_q.divergences, missing)
+        return size
 
-    def _engine(self, way: Way, size: int, model: LazyModel, asked: Question) -> Engine:
-        engine = model.engine_for(asked, self.folders.progress)
-        if way.kind != CACHE_HIT:
-            return engine
-        from scoremode.studies.paths.turns import TurnsEngine
+    @property
+    def name(self) -> str:
+        return f"{self.way.kind.replace('-', ' ')} {self.size}"
 
-        return TurnsEngine(engine, size)
+    @property
+    def identity(self) -> dict[str, Any]:
+        turns = {"turn_tokens": self.size} if self.way.kind == CACHE_HIT else {}
+        return {"against": self.run.manifest["identity"], **turns, **({"without": "kl"} if self.missing else {})}
 
-    def _facts(self, run_p: Run, run: UnfinishedRun, model: LazyModel, way: Way) -> dict[str, Any]:
-        """The facts of a manifest about the baseline, about noise, and about a promise of equal bits."""
-        noise: Mapping[str, Any] = {name: run_p.manifest.get(name) for name in NOISE}
-        if not model.plugin.able().hidden_states:
-            noise = noise_facts(only_one_way(run.engine))
-        facts = compared_with(run_p, noise, model)
-        logprob = run.journal.rows(0, run.asked.plan.targets).logprob
-        announce(self.folders.progress, "scoring a few windows again")
-        facts["rerun"] = rerun(run.engine, run.asked.plan, logprob) if model.spread is None else NOT_RERUN
-        promise = model.plugin.able().same_bits
-        if said := kept_promise(promise, change(logprob, run_p.scores.logprob), f"{way.kind} against prefill"):
-            facts["promise"] = said
-        return facts
-
-    # ── KL ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-    def _baseline(self, run_p: Run, model: LazyModel, asked: Question) -> Baseline | WholeDistributions:
-        """The distributions of the prefill path: stored ones, or the logits of an engine that runs at the same time."""
+    def rows(self, candidate: LazyModel) -> Baseline | WholeDistributions | None:
+        """The stored distributions of the prefill path, or the logits of an engine that runs at the same time."""
+        plan = self.asked.plan
+        if self.missing:
+            return None
         if self.model.plugin.able().hidden_states:
-            return StoredBaseline(open_reference(str(run_p.path)), asked.plan)
+            return StoredBaseline(open_reference(str(self.run.path)), plan)
         from scoremode.core.engine.logits import HeldLogits, LiveLogits
 
-        path, longest = asked.plan.path, int(asked.plan.lengths.max())
-        side_by_side = path.sequences if path else 1
-        require_both_fit(self.model, model, longest * side_by_side)
-        prefill = self.model.ask(self.question)
-        engine = self.model.engine_for(prefill, self.folders.progress)
-        return (LiveLogits if side_by_side == 1 else HeldLogits)(engine, asked.plan)
+        side_by_side = plan.path.sequences if plan.path else 1
+        require_both_fit(self.model, candidate, int(plan.lengths.max()) * side_by_side)
+        engine = self.model.engine_for(self.model.ask(self.paths.question), self.folders.progress)
+        return (LiveLogits if side_by_side == 1 else HeldLogits)(engine, plan)
 
-    def _why_no_kl(self, asked: Question) -> str | None:
+    def engine(self, candidate: LazyModel) -> Engine:
+        return self._varied(candidate).fed(super().engine(candidate))
+
+    def _varied(self, candidate: LazyModel) -> Varied:
+        return Varied(candidate, self.asked, self.size if self.way.kind == CACHE_HIT else None)
+
+    def facts(self, run: UnfinishedRun, candidate: LazyModel) -> dict[str, Any]:
+        """The facts about the baseline, about noise, and about a promise of equal bits."""
+        noise: Mapping[str, Any] = {name: self.run.manifest.get(name) for name in NOISE}
+        if not candidate.plugin.able().hidden_states:
+            noise = noise_facts(only_one_way(run.engine))
+        found = compared_with(self.run, noise, candidate)
+        del found["variant"]  # the settings of the plan or of the engine tell the ways apart
+        logprob = run.journal.rows(0, run.asked.plan.targets).logprob
+        announce(self.folders.progress, "scoring a few windows again")
+        found["rerun"] = rerun(run.engine, run.asked.plan, logprob) if candidate.spread is None else NOT_RERUN
+        moved = change(logprob, self.run.scores.logprob)
+        if said := self._varied(candidate).kept_promise(moved, f"{self.way.kind} against prefill"):
+            found["promise"] = said
+        return found
+
+    def finished(self, candidate: Run) -> Run:
+        return self.run
+
+    @cached_property
+    def missing(self) -> str | None:
         """Says why KL cannot be measured; None if it can."""
-        able = self.model.plugin.able()
+        able, plan = self.model.plugin.able(), self.asked.plan
         if able.hidden_states:
             return None
         if not able.logits or self.model.spread is not None:
             return f"KL between the paths needs hidden states, which the {self.model.engine_name} engine does not give"
-        path = asked.plan.path
-        if path is None or path.sequences == 1:
+        if plan.path is None or plan.path.sequences == 1:
             return None
         # the logits of a batch of windows, and while the next batch begins, those of the last one
-        rows = int(asked.plan.target_counts.max()) * min(path.sequences, len(asked.plan))
-        held, free = 2 * rows * (asked.subject.vocabulary or 0) * 4, available()
+        rows = int(plan.target_counts.max()) * min(plan.path.sequences, len(plan))
+        held, free = 2 * rows * (self.asked.subject.vocabulary or 0) * 4, available()
         if free is None or held < free // 2:
             return None
         return (
-            f"KL between the paths would hold about {size_words(held)} of logits for {path.sequences} sequences, more "
-            "than half of the free memory: give --sequences 1"
+            f"KL between the paths would hold about {size_words(held)} of logits for {plan.path.sequences} sequences, "
+            "more than half of the free memory: give --sequences 1"
         )

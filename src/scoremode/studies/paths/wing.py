@@ -12,4 +12,8 @@ WING = Wing(
         "score one model": {"noise": f"{HERE}.command:NoiseVerb"},
         "compare models": {"paths": f"{HERE}.command:PathsVerb"},
     },
+    offers={
+        "candidate-variants": (f"{HERE}.cache_types:CacheTypes",),
+        "model-method": (f"{HERE}.noise:NOISE_METHOD",),
+    },
 )

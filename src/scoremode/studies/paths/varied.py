@@ -1,7 +1,8 @@
-"""How far a path lies from itself: a few windows are computed again, to tell a difference of paths from noise."""
+"""One model in one of several settings: how its windows are fed, what it promises, and how far it lies from itself."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,39 @@ from scoremode.core.engine.base import Engine
 from scoremode.core.engine.baseline import few_windows
 from scoremode.core.plan.plan import Plan
 from scoremode.core.scores.answers import WindowList
+from scoremode.core.verbs.model import LazyModel
+from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.scoring import answered
+from scoremode.studies.paths.turns import TurnsEngine
 from scoremode.values import Floats, change
 
 SHARE = 4  # one window in so many is computed again at most, but two at least
+
+
+@dataclass(frozen=True, slots=True)
+class Varied:
+    """A model with the settings that its engine gets, and the question to it."""
+
+    model: LazyModel
+    asked: Question
+    turn_tokens: int | None = None  # if windows are fed turn by turn, each from the prefix cache
+
+    def fed(self, engine: Engine) -> Engine:
+        """The open engine of the model, as it is fed."""
+        return engine if self.turn_tokens is None else TurnsEngine(engine, self.turn_tokens)
+
+    def kept_promise(self, d: Floats, what: str) -> str:
+        """Says whether a promise of equal bits was kept, given differences ``d`` (targets,); '' if none was made."""
+        promise = self.model.plugin.able().same_bits
+        if not promise:
+            return ""
+        moved = int(np.count_nonzero(d))
+        if not moved:
+            return f"{promise} kept its promise: {what} has the same bits on all {len(d):,} targets"
+        return (
+            f"finding: {promise} promises the same bits in every batch, but {what} moved {moved:,} of {len(d):,} "
+            f"targets, by up to {float(np.abs(d).max()):.2g} nats"
+        )
 
 
 def rerun(engine: Engine, plan: Plan, logprob: Floats) -> dict[str, Any]:
@@ -47,17 +77,3 @@ def rerun(engine: Engine, plan: Plan, logprob: Floats) -> dict[str, Any]:
 
 
 NOT_RERUN = {"rms": None, "largest": None, "targets": 0, "words": "not measured with replicas"}
-
-
-def kept_promise(promise: str, d: Floats, what: str) -> str:
-    """Says whether a promise of equal bits was kept, given the differences ``d`` (targets,); '' without a promise."""
-    if not promise:
-        return ""
-    moved = int(np.count_nonzero(d))
-    if not moved:
-        return f"{promise} kept its promise: {what} has the same bits on all {len(d):,} targets"
-    largest = float(np.abs(d).max())
-    return (
-        f"finding: {promise} promises the same bits in every batch, but {what} moved {moved:,} of {len(d):,} targets, "
-        f"by up to {largest:.2g} nats"
-    )

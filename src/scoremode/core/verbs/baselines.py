@@ -1,0 +1,431 @@
+"""Everything that a candidate can be compared with, and the one function that compares.
+
+candidate ──rows of a window──▶ its distribution ──┐
+                                                   ├──▶ KL ──▶ a run of the candidate ──▶ Comparison
+baseline  ──rows of a window──▶ its distribution ──┘   (states and a head, logits, or 16-bit records)
+
+LiveModel         a model that runs beside the candidate: by its hidden states, or by its logits if it has none
+StoredReference   a folder with hidden states and a head
+FinishedRun       scores alone, to which only finished runs can be compared
+"baseline"        what wings offer: classes like these, for other files
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from scoremode.core import extensions
+from scoremode.core.disk.folders import REFERENCE
+from scoremode.core.disk.stores import is_there
+from scoremode.core.engine.base import Baseline, Engine, Want, WholeDistributions, only_one_way
+from scoremode.core.engine.baseline import LiveBaseline, StoredBaseline, live_baseline, noise_facts, noise_floor
+from scoremode.core.engine.registry import require
+from scoremode.core.plan.comparable import ComparableFacts, difference, first_difference, require_comparable
+from scoremode.core.references.reader import Reference, open_reference
+from scoremode.core.scores.answers import check_answers
+from scoremode.core.statistics.comparison import Comparison
+from scoremode.core.store import runs
+from scoremode.core.store.run import Run
+from scoremode.core.verbs.finished_runs import no_states
+from scoremode.core.verbs.memory import is_by_logits, require_both_fit, require_by_logits
+from scoremode.core.verbs.model import LazyModel, outliving
+from scoremode.core.verbs.ppl import ppl_of
+from scoremode.core.verbs.question import Question
+from scoremode.core.verbs.scoring import UnfinishedRun, check_fits, score_run
+from scoremode.core.verbs.sides import (
+    NOISE,
+    Folders,
+    ModelSettings,
+    as_comparison,
+    compared_with,
+    first_targets,
+    name_of,
+)
+from scoremode.errors import EngineError, InputError
+from scoremode.values import Ids
+
+if TYPE_CHECKING:
+    from scoremode.core.engine.logits import LiveLogits
+    from scoremode.core.engine.steps import LiveSteps
+
+LESS = {"max_windows", "num_samples"}  # arguments with which a question may ask for a part of a reference
+
+
+class ComparisonBaseline(Protocol):
+    """A baseline of any kind."""
+
+    def accept(
+        self, given: Mapping[str, Any], models: Mapping[str, ModelSettings], finished: Sequence[str]
+    ) -> Mapping[str, ModelSettings]:
+        """Refuses arguments and candidates that it cannot take: models, or ``finished`` runs.
+
+        ``given`` are the arguments of the question, and those of the baseline as ``baseline_…``. Returns the settings
+        of the models, with what they must have from the baseline.
+        """
+
+    def beside(
+        self, candidate: LazyModel, question: Mapping[str, Any], folders: Folders
+    ) -> AbstractContextManager[Against]:
+        """Opens it for one candidate; refuses a candidate that cannot be compared with it."""
+
+    def finished(self, question: Mapping[str, Any], folders: Folders) -> Run:
+        """Its run, for candidates that are finished runs."""
+
+
+@dataclass
+class Against:
+    """A baseline that is open for one candidate: the question to both, the baseline's distributions, and its run."""
+
+    asked: Question
+    folders: Folders
+    least_kl: float = field(default=0.0, kw_only=True)  # the smallest possible: below 0 if the baseline is not exact
+
+    @property
+    def missing(self) -> str | None:
+        """Why there is no divergence; None: it is measured."""
+        return None
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the identity of the candidate's run says about the baseline."""
+        raise NotImplementedError
+
+    def rows(self, candidate: LazyModel) -> Baseline | WholeDistributions | None:
+        """The distributions of the baseline; None if ``missing``. The candidate's engine is opened later."""
+        raise NotImplementedError
+
+    def engine(self, candidate: LazyModel) -> Engine:
+        return candidate.engine_for(self.asked, self.folders.progress)
+
+    def begin(self, run: UnfinishedRun) -> None:
+        """Is called before the first window of the candidate's run."""
+
+    def keep(self) -> None:
+        """Is called after each window, before the candidate's scores are kept."""
+
+    def facts(self, run: UnfinishedRun, candidate: LazyModel) -> dict[str, Any]:
+        """The fields of the candidate's manifest about the baseline; called after the last window."""
+        raise NotImplementedError
+
+    def finished(self, candidate: Run) -> Run:
+        """The run of the baseline, which outlives its folder, for the candidate's run of the same targets."""
+        raise NotImplementedError
+
+
+@dataclass
+class AgainstStored(Against):
+    """A baseline whose run is finished and whose distributions are stored."""
+
+    run: Run
+    stored: Callable[[], Baseline | WholeDistributions]
+    noise: Mapping[str, Any]
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"against": self.run.manifest["identity"]}
+
+    def rows(self, candidate: LazyModel) -> Baseline | WholeDistributions | None:
+        return self.stored()
+
+    def facts(self, run: UnfinishedRun, candidate: LazyModel) -> dict[str, Any]:
+        return compared_with(self.run, self.noise, candidate)
+
+    def finished(self, candidate: Run) -> Run:
+        if candidate.plan_digest == self.run.plan_digest:
+            return self.run
+        return first_targets(self.run, candidate, self.asked)
+
+
+def compare_with(beside: AbstractContextManager[Against], candidate: LazyModel, folders: Folders) -> Comparison:
+    """Compares a candidate with a baseline of any kind, in one pass over the plan; a finished run is read."""
+    out = folders.of(candidate)
+    with (
+        # the baseline's folder is claimed first, everywhere: two processes that wait for each other would wait forever
+        beside as against,
+        candidate.claimed(against.asked, out, fresh=folders.fresh, **against.identity) as claim,
+    ):
+        run_q = claim.finished
+        if run_q is None:
+            run_q = _score(against, candidate, claim)
+        run_p, run_q = against.finished(run_q), outliving(candidate, run_q, out)
+    return as_comparison(name_of(candidate), run_p, run_q, run_q.divergences, against.missing)
+
+
+def _score(against: Against, candidate: LazyModel, claim: runs.Claim) -> Run:
+    rows = against.rows(candidate)
+    how: dict[str, Any] = {"with_kl": rows is not None, "least_kl": against.least_kl}
+    with UnfinishedRun(against.asked, against.engine(candidate), claim, against.folders.progress, **how) as run:
+        against.begin(run)
+        for index, answers in run.answers(Want(against=rows)):
+            against.keep()
+            run.keep(index, answers)
+        manifest = run.manifest()
+        return run.save(manifest | against.facts(run, candidate))
+
+
+def stored_baseline(name: str) -> ComparisonBaseline | None:
+    """The baseline that is stored under a name; None if it is the name of a model."""
+    kinds = (*extensions.offered("baseline"), StoredReference, FinishedRun)
+    found: ComparisonBaseline | None = next((kind(name) for kind in kinds if kind.claims(name)), None)
+    return found
+
+
+# ── finished runs ────────────────────────────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run without hidden states: nothing can be scored against it."""
+
+    name: str
+
+    @staticmethod
+    def claims(name: str) -> bool:
+        return runs.is_run(name)
+
+    def accept(
+        self, given: Mapping[str, Any], models: Mapping[str, ModelSettings], finished: Sequence[str]
+    ) -> Mapping[str, ModelSettings]:
+        for model in models.values():
+            raise no_states(self.name, model.model)
+        return models
+
+    def beside(
+        self, candidate: LazyModel, question: Mapping[str, Any], folders: Folders
+    ) -> AbstractContextManager[Against]:
+        raise no_states(self.name, candidate.subject.name)
+
+    def finished(self, question: Mapping[str, Any], folders: Folders) -> Run:
+        return runs.load(self.name)
+
+
+# ── references ───────────────────────────────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True)
+class StoredReference:
+    """A reference, which brings its own question. Its files are checked when it is used first."""
+
+    name: str
+
+    @staticmethod
+    def claims(name: str) -> bool:
+        return is_there(name, REFERENCE)
+
+    @cached_property
+    def run(self) -> Run:
+        return runs.load(self.name)
+
+    @cached_property
+    def states(self) -> Reference:
+        return open_reference(self.name)
+
+    def accept(
+        self, given: Mapping[str, Any], models: Mapping[str, ModelSettings], finished: Sequence[str]
+    ) -> Mapping[str, ModelSettings]:
+        if not models:
+            return models
+        cut_by = self._question({name: value for name, value in given.items() if value is not None}).get("tokenizer")
+        return {name: replace(one, tokenizer=one.tokenizer or cut_by) for name, one in models.items()}
+
+    @contextmanager
+    def beside(self, candidate: LazyModel, question: Mapping[str, Any], folders: Folders) -> Iterator[Against]:
+        """A question about the first windows of its plan is answered too, with the rows of those windows alone."""
+        require(candidate.plugin, "divergence", "be compared with a reference")
+        kept = {name: value for name, value in self._question(question).items() if name != "tokenizer"}
+        asked = candidate.ask({**kept, **question}, folders.progress)
+        if not self._has_more(candidate, kept, question, asked):
+            self._require_comparable(asked)
+        noise = {name: self.run.manifest.get(name) for name in NOISE}
+        yield AgainstStored(asked, folders, self.run, lambda: StoredBaseline(self.states, asked.plan), noise)
+
+    def finished(self, question: Mapping[str, Any], folders: Folders) -> Run:
+        return self.run
+
+    def _question(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The question that it was made with; an error if its text was piped in and none is given."""
+        stored = self.run.manifest.get("question")
+        if stored is None and not given:
+            raise InputError(
+                f"the text of {self.run.path} was piped in and cannot be read again",
+                fix="give the same text with --corpus",
+            )
+        return dict(stored or {})
+
+    def _has_more(
+        self, candidate: LazyModel, kept: Mapping[str, Any], question: Mapping[str, Any], asked: Question
+    ) -> bool:
+        """Is the question about the first windows of its plan, and is the whole plan comparable?"""
+        given = {name: value for name, value in question.items() if value is not None and value != kept.get(name)}
+        if asked.plan.digest == self.run.plan_digest or not given.keys() & LESS:
+            return False
+        whole = candidate.ask({**kept, **question, **{name: kept.get(name) for name in LESS}})
+        self._require_comparable(whole)
+        return asked.plan.begins(whole.plan)
+
+    def _require_comparable(self, asked: Question) -> None:
+        candidate, facts = comparable_facts(asked), self.run.facts
+        if candidate.vocabulary is None:
+            candidate = replace(candidate, vocabulary=self.states.vocabulary)
+        tokens = int(self.run.manifest["tokens"])
+        require_comparable(
+            self.states.manifest,
+            candidate,
+            where=lambda: first_difference(facts.token, facts.id, tokens, asked.tokens, asked.documents),
+        )
+
+
+# ── models ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+class LiveModel:
+    """A model that runs beside one candidate after the other, window by window.
+
+    Without hidden states it gives its logits: both models are then reduced together, and no logits are kept.
+    """
+
+    def __init__(self, model: LazyModel) -> None:
+        self.model = model
+        self.run: Run | None = None  # once it is finished
+
+    def accept(
+        self, given: Mapping[str, Any], models: Mapping[str, ModelSettings], finished: Sequence[str]
+    ) -> Mapping[str, ModelSettings]:
+        return models
+
+    @contextmanager
+    def beside(self, candidate: LazyModel, question: Mapping[str, Any], folders: Folders) -> Iterator[Against]:
+        self._require(candidate, question)
+        first = self.model.ask(question, folders.progress)
+        known, ids = comparable_facts(first), first.tokens.ids
+        del first  # where the two may be compared, they have the same text, tokens and plan: one of each is enough
+        asked = candidate.ask(question, folders.progress)
+        require_same_question(known, asked, ids)
+        del ids
+        own = replace(asked, subject=self.model.subject)
+        fresh = folders.fresh and self.run is None
+        with self.model.claimed(own, folders.folder("baseline"), fresh=fresh) as claim, ExitStack() as opened:
+            against = AgainstLive(asked, folders, self.model, own, claim, opened, self.run or claim.finished)
+            yield against
+            self.run = against.run
+
+    def _require(self, candidate: LazyModel, question: Mapping[str, Any]) -> None:
+        if is_by_logits(self.model.plugin):
+            require_by_logits(self.model, candidate, question)
+            return
+        require(self.model.plugin, "hidden_states", "be the baseline of a comparison")
+        require(candidate.plugin, "divergence", "be compared")
+        for model in (self.model, candidate):
+            if model.spread is not None:
+                raise EngineError(
+                    "replicas cannot run beside another open model",
+                    fix='make a reference of the baseline first: baseline.reference("ref/", corpus=…)',
+                )
+            require(model.plugin, "side_by_side", "run beside another; make a reference of the baseline first")
+
+    def finished(self, question: Mapping[str, Any], folders: Folders) -> Run:
+        if self.run is None:
+            out, fresh = folders.folder("baseline"), folders.fresh
+            self.run = ppl_of(self.model, dict(question), out=out, fresh=fresh, progress=folders.progress)
+        return self.run
+
+
+@dataclass
+class AgainstLive(Against):
+    """A model beside one candidate. Its own answers go into its own run, so that they need no second pass."""
+
+    model: LazyModel
+    own: Question  # the same question, to the baseline
+    claim: runs.Claim
+    opened: ExitStack
+    run: Run | None  # if it is finished
+    _live: LiveBaseline | LiveLogits | LiveSteps | None = None
+    _unfinished: UnfinishedRun | None = None
+
+    @property
+    def by_logits(self) -> bool:
+        return is_by_logits(self.model.plugin)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"against": self.model.identity(self.own)}
+
+    def rows(self, candidate: LazyModel) -> Baseline | WholeDistributions | None:
+        plan = self.asked.plan
+        if self.by_logits:
+            side_by_side = plan.path.sequences if plan.path else 1
+            require_both_fit(self.model, candidate, int(plan.lengths.max()) * side_by_side)
+        engine = self.model.engine_for(self.own, self.folders.progress)
+        check_fits(plan, engine.facts.vocabulary, engine.facts.context_length)
+        self._live = live_baseline(engine, plan, by_logits=self.by_logits, keeps_answers=self.run is None)
+        return self._live
+
+    def engine(self, candidate: LazyModel) -> Engine:
+        engine = super().engine(candidate)
+        if self.by_logits and self._live is not None and engine is self._live.engine:
+            raise InputError("one open model cannot run beside itself", fix="open it twice")
+        return engine
+
+    def begin(self, run: UnfinishedRun) -> None:
+        assert self._live is not None
+        if self.run is None:
+            own = UnfinishedRun(self.own, self._live.engine, self.claim, self.folders.progress)
+            self._unfinished = self.opened.enter_context(own)
+        if isinstance(self._live, LiveBaseline):
+            self._live.want(run.engine.computes(self.asked.plan, run.journal.done))
+
+    def keep(self) -> None:
+        """Writes the answers since the last call into the journal of the baseline's run."""
+        if self._unfinished is None or self._live is None:
+            return
+        for index, answers, seconds in self._live.take_answers():
+            if not self._unfinished.journal.done[index]:
+                check_answers(self.asked.plan, [(index, answers)])
+                self._unfinished.keep(index, answers, seconds)
+
+    def facts(self, run: UnfinishedRun, candidate: LazyModel) -> dict[str, Any]:
+        assert self._live is not None
+        if self._unfinished is not None:
+            self._unfinished.score()  # windows that its journal lacks, after a resumed comparison
+            self.run = self._unfinished.save(self._unfinished.manifest())
+            self.claim.release()  # others may compare with the same baseline meanwhile
+        assert self.run is not None, "the baseline is scored now, or was before"
+        engine = self._live.engine
+        floor = only_one_way(engine) if self.by_logits else noise_floor(engine, self.asked.plan)
+        return compared_with(self.run, noise_facts(floor), candidate)
+
+    def finished(self, candidate: Run) -> Run:
+        if self.run is None:  # the candidate's run was finished, and the baseline's was not
+            progress = self.folders.progress
+            self.run = score_run(self.own, self.model.engine_for(self.own, progress), self.claim, progress)
+        self.run = outliving(self.model, self.run, self.folders.out)
+        return self.run
+
+
+def comparable_facts(asked: Question) -> ComparableFacts:
+    return ComparableFacts(
+        tokenizer=asked.tokens.tokenizer.fingerprint,
+        vocabulary=asked.subject.vocabulary,
+        plan_digest=asked.plan.digest,
+        method=asked.plan.method,
+        settings=dict(asked.plan.settings),
+        corpus_sha256=asked.corpus.sha256,
+    )
+
+
+def require_same_question(baseline: ComparableFacts, asked: Question, ids: Ids) -> None:
+    """Refuse models that cannot be compared; say why, and what would make them so. ``ids`` are the baseline's."""
+
+    def where() -> str | None:
+        return first_difference(np.arange(len(ids)), ids, len(ids), asked.tokens, asked.documents)
+
+    found = difference(baseline, comparable_facts(asked), where)
+    if found is None:
+        return
+    fixes = {
+        "tokenizer": "feed both with one: --tokenizer FOLDER; or compare bits per byte, which scoremode ppl prints",
+        "vocabulary": "compare models with one vocabulary",
+        "text": "give both the same text",
+        "plan": "give --context-length and --stride that both models allow",
+    }
+    raise InputError(found.reason, fix=fixes[found.kind])

@@ -1,0 +1,155 @@
+"""``scoremode reference --kld FILE``: the distributions of a baseline in 16 bits, for llama.cpp's own tool.
+
+FILE                    renamed to this name when it is complete
+.FILE.scoremode/        meanwhile, without --out: the scores and records so far; the same command resumes
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scoremode.core.disk.files import written_atomically
+from scoremode.core.disk.uri import Place
+from scoremode.core.engine.base import Want
+from scoremode.core.engine.baseline import StoredBaseline
+from scoremode.core.engine.registry import require
+from scoremode.core.plan.path import DECODE
+from scoremode.core.plan.plan import Plan
+from scoremode.core.references.reader import open_reference
+from scoremode.core.scores.answers import FAULT
+from scoremode.core.store import runs
+from scoremode.core.store.run import Run
+from scoremode.core.verbs.model import LazyModel, in_memory
+from scoremode.core.verbs.outputs import Output, check_output
+from scoremode.core.verbs.progress import Progress, announce
+from scoremode.core.verbs.question import Question
+from scoremode.core.verbs.scoring import UnfinishedRun
+from scoremode.errors import EngineError, InputError, MethodError, OptionError, RunError
+from scoremode.studies.kld.file import MAGIC, KldLayout, KldWriter
+from scoremode.values import Ids
+
+METHOD = "llamacpp"
+RECORDS = "records.partial"  # in the hidden folder
+
+
+@dataclass(frozen=True)
+class KldTarget:
+    """A file that can be written, and the question to the baseline."""
+
+    output: Output
+    question: dict[str, Any]
+    fresh: bool
+
+    @staticmethod
+    def of(name: str | Path, question: Mapping[str, Any], *, fresh: bool, out: str | Path | Place | None) -> KldTarget:
+        asked = _question(question)
+        return KldTarget(_check(name, fresh=fresh, made_later=out), asked, fresh)
+
+    def score(self, model: LazyModel, progress: Progress | None) -> Run:
+        """Score a text and write the distributions of all its targets; the run itself is returned and not stored."""
+        require(model.plugin, "distributions", "give the whole distributions that a .kld file keeps")
+        asked = model.ask(self.question, progress)
+        work = _work_folder(self.output)
+        if runs.is_run(work):
+            settings = runs.load(work).manifest["identity"].get("settings")
+            if not isinstance(settings, dict) or settings.get("keeps") != "records":
+                raise RunError(
+                    f"{work} is another run, and --kld needs that folder", fix="move it, or give another name to --kld"
+                )
+            if not self.output.exists:
+                shutil.rmtree(work)  # the file was complete, and somebody removed it
+        with model.claimed(asked, work, fresh=self.fresh, keeps="records") as claim:
+            # a finished run: a process was killed after the file was complete
+            run = in_memory(claim.finished or self._score_records(model, asked, claim, progress))
+        shutil.rmtree(work, ignore_errors=True)
+        return run
+
+    def _score_records(self, model: LazyModel, asked: Question, claim: runs.Claim, progress: Progress | None) -> Run:
+        """Scores into a work folder, and moves the file to its place when it is complete."""
+        worker = model.engine_for(asked, progress)
+        layout = _layout(asked.plan, worker.facts.known_vocabulary)
+        with (
+            UnfinishedRun(asked, worker, claim, progress) as unfinished,
+            KldWriter(claim.folder / RECORDS, layout, _chunk_tokens(asked.plan)) as writer,
+        ):
+            unfinished.forget_except(writer.complete_chunks())
+            for index, answers in unfinished.answers(Want(records=True)):
+                if answers.records is None:
+                    raise EngineError("the engine gave no distributions", fix=FAULT)
+                writer.write(index, answers.records)
+                unfinished.keep(index, answers)
+            manifest = unfinished.manifest()
+            writer.finish(self.output.path)
+            return unfinished.save(manifest)
+
+    def convert(self, folder: str | Path | Place, asked: Question, progress: Progress | None) -> None:
+        """Writes the distributions of a reference: from its hidden states and its head, without the model."""
+        import torch
+
+        from scoremode.core.engine.distributions import LogitsOfStates
+
+        announce(progress, f"writing {self.output.name}")
+        plan, baseline = asked.plan, StoredBaseline(open_reference(folder), asked.plan)
+        layout = _layout(plan, baseline.head.vocabulary)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        logits = LogitsOfStates.by(baseline.head, baseline.dtype, device)
+        try:
+            with written_atomically(self.output.path) as file:
+                file.write(layout.beginning(_chunk_tokens(plan)))
+                for index in range(len(plan)):
+                    records = logits.records(baseline.states(index, plan.window(index)))
+                    file.write(np.ascontiguousarray(records, "<u2").data)
+                assert file.tell() == layout.size, "a file that its header does not describe"
+        except OSError as error:
+            raise RunError(
+                f"{self.output.name} cannot be written ({error.strerror})", fix="give another file to --kld"
+            ) from None
+
+
+def _check(name: str | Path, *, fresh: bool, made_later: str | Path | Place | None) -> Output:
+    """Checks that the file a user named can be written. Only an older .kld file may be replaced, with ``fresh``."""
+    later = None if made_later is None else str(made_later)
+    output = check_output(name, "--kld", "a .kld file", lambda o: o.beginning(len(MAGIC)) == MAGIC, made_later=later)
+    if output.place is not None:
+        raise InputError(f"{output.name} is a URI, and --kld writes a file of this machine", fix="give a file name")
+    if output.is_stream:
+        raise InputError(f"{name} is not a plain file", fix="give a file name to --kld")
+    if output.exists and not fresh and not _work_folder(output).is_dir():  # else a process was killed after it wrote
+        raise InputError(f"{name} exists", fix="give another name to --kld, or --fresh to replace it")
+    return output
+
+
+def _work_folder(output: Output) -> Path:
+    """The folder beside a .kld file that has what was scored, until everything is done."""
+    return output.path.with_name(f".{output.path.name}.scoremode")
+
+
+def _question(question: Mapping[str, Any]) -> dict[str, Any]:
+    """The question with the method of .kld files; refuses another method."""
+    method = question.get("method") or METHOD
+    if method != METHOD:
+        raise MethodError(f"--kld writes the chunks of llama.cpp, not those of {method}", fix=f"give --method {METHOD}")
+    if question.get("path") == DECODE:
+        fix = "leave --path out, or keep a reference with --out, which knows its path"
+        raise OptionError("a .kld file cannot say that its distributions were decoded", fix=fix)
+    if question.get("assistant_only"):
+        raise OptionError(
+            "--kld keeps every row of a chunk, and --assistant-only drops rows", fix="leave --assistant-only out"
+        )
+    return {**question, "method": METHOD}
+
+
+def _layout(plan: Plan, vocabulary: int) -> KldLayout:
+    return KldLayout(int(dict(plan.settings)["context_length"]), vocabulary, len(plan))
+
+
+def _chunk_tokens(plan: Plan) -> Ids:
+    """The tokens of each chunk as the tokenizer gave them: the model reads a BOS in place of the first."""
+    context = _layout(plan, 0).context
+    return np.stack([plan.ids[stop - context : stop] for stop in plan.stop.tolist()]).astype(np.int32)
