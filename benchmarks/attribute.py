@@ -124,7 +124,7 @@ def plan_of(ids: Any) -> Any:
 def measure(shape: dict[str, Any], device: str) -> None:
     import torch
 
-    from scoremode.core.statistics.cells import PlanCells
+    from scoremode.studies.attribution.cells import PlanCells
     from scoremode.studies.attribution.engines.transformers_swapper import TransformersSwapper
     from scoremode.studies.attribution.swap_loop import Candidate, SwapMeasurement
     from scoremode.studies.attribution.units import units_of

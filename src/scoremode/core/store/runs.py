@@ -32,9 +32,9 @@ from scoremode.core.disk.folders import (
     is_reference_file,
     own_files,
 )
+from scoremode.core.disk.manifests import differing_fields
 from scoremode.core.disk.stores import is_there, store_of
 from scoremode.core.disk.uri import Place, stored_at
-from scoremode.core.disk.manifests import differing_fields
 from scoremode.core.references.format import discard, identity_in, is_reference
 from scoremode.core.references.reader import Reference
 from scoremode.core.references.writer import SHARD_BYTES

@@ -49,7 +49,9 @@ class RayReplicas:
 
         name, plugin, options = self.chosen.subject.name, self.chosen.plugin, self.chosen.options
         facts, folder = facts_of(self.chosen), os.getcwd()
-        spec = ReplicaSpec(name, plugin.address or plugin.name, options.given(), self._tokenizer, work, folder, facts, open_worker)
+        spec = ReplicaSpec(
+            name, plugin.address or plugin.name, options.given(), self._tokenizer, work, folder, facts, open_worker
+        )
         return ReplicaPool(spec, room_for(self._spread, plugin, options), self._spread, progress)
 
     @staticmethod

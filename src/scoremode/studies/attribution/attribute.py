@@ -29,8 +29,8 @@ from scoremode.core.verbs.run_contents import describe_engine
 from scoremode.core.verbs.scoring import check_fits
 from scoremode.core.verbs.sides import CompareRequest, assign_engines, short
 from scoremode.errors import InputError, OptionError, RunError, did_you_mean, print_line
-from scoremode.studies.attribution.engines.replicated_swapper import ReplicatedSwapper
 from scoremode.studies.attribution.cells import Cells, Damage, PlanCells
+from scoremode.studies.attribution.engines.replicated_swapper import ReplicatedSwapper
 from scoremode.studies.attribution.folder import AGAIN, AttributionFolder
 from scoremode.studies.attribution.recipe import Budget, RecipeOptions, make_recipe, restored_recipe, write_tools
 from scoremode.studies.attribution.recipe_statistics import Uniform
