@@ -121,6 +121,38 @@ def test_several_decodes_of_one_window_equal_one(
     assert parts.facts.settings["n_ubatch"] <= n_batch
 
 
+@pytest.mark.parametrize("stored", ["F32", "F16", "Q8_0", "Q4_0", "Q4_1"])
+def test_tokens_before_the_first_row_are_decoded_apart_and_no_bit_moves(
+    wider: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: str
+) -> None:
+    engine, fed = engine_for(gguf_of(wider, tmp_path / "small.gguf", stored), 1024, cache_type_k="f16"), []
+    decode = engine._decode
+
+    def counting(ids: Ids, at: int, rows: Ids) -> torch.Tensor:
+        fed.append(len(ids))
+        return decode(ids, at, rows)
+
+    monkeypatch.setattr(engine, "_decode", counting)
+    for length, row, parts in [
+        (512, 256, [256, 256]),
+        (512, 301, [256, 256]),
+        (600, 511, [600]),  # from 256 on, 512 tokens would be other rows together than from 512 on
+        (1024, 517, [256, 256, 512]),
+        (1024, 1023, [256, 256, 512]),
+        (512, 255, [512]),
+        (511, 256, [511]),
+        (510, 509, [510]),
+    ]:
+        ids = random_ids(length)
+        windows = WindowList((Window(ids, np.arange(row, length, dtype=np.int32), ids[row:, None]),))
+        fed.clear()
+        cut = scored(engine, windows)[0]
+        assert fed == parts
+        with monkeypatch.context() as whole:
+            whole.setattr(engine, "_cuts", False)
+            assert_same_bits(cut, scored(engine, windows)[0])
+
+
 @pytest.mark.parametrize("stored", ["F16", "Q8_0", "Q4_0"])
 def test_quantized_types_equal_the_float64_reading_of_what_they_stand_for(
     wider: Path, tmp_path: Path, stored: str

@@ -13,7 +13,11 @@ import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.machinery import SourceFileLoader
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from scoremode.core.disk.files import open_regular
@@ -63,11 +67,9 @@ class GgufFacts:
     @property
     def quantization(self) -> str:
         """The quantization that the file states, such as Q4_K_M; else the type of most weights."""
-        from gguf.constants import LlamaFileType
-
-        said = self.values.get("general.file_type")
-        if isinstance(said, int) and said in iter(LlamaFileType):
-            return str(LlamaFileType(said).name).removeprefix("MOSTLY_").removeprefix("ALL_")
+        types, said = gguf_constants().LlamaFileType, self.values.get("general.file_type")
+        if isinstance(said, int) and said in iter(types):
+            return str(types(said).name).removeprefix("MOSTLY_").removeprefix("ALL_")
         return next(iter(self.types), "unknown")
 
     @property
@@ -81,6 +83,18 @@ class GgufFacts:
     @property
     def sizes(self) -> ModelSizes:
         return add_up((tensor.name, tensor.bytes, tensor.weights) for tensor in self.tensors)
+
+
+@cache
+def gguf_constants() -> ModuleType:
+    """The module ``gguf.constants``, without its package: that would import every tokenizer it finds, for a second."""
+    package = find_spec("gguf")
+    if package is None:
+        raise ModuleNotFoundError("No module named 'gguf'", name="gguf")
+    loader = SourceFileLoader("gguf_constants", str(Path(package.origin or "").with_name("constants.py")))
+    found = ModuleType(loader.name)
+    loader.exec_module(found)
+    return found
 
 
 def find_files(name: str) -> tuple[Path, ...]:
@@ -219,8 +233,7 @@ class _Reader:
         self.at = at
 
     def tensors(self, count: int, alignment: Any) -> Iterator[GgufTensor]:
-        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-
+        constants = gguf_constants()
         if not isinstance(alignment, int) or not 0 < alignment <= 1 << 20:
             raise ValueError("its alignment is not a number")
         entries = []
@@ -231,10 +244,10 @@ class _Reader:
             shape = tuple(self.number("Q") for _ in range(axes))[::-1]
             weights = math.prod(shape)
             kind, offset = self.number("I"), self.number("Q")
-            if kind not in iter(GGMLQuantizationType):
+            if kind not in iter(constants.GGMLQuantizationType):
                 raise ValueError(f"tensor {name} has type {kind}, which this version of the gguf package does not know")
-            known = GGMLQuantizationType(kind)
-            block, stored = GGML_QUANT_SIZES[known]
+            known = constants.GGMLQuantizationType(kind)
+            block, stored = constants.GGML_QUANT_SIZES[known]
             if weights % block or weights >> 60:
                 raise ValueError(f"the size of tensor {name} is not possible")
             entries.append((name, known.name, shape, weights, weights // block * stored, offset))

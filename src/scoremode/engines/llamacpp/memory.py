@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from scoremode.core.models.gguf import GgufFacts
 from scoremode.engines.llamacpp.llamacpp_options import Choices
+from scoremode.models.gguf import GgufFacts, gguf_constants
 
 
 def cache_bytes(facts: GgufFacts, choices: Choices, tokens: int) -> int:
     """The bytes of the keys and values of so many tokens, about."""
-    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-
+    types, sizes = gguf_constants().GGMLQuantizationType, gguf_constants().GGML_QUANT_SIZES
     width, layers = facts.number("embedding_length") or 0, facts.number("block_count") or 0
     heads = facts.number("attention.head_count") or 1
     shared = facts.number("attention.head_count_kv") or heads
     found = 0
     for key, kind in (("key", choices.cache_type_k), ("value", choices.cache_type_v)):
-        count, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind.upper()]]  # numbers and bytes of a block
+        count, size = sizes[types[kind.upper()]]  # numbers and bytes of a block
         found += layers * tokens * shared * (facts.number(f"attention.{key}_length") or width // heads) * size // count
     return found
 
