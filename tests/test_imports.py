@@ -15,12 +15,11 @@ import pytest
 
 import scoremode
 from scoremode.core.models.facts import resolve
-from tests.house import FLOOR, HOUSE, ROOT, arrows, circles, files, imported, name_of, room_of, upward
+from tests.house import FLOOR, HOUSE, arrows, circles, files, imported, name_of, room_of, upward
 
 HEAVY = ("torch", "numpy", "transformers", "pyarrow", "rich", "huggingface_hub", "datasets", "scipy")
 LONGEST = 500  # lines
 KERNELS = "head.fused_kernels"  # Triton compiles a kernel as one function
-STANDING = (ROOT / "tests/standing_arrows.txt").read_text().splitlines()
 SHORT_NAME = "vllm"  # scoremode/vllm.py: nothing but the name that people import engines/vllm/llm.py by
 
 
@@ -49,8 +48,8 @@ def test_every_file_is_in_a_room(graph: dict[str, set[str]]) -> None:
 
 
 def test_no_import_goes_up(graph: dict[str, set[str]]) -> None:
-    """Imports inside of functions and under TYPE_CHECKING count as well. ``STANDING`` lists those that must go yet."""
-    assert upward(graph) == STANDING
+    """Imports inside of functions and under TYPE_CHECKING count as well."""
+    assert upward(graph) == []
 
 
 def test_no_files_import_each_other_in_a_circle(graph: dict[str, set[str]]) -> None:

@@ -45,8 +45,9 @@ def entry() -> NoReturn:
         watch.finish(code)
     except KeyboardInterrupt as error:  # outside the code in ``main`` that explains an interruption
         code = watch.tell(error)
-    if code and (watch.received is not None or "vllm" in sys.modules):
-        # at exit, vLLM's sockets may wait for an engine that died; all our own files are written and closed
+    base = sys.modules.get("scoremode.core.engine.base")
+    if code and (watch.received is not None or (base is not None and base.may_hang_at_exit)):
+        # at exit, sockets of a library may wait for an engine that died; all our own files are written and closed
         os._exit(code)
     sys.exit(code)
 

@@ -15,6 +15,8 @@ from scoremode.values import Bools, Floats, Ints, Raw
 if TYPE_CHECKING:
     from torch import Tensor
 
+may_hang_at_exit = False  # set by an engine whose library waits at exit for processes that died
+
 UNIFORM = "all logits are equal: the model gives every token the same probability, as untrained or empty weights do"
 
 

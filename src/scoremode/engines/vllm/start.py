@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from scoremode.core.engine import base
 from scoremode.core.plan.path import DecodePath
 from scoremode.engines.vllm import plugin, support
 from scoremode.engines.vllm.processes import Processes, VllmLog
@@ -34,6 +35,7 @@ def start(
 
     If vLLM refuses to start, the error has one line. After an error or an interruption, none of its processes is left.
     """
+    base.may_hang_at_exit = True
     processes = Processes()
     try:
         with processes.killed_by_signals():
