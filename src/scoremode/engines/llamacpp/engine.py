@@ -20,13 +20,12 @@ from scoremode.core.engine.batching import common_prefix, prompt_groups
 from scoremode.core.engine.distributions import IndexedWindow
 from scoremode.core.engine.logits import LogitsReducer, judge_probe
 from scoremode.core.engine.steps import StepEngine, feeds, score_side_by_side
-from scoremode.core.models.gguf import GgufFacts
+from scoremode.core.models.gguf import GgufFacts, gguf_constants
 from scoremode.core.plan.path import DecodePath
 from scoremode.core.scores.answers import Answers, Window, WindowSource
 from scoremode.engines.llamacpp.library import Batch, Library, freed_with, library
 from scoremode.engines.llamacpp.llamacpp_options import FLASH_ATTENTION, MOST_THREADS, Choices, LlamaCppOptions
 from scoremode.errors import EngineError, ModelError, OptionError
-from scoremode.models.gguf import GgufFacts, gguf_constants
 from scoremode.values import Bools, Ids
 
 PROBE_TOKENS = 12

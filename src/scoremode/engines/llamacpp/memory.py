@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from scoremode.core.models.gguf import GgufFacts
+from scoremode.core.models.gguf import GgufFacts, gguf_constants
 from scoremode.engines.llamacpp.llamacpp_options import Choices
-from scoremode.models.gguf import GgufFacts, gguf_constants
 
 
 def cache_bytes(facts: GgufFacts, choices: Choices, tokens: int) -> int:
