@@ -1,6 +1,6 @@
 """The shape of the house, held by tests: imports go down only, and help answers without the heavy libraries.
 
-cli ▶ {studies, remote} ▶ {engines, reports} ▶ core ▶ head ▶ errors, values
+cli ▶ {studies, remote} ▶ {engines, reports} ▶ core ▶ head ▶ errors, values, version
 """
 
 from __future__ import annotations
