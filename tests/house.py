@@ -11,7 +11,7 @@ import scoremode
 HOUSE = Path(scoremode.__file__).parent
 ROOT = Path(__file__).resolve().parents[1]
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "values"),
+    ("errors", "values", "version"),
     ("head",),
     ("core",),
     ("engines", "reports"),
@@ -79,8 +79,8 @@ def arrows() -> dict[str, set[str]]:
             if parts[0] != "scoremode" or len(parts) == 1:
                 continue
             names = [".".join(parts[1:length]) for length in range(len(parts), 1, -1)]
-            target = next((name for name in names if name in known), None)
-            if target is not None and target != own:
+            target = next((name for name in names if name in known), "__init__")  # a name of scoremode itself
+            if target != own:
                 targets.add(target)
         found[own] = targets
     return found

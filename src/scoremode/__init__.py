@@ -11,7 +11,7 @@ Names are loaded when they are first used, so that ``import scoremode`` and ``sc
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
+from scoremode.version import __version__ as __version__
 
 TYPE_CHECKING = False  # importing typing would take longer than all the rest, and Ctrl-C may come meanwhile
 if TYPE_CHECKING:

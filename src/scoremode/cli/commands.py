@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Sequence
 
-from scoremode import __version__, errors
+from scoremode import errors
 from scoremode.cli.comparing_verbs import CardVerb, CompareVerb
 from scoremode.cli.completion import CompletionVerb
 from scoremode.cli.help import add_help_flags, overview
@@ -21,6 +21,7 @@ from scoremode.core import extensions
 from scoremode.errors import ScoremodeError, did_you_mean, harmless, print_line
 from scoremode.reports.command import logs, signals, streams
 from scoremode.reports.command.verb import Verb
+from scoremode.version import __version__
 
 GROUPS: dict[str, dict[str, Verb]] = {
     "score one model": {"ppl": PplVerb(), "prob": ProbVerb(), "plan": PlanVerb()},

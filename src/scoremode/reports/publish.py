@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from scoremode import __version__
 from scoremode.core import extensions
 from scoremode.core.statistics.comparison import BY_NAME, Comparison
 from scoremode.errors import InputError, RunError
@@ -42,6 +41,7 @@ from scoremode.reports.public_text import public_name, public_words
 from scoremode.reports.served import served, served_manifest
 from scoremode.reports.text import model_notes
 from scoremode.reports.verdicts import verdicts
+from scoremode.version import __version__
 
 Statistics = Mapping[str, Any]
 DATASET = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")

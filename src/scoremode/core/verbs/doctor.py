@@ -21,7 +21,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from scoremode import __version__
 from scoremode.core.disk.folders import cache_folder
 from scoremode.core.engine.plugin import EnginePlugin, SelfTest, Work
 from scoremode.core.engine.registry import Chosen, can, find_engine, known_engines, open_engine, read_options, registry
@@ -35,6 +34,7 @@ from scoremode.core.text.tokenizer import ByteTokenizer
 from scoremode.core.verbs.run_contents import processor_name
 from scoremode.errors import EngineError, ModelError, OptionError, ScoremodeError
 from scoremode.values import Ids
+from scoremode.version import __version__
 
 PACKAGES = ("triton", "numpy")  # in addition to those of the engines
 LENGTHS = (96, 33, 7)

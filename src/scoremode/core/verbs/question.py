@@ -10,7 +10,6 @@ from typing import Any, Unpack, cast
 
 import numpy as np
 
-from scoremode import __version__
 from scoremode.core.arguments import require_flag, whole_number
 from scoremode.core.cache.token_store import STORED_FROM, kept_tokens
 from scoremode.core.disk.manifests import without_secrets
@@ -28,6 +27,7 @@ from scoremode.core.text.tokens import Tokens, TokenStream, first_tokens
 from scoremode.core.verbs.arguments import QuestionArguments, asked_path, check_question
 from scoremode.errors import MethodError, OptionError
 from scoremode.values import NUMERICS
+from scoremode.version import __version__
 
 
 @dataclass(frozen=True, slots=True)

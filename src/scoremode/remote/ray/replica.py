@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scoremode import __version__
 from scoremode.core.disk.manifests import without_secrets
 from scoremode.core.engine.base import EngineFacts
 from scoremode.core.engine.plugin import Work
@@ -18,6 +17,7 @@ from scoremode.core.engine.registry import Chosen, choose
 from scoremode.core.installation import installed_versions
 from scoremode.core.verbs.replicas import OTHER_FILES, OpenWorker
 from scoremode.errors import EngineError, ScoremodeError
+from scoremode.version import __version__
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from scoremode import __version__
 from scoremode.core.engine.messages import Asked, TooManyError, answer_message
 from scoremode.core.scores.packing import CONTENT_TYPE, VERSION
 from scoremode.engines.vllm import support
@@ -30,6 +29,7 @@ from scoremode.remote.service.requests import (
     read_form,
 )
 from scoremode.remote.service.scorer import PROB_EXAMPLE, ProbForm, ProbScorer, Scorer
+from scoremode.version import __version__
 
 ROOT = "/v1/scoremode"
 INSTANCE = "SCOREMODE_SERVICE_INSTANCE"  # the same for all front ends of one server

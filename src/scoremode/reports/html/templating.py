@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
-from scoremode import __version__
 from scoremode.reports.html.drawing import SERIES, line_style, mark_path
 from scoremode.reports.jinja import environment
 from scoremode.reports.text import counted, middle_cut
 from scoremode.values import rounded, usable
+from scoremode.version import __version__
 
 if TYPE_CHECKING:
     import jinja2

@@ -14,7 +14,6 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from scoremode import __version__
 from scoremode.core.arguments import whole_number
 from scoremode.core.disk.uri import Place, located
 from scoremode.core.engine.plugin import Work
@@ -37,6 +36,7 @@ from scoremode.studies.rollouts.prompts import GivenPrompts, encoded, read_promp
 from scoremode.studies.rollouts.texts import FINISHES, Rollouts, WrittenText, prompts_digest
 from scoremode.studies.rollouts.writing import DrawingRules, Writer, WritingRequest, WrittenTokens
 from scoremode.values import Ids
+from scoremode.version import __version__
 
 MAX_TOKENS = 256  # of a text, if the user gives no number
 MOST_TEXTS = 1_000_000  # the requests for all of them are held in memory
