@@ -93,7 +93,7 @@ class ReferenceVerb(Verb):
     summary = "score a text with a baseline and keep its hidden states for comparisons"
     examples = (
         "scoremode reference org/model --corpus wikitext2 --out reference",
-        "scoremode reference org/model --corpus wikitext2 --method gptq --out reference-gptq",
+        "scoremode reference org/model --corpus wikitext2 --method gptq --out ref",
     )
     everyday = (
         *flags.EVERYDAY_TEXT,

@@ -198,9 +198,9 @@ class Model:
                 return partial(self._ask_method, method)
         raise AttributeError(f"a model has no method {name!r}")
 
-    def _ask_method(self, method: ModelMethod, **arguments: Any) -> Any:
+    def _ask_method(self, its: ModelMethod, /, **arguments: Any) -> Any:
         with self._asking():
-            return method.function(self._model, self._tokenizer, **arguments)
+            return its.function(self._model, self._tokenizer, **arguments)
 
     # ── the engine ───────────────────────────────────────────────────────────────────────────────────────────────────
     @contextmanager
