@@ -32,9 +32,9 @@ from tests import forked
 from tests.benchmarks.conftest import FOLDER, load
 from tests.engines.server.small_server import SmallServer
 from tests.gguf_files import gguf_of, require_llamacpp
-from tests.harness.task_rows import arc_row
 from tests.makers import make_tiny_model
-from tests.service.conftest import ServedModel
+from tests.remote.service.conftest import ServedModel
+from tests.studies.tasks.task_rows import arc_row
 
 NUMBER = r"(-?[\d.,]+(?:e[-+]?\d+)?|nan|-?inf)"
 

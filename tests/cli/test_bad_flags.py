@@ -12,7 +12,7 @@ import pytest
 
 import scoremode
 from scoremode.cli.commands import VERBS, build_parser
-from tests.cli.conftest import Command, Refused
+from tests.command_line import Command, Refused
 
 PPL = ["ppl", "table:uniform", "--text", "one two"]
 PLAN = ["plan", "table:uniform", "--text", "one two"]

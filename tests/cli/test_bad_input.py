@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests import forked
-from tests.cli.conftest import Command, Refused
 from tests.cli.test_main import PROGRAM, run
+from tests.command_line import Command, Refused
 
 USER = {"role": "user", "content": "Hi"}
 DEEP = "[" * 100_000

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import forked
-from tests.cli.conftest import Command, Refused
+from tests.command_line import Command, Refused
 
 DAY = 86_400.0
 PPL = ("ppl", "table:uniform", "--text")

@@ -14,7 +14,7 @@ import pytest
 from scoremode import __version__
 from scoremode.cli import commands as edge
 from tests import forked
-from tests.cli.conftest import Command, Refused
+from tests.command_line import Command, Refused
 
 # output is buffered for users, and some faults show only when the buffer is emptied at the end
 BUFFERED = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}

@@ -10,7 +10,7 @@ import pytest
 
 from scoremode.core.engine.registry import known_engines
 from scoremode.core.plan.recipes import METHODS
-from tests.cli.conftest import Command, Refused
+from tests.command_line import Command, Refused
 
 
 def test_every_method_is_listed(command: Command) -> None:

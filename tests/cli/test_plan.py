@@ -10,7 +10,7 @@ import pytest
 
 import scoremode as sm
 from scoremode.core.plan.recipes import METHODS
-from tests.cli.conftest import Command, Refused
+from tests.command_line import Command, Refused
 
 LEAST = {"windows", "targets", "forward_tokens", "plan_digest"}
 LONG = "Once upon a time there was a little girl named Lily. " * 60

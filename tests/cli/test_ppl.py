@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 import scoremode as sm
 from scoremode.core.disk.files import file_sha256
 from scoremode.engines.table.engine import TableEngine
-from tests.cli.conftest import Command, Refused
+from tests.command_line import Command, Refused
 
 TEXT = "Once upon a time there was a little girl named Lily."
 LEAST = {

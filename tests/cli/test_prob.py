@@ -17,7 +17,7 @@ import pytest
 from scoremode.core.verbs.prob.many_pairs import CHUNK
 from scoremode.core.verbs.prob.sequence import SequenceProbability
 from tests import forked
-from tests.cli.conftest import Command, Refused
+from tests.command_line import Command, Refused
 
 PAIRS = [("ab", "cd"), ("ab", "c"), ("xyz", "é")]
 

@@ -26,8 +26,8 @@ from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.verbs.compare import compare
 from scoremode.head.divergence import define_divergence
 from scoremode.studies.kld.statistics import llamacpp_statistics, llamacpp_text
+from tests.core.statistics.test_comparison import longhand
 from tests.makers import ask
-from tests.statistics.test_comparison import longhand
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "emulate_quantization.py"
 MODEL = "smollm2-135m"
