@@ -308,12 +308,6 @@ def test_a_config_that_python_wrote_may_hold_infinity(command: Command, copy: Pa
     assert command("plan", copy, "--text", "one two", "--json").code == 0
 
 
-@pytest.mark.parametrize("line", [DEEP, '{"prompt": "a", "target": ' + DEEP])
-def test_pairs_that_are_nested_too_deeply(refused: Refused, tmp_path: Path, line: str) -> None:
-    (tmp_path / "pairs.jsonl").write_text('{"prompt": "a", "target": "b"}\n' + line)
-    assert "line 2 is not a pair" in refused("prob", "table:uniform", "--file", tmp_path / "pairs.jsonl")
-
-
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def limited(gigabytes: float, *arguments: object) -> subprocess.CompletedProcess[str]:
     """A command under ``ulimit -v``: what this process maps already, and so much more."""

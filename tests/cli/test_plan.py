@@ -98,9 +98,6 @@ def test_markup_in_a_file_name_is_printed_as_it_is(command: Command, tmp_path: P
 
 
 # ── refusals ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_a_context_longer_than_the_models_is_refused(refused: Refused, stories: Path) -> None:
-    line = refused("plan", stories, "--text", LONG, "--context-length", 513)
-    assert "give --context-length 512" in line
 
 
 def test_a_recipes_own_context_longer_than_the_models_is_refused(refused: Refused, stories: Path) -> None:
@@ -108,65 +105,8 @@ def test_a_recipes_own_context_longer_than_the_models_is_refused(refused: Refuse
     assert "gptq's own context of 2048" in refused("plan", stories, "--text", LONG, "--method", "gptq")
 
 
-@pytest.mark.parametrize("stride", [0, -1])
-def test_a_stride_that_never_moves_on_is_refused(refused: Refused, stride: int) -> None:
-    assert f"--stride {stride}" in refused("plan", "table:uniform", "--text", LONG, "--stride", stride)
-
-
-def test_a_stride_larger_than_the_context_is_refused(refused: Refused) -> None:
-    line = refused("plan", "table:uniform", "--text", LONG, "--context-length", 16, "--stride", 17)
-    assert "give --stride 16 or less" in line
-
-
 def test_a_stride_for_a_method_that_has_none_is_refused(refused: Refused) -> None:
     assert "leave --stride out" in refused("plan", "table:uniform", "--text", LONG, "--method", "gptq", "--stride", 5)
-
-
-@pytest.mark.parametrize("context", [-5, 0, 1])
-def test_a_context_without_room_for_a_target_is_refused(refused: Refused, context: int) -> None:
-    assert f"--context-length {context}" in refused(
-        "plan", "table:uniform", "--text", LONG, "--context-length", context
-    )
-
-
-def test_a_negative_number_of_windows_is_refused(refused: Refused) -> None:
-    assert "--max-windows" in refused("plan", "table:uniform", "--text", LONG, "--max-windows", -1)
-
-
-def test_an_unknown_method_suggests_the_nearest(refused: Refused) -> None:
-    assert "did you mean 'llamacpp'?" in refused("plan", "table:uniform", "--text", LONG, "--method", "llama.cpp")
-
-
-def test_an_unknown_engine_suggests_the_nearest(refused: Refused) -> None:
-    line = refused("plan", "table:uniform", "--text", LONG, "--engine", "transformer")
-    assert "did you mean 'transformers'?" in line
-
-
-def test_an_engine_that_does_not_fit_the_model_is_refused(refused: Refused) -> None:
-    assert "--engine table" in refused("plan", "table:uniform", "--text", LONG, "--engine", "transformers")
-
-
-def test_an_unknown_table_is_refused_before_it_is_scored(refused: Refused) -> None:
-    assert "did you mean 'uniform'?" in refused("plan", "table:unifrm", "--text", LONG)
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [["--tensor-parallel-size", "2"], ["--gpu-memory-utilization", "0.9"], ["--quantization", "fp8"]],
-    ids=lambda flags: flags[0],
-)
-def test_flags_of_another_engine_are_refused(refused: Refused, stories: Path, flags: list[str]) -> None:
-    """What ``ppl`` would refuse, a dry run must refuse too."""
-    assert flags[0] in refused("plan", stories, "--text", LONG, *flags)
-
-
-def test_a_tokenizer_that_does_not_fit_the_model_is_refused(refused: Refused, tiny: Path, stories: Path) -> None:
-    """stories260K's tokenizer has 512 ids, the tiny model 311."""
-    assert "--tokenizer" in refused("plan", tiny, "--text", LONG, "--tokenizer", stories)
-
-
-def test_assistant_only_without_a_chat_is_refused(refused: Refused) -> None:
-    assert "--assistant-only" in refused("plan", "table:uniform", "--text", LONG, "--assistant-only")
 
 
 def test_only_the_assistants_tokens_are_targets_when_asked(command: Command, tmp_path: Path) -> None:

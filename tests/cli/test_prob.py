@@ -346,36 +346,12 @@ def test_a_device_is_not_replaced(command: Command, tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["device"]
 
 
-def test_a_full_device_is_an_error(refused: Refused) -> None:
-    assert "/dev/full cannot be written (No space left on device)" in refused(*ONE, "/dev/full")
-
-
 @pytest.mark.parametrize("flag", ["--json", "--fresh"])
 def test_a_device_keeps_nothing_that_could_be_read_back(refused: Refused, flag: str) -> None:
     assert f"leave {flag} out" in refused(*ONE, "/dev/null", flag)
 
 
-def test_results_do_not_go_into_a_run(refused: Refused, command: Command, tmp_path: Path) -> None:
-    assert command("ppl", "table:uniform", "--text", "abc", "--out", tmp_path / "run").code == 0
-    before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()}
-    for name in ("manifest.json", "results.jsonl"):
-        assert "is inside a run" in refused(*ONE, tmp_path / "run" / name)
-    assert {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()} == before
-
-
 # ── refusals ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-@pytest.mark.parametrize("flags", [[], ["--prompt", "a"], ["--target", "b"]])
-def test_a_prompt_and_a_target_are_needed(refused: Refused, flags: list[str]) -> None:
-    assert "--target" in refused("prob", "table:uniform", *flags)
-
-
-def test_an_empty_target_is_refused(refused: Refused) -> None:
-    """It has no token, and an empty list is never the answer to a question."""
-    assert "a target is empty" in refused("prob", "table:uniform", "--prompt", "a", "--target", "")
-
-
-def test_an_empty_prompt_without_a_bos_is_refused(refused: Refused) -> None:
-    assert "no context" in refused("prob", "table:uniform", "--prompt", "", "--target", "b")
 
 
 def test_an_empty_prompt_behind_a_bos_is_answered(command: Command, stories: Path) -> None:
@@ -383,90 +359,7 @@ def test_an_empty_prompt_behind_a_bos_is_answered(command: Command, stories: Pat
     assert found["log_prob"] < 0
 
 
-def test_a_bos_that_the_tokenizer_does_not_have_is_refused(refused: Refused) -> None:
-    assert "leave --add-bos out" in refused("prob", "table:uniform", "--prompt", "a", "--target", "b", "--add-bos")
-
-
-def test_a_file_and_a_prompt_are_refused_together(refused: Refused, tmp_path: Path) -> None:
-    path = write_pairs(tmp_path / "pairs.jsonl", rows_of(PAIRS))
-    assert "give one or the other" in refused("prob", "table:uniform", "--file", path, "--prompt", "a")
-
-
-def test_a_missing_file_is_refused(refused: Refused, tmp_path: Path) -> None:
-    assert "no.jsonl" in refused("prob", "table:uniform", "--file", tmp_path / "no.jsonl")
-
-
-@pytest.mark.parametrize("data", ["", "\n\n"])
-def test_a_file_without_pairs_is_refused(refused: Refused, tmp_path: Path, data: str) -> None:
-    (tmp_path / "pairs.jsonl").write_text(data)
-    assert "holds no pairs" in refused("prob", "table:uniform", "--file", tmp_path / "pairs.jsonl")
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        "{",
-        "[]",
-        '"prompt"',
-        '{"prompt": "a"}',
-        '{"target": "a"}',
-        '{"prompt": 1, "target": "a"}',
-        '{"prompt": "a", "target": null}',
-        '{"prompt": "a", "targets": []}',
-        '{"prompt": "a", "targets": [1]}',
-        '{"prompt": "a", "targets": "Paris"}',
-        '{"prompt": "a", "targets": {"b": "c"}}',
-        pytest.param('{"prompt": ' + "[" * 100_000, id="nested deeply"),
-    ],
-)
-def test_a_row_that_is_no_pair_says_its_line(refused: Refused, tmp_path: Path, row: str) -> None:
-    """A string for ``targets`` would otherwise be scored letter by letter."""
-    (tmp_path / "pairs.jsonl").write_text(json.dumps({"prompt": "a", "target": "b"}) + "\n" + row + "\n")
-    assert "line 2" in refused("prob", "table:uniform", "--file", tmp_path / "pairs.jsonl")
-
-
-def test_a_row_that_is_not_utf_8_says_its_line(refused: Refused, tmp_path: Path) -> None:
-    (tmp_path / "pairs.jsonl").write_bytes(b'{"prompt": "a", "target": "b"}\n{"prompt": "\xff", "target": "b"}\n')
-    assert "line 2" in refused("prob", "table:uniform", "--file", tmp_path / "pairs.jsonl")
-
-
-def test_a_lone_surrogate_is_refused(refused: Refused, tmp_path: Path) -> None:
-    (tmp_path / "pairs.jsonl").write_text('{"prompt": "a", "target": "\\ud800"}\n')
-    assert refused("prob", "table:uniform", "--file", tmp_path / "pairs.jsonl")
-
-
 def test_a_pair_longer_than_the_models_context_is_refused(refused: Refused, stories: Path) -> None:
     line = refused("prob", stories, "--prompt", "Once upon a time " * 300, "--target", " there")
     assert "512" in line
     assert "--context-length" not in line, "prob has no such flag"
-
-
-def test_results_into_a_folder_that_is_not_there_are_refused(refused: Refused, tmp_path: Path) -> None:
-    assert refused("prob", "table:uniform", "--prompt", "a", "--target", "b", "--out", tmp_path / "no" / "r.jsonl")
-
-
-def test_results_in_the_place_of_a_folder_are_refused(refused: Refused, tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    refused("prob", "table:uniform", "--prompt", "a", "--target", "b", "--out", tmp_path / "folder")
-    assert [p.name for p in tmp_path.iterdir()] == ["folder"]
-
-
-def test_results_do_not_replace_the_pairs_they_answer(refused: Refused, tmp_path: Path) -> None:
-    path = write_pairs(tmp_path / "pairs.jsonl", rows_of(PAIRS))
-    before = path.read_bytes()
-    refused("prob", "table:uniform", "--file", path, "--out", path)
-    assert path.read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [["--tensor-parallel-size", "2"], ["--gpu-memory-utilization", "0.9"], ["--quantization", "fp8"]],
-    ids=lambda flags: flags[0],
-)
-def test_flags_of_another_engine_are_refused(refused: Refused, stories: Path, flags: list[str]) -> None:
-    assert flags[0] in refused("prob", stories, "--prompt", "a", "--target", "b", *flags)
-
-
-def test_a_tokenizer_that_does_not_fit_the_model_is_refused(refused: Refused, tiny: Path, stories: Path) -> None:
-    line = refused("prob", tiny, "--prompt", "Once upon a", "--target", " time", "--tokenizer", stories)
-    assert "--tokenizer" in line

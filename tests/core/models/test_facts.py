@@ -202,30 +202,6 @@ def test_changed_code_of_a_model_gets_a_new_run(tiny: Path, tmp_path: Path, monk
     assert not sm.ppl(str(folder), text="The dog").cached
 
 
-@pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])
-def test_an_incomplete_folder_says_what_it_lacks(tiny: Path, tmp_path: Path, missing: str) -> None:
-    shutil.copytree(tiny, tmp_path / "copy")
-    (tmp_path / "copy" / missing).unlink()
-    with pytest.raises(ModelError, match="config" if "config" in missing else "no weights"):
-        inspect(str(tmp_path / "copy"))
-
-
-def test_pickled_weights_are_not_opened(tiny: Path, tmp_path: Path) -> None:
-    shutil.copytree(tiny, tmp_path / "copy")
-    (tmp_path / "copy" / "model.safetensors").rename(tmp_path / "copy" / "pytorch_model.bin")
-    with pytest.raises(ModelError, match="pickled"):
-        inspect(str(tmp_path / "copy"))
-
-
-@pytest.mark.parametrize("keep", [4, 100, -10])
-def test_weights_cut_short_are_refused(tiny: Path, tmp_path: Path, keep: int) -> None:
-    shutil.copytree(tiny, tmp_path / "copy")
-    weights = tmp_path / "copy" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:keep])
-    with pytest.raises(ModelError, match=r"truncated|not a safetensors"):
-        inspect(str(tmp_path / "copy"))
-
-
 @pytest.mark.parametrize(("name", "message"), [("smollm2", "smollm2-135m"), ("./nowhere", "check the path")])
 def test_unknown_names_suggest_what_is_near(name: str, message: str) -> None:
     with pytest.raises(ModelError, match=message):

@@ -669,17 +669,6 @@ def test_a_changed_word_is_found_by_the_seal_alone(made_once: Path, tmp_path: Pa
     Reference.open(tmp_path / "ref", verify=False)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [b"", b"{", b"[]", b"null", b"5", b'"x"', b"\xff\xfe", b"NaN", b"[" * 200_000, b'{"format": ' + b"9" * 5000 + b"}"],
-    ids=lambda data: repr(data[:12]),
-)
-def test_what_is_no_manifest_is_refused(made_once: Path, tmp_path: Path, data: bytes) -> None:
-    shutil.copytree(made_once, tmp_path / "ref")
-    (tmp_path / "ref" / REFERENCE).write_bytes(data)
-    assert "is damaged" in refused(tmp_path / "ref")
-
-
 def test_a_folder_that_is_no_reference_is_refused(tmp_path: Path) -> None:
     assert "is not a reference" in refused(tmp_path)
     assert "is not a reference" in refused(tmp_path / "absent")

@@ -181,16 +181,6 @@ def test_chat_files_and_text_files_do_not_mix(tmp_path: Path) -> None:
     assert "together" in complaint(files)
 
 
-def test_rows_of_one_file_are_all_text_or_all_chat(tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", {"text": "one two"}, {"messages": CHAT})
-    assert "row 2" in complaint(path)
-
-
-def test_a_field_named_messages_that_holds_text_is_refused(tmp_path: Path) -> None:
-    """As a chat row, a chat template would split the text into letters."""
-    assert "line 1" in complaint(write_jsonl(tmp_path / "a.jsonl", {"messages": "hello there"}))
-
-
 # ── named corpora ────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_python_docs_are_the_topics_of_pydoc_in_a_fixed_order() -> None:
     from pydoc_data.topics import topics
@@ -311,58 +301,8 @@ def test_no_text_at_all_is_refused() -> None:
     assert "--corpus" in complaint()
 
 
-def test_an_empty_text_is_refused() -> None:
-    assert "--text is empty" in complaint(text="")
-
-
-def test_two_sources_at_once_are_refused(tmp_path: Path) -> None:
-    assert "--corpus and --text" in complaint(write(tmp_path / "a.txt", "x y"), text="z")
-
-
-@pytest.mark.parametrize("count", [0, -1])
-def test_a_number_of_samples_that_leaves_no_text_is_refused(count: int) -> None:
-    assert f"--num-samples {count}" in complaint(text="one two", num_samples=count)
-
-
-@pytest.mark.parametrize(("typed", "meant"), [("wikitext", "wikitext2"), ("pythondocs", "python-docs")])
-def test_an_unknown_corpus_suggests_the_nearest(typed: str, meant: str) -> None:
-    assert f"did you mean '{meant}'?" in complaint(typed)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    assert str(tmp_path / "no.txt") in complaint(str(tmp_path / "no.txt"))
-
-
-def test_a_missing_local_copy_of_wikitext2_is_named(tmp_path: Path) -> None:
-    assert "no.raw" in complaint(f"wikitext2:{tmp_path}/no.raw")
-
-
-def test_a_folder_without_text_is_refused(tmp_path: Path) -> None:
-    assert "contains no text" in complaint(str(tmp_path))
-
-
-@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.parquet"])
-def test_an_empty_file_is_refused(tmp_path: Path, name: str) -> None:
-    assert "is empty" in complaint(write(tmp_path / name, b""))
-
-
-def test_empty_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=io.BytesIO(b"")))
-    assert "contains no text" in complaint("-")
-
-
 def test_rows_that_are_all_empty_are_refused(tmp_path: Path) -> None:
     assert "contains no text" in complaint(write_jsonl(tmp_path / "a.jsonl", {"text": ""}, {"text": ""}))
-
-
-@pytest.mark.parametrize("name", ["a.txt", "a.md"])
-def test_a_file_that_is_not_utf_8_says_where(tmp_path: Path, name: str) -> None:
-    line = complaint(write(tmp_path / name, b"first\nsec\xe9nd\n"))
-    assert "byte 0xe9 at offset 9, line 2" in line
-
-
-def test_a_file_cut_inside_a_character_is_not_utf_8(tmp_path: Path) -> None:
-    assert "offset 4, line 1" in complaint(write(tmp_path / "a.txt", "text東".encode()[:-1]))
 
 
 def test_wikitext2_that_is_not_utf_8_says_where(tmp_path: Path) -> None:
@@ -374,46 +314,9 @@ def test_standard_input_that_is_not_utf_8_says_where(monkeypatch: pytest.MonkeyP
     assert "standard input is not UTF-8: byte 0xff at offset 2" in complaint("-")
 
 
-def test_a_jsonl_line_that_is_not_utf_8_says_which(tmp_path: Path) -> None:
-    assert "line 2" in complaint(write(tmp_path / "a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n'))
-
-
-def test_a_text_from_the_command_line_that_is_not_utf_8_is_refused() -> None:
-    """Python passes a byte that is not UTF-8 as a lone surrogate, which no tokenizer can encode."""
-    assert "UTF-8" in complaint(text="caf\udce9")
-
-
-def test_a_lone_surrogate_in_a_jsonl_row_says_which(tmp_path: Path) -> None:
-    assert "line 2" in complaint(write(tmp_path / "a.jsonl", '{"text": "a"}\n{"text": "\\ud800"}\n'))
-
-
-@pytest.mark.parametrize("line", ["{", "[1]", '"text"', "{'text': 'a'}"])
-def test_a_jsonl_line_that_is_no_object_says_which(tmp_path: Path, line: str) -> None:
-    assert "line 2" in complaint(write(tmp_path / "a.jsonl", '{"text": "a"}\n' + line))
-
-
-def test_a_row_without_the_field_names_those_it_has(tmp_path: Path) -> None:
-    assert "--field (id, body)" in complaint(write_jsonl(tmp_path / "a.jsonl", {"id": 1, "body": "x"}))
-
-
 def test_a_chosen_field_that_is_missing_says_in_which_line(tmp_path: Path) -> None:
     line = complaint(write_jsonl(tmp_path / "a.jsonl", {"body": "x"}, {"text": "y"}), field="body")
     assert "line 2 has no field 'body'" in line
-
-
-@pytest.mark.parametrize("value", [1, None, [], ["text"], {"a": 1}])
-def test_a_field_that_is_no_text_says_in_which_line(tmp_path: Path, value: Any) -> None:
-    assert "line 1" in complaint(write_jsonl(tmp_path / "a.jsonl", {"text": value}))
-
-
-def test_a_parquet_file_that_is_none_is_refused(tmp_path: Path) -> None:
-    assert "not a Parquet file" in complaint(write(tmp_path / "a.parquet", b"PAR1 but no more"))
-
-
-def test_a_parquet_file_cut_short_is_refused(tmp_path: Path) -> None:
-    path = Path(write_parquet(tmp_path / "a.parquet", text=["one"] * 100))
-    path.write_bytes(path.read_bytes()[:-20])
-    assert "not a Parquet file" in complaint(str(path))
 
 
 def test_a_parquet_file_damaged_inside_is_refused(tmp_path: Path) -> None:
@@ -432,10 +335,6 @@ def test_a_parquet_column_that_is_missing_names_those_there_are(tmp_path: Path) 
     line = complaint(write_parquet(tmp_path / "a.parquet", id=[1], body=["x"]), field="txt")
     assert "no column 'txt'" in line
     assert "(id, body)" in line
-
-
-def test_a_parquet_row_that_is_null_says_which(tmp_path: Path) -> None:
-    assert "row 2" in complaint(write_parquet(tmp_path / "a.parquet", text=["one", None]))
 
 
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────────

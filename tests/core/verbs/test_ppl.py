@@ -14,7 +14,7 @@ from scoremode.core.engine.base import SCORES
 from scoremode.core.scores.answers import Answers, measured
 from scoremode.core.verbs.question import identify
 from scoremode.engines.table.engine import TableEngine
-from scoremode.errors import ModelError, OptionError, RunError
+from scoremode.errors import OptionError, RunError
 from scoremode.values import NUMERICS
 from tests.makers import ask
 
@@ -122,17 +122,6 @@ def test_only_the_assistants_tokens_are_targets_when_asked(tiny: Path, tmp_path:
     assert np.allclose(every.scores.logprob[chosen], some.scores.logprob, atol=2e-5)
     with pytest.raises(OptionError, match="chat"):
         sm.ppl(str(tiny), text="no chat", assistant_only=True)
-
-
-def test_a_tokenizer_larger_than_the_model_is_refused(tiny: Path) -> None:
-    with pytest.raises(ModelError, match="vocabulary ends at 310"):
-        sm.ppl(str(tiny), text="A text of the other tokenizer", tokenizer=str(sm_folder()))
-
-
-def sm_folder() -> Path:
-    from scoremode.core.models.facts import resolve
-
-    return resolve("smollm2-135m")
 
 
 class Broken(TableEngine):
