@@ -115,23 +115,6 @@ def test_a_skipped_entry_is_said(command: Command, root: Path) -> None:
     assert f"skipped {path}: another process is using it\n" in outcome.out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["prune"], "give --older-than 30d, --larger-than 10GB or both"),
-        (["prune", "--dry-run"], "give --older-than 30d"),
-        (["prune", "--older-than", "soon"], "'soon' is not an age, as in 12h (hours), 30d (days) or 4w (weeks)"),
-        (["prune", "--larger-than", "10"], "'10' is not a size, as in 500MB"),
-        (["prune", "--larger-than", "1GB", "--kind", "all"], "all"),
-        (["--larger-than", "1GB"], "type scoremode cache prune --larger-than"),
-        (["--dry-run"], "--dry-run belongs to prune"),
-        (["purne"], "did you mean 'prune'?"),
-    ],
-)
-def test_refusals(arguments: list[str], words: str, refused: Refused) -> None:
-    assert words in refused("cache", *arguments)
-
-
 # ── the limit ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_a_run_beyond_the_limit_announces_what_went_and_leaves_json_alone(root: Path, command: Command) -> None:
     """In a process of its own, as a user meets it."""

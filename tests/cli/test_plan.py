@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +91,6 @@ def test_the_table_is_for_people(command: Command) -> None:
     assert [word for word in ("windows", "targets", "forward tokens", "memory", "plan digest") if word not in out] == []
 
 
-def test_markup_in_a_file_name_is_printed_as_it_is(command: Command, tmp_path: Path) -> None:
-    (tmp_path / "[red]a[b].txt").write_text("one two")
-    assert "[red]a[b].txt" in command("plan", "table:uniform", "--corpus", tmp_path / "[red]a[b].txt").out
-
-
 # ── refusals ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -107,13 +101,6 @@ def test_a_recipes_own_context_longer_than_the_models_is_refused(refused: Refuse
 
 def test_a_stride_for_a_method_that_has_none_is_refused(refused: Refused) -> None:
     assert "leave --stride out" in refused("plan", "table:uniform", "--text", LONG, "--method", "gptq", "--stride", 5)
-
-
-def test_only_the_assistants_tokens_are_targets_when_asked(command: Command, tmp_path: Path) -> None:
-    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
-    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": messages}))
-    arguments = ["table:uniform", "--corpus", tmp_path / "a.jsonl", "--assistant-only", "--json"]
-    assert command("plan", *arguments).json["targets"] == len("Hello")
 
 
 def test_the_real_wikitext_with_another_text_is_two_documents(

@@ -9,7 +9,6 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from safetensors.torch import load_file, save_file
 
 import scoremode as sm
 from scoremode.core.disk.files import file_sha256
-from scoremode.engines.table.engine import TableEngine
 from tests.command_line import Command, Refused
 
 TEXT = "Once upon a time there was a little girl named Lily."
@@ -67,19 +65,10 @@ def test_a_uniform_model_has_the_perplexity_of_its_vocabulary(command: Command) 
     assert found["bits_per_byte"] == pytest.approx(8, rel=1e-12)
 
 
-def test_a_counting_text_has_perplexity_1_for_the_successor(command: Command) -> None:
-    found = command("ppl", "table:successor", "--text", "abcdefgh", "--json").json
-    assert (found["perplexity"], found["top1_accuracy"]) == (1.0, 1.0)
-
-
 def test_an_infinite_perplexity_is_null_and_said_in_a_note(command: Command) -> None:
     """JSON has no infinity."""
     found = command("ppl", "table:successor", "--text", "abd", "--json").json
     assert (found["perplexity"], found["notes"]) == (None, ["1 target has probability zero"])
-
-
-def test_an_infinite_perplexity_is_infinite_in_python() -> None:
-    assert sm.ppl("table:successor", text="abd").perplexity.value == math.inf
 
 
 def test_the_corpus_hash_is_that_of_the_file(command: Command, tmp_path: Path) -> None:
@@ -127,16 +116,6 @@ def test_a_text_of_one_word_is_not_called_impossible(command: Command) -> None:
     assert "probability zero" not in command("ppl", "table:uniform", "--text", "aaaa").out
 
 
-def test_escape_sequences_of_a_text_are_not_printed(command: Command) -> None:
-    out = command("ppl", "table:uniform", "--text", "a\x1b[2J\x1b]0;title\x07b\x9b31m").out
-    assert [c for c in out if c in "\x1b\x07\x9b"] == []
-
-
-def test_markup_in_a_text_is_printed_as_it_is(command: Command, stories: Path) -> None:
-    out = command("ppl", stories, "--text", "a [red] b [/red] c [bold]", "--worst", 30).out
-    assert "[/red]" in out.replace("«", "").replace("»", "")
-
-
 def test_markup_in_a_file_name_is_printed_as_it_is(command: Command, tmp_path: Path) -> None:
     (tmp_path / "[red]a[b].txt").write_text("one two")
     assert "[red]a[b].txt" in command("ppl", "table:uniform", "--corpus", tmp_path / "[red]a[b].txt").out
@@ -178,12 +157,6 @@ def test_another_question_does_not_overwrite_a_run(command: Command, refused: Re
     assert (tmp_path / "run" / "manifest.json").read_bytes() == before
 
 
-def test_a_foreign_folder_is_not_touched(refused: Refused, tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("mine")
-    assert "thesis.tex" in refused("ppl", "table:uniform", "--text", TEXT, "--out", tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
-
-
 @pytest.mark.parametrize("flags", [[], ["--fresh"]], ids=["as it is", "--fresh"])
 @pytest.mark.parametrize("name", ["manifest.json", "scores.parquet", "partial.journal"])
 def test_a_foreign_file_of_one_of_our_names_is_not_touched(
@@ -194,29 +167,6 @@ def test_a_foreign_file_of_one_of_our_names_is_not_touched(
     (tmp_path / "index.html").write_text("mine")
     refused("ppl", "table:uniform", "--text", TEXT, "--out", tmp_path, *flags)
     assert (tmp_path / name).read_text() == '{"name": "a web page"}'
-
-
-def test_scores_that_no_manifest_of_ours_describes_are_not_overwritten(refused: Refused, tmp_path: Path) -> None:
-    (tmp_path / "scores.parquet").write_text("mine")
-    refused("ppl", "table:uniform", "--text", TEXT, "--out", tmp_path)
-    assert (tmp_path / "scores.parquet").read_text() == "mine"
-
-
-def test_a_file_in_the_place_of_the_run_is_refused(refused: Refused, tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("mine")
-    assert "is a file" in refused("ppl", "table:uniform", "--text", TEXT, "--out", tmp_path / "run")
-
-
-def test_a_folder_that_cannot_be_made_is_refused(refused: Refused, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    assert "give another --out" in refused("ppl", "table:uniform", "--text", TEXT, "--out", tmp_path / "file" / "run")
-
-
-def test_a_damaged_run_is_not_taken_for_whole(command: Command, refused: Refused, tmp_path: Path) -> None:
-    arguments = ["ppl", "table:uniform", "--text", TEXT, "--out", tmp_path / "run"]
-    command(*arguments)
-    (tmp_path / "run" / "scores.parquet").write_bytes(b"PAR1")
-    assert "--fresh" in refused(*arguments)
 
 
 def test_what_a_damaged_run_says_to_type_works(command: Command, tmp_path: Path) -> None:
@@ -236,32 +186,6 @@ def test_a_damaged_run_in_the_cache_says_what_to_type(
     [folder] = (tmp_path / "runs").iterdir()
     (folder / "scores.parquet").unlink()
     assert "--fresh" in refused(*arguments)
-
-
-def test_an_interrupted_run_goes_on_and_ends_in_the_same_numbers(
-    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    arguments = ["ppl", "table:successor", "--text", "abcdabce" * 9, "--context-length", 8, "--stride", 4, "--json"]
-    whole = command(*arguments, "--out", tmp_path / "whole").json
-    score = TableEngine.score
-    scored: list[int] = []
-
-    def breaking(self: TableEngine, source: Any, done: Any, *want: Any) -> Any:
-        for index, answers in score(self, source, done, *want):
-            if len(scored) == 5:
-                raise KeyboardInterrupt
-            scored.append(index)
-            yield index, answers
-
-    monkeypatch.setattr(TableEngine, "score", breaking)
-    assert command(*arguments, "--out", tmp_path / "run").code == 130
-    assert not (tmp_path / "run" / "manifest.json").exists()
-    monkeypatch.setattr(TableEngine, "score", score)
-    resumed = command(*arguments, "--out", tmp_path / "run").json
-    timings = ("seconds", "tokens_per_second", "run")
-    assert {k: v for k, v in resumed.items() if k not in timings} == {
-        k: v for k, v in whole.items() if k not in timings
-    }
 
 
 @pytest.mark.parametrize("at", [1, 2], ids=["while the columns are written", "while the manifest is written"])

@@ -6,7 +6,6 @@ import errno
 import json
 import math
 import os
-import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -100,16 +99,6 @@ def test_the_table_shows_targets_with_their_tokens(command: Command) -> None:
     assert [word for word in ("'cd'", "log prob", "perplexity", "'c' -5.545 #100") if word not in out] == []
 
 
-def test_escape_sequences_of_a_target_are_not_printed(command: Command) -> None:
-    out = command("prob", "table:uniform", "--prompt", "a\x1b[2J", "--target", "\x1b]0;title\x07\x9b31m").out
-    assert [c for c in out if c in "\x1b\x07\x9b"] == []
-
-
-def test_markup_in_a_target_is_printed_as_it_is(command: Command) -> None:
-    out = command("prob", "table:uniform", "--prompt", "[/x]", "--target", "[red]", "--target", "[/red]").out
-    assert [word for word in ("'[red]'", "'[/red]'") if word not in out] == []
-
-
 # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_pairs_come_from_json_lines(command: Command, tmp_path: Path) -> None:
     path = write_pairs(tmp_path / "pairs.jsonl", [*rows_of(PAIRS[:1]), {"prompt": "p", "targets": ["q", "r"]}])
@@ -163,31 +152,10 @@ def interrupted(command: Command, tmp_path: Path) -> list[object]:
     return arguments
 
 
-def test_an_interrupted_call_does_not_leave_a_file_that_looks_whole(interrupted: list[object], tmp_path: Path) -> None:
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["pairs.jsonl", "results.jsonl.partial"]
-
-
 def test_an_interrupted_call_goes_on_where_it_stopped(
     command: Command, interrupted: list[object], asked: list[int]
 ) -> None:
     assert (command(*interrupted).code, asked) == (0, [10])
-
-
-def test_an_interrupted_call_ends_in_the_same_file(command: Command, interrupted: list[object], tmp_path: Path) -> None:
-    command(*interrupted)
-    resumed = (tmp_path / "results.jsonl").read_bytes()
-    command(*interrupted[:-1], tmp_path / "whole.jsonl")
-    assert resumed == (tmp_path / "whole.jsonl").read_bytes()
-
-
-def test_a_torn_line_is_scored_again(
-    command: Command, interrupted: list[object], tmp_path: Path, asked: list[int]
-) -> None:
-    partial = tmp_path / "results.jsonl.partial"
-    partial.write_bytes(partial.read_bytes()[:-30])
-    assert command(*interrupted).code == 0
-    assert asked == [CHUNK, 10]
-    assert [(f["prompt"], f["target"]) for f in results(tmp_path / "results.jsonl")] == many_pairs()
 
 
 @pytest.mark.parametrize(
@@ -206,10 +174,6 @@ def test_what_other_settings_left_is_refused_by_name(
     assert f"results.jsonl.partial holds results of another question (it differs in: {differs})" in line
     assert line.endswith("; give another --out, or --fresh")
     assert (tmp_path / "results.jsonl.partial").read_bytes() == before
-
-
-def test_what_another_model_left_is_refused(refused: Refused, interrupted: list[object]) -> None:
-    assert "(it differs in: model)" in refused(interrupted[0], "table:successor", *interrupted[2:])
 
 
 def test_what_other_pairs_left_is_refused(refused: Refused, interrupted: list[object], tmp_path: Path) -> None:
@@ -253,17 +217,6 @@ def test_unicode_line_separators_do_not_tear_the_lines_of_an_interrupted_call(
     assert (command(*arguments).code, asked) == (0, [len(pairs) - CHUNK])
 
 
-def test_infinities_survive_an_interruption(command: Command, tmp_path: Path) -> None:
-    path = write_pairs(tmp_path / "pairs.jsonl", rows_of([("a", "z"), *many_pairs()]))
-    arguments = ["prob", "table:successor", "--file", path]
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_after(patch, 1)
-        assert command(*arguments, "--out", tmp_path / "results.jsonl").code == 130
-    command(*arguments, "--out", tmp_path / "results.jsonl")
-    command(*arguments, "--out", tmp_path / "whole.jsonl")
-    assert (tmp_path / "results.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-
-
 def test_a_disk_that_fills_up_leaves_no_results_and_the_command_goes_on(
     command: Command, refused: Refused, tmp_path: Path
 ) -> None:
@@ -297,21 +250,6 @@ def test_results_that_are_there_are_printed_as_json(command: Command, tmp_path: 
     assert (first.err, second.err) == ("", "")
 
 
-@pytest.mark.parametrize("flags", [[], ["--fresh"]])
-@pytest.mark.parametrize("name", ["results.jsonl", "results.jsonl.partial", "results.jsonl.manifest.json"])
-def test_a_foreign_file_is_never_overwritten(refused: Refused, tmp_path: Path, name: str, flags: list[str]) -> None:
-    (tmp_path / name).write_text("mine\n")
-    assert "give another --out" in refused(*ONE, tmp_path / "results.jsonl", *flags)
-    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {name: "mine\n"}
-
-
-def test_an_edited_file_of_results_is_refused(refused: Refused, command: Command, tmp_path: Path) -> None:
-    command(*ONE, tmp_path / "results.jsonl")
-    text = (tmp_path / "results.jsonl").read_text()
-    (tmp_path / "results.jsonl").write_text(text.replace("-5.545", "-1.545"))
-    assert "was changed after scoremode wrote it" in refused(*ONE, tmp_path / "results.jsonl")
-
-
 def test_fresh_without_out_is_refused(refused: Refused) -> None:
     assert "leave --fresh out" in refused("prob", "table:uniform", "--prompt", "a", "--target", "b", "--fresh")
 
@@ -334,16 +272,6 @@ def test_results_go_to_standard_output(tmp_path: Path) -> None:
     assert piped.stderr == "1 results in /dev/stdout\n"
     assert [json.loads(line)["target"] for line in piped.stdout.splitlines()] == ["b"]
     assert (tmp_path / "log").read_text() == piped.stdout
-
-
-def test_a_device_is_not_replaced(command: Command, tmp_path: Path) -> None:
-    try:
-        os.mknod(tmp_path / "device", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
-    except PermissionError:
-        pytest.skip("needs root")
-    assert command(*ONE, tmp_path / "device").code == 0
-    assert stat.S_ISCHR((tmp_path / "device").lstat().st_mode)
-    assert os.listdir(tmp_path) == ["device"]
 
 
 @pytest.mark.parametrize("flag", ["--json", "--fresh"])

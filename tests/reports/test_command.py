@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 
 import pytest
@@ -43,27 +42,6 @@ def test_a_run_is_not_destroyed_by_its_report(refused: Refused, run: Path, name:
     assert "is inside a run" in refused("report", run, "-o", run / name)
     assert contents(run) == before
     sm.load(run)
-
-
-def test_a_foreign_file_is_refused(refused: Refused, run: Path, tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    line = refused("report", run, "-o", tmp_path / "notes.txt")
-    assert line.endswith("notes.txt exists and is not a report of scoremode; give another -o")
-    assert (tmp_path / "notes.txt").read_text() == "mine"
-
-
-def test_a_full_device_is_an_error(refused: Refused, run: Path) -> None:
-    assert "/dev/full cannot be written (No space left on device)" in refused("report", run, "-o", "/dev/full")
-    assert stat.S_ISCHR(Path("/dev/full").lstat().st_mode)
-
-
-def test_a_device_is_not_replaced(command: Command, run: Path, tmp_path: Path) -> None:
-    try:
-        os.mknod(tmp_path / "device", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
-    except PermissionError:
-        pytest.skip("needs root")
-    assert command("report", run, "-o", tmp_path / "device").code == 0
-    assert stat.S_ISCHR((tmp_path / "device").lstat().st_mode)
 
 
 @pytest.mark.parametrize("flags", [[], ["--json"]])

@@ -11,7 +11,7 @@ import pytest
 import scoremode as sm
 from scoremode.core.disk.records import RecordFile
 from scoremode.core.scores.journal import first_line, header
-from scoremode.core.store.runs import JOURNAL, MANIFEST, SCORES
+from scoremode.core.store.runs import JOURNAL, MANIFEST
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import ModelError, OptionError, RunError
 
@@ -40,81 +40,6 @@ def test_the_table_holds_every_target_with_its_text(tmp_path: Path) -> None:
     assert {"window", "document", "token", "id", "logprob", "rank", "entropy", "top", "top_logprob"} <= set(
         table.column_names
     )
-
-
-def test_the_manifest_says_where_the_numbers_come_from(tmp_path: Path) -> None:
-    make(tmp_path / "run")
-    manifest = json.loads((tmp_path / "run" / MANIFEST).read_text())
-    for name in (
-        "model",
-        "tokenizer",
-        "corpus_sha256",
-        "plan_digest",
-        "method",
-        "dtype",
-        "engine",
-        "versions",
-        "hardware",
-    ):
-        assert manifest[name], name
-    assert manifest["seconds"] >= 0
-
-
-def test_asking_again_reads_the_run_and_fresh_computes_it(tmp_path: Path) -> None:
-    assert not make(tmp_path / "run").cached
-    assert make(tmp_path / "run").cached
-    assert not make(tmp_path / "run", fresh=True).cached
-
-
-def test_without_a_folder_the_cache_answers_the_second_time() -> None:
-    question = "a text that no other test asks about"
-    assert not sm.ppl("table:uniform", text=question).cached
-    assert sm.ppl("table:uniform", text=question).cached
-
-
-def test_another_question_does_not_overwrite_a_run(tmp_path: Path) -> None:
-    before = make(tmp_path / "run").perplexity
-    with pytest.raises(RunError, match="corpus, plan") as caught:
-        make(tmp_path / "run", text="another text altogether")
-    assert "--fresh" in caught.value.fix
-    assert sm.load(tmp_path / "run").perplexity == before
-
-
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("dear")
-    for fresh in (False, True):
-        with pytest.raises(RunError, match=r"thesis\.tex"):
-            make(tmp_path, fresh=fresh)
-    assert (tmp_path / "thesis.tex").read_text() == "dear"
-    assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("x")
-    with pytest.raises(RunError, match="is a file"):
-        make(tmp_path / "run")
-
-
-@pytest.mark.parametrize("damage", ["scores", "manifest", "no scores", "half manifest", "other format"])
-def test_a_damaged_run_is_refused(tmp_path: Path, damage: str) -> None:
-    make(tmp_path / "run")
-    scores, manifest = tmp_path / "run" / SCORES, tmp_path / "run" / MANIFEST
-    if damage == "scores":
-        data = bytearray(scores.read_bytes())
-        data[len(data) // 2] ^= 1
-        scores.write_bytes(bytes(data))
-    elif damage == "no scores":
-        scores.unlink()
-    elif damage == "manifest":
-        manifest.write_text("{}")
-    elif damage == "half manifest":
-        manifest.write_bytes(manifest.read_bytes()[:100])
-    else:
-        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 99}))
-    with pytest.raises(RunError) as caught:
-        sm.load(tmp_path / "run")
-    assert caught.value.fix
-    assert not make(tmp_path / "run", fresh=True).cached, "--fresh must be able to replace it"
 
 
 def test_an_unfinished_run_is_not_taken_for_whole(tmp_path: Path) -> None:
@@ -195,13 +120,6 @@ def test_a_run_in_format_1_is_refused_and_fresh_replaces_it(tmp_path: Path) -> N
     with pytest.raises(RunError, match="format 1, this scoremode reads 2; score again"):
         sm.load(tmp_path / "run")
     assert not make(tmp_path / "run", fresh=True).cached
-
-
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="not a run"):
-        sm.load(tmp_path)
-    with pytest.raises(RunError, match="not a run"):
-        sm.load(tmp_path / "absent")
 
 
 def test_infinite_perplexity_survives_the_journey_through_json(tmp_path: Path) -> None:

@@ -216,18 +216,6 @@ def test_the_facts_of_stories260k_are_known(llama: HuggingFaceTokenizer) -> None
     assert (facts.size, facts.bos, facts.eos, facts.adds_bos) == (512, 1, 2, True)
 
 
-def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="--tokenizer"):
-        HuggingFaceTokenizer.load(tmp_path)
-
-
-def test_a_damaged_tokenizer_is_refused(stories: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(stories, tmp_path / "damaged"))
-    (folder / "tokenizer.json").write_text("{")
-    with pytest.raises(ModelError, match="could not be loaded"):
-        HuggingFaceTokenizer.load(folder)
-
-
 def test_a_tokenizer_without_offsets_is_refused() -> None:
     class Slow:
         is_fast = False

@@ -45,16 +45,6 @@ def test_nothing_is_written_by_the_check(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
-def test_a_new_file_has_the_mode_that_the_umask_asks_for(tmp_path: Path, umask: int) -> None:
-    before = os.umask(umask)
-    try:
-        write(tmp_path / "new")
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o666 & ~umask
-
-
 def test_files_and_folder_of_a_run_keep_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
@@ -179,11 +169,6 @@ def test_a_name_that_cannot_be_a_file_is_refused(tmp_path: Path, monkeypatch: py
         check_output(name, "-o")
     assert caught.value.fix
     assert os.listdir(tmp_path) == ["file"]
-
-
-def test_the_longest_name_that_a_folder_allows_is_written(tmp_path: Path) -> None:
-    write(tmp_path / ("n" * 255))
-    assert (tmp_path / ("n" * 255)).read_bytes() == DATA
 
 
 def test_a_folder_that_is_made_later_may_be_missing(tmp_path: Path) -> None:

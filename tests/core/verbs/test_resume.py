@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -65,22 +63,16 @@ def wait_for(out: Path, windows: int, process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("how", "path"),
-    [(signal.SIGKILL, {}), (signal.SIGINT, {}), (signal.SIGKILL, {"path": "decode", "sequences": 5})],
-    ids=["SIGKILL", "SIGINT", "SIGKILL decode"],
-)
-def test_a_killed_run_goes_on_to_exactly_the_same_numbers(
-    tiny: Path, tmp_path: Path, how: signal.Signals, path: dict[str, Any]
-) -> None:
+def test_a_killed_run_goes_on_to_exactly_the_same_numbers(tiny: Path, tmp_path: Path) -> None:
     """On the decode path, windows of a batch that was not finished are decoded side by side again."""
+    path: dict[str, Any] = {"path": "decode", "sequences": 5}
     out = tmp_path / "run"
     more = [word for name, value in path.items() for word in (f"--{name}", str(value))]
     process = start(command(tiny, out, *more))
     wait_for(out, 4, process)
-    os.kill(process.pid, how)
+    process.kill()
     _, complaint = process.communicate(timeout=60)
-    assert process.returncode == (-9 if how == signal.SIGKILL else 130)
+    assert process.returncode == -9
     assert "Traceback" not in complaint
     assert not (out / MANIFEST).exists(), "a killed run must not look complete"
     kept = windows_kept(out)

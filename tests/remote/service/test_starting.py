@@ -164,23 +164,6 @@ def test_without_vllm_one_line_says_so(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["serve"], "MODEL is missing"),
-        (["serve", "--port", "8000", "MODEL"], "the model comes first"),
-        (["serve", ""], "MODEL is empty"),
-        (["serve", "MODEL", "--head", "x"], "invalid choice"),
-        (["serve", "MODEL", "--most-windows", "many"], "invalid int value"),
-    ],
-)
-def test_bad_command_lines(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words) == 2
-    found = capsys.readouterr().err
-    assert said in found
-    assert found.count("\n") == 1
-
-
 def test_the_process_becomes_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     found: dict[str, Any] = {}
     monkeypatch.setattr(os, "execve", lambda program, words, environment: found.update(words=words, **environment))

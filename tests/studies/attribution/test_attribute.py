@@ -275,14 +275,7 @@ def rounded(candidate: str, name: str, weight: torch.Tensor) -> torch.Tensor:
     [
         ((), {}, "no candidate"),
         (("rtn:4:16",), {"by": "layers"}, "did you mean 'layer'"),
-        (("rtn:4:16",), {"replicas": 0}, "leaves nobody"),
-        (("rtn:4:16",), {"path": "decode"}, "prefill path only"),
-        (("rtn:4:16", "rtn:4:16"), {}, "same name"),
         (("rtn:99:16",), {}, "99 bits"),
-        (("rtn:4:16",), {"out": "s3://bucket/x"}, "folder of this machine"),
-        (("rtn:4:16",), {"bits_budget": 4.0, "kl_budget": 0.1}, "give one of them"),
-        (("rtn:4:16",), {"write_recipe": "x"}, "needs a budget"),
-        (("rtn:4:16",), {"bits_budget": 4.0, "write_recipe": "no/such/x"}, "no folder"),
         (("rtn:4:16",), {"bits_budget": 1.0}, "too small"),
     ],
 )

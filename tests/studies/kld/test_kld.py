@@ -21,7 +21,7 @@ from scoremode.core.scores.answers import Answers, measured
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.verbs.reference import FileArguments
 from scoremode.engines.table.engine import TableEngine
-from scoremode.errors import EngineError, InputError, MethodError, ModelError, OptionError, RunError
+from scoremode.errors import EngineError, InputError, MethodError, RunError
 from scoremode.reports.model_card import markdown
 from scoremode.reports.terminal.comparison_tables import comparison_json
 from scoremode.reports.text import model_notes
@@ -149,21 +149,6 @@ def test_a_bos_that_only_the_file_has_is_noted(tmp_path: Path, tiny: Path, tiny_
     assert any("begins with BOS" in note for note in found.candidate.manifest["notes"])
     assert any("begins with BOS" in note for note in model_notes(found.baseline)), "and is printed"
     assert abs(kl_of(found)).max() > 1e-3, "and it matters"
-
-
-def test_what_does_not_belong_beside_a_file_is_refused(tmp_path: Path, tiny: Path) -> None:
-    path = str(table_file(tmp_path / "base.kld"))
-    refusals: list[tuple[type[Exception], str, tuple[str, ...], dict[str, Any]]] = [
-        (OptionError, "leave --text out", (path, "table:uniform"), {"text": "abc"}),
-        (OptionError, "leave --method out", (path, "table:uniform"), {"method": "llamacpp"}),
-        (OptionError, "leave --baseline-dtype out", (path, "table:uniform"), {"baseline_options": {"dtype": "auto"}}),
-        (ModelError, "256 ids and the candidate 311", (path, str(tiny)), {}),
-        (InputError, "only be the baseline", ("table:uniform", path), {"text": "abc"}),
-        (InputError, "there is no file", (str(tmp_path / "none.kld"), "table:uniform"), {}),
-    ]
-    for kind, words, names, more in refusals:
-        with pytest.raises(kind, match=words):
-            sm.compare(names[0], *names[1:], **more)
 
 
 def test_a_finished_run_cannot_meet_a_file(tmp_path: Path) -> None:

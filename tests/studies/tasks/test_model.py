@@ -359,17 +359,13 @@ def test_generation_is_refused_at_once_by_an_engine_that_cannot() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({}, "no model was given"),
         ({"model": "table:uniform", "pretrained": "table:uniform"}, "given twice"),
-        ({"model": "table:uniform", "greedy": "perhaps"}, "greedy=perhaps is not known"),
-        ({"model": "table:uniform", "max_lenght": 5}, "there is no argument max_lenght"),
         ({"model": "table:uniform", "token": "hf_x"}, "access token"),
         ({"model": "table:uniform", "load_in_4bit": True}, "not an argument of scoremode"),
         ({"model": "table:uniform", "max_length": "long"}, "not a whole number"),
         ({"model": "table:uniform", "add_bos_token": 1}, "neither True nor False"),
         ({"model": "table:uniform", "chat_template_args": 3}, "not a mapping"),
         ({"model": "table:uniform", "max_gen_toks": 0}, "nothing to write"),
-        ({"model": "table:uniform", "dtype": "float32"}, "does not apply to the table engine"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused(given: dict[str, Any], words: str) -> None:
