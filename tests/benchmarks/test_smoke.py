@@ -73,7 +73,7 @@ ROWS = (
         "time {tiny} --tokens 140 --context 32 --repeat 1",
         ("# targets on transformers", "alone # s, against # s", "# × scoring alone"),
     ),
-    Row("coverage", "--draws 8", ("documents: python_docs", "60" + " +#%" * 5, r"32,768" + " +#" * 5)),
+    Row("coverage", "--draws 2", ("documents: python_docs", "60" + " +#%" * 5, r"32,768" + " +#" * 5)),
     Row(
         "everyday",
         "--unprepared --only table:uniform",

@@ -169,7 +169,7 @@ AXES: dict[str, tuple[object, ...]] = {
     "layout": LAYOUTS,
 }
 
-GRID = 120 if ON_GPU else 40  # every case may have to be compiled
+GRID = 120 if ON_GPU else 24  # every case may have to be compiled
 
 
 def grid(count: int) -> list[Case]:

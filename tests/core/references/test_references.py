@@ -26,7 +26,6 @@ from scoremode.core.references.format import DATA_START, RAW_DTYPES, discard, es
 from scoremode.core.references.reader import Reference
 from scoremode.core.references.writer import StatesWriter
 from scoremode.errors import EngineError, InputError, RunError
-from tests import forked
 
 IDENTITY = {"model": "m" * 64, "plan": "p" * 64, "engine": "table", "settings": {"dtype": "float32"}}
 MANIFEST: dict[str, Any] = {
@@ -214,44 +213,6 @@ def test_an_abandoned_writer_is_gone_on_with(tmp_path: Path) -> None:
     assert same_bits(reference.rows(0, 30), rows)
     assert same_bits(np.asarray(reference.head_weight()), weight)
     assert sorted(p.name for p in (tmp_path / "ref").iterdir() if "partial" in p.name) == []
-
-
-CHILD = """
-import sys, numpy as np
-from scoremode.core.references.writer import StatesWriter
-rows = np.random.default_rng(0).integers(0, 1 << 16, (64, 32768), dtype=np.uint16)
-size = {"targets": 64, "width": 32768, "dtype": "bfloat16", "shard_bytes": 700_000}
-writer = StatesWriter(sys.argv[1], identity={"model": "m"}, **size)
-for window in np.random.default_rng(int(sys.argv[2])).permutation(8):
-    for turn in range(100):  # long enough for the kill to fall into a write; only the last turn is right
-        wrong = np.uint16(99 - turn)
-        writer.write(int(window) * 8, rows[window * 8 : window * 8 + 8] ^ wrong)
-    writer.flush()
-    print(window, flush=True)
-"""
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_killed_process_loses_only_what_was_in_flight(tmp_path: Path, seed: int) -> None:
-    command = [sys.executable, "-c", CHILD, str(tmp_path / "ref"), str(seed)]
-    process = forked.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    flushed = [int(process.stdout.readline()) for _ in range(3)]
-    process.kill()
-    flushed += [int(line) for line in process.communicate()[0].split()]
-    assert process.returncode == -9
-    assert len(flushed) < 8, "it was killed too late to show anything"
-
-    rows = np.random.default_rng(0).integers(0, 1 << 16, (64, 32768), dtype=np.uint16)
-    writer = StatesWriter(
-        tmp_path / "ref", targets=64, width=32768, dtype="bfloat16", identity={"model": "m"}, shard_bytes=700000
-    )
-    kept = writer.complete_windows(np.arange(0, 65, 8))
-    assert all(kept[flushed])
-    for window in np.flatnonzero(~kept):
-        writer.write(int(window) * 8, rows[window * 8 : window * 8 + 8])
-    write_small_head(writer)
-    assert same_bits(writer.finish(MANIFEST).rows(0, 64), rows)
 
 
 def test_rows_that_a_power_cut_lost_are_asked_for_again(tmp_path: Path) -> None:

@@ -5,11 +5,6 @@ from __future__ import annotations
 import ctypes
 import itertools
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +20,7 @@ from scoremode.core.engine.plugin import Work
 from scoremode.core.plan.plan import Plan
 from scoremode.core.scores.answers import Answers, Window, WindowSource
 from scoremode.core.scores.schema import DIVERGENCE
-from scoremode.core.store.runs import JOURNAL, MANIFEST
+from scoremode.core.store.runs import MANIFEST
 from scoremode.core.verbs import memory
 from scoremode.core.verbs.model import LazyModel
 from scoremode.engines.llamacpp.engine import LlamaCppEngine
@@ -33,9 +28,8 @@ from scoremode.engines.llamacpp.library import Batch, library
 from scoremode.errors import EngineError, InputError, OptionError
 from scoremode.head.divergence import define_divergence
 from scoremode.values import Bools
-from tests import forked
 from tests.gguf_files import gguf_of, require_llamacpp
-from tests.makers import OBEY_INTERRUPTS, VOCABULARY, make_tiny_model
+from tests.makers import VOCABULARY, make_tiny_model
 
 TEXT = "The quick brown fox jumps over 12345 lazy dogs, and the dog does not mind. " * 6
 QUESTION: Any = {"text": TEXT, "context_length": 48, "stride": 20}
@@ -286,46 +280,6 @@ def test_open_models_and_one_that_cannot_run_beside_itself(files: list[Path]) ->
 
 
 # ── killed ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-SLOWED = (
-    OBEY_INTERRUPTS
-    + """
-import time
-from scoremode.core.scores import journal
-add = journal.Journal.add
-def slow(self, *given):
-    add(self, *given)
-    time.sleep(0.03)
-journal.Journal.add = slow
-from scoremode.cli.main import entry
-entry()
-"""
-)
-
-
-def test_a_killed_comparison_goes_on_to_exactly_the_same_numbers(files: list[Path], tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    command = ["compare", *map(str, files[:2]), "--text", TEXT, "--context-length", "48", "--stride", "4", "--out"]
-    process = forked.Popen(
-        [sys.executable, "-c", SLOWED, *command, str(out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    journal = out / "first.gguf" / JOURNAL
-    deadline = time.monotonic() + 120
-    while not journal.exists() or journal.stat().st_size < 1500:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=60)
-    before = journal.stat().st_size
-    question: Any = {"text": TEXT, "context_length": 48, "stride": 4}
-    (resumed,) = sm.compare(*map(str, files[:2]), **question, out=out)
-    (whole,) = sm.compare(*map(str, files[:2]), **question, out=tmp_path / "whole")
-    assert before > 1500
-    assert (resumed.kl == whole.kl).all()  # type: ignore[union-attr]
-    for name in ("logprob", "rank", "entropy", "top", "top_logprob"):
-        for side in ("baseline", "candidate"):
-            one, other = (getattr(getattr(found, side).scores, name) for found in (resumed, whole))
-            assert (one == other).all(), (side, name)
 
 
 # ── what is said and refused ─────────────────────────────────────────────────────────────────────────────────────────

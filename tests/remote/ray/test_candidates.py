@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -20,25 +17,15 @@ import pytest
 
 import scoremode as sm
 from scoremode.core.scores.schema import BUILT_IN
-from scoremode.core.store.runs import JOURNAL
 from scoremode.core.verbs.progress import Progress
 from scoremode.remote.ray.side_by_side import score_together
-from tests import forked
 from tests.makers import SENTENCES, make_tiny_model
-from tests.remote.ray.conftest import ROOT, wait_until
-from tests.remote.ray.test_command_line import family_of, left_of, scoremode
 
 SIZES: dict[str, Any] = {"method": "sliding-once", "context_length": 32, "stride": 16}
 BATCH = 32  # tokens: many small batches, so that a kill comes between two of them
 COLUMNS = BUILT_IN.names
 # a driver whose Ray gets its workers from the template of this process; those of tests/remote/ray/test_command_line.py,
 # where nothing may be left running, are Ray's own
-DRIVER = """
-from scoremode.cli.main import entry
-from tests.remote.ray import ray_workers
-ray_workers.fork_workers()
-entry()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -98,33 +85,6 @@ def test_a_broken_candidate_is_named_and_the_others_have_the_bits_of_one_after_t
     found = [sm.load(tmp_path / Path(name).name) for name in candidates]
     require_same_bits(found, one_by_one)
     assert [run.manifest["replicas"]["wanted"] for run in found] == [1, 1]
-
-
-def test_a_killed_driver_resumes(
-    workers: psutil.Process,
-    reference: str,
-    candidates: list[str],
-    one_by_one: Sequence[sm.Comparison],
-    tmp_path: Path,
-) -> None:
-    """kill -9 while two candidates are scored, with Ray of its own; without replicas it is the same comparison."""
-    environment = {**os.environ, "SCOREMODE_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
-    out = tmp_path / "out"
-    asked = ["compare", reference, *candidates, "--out", str(out), "--batch-tokens", str(BATCH)]
-    nowhere = subprocess.DEVNULL
-    driver = [sys.executable, "-c", DRIVER, *asked, "--replicas", "2"]
-    started = forked.Popen(driver, env=environment, cwd=ROOT, stdout=nowhere)
-    try:
-        wait_until(lambda: any(path.stat().st_size > 3000 for path in out.glob(f"*/{JOURNAL}")), 240)
-        family = [*family_of(started), *workers.children()]
-    finally:
-        started.kill()
-        started.wait()
-    wait_until(lambda: not left_of(family), 30)
-    done = scoremode(environment, *asked, "--json")
-    assert done.returncode == 0, done.stderr
-    assert len(json.loads(done.stdout)["candidates"]) == len(candidates)
-    require_same_bits([sm.load(out / Path(name).name) for name in candidates], one_by_one)
 
 
 # ── without Ray ──────────────────────────────────────────────────────────────────────────────────────────────────────
