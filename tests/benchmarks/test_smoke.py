@@ -179,11 +179,7 @@ ROWS = (
             "all equal",
         ),
     ),
-    Row(
-        "same_numbers",
-        "open {recorded} --only reference-table",
-        ("reference-table: the same, cached: True",),
-    ),
+    Row("same_numbers", "open {recorded} --only reference-table", ("reference-table: the same, cached: True",)),
     Row(
         "scale",
         "--simulate --measure --windows 20 --measured-replicas 1 --replicas 2 --seeds 1 --only 'ten minutes each, no'",

@@ -52,10 +52,7 @@ def test_every_method_can_be_planned(command: Command, stories: Path, name: str)
 def test_what_was_adjusted_is_said(command: Command) -> None:
     arguments = ["table:uniform", "--text", LONG, "--context-length", 64, "--stride", 16]
     notes = command("plan", *arguments, "--json").json["notes"]
-    assert notes == [
-        "context length 64 instead of the recipe's 2048",
-        "stride 16 instead of the recipe's 512",
-    ]
+    assert notes == ["context length 64 instead of the recipe's 2048", "stride 16 instead of the recipe's 512"]
 
 
 def test_the_limit_of_windows_is_said_and_can_be_lifted(command: Command) -> None:

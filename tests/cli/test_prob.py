@@ -160,10 +160,7 @@ def test_an_interrupted_call_goes_on_where_it_stopped(
 
 @pytest.mark.parametrize(
     ("changes", "differs"),
-    [
-        (["--leading-space", "add"], "boundary"),
-        (["--spanning", "refuse"], "boundary"),
-    ],
+    [(["--leading-space", "add"], "boundary"), (["--spanning", "refuse"], "boundary")],
     ids=lambda value: value if isinstance(value, str) else value[0],
 )
 def test_what_other_settings_left_is_refused_by_name(

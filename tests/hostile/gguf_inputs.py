@@ -98,5 +98,5 @@ GGUFS: dict[str, tuple[Callable[[Path], None], str]] = {  # name -> damage, word
     "tensor-twice": (replaced(b"blk.1.ffn_up.weight", b"blk.0.ffn_up.weight"), "twice"),
 }
 ABORTING: dict[str, tuple[Callable[[Path], None], str]] = {  # llama.cpp ends the process: each runs in its own
-    "token-twice": (replaced(b"\1\0\0\0\0\0\0\0b", b"\1\0\0\0\0\0\0\0a"), "GGML_ASSERT"),
+    "token-twice": (replaced(b"\1\0\0\0\0\0\0\0b", b"\1\0\0\0\0\0\0\0a"), "GGML_ASSERT")
 }

@@ -99,9 +99,7 @@ def test_wide_letters_count_twice() -> None:
 def test_markup_in_a_name_or_a_format_is_drawn_as_it_is() -> None:
     made = make_formats(600)[0][:2]
     changed = dataclasses.replace(
-        made[0],
-        name="[/red]",
-        manifest={**made[0].manifest, "model_format": "[/bold] \x1b[31m"},
+        made[0], name="[/red]", manifest={**made[0].manifest, "model_format": "[/bold] \x1b[31m"}
     )
     found = [changed, made[1]]
     out = drawn(comparison_table(found, [comparison_statistics(c) for c in found]), width=160)

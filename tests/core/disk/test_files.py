@@ -233,9 +233,7 @@ def test_files_of_the_same_name_in_two_folders_are_two_files(own_memo: Path, tmp
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [b"", b"{", b"[1, 2]", b"\xff\xfe", b'"text"', b"[" * 100_000],
-    ids=lambda data: repr(data[:9]),
+    "damage", [b"", b"{", b"[1, 2]", b"\xff\xfe", b'"text"', b"[" * 100_000], ids=lambda data: repr(data[:9])
 )
 def test_a_damaged_memo_is_started_anew(
     own_memo: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: bytes

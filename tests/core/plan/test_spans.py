@@ -81,9 +81,7 @@ def test_every_method_has_its_loop() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 @given(
-    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=5),
-    context=st.integers(3, 12),
-    stride=st.integers(1, 12),
+    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=5), context=st.integers(3, 12), stride=st.integers(1, 12)
 )
 def test_arithmetic_gives_the_windows_of_the_loop(name: str, lengths: list[int], context: int, stride: int) -> None:
     tokens, sizes = tokens_of(*lengths), WindowSizes(context, min(stride, context))

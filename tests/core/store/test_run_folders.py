@@ -225,13 +225,7 @@ SHORT = ["--text", "abcdefghijklmnop", "--context-length", "8", "--stride", "8",
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("verb", "before"),
-    [
-        ("ppl", "nothing"),
-        ("ppl", "a reference"),
-        ("reference", "the same"),
-        ("reference", "a run"),
-    ],
+    ("verb", "before"), [("ppl", "nothing"), ("ppl", "a reference"), ("reference", "the same"), ("reference", "a run")]
 )
 def test_wherever_a_kill_falls_the_folder_is_accepted_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, before: str

@@ -107,11 +107,7 @@ def windows_of(plan: Plan) -> list[Window]:
 
 
 def assert_defined(
-    found: sm.Comparison,
-    p: list[torch.Tensor],
-    q: list[torch.Tensor],
-    windows: list[Window],
-    close: float = CLOSE,
+    found: sm.Comparison, p: list[torch.Tensor], q: list[torch.Tensor], windows: list[Window], close: float = CLOSE
 ) -> None:
     """Every column of both runs, and of their divergence, equals the float64 definition."""
     targets = [torch.from_numpy(window.targets.astype(np.int64)) for window in windows]

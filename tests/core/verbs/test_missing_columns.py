@@ -145,14 +145,8 @@ class Changing(PartialEngine):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (
-            lambda i, a: replace(a, rank=None) if i == 2 else a,
-            "window 2 has logprob, entropy, top and top_logprob",
-        ),
-        (
-            lambda i, a: replace(a, entropy=None) if i < 2 else a,
-            "window 2 has .*, and windows before it have logprob",
-        ),
+        (lambda i, a: replace(a, rank=None) if i == 2 else a, "window 2 has logprob, entropy, top and top_logprob"),
+        (lambda i, a: replace(a, entropy=None) if i < 2 else a, "window 2 has .*, and windows before it have logprob"),
         (lambda i, a: replace(a, top=None), "top and top_logprob come together or not at all"),
         (lambda i, a: replace(a, top_logprob=None), "top and top_logprob come together or not at all"),
         (lambda i, a: replace(a, rank=a.rank[:-1]), r"window 0 asked for .* values of rank and got \(30, 1\)"),

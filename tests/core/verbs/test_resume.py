@@ -47,10 +47,7 @@ def windows_kept(out: Path) -> int:
 
 def start(arguments: list[str]) -> subprocess.Popen[str]:
     return forked.Popen(
-        [sys.executable, "-c", SLOWED, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", SLOWED, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 

@@ -70,11 +70,7 @@ def require_same_bits(found: list[sm.Run], alone: Sequence[sm.Comparison]) -> No
 
 
 def test_a_broken_candidate_is_named_and_the_others_have_the_bits_of_one_after_the_other(
-    workers: psutil.Process,
-    reference: str,
-    candidates: list[str],
-    one_by_one: Sequence[sm.Comparison],
-    tmp_path: Path,
+    workers: psutil.Process, reference: str, candidates: list[str], one_by_one: Sequence[sm.Comparison], tmp_path: Path
 ) -> None:
     broken = broken_copy(candidates[0], tmp_path / "models" / "broken")
     order = [candidates[0], broken, candidates[1]]  # one waits for a slot
@@ -95,10 +91,7 @@ def test_an_error_that_is_not_ours_names_its_candidate(capsys: pytest.CaptureFix
     with pytest.raises(ZeroDivisionError, match="none of ours"):
         score_together(["a", "b"], score, 2)
     told = capsys.readouterr().err.splitlines()
-    assert told == [
-        "scoremode: a: bad",
-        "scoremode: b could not be scored; 0 of 2 candidates were scored and are kept",
-    ]
+    assert told == ["scoremode: a: bad", "scoremode: b could not be scored; 0 of 2 candidates were scored and are kept"]
 
 
 class Interrupted(BaseException):

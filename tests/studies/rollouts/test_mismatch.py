@@ -307,10 +307,7 @@ def test_a_run_must_have_scored_exactly_these_tokens(models: tuple[Any, Any, Any
     order = np.random.default_rng(5).permutation(n)  # windows may come in any order
     scored = np.concatenate(asked.logprobs(texts.prompt_ids, texts.written))
     facts = replace(
-        run.facts,
-        document=np.repeat(np.arange(12), 5)[order],
-        token=np.arange(n)[order],
-        id=written[order],
+        run.facts, document=np.repeat(np.arange(12), 5)[order], token=np.arange(n)[order], id=written[order]
     )
     kl = np.concatenate(texts.kl)
     known = {**run.manifest, "against": {"model": "tiny", "fingerprint": "f00d"}}

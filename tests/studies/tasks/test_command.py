@@ -26,17 +26,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def test_the_table_says_what_a_reader_must_know(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 0
     shown = capsys.readouterr().out
-    for needed in (
-        "arc_easy",
-        "winogrande",
-        "all",
-        "recovery",
-        "lost",
-        "gained",
-        "acc_norm",
-        "±",
-        "McNemar",
-    ):
+    for needed in ("arc_easy", "winogrande", "all", "recovery", "lost", "gained", "acc_norm", "±", "McNemar"):
         assert needed in shown
 
 
