@@ -118,13 +118,9 @@ ROWS = (
         f"{HEAD} --shapes 32:700 --kernels "
         "--only 'naive,vllm,liger,scoremode,naive KL,scoremode KL,scoremode divergence'",
         (
-            "matmul +# +1.000 +#",
-            "naive +# +# +# +#  logprob, rank",
-            "liger +skipped: its kernels need a GPU",
-            "scoremode +# +# +# +#  all five; blocked",
-            r"scoremode \(plain\) +# +# +# +#  all five; plain",
-            "naive KL +# +# +# +#  KL",
-            "scoremode KL +# +# +# +#  KL, all five of q; blocked",
+            *("matmul +# +1.000 +#", "naive +# +# +# +#  logprob, rank", "liger +skipped: its kernels need a GPU"),
+            *("scoremode +# +# +# +#  all five; blocked", r"scoremode \(plain\) +# +# +# +#  all five; plain"),
+            *("naive KL +# +# +# +#  KL", "scoremode KL +# +# +# +#  KL, all five of q; blocked"),
             "scoremode divergence +# +# +# +#  all four, all five of q; blocked",
         ),
     ),
@@ -243,12 +239,8 @@ ROWS = (
         "--model {small_llama} --variants plain,logprobs0,ours,against --dtype float32 "
         "--context 40 --prompts 3 --repeat 1",
         (
-            "largest KL of the model to itself: #",
-            "plain +# +1.000 +# +- +- +-",
-            "logprobs0 +# +# +# +- +- +#",
-            "ours +# +# +# +- +- +#",
-            "against +# +# +# +- +- +#",
-            "against: # × alone",
+            *("largest KL of the model to itself: #", "plain +# +1.000 +# +- +- +-", "logprobs0 +# +# +# +- +- +#"),
+            *("ours +# +# +# +- +- +#", "against +# +# +# +- +- +#", "against: # × alone"),
         ),
         needs="vllm",
     ),

@@ -144,13 +144,7 @@ def test_the_policy_allows_this_script_and_no_other(page: str) -> None:
 def test_the_script_never_writes_markup() -> None:
     script = asset("report.js")
     for forbidden in (
-        "innerHTML",
-        "outerHTML",
-        "insertAdjacentHTML",
-        "document.write",
-        "eval(",
-        "new Function",
-        "fetch(",
+        *("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "fetch("),
     ):
         assert forbidden not in script
     assert script.startswith('"use strict"')
@@ -160,19 +154,8 @@ def hostile() -> tuple[list[Comparison], list[Any], list[Run]]:
     words = [EVIL, "plain", "\n", "", EVIL + "2"] * 30
     facts = make_facts(words, [0] * 75 + [1] * 75)
     names = (
-        "model",
-        "engine",
-        "dtype",
-        "device",
-        "head",
-        "corpus",
-        "corpus_sha256",
-        "tokenizer",
-        "method",
-        "model_revision",
-        "model_format",
-        "bits_per_weight",
-        "weight_bytes",
+        *("model", "engine", "dtype", "device", "head", "corpus", "corpus_sha256", "tokenizer", "method"),
+        *("model_revision", "model_format", "bits_per_weight", "weight_bytes"),
     )
     manifest: dict[str, Any] = dict.fromkeys(names, EVIL)
     manifest |= {"versions": {EVIL: EVIL}, "hardware": {EVIL: EVIL}, "notes": [EVIL], "method_settings": {EVIL: EVIL}}

@@ -28,14 +28,7 @@ from tests import forked
 BYTES = ByteTokenizer()
 KEY = {"corpus": "abc", "special": True}
 COLUMNS = (
-    "ids",
-    "doc_starts",
-    "char_end",
-    "byte_len",
-    "word_starts",
-    "doc_bytes",
-    "doc_words",
-    "joined_at",
+    *("ids", "doc_starts", "char_end", "byte_len", "word_starts", "doc_bytes", "doc_words", "joined_at"),
     "target_mask",
 )
 

@@ -98,15 +98,8 @@ def filled_by(path: Path, plan: Plan, engine: PartialEngine) -> bytes:
 @pytest.mark.parametrize(
     "named_columns",
     [
-        b"",
-        b"{}",
-        b"[",
-        b'["rank"]',
-        b'["logprob", "top"]',
-        b'["rank", "logprob"]',
-        b'["logprob", "logprob"]',
-        b'["logprob", "colour"]',
-        b'["logprob", "rank", "entropy", "top", "top_logprob"]',
+        *(b"", b"{}", b"[", b'["rank"]', b'["logprob", "top"]', b'["rank", "logprob"]', b'["logprob", "logprob"]'),
+        *(b'["logprob", "colour"]', b'["logprob", "rank", "entropy", "top", "top_logprob"]'),
     ],
 )
 def test_a_list_of_columns_that_no_engine_gives_is_refused(tmp_path: Path, named_columns: bytes) -> None:

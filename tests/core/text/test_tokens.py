@@ -19,14 +19,9 @@ from scoremode.core.text.tokens import Tokens, first_tokens, tokenize
 from scoremode.errors import CorpusError, ModelError, OptionError
 
 SAMPLES = [
-    "Once upon a time, there was a little girl named Lily.",
-    "  leading and trailing  ",
-    "naïve “déjà-vu” — 東京 2024年 👩‍🔬\n\n\ttabs\r\nand lines",
-    "<s> a special token in the text </s>",
-    "\x07 control \x00 characters \x1b[31m",
-    "\n",
-    " ",
-    "e\u0301 combining",
+    *("Once upon a time, there was a little girl named Lily.", "  leading and trailing  "),
+    *("naïve “déjà-vu” — 東京 2024年 👩‍🔬\n\n\ttabs\r\nand lines", "<s> a special token in the text </s>"),
+    *("\x07 control \x00 characters \x1b[31m", "\n", " ", "e\u0301 combining"),
 ]
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 

@@ -303,17 +303,7 @@ def four_bits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = make_small_llama(place / "small")
     make_tokenizer(folder, adds_bos=False)
     words = [
-        "-i",
-        str(folder),
-        "-o",
-        str(place / "exl3"),
-        "-w",
-        str(place / "work"),
-        "-b",
-        "4",
-        "-cr",
-        "4",
-        "-cc",
+        *("-i", str(folder), "-o", str(place / "exl3"), "-w", str(place / "work"), "-b", "4", "-cr", "4", "-cc"),
         "256",
     ]
     subprocess.run([sys.executable, "-m", "exllamav3.conversion.convert_model", *words], check=True)

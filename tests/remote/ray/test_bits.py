@@ -26,19 +26,7 @@ ROWS = 40
 def question(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     rng = random.Random(7)
     words = [
-        "the",
-        "a",
-        "little",
-        "dog",
-        "Tom",
-        "Lily",
-        "park",
-        "house",
-        "ball",
-        "went",
-        "saw",
-        "played",
-        "was",
+        *("the", "a", "little", "dog", "Tom", "Lily", "park", "house", "ball", "went", "saw", "played", "was"),
         "happy",
     ]
     lines = [" ".join(rng.choices(words, k=rng.randrange(20, 120))).capitalize() + "." for _ in range(ROWS)]

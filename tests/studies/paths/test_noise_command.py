@@ -10,19 +10,9 @@ from tests.command_line import Command, Refused
 
 TEXT = "Once upon a time there was a little girl named Lily. " * 4
 PROMISED = {
-    "settings",
-    "drift_mean",
-    "drift_mean_abs",
-    "drift_rms",
-    "drift_p999",
-    "drift_max",
-    "perplexity",
-    "perplexity_ratio",
-    "sequence_drift_rms",
-    "sequence_drift_max",
-    "repeat_drift_max",
-    "sequence_repeat_drift_max",
-    "head",
+    *("settings", "drift_mean", "drift_mean_abs", "drift_rms", "drift_p999", "drift_max", "perplexity"),
+    *("perplexity_ratio", "sequence_drift_rms", "sequence_drift_max", "repeat_drift_max"),
+    *("sequence_repeat_drift_max", "head"),
 }
 
 

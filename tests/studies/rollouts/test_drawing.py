@@ -13,13 +13,8 @@ from scoremode.studies.rollouts.engines.drawing import draw, filtered
 from scoremode.studies.rollouts.writing import DrawingRules
 
 RULES = [
-    DrawingRules(1.0),
-    DrawingRules(0.7),
-    DrawingRules(1.3, top_k=5),
-    DrawingRules(1.0, top_p=0.6),
-    DrawingRules(0.9, min_p=0.1),
-    DrawingRules(0.8, top_p=0.8, top_k=7, min_p=0.02),
-    DrawingRules(1.0, top_k=1000),
+    *(DrawingRules(1.0), DrawingRules(0.7), DrawingRules(1.3, top_k=5), DrawingRules(1.0, top_p=0.6)),
+    *(DrawingRules(0.9, min_p=0.1), DrawingRules(0.8, top_p=0.8, top_k=7, min_p=0.02), DrawingRules(1.0, top_k=1000)),
     DrawingRules(2.0, top_p=1e-9),
 ]
 

@@ -199,13 +199,7 @@ def test_shown_in_a_terminal_on_a_page_and_as_a_table(tmp_path: Path) -> None:
     assert "<b>fsdp" not in page
     table = far.to_arrow()
     assert table.column_names == [
-        "prompt",
-        "sample",
-        "position",
-        "slice",
-        "logprob_rollout",
-        "logprob_trainer",
-        "log_ratio",
+        *("prompt", "sample", "position", "slice", "logprob_rollout", "logprob_trainer", "log_ratio"),
     ]
     assert table["log_ratio"].to_numpy() == pytest.approx(far.log_ratio)
     assert "8 tokens of 4 samples, 2 prompts" in repr(far)

@@ -64,16 +64,8 @@ def test_llm_compressors_groups_are_what_compressed_tensors_understands() -> Non
     from compressed_tensors.quantization import QuantizationConfig
 
     formats = (
-        "rtn 4 bit g32",
-        "W4A16 asym g128",
-        "W8A8",
-        "FP8",
-        "FP8 A16",
-        "NVFP4",
-        "MXFP4 A16",
-        "GPTQ 4 bit g128",
-        "Q4_K",
-        "FP8 blocks 128×128",
+        *("rtn 4 bit g32", "W4A16 asym g128", "W8A8", "FP8", "FP8 A16", "NVFP4", "MXFP4 A16", "GPTQ 4 bit g128"),
+        *("Q4_K", "FP8 blocks 128×128"),
     )
     chosen = mixture({rf"layers\.{layer}\.": kind for layer, kind in enumerate(formats)}, layers=10)
     found = modifier(llm_compressor_recipe(chosen).text)
