@@ -59,11 +59,6 @@ def test_json_is_a_list_of_objects_with_the_promised_facts(command: Command, sto
         assert all(token.keys() >= {"id", "text", "logprob", "rank"} for token in found["tokens"])
 
 
-def test_there_is_one_result_a_target_in_the_order_given(command: Command) -> None:
-    found = command("prob", "table:uniform", "--prompt", "a", "--target", "cd", "--target", "b", "--json").json
-    assert [(f["prompt"], f["target"]) for f in found] == [("a", "cd"), ("a", "b")]
-
-
 def test_the_numbers_fit_each_other(command: Command, stories: Path) -> None:
     [found] = command("prob", stories, "--prompt", "Once upon a", "--target", " time, there", "--json").json
     assert found["log_prob"] == pytest.approx(sum(t["logprob"] for t in found["tokens"]))
@@ -86,11 +81,6 @@ def test_a_leading_space_is_added_only_when_asked_and_then_said(command: Command
 def test_a_token_that_spans_the_boundary_is_reported(command: Command, stories: Path) -> None:
     [found] = command("prob", stories, "--prompt", "Once upon a ti", "--target", "me", "--json").json
     assert (found["boundary"], found["condition"] != "") == ("spanning", True)
-
-
-def test_a_spanning_token_can_be_refused(refused: Refused, stories: Path) -> None:
-    line = refused("prob", stories, "--prompt", "Once upon a ti", "--target", "me", "--spanning", "refuse")
-    assert "spans the end of the prompt" in line
 
 
 # ── the table ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -173,11 +163,6 @@ def test_what_other_settings_left_is_refused_by_name(
     assert (tmp_path / "results.jsonl.partial").read_bytes() == before
 
 
-def test_what_other_pairs_left_is_refused(refused: Refused, interrupted: list[object], tmp_path: Path) -> None:
-    write_pairs(tmp_path / "pairs.jsonl", rows_of(many_pairs()[::-1]))
-    assert "(it differs in: pairs)" in refused(*interrupted)
-
-
 def test_fresh_discards_what_another_question_left(
     command: Command, interrupted: list[object], tmp_path: Path, asked: list[int]
 ) -> None:
@@ -185,19 +170,6 @@ def test_fresh_discards_what_another_question_left(
     assert asked == [CHUNK, 10]
     assert {f["leading_space"] for f in results(tmp_path / "results.jsonl")} == {"add"}
     assert not (tmp_path / "results.jsonl.partial").exists()
-
-
-def test_engine_settings_are_never_mixed(refused: Refused, command: Command, tiny: Path, tmp_path: Path) -> None:
-    """The issue's case: interrupt, repeat with another setting, and the file was half of each."""
-    rows = [{"prompt": "The dog", "target": f" jumps {i}"} for i in range(CHUNK + 3)]
-    path = write_pairs(tmp_path / "pairs.jsonl", rows)
-    arguments = ["prob", tiny, "--file", path, "--out", tmp_path / "results.jsonl"]
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_after(patch, 1)
-        assert command(*arguments).code == 130
-    for flag, value in (("dtype", "bfloat16"), ("head", "as-served"), ("batch-tokens", 64), ("head-kernel", "plain")):
-        assert "(it differs in: settings)" in refused(*arguments, f"--{flag}", value)
-    assert command(*arguments).code == 0
 
 
 def test_unicode_line_separators_do_not_tear_the_lines_of_an_interrupted_call(
@@ -277,11 +249,6 @@ def test_a_device_keeps_nothing_that_could_be_read_back(refused: Refused, flag: 
 
 
 # ── refusals ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_an_empty_prompt_behind_a_bos_is_answered(command: Command, stories: Path) -> None:
-    [found] = command("prob", stories, "--prompt", "", "--target", "Once", "--json").json
-    assert found["log_prob"] < 0
 
 
 def test_a_pair_longer_than_the_models_context_is_refused(refused: Refused, stories: Path) -> None:

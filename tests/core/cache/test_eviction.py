@@ -173,13 +173,6 @@ def test_the_limit(given: str, limit: int | None, monkeypatch: pytest.MonkeyPatc
     assert eviction.cache_limit() == limit
 
 
-def test_a_bad_limit_is_refused_before_anything_is_scored(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SCOREMODE_CACHE_LIMIT", "plenty")
-    with pytest.raises(OptionError, match="SCOREMODE_CACHE_LIMIT: 'plenty' is not a size"):
-        sm.ppl("table:uniform", text="any text")
-    assert not root.exists()
-
-
 # ── what is there ────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_real_runs_and_references_are_described(root: Path) -> None:
     sm.ppl("table:uniform", text="any text")

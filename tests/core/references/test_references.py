@@ -332,12 +332,6 @@ def test_files_of_somebody_else_are_left_alone(tmp_path: Path, name: str) -> Non
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [(name, b"dear")]
 
 
-def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "ref").write_bytes(b"")
-    with pytest.raises(RunError, match="is a file"):
-        sm.reference("table:uniform", tmp_path / "ref", text="any text")
-
-
 @pytest.mark.parametrize("damage", ["cut", "gone", "not json", "list", "no identity"])
 def test_a_damaged_unfinished_reference_is_refused(tmp_path: Path, damage: str) -> None:
     rows = random_rows(30, 4, "float32")

@@ -22,7 +22,7 @@ from scoremode.core.scores.answers import Answers, WindowSource, measured
 from scoremode.core.verbs.prob import sequence
 from scoremode.core.verbs.prob.sequence import SequenceProbability, SequenceScore
 from scoremode.engines.table.engine import TableEngine
-from scoremode.errors import BoundaryError, EngineError, InputError, ModelError, OptionError
+from scoremode.errors import BoundaryError, EngineError, InputError, ModelError
 from scoremode.values import Bools
 from tests.makers import VOCABULARY
 
@@ -116,12 +116,6 @@ def test_probabilities_given_a_spanning_condition_sum_to_one(lm: SequenceProbabi
     assert total + alone == pytest.approx(1.0, abs=1e-3)
 
 
-def test_spanning_can_be_refused() -> None:
-    strict = SequenceProbability("smollm2-135m", spanning="refuse")
-    with pytest.raises(BoundaryError, match="spans the end of the prompt"):
-        strict.get_log_prob("The capital of Fran", "ce is Paris")
-
-
 def test_characters_of_several_tokens_keep_all_their_tokens(smol: SequenceProbability) -> None:
     (score,) = smol.get_log_prob("日本の首都は東", "京です")
     ids = smol.subject.tokenizer.encode("日本の首都は東京です", special=True).ids.tolist()
@@ -175,26 +169,6 @@ def test_an_eos_that_the_tokenizer_adds_is_not_part_of_the_target(tiny: Path, tm
     assert with_eos.get_log_prob("The dog", " jumps")[0].log_prob == pytest.approx(
         plain.get_log_prob("The dog", " jumps")[0].log_prob, abs=1e-5
     )
-
-
-@pytest.mark.parametrize(
-    ("prompts", "targets"), [("a", ""), (["a", "b"], ["c"]), ([], []), ("a", []), (["a"], ["b", "c"])]
-)
-def test_a_question_without_an_answer_is_an_error_never_an_empty_list(
-    lm: SequenceProbability, prompts: Any, targets: Any
-) -> None:
-    with pytest.raises(InputError) as caught:
-        lm.get_log_prob(prompts, targets)
-    assert caught.value.fix
-
-
-def test_unknown_choices_are_refused(tiny: Path) -> None:
-    with pytest.raises(OptionError):
-        SequenceProbability(str(tiny), leading_space="maybe")
-    with pytest.raises(OptionError):
-        SequenceProbability(str(tiny), spanning="ignore")
-    with pytest.raises(TypeError):
-        SequenceProbability(str(tiny), colour="blue")  # type: ignore[call-arg]
 
 
 def test_the_function_takes_a_prompt_and_targets() -> None:

@@ -82,35 +82,6 @@ def test_it_closes_and_opens_again(opened: list[Engine]) -> None:
     assert len(opened) == 2
 
 
-def test_an_interrupted_question_resumes(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from scoremode.engines.transformers.engine import TransformersEngine
-
-    whole = sm.ppl(str(tiny), text=TEXT, **ASKED).scores.logprob
-    score = TransformersEngine.score
-
-    def interrupted(self: Any, *given: Any) -> Any:
-        for number, answer in enumerate(score(self, *given)):
-            if number == 2:
-                raise KeyboardInterrupt
-            yield answer
-
-    monkeypatch.setattr(TransformersEngine, "score", interrupted)
-    with sm.open(str(tiny), batch_tokens=32) as model, pytest.raises(KeyboardInterrupt):
-        model.ppl(text=TEXT, out=tmp_path / "run", **ASKED)
-    monkeypatch.setattr(TransformersEngine, "score", score)
-    with sm.open(str(tiny), batch_tokens=32) as model:
-        run = model.ppl(text=TEXT, out=tmp_path / "run", **ASKED)
-    assert np.abs(run.scores.logprob - whole).max() < 1e-5
-
-
-def test_results_of_prob_may_be_kept_in_a_file(tmp_path: Path, opened: list[Engine]) -> None:
-    with sm.open("table:uniform") as model:
-        first = model.prob(["a", "b"], ["c", "d"], out=tmp_path / "results.jsonl")
-        assert model.prob(["a", "b"], ["c", "d"], out=tmp_path / "results.jsonl") == first
-    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 2
-    assert len(opened) == 1
-
-
 def test_two_open_models_are_compared_side_by_side(opened: list[Engine]) -> None:
     with sm.open("table:uniform") as baseline, sm.open("table:successor") as candidate:
         found = candidate.compare(baseline, text=bytes(range(40, 60)).decode())
@@ -263,11 +234,6 @@ def test_the_attention_code_can_be_chosen_and_is_part_of_the_identity(tiny: Path
 def test_a_revision_is_for_the_hub(tiny: Path) -> None:
     with pytest.raises(OptionError, match="--revision does not apply"):
         sm.open(str(tiny), revision="v2")
-
-
-def test_a_token_is_never_kept(tiny: Path, tmp_path: Path) -> None:
-    sm.ppl(str(tiny), text=TEXT, token="hf_verysecret", out=tmp_path / "run", **ASKED)
-    assert b"hf_verysecret" not in b"".join(p.read_bytes() for p in (tmp_path / "run").iterdir())
 
 
 def make_adapter(base: Path, folder: Path, seed: int) -> Path:

@@ -205,13 +205,6 @@ def test_the_embedded_models_perplexity_of_a_known_text() -> None:
     assert 1 < math.exp(-answers.logprob.mean()) < 60
 
 
-def test_options_of_other_engines_are_refused_by_name(tiny: Path) -> None:
-    for name, value in (("tensor_parallel_size", 2), ("gpu_memory_utilization", 0.5), ("quantization", "awq")):
-        with pytest.raises(OptionError, match=name.replace("_", "-")) as caught:
-            choose(str(tiny), None, {name: value})
-        assert "vllm" in caught.value.fix
-
-
 @pytest.mark.parametrize(
     "options", [{"dtype": "float31"}, {"device": "abacus"}, {"head": "bald"}, {"batch_tokens": -1}, {"device": "cuda"}]
 )
