@@ -228,15 +228,6 @@ def test_n_and_p_walk_through_the_worst(opened: Browser) -> None:
     assert opened.problems() == []
 
 
-def test_the_worst_token_is_the_one_that_lost_most(opened: Browser, page: Path) -> None:
-    comparisons, _ = make_demo(5000)
-    delta = comparisons[2].candidate.scores.logprob - comparisons[2].baseline.scores.logprob
-    opened.click("#worst")
-    assert selected(opened) == int(delta.argmin())
-    written = opened.ask("document.querySelector('#details tbody tr:nth-last-child(2) td:last-child').textContent")
-    assert float(written.replace("−", "-")) == pytest.approx(float(delta.min()), abs=1e-3)
-
-
 def test_arrows_move_from_token_to_token(opened: Browser) -> None:
     opened.ask("document.getElementById('tokens').focus()")
     opened.press("ArrowRight")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,10 +55,6 @@ def test_a_value_has_the_digits_that_its_error_allows(value: float, stderr: floa
     assert with_error(Estimate(value, stderr, 100, 10)) == text
 
 
-def test_a_share_is_shown_in_percent() -> None:
-    assert with_error(Estimate(0.4567, 0.012, 100, 10), percent=True) == "45.7% ± 1.2%"
-
-
 def test_infinity_is_said_in_words() -> None:
     assert "probability zero" in with_error(Estimate(math.inf, None, 10, 1))
 
@@ -71,17 +66,6 @@ def test_what_is_not_a_number_is_unknown() -> None:
 def test_a_stored_infinity_comes_back() -> None:
     stored = {"value": None, "stderr": None, "n": 3, "groups": 1, "freedom": None, "low": None, "high": None}
     assert Estimate.from_json(stored) == Estimate(math.inf, None, 3, 1)
-
-
-def test_a_run_shows_what_was_promised() -> None:
-    out = drawn(run_table(sm.ppl("table:uniform", text="one two three")))
-    promised = ("perplexity", "256.0", "bits per byte", "tokens scored", "sliding-once", "worst-predicted tokens")
-    assert [word for word in promised if word not in out] == []
-
-
-def test_a_run_read_from_its_folder_is_drawn_the_same(tmp_path: Path) -> None:
-    run = sm.ppl("table:uniform", text="one two three", out=tmp_path / "run")
-    assert drawn(run_table(sm.load(tmp_path / "run"))) == drawn(run_table(run))
 
 
 def test_an_infinite_perplexity_is_drawn() -> None:
@@ -113,16 +97,6 @@ def test_a_plan_shows_its_first_windows() -> None:
     out = drawn(plan_table(sm.plan("table:uniform", text="abcdefgh", context_length=4, stride=2)))
     assert "feeds 0…3, scores 1…3" in out
     assert "feeds 2…5, scores 4…5" in out
-
-
-def test_the_notes_of_a_plan_are_shown() -> None:
-    out = drawn(plan_table(sm.plan("table:uniform", text="abcdefgh", context_length=4)))
-    assert "context length 4 instead of the recipe's 2048" in out
-
-
-def test_targets_are_shown_with_log_probability_and_rank() -> None:
-    out = drawn(sequence_table([score()]))
-    assert [word for word in ("' Paris'", "-0.50000", "0.6065", "1.649", "-0.500 #1") if word not in out] == []
 
 
 def test_a_prompt_is_shown_where_there_are_several() -> None:

@@ -28,9 +28,8 @@ from scoremode.core.statistics.gate import check, parse
 from scoremode.core.statistics.ranking import rank
 from scoremode.core.store.runs import JOURNAL, MANIFEST, SCORES
 from scoremode.core.verbs.finished_runs import of_runs
-from scoremode.core.verbs.outputs import check_output
 from scoremode.core.verbs.prob import many_pairs
-from scoremode.core.verbs.prob.sequence import SequenceProbability, SequenceScore
+from scoremode.core.verbs.prob.sequence import SequenceScore
 from scoremode.errors import EngineError, RunError
 from scoremode.reports.html.notebooks import comparison_html, run_html
 from scoremode.reports.html.page import render
@@ -120,15 +119,6 @@ def test_an_engine_that_gives_other_columns_does_not_resume_the_run(tmp_path: Pa
     assert (tmp_path / "run" / JOURNAL).read_bytes() == before
 
 
-def test_a_run_of_all_columns_is_not_resumed_with_fewer(tmp_path: Path, using: Using) -> None:
-    using(PartialEngine(*ALL, windows=2))
-    with pytest.raises(KeyboardInterrupt):
-        sm.ppl("table:uniform", out=tmp_path / "run", **QUESTION)
-    using(PartialEngine())
-    with pytest.raises(RunError, match="but the engine now gives logprob"):
-        sm.ppl("table:uniform", out=tmp_path / "run", **QUESTION)
-
-
 # ── what an engine may not do ────────────────────────────────────────────────────────────────────────────────────────
 class Changing(PartialEngine):
     """Answers that ``change`` has changed, by the number of the window."""
@@ -159,12 +149,6 @@ class Changing(PartialEngine):
 def test_columns_that_come_and_go_or_have_a_wrong_shape_are_refused(change: Any, said: str) -> None:
     with pytest.raises(EngineError, match=said):
         sm.ppl("table:uniform", engine=Changing(change), **QUESTION)
-
-
-def test_prob_refuses_columns_that_come_and_go() -> None:
-    engine = Changing(lambda i, a: replace(a, rank=None) if i == 1 else a)
-    with pytest.raises(EngineError, match="window 1 has logprob, entropy, top and top_logprob, and windows before it"):
-        sm.prob("table:uniform", prompt="ab", targets=["c", "d"], engine=engine)
 
 
 # ── a finished run ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -414,25 +398,3 @@ def test_the_table_of_targets_has_no_rank_where_none_was_measured() -> None:
     assert "#" not in some
     assert "rank not measured" in some
     assert "#" in full
-
-
-def test_results_without_ranks_resume_from_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(many_pairs, "CHUNK", 2)
-    pairs = [(f"prompt {i}", f" target {i}") for i in range(5)]
-    lm = SequenceProbability("table:uniform", engine=PartialEngine())
-    score, asked = lm.score, []
-
-    def interrupted(*given: Any) -> Any:
-        asked.append(given)
-        if len(asked) == 2:
-            raise KeyboardInterrupt
-        return score(*given)
-
-    monkeypatch.setattr(lm, "score", interrupted)
-    output = check_output(tmp_path / "results.jsonl", "--out")
-    with pytest.raises(KeyboardInterrupt):
-        many_pairs.score_to_file(lm, pairs, output)
-    assert many_pairs.score_to_file(lm, pairs, output).count == 5
-    assert len(asked) == 1 + 1 + 2, "the first chunk is not scored again"
-    results = map(json.loads, (tmp_path / "results.jsonl").read_text().splitlines())
-    assert {token["rank"] for result in results for token in result["tokens"]} == {None}

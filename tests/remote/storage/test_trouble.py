@@ -49,24 +49,6 @@ def test_a_server_that_accepts_and_never_answers(
         assert time.monotonic() - began < 8
 
 
-def test_credentials_that_are_missing(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No variable, no profile, no role: a request goes out unsigned, and the server denies it."""
-    bucket.server.denies = "AccessDenied"
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
-    began = time.monotonic()
-    process = start(["ppl", "table:uniform", "--text", "any text", "--out", bucket.uri("one")], tmp_path / "cache")
-    out, complaints = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert out == ""
-    (line,) = complaints.splitlines()
-    assert "access is denied" in line
-    assert "check the credentials in the environment, the profile or the machine's role" in line
-    assert time.monotonic() - began < 15
-
-
 def test_base_logits_at_a_uri(bucket: Bucket, elsewhere: Move, tmp_path: Path) -> None:
     kld = tmp_path / "base.kld"
     sm.reference("table:successor", kld=kld, text=QUESTION["text"], context_length=64)
