@@ -40,10 +40,7 @@ LONGEST = (
 VLLM_FIRST = ("engines/vllm/test_quantized", "engines/vllm/test_parallel", "engines/vllm/test_compare", "benchmarks/")
 # files that start Ray themselves: its workers are forked from one process, which imports torch once
 RAY = ("remote/ray/test_candidates", "remote/ray/test_writing", "remote/ray/test_swapping")
-VLLM = (
-    *("engines/vllm/", "engines/server/test_real_server", "remote/service/"),
-    *("studies/paths/test_noise", "core/verbs/test_noise_floor", "cli/test_doctor"),
-)
+VLLM = ("engines/vllm/", "engines/server/test_real_server", "remote/service/", "cli/test_doctor")
 
 
 def pytest_configure() -> None:

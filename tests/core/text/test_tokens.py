@@ -55,11 +55,6 @@ def test_spans_follow_each_other_without_gap_or_overlap(tokenizer: TextTokenizer
 
 
 @pytest.mark.parametrize("text", SAMPLES)
-def test_bytes_of_all_tokens_sum_to_the_bytes_of_the_text(tokenizer: TextTokenizer, text: str) -> None:
-    assert tokens_of(tokenizer, text).byte_len.sum() == len(text.encode())
-
-
-@pytest.mark.parametrize("text", SAMPLES)
 def test_words_of_all_tokens_sum_to_the_words_of_the_text(tokenizer: TextTokenizer, text: str) -> None:
     import re
 

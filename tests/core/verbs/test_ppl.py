@@ -107,23 +107,6 @@ def test_documents_of_a_corpus_never_see_each_other(tiny: Path, tmp_path: Path) 
     assert "1 document too short to have a target" in together.manifest["notes"]
 
 
-def test_only_the_assistants_tokens_are_targets_when_asked(tiny: Path, tmp_path: Path) -> None:
-    messages = [
-        {"role": "user", "content": "The dog?"},
-        {"role": "assistant", "content": "The fox jumps."},
-        {"role": "user", "content": "The cats?"},
-        {"role": "assistant", "content": "Nothing more."},
-    ]
-    (tmp_path / "chat.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
-    every = sm.ppl(str(tiny), corpus=str(tmp_path / "chat.jsonl"))
-    some = sm.ppl(str(tiny), corpus=str(tmp_path / "chat.jsonl"), assistant_only=True)
-    assert "".join(some.facts.text) == "The fox jumps.</s>Nothing more.</s>"
-    chosen = np.isin(every.facts.token, some.facts.token)
-    assert np.allclose(every.scores.logprob[chosen], some.scores.logprob, atol=2e-5)
-    with pytest.raises(OptionError, match="chat"):
-        sm.ppl(str(tiny), text="no chat", assistant_only=True)
-
-
 class Broken(TableEngine):
     """An engine with one fault."""
 

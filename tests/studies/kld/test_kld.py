@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import struct
 import subprocess
 import sys
@@ -21,7 +19,7 @@ from scoremode.core.scores.answers import Answers, measured
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.verbs.reference import FileArguments
 from scoremode.engines.table.engine import TableEngine
-from scoremode.errors import EngineError, InputError, MethodError, RunError
+from scoremode.errors import EngineError, InputError, RunError
 from scoremode.reports.model_card import markdown
 from scoremode.reports.terminal.comparison_tables import comparison_json
 from scoremode.reports.text import model_notes
@@ -151,12 +149,6 @@ def test_a_bos_that_only_the_file_has_is_noted(tmp_path: Path, tiny: Path, tiny_
     assert abs(kl_of(found)).max() > 1e-3, "and it matters"
 
 
-def test_a_finished_run_cannot_meet_a_file(tmp_path: Path) -> None:
-    sm.ppl("table:uniform", text="abc", out=tmp_path / "run")
-    with pytest.raises(InputError, match="finished run"):
-        sm.compare(str(table_file(tmp_path / "base.kld")), str(tmp_path / "run"))
-
-
 def test_an_interrupted_comparison_goes_on(tmp_path: Path, tiny: Path) -> None:
     path = written(tiny, tmp_path / "base.kld")
     whole = sm.compare(str(path), str(tiny), out=tmp_path / "whole", dtype="bfloat16", batch_tokens=64)[0]
@@ -215,27 +207,6 @@ def test_a_reference_beside_it_gives_the_same_file(tmp_path: Path, tiny: Path) -
     again = tmp_path / "again.kld"
     sm.reference(str(tiny), tmp_path / "ref", kld=again, text=TEXT, context_length=CONTEXT)
     assert again.read_bytes() == alone.read_bytes(), "from the reference that is there"
-
-
-def test_what_cannot_be_written_is_refused(tmp_path: Path, tiny: Path) -> None:
-    asked: dict[str, Any] = {"text": TEXT, "context_length": CONTEXT}
-    path = tmp_path / "there.kld"
-    with pytest.raises(MethodError, match="--method llamacpp"):
-        sm.reference("table:uniform", kld=path, method="gptq", **asked)
-    with pytest.raises(InputError, match="two contexts"):
-        sm.reference("table:uniform", kld=path, text="short", context_length=CONTEXT)
-    with pytest.raises(InputError, match="not a plain file"):
-        sm.reference("table:uniform", kld="/dev/null", **asked)
-    with pytest.raises(InputError, match="folder"):
-        sm.reference("table:uniform", kld=tmp_path, **asked)
-    assert list(tmp_path.iterdir()) == []
-    path.write_text("mine")
-    link = tmp_path / "link.kld"
-    link.symlink_to(path)
-    for name, fresh in ((path, False), (path, True), (link, True)):
-        with pytest.raises(InputError, match=r"exists and is not a \.kld file"):
-            sm.reference("table:uniform", kld=name, fresh=fresh, **asked)
-    assert path.read_text() == "mine"
 
 
 def test_only_an_older_kld_file_is_replaced(tmp_path: Path) -> None:
@@ -312,8 +283,7 @@ entry()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_killed_writer_goes_on_to_the_same_bytes(tmp_path: Path, tiny: Path, how: signal.Signals) -> None:
+def test_a_killed_writer_goes_on_to_the_same_bytes(tmp_path: Path, tiny: Path) -> None:
     whole = written(tiny, tmp_path / "whole.kld", batch_tokens=64)
     path = tmp_path / "killed.kld"
     asked = ["--text", TEXT, "--context-length", str(CONTEXT), "--batch-tokens", "64"]
@@ -325,7 +295,7 @@ def test_a_killed_writer_goes_on_to_the_same_bytes(tmp_path: Path, tiny: Path, h
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline, "no chunk was written"
         time.sleep(0.01)
-    os.kill(process.pid, how)
+    process.kill()
     process.communicate(timeout=60)
     assert process.returncode != 0
     assert not path.exists(), "a killed writer leaves no file that looks complete"

@@ -15,7 +15,6 @@ import scoremode as sm
 from scoremode.core.engine import registry
 from scoremode.errors import OptionError, ScoremodeError
 from scoremode.studies.paths.noise import combinations, drift, parse_vary
-from tests import forked
 from tests.makers import ask
 
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog does not mind. " * 6
@@ -118,20 +117,6 @@ def test_everything_is_refused_before_an_engine_starts(tiny: Path, monkeypatch: 
         sm.noise(str(tiny), text=TEXT, vary={"engine": ["transformers", "vlm"]})
 
 
-def test_what_is_given_cannot_also_be_varied(tiny: Path) -> None:
-    with pytest.raises(OptionError, match="leave --dtype out"):
-        sm.noise(str(tiny), text=TEXT, dtype="float32", vary={"dtype": ["float32", "bfloat16"]})
-    with pytest.raises(OptionError, match="leave --engine out"):
-        sm.noise(str(tiny), text=TEXT, engine="transformers", vary={"engine": ["transformers"]})
-
-
-def test_one_pass_over_one_setting_compares_nothing() -> None:
-    with pytest.raises(OptionError, match="nothing to compare"):
-        sm.noise("table:uniform", text=TEXT, repeat=1)
-    with pytest.raises(OptionError, match="--repeat 0"):
-        sm.noise("table:uniform", text=TEXT, repeat=0)
-
-
 # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_the_reference_has_no_drift_and_the_rest_is_what_two_runs_give(tiny: Path) -> None:
     question: dict[str, Any] = {"text": TEXT, "method": "gptq", "context_length": 32}
@@ -224,25 +209,6 @@ def test_json_is_plain_data() -> None:
     (found,) = sm.noise("table:successor", text="cba", repeat=2).as_json()
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert found["perplexity"] is None  # probability zero
-
-
-@pytest.mark.slow
-def test_vllm_and_transformers_agree(tiny_for_vllm: Path) -> None:
-    with forked.vllm_engines():
-        found = sm.noise(
-            str(tiny_for_vllm), text=TEXT, dtype="float32", repeat=1, vary={"engine": ["transformers", "vllm"]}
-        )
-    assert found.settings[1].drift.max < 1e-3
-
-
-@pytest.fixture
-def tiny_for_vllm(tmp_path: Path) -> Path:
-    pytest.importorskip("vllm")
-    from scoremode.core.models.embedded import make_small_llama
-    from tests.makers import make_tokenizer
-
-    make_tokenizer(tmp_path, adds_bos=False)
-    return make_small_llama(tmp_path)
 
 
 # ── paths ────────────────────────────────────────────────────────────────────────────────────────────────────────────
