@@ -58,12 +58,6 @@ def test_an_infinite_perplexity_is_null_and_said_in_a_note(command: Command) -> 
     assert (found["perplexity"], found["notes"]) == (None, ["1 target has probability zero"])
 
 
-def test_the_corpus_hash_is_that_of_the_file(command: Command, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text(TEXT)
-    found = command("ppl", "table:uniform", "--corpus", tmp_path / "a.txt", "--json").json
-    assert found["corpus_sha256"] == file_sha256(tmp_path / "a.txt")
-
-
 def test_the_command_gives_the_numbers_of_the_library(command: Command, stories: Path) -> None:
     printed = command("ppl", stories, "--text", TEXT, "--json").json
     assert printed["perplexity"] == sm.ppl(str(stories), text=TEXT).perplexity.value
