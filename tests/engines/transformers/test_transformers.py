@@ -18,7 +18,7 @@ from scoremode.core.models.facts import inspect
 from scoremode.core.scores.answers import Answers, Window, WindowList, WindowSource, measured
 from scoremode.engines.transformers.choices import TransformersOptions
 from scoremode.engines.transformers.engine import TransformersEngine
-from scoremode.errors import ModelError, OptionError
+from scoremode.errors import ModelError
 from scoremode.head.definition import define_columns
 from scoremode.values import Ids
 from tests.makers import VOCABULARY, make_family, make_tiny_model
@@ -203,17 +203,6 @@ def test_the_embedded_models_perplexity_of_a_known_text() -> None:
     (answers,) = scored(engine, WindowList((window,)))
     assert_same(answers, truth(engine, window), 5e-5)
     assert 1 < math.exp(-answers.logprob.mean()) < 60
-
-
-@pytest.mark.parametrize(
-    "options", [{"dtype": "float31"}, {"device": "abacus"}, {"head": "bald"}, {"batch_tokens": -1}, {"device": "cuda"}]
-)
-def test_options_that_mean_nothing_are_refused(tiny: Path, options: dict[str, Any]) -> None:
-    if options == {"device": "cuda"} and torch.cuda.is_available():
-        pytest.skip("needs a machine without a GPU")
-    with pytest.raises(OptionError) as caught:
-        TransformersEngine.load(inspect(str(tiny)), TransformersOptions.of(options))
-    assert caught.value.fix
 
 
 def test_an_encoder_is_refused(tmp_path: Path) -> None:
