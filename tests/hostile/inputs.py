@@ -283,21 +283,8 @@ def _tensors(change: Callable[[dict[str, Any]], None]) -> Damage:
     return rewrite
 
 
-def _drop_a_layer(tensors: dict[str, Any]) -> None:
-    for name in [name for name in tensors if ".layers.1." in name]:
-        del tensors[name]
-
-
 def _nan(tensors: dict[str, Any]) -> None:
     tensors["model.norm.weight"][3] = float("nan")
-
-
-def _narrow(tensors: dict[str, Any]) -> None:
-    tensors["lm_head.weight"] = tensors["lm_head.weight"][:, :40].contiguous()
-
-
-def _short_head(tensors: dict[str, Any]) -> None:
-    tensors["lm_head.weight"] = tensors["lm_head.weight"][:300].contiguous()
 
 
 def _pickled(folder: Path) -> None:
@@ -345,14 +332,9 @@ MODELS: dict[str, Damage] = {
     "config-width-less": edited(CONFIG, "hidden_size", to=32),
     "config-width-text": edited(CONFIG, "hidden_size", to="wide"),
     "config-layers-fewer": edited(CONFIG, "num_hidden_layers", to=1),
-    "config-layers-more": edited(CONFIG, "num_hidden_layers", to=5),
-    "config-layers-negative": edited(CONFIG, "num_hidden_layers", to=-2),
     "config-layers-text": edited(CONFIG, "num_hidden_layers", to="two"),
     "config-heads-zero": edited(CONFIG, "num_attention_heads", to=0),
     "config-heads-five": edited(CONFIG, "num_attention_heads", to=5),
-    "config-quantization-unknown": edited(CONFIG, "quantization_config", to={"quant_method": "foo", "bits": 4}),
-    "config-quantization-list": edited(CONFIG, "quantization_config", to=[1]),
-    "config-quantization-empty": edited(CONFIG, "quantization_config", to={"bits": 4}),
     "config-fifo": file_of(CONFIG, a_fifo),
     "weights-fifo": file_of(WEIGHTS, a_fifo),
     "tokenizer-fifo": file_of(TOKENIZER, a_fifo),
@@ -367,11 +349,7 @@ MODELS: dict[str, Damage] = {
     "weights-pickled": _pickled,
     "header-deep": _header(lambda _: DEEP.encode()),
     "tensor-missing": _tensors(lambda tensors: tensors.pop("lm_head.weight")),
-    "tensor-norm-missing": _tensors(lambda tensors: tensors.pop("model.norm.weight")),
-    "tensor-layer-missing": _tensors(_drop_a_layer),
     "tensor-nan": _tensors(_nan),
-    "tensor-narrow": _tensors(_narrow),
-    "tensor-few-rows": _tensors(_short_head),
     "no-tokenizer": _no_tokenizer,
     "tokenizer-empty": file_of(TOKENIZER, emptied),
     "tokenizer-cut": file_of(TOKENIZER, halved),
