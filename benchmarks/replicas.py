@@ -30,7 +30,7 @@ from scoremode.values import Ints
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.cluster import paced
+from tests.remote.ray import paced
 
 ROOT = Path(__file__).resolve().parents[1]
 SIZES: dict[str, Any] = {"method": "gptq", "context_length": 64, "max_windows": 0}

@@ -13,6 +13,7 @@ import pytest
 
 from scoremode import errors
 from scoremode.reports.command import logs
+from tests.command_line import command, refused  # noqa: F401  # fixtures
 from tests.hub import hub  # noqa: F401  # fixtures
 from tests.makers import make_small_llama, make_successor_model, make_tiny_model, make_tokenizer
 from tests.s3 import bucket, elsewhere, s3_server  # noqa: F401  # fixtures
@@ -24,17 +25,22 @@ os.environ["SCOREMODE_PROGRESS_SECONDS"] = "3600"  # a slow machine must not cha
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB, all of which an engine fills with zeros when it starts
 # what takes longest, in this order: it is started first, so that no process is busy alone at the end
 LONGEST = (
-    *("engines/vllm/test_quantized", "engines/vllm/test_parallel", "engines/vllm/test_cli", "service/test_service"),
-    *("engines/server/test_real_server", "engines/vllm/test_smollm2", "engines/vllm/test_compare", "cluster/"),
-    *("engines/vllm/test_prob", "service/", "engines/vllm/test_", "hostile/", "head/test_fused"),
-    *("store/test_manifests", "test_wheel", "test_docs", "benchmarks/", "oracles/", "harness/", "remote/"),
-    *("verbs/", "cli/", "report/test_browser"),
+    *(
+        "engines/vllm/test_quantized",
+        "engines/vllm/test_parallel",
+        "engines/vllm/test_cli",
+        "remote/service/test_service",
+    ),
+    *("engines/server/test_real_server", "engines/vllm/test_smollm2", "engines/vllm/test_compare", "remote/ray/"),
+    *("engines/vllm/test_prob", "remote/service/", "engines/vllm/test_", "hostile/", "head/test_fused"),
+    *("core/store/test_", "test_wheel", "test_docs", "benchmarks/", "oracles/", "studies/", "remote/"),
+    *("core/verbs/", "cli/", "reports/test_browser"),
 )
 # files that start vLLM, in two groups, one process for each: importing vLLM takes long, and engines are shared
 VLLM_FIRST = ("engines/vllm/test_quantized", "engines/vllm/test_parallel", "engines/vllm/test_compare", "benchmarks/")
 # files that start Ray themselves: its workers are forked from one process, which imports torch once
-RAY = ("cluster/test_candidates", "cluster/test_writing", "cluster/test_swapping")
-VLLM = ("engines/vllm/", "engines/server/test_real_server", "service/", "verbs/test_noise", "cli/test_doctor")
+RAY = ("remote/ray/test_candidates", "remote/ray/test_writing", "remote/ray/test_swapping")
+VLLM = ("engines/vllm/", "engines/server/test_real_server", "remote/service/", "cli/test_doctor")
 
 
 def pytest_configure() -> None:

@@ -160,7 +160,7 @@ def template_for(environment: dict[str, str], libraries: tuple[str, ...] = LIBRA
     key = libraries, frozenset(read.items())
     if key not in _templates or _templates[key].channel.fileno() == -1:
         ours, theirs = socket.socketpair()
-        # not by the script's folder: tests/statistics is not Python's module of that name
+        # not by the script's folder: tests/core/statistics is not Python's module of that name
         command, no = [sys.executable, "-P", __file__, str(theirs.fileno()), *libraries], subprocess.DEVNULL
         its = {**environment, "PYTHONPATH": PYTHONPATH}
         process = subprocess.Popen(command, env=its, stdin=no, stdout=no, pass_fds=[theirs.fileno()])

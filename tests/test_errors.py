@@ -51,8 +51,7 @@ def test_every_error_of_the_file_is_in_the_tree_drawn_at_its_top() -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"),
-    [("gpqt", "gptq"), ("GPTQ", "gptq"), ("slidingonce", "sliding-once"), ("llama.cpp", "llamacpp")],
+    ("typed", "meant"), [("gpqt", "gptq"), ("GPTQ", "gptq"), ("slidingonce", "sliding-once"), ("llama.cpp", "llamacpp")]
 )
 def test_the_nearest_name_is_suggested(typed: str, meant: str) -> None:
     assert did_you_mean(typed, NAMES) == f"did you mean '{meant}'?"

@@ -174,11 +174,7 @@ def test_a_model_that_is_not_there_is_one_line(run: Run) -> None:
 
 # ── plug-ins that cannot be used ─────────────────────────────────────────────────────────────────────────────────────
 BROKEN: dict[str, tuple[dict[str, str], str, str]] = {
-    "does not import": (
-        {"bad": "bad_engine:Plugin"},
-        "import nothing_of_this_name",
-        "it cannot be imported (Mod",
-    ),
+    "does not import": ({"bad": "bad_engine:Plugin"}, "import nothing_of_this_name", "it cannot be imported (Mod"),
     "raises": ({"bad": "bad_engine:Plugin"}, "raise RuntimeError('first\\nsecond')", "(RuntimeError: first second)"),
     "is not an engine": ({"bad": "bad_engine:Plugin"}, "Plugin = 5", "it is not a subclass of"),
     "was written for another contract": (

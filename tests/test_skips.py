@@ -27,17 +27,7 @@ def test_every_skipped_test_is_counted_by_its_reason(tmp_path: Path) -> None:
     for name, code in FILES.items():
         (tmp_path / name).write_text(code)
     command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "xdist",
-        "-p",
-        "tests.skips",
-        "-n",
-        "1",
-        "--rootdir",
-        str(tmp_path),
+        *(sys.executable, "-m", "pytest", "-p", "xdist", "-p", "tests.skips", "-n", "1", "--rootdir", str(tmp_path)),
     ]
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)

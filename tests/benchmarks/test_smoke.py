@@ -32,9 +32,9 @@ from tests import forked
 from tests.benchmarks.conftest import FOLDER, load
 from tests.engines.server.small_server import SmallServer
 from tests.gguf_files import gguf_of, require_llamacpp
-from tests.harness.task_rows import arc_row
 from tests.makers import make_tiny_model
-from tests.service.conftest import ServedModel
+from tests.remote.service.conftest import ServedModel
+from tests.studies.tasks.task_rows import arc_row
 
 NUMBER = r"(-?[\d.,]+(?:e[-+]?\d+)?|nan|-?inf)"
 
@@ -73,7 +73,7 @@ ROWS = (
         "time {tiny} --tokens 140 --context 32 --repeat 1",
         ("# targets on transformers", "alone # s, against # s", "# × scoring alone"),
     ),
-    Row("coverage", "--draws 8", ("documents: python_docs", "60" + " +#%" * 5, r"32,768" + " +#" * 5)),
+    Row("coverage", "--draws 2", ("documents: python_docs", "60" + " +#%" * 5, r"32,768" + " +#" * 5)),
     Row(
         "everyday",
         "--unprepared --only table:uniform",
@@ -118,13 +118,9 @@ ROWS = (
         f"{HEAD} --shapes 32:700 --kernels "
         "--only 'naive,vllm,liger,scoremode,naive KL,scoremode KL,scoremode divergence'",
         (
-            "matmul +# +1.000 +#",
-            "naive +# +# +# +#  logprob, rank",
-            "liger +skipped: its kernels need a GPU",
-            "scoremode +# +# +# +#  all five; blocked",
-            r"scoremode \(plain\) +# +# +# +#  all five; plain",
-            "naive KL +# +# +# +#  KL",
-            "scoremode KL +# +# +# +#  KL, all five of q; blocked",
+            *("matmul +# +1.000 +#", "naive +# +# +# +#  logprob, rank", "liger +skipped: its kernels need a GPU"),
+            *("scoremode +# +# +# +#  all five; blocked", r"scoremode \(plain\) +# +# +# +#  all five; plain"),
+            *("naive KL +# +# +# +#  KL", "scoremode KL +# +# +# +#  KL, all five of q; blocked"),
             "scoremode divergence +# +# +# +#  all four, all five of q; blocked",
         ),
     ),
@@ -179,11 +175,7 @@ ROWS = (
             "all equal",
         ),
     ),
-    Row(
-        "same_numbers",
-        "open {recorded} --only reference-table",
-        ("reference-table: the same, cached: True",),
-    ),
+    Row("same_numbers", "open {recorded} --only reference-table", ("reference-table: the same, cached: True",)),
     Row(
         "scale",
         "--simulate --measure --windows 20 --measured-replicas 1 --replicas 2 --seeds 1 --only 'ten minutes each, no'",
@@ -247,12 +239,8 @@ ROWS = (
         "--model {small_llama} --variants plain,logprobs0,ours,against --dtype float32 "
         "--context 40 --prompts 3 --repeat 1",
         (
-            "largest KL of the model to itself: #",
-            "plain +# +1.000 +# +- +- +-",
-            "logprobs0 +# +# +# +- +- +#",
-            "ours +# +# +# +- +- +#",
-            "against +# +# +# +- +- +#",
-            "against: # × alone",
+            *("largest KL of the model to itself: #", "plain +# +1.000 +# +- +- +-", "logprobs0 +# +# +# +- +- +#"),
+            *("ours +# +# +# +- +- +#", "against +# +# +# +- +- +#", "against: # × alone"),
         ),
         needs="vllm",
     ),

@@ -12,7 +12,7 @@ import pytest
 
 import scoremode
 from scoremode.cli.commands import VERBS, build_parser
-from tests.cli.conftest import Command, Refused
+from tests.command_line import Command, Refused
 
 PPL = ["ppl", "table:uniform", "--text", "one two"]
 PLAN = ["plan", "table:uniform", "--text", "one two"]
@@ -108,12 +108,6 @@ def test_a_mistake_is_named(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_command_at_all_is_help_and_one_line(command: Command) -> None:
-    outcome = command()
-    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
-    assert "no command was given; type scoremode VERB" in outcome.err
-
-
 @pytest.mark.parametrize("verb", [name for name, verb in VERBS.items() if verb.prints_json])
 def test_no_verb_takes_a_shortened_flag(refused: Refused, verb: str) -> None:
     assert "did you mean --json?" in refused(verb, *["x"] * (verb not in ("engines", "doctor")), "--jso")
@@ -196,11 +190,6 @@ def test_every_flag_that_takes_a_string_refuses_nothing(refused: Refused) -> Non
                 assert f"{flag} is empty" in refused(verb, *positionals, f"{flag}=")
                 checked.add(flag)
     assert {"--out", "--report", "--output", "--file", "--baseline-engine"} <= checked
-
-
-def test_what_is_missing_is_shown_in_a_whole_command(refused: Refused) -> None:
-    assert "as in scoremode compare BASELINE CANDIDATE --corpus FILE" in refused("compare", "S")
-    assert "as in scoremode ppl MODEL --corpus FILE" in refused("ppl")
 
 
 OTHERS_FLAGS = {

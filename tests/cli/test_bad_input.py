@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests import forked
-from tests.cli.conftest import Command, Refused
 from tests.cli.test_main import PROGRAM, run
+from tests.command_line import Command, Refused
 
 USER = {"role": "user", "content": "Hi"}
 DEEP = "[" * 100_000
@@ -306,12 +306,6 @@ def test_a_config_that_python_wrote_may_hold_infinity(command: Command, copy: Pa
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({**config, "time_step_limit": [0.0, float("inf")]}))
     assert command("plan", copy, "--text", "one two", "--json").code == 0
-
-
-@pytest.mark.parametrize("line", [DEEP, '{"prompt": "a", "target": ' + DEEP])
-def test_pairs_that_are_nested_too_deeply(refused: Refused, tmp_path: Path, line: str) -> None:
-    (tmp_path / "pairs.jsonl").write_text('{"prompt": "a", "target": "b"}\n' + line)
-    assert "line 2 is not a pair" in refused("prob", "table:uniform", "--file", tmp_path / "pairs.jsonl")
 
 
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────────

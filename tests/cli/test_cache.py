@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import forked
-from tests.cli.conftest import Command, Refused
+from tests.command_line import Command, Refused
 
 DAY = 86_400.0
 PPL = ("ppl", "table:uniform", "--text")
@@ -113,23 +113,6 @@ def test_a_skipped_entry_is_said(command: Command, root: Path) -> None:
     outcome = command("cache", "prune", "--older-than", "1h")
     lock.release()
     assert f"skipped {path}: another process is using it\n" in outcome.out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["prune"], "give --older-than 30d, --larger-than 10GB or both"),
-        (["prune", "--dry-run"], "give --older-than 30d"),
-        (["prune", "--older-than", "soon"], "'soon' is not an age, as in 12h (hours), 30d (days) or 4w (weeks)"),
-        (["prune", "--larger-than", "10"], "'10' is not a size, as in 500MB"),
-        (["prune", "--larger-than", "1GB", "--kind", "all"], "all"),
-        (["--larger-than", "1GB"], "type scoremode cache prune --larger-than"),
-        (["--dry-run"], "--dry-run belongs to prune"),
-        (["purne"], "did you mean 'prune'?"),
-    ],
-)
-def test_refusals(arguments: list[str], words: str, refused: Refused) -> None:
-    assert words in refused("cache", *arguments)
 
 
 # ── the limit ────────────────────────────────────────────────────────────────────────────────────────────────────────

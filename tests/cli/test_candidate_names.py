@@ -11,7 +11,7 @@ import pytest
 from scoremode.core.verbs.candidate_names import expand_candidates
 from scoremode.engines.llamacpp.small_gguf import Matrix
 from scoremode.errors import InputError
-from tests.cli.conftest import Command
+from tests.command_line import Command
 from tests.gguf_files import gguf_of, require_llamacpp
 
 TEXT = "The quick brown fox jumps over 12345 lazy dogs, and the dog does not mind. " * 6

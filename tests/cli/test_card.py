@@ -10,7 +10,7 @@ import pytest
 import scoremode as sm
 from scoremode.core.verbs.card import MARKERS
 from scoremode.reports.publish import readme_parts
-from tests.cli.conftest import Command, Refused
+from tests.command_line import Command, Refused
 
 TEXTS = ["one two three", "four five six", "seven eight", "nine ten", "eleven twelve", "some more"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.cli.conftest import Command
+from tests.command_line import Command
 
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog does not mind. " * 4
 

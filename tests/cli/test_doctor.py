@@ -10,7 +10,7 @@ import pytest
 
 from scoremode.core.engine.registry import known_engines
 from tests import forked
-from tests.cli.conftest import Command, Refused
+from tests.command_line import Command, Refused
 from tests.gguf_files import require_llamacpp
 
 

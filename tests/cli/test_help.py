@@ -10,7 +10,7 @@ import pytest
 
 from scoremode.cli import commands
 from scoremode.cli.commands import GROUPS, VERBS, build_parser
-from tests.cli.conftest import Command
+from tests.command_line import Command
 
 SCREEN = 40  # lines of 80 columns
 OURS = [verb for verb in VERBS if verb != "lm-eval"]

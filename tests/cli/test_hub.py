@@ -16,11 +16,7 @@ import pytest
 
 from tests.cli.test_main import PROGRAM
 
-ANSWERS = {
-    "gated": (403, "GatedRepo"),
-    "unknown": (404, "RepoNotFound"),
-    "forbidden": (403, ""),
-}
+ANSWERS = {"gated": (403, "GatedRepo"), "unknown": (404, "RepoNotFound"), "forbidden": (403, "")}
 
 
 class Hub(http.server.BaseHTTPRequestHandler):

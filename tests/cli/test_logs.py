@@ -16,7 +16,7 @@ from scoremode.cli.parser import Parser
 from scoremode.core.verbs.candidates import raise_failures
 from scoremode.errors import print_line
 from scoremode.reports.command import logs
-from tests.cli.conftest import Command
+from tests.command_line import Command
 from tests.house import HOUSE
 
 NOTE = "import logging, scoremode.core.store.runs; logging.getLogger('scoremode.core.store').warning('a note')"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from scoremode.core.engine.registry import known_engines
 from scoremode.core.plan.recipes import METHODS
-from tests.cli.conftest import Command, Refused
+from tests.command_line import Command, Refused
 
 
 def test_every_method_is_listed(command: Command) -> None:
@@ -33,10 +32,6 @@ def test_a_method_is_shown_with_its_windows_drawn(command: Command, name: str) -
 def test_one_method_as_json_says_its_defaults(command: Command) -> None:
     [found] = command("methods", "exl3-2025", "--json").json
     assert (found["context"], found["stride"], found["max_windows"]) == (2048, 512, 100)
-
-
-def test_an_unknown_method_suggests_the_nearest(refused: Refused) -> None:
-    assert "did you mean 'gptq'?" in refused("methods", "gtpq")
 
 
 def test_every_engine_is_listed(command: Command) -> None:
@@ -71,22 +66,8 @@ def test_the_worst_tokens_can_be_left_out(command: Command, kept: Path) -> None:
     assert "worst-predicted" not in command("show", kept, "--worst", 0).out
 
 
-def test_a_negative_number_of_worst_tokens_is_refused(refused: Refused, kept: Path) -> None:
-    assert "--worst" in refused("show", kept, "--worst", -1)
-
-
 def test_a_folder_that_does_not_exist_is_refused(refused: Refused, tmp_path: Path) -> None:
     assert "is not a run" in refused("show", tmp_path / "none")
-
-
-def test_a_folder_of_something_else_is_refused(refused: Refused, tmp_path: Path) -> None:
-    (tmp_path / "photo.jpg").write_bytes(b"")
-    assert "is not a run" in refused("show", tmp_path)
-
-
-def test_a_file_is_refused(refused: Refused, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
-    assert "is not a run" in refused("show", tmp_path / "file")
 
 
 def test_an_unfinished_run_says_how_to_finish_it(refused: Refused, tmp_path: Path) -> None:
@@ -94,71 +75,10 @@ def test_an_unfinished_run_says_how_to_finish_it(refused: Refused, tmp_path: Pat
     assert "run the same command again to resume" in refused("show", tmp_path)
 
 
-def test_a_manifest_of_something_else_is_refused(refused: Refused, tmp_path: Path) -> None:
-    (tmp_path / "manifest.json").write_text('{"name": "a web page", "icons": []}')
-    assert "manifest.json" in refused("show", tmp_path)
-
-
 def test_a_run_of_a_later_format_is_refused(refused: Refused, kept: Path) -> None:
     manifest = json.loads((kept / "manifest.json").read_text())
     (kept / "manifest.json").write_text(json.dumps({**manifest, "format": 99}))
     assert "format 99" in refused("show", kept)
-
-
-def without(*names: str) -> Callable[[Path], None]:
-    def damage(folder: Path) -> None:
-        manifest = json.loads((folder / "manifest.json").read_text())
-        (folder / "manifest.json").write_text(json.dumps({k: v for k, v in manifest.items() if k not in names}))
-
-    return damage
-
-
-def cut(name: str) -> Callable[[Path], None]:
-    def damage(folder: Path) -> None:
-        (folder / name).write_bytes((folder / name).read_bytes()[:-9])
-
-    return damage
-
-
-def flipped(folder: Path) -> None:
-    data = bytearray((folder / "scores.parquet").read_bytes())
-    data[len(data) // 2] ^= 1
-    (folder / "scores.parquet").write_bytes(data)
-
-
-def gone(folder: Path) -> None:
-    (folder / "scores.parquet").unlink()
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        cut("manifest.json"),
-        cut("scores.parquet"),
-        flipped,
-        gone,
-        without("scores_sha256"),
-        without("metrics"),
-        without("windows"),
-        without("coverage", "notes"),
-    ],
-    ids=[
-        "manifest cut",
-        "scores cut",
-        "a bit flipped",
-        "scores gone",
-        "no hash",
-        "no metrics",
-        "no windows",
-        "no notes",
-    ],
-)
-@pytest.mark.parametrize("flags", [[], ["--json"]], ids=["table", "json"])
-def test_a_damaged_run_is_refused(
-    refused: Refused, kept: Path, damage: Callable[[Path], None], flags: list[str]
-) -> None:
-    damage(kept)
-    assert str(kept) in refused("show", kept, *flags)
 
 
 def test_show_prints_no_control_characters_of_a_manifest(command: Command, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 import scoremode as sm
 from scoremode.core.plan.recipes import METHODS
-from tests.cli.conftest import Command, Refused
+from tests.command_line import Command, Refused
 
 LEAST = {"windows", "targets", "forward_tokens", "plan_digest"}
 LONG = "Once upon a time there was a little girl named Lily. " * 60
@@ -53,10 +52,7 @@ def test_every_method_can_be_planned(command: Command, stories: Path, name: str)
 def test_what_was_adjusted_is_said(command: Command) -> None:
     arguments = ["table:uniform", "--text", LONG, "--context-length", 64, "--stride", 16]
     notes = command("plan", *arguments, "--json").json["notes"]
-    assert notes == [
-        "context length 64 instead of the recipe's 2048",
-        "stride 16 instead of the recipe's 512",
-    ]
+    assert notes == ["context length 64 instead of the recipe's 2048", "stride 16 instead of the recipe's 512"]
 
 
 def test_the_limit_of_windows_is_said_and_can_be_lifted(command: Command) -> None:
@@ -92,15 +88,7 @@ def test_the_table_is_for_people(command: Command) -> None:
     assert [word for word in ("windows", "targets", "forward tokens", "memory", "plan digest") if word not in out] == []
 
 
-def test_markup_in_a_file_name_is_printed_as_it_is(command: Command, tmp_path: Path) -> None:
-    (tmp_path / "[red]a[b].txt").write_text("one two")
-    assert "[red]a[b].txt" in command("plan", "table:uniform", "--corpus", tmp_path / "[red]a[b].txt").out
-
-
 # ── refusals ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_a_context_longer_than_the_models_is_refused(refused: Refused, stories: Path) -> None:
-    line = refused("plan", stories, "--text", LONG, "--context-length", 513)
-    assert "give --context-length 512" in line
 
 
 def test_a_recipes_own_context_longer_than_the_models_is_refused(refused: Refused, stories: Path) -> None:
@@ -108,72 +96,8 @@ def test_a_recipes_own_context_longer_than_the_models_is_refused(refused: Refuse
     assert "gptq's own context of 2048" in refused("plan", stories, "--text", LONG, "--method", "gptq")
 
 
-@pytest.mark.parametrize("stride", [0, -1])
-def test_a_stride_that_never_moves_on_is_refused(refused: Refused, stride: int) -> None:
-    assert f"--stride {stride}" in refused("plan", "table:uniform", "--text", LONG, "--stride", stride)
-
-
-def test_a_stride_larger_than_the_context_is_refused(refused: Refused) -> None:
-    line = refused("plan", "table:uniform", "--text", LONG, "--context-length", 16, "--stride", 17)
-    assert "give --stride 16 or less" in line
-
-
 def test_a_stride_for_a_method_that_has_none_is_refused(refused: Refused) -> None:
     assert "leave --stride out" in refused("plan", "table:uniform", "--text", LONG, "--method", "gptq", "--stride", 5)
-
-
-@pytest.mark.parametrize("context", [-5, 0, 1])
-def test_a_context_without_room_for_a_target_is_refused(refused: Refused, context: int) -> None:
-    assert f"--context-length {context}" in refused(
-        "plan", "table:uniform", "--text", LONG, "--context-length", context
-    )
-
-
-def test_a_negative_number_of_windows_is_refused(refused: Refused) -> None:
-    assert "--max-windows" in refused("plan", "table:uniform", "--text", LONG, "--max-windows", -1)
-
-
-def test_an_unknown_method_suggests_the_nearest(refused: Refused) -> None:
-    assert "did you mean 'llamacpp'?" in refused("plan", "table:uniform", "--text", LONG, "--method", "llama.cpp")
-
-
-def test_an_unknown_engine_suggests_the_nearest(refused: Refused) -> None:
-    line = refused("plan", "table:uniform", "--text", LONG, "--engine", "transformer")
-    assert "did you mean 'transformers'?" in line
-
-
-def test_an_engine_that_does_not_fit_the_model_is_refused(refused: Refused) -> None:
-    assert "--engine table" in refused("plan", "table:uniform", "--text", LONG, "--engine", "transformers")
-
-
-def test_an_unknown_table_is_refused_before_it_is_scored(refused: Refused) -> None:
-    assert "did you mean 'uniform'?" in refused("plan", "table:unifrm", "--text", LONG)
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [["--tensor-parallel-size", "2"], ["--gpu-memory-utilization", "0.9"], ["--quantization", "fp8"]],
-    ids=lambda flags: flags[0],
-)
-def test_flags_of_another_engine_are_refused(refused: Refused, stories: Path, flags: list[str]) -> None:
-    """What ``ppl`` would refuse, a dry run must refuse too."""
-    assert flags[0] in refused("plan", stories, "--text", LONG, *flags)
-
-
-def test_a_tokenizer_that_does_not_fit_the_model_is_refused(refused: Refused, tiny: Path, stories: Path) -> None:
-    """stories260K's tokenizer has 512 ids, the tiny model 311."""
-    assert "--tokenizer" in refused("plan", tiny, "--text", LONG, "--tokenizer", stories)
-
-
-def test_assistant_only_without_a_chat_is_refused(refused: Refused) -> None:
-    assert "--assistant-only" in refused("plan", "table:uniform", "--text", LONG, "--assistant-only")
-
-
-def test_only_the_assistants_tokens_are_targets_when_asked(command: Command, tmp_path: Path) -> None:
-    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
-    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": messages}))
-    arguments = ["table:uniform", "--corpus", tmp_path / "a.jsonl", "--assistant-only", "--json"]
-    assert command("plan", *arguments).json["targets"] == len("Hello")
 
 
 def test_the_real_wikitext_with_another_text_is_two_documents(

@@ -9,7 +9,6 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,26 +16,12 @@ from safetensors.torch import load_file, save_file
 
 import scoremode as sm
 from scoremode.core.disk.files import file_sha256
-from scoremode.engines.table.engine import TableEngine
-from tests.cli.conftest import Command, Refused
+from tests.command_line import Command, Refused
 
 TEXT = "Once upon a time there was a little girl named Lily."
 LEAST = {
-    "perplexity",
-    "perplexity_stderr",
-    "mean_nll",
-    "bits_per_byte",
-    "targets",
-    "windows",
-    "method",
-    "plan_digest",
-    "corpus_sha256",
-    "tokenizer",
-    "engine",
-    "dtype",
-    "head",
-    "seconds",
-    "tokens_per_second",
+    *("perplexity", "perplexity_stderr", "mean_nll", "bits_per_byte", "targets", "windows", "method", "plan_digest"),
+    *("corpus_sha256", "tokenizer", "engine", "dtype", "head", "seconds", "tokens_per_second"),
 }
 
 
@@ -67,25 +52,10 @@ def test_a_uniform_model_has_the_perplexity_of_its_vocabulary(command: Command) 
     assert found["bits_per_byte"] == pytest.approx(8, rel=1e-12)
 
 
-def test_a_counting_text_has_perplexity_1_for_the_successor(command: Command) -> None:
-    found = command("ppl", "table:successor", "--text", "abcdefgh", "--json").json
-    assert (found["perplexity"], found["top1_accuracy"]) == (1.0, 1.0)
-
-
 def test_an_infinite_perplexity_is_null_and_said_in_a_note(command: Command) -> None:
     """JSON has no infinity."""
     found = command("ppl", "table:successor", "--text", "abd", "--json").json
     assert (found["perplexity"], found["notes"]) == (None, ["1 target has probability zero"])
-
-
-def test_an_infinite_perplexity_is_infinite_in_python() -> None:
-    assert sm.ppl("table:successor", text="abd").perplexity.value == math.inf
-
-
-def test_the_corpus_hash_is_that_of_the_file(command: Command, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text(TEXT)
-    found = command("ppl", "table:uniform", "--corpus", tmp_path / "a.txt", "--json").json
-    assert found["corpus_sha256"] == file_sha256(tmp_path / "a.txt")
 
 
 def test_the_command_gives_the_numbers_of_the_library(command: Command, stories: Path) -> None:
@@ -125,16 +95,6 @@ def test_the_table_is_for_people(command: Command, stories: Path) -> None:
 def test_a_text_of_one_word_is_not_called_impossible(command: Command) -> None:
     """Its only word begins at the first token, which has no score: words are unknown, but no target is impossible."""
     assert "probability zero" not in command("ppl", "table:uniform", "--text", "aaaa").out
-
-
-def test_escape_sequences_of_a_text_are_not_printed(command: Command) -> None:
-    out = command("ppl", "table:uniform", "--text", "a\x1b[2J\x1b]0;title\x07b\x9b31m").out
-    assert [c for c in out if c in "\x1b\x07\x9b"] == []
-
-
-def test_markup_in_a_text_is_printed_as_it_is(command: Command, stories: Path) -> None:
-    out = command("ppl", stories, "--text", "a [red] b [/red] c [bold]", "--worst", 30).out
-    assert "[/red]" in out.replace("«", "").replace("»", "")
 
 
 def test_markup_in_a_file_name_is_printed_as_it_is(command: Command, tmp_path: Path) -> None:
@@ -178,12 +138,6 @@ def test_another_question_does_not_overwrite_a_run(command: Command, refused: Re
     assert (tmp_path / "run" / "manifest.json").read_bytes() == before
 
 
-def test_a_foreign_folder_is_not_touched(refused: Refused, tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("mine")
-    assert "thesis.tex" in refused("ppl", "table:uniform", "--text", TEXT, "--out", tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
-
-
 @pytest.mark.parametrize("flags", [[], ["--fresh"]], ids=["as it is", "--fresh"])
 @pytest.mark.parametrize("name", ["manifest.json", "scores.parquet", "partial.journal"])
 def test_a_foreign_file_of_one_of_our_names_is_not_touched(
@@ -194,29 +148,6 @@ def test_a_foreign_file_of_one_of_our_names_is_not_touched(
     (tmp_path / "index.html").write_text("mine")
     refused("ppl", "table:uniform", "--text", TEXT, "--out", tmp_path, *flags)
     assert (tmp_path / name).read_text() == '{"name": "a web page"}'
-
-
-def test_scores_that_no_manifest_of_ours_describes_are_not_overwritten(refused: Refused, tmp_path: Path) -> None:
-    (tmp_path / "scores.parquet").write_text("mine")
-    refused("ppl", "table:uniform", "--text", TEXT, "--out", tmp_path)
-    assert (tmp_path / "scores.parquet").read_text() == "mine"
-
-
-def test_a_file_in_the_place_of_the_run_is_refused(refused: Refused, tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("mine")
-    assert "is a file" in refused("ppl", "table:uniform", "--text", TEXT, "--out", tmp_path / "run")
-
-
-def test_a_folder_that_cannot_be_made_is_refused(refused: Refused, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    assert "give another --out" in refused("ppl", "table:uniform", "--text", TEXT, "--out", tmp_path / "file" / "run")
-
-
-def test_a_damaged_run_is_not_taken_for_whole(command: Command, refused: Refused, tmp_path: Path) -> None:
-    arguments = ["ppl", "table:uniform", "--text", TEXT, "--out", tmp_path / "run"]
-    command(*arguments)
-    (tmp_path / "run" / "scores.parquet").write_bytes(b"PAR1")
-    assert "--fresh" in refused(*arguments)
 
 
 def test_what_a_damaged_run_says_to_type_works(command: Command, tmp_path: Path) -> None:
@@ -236,32 +167,6 @@ def test_a_damaged_run_in_the_cache_says_what_to_type(
     [folder] = (tmp_path / "runs").iterdir()
     (folder / "scores.parquet").unlink()
     assert "--fresh" in refused(*arguments)
-
-
-def test_an_interrupted_run_goes_on_and_ends_in_the_same_numbers(
-    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    arguments = ["ppl", "table:successor", "--text", "abcdabce" * 9, "--context-length", 8, "--stride", 4, "--json"]
-    whole = command(*arguments, "--out", tmp_path / "whole").json
-    score = TableEngine.score
-    scored: list[int] = []
-
-    def breaking(self: TableEngine, source: Any, done: Any, *want: Any) -> Any:
-        for index, answers in score(self, source, done, *want):
-            if len(scored) == 5:
-                raise KeyboardInterrupt
-            scored.append(index)
-            yield index, answers
-
-    monkeypatch.setattr(TableEngine, "score", breaking)
-    assert command(*arguments, "--out", tmp_path / "run").code == 130
-    assert not (tmp_path / "run" / "manifest.json").exists()
-    monkeypatch.setattr(TableEngine, "score", score)
-    resumed = command(*arguments, "--out", tmp_path / "run").json
-    timings = ("seconds", "tokens_per_second", "run")
-    assert {k: v for k, v in resumed.items() if k not in timings} == {
-        k: v for k, v in whole.items() if k not in timings
-    }
 
 
 @pytest.mark.parametrize("at", [1, 2], ids=["while the columns are written", "while the manifest is written"])
@@ -285,19 +190,6 @@ def test_a_disk_that_fills_up_leaves_no_manifest_and_the_command_goes_on(
 
 
 # ── bad text ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-@pytest.mark.parametrize(
-    ("data", "says"),
-    [(b"", "is empty"), (b"ab\xff", "byte 0xff at offset 2, line 1"), (b"a", "at least two tokens")],
-    ids=["empty", "not UTF-8", "one token"],
-)
-def test_a_file_that_cannot_be_scored_is_refused(refused: Refused, tmp_path: Path, data: bytes, says: str) -> None:
-    (tmp_path / "a.txt").write_bytes(data)
-    assert says in refused("ppl", "table:uniform", "--corpus", tmp_path / "a.txt", "--out", tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_missing_file_is_refused(refused: Refused, tmp_path: Path) -> None:
-    assert "no.txt" in refused("ppl", "table:uniform", "--corpus", tmp_path / "no.txt")
 
 
 def test_a_text_shorter_than_two_tokens_is_refused(refused: Refused, stories: Path) -> None:
@@ -306,126 +198,11 @@ def test_a_text_shorter_than_two_tokens_is_refused(refused: Refused, stories: Pa
     )
 
 
-def test_an_empty_text_is_refused(refused: Refused) -> None:
-    assert "--text is empty" in refused("ppl", "table:uniform", "--text", "")
-
-
-def test_a_text_and_a_corpus_are_refused_together(refused: Refused) -> None:
-    assert "together" in refused("ppl", "table:uniform", "--text", TEXT, "--corpus", "python-docs")
-
-
-@pytest.mark.parametrize(
-    ("name", "rows"),
-    [
-        ("mixed", '{"text": "a b"}\n{"messages": [{"role": "user", "content": "x"}]}\n'),
-        ("text as messages", '{"messages": "hello there"}\n'),
-        ("surrogate", '{"text": "a \\ud800 b"}\n'),
-        ("no content", '{"messages": [{"role": "user"}]}\n'),
-        ("no object", "[1, 2]\n"),
-    ],
-)
-def test_rows_that_cannot_be_scored_are_refused(refused: Refused, tmp_path: Path, name: str, rows: str) -> None:
-    (tmp_path / "a.jsonl").write_text(rows)
-    assert refused("ppl", "table:uniform", "--corpus", tmp_path / "a.jsonl")
-
-
 # ── bad models ───────────────────────────────────────────────────────────────────────────────────────────────────────
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("smollm2", "did you mean 'smollm2-135m'?"),
-        ("/no/such/folder", "check the path"),
-        ("table:unifrm", "did you mean 'uniform'?"),
-    ],
-)
-def test_an_unknown_model_is_refused(refused: Refused, name: str, says: str) -> None:
-    assert says in refused("ppl", name, "--text", TEXT)
-
-
-def test_a_model_that_the_hub_does_not_give_is_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
-    def offline(*_: Any, **__: Any) -> str:
-        raise ConnectionError("no route")
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
-    assert "give a local folder" in refused("ppl", "some/model", "--text", TEXT)
 
 
 def test_a_file_in_the_place_of_a_model_is_refused(refused: Refused, stories: Path) -> None:
     assert "is a file" in refused("ppl", stories / "config.json", "--text", TEXT)
-
-
-def test_a_folder_without_a_configuration_is_refused(refused: Refused, tmp_path: Path) -> None:
-    assert "config.json" in refused("ppl", tmp_path, "--text", TEXT)
-
-
-@pytest.mark.parametrize("data", ["{", "[]", ""])
-def test_a_damaged_configuration_is_refused(refused: Refused, checkpoint: Path, data: str) -> None:
-    (checkpoint / "config.json").write_text(data)
-    assert "config.json" in refused("ppl", checkpoint, "--text", TEXT)
-
-
-def test_an_unknown_architecture_is_refused(refused: Refused, checkpoint: Path) -> None:
-    config = json.loads((checkpoint / "config.json").read_text())
-    (checkpoint / "config.json").write_text(json.dumps({**config, "model_type": "no-such-type"}))
-    assert "no-such-type" in refused("ppl", checkpoint, "--text", TEXT)
-
-
-def test_a_folder_without_weights_is_refused(refused: Refused, checkpoint: Path) -> None:
-    (checkpoint / "model.safetensors").unlink()
-    assert "contains no weights; give a folder with .safetensors files" in refused("ppl", checkpoint, "--text", TEXT)
-
-
-def test_pickled_weights_are_not_opened(refused: Refused, checkpoint: Path) -> None:
-    """A pickle can run code."""
-    (checkpoint / "model.safetensors").rename(checkpoint / "pytorch_model.bin")
-    assert "pickled weights" in refused("ppl", checkpoint, "--text", TEXT)
-
-
-@pytest.mark.parametrize("kept", [0, 4, 500, -100], ids=["empty", "in the length", "in the header", "in the tensors"])
-def test_truncated_weights_are_refused(refused: Refused, checkpoint: Path, kept: int) -> None:
-    file = checkpoint / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:kept])
-    assert "download it again" in refused("ppl", checkpoint, "--text", TEXT)
-
-
-def test_weights_that_lack_a_tensor_are_refused(refused: Refused, checkpoint: Path) -> None:
-    """Transformers fills the hole with random numbers, and a perplexity would come out as if nothing were wrong."""
-
-    def lose(weights: dict[str, torch.Tensor]) -> None:
-        del weights["model.layers.2.self_attn.q_proj.weight"]
-
-    rewrite_weights(checkpoint, lose)
-    assert "model.layers.2.self_attn.q_proj.weight" in refused("ppl", checkpoint, "--text", TEXT)
-
-
-def test_weights_of_another_shape_are_refused(refused: Refused, checkpoint: Path) -> None:
-    def halve(weights: dict[str, torch.Tensor]) -> None:
-        weights["model.layers.2.mlp.up_proj.weight"] = weights["model.layers.2.mlp.up_proj.weight"][:86].clone()
-
-    rewrite_weights(checkpoint, halve)
-    assert refused("ppl", checkpoint, "--text", TEXT)
-
-
-def test_a_missing_shard_is_refused(refused: Refused, checkpoint: Path) -> None:
-    names = list(load_file(checkpoint / "model.safetensors"))
-    shards = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
-    (checkpoint / "model.safetensors").rename(checkpoint / shards[0])
-    index = {"metadata": {}, "weight_map": {name: shards[i % 2] for i, name in enumerate(names)}}
-    (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert refused("ppl", checkpoint, "--text", TEXT)
-
-
-@pytest.mark.parametrize("where", ["model.embed_tokens.weight", "model.layers.2.input_layernorm.weight"])
-def test_nan_in_the_weights_is_refused_and_called_that(
-    refused: Refused, checkpoint: Path, tmp_path: Path, where: str
-) -> None:
-    def spoil(weights: dict[str, torch.Tensor]) -> None:
-        weights[where][-1] = math.nan
-
-    rewrite_weights(checkpoint, spoil)
-    line = refused("ppl", checkpoint, "--text", TEXT, "--out", tmp_path / "run")
-    assert "NaN" in line
-    assert not (tmp_path / "run" / "manifest.json").exists()
 
 
 def test_nan_for_one_token_of_the_text_only_is_refused_too(refused: Refused, checkpoint: Path, tmp_path: Path) -> None:
@@ -446,11 +223,6 @@ def test_nan_for_one_token_of_the_text_only_is_refused_too(refused: Refused, che
     assert not (tmp_path / "run" / "manifest.json").exists()
 
 
-def test_a_tokenizer_that_does_not_fit_the_model_is_refused(refused: Refused, tiny: Path, stories: Path) -> None:
-    """stories260K's tokenizer has 512 ids, the tiny model 311."""
-    assert "--tokenizer" in refused("ppl", tiny, "--text", TEXT, "--tokenizer", stories)
-
-
 def test_a_tokenizer_that_was_refused_does_not_occupy_the_run(
     command: Command, refused: Refused, tiny: Path, stories: Path, tmp_path: Path
 ) -> None:
@@ -460,35 +232,15 @@ def test_a_tokenizer_that_was_refused_does_not_occupy_the_run(
     assert command(*arguments).code == 0
 
 
-def test_a_missing_tokenizer_is_refused(refused: Refused, checkpoint: Path) -> None:
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (checkpoint / name).unlink()
-    assert "--tokenizer" in refused("ppl", checkpoint, "--text", TEXT)
-
-
-def test_a_tokenizer_for_a_table_is_refused(refused: Refused, stories: Path) -> None:
-    """A table reads bytes; another tokenizer would be dropped quietly."""
-    assert "--tokenizer" in refused("ppl", "table:uniform", "--text", TEXT, "--tokenizer", stories)
-
-
 # ── bad options ──────────────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--method", "slidingonce"], "did you mean 'sliding-once'?"),
         (["--context-length", "513"], "give --context-length 512"),
-        (["--stride", "0"], "--stride 0"),
         (["--context-length", "16", "--stride", "17"], "give --stride 16 or less"),
-        (["--num-samples", "0"], "--num-samples 0"),
         (["--tensor-parallel-size", "2"], "--tensor-parallel-size does not apply to the transformers engine"),
-        (["--gpu-memory-utilization", "0.9"], "--gpu-memory-utilization does not apply to the transformers engine"),
-        (["--quantization", "fp8"], "--quantization does not apply to the transformers engine"),
         (["--dtype", "float8"], "give one of auto, float32"),
         (["--device", "gpu"], "give cpu, cuda"),
-        (["--batch-tokens", "0"], "--batch-tokens 0"),
-        (["--batch-tokens", "-5"], "--batch-tokens -5"),
-        (["--engine", "vlm"], "there is no engine 'vlm'"),
-        (["--worst", "-1"], "--worst"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -499,12 +251,6 @@ def test_an_option_that_cannot_be_is_refused(refused: Refused, stories: Path, fl
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_gpu_that_is_not_there_is_refused(refused: Refused, stories: Path) -> None:
     assert "use --device cpu" in refused("ppl", stories, "--text", TEXT, "--device", "cuda")
-
-
-@pytest.mark.parametrize("flags", [["--dtype", "float32"], ["--device", "cpu"], ["--tensor-parallel-size", "2"]])
-def test_options_that_a_table_does_not_have_are_refused(refused: Refused, flags: list[str], tmp_path: Path) -> None:
-    line = refused("ppl", "table:uniform", "--text", TEXT, *flags, "--out", tmp_path / "run")
-    assert f"{flags[0]} does not apply to the table engine" in line
 
 
 def test_remote_code_is_not_trusted_unless_asked(refused: Refused, checkpoint: Path, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import errno
 import json
 import math
 import os
-import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 from scoremode.core.verbs.prob.many_pairs import CHUNK
 from scoremode.core.verbs.prob.sequence import SequenceProbability
 from tests import forked
-from tests.cli.conftest import Command, Refused
+from tests.command_line import Command, Refused
 
 PAIRS = [("ab", "cd"), ("ab", "c"), ("xyz", "é")]
 
@@ -60,11 +59,6 @@ def test_json_is_a_list_of_objects_with_the_promised_facts(command: Command, sto
         assert all(token.keys() >= {"id", "text", "logprob", "rank"} for token in found["tokens"])
 
 
-def test_there_is_one_result_a_target_in_the_order_given(command: Command) -> None:
-    found = command("prob", "table:uniform", "--prompt", "a", "--target", "cd", "--target", "b", "--json").json
-    assert [(f["prompt"], f["target"]) for f in found] == [("a", "cd"), ("a", "b")]
-
-
 def test_the_numbers_fit_each_other(command: Command, stories: Path) -> None:
     [found] = command("prob", stories, "--prompt", "Once upon a", "--target", " time, there", "--json").json
     assert found["log_prob"] == pytest.approx(sum(t["logprob"] for t in found["tokens"]))
@@ -89,25 +83,10 @@ def test_a_token_that_spans_the_boundary_is_reported(command: Command, stories: 
     assert (found["boundary"], found["condition"] != "") == ("spanning", True)
 
 
-def test_a_spanning_token_can_be_refused(refused: Refused, stories: Path) -> None:
-    line = refused("prob", stories, "--prompt", "Once upon a ti", "--target", "me", "--spanning", "refuse")
-    assert "spans the end of the prompt" in line
-
-
 # ── the table ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_the_table_shows_targets_with_their_tokens(command: Command) -> None:
     out = command("prob", "table:uniform", "--prompt", "ab", "--target", "cd").out
     assert [word for word in ("'cd'", "log prob", "perplexity", "'c' -5.545 #100") if word not in out] == []
-
-
-def test_escape_sequences_of_a_target_are_not_printed(command: Command) -> None:
-    out = command("prob", "table:uniform", "--prompt", "a\x1b[2J", "--target", "\x1b]0;title\x07\x9b31m").out
-    assert [c for c in out if c in "\x1b\x07\x9b"] == []
-
-
-def test_markup_in_a_target_is_printed_as_it_is(command: Command) -> None:
-    out = command("prob", "table:uniform", "--prompt", "[/x]", "--target", "[red]", "--target", "[/red]").out
-    assert [word for word in ("'[red]'", "'[/red]'") if word not in out] == []
 
 
 # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -163,39 +142,15 @@ def interrupted(command: Command, tmp_path: Path) -> list[object]:
     return arguments
 
 
-def test_an_interrupted_call_does_not_leave_a_file_that_looks_whole(interrupted: list[object], tmp_path: Path) -> None:
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["pairs.jsonl", "results.jsonl.partial"]
-
-
 def test_an_interrupted_call_goes_on_where_it_stopped(
     command: Command, interrupted: list[object], asked: list[int]
 ) -> None:
     assert (command(*interrupted).code, asked) == (0, [10])
 
 
-def test_an_interrupted_call_ends_in_the_same_file(command: Command, interrupted: list[object], tmp_path: Path) -> None:
-    command(*interrupted)
-    resumed = (tmp_path / "results.jsonl").read_bytes()
-    command(*interrupted[:-1], tmp_path / "whole.jsonl")
-    assert resumed == (tmp_path / "whole.jsonl").read_bytes()
-
-
-def test_a_torn_line_is_scored_again(
-    command: Command, interrupted: list[object], tmp_path: Path, asked: list[int]
-) -> None:
-    partial = tmp_path / "results.jsonl.partial"
-    partial.write_bytes(partial.read_bytes()[:-30])
-    assert command(*interrupted).code == 0
-    assert asked == [CHUNK, 10]
-    assert [(f["prompt"], f["target"]) for f in results(tmp_path / "results.jsonl")] == many_pairs()
-
-
 @pytest.mark.parametrize(
     ("changes", "differs"),
-    [
-        (["--leading-space", "add"], "boundary"),
-        (["--spanning", "refuse"], "boundary"),
-    ],
+    [(["--leading-space", "add"], "boundary"), (["--spanning", "refuse"], "boundary")],
     ids=lambda value: value if isinstance(value, str) else value[0],
 )
 def test_what_other_settings_left_is_refused_by_name(
@@ -208,15 +163,6 @@ def test_what_other_settings_left_is_refused_by_name(
     assert (tmp_path / "results.jsonl.partial").read_bytes() == before
 
 
-def test_what_another_model_left_is_refused(refused: Refused, interrupted: list[object]) -> None:
-    assert "(it differs in: model)" in refused(interrupted[0], "table:successor", *interrupted[2:])
-
-
-def test_what_other_pairs_left_is_refused(refused: Refused, interrupted: list[object], tmp_path: Path) -> None:
-    write_pairs(tmp_path / "pairs.jsonl", rows_of(many_pairs()[::-1]))
-    assert "(it differs in: pairs)" in refused(*interrupted)
-
-
 def test_fresh_discards_what_another_question_left(
     command: Command, interrupted: list[object], tmp_path: Path, asked: list[int]
 ) -> None:
@@ -224,19 +170,6 @@ def test_fresh_discards_what_another_question_left(
     assert asked == [CHUNK, 10]
     assert {f["leading_space"] for f in results(tmp_path / "results.jsonl")} == {"add"}
     assert not (tmp_path / "results.jsonl.partial").exists()
-
-
-def test_engine_settings_are_never_mixed(refused: Refused, command: Command, tiny: Path, tmp_path: Path) -> None:
-    """The issue's case: interrupt, repeat with another setting, and the file was half of each."""
-    rows = [{"prompt": "The dog", "target": f" jumps {i}"} for i in range(CHUNK + 3)]
-    path = write_pairs(tmp_path / "pairs.jsonl", rows)
-    arguments = ["prob", tiny, "--file", path, "--out", tmp_path / "results.jsonl"]
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_after(patch, 1)
-        assert command(*arguments).code == 130
-    for flag, value in (("dtype", "bfloat16"), ("head", "as-served"), ("batch-tokens", 64), ("head-kernel", "plain")):
-        assert "(it differs in: settings)" in refused(*arguments, f"--{flag}", value)
-    assert command(*arguments).code == 0
 
 
 def test_unicode_line_separators_do_not_tear_the_lines_of_an_interrupted_call(
@@ -251,17 +184,6 @@ def test_unicode_line_separators_do_not_tear_the_lines_of_an_interrupted_call(
         assert command(*arguments).code == 130
     asked.clear()
     assert (command(*arguments).code, asked) == (0, [len(pairs) - CHUNK])
-
-
-def test_infinities_survive_an_interruption(command: Command, tmp_path: Path) -> None:
-    path = write_pairs(tmp_path / "pairs.jsonl", rows_of([("a", "z"), *many_pairs()]))
-    arguments = ["prob", "table:successor", "--file", path]
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_after(patch, 1)
-        assert command(*arguments, "--out", tmp_path / "results.jsonl").code == 130
-    command(*arguments, "--out", tmp_path / "results.jsonl")
-    command(*arguments, "--out", tmp_path / "whole.jsonl")
-    assert (tmp_path / "results.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 
 
 def test_a_disk_that_fills_up_leaves_no_results_and_the_command_goes_on(
@@ -297,21 +219,6 @@ def test_results_that_are_there_are_printed_as_json(command: Command, tmp_path: 
     assert (first.err, second.err) == ("", "")
 
 
-@pytest.mark.parametrize("flags", [[], ["--fresh"]])
-@pytest.mark.parametrize("name", ["results.jsonl", "results.jsonl.partial", "results.jsonl.manifest.json"])
-def test_a_foreign_file_is_never_overwritten(refused: Refused, tmp_path: Path, name: str, flags: list[str]) -> None:
-    (tmp_path / name).write_text("mine\n")
-    assert "give another --out" in refused(*ONE, tmp_path / "results.jsonl", *flags)
-    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {name: "mine\n"}
-
-
-def test_an_edited_file_of_results_is_refused(refused: Refused, command: Command, tmp_path: Path) -> None:
-    command(*ONE, tmp_path / "results.jsonl")
-    text = (tmp_path / "results.jsonl").read_text()
-    (tmp_path / "results.jsonl").write_text(text.replace("-5.545", "-1.545"))
-    assert "was changed after scoremode wrote it" in refused(*ONE, tmp_path / "results.jsonl")
-
-
 def test_fresh_without_out_is_refused(refused: Refused) -> None:
     assert "leave --fresh out" in refused("prob", "table:uniform", "--prompt", "a", "--target", "b", "--fresh")
 
@@ -336,137 +243,15 @@ def test_results_go_to_standard_output(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == piped.stdout
 
 
-def test_a_device_is_not_replaced(command: Command, tmp_path: Path) -> None:
-    try:
-        os.mknod(tmp_path / "device", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
-    except PermissionError:
-        pytest.skip("needs root")
-    assert command(*ONE, tmp_path / "device").code == 0
-    assert stat.S_ISCHR((tmp_path / "device").lstat().st_mode)
-    assert os.listdir(tmp_path) == ["device"]
-
-
-def test_a_full_device_is_an_error(refused: Refused) -> None:
-    assert "/dev/full cannot be written (No space left on device)" in refused(*ONE, "/dev/full")
-
-
 @pytest.mark.parametrize("flag", ["--json", "--fresh"])
 def test_a_device_keeps_nothing_that_could_be_read_back(refused: Refused, flag: str) -> None:
     assert f"leave {flag} out" in refused(*ONE, "/dev/null", flag)
 
 
-def test_results_do_not_go_into_a_run(refused: Refused, command: Command, tmp_path: Path) -> None:
-    assert command("ppl", "table:uniform", "--text", "abc", "--out", tmp_path / "run").code == 0
-    before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()}
-    for name in ("manifest.json", "results.jsonl"):
-        assert "is inside a run" in refused(*ONE, tmp_path / "run" / name)
-    assert {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()} == before
-
-
 # ── refusals ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-@pytest.mark.parametrize("flags", [[], ["--prompt", "a"], ["--target", "b"]])
-def test_a_prompt_and_a_target_are_needed(refused: Refused, flags: list[str]) -> None:
-    assert "--target" in refused("prob", "table:uniform", *flags)
-
-
-def test_an_empty_target_is_refused(refused: Refused) -> None:
-    """It has no token, and an empty list is never the answer to a question."""
-    assert "a target is empty" in refused("prob", "table:uniform", "--prompt", "a", "--target", "")
-
-
-def test_an_empty_prompt_without_a_bos_is_refused(refused: Refused) -> None:
-    assert "no context" in refused("prob", "table:uniform", "--prompt", "", "--target", "b")
-
-
-def test_an_empty_prompt_behind_a_bos_is_answered(command: Command, stories: Path) -> None:
-    [found] = command("prob", stories, "--prompt", "", "--target", "Once", "--json").json
-    assert found["log_prob"] < 0
-
-
-def test_a_bos_that_the_tokenizer_does_not_have_is_refused(refused: Refused) -> None:
-    assert "leave --add-bos out" in refused("prob", "table:uniform", "--prompt", "a", "--target", "b", "--add-bos")
-
-
-def test_a_file_and_a_prompt_are_refused_together(refused: Refused, tmp_path: Path) -> None:
-    path = write_pairs(tmp_path / "pairs.jsonl", rows_of(PAIRS))
-    assert "give one or the other" in refused("prob", "table:uniform", "--file", path, "--prompt", "a")
-
-
-def test_a_missing_file_is_refused(refused: Refused, tmp_path: Path) -> None:
-    assert "no.jsonl" in refused("prob", "table:uniform", "--file", tmp_path / "no.jsonl")
-
-
-@pytest.mark.parametrize("data", ["", "\n\n"])
-def test_a_file_without_pairs_is_refused(refused: Refused, tmp_path: Path, data: str) -> None:
-    (tmp_path / "pairs.jsonl").write_text(data)
-    assert "holds no pairs" in refused("prob", "table:uniform", "--file", tmp_path / "pairs.jsonl")
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        "{",
-        "[]",
-        '"prompt"',
-        '{"prompt": "a"}',
-        '{"target": "a"}',
-        '{"prompt": 1, "target": "a"}',
-        '{"prompt": "a", "target": null}',
-        '{"prompt": "a", "targets": []}',
-        '{"prompt": "a", "targets": [1]}',
-        '{"prompt": "a", "targets": "Paris"}',
-        '{"prompt": "a", "targets": {"b": "c"}}',
-        pytest.param('{"prompt": ' + "[" * 100_000, id="nested deeply"),
-    ],
-)
-def test_a_row_that_is_no_pair_says_its_line(refused: Refused, tmp_path: Path, row: str) -> None:
-    """A string for ``targets`` would otherwise be scored letter by letter."""
-    (tmp_path / "pairs.jsonl").write_text(json.dumps({"prompt": "a", "target": "b"}) + "\n" + row + "\n")
-    assert "line 2" in refused("prob", "table:uniform", "--file", tmp_path / "pairs.jsonl")
-
-
-def test_a_row_that_is_not_utf_8_says_its_line(refused: Refused, tmp_path: Path) -> None:
-    (tmp_path / "pairs.jsonl").write_bytes(b'{"prompt": "a", "target": "b"}\n{"prompt": "\xff", "target": "b"}\n')
-    assert "line 2" in refused("prob", "table:uniform", "--file", tmp_path / "pairs.jsonl")
-
-
-def test_a_lone_surrogate_is_refused(refused: Refused, tmp_path: Path) -> None:
-    (tmp_path / "pairs.jsonl").write_text('{"prompt": "a", "target": "\\ud800"}\n')
-    assert refused("prob", "table:uniform", "--file", tmp_path / "pairs.jsonl")
 
 
 def test_a_pair_longer_than_the_models_context_is_refused(refused: Refused, stories: Path) -> None:
     line = refused("prob", stories, "--prompt", "Once upon a time " * 300, "--target", " there")
     assert "512" in line
     assert "--context-length" not in line, "prob has no such flag"
-
-
-def test_results_into_a_folder_that_is_not_there_are_refused(refused: Refused, tmp_path: Path) -> None:
-    assert refused("prob", "table:uniform", "--prompt", "a", "--target", "b", "--out", tmp_path / "no" / "r.jsonl")
-
-
-def test_results_in_the_place_of_a_folder_are_refused(refused: Refused, tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    refused("prob", "table:uniform", "--prompt", "a", "--target", "b", "--out", tmp_path / "folder")
-    assert [p.name for p in tmp_path.iterdir()] == ["folder"]
-
-
-def test_results_do_not_replace_the_pairs_they_answer(refused: Refused, tmp_path: Path) -> None:
-    path = write_pairs(tmp_path / "pairs.jsonl", rows_of(PAIRS))
-    before = path.read_bytes()
-    refused("prob", "table:uniform", "--file", path, "--out", path)
-    assert path.read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [["--tensor-parallel-size", "2"], ["--gpu-memory-utilization", "0.9"], ["--quantization", "fp8"]],
-    ids=lambda flags: flags[0],
-)
-def test_flags_of_another_engine_are_refused(refused: Refused, stories: Path, flags: list[str]) -> None:
-    assert flags[0] in refused("prob", stories, "--prompt", "a", "--target", "b", *flags)
-
-
-def test_a_tokenizer_that_does_not_fit_the_model_is_refused(refused: Refused, tiny: Path, stories: Path) -> None:
-    line = refused("prob", tiny, "--prompt", "Once upon a", "--target", " time", "--tokenizer", stories)
-    assert "--tokenizer" in line

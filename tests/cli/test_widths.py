@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
-from tests.cli.conftest import Command
+from tests.command_line import Command
 
 WIDTHS = (80, 100, 120)
 BASELINE, CANDIDATE = "A-Model-Of-72B-Instruct-from-a-folder-with-a-long-name", "A-Model-Of-72B-Instruct-W4A16-G128-v1"

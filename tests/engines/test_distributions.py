@@ -13,7 +13,7 @@ from scoremode.errors import ModelError
 from scoremode.head.definition import define_columns
 from scoremode.head.divergence import define_divergence
 from scoremode.values import Raw
-from tests.kld_files import kl_longhand, random_logits, record
+from tests.studies.kld.kld_files import kl_longhand, random_logits, record
 
 VOCABULARY, WIDTH, ROWS = 311, 16, 9
 CPU = torch.device("cpu")

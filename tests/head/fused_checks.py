@@ -169,7 +169,7 @@ AXES: dict[str, tuple[object, ...]] = {
     "layout": LAYOUTS,
 }
 
-GRID = 120 if ON_GPU else 40  # every case may have to be compiled
+GRID = 120 if ON_GPU else 24  # every case may have to be compiled
 
 
 def grid(count: int) -> list[Case]:
@@ -1015,9 +1015,7 @@ def test_divergence_from_shards_with_forbidden_ids() -> None:
 
 
 def assert_same_divergence(
-    found: tuple[DivergencePartials, Tensor],
-    expected: tuple[DivergencePartials, Tensor],
-    rows: Tensor | slice,
+    found: tuple[DivergencePartials, Tensor], expected: tuple[DivergencePartials, Tensor], rows: Tensor | slice
 ) -> None:
     assert_same_bits(found[0].q, rows_of(expected[0].q, rows))
     for name in DivergencePartials.__slots__[1:]:

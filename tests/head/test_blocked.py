@@ -1,8 +1,9 @@
-"""The CPU path of the head against the definition: odd shapes, ties, shards, extreme logits, every dtype."""
+"""The CPU kernels of the head against the definition: odd shapes, ties, shards, extreme logits, every dtype."""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,14 +16,18 @@ from torch import Tensor
 
 from scoremode.head import blocked
 from scoremode.head.blocked import reduce_blocked
+from scoremode.head.chunked import score_rows
 from scoremode.head.definition import Columns, define_columns, define_logits
 from scoremode.head.matrix import Head
 from scoremode.head.partials import combine, finish
 
 
-@pytest.fixture(params=["as it is", "tiny blocks"])
+@pytest.fixture(params=["as it is", "tiny blocks", "plain"])
 def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run everything a second time with small blocks, so that every shape has several of rows and of columns."""
+    """Run everything again with small blocks, so that every shape has several of rows and of columns, and by the plain
+    kernel."""
+    if request.param == "plain":
+        monkeypatch.setattr(sys.modules[__name__], "score", score_plainly)
     if request.param == "tiny blocks":
         monkeypatch.setattr(blocked, "CHUNK", 16)
         monkeypatch.setattr(blocked, "MOST_COLUMNS", 160)
@@ -38,6 +43,10 @@ def draw(n: int, d: int, v: int, k: int, spread: float = 3.0) -> tuple[Tensor, T
 
 def score(hidden: Tensor, head: Head, targets: Tensor) -> Columns:
     return finish(*reduce_blocked(hidden, head, targets))
+
+
+def score_plainly(hidden: Tensor, head: Head, targets: Tensor) -> Columns:
+    return score_rows(hidden, head.logits, targets, head.vocabulary)
 
 
 @dataclass

@@ -14,11 +14,11 @@ from tests.makers import with_triton
 
 CHECKS = Path(__file__).with_name("fused_checks.py")
 HALVES = ("diverg or shards or bits", "not (diverg or shards or bits)")  # about equally long, run side by side
-AT_LEAST = 200  # tests: fewer means that something was not collected
+AT_LEAST = 180  # tests: fewer means that something was not collected
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)  # of two hundred tests
+@pytest.mark.timeout(1800)  # of all of them
 def test_the_fused_head_answers_to_the_definition() -> None:
     environment = with_triton()
     if not torch.cuda.is_available():

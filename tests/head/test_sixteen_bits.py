@@ -8,7 +8,7 @@ import torch
 
 from scoremode.head.budget import words_of
 from scoremode.head.sixteen_bits import encode_records, kl_from_records, stored_log_probabilities
-from tests.kld_files import kl_longhand, random_logits, record
+from tests.studies.kld.kld_files import kl_longhand, random_logits, record
 
 
 def encoded(logits: np.ndarray) -> bytes:

@@ -101,14 +101,7 @@ def _into(number: int, path: Path) -> Iterator[None]:
 
 STREAMS = {  # how a shell sets them
     "": "{command}",
-    "stdin closed": "{command} <&-",
-    "stdout closed": "{command} >&-",
-    "stdout full": "{command} >/dev/full",
-    "stderr closed": "{command} 2>&-",
-    "stderr full": "{command} 2>/dev/full",
-    "all closed": "{command} <&- >&- 2>&-",
     "in ascii": "PYTHONIOENCODING=ascii {command}",
-    "in latin1": "PYTHONIOENCODING=latin1:strict {command}",
     "in the C locale": "LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 {command}",
     "with -OO": "PYTHONOPTIMIZE=2 {command}",
     "without a home": "HOME=/dev/null/home XDG_CACHE_HOME= SCOREMODE_CACHE= {command}",

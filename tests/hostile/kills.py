@@ -308,10 +308,7 @@ def model_jobs(folder: Path, size: int) -> list[Job]:
     asked = ["--corpus", str(text), *WINDOWS, "--batch-tokens", "64"]
     return [
         Job("ppl", lambda out: ["ppl", str(first), *asked, "--out", str(out)]),
-        Job(
-            "prob",
-            lambda out: ["prob", str(first), "--file", str(pairs), "--batch-tokens", "64", "--out", str(out)],
-        ),
+        Job("prob", lambda out: ["prob", str(first), "--file", str(pairs), "--batch-tokens", "64", "--out", str(out)]),
         Job("reference", lambda out: ["reference", str(first), *asked, "--out", str(out)]),
         Job("compare", lambda out: ["compare", str(first), str(second), *asked, "--out", str(out)]),
         Job(

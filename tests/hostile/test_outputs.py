@@ -17,10 +17,10 @@ from scoremode.cli.commands import build_parser
 from scoremode.cli.parser import WRITTEN
 from scoremode.core.disk import folders
 from scoremode.core.verbs.card import MARKERS
-from tests.harness.logs import drawn, write_log
 from tests.hostile.cases import Case
 from tests.hostile.harness import run, snapshot
 from tests.makers import make_tiny_model
+from tests.studies.tasks.logs import drawn, write_log
 
 READ = {"adapter", "path", "tokenizer", "file", "include_path", "prompts"}  # flags that name what is read
 PATHS = ("FILE", "DIR", "FOLDER", "PREFIX", "PATH", "JSONL")  # in the metavar of a flag

@@ -66,7 +66,7 @@ def test_a_trained_model_on_real_text(stories: Path, wikitext_file: Path, tmp_pa
 
 
 def pages_of(wikitext_file: Path) -> list[str]:
-    """``tests/text/test_documents.py`` compares them with the rows that the task reads."""
+    """``tests/core/text/test_documents.py`` compares them with the rows that the task reads."""
     with wikitext_file.open(encoding="utf-8") as lines:
         return list(wikitext_pages(lines))
 

@@ -87,19 +87,6 @@ def test_an_unquantized_width_that_it_cannot_run_is_refused_before_it_is_opened(
         choose(str(tiny), "exllamav3").settings()
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"dtype": "float16"}, "--dtype does not apply.*computes in float16"),
-        ({"batch_tokens": 3}, "--batch-tokens does not apply.*one window"),
-        ({"tensor_parallel_size": 2}, "--tensor-parallel-size does not apply.*--tensor-p"),
-    ],
-)
-def test_options_of_other_engines_are_refused(tiny: Path, tmp_path: Path, options: dict[str, Any], words: str) -> None:
-    with pytest.raises(OptionError, match=words):
-        choose(str(as_exl3(tiny, tmp_path / "exl3")), None, options)
-
-
 def test_switches_of_its_kernels_are_a_part_of_the_identity(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,17 +290,7 @@ def four_bits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = make_small_llama(place / "small")
     make_tokenizer(folder, adds_bos=False)
     words = [
-        "-i",
-        str(folder),
-        "-o",
-        str(place / "exl3"),
-        "-w",
-        str(place / "work"),
-        "-b",
-        "4",
-        "-cr",
-        "4",
-        "-cc",
+        *("-i", str(folder), "-o", str(place / "exl3"), "-w", str(place / "work"), "-b", "4", "-cr", "4", "-cc"),
         "256",
     ]
     subprocess.run([sys.executable, "-m", "exllamav3.conversion.convert_model", *words], check=True)

@@ -5,9 +5,6 @@ The tests share one server and run in this order: the last ones kill it.
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +21,6 @@ from scoremode.engines.server.served import FORMS as KNOWN_FORMS
 from scoremode.engines.server.subject import ServedSubject
 from scoremode.errors import MethodError, ModelError
 from scoremode.head.definition import define_columns
-from tests import forked
 from tests.engines.server.conftest import RealServer
 from tests.makers import VOCABULARY
 
@@ -142,40 +138,6 @@ def test_wrong_model_and_wrong_tokenizer(real: RealServer, tiny_bos: Path) -> No
         sm.ppl("lama", engine=real.address, text=TEXT)
     with pytest.raises(ModelError, match="the tokenizer here and the server's differ"):
         sm.ppl("llama", engine=real.address, tokenizer=str(tiny_bos), text=TEXT)
-
-
-def test_killed_and_started_again(real: RealServer, tmp_path: Path) -> None:
-    """Killed mid-run and started again, a server ends the run in the numbers of an undisturbed one."""
-    question: dict[str, Any] = {"text": TEXT * 4, "context_length": 100, "tokenizer": str(real.model)}
-    undisturbed = sm.ppl("llama", engine=real.address, fresh=True, **question)
-    (tmp_path / "text.txt").write_text(question["text"])
-    words = [
-        sys.executable,
-        "-m",
-        "scoremode",
-        "ppl",
-        "llama",
-        "--engine",
-        real.address,
-        "--tokenizer",
-        str(real.model),
-    ]
-    words += ["--corpus", str(tmp_path / "text.txt"), "--context-length", "100", "--out", str(tmp_path / "run")]
-    words += ["--concurrency", "2", "--patience", "2"]
-    run = forked.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    journal = tmp_path / "run" / "partial.journal"
-    while run.poll() is None and (not journal.exists() or journal.stat().st_size < 20_000):
-        time.sleep(0.01)
-    real.kill()
-    _, said = run.communicate(timeout=60)
-    assert run.returncode == 2, said
-    assert "run the same command again" in said.splitlines()[-1]
-    real.start()
-    done = forked.run(words, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    resumed = sm.load(str(tmp_path / "run"))
-    assert resumed.plan_digest == undisturbed.plan_digest
-    np.testing.assert_allclose(resumed.scores.logprob, undisturbed.scores.logprob, rtol=0, atol=1e-5)
 
 
 def test_a_subject_shows_no_key(real: RealServer, monkeypatch: pytest.MonkeyPatch) -> None:

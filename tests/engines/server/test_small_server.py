@@ -225,15 +225,7 @@ def test_a_wrong_answer_is_one_line_and_loses_nothing(
 ) -> None:
     served.trouble = lambda path, number: trouble if path == "/v1/completions" and number > 14 else None
     words = [
-        "ppl",
-        "small",
-        "--engine",
-        served.address,
-        "--text",
-        TEXT,
-        "--context-length",
-        "100",
-        "--out",
+        *("ppl", "small", "--engine", served.address, "--text", TEXT, "--context-length", "100", "--out"),
         str(tmp_path / "o"),
     ]
     assert main([*words, "--concurrency", "2", "--patience", "1"]) == 2
@@ -471,12 +463,7 @@ def test_tokens_that_do_not_spell_the_text_are_refused(served: SmallServer) -> N
 @pytest.mark.parametrize(
     "address",
     [
-        "http://",
-        "http://user:pw@host:1",
-        "http://host:99999",
-        "http://host:x",
-        "http://h/?a=b",
-        "http://h/#a",
+        *("http://", "http://user:pw@host:1", "http://host:99999", "http://host:x", "http://h/?a=b", "http://h/#a"),
         "https://a b",
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from scoremode.core.engine.plugin import Work
-from scoremode.core.engine.registry import choose, find_engine, read_options
+from scoremode.core.engine.registry import choose, find_engine
 from scoremode.engines.vllm import plugin, support
 from scoremode.engines.vllm.processes import VllmLog
 from scoremode.engines.vllm.start import can_plan_ahead, choose_dtype
@@ -54,12 +54,6 @@ def test_options_become_arguments_and_the_plans_longest_window_the_models_length
     assert arguments["max_num_seqs"] == 7
     assert arguments["max_model_len"] == 2048
     assert LaunchArguments.of(VllmOptions(max_model_len=99), Work(longest=2048)).max_model_len == 99
-
-
-@pytest.mark.parametrize(("name", "value"), [("device", "cuda"), ("batch_tokens", 512)])
-def test_options_of_the_other_engine_are_refused(name: str, value: Any) -> None:
-    with pytest.raises(OptionError, match=name.replace("_", "-")):
-        read_options(find_engine("vllm"), {name: value})
 
 
 def test_a_log_tells_the_cause_and_running_out_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

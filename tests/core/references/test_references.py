@@ -1,0 +1,737 @@
+"""A reference is read back bit for bit, survives a kill, and is refused if anything in it was changed."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import scoremode as sm
+from scoremode.core.disk import files
+from scoremode.core.disk.files import file_sha256
+from scoremode.core.disk.folders import HEAD, PARTIAL, REFERENCE, ROWS, shard_name
+from scoremode.core.disk.manifests import sealed
+from scoremode.core.plan.comparable import ComparableFacts, require_comparable
+from scoremode.core.references.format import DATA_START, RAW_DTYPES, discard, estimate_bytes, is_reference
+from scoremode.core.references.reader import Reference
+from scoremode.core.references.writer import StatesWriter
+from scoremode.errors import EngineError, InputError, RunError
+
+IDENTITY = {"model": "m" * 64, "plan": "p" * 64, "engine": "table", "settings": {"dtype": "float32"}}
+MANIFEST: dict[str, Any] = {
+    "plan_digest": "p" * 64,
+    "method": "sliding-once",
+    "method_settings": {"context_length": 512, "stride": 256, "max_windows": None, "special_tokens": True},
+    "model_fingerprint": "m" * 64,
+    "tokenizer": "t" * 64,
+    "corpus": "wikitext2",
+    "corpus_sha256": "c" * 64,
+    "engine": {"engine": "table", "dtype": "bfloat16"},
+}
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+def random_rows(rows: int, width: int, dtype: str, seed: int = 0) -> np.ndarray:
+    """Random bits, which include NaNs with payloads, infinities and subnormals."""
+    raw = RAW_DTYPES[dtype]
+    data = np.random.default_rng(seed).bytes(rows * width * raw.itemsize)
+    return np.frombuffer(data, raw).reshape(rows, width).copy()
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+
+
+def writer_for(folder: Path, rows: np.ndarray, dtype: str, *, rows_per_shard: int = 7, **other: Any) -> StatesWriter:
+    size = rows.shape[1] * rows.dtype.itemsize
+    given = {"targets": len(rows), "width": rows.shape[1], "dtype": dtype, "identity": IDENTITY, **other}
+    return StatesWriter(folder, shard_bytes=rows_per_shard * size + size // 2, **given)
+
+
+def make(folder: Path, rows: np.ndarray, dtype: str = "bfloat16", **other: Any) -> Reference:
+    """A finished reference of these rows, with a head that depends only on the width."""
+    writer = writer_for(folder, rows, dtype, **other)
+    writer.write(0, rows)
+    write_small_head(writer)
+    return writer.finish(MANIFEST)
+
+
+def write_small_head(writer: StatesWriter) -> np.ndarray:
+    weight = random_rows(11, writer.layout.width, writer.layout.dtype, seed=1)
+    writer.write_head(weight, None, scale=0.5, softcap=30.0, vocabulary=10)
+    return weight
+
+
+def refused(folder: Path, *, verify: bool = True) -> str:
+    """The error of one line when this folder is opened."""
+    with pytest.raises(RunError) as caught:
+        Reference.open(folder, verify=verify)
+    assert caught.value.fix
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# ── bit for bit ──────────────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_come_back_bit_for_bit_across_odd_shards(tmp_path: Path, dtype: str) -> None:
+    rows = random_rows(45, 5, dtype)
+    make(tmp_path / "ref", rows, dtype, rows_per_shard=7)
+    reference = Reference.open(tmp_path / "ref")
+    names = sorted(p.name for p in (tmp_path / "ref").glob("states-*"))
+    assert names == [shard_name(i) for i in range(7)]
+    assert same_bits(reference.rows(0, 45), rows)
+    for first, count in ((0, 0), (0, 1), (44, 1), (6, 2), (7, 7), (3, 30), (45, 0)):
+        assert same_bits(reference.rows(first, count), rows[first : first + count]), (first, count)
+    assert (reference.targets, reference.width, reference.dtype) == (45, 5, dtype)
+
+
+def test_nan_payloads_of_bfloat16_are_kept(tmp_path: Path) -> None:
+    rows = np.array([[0x7FC1, 0xFFFF, 0x7F81, 0x8000, 0x0001, 0x7F80]], dtype=np.uint16)
+    assert make(tmp_path / "ref", rows).rows(0, 1).tolist() == rows.tolist()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_file_is_plain_safetensors(tmp_path: Path, dtype: str) -> None:
+    import torch
+    from safetensors import safe_open
+
+    rows = random_rows(20, 6, dtype)
+    writer = writer_for(tmp_path / "ref", rows, dtype, rows_per_shard=8)
+    writer.write(0, rows)
+    weight = random_rows(13, 6, "bfloat16", seed=1)
+    bias = random_rows(13, 1, "float32", seed=2)[:, 0]
+    writer.write_head(weight, bias, scale=1.0, softcap=None, vocabulary=13)
+    writer.finish(MANIFEST)
+    kept = []
+    for i in range(3):
+        with safe_open(tmp_path / "ref" / shard_name(i), framework="pt") as file:
+            assert list(file.keys()) == ["states"]
+            kept.append(file.get_tensor("states"))
+    whole = torch.cat(kept)
+    assert whole.dtype == getattr(torch, dtype)
+    assert whole.view(torch.uint8).numpy().tobytes() == rows.tobytes()
+    with safe_open(tmp_path / "ref" / HEAD, framework="pt") as file:
+        assert file.get_tensor("weight").view(torch.uint16).numpy().tobytes() == weight.tobytes()
+        assert file.get_tensor("bias").numpy().tobytes() == bias.tobytes()
+
+
+def test_windows_may_come_in_any_order(tmp_path: Path) -> None:
+    rows = random_rows(100, 3, "float32")
+    writer = writer_for(tmp_path / "ref", rows, "float32", rows_per_shard=9)
+    offsets = np.array([0, 1, 1, 14, 40, 41, 77, 100])
+    for window in np.random.default_rng(3).permutation(len(offsets) - 1):
+        begin, end = offsets[window : window + 2]
+        assert writer.present[begin:end].all() == (begin == end)
+        writer.write(int(begin), rows[begin:end])
+        writer.flush()
+    write_small_head(writer)
+    assert same_bits(writer.finish(MANIFEST).rows(0, 100), rows)
+
+
+def test_rows_that_do_not_lie_in_one_piece_are_kept_as_they_read(tmp_path: Path) -> None:
+    wide = random_rows(10, 8, "float16")
+    assert same_bits(make(tmp_path / "ref", wide[:, ::2], "float16").rows(0, 10), np.ascontiguousarray(wide[:, ::2]))
+
+
+@pytest.mark.parametrize("targets", [0, 1])
+def test_none_and_one_target(tmp_path: Path, targets: int) -> None:
+    rows = random_rows(targets, 4, "bfloat16")
+    make(tmp_path / "ref", rows)
+    reference = Reference.open(tmp_path / "ref")
+    assert same_bits(reference.rows(0, targets), rows)
+    assert len(list((tmp_path / "ref").glob("states-*"))) == targets
+    with pytest.raises(IndexError):
+        reference.rows(0, targets + 1)
+
+
+@pytest.mark.parametrize(("first", "count"), [(-1, 1), (0, -1), (5, 1), (4, 2)])
+def test_rows_outside_are_refused(tmp_path: Path, first: int, count: int) -> None:
+    reference = make(tmp_path / "ref", random_rows(5, 2, "float32"), "float32")
+    with pytest.raises(IndexError):
+        reference.rows(first, count)
+
+
+# ── the head ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("bias_dtype", [None, "bfloat16", "float32"])
+def test_a_head_comes_back_bit_for_bit(tmp_path: Path, bias_dtype: str | None) -> None:
+    rows = random_rows(3, 5, "float32")
+    weight = random_rows(23, 5, "bfloat16", seed=1)
+    bias = None if bias_dtype is None else random_rows(23, 1, bias_dtype, seed=2)[:, 0]
+    writer = writer_for(tmp_path / "ref", rows, "float32")
+    writer.write(0, rows)
+    writer.write_head(weight, bias, scale=0.25, softcap=50.0, vocabulary=20)
+    writer.finish(MANIFEST)
+    reference = Reference.open(tmp_path / "ref")
+    assert same_bits(np.asarray(reference.head_weight()), weight)
+    kept = reference.head_bias()
+    assert kept is None if bias is None else kept is not None and same_bits(kept, bias)
+    head = reference.head
+    facts = (head.scale, head.softcap, reference.vocabulary, head.dtype, head.bias_dtype)
+    assert facts == (0.25, 50.0, 20, "bfloat16", bias_dtype)
+
+
+def test_the_head_is_mapped_and_changes_never_reach_the_file(tmp_path: Path) -> None:
+    reference = make(tmp_path / "ref", random_rows(3, 5, "float32"), "float32")
+    weight = reference.head_weight()
+    assert isinstance(weight, np.memmap)
+    weight[:] = 0
+    weight.flush()
+    del weight
+    assert reference.head_weight().view(np.uint32).any()
+    Reference.open(tmp_path / "ref")
+
+
+# ── a process that stops ─────────────────────────────────────────────────────────────────────────────────────────────
+def test_an_abandoned_writer_is_gone_on_with(tmp_path: Path) -> None:
+    rows = random_rows(30, 4, "bfloat16")
+    first = writer_for(tmp_path / "ref", rows, "bfloat16")
+    write_small_head(first)
+    first.write(5, rows[5:20])
+    first.flush()
+    first.write(25, rows[25:])  # never flushed, so not recorded as written
+    first.close()
+    assert "unfinished" in refused(tmp_path / "ref")
+
+    second = writer_for(tmp_path / "ref", rows, "bfloat16")
+    assert second.complete_windows(np.array([0, 5, 12, 20, 25, 30])).tolist() == [False, True, True, False, False]
+    with pytest.raises(RunError, match="lacks the states of 15 targets, the first is 0"):
+        second.finish(MANIFEST)
+    second.write(0, rows[:5])
+    second.write(20, rows[20:])
+    weight = write_small_head(second)
+    reference = second.finish(MANIFEST)
+    assert same_bits(reference.rows(0, 30), rows)
+    assert same_bits(np.asarray(reference.head_weight()), weight)
+    assert sorted(p.name for p in (tmp_path / "ref").iterdir() if "partial" in p.name) == []
+
+
+def test_rows_that_a_power_cut_lost_are_asked_for_again(tmp_path: Path) -> None:
+    rows = random_rows(30, 4, "float32")
+    first = writer_for(tmp_path / "ref", rows, "float32", rows_per_shard=10)
+    for begin in (0, 10, 20):
+        first.write(begin, rows[begin : begin + 10])
+    first.flush()
+    first.close()
+    with (tmp_path / "ref" / shard_name(1)).open("r+b") as file:
+        file.seek(DATA_START + 5 * 16)
+        file.write(bytes(16))
+    second = writer_for(tmp_path / "ref", rows, "float32", rows_per_shard=10)
+    assert second.complete_windows(np.array([0, 10, 20, 30])).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("torn", [b"", b"x", b"x" * 23, b"\xff" * 24, bytes(4096)])
+def test_a_torn_note_is_cut_off_and_what_stands_before_it_holds(tmp_path: Path, torn: bytes) -> None:
+    rows = random_rows(10, 4, "float32")
+    first = writer_for(tmp_path / "ref", rows, "float32")
+    first.write(0, rows[:5])
+    first.write(5, rows[5:])
+    first.flush()
+    first.close()
+    notes = tmp_path / "ref" / ROWS
+    notes.write_bytes(notes.read_bytes()[:24] + torn)
+    second = writer_for(tmp_path / "ref", rows, "float32")
+    assert second.present.tolist() == [True] * 5 + [False] * 5
+    second.write(5, rows[5:])
+    second.flush()
+    second.close()
+    assert writer_for(tmp_path / "ref", rows, "float32").present.all()
+
+
+def test_a_kill_while_room_is_made_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mark "ready" is not set yet, so the shards do not contain states."""
+    rows = random_rows(30, 4, "float32")
+    writer_for(tmp_path / "ref", rows, "float32", rows_per_shard=3).close()
+    known = json.loads((tmp_path / "ref" / PARTIAL).read_text())
+    (tmp_path / "ref" / PARTIAL).write_text(json.dumps(sealed({**known, "ready": False})))
+    (tmp_path / "ref" / shard_name(4)).unlink()
+    writer = writer_for(tmp_path / "ref", rows, "float32", rows_per_shard=20, identity={"model": "another"})
+    assert not writer.present.any()
+    assert len(list((tmp_path / "ref").glob("states-*"))) == 2, "shards of the other geometry are gone"
+
+
+# ── writers that are refused ─────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ({"identity": {**IDENTITY, "model": "another"}}, "model"),
+        ({"identity": {**IDENTITY, "settings": {}}}, "settings"),
+        ({"targets": 31}, "targets"),
+        ({"width": 8, "dtype": "bfloat16"}, "dtype, width"),
+        ({"rows_per_shard": 5}, "rows_per_shard"),
+    ],
+)
+def test_another_reference_is_not_mixed_in(tmp_path: Path, other: dict[str, Any], named: str) -> None:
+    rows = random_rows(30, 4, "float32")
+    writer_for(tmp_path / "ref", rows, "float32").close()
+    with pytest.raises(RunError, match=rf"differs in: {named}\)") as caught:
+        writer_for(tmp_path / "ref", rows, other.pop("dtype", "float32"), **other)
+    assert "--fresh" in caught.value.fix
+    writer_for(tmp_path / "ref", rows, "float32").close()
+
+
+@pytest.mark.parametrize("other", [{"identity": {"model": "another"}}, {"rows_per_shard": 2}, {"targets": 31}])
+def test_another_finished_reference_is_not_written_over(tmp_path: Path, other: dict[str, Any]) -> None:
+    rows = random_rows(30, 4, "float32")
+    make(tmp_path / "ref", rows, "float32")
+    before = {p.name: p.read_bytes() for p in (tmp_path / "ref").iterdir()}
+    with pytest.raises(RunError, match="another, finished reference"):
+        writer_for(tmp_path / "ref", rows, "float32", **other)
+    assert {p.name: p.read_bytes() for p in (tmp_path / "ref").iterdir()} == before
+
+
+def test_a_finished_reference_is_taken_up_again_by_its_own_run(tmp_path: Path) -> None:
+    """As after a kill between reference.json and the run's manifest: nothing is scored again."""
+    rows = random_rows(30, 4, "float32")
+    make(tmp_path / "ref", rows, "float32")
+    before = (tmp_path / "ref" / REFERENCE).read_bytes()
+    writer_for(tmp_path / "ref", rows, "float32").close()
+    assert "unfinished" in refused(tmp_path / "ref")
+    writer = writer_for(tmp_path / "ref", rows, "float32")  # the reopened reference survives a kill as well
+    assert writer.present[:30].all()
+    write_small_head(writer)
+    assert same_bits(writer.finish(MANIFEST).rows(0, 30), rows)
+    assert (tmp_path / "ref" / REFERENCE).read_bytes() == before
+
+
+def test_an_edited_finished_reference_is_not_taken_up(tmp_path: Path) -> None:
+    rows = random_rows(30, 4, "float32")
+    make(tmp_path / "ref", rows, "float32")
+    flip_last(tmp_path / "ref" / shard_name(0))
+    with pytest.raises(RunError, match="was changed"):
+        writer_for(tmp_path / "ref", rows, "float32")
+    assert not (tmp_path / "ref" / ROWS).exists()
+
+
+def test_a_folder_is_known_as_a_reference_by_its_identity(tmp_path: Path) -> None:
+    assert not is_reference(tmp_path / "ref")
+    rows = random_rows(3, 4, "float32")
+    writer_for(tmp_path / "ref", rows, "float32").close()
+    assert is_reference(tmp_path / "ref")
+    make(tmp_path / "ref", rows, "float32")
+    assert is_reference(tmp_path / "ref")
+    (tmp_path / "ref" / REFERENCE).write_text("{}")
+    assert not is_reference(tmp_path / "ref")
+
+
+@pytest.mark.parametrize("name", [HEAD, "states-00000.safetensors"])
+def test_files_of_somebody_else_are_left_alone(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"dear")
+    with pytest.raises(RunError, match=f"it contains {name}"):
+        sm.reference("table:uniform", tmp_path, text="any text")
+    discard(tmp_path)
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [(name, b"dear")]
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "not json", "list", "no identity"])
+def test_a_damaged_unfinished_reference_is_refused(tmp_path: Path, damage: str) -> None:
+    rows = random_rows(30, 4, "float32")
+    writer_for(tmp_path / "ref", rows, "float32").close()
+    shard, partial = tmp_path / "ref" / shard_name(2), tmp_path / "ref" / PARTIAL
+    if damage == "cut":
+        os.truncate(shard, 100)
+    elif damage == "gone":
+        shard.unlink()
+    else:
+        partial.write_text({"not json": "{", "list": "[]", "no identity": '{"format": 1, "ready": true}'}[damage])
+    with pytest.raises(
+        RunError, match=r"partial\.reference" if damage not in ("cut", "gone") else shard.name
+    ) as caught:
+        writer_for(tmp_path / "ref", rows, "float32")
+    assert "--fresh" in caught.value.fix
+    discard(tmp_path / "ref")
+    assert not writer_for(tmp_path / "ref", rows, "float32").present.any()
+
+
+def test_discard_removes_a_reference_and_nothing_else(tmp_path: Path) -> None:
+    make(tmp_path / "ref", random_rows(30, 4, "float32"), "float32")
+    for name in ("manifest.json", "scores.parquet", "states-1.safetensors", "notes.txt"):
+        (tmp_path / "ref" / name).write_text("mine")
+    discard(tmp_path / "ref")
+    left = sorted(p.name for p in (tmp_path / "ref").iterdir())
+    assert left == ["manifest.json", "notes.txt", "scores.parquet", "states-1.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("first", "rows"),
+    [
+        (0, np.zeros((2, 4), np.float64)),
+        (0, np.zeros((2, 4), np.uint16)),
+        (0, np.zeros((2, 5), np.float32)),
+        (0, np.zeros(4, np.float32)),
+        (-1, np.zeros((2, 4), np.float32)),
+        (9, np.zeros((2, 4), np.float32)),
+    ],
+)
+def test_states_that_do_not_fit_are_the_engines_fault(tmp_path: Path, first: int, rows: np.ndarray) -> None:
+    writer = writer_for(tmp_path / "ref", random_rows(10, 4, "float32"), "float32")
+    with pytest.raises(EngineError):
+        writer.write(first, rows)
+    assert not writer.present.any()
+
+
+def test_a_dtype_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="float8"):
+        StatesWriter(tmp_path / "ref", targets=1, width=1, dtype="float8", identity={})
+    assert not (tmp_path / "ref").exists()
+
+
+def full_disk(*_: object) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_disk_too_small_is_known_before_scoring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", full_disk)
+    with pytest.raises(RunError, match=r"disk of .* is full \(the states take 0\.00 GB") as caught:
+        writer_for(tmp_path / "ref", random_rows(30, 4, "float32"), "float32")
+    assert "\n" not in str(caught.value)
+    assert list((tmp_path / "ref").iterdir()) == [], "what little fitted is given back"
+
+
+def test_a_disk_that_fills_while_writing_is_one_line_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = random_rows(30, 4, "float32")
+    writer = writer_for(tmp_path / "ref", rows, "float32")
+    writer.write(0, rows[:10])
+    writer.flush()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full_disk)
+        with pytest.raises(RunError, match="is full"):
+            writer.write(10, rows[10:])
+        patch.setattr(os, "fsync", full_disk)
+        with pytest.raises(RunError, match="is full"):
+            write_small_head(writer)
+    assert sorted(p.name for p in (tmp_path / "ref").iterdir() if "head" in p.name) == []
+    writer.close()
+    again = writer_for(tmp_path / "ref", rows, "float32")
+    assert again.present.tolist() == [True] * 10 + [False] * 20
+
+
+def test_a_file_system_without_preallocation_still_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(os, "posix_fallocate", unsupported)
+    rows = random_rows(30, 4, "float32")
+    assert same_bits(make(tmp_path / "ref", rows, "float32").rows(0, 30), rows)
+
+
+# ── verified ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_hashes_are_those_of_the_files(tmp_path: Path) -> None:
+    rows = random_rows(30, 4, "float32")
+    writer = writer_for(tmp_path / "ref", rows, "float32")
+    writer.write(0, rows)
+    write_small_head(writer)
+    writer.finish(MANIFEST)
+    stored = json.loads((tmp_path / "ref" / REFERENCE).read_text())
+    entries = [*stored["shards"], stored["head"]]
+    assert [e["sha256"] for e in entries] == [file_sha256(tmp_path / "ref" / e["file"]) for e in entries]
+    assert stored["identity"] == IDENTITY
+    assert stored["vocabulary"] == 10
+
+
+def test_a_reference_can_be_copied_elsewhere(tmp_path: Path) -> None:
+    rows = random_rows(30, 4, "float32")
+    make(tmp_path / "ref", rows, "float32")
+    shutil.copytree(tmp_path / "ref", tmp_path / "elsewhere" / "copy")
+    shutil.rmtree(tmp_path / "ref")
+    assert same_bits(Reference.open(tmp_path / "elsewhere" / "copy").rows(0, 30), rows)
+
+
+def test_hashes_are_computed_once_for_each_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "ref", random_rows(30, 4, "float32"), "float32")
+    hashed: list[str] = []
+
+    def counted(path: Path) -> str:
+        hashed.append(path.name)
+        return file_sha256(path)
+
+    monkeypatch.setattr(files, "file_sha256", counted)
+    monkeypatch.setattr(files, "ALWAYS_READ", 0)
+    monkeypatch.setattr(files, "SETTLED", -1.0)
+    Reference.open(tmp_path / "ref")
+    assert hashed == [*(shard_name(i) for i in range(5)), HEAD]
+    Reference.open(tmp_path / "ref")
+    assert len(hashed) == 6, "the second time the hashes are remembered"
+    path = tmp_path / "ref" / shard_name(3)
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    os.utime(path, ns=(1, 1))
+    assert f"{shard_name(3)} was changed" in refused(tmp_path / "ref")
+    Reference.open(tmp_path / "ref", verify=False)
+
+
+def flip_last(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
+def replace_with_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def replace_with_pipe(path: Path) -> None:
+    """Opening it would block forever."""
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("name", [shard_name(1), shard_name(4), HEAD])
+@pytest.mark.parametrize(
+    ("damage", "reason", "always"),
+    [
+        (lambda p: os.truncate(p, p.stat().st_size - 1), "was truncated", True),
+        (lambda p: os.truncate(p, 0), "was truncated", True),
+        (lambda p: p.write_bytes(p.read_bytes() + b"\0"), "is too long", True),
+        (lambda p: p.rename(p.with_name("renamed")), "is missing", True),
+        (replace_with_folder, "is not a file", True),
+        (replace_with_pipe, "is not a file", True),
+        (flip_last, "was changed", False),
+    ],
+)
+def test_a_damaged_file_is_named_and_refused(
+    tmp_path: Path, name: str, damage: Callable[[Path], object], reason: str, always: bool
+) -> None:
+    make(tmp_path / "ref", random_rows(33, 4, "float32"), "float32")
+    damage(tmp_path / "ref" / name)
+    line = refused(tmp_path / "ref")
+    assert f"{name} {reason}" in line
+    assert "scoremode reference MODEL" in line
+    if always:
+        assert f"{name} {reason}" in refused(tmp_path / "ref", verify=False)
+
+
+def test_shards_that_changed_places_are_refused(tmp_path: Path) -> None:
+    make(tmp_path / "ref", random_rows(33, 4, "float32"), "float32")
+    one, other = (tmp_path / "ref" / shard_name(number) for number in (1, 2))
+    kept = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(kept)
+    assert f"{shard_name(1)} was changed" in refused(tmp_path / "ref")
+
+
+def test_a_file_cut_while_the_reference_is_open_is_one_line_and_no_crash(tmp_path: Path) -> None:
+    reference = make(tmp_path / "ref", random_rows(33, 4, "float32"), "float32")
+    os.truncate(tmp_path / "ref" / shard_name(2), DATA_START)
+    with pytest.raises(RunError, match=rf"{shard_name(2)} was truncated"):
+        reference.rows(0, 33)
+    (tmp_path / "ref" / shard_name(2)).unlink()
+    with pytest.raises(RunError, match=rf"{shard_name(2)} cannot be read"):
+        reference.rows(0, 33)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b'{"states":{"dtype":"F16","shape":[7,8],"data_offsets":[0,112]}}',
+        b'{"states":{"dtype":"F32","shape":[7,4],"data_offsets":[8,120]}}',
+        b'{"states":{"dtype":"F32","shape":[4,7],"data_offsets":[0,112]}}',
+        b'{"other":{"dtype":"F32","shape":[7,4],"data_offsets":[0,112]}}',
+        b"not json",
+        b"",
+    ],
+)
+def test_a_header_that_says_something_else_is_refused_even_under_its_right_hash(tmp_path: Path, header: bytes) -> None:
+    make(tmp_path / "ref", random_rows(33, 4, "float32"), "float32")
+    path, manifest = tmp_path / "ref" / shard_name(1), tmp_path / "ref" / REFERENCE
+    path.write_bytes(struct.pack("<Q", 504) + header.ljust(504) + path.read_bytes()[DATA_START:])
+    stored = json.loads(manifest.read_text())
+    stored["shards"][1]["sha256"] = file_sha256(path)
+    manifest.write_text(json.dumps(sealed(stored)))
+    assert f"{shard_name(1)} does not have the expected header" in refused(tmp_path / "ref")
+
+
+def put(*place: Any) -> Callable[[dict[str, Any]], None]:
+    """Set the value at the path given by all but the last of ``place``."""
+
+    def change(stored: Any) -> None:
+        for step in place[:-2]:
+            stored = stored[step]
+        stored[place[-2]] = place[-1]
+
+    return change
+
+
+def drop(name: str) -> Callable[[dict[str, Any]], None]:
+    return lambda stored: stored.pop(name)
+
+
+WRONG: list[tuple[tuple[Any, ...], list[Any]]] = [
+    (("shards", 0, "file"), ["../x", "/etc/passwd", "states-00001.safetensors", "", None, 5, ["x"]]),
+    (("shards", 0, "file"), ["sub/states-00000.safetensors", "./states-00000.safetensors"]),
+    (("head", "file"), ["../head.safetensors", "/dev/zero", "states-00000.safetensors", None]),
+    (("shards", 0, "rows"), [-7, 0, 8, 10**30, 7.0, "7", True, None]),
+    (("targets",), [-1, 34, 10**30, 33.0, "33", None, True, []]),
+    (("width",), [0, -4, 5, 10**30, 4.0, None]),
+    (("rows_per_shard",), [0, -1, 8, 10**30, None]),
+    (("dtype",), ["float64", "F32", "", None, [], {}, 4]),
+    (("shards",), [[], {}, None, "x", [None] * 5, [[]] * 5]),
+    (("shards", 0, "sha256"), ["", "x" * 64, "A" * 64, "a" * 63, "a" * 64 + "\n", None, 5]),
+    (("head",), [None, [], "x", {}]),
+    (("head", "rows"), [0, -11, 12, 10**30, None, 11.0]),
+    (("head", "vocabulary"), [0, 12, 9, None, True]),
+    (("head", "scale"), [0, -1.0, None, "1", float("nan"), float("inf"), 10**400, True]),
+    (("head", "softcap"), [0, -30.0, "30", float("nan"), float("inf"), False]),
+    (("head", "has_bias"), [True, None, 0, "no"]),
+    (("head", "bias_dtype"), ["float32", "x", 5]),
+    (("head", "dtype"), ["float16", "x", None, []]),
+    (("vocabulary",), [0, 11, -1, None, 10.0, True]),
+    *(((name,), [5, None]) for name in ("plan_digest", "method", "model_fingerprint", "tokenizer")),
+    *(((name,), [5, None]) for name in ("engine", "identity", "method_settings", "corpus", "corpus_sha256")),
+    (("method_settings", "stride"), [float("nan"), float("inf")]),
+    (("format",), [1, 3, 0, "2", None, True, 2.0]),
+]
+REMOVED = ("format", "targets", "shards", "head", "plan_digest", "tokenizer", "rows_per_shard", "identity")
+HOSTILE = [put(*place, value) for place, values in WRONG for value in values] + [drop(name) for name in REMOVED]
+
+
+@pytest.fixture(scope="module")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made") / "ref"
+    make(folder, random_rows(33, 4, "float32"), "float32")
+    return folder
+
+
+@pytest.mark.parametrize("number", range(len(HOSTILE)))
+def test_a_hostile_manifest_is_refused(made_once: Path, tmp_path: Path, number: int) -> None:
+    shutil.copytree(made_once, tmp_path / "ref")
+    path = tmp_path / "ref" / REFERENCE
+    stored = json.loads(path.read_text())
+    path.write_text(json.dumps(stored))
+    Reference.open(tmp_path / "ref", verify=False)  # unchanged, it opens
+    HOSTILE[number](stored)
+    for seal in (dict, sealed):  # changed by accident, and on purpose with a recomputed seal
+        path.write_text(json.dumps(seal(stored)))
+        assert str(tmp_path / "ref") in refused(tmp_path / "ref", verify=False)
+
+
+def test_a_changed_word_is_found_by_the_seal_alone(made_once: Path, tmp_path: Path) -> None:
+    shutil.copytree(made_once, tmp_path / "ref")
+    path = tmp_path / "ref" / REFERENCE
+    path.write_text(path.read_text().replace('"wikitext2"', '"wikitext3"'))
+    assert "was changed" in refused(tmp_path / "ref", verify=False)
+    path.write_text(json.dumps(sealed(json.loads(path.read_text()))))
+    Reference.open(tmp_path / "ref", verify=False)
+
+
+def test_a_folder_that_is_no_reference_is_refused(tmp_path: Path) -> None:
+    assert "is not a reference" in refused(tmp_path)
+    assert "is not a reference" in refused(tmp_path / "absent")
+
+
+# ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+READER = """
+import sys
+from pathlib import Path
+import numpy as np
+from scoremode.core.references.reader import Reference
+from scoremode.core.references.writer import StatesWriter
+
+def resident():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1024
+
+block = np.random.default_rng(0).integers(0, 1 << 16, (1000, 2000), dtype=np.uint16)  # 4 MB
+weight = np.tile(block, (10, 1))
+writer = StatesWriter(sys.argv[1], targets=50_000, width=2000, dtype="bfloat16", identity={}, shard_bytes=64 << 20)
+before = resident()
+most = before
+for first in range(0, 50_000, 1000):
+    writer.write(first, block)
+    writer.flush()
+    most = max(most, resident())
+writer.write_head(weight, None, scale=1.0, softcap=None, vocabulary=10_000)
+manifest = {name: "x" for name in ("plan_digest", "method", "model_fingerprint", "tokenizer")} | {"engine": {}}
+writer.finish(manifest)
+reference = Reference.open(sys.argv[1])
+most = max(most, resident())
+for first in range(0, 50_000, 1000):
+    rows = reference.rows(first, 1000)
+    assert np.array_equal(rows, block)
+    most = max(most, resident())
+flat = most - before
+everything = reference.rows(0, 50_000)
+print(flat, resident() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is measured through /proc")
+def test_memory_stays_flat_over_200_megabytes(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", READER, str(tmp_path / "ref")], capture_output=True, text=True, check=True
+    )
+    flat, whole = map(float, done.stdout.split())
+    assert whole > 150, "the measure must see 200 MB that are really held"
+    assert flat < 60
+
+
+# ── sizes, and what may be compared ──────────────────────────────────────────────────────────────────────────────────
+def test_the_estimate_is_what_the_files_take(tmp_path: Path) -> None:
+    rows = random_rows(500, 64, "float16")
+    writer = writer_for(tmp_path / "ref", rows, "float16", rows_per_shard=200)
+    writer.write(0, rows)
+    writer.write_head(random_rows(300, 64, "float16"), None, scale=1.0, softcap=None, vocabulary=300)
+    writer.finish(MANIFEST)
+    files = {p.name: p.stat().st_size - DATA_START for p in (tmp_path / "ref").glob("*.safetensors")}
+    head = files.pop(HEAD)
+    estimate = estimate_bytes(500, 64, "float16", 300)
+    assert estimate == {
+        "states": sum(files.values()),
+        "head": head,
+        "total": sum(files.values()) + head,
+        "logits_fp16": 500 * 300 * 2,
+    }
+
+
+SAME: dict[str, Any] = {
+    "plan_digest": "p" * 64,
+    "tokenizer": "t" * 64,
+    "vocabulary": 49152,
+    "method": "sliding-once",
+    "settings": MANIFEST["method_settings"],
+    "corpus_sha256": "c" * 64,
+}
+AGAIN = "scoremode ppl CANDIDATE --corpus wikitext2 --method sliding-once --context-length 512 --stride 256"
+
+
+@pytest.mark.parametrize(
+    ("other", "reason", "fix"),
+    [
+        ({"tokenizer": "u" * 64, "plan_digest": "q"}, "different tokenizers", "bits per byte"),
+        ({"vocabulary": 49280}, "vocabulary 49152 vs 49280", "scoremode reference MODEL --corpus wikitext2"),
+        ({"vocabulary": 49000}, "vocabulary 49152 vs 49000", "model with 49000 ids"),
+        ({"plan_digest": "q", "corpus_sha256": "d" * 64}, "different texts", AGAIN),
+        ({"plan_digest": "q", "method": "gptq"}, "different plans: method sliding-once vs gptq", AGAIN),
+        (
+            {"plan_digest": "q", "settings": {**SAME["settings"], "context_length": 64, "stride": 32}},
+            "different plans: context length 512 vs 64, stride 256 vs 32",
+            AGAIN,
+        ),
+        ({"plan_digest": "q"}, "different plans: different windows or texts", AGAIN),
+        ({"plan_digest": "q", "settings": None, "corpus_sha256": None}, "different plans", AGAIN),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_with_its_reason(other: dict[str, Any], reason: str, fix: str) -> None:
+    manifest = {**MANIFEST, "vocabulary": 49152}
+    require_comparable(manifest, ComparableFacts(**SAME))
+    with pytest.raises(InputError) as caught:
+        require_comparable(manifest, ComparableFacts(**{**SAME, **other}))
+    assert caught.value.message.startswith(reason)
+    assert fix in caught.value.fix
+
+
+def test_a_bare_manifest_is_enough_to_compare() -> None:
+    manifest = {"plan_digest": "p", "tokenizer": "t", "vocabulary": 7, "method": "gptq"}
+    require_comparable(manifest, ComparableFacts("t", 7, "p", "gptq"))
+    with pytest.raises(InputError, match="different plans"):
+        require_comparable(manifest, ComparableFacts("t", 7, "q", "gptq"))

@@ -1,0 +1,151 @@
+"""The columns of a divergence arrive everywhere: from tables, after an interruption, in Parquet, from replicas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import scoremode as sm
+from scoremode.core.engine.base import Want
+from scoremode.core.scores.answers import Answers, Window
+from scoremode.core.scores.packing import PackedAnswers, from_message, read_divergences, to_message
+from scoremode.core.scores.schema import BUILT_IN, DIVERGENCE
+from scoremode.core.statistics.comparison import comparison_statistics
+from scoremode.core.store.runs import SCORES
+from scoremode.engines.table import engine as table_engine
+from scoremode.engines.table.engine import TableEngine
+from scoremode.errors import EngineError, InputError
+from scoremode.head.divergence import define_divergence
+from tests.partial_engine import LOGITS
+
+NAMES = tuple(column.name for column in DIVERGENCE)
+QUESTION: dict[str, Any] = {"text": "The quick brown fox. " * 6, "context_length": 32, "stride": 16}
+OTHER = LOGITS + np.sin(np.arange(LOGITS.size)).reshape(LOGITS.shape)
+
+
+@pytest.fixture(autouse=True)
+def tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tables in place of the usual ones."""
+    monkeypatch.setattr(TableEngine, "named", staticmethod(lambda name: Table(LOGITS if name == "uniform" else OTHER)))
+    Table.most = None
+
+
+class Table(TableEngine):
+    most: int | None = None  # divergences before it fails
+
+    def score(self, source: Any, done: Any, want: Want | None = None) -> Any:
+        for number, found in enumerate(super().score(source, done, want or Want())):
+            if number == self.most and want and want.against:
+                raise EngineError("it dies", fix="again")
+            yield found
+
+
+def compared(out: Path, name: str = "runs") -> sm.Comparison:
+    if not (out / "ref").exists():
+        sm.reference("table:uniform", out=out / "ref", **QUESTION)
+    return sm.compare(str(out / "ref"), "table:successor", out=out / name)[0]
+
+
+def test_a_table_against_a_table_in_parquet(tmp_path: Path) -> None:
+    found = compared(tmp_path)
+    assert found.divergences.measured == NAMES
+    ids = found.candidate.facts.id
+    stored = pq.read_table(Path(str(found.path)) / SCORES)
+    assert stored.column_names[-len(NAMES) :] == list(NAMES)
+    assert sm.load(Path(str(found.path))).divergences.measured == NAMES
+    before = np.frombuffer(QUESTION["text"].encode(), np.uint8).astype(np.int64)[found.candidate.facts.token - 1]
+    assert len(before) == len(ids)
+    lines = [torch.from_numpy(table if len(table) > 1 else table.repeat(256, 0))[before] for table in (LOGITS, OTHER)]
+    true = define_divergence(lines[0], lines[1], torch.zeros(len(ids), 1, dtype=torch.int64))
+    for name in NAMES:  # a reference holds the baseline's head in float32
+        np.testing.assert_allclose(getattr(found.divergences, name), getattr(true, name), rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(getattr(found.divergences, name), stored[name].to_numpy())
+    statistics = comparison_statistics(found)
+    assert statistics["overlap"] == pytest.approx(1 - measured_mean(found, "total_variation"), rel=1e-12)
+
+
+def measured_mean(found: sm.Comparison, name: str) -> float:
+    return float(getattr(found.divergences, name).mean())
+
+
+def test_a_model_against_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # these logits would be rounded to float32 on the baseline's side
+    (found,) = sm.compare("table:uniform", "table:uniform", **QUESTION)
+    assert [np.unique(getattr(found.divergences, name)).tolist() for name in NAMES] == [[0], [0], [0], [5]]
+
+
+def test_an_interrupted_comparison_resumes_with_all_of_them(tmp_path: Path) -> None:
+    Table.most = 3
+    with pytest.raises(EngineError, match="it dies"):
+        compared(tmp_path)
+    Table.most = None
+    resumed, whole = compared(tmp_path), compared(tmp_path, "again")
+    for name in NAMES:
+        np.testing.assert_array_equal(getattr(resumed.divergences, name), getattr(whole.divergences, name))
+
+
+def test_a_run_that_an_older_scoremode_began_resumes_with_kl_alone_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Table.most = 3
+    with monkeypatch.context() as older:
+        older.setattr(table_engine, "_distances", lambda logp, logq: {"kl": table_engine._kl(logp, logq)})
+        with pytest.raises(EngineError, match="it dies"):
+            compared(tmp_path)
+    Table.most = None
+    resumed, whole = compared(tmp_path), compared(tmp_path, "again")
+    assert resumed.divergences.measured == ("kl",)
+    np.testing.assert_array_equal(resumed.kl, whole.kl)
+    note = (
+        "an older scoremode began this run, so kl_reverse, total_variation and same_first are left out; "
+        "--fresh measures them"
+    )
+    for key in ("notes", "model_notes"):
+        assert note in sm.load(Path(str(resumed.path))).manifest[key]
+    assert note not in whole.candidate.manifest["notes"]
+
+
+# ── between processes ────────────────────────────────────────────────────────────────────────────────────────────────
+def answers() -> Answers:
+    columns = {"kl": np.ones(3), "kl_reverse": np.full(3, 0.5), "total_variation": np.zeros(3)}
+    return Answers(np.zeros((3, 1))).apart({**columns, "same_first": np.array([5, 0, 2], np.int32)})
+
+
+WINDOW = Window(np.arange(4, dtype=np.int32), np.arange(3, dtype=np.int32), np.ones((3, 1), np.int32))
+
+
+@pytest.mark.parametrize("gone", [(), ("kl_reverse",), ("kl_reverse", "total_variation", "same_first")])
+def test_a_message_has_those_that_were_measured(gone: tuple[str, ...]) -> None:
+    sent = PackedAnswers.of([(0, answers().apart(dict.fromkeys(gone)))])
+    read = from_message(to_message(sent), PackedAnswers)
+    ((_, found),) = read.answers()
+    assert found.divergences == tuple(name for name in NAMES if name not in gone)
+    for name in found.divergences:
+        np.testing.assert_array_equal(getattr(found, name), getattr(answers(), name))
+    with pytest.raises(InputError, match="wrong columns"):
+        read.check([WINDOW])  # a service measures none
+
+
+def test_words_of_workers_that_measure_kl_alone() -> None:
+    values = np.array([[0.25, np.nan, np.nan, np.nan], [np.inf, np.nan, np.nan, np.nan]])
+    found = read_divergences(values.view(np.int32))
+    assert list(found) == ["kl"]
+    assert found["kl"].tolist() == [0.25, np.inf]
+    every = read_divergences(np.array([[0.25, 0.5, 0.75, 5.0]]).view(np.int32))
+    assert {name: column.tolist() for name, column in every.items()} == dict(
+        zip(NAMES, [[0.25], [0.5], [0.75], [5]], strict=True)
+    )
+    assert every["same_first"].dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("kl", -0.1), ("kl_reverse", -0.1), ("total_variation", 1.1), ("same_first", 6), ("kl", np.nan)]
+)
+def test_impossible_values_are_refused(name: str, value: float) -> None:
+    assert BUILT_IN.impossible_value({name: np.array([value])}) is not None
+    assert BUILT_IN.impossible_value({"kl": np.array([np.inf]), "kl_reverse": np.array([np.inf])}) is None

@@ -1,0 +1,515 @@
+"""Statistics of a comparison, against hand computation, resampling, simulation, and llama.cpp's formulas."""
+
+# ruff: noqa: UP031 (C's own format strings are what is compared with)
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.special import logit
+
+from scoremode.core.scores.answers import measured
+from scoremode.core.scores.columns import Divergences, Scores, TargetFacts
+from scoremode.core.statistics.comparison import FIELDS, STATISTICS, Comparison, comparison_statistics
+from scoremode.core.statistics.streams import quantiles
+from scoremode.core.store.run import Run
+from scoremode.errors import RunError
+from scoremode.studies.kld.statistics import llamacpp_statistics, llamacpp_text
+from scoremode.values import Floats, Ints
+
+
+def make_run(
+    logprob: Any,
+    *,
+    top: Any = None,
+    document: Any = None,
+    weight: Any = None,
+    method: str = "sliding-once",
+    **more: Any,
+) -> Run:
+    """A run whose manifest has the metrics that the method gives for these scores."""
+    lp = np.asarray(logprob, np.float64)
+    n = len(lp)
+    zeros, doc = np.zeros(n, np.int64), np.zeros(n, np.int64) if document is None else np.asarray(document)
+    ids = zeros.astype(np.int32)
+    scores = Scores(lp, zeros + 1, np.zeros(n), ids if top is None else np.asarray(top, np.int32), np.zeros(n))
+    text = np.array(["a"] * n, dtype=object)
+    w = np.ones(n) if weight is None else np.asarray(weight, np.float64)
+    facts = TargetFacts(zeros, doc, np.arange(n), ids, ids + 1, ids, doc, w, text, text)
+    if not n:
+        ppl = math.nan
+    elif method == "mean-of-texts":
+        ppl = float(np.mean([math.exp(-lp[doc == d].mean()) for d in np.unique(doc)]))
+    else:
+        ppl = float(np.exp(-(lp @ w) / w.sum()))
+    error = {"stderr": 0.25, "freedom": 5.0, "low": ppl - 0.6, "high": ppl + 0.6} if math.isfinite(ppl) else {}
+    none = {"stderr": None, "freedom": None, "low": None, "high": None}
+    known = {"value": ppl if math.isfinite(ppl) else None, "n": n, "groups": 6, **none, **error}
+    per_byte = {**known, "value": 0.5}
+    manifest = {
+        "metrics": {"perplexity": known, "bits_per_byte": per_byte} if n else {},
+        "method": method,
+        "method_settings": {"context_length": 512, "stride": 256},
+        "corpus": "python-docs",
+        "corpus_sha256": "31a44d4ee726" + "0" * 52,
+        "plan_digest": "27fefac7135b2437",
+        "model": "base-model",
+        "model_fingerprint": "f00d",
+        "stderr_groups": "documents",
+        "engine": "transformers",
+        "dtype": "float32",
+        "head": "exact-fp32",
+        "versions": {"transformers": "5.16.1", "scoremode": "0.1.0"},
+        **more,
+    }
+    return Run("27fefac7135b2437", scores, facts, manifest)
+
+
+def apart_by(kl: Any) -> Divergences:
+    """Columns of a divergence, all known if KL is."""
+    if kl is None:
+        return Divergences()
+    known = np.asarray(kl, np.float64)
+    shares = -np.expm1(-known)
+    first = (5 * np.exp(-known)).astype(np.int32) if not np.isnan(known).any() else np.zeros(len(known), np.int32)
+    return Divergences(kl=known, kl_reverse=known / 2, total_variation=shares, same_first=first)
+
+
+def compared(
+    baseline: Any,
+    candidate: Any,
+    *,
+    kl: Any = None,
+    groups: Any = None,
+    weight: Any = None,
+    tops: Any = (None, None),
+    name: str = "q4",
+    noise_kl: Any = None,
+    manifest: Any = None,
+    apart: Divergences | None = None,
+    **run: Any,
+) -> Comparison:
+    """A comparison of two runs made of these log-probabilities."""
+    n = len(baseline)
+    runs = [make_run(lp, top=t, weight=weight, **run) for lp, t in zip((baseline, candidate), tops, strict=True)]
+    return Comparison(
+        name=name,
+        baseline=runs[0],
+        candidate=runs[1],
+        groups=np.arange(n) if groups is None else np.asarray(groups, np.int64),
+        weight=np.ones(n) if weight is None else np.asarray(weight, np.float64),
+        divergences=apart or apart_by(kl),
+        noise_kl=None if noise_kl is None else np.asarray(noise_kl, np.float64),
+        manifest=manifest or {},
+    )
+
+
+def test_both_directions_overlap_and_first_choices_by_hand() -> None:
+    groups, apart = np.repeat(np.arange(6), 2), random_apart(12)
+    found = comparison_statistics(compared([-1.0] * 12, [-1.0] * 12, apart=apart, groups=groups))
+    assert found["kl_reverse_mean"] == pytest.approx(measured(apart.kl_reverse).mean(), rel=1e-12)
+    assert found["total_variation_mean"] == pytest.approx(measured(apart.total_variation).mean(), rel=1e-12)
+    assert found["overlap"] == pytest.approx(1 - found["total_variation_mean"], rel=1e-12)
+    assert found["overlap_stderr"] == pytest.approx(found["total_variation_mean_stderr"], rel=1e-9)
+    for count in range(2, 6):
+        assert found[f"top{count}_same"] == pytest.approx((measured(apart.same_first) >= count).mean(), rel=1e-12)
+        assert found[f"top{count}_same_stderr"] is not None
+
+
+def test_a_divergence_of_an_older_run_has_kl_alone() -> None:
+    found = comparison_statistics(compared([-1.0] * 6, [-1.0] * 6, apart=Divergences(kl=np.ones(6))))
+    assert found["kl_mean"] == 1
+    assert found["overlap"] is found["kl_reverse_mean"] is found["top5_same_low"] is None
+
+
+def random_apart(n: int) -> Divergences:
+    generator = np.random.default_rng(n)
+    kl, reverse, variation = generator.random((3, n))
+    return Divergences(kl, reverse, variation, generator.integers(0, 6, n).astype(np.int32))
+
+
+def random_comparison(groups: int = 250, seed: int = 0, **more: Any) -> Comparison:
+    """Unequal documents, each with its own level; both runs share most of their noise; KL with a long tail."""
+    generator = np.random.default_rng(seed)
+    index = np.repeat(np.arange(groups), generator.integers(3, 30, size=groups))
+    n = len(index)
+    base = -np.abs(generator.normal(2.0, 1.0, n) + generator.normal(0, 0.5, groups)[index])
+    cand = np.minimum(0.0, base - 0.02 - generator.normal(0, 0.1, n) - generator.normal(0, 0.05, groups)[index])
+    kl = generator.gamma(0.3, 0.1, n) * np.exp(generator.normal(0, 0.5, groups))[index]
+    tops = (generator.integers(3, size=n), generator.integers(3, size=n))
+    return compared(base, cand, kl=kl, groups=index, document=index, tops=tops, **more)
+
+
+# ── hand-made ────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_every_field_is_there_in_its_order_and_fit_for_json() -> None:
+    found = comparison_statistics(random_comparison(20, noise_kl=[0.0, 0.1]))
+    assert list(found) == ["name", *FIELDS]
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert [name for name, value in found.items() if value is None] == []
+
+
+@pytest.mark.parametrize("method", ["sliding-once", "mean-of-texts"])
+def test_all_statistics_take_two_passes_over_the_columns(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    c = random_comparison(20, method=method)
+    passes: list[object] = []
+
+    def blocks(scores: Scores, *names: str) -> Iterator[tuple[Any, ...]]:
+        passes.append(scores)
+        yield tuple(getattr(scores, name) for name in names)
+
+    monkeypatch.setattr(Scores, "blocks", blocks)
+    comparison_statistics(c)
+    assert [passes.count(run.scores) for run in (c.baseline, c.candidate)] == [2, 2]
+    passes.clear()
+    llamacpp_statistics(c)
+    assert [passes.count(run.scores) for run in (c.baseline, c.candidate)] == [1, 1]
+
+
+def test_declarations_have_names_of_their_own_and_say_what_they_are() -> None:
+    assert len(FIELDS) == len(set(FIELDS)) == sum(len(statistic.fields) for statistic in STATISTICS)
+    assert [statistic.name for statistic in STATISTICS if not statistic.about] == []
+    assert {statistic.mean is not None for statistic in STATISTICS if statistic.ranks} == {True}
+    page = (Path(__file__).parents[3] / "docs" / "compare-statistics.md").read_text()
+    assert [statistic.name for statistic in STATISTICS if f"`{statistic.name}`" not in page] == []
+
+
+def test_kl_by_hand() -> None:
+    """Six groups of two targets sum to 0.2, 0.4, …: a mean of 0.35, residuals of ±0.1, ±0.3, ±0.5 around 0.7."""
+    kl = np.repeat(np.arange(1, 7) / 10, 2)
+    found = comparison_statistics(compared([-1.0] * 12, [-1.0] * 12, kl=kl, groups=np.repeat(np.arange(6), 2)))
+    assert math.isclose(found["kl_mean"], 0.35)
+    assert math.isclose(found["kl_mean_stderr"], math.sqrt(6 / 5 * 0.7) / 12)
+    reach = 2.570582 * found["kl_mean_stderr"] / 0.35  # Student's t with 5 degrees, on a log scale
+    assert math.isclose(found["kl_mean_high"], 0.35 * math.exp(reach), rel_tol=1e-6)
+    assert math.isclose(found["kl_mean_low"], 0.35 * math.exp(-reach), rel_tol=1e-6)
+    assert math.isclose(found["freedom"], 5)
+    assert math.isclose(found["kl_median"], 0.35)
+    assert math.isclose(found["kl_p90"], 0.59)
+    assert found["kl_max"] == 0.6
+    assert found["kl_infinite"] == 0
+
+
+def test_groups_of_unequal_size_by_hand() -> None:
+    """Sizes 1, 1, 1, 1, 4: shares h of 1/8 and 1/2, each residual over 1 - h, freedom (Σh²)² / Σh⁴."""
+    kl, groups = np.array([0.1, 0.2, 0.3, 0.4, 0.6, 0.6, 0.6, 0.6]), np.array([0, 1, 2, 3, 4, 4, 4, 4])
+    found = comparison_statistics(compared([-1.0] * 8, [-1.0] * 8, kl=kl, groups=groups))
+    mean = 3.4 / 8
+    residuals = np.array([0.1 - mean, 0.2 - mean, 0.3 - mean, 0.4 - mean, 2.4 - 4 * mean])
+    shares = np.array([1, 1, 1, 1, 4]) / 8
+    assert math.isclose(found["kl_mean_stderr"], math.sqrt(float((residuals**2 / (1 - shares)).sum())) / 8)
+    assert math.isclose(found["freedom"], float((shares**2).sum() ** 2 / (shares**4).sum()))
+
+
+def test_shares_and_probabilities_by_hand() -> None:
+    half, quarter = math.log(0.5), math.log(0.25)
+    base, cand = [half, half, quarter, quarter] * 2, [quarter, half, half, quarter] * 2
+    found = comparison_statistics(compared(base, cand, tops=([1, 2, 3, 4] * 2, [1, 2, 3, 5] * 2)))
+    assert found["same_top"] == 0.75
+    assert math.isclose(found["same_top_stderr"], math.sqrt(0.75 * 0.25 / 7))
+    assert found["worse"] == 0.25
+    assert math.isclose(found["delta_p_mean"], 0.0, abs_tol=1e-15)
+    assert math.isclose(found["delta_p_rms"], math.sqrt(0.125 / 4))
+    assert math.isclose(found["delta_p_min"], -0.25)
+    assert math.isclose(found["delta_p_max"], 0.25)
+    assert math.isclose(found["delta_logprob_mean"], 0.0, abs_tol=1e-15)
+
+
+def test_weights_count_in_means_and_not_in_quantiles() -> None:
+    found = comparison_statistics(
+        compared([-1.0, -1.0, -1.0], [-1.0, -2.0, -1.0], kl=[0.0, 1.0, 0.5], weight=[1.0, 2.0, 1.0])
+    )
+    assert math.isclose(found["kl_mean"], 2.5 / 4)
+    assert math.isclose(found["log_ppl_ratio"], 0.5)
+    assert math.isclose(found["worse"], 0.5)
+    assert found["kl_median"] == 0.5
+
+
+@pytest.mark.parametrize("method", ["sliding-once", "mean-of-texts"])
+def test_the_ratio_is_that_of_the_two_perplexities(method: str) -> None:
+    c = random_comparison(30, method=method)
+    found = comparison_statistics(c)
+    assert math.isclose(found["ppl_ratio"], found["ppl_candidate"] / found["ppl_baseline"], rel_tol=1e-12)
+    assert math.isclose(found["ppl_difference"], found["ppl_candidate"] - found["ppl_baseline"], rel_tol=1e-9)
+    assert math.isclose(found["log_ppl_ratio"], math.log(found["ppl_ratio"]), rel_tol=1e-9)
+    assert math.isclose(found["log_ppl_ratio_stderr"], found["ppl_ratio_stderr"] / found["ppl_ratio"], rel_tol=1e-9)
+
+
+def test_token_and_document_averages_differ_where_documents_do() -> None:
+    token = comparison_statistics(random_comparison(30))
+    document = comparison_statistics(random_comparison(30, method="mean-of-texts"))
+    assert abs(token["ppl_difference"] - document["ppl_difference"]) > 0.005
+    assert token["kl_mean"] == document["kl_mean"]
+
+
+def test_a_mean_over_documents_by_hand() -> None:
+    """Perplexities 2, 4 become 3, 5, three times: ratio 8 / 6, residuals 3 - 2·4/3 and 5 - 4·4/3."""
+    base, cand = np.log([1 / 2, 1 / 4] * 3), np.log([1 / 3, 1 / 5] * 3)
+    found = comparison_statistics(compared(base, cand, document=np.arange(6), method="mean-of-texts"))
+    assert math.isclose(found["ppl_ratio"], 4 / 3)
+    error = math.sqrt(3 * (1 / 9) / (1 - 1 / 9) + 3 * (1 / 9) / (1 - 2 / 9)) / 18
+    assert math.isclose(found["ppl_ratio_stderr"], error)
+    assert math.isclose(found["ppl_difference"], 1.0)
+    assert math.isclose(found["ppl_difference_stderr"], 0.0, abs_tol=1e-12)
+
+
+def test_the_noise_floor_is_that_of_its_own_array() -> None:
+    found = comparison_statistics(compared([-1.0, -1.0], [-1.0, -1.0], kl=[5.0, 5.0], noise_kl=[0.0, 0.01, 0.02]))
+    assert math.isclose(found["noise_floor_kl_mean"], 0.01)
+    assert math.isclose(found["noise_floor_kl_p99"], 0.0198)
+    assert comparison_statistics(compared([-1.0], [-1.0], kl=[5.0]))["noise_floor_kl_mean"] is None
+
+
+def test_quantiles_are_those_of_numpy() -> None:
+    values = np.random.default_rng(3).normal(size=97)
+    for fraction in (0.0, 0.001, 0.3, 0.5, 0.999, 1.0):
+        found = quantiles(values, {"some": fraction})["some"]
+        assert math.isclose(found, float(np.quantile(values, fraction)), rel_tol=1e-12)
+
+
+# ── errors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_paired_errors_shrink_where_both_runs_share_their_noise() -> None:
+    generator = np.random.default_rng(5)
+    shared, own, other = (generator.exponential(2.0, 2000) for _ in range(3))
+    paired = comparison_statistics(compared(-shared, -(shared + 0.01 * own)))
+    alone = comparison_statistics(compared(-shared, -other))
+    for name in ("log_ppl_ratio_stderr", "ppl_ratio_stderr", "ppl_difference_stderr"):
+        assert 20 * paired[name] < alone[name]
+
+
+@pytest.mark.parametrize("method", ["sliding-once", "mean-of-texts"])
+def test_errors_agree_with_leaving_out_one_group_at_a_time(method: str) -> None:
+    c = random_comparison(80, seed=2, method=method)
+    found = comparison_statistics(c)
+    left = []
+    for g in range(80):
+        keep = c.groups != g
+        rest = {"groups": c.groups[keep], "document": c.groups[keep], "method": method}
+        part = compared(c.baseline.scores.logprob[keep], c.candidate.scores.logprob[keep], kl=_of(c.kl)[keep], **rest)
+        left.append(comparison_statistics(part))
+    for name in ("kl_mean", "ppl_ratio", "log_ppl_ratio", "ppl_difference", "delta_p_mean", "delta_p_rms", "worse"):
+        values = np.array([part[name] for part in left])
+        jackknife = math.sqrt(79 / 80 * float(((values - values.mean()) ** 2).sum()))
+        assert math.isclose(found[f"{name}_stderr"], jackknife, rel_tol=0.05), name
+
+
+def test_the_bounds_are_students_t_around_the_value() -> None:
+    found = comparison_statistics(random_comparison(12, seed=1))
+    assert 5 < found["freedom"] < 11  # documents differ in size
+    scales = {"log_ppl_ratio": None, "ppl_difference": None, "delta_p_mean": None, "kl_mean": np.log, "same_top": logit}
+    for name, scale in scales.items():
+        value, error, low, high = (found[name + part] for part in ("", "_stderr", "_low", "_high"))
+        if scale is not None:  # the error to first order, by a numerical derivative
+            error *= (scale(value + 1e-6) - scale(value - 1e-6)) / 2e-6
+            value, low, high = scale(value), scale(low), scale(high)
+        assert math.isclose(high - value, value - low, rel_tol=1e-9)
+        assert 2.2 * error < high - value < 2.6 * error  # with 1.96 the bounds would be too narrow
+    assert math.isclose(found["ppl_ratio_low"], math.exp(found["log_ppl_ratio_low"]), rel_tol=1e-12)
+
+
+def _of(array: Floats | None) -> Floats:
+    assert array is not None
+    return array
+
+
+# ── odd shapes ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_one_target() -> None:
+    found = comparison_statistics(compared([-1.0], [-1.5], kl=[0.2]))
+    assert found["kl_mean"] == found["kl_max"] == found["kl_p99"] == 0.2
+    assert math.isclose(found["ppl_ratio"], math.exp(0.5))
+    assert [found[f"{name}_stderr"] for name in ("kl_mean", "ppl_ratio", "same_top", "delta_p_rms")] == [None] * 4
+    assert found["kl_mean_low"] is None
+
+
+@pytest.mark.parametrize("groups", [[0, 0, 0, 0], [0, 1, 1, 1], [0, 1, 2, 3]])
+def test_too_few_groups_have_no_errors_and_no_bounds(groups: list[int]) -> None:
+    found = comparison_statistics(compared([-1.0, -2.0] * 2, [-1.5, -2.0] * 2, kl=[0.2, 0.4] * 2, groups=groups))
+    nothing = {name for name, value in found.items() if value is None}
+    errors = {n for n in FIELDS if n.endswith(("_stderr", "_low", "_high")) and "_baseline" not in n}
+    errors -= {n for n in FIELDS if n.startswith("ppl_candidate")}  # each run's own, made by make_run
+    assert nothing == errors | {"freedom", "noise_floor_kl_mean", "noise_floor_kl_p99"}
+    assert math.isclose(found["kl_mean"], 0.3)
+
+
+def test_groups_of_one_are_independent_targets() -> None:
+    kl = np.array([0.1, 0.5, 0.2, 0.7, 0.3])
+    found = comparison_statistics(compared([-1.0] * 5, [-1.0] * 5, kl=kl))
+    assert math.isclose(found["kl_mean_stderr"], kl.std(ddof=1) / math.sqrt(5))
+
+
+def test_numbers_of_groups_may_have_holes() -> None:
+    without, holes = (
+        comparison_statistics(compared([-1.0] * 5, [-2.0] * 5, kl=[0.1, 0.2, 0.6, 0.7, 0.9], groups=g))
+        for g in ([0, 1, 2, 3, 4], [0, 5, 9, 11, 12])
+    )
+    assert without["groups"] == holes["groups"] == 5
+    assert without["kl_mean_stderr"] == holes["kl_mean_stderr"] > 0
+
+
+def test_equal_runs_have_no_difference_and_no_error() -> None:
+    c = random_comparison(20)
+    same = compared(c.baseline.scores.logprob, c.baseline.scores.logprob, kl=np.zeros(len(c.groups)), groups=c.groups)
+    found = comparison_statistics(same)
+    ones = ("ppl_ratio", "ppl_ratio_low", "ppl_ratio_high", "same_top")
+    zeros = ("log_ppl_ratio", "ppl_difference", "kl_mean", "kl_max", "delta_p_rms", "worse", "delta_p_mean")
+    assert [found[name] for name in ones] == [1.0] * 4
+    assert [found[name] for name in zeros] == [0.0] * 7
+    errors = ("ppl_ratio_stderr", "ppl_difference_stderr", "kl_mean_stderr", "delta_p_rms_stderr", "same_top_stderr")
+    assert [found[name] for name in errors] == [0.0] * 5
+
+
+def test_no_targets_have_no_numbers() -> None:
+    found = comparison_statistics(compared([], [], kl=[], noise_kl=[]))
+    counted = {"name", "targets", "groups", "zero_probability_baseline", "zero_probability_candidate", "kl_infinite"}
+    assert {name for name, value in found.items() if value is not None} == counted
+    assert found["targets"] == found["groups"] == found["kl_infinite"] == 0
+
+
+def test_infinite_kl_is_counted_and_leaves_the_quantiles_below_it() -> None:
+    found = comparison_statistics(compared([-1.0] * 5, [-1.0] * 5, kl=[0.1, 0.2, math.inf, 0.3, 0.4]))
+    assert found["kl_infinite"] == 1
+    assert [found[f"kl_{name}"] for name in ("mean", "mean_stderr", "mean_low", "mean_high", "max", "p90")] == [
+        None
+    ] * 6
+    assert math.isclose(found["kl_median"], 0.3)
+
+
+def test_kl_that_was_not_measured_is_none_and_the_rest_stands() -> None:
+    found = comparison_statistics(compared([-1.0, -2.0], [-1.5, -2.0]))
+    assert {value for name, value in found.items() if name.startswith("kl_")} == {None}
+    assert math.isclose(found["log_ppl_ratio"], 0.25)
+
+
+@pytest.mark.parametrize(("base", "cand"), [(-1.0, -math.inf), (-math.inf, -1.0), (-math.inf, -math.inf)])
+def test_probability_zero_makes_ratios_unknown_and_is_counted(base: float, cand: float) -> None:
+    found = comparison_statistics(compared([-1.0, base, -1.0], [-1.0, cand, -2.0]))
+    names = ("ppl_ratio", "log_ppl_ratio", "ppl_difference", "delta_logprob_mean", "ppl_ratio_low", "ppl_ratio_stderr")
+    assert [found[name] for name in names] == [None] * 6
+    assert found["zero_probability_baseline"] == int(math.isinf(base))
+    assert found["zero_probability_candidate"] == int(math.isinf(cand))
+    expected = [math.exp(cand) - math.exp(base), math.exp(-2) - math.exp(-1)]
+    assert math.isclose(found["delta_p_mean"], sum(expected) / 3)
+
+
+def test_nan_is_refused() -> None:
+    with pytest.raises(RunError, match="q4: kl contains NaN"):
+        comparison_statistics(compared([-1.0], [-1.0], kl=[math.nan]))
+    with pytest.raises(RunError, match="the candidate contains NaN"):
+        comparison_statistics(compared([-1.0], [math.nan]))
+
+
+def test_arrays_that_do_not_line_up_are_refused() -> None:
+    with pytest.raises(RunError, match="the candidate has 1 targets instead of 2"):
+        comparison_statistics(compared([-1.0, -1.0], [-1.0]))
+    with pytest.raises(RunError, match="kl has 3"):
+        llamacpp_statistics(compared([-1.0, -1.0], [-1.0, -2.0], kl=[0.0] * 3))
+
+
+# ── llama.cpp ────────────────────────────────────────────────────────────────────────────────────────────────────────
+def f32(x: float) -> float:
+    return float(struct.unpack("f", struct.pack("f", x))[0])
+
+
+def longhand(nll: list[float], base: list[float], kld: list[float], same: list[bool]) -> str:
+    """What llama.cpp prints, computed target by target in plain Python."""
+    n = len(nll)
+
+    def mean_and_uncertainty(values: list[float]) -> tuple[float, float]:
+        total = squares = 0.0
+        for value in values:
+            total += value
+            squares += value * value
+        f = total / n
+        return f, math.sqrt((squares / n - f * f) / (n - 1))
+
+    def percentile(values: list[float], fraction: float) -> float:
+        ordered = sorted(f32(v) for v in values)
+        p = f32(f32(fraction) * (n - 1))
+        i = int(p)
+        p = f32(p - i)
+        return f32(f32(f32(1 - p) * ordered[i]) + f32(p * ordered[min(i + 1, n - 1)]))
+
+    def median(values: list[float]) -> float:
+        ordered = sorted(f32(v) for v in values)
+        return ordered[n // 2] if n % 2 else f32(0.5 * f32(ordered[n // 2] + ordered[n // 2 - 1]))
+
+    (m, e), (mb, eb) = mean_and_uncertainty(nll), mean_and_uncertainty(base)
+    cov = (sum(a * b for a, b in zip(nll, base, strict=True)) / n - sum(nll) / n * (sum(base) / n)) / (n - 1)
+    ratio_error = math.sqrt(e * e + eb * eb - 2 * cov)
+    p, pb = math.exp(m), math.exp(mb)
+    p_error, pb_error = p * e, pb * eb
+    difference_error = math.sqrt(p_error**2 + pb_error**2 - 2 * p * pb * cov)
+    out = "====== Perplexity statistics ======\n"
+    out += "Mean PPL(Q)                   : %10.6f ± %10.6f\n" % (p, p_error)
+    out += "Mean PPL(base)                : %10.6f ± %10.6f\n" % (pb, pb_error)
+    out += "Cor(ln(PPL(Q)), ln(PPL(base))): %6.2f%%\n" % (100 * cov / (e * eb))
+    out += "Mean ln(PPL(Q)/PPL(base))     : %10.6f ± %10.6f\n" % (m - mb, ratio_error)
+    out += "Mean PPL(Q)/PPL(base)         : %10.6f ± %10.6f\n" % (math.exp(m - mb), math.exp(m - mb) * ratio_error)
+    out += "Mean PPL(Q)-PPL(base)         : %10.6f ± %10.6f\n" % (p - pb, difference_error)
+    out += "\n====== KL divergence statistics ======\n"
+    out += "Mean    KLD: %10.6f ± %10.6f\n" % mean_and_uncertainty(kld)
+    out += "Maximum KLD: %10.6f\n" % max(kld)
+    for label, fraction in (("99.9%", 0.999), ("99.0%", 0.99), ("95.0%", 0.95), ("90.0%", 0.9)):
+        out += "%s   KLD: %10.6f\n" % (label, percentile(kld, fraction))
+    out += "Median  KLD: %10.6f\n" % median(kld)
+    for label, fraction in (("10.0%", 0.1), (" 5.0%", 0.05), (" 1.0%", 0.01), (" 0.1%", 0.001)):
+        out += "%s   KLD: %10.6f\n" % (label, percentile(kld, fraction))
+    out += "Minimum KLD: %10.6f\n" % min(kld)
+    diff = [math.exp(-a) - math.exp(-b) for a, b in zip(nll, base, strict=True)]
+    out += "\n====== Token probability statistics ======\n"
+    out += "Mean    Δp: %6.3f ± %5.3f %%\n" % tuple(100 * x for x in mean_and_uncertainty(diff))
+    out += "Maximum Δp: %6.3f%%\n" % (100 * max(diff))
+    for label, fraction in (("99.9%", 0.999), ("99.0%", 0.99), ("95.0%", 0.95), ("90.0%", 0.9), ("75.0%", 0.75)):
+        out += "%s   Δp: %6.3f%%\n" % (label, 100 * percentile(diff, fraction))
+    out += "Median  Δp: %6.3f%%\n" % (100 * median(diff))
+    for label, fraction in (("25.0%", 0.25), ("10.0%", 0.1), (" 5.0%", 0.05), (" 1.0%", 0.01), (" 0.1%", 0.001)):
+        out += "%s   Δp: %6.3f%%\n" % (label, 100 * percentile(diff, fraction))
+    out += "Minimum Δp: %6.3f%%\n" % (100 * min(diff))
+    mse, mse_error = mean_and_uncertainty([d * d for d in diff])
+    out += "RMS Δp    : %6.3f ± %5.3f %%\n" % (100 * math.sqrt(mse), 100 * 0.5 / math.sqrt(mse) * mse_error)
+    share = sum(same) / n
+    return out + "Same top p: %6.3f ± %5.3f %%\n" % (100 * share, 100 * math.sqrt(share * (1 - share) / (n - 1)))
+
+
+@pytest.mark.parametrize("groups", [60, 61, 63, 250])
+def test_llamacpp_to_the_printed_digit(groups: int) -> None:
+    c = random_comparison(groups, seed=groups)
+    base, cand = c.baseline.scores, c.candidate.scores
+    same = (measured(base.top) == measured(cand.top)).tolist()
+    expected = longhand((-cand.logprob).tolist(), (-base.logprob).tolist(), _of(c.kl).tolist(), same)
+    assert llamacpp_text(llamacpp_statistics(c)).splitlines() == expected.splitlines()
+
+
+def test_llamacpp_lines_look_as_it_prints_them() -> None:
+    """Two lines of the table in llama.cpp's own README, from their numbers."""
+    text = llamacpp_text({"ppl_q": 6.407115, "ppl_q_error": 0.039119, "same_top": 0.91901, "same_top_error": 0.00072})
+    assert text.splitlines()[1] == "Mean PPL(Q)                   :   6.407115 ±   0.039119"
+    assert text.splitlines()[-1] == "Same top p: 91.901 ± 0.072 %"
+    assert "KLD" not in text
+
+
+def test_llamacpp_ignores_groups_and_weights_and_therefore_is_too_sure() -> None:
+    c = random_comparison(250)
+    independent = compared(c.baseline.scores.logprob, c.candidate.scores.logprob, kl=c.kl)
+    error = llamacpp_statistics(c)["kld_mean_error"]
+    assert error is not None
+    assert math.isclose(error, comparison_statistics(independent)["kl_mean_stderr"], rel_tol=1e-9)
+    assert error < 0.8 * comparison_statistics(c)["kl_mean_stderr"]
+
+
+def test_llamacpp_of_equal_runs_and_of_few_targets() -> None:
+    lp: Floats = -np.arange(1.0, 41.0) / 10
+    equal = llamacpp_statistics(compared(lp, lp, kl=np.zeros(40)))
+    assert equal["log_ppl_ratio_error"] is not None
+    assert equal["log_ppl_ratio_error"] < 1e-8
+    assert equal["delta_p_rms_error"] is None
+    few = llamacpp_statistics(compared(lp[:10], lp[:10] - 1, kl=np.ones(10)))
+    assert few["ppl_q_error"] == 0.0  # its own rule: no error for ten values or fewer
+    nothing: Ints = np.zeros(0, np.int64)
+    assert llamacpp_statistics(compared([], [], groups=nothing))["same_top"] is None

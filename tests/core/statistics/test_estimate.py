@@ -1,0 +1,231 @@
+"""Numbers and their errors, against closed forms and against a simulation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+from scipy.special import expit, logit
+
+import scoremode as sm
+from scoremode.core.plan.build import make_plan
+from scoremode.core.plan.plan import Plan
+from scoremode.core.plan.recipes import find_method
+from scoremode.core.scores.columns import Scores
+from scoremode.core.scores.schema import BUILT_IN, Column, Metric
+from scoremode.core.statistics.estimate import GroupSums, as_json, exponential, ratio
+from scoremode.core.statistics.run import all_metrics, llamacpp_stderr
+from scoremode.core.text.tokens import Tokens
+from scoremode.values import Estimate, Floats, Range
+from tests.core.plan.test_recipes import tokens_of
+
+
+def scored(tokens: Tokens, plan: Plan, logprob: Floats) -> Scores:
+    n = plan.targets
+    return Scores(logprob, np.ones(n, np.int64), np.zeros(n), np.zeros(n, np.int32), np.zeros(n))
+
+
+def test_a_ratio_of_equal_groups_is_the_mean_with_its_usual_error() -> None:
+    values = np.array([1.0, 2.0, 3.0, 4.0, 6.0])
+    estimate = ratio(values, np.ones(5), np.arange(5))
+    assert estimate.value == 3.2
+    assert estimate.stderr is not None
+    assert estimate.low is not None
+    assert estimate.high is not None
+    assert math.isclose(estimate.stderr, values.std(ddof=1) / math.sqrt(5))
+    assert estimate.freedom == 4
+    assert math.isclose(estimate.high - 3.2, 2.776445 * estimate.stderr, rel_tol=1e-6)  # Student's t, 4 degrees
+    assert math.isclose(3.2 - estimate.low, estimate.high - 3.2)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3, 4])
+def test_too_few_groups_have_no_error_instead_of_a_wrong_one(groups: int) -> None:
+    estimate = ratio(np.arange(1, groups + 1).astype(np.float64), np.ones(groups), np.arange(groups))
+    assert estimate.value == (groups + 1) / 2
+    assert (estimate.stderr, estimate.low, estimate.high, estimate.groups) == (None, None, None, groups)
+
+
+def test_a_group_without_units_is_not_counted() -> None:
+    estimate = ratio(np.array([1.0, 2.0, 3.0, 4.0, 0.0]), np.array([1, 1, 1, 1, 0]), np.arange(5))
+    assert (estimate.groups, estimate.stderr) == (4, None)
+
+
+def test_one_large_group_among_small_ones_leaves_few_degrees_of_freedom() -> None:
+    """60 documents of which one has half of the text: nearly everything depends on that one."""
+    sizes = np.array([5900.0, *[100.0] * 59])
+    even = ratio(np.full(60, 100.0), np.full(60, 100.0), np.arange(60))
+    uneven = ratio(sizes * 2, sizes, np.arange(60))
+    assert even.freedom == 59
+    assert uneven.freedom is not None
+    assert uneven.freedom < 1.1
+
+
+def test_bounds_of_a_perplexity_are_those_of_its_logarithm() -> None:
+    mean = ratio(np.array([1.0, 2.0, 3.0, 4.0, 6.0]), np.ones(5), np.arange(5))
+    ppl = exponential(mean)
+    assert mean.low is not None
+    assert mean.high is not None
+    assert (ppl.low, ppl.high) == (math.exp(mean.low), math.exp(mean.high))
+    assert ppl.low is not None
+    assert ppl.low > 0
+
+
+def test_tokens_that_move_together_are_not_counted_as_independent() -> None:
+    """100 documents of 50 equal tokens: the error must be that of 100 draws, not of 5,000."""
+    generator = np.random.default_rng(0)
+    levels = generator.normal(size=100)
+    groups = np.repeat(np.arange(100), 50)
+    grouped = ratio(levels[groups], np.ones(5000), groups)
+    alone = ratio(levels[groups], np.ones(5000), np.arange(5000))
+    assert grouped.stderr is not None
+    assert alone.stderr is not None
+    assert math.isclose(grouped.stderr, levels.std(ddof=1) / 10, rel_tol=1e-9)
+    assert grouped.stderr > 6 * alone.stderr
+
+
+def test_hf_stride_weights_window_means() -> None:
+    tokens = tokens_of(7)
+    plan = make_plan(find_method("hf-stride"), tokens, context_length=4, stride=2)
+    logprob = -np.array([1.0, 2.0, 3.0, 10.0, 20.0, 100.0])
+    metrics = all_metrics(plan, tokens, scored(tokens, plan, logprob))
+    assert math.isclose(metrics["mean_nll"].value, (3 * 2.0 + 1 * 15.0 + 0 * 100.0) / 4)
+    assert math.isclose(metrics["perplexity"].value, math.exp(5.25))
+
+
+def test_mean_of_texts_averages_perplexities_not_logs() -> None:
+    tokens = tokens_of(2, 3, 1, 1, 1)
+    plan = make_plan(find_method("mean-of-texts"), tokens, context_length=8)
+    logprob = -np.log(np.array([2.0, 2.0, 8.0, 8.0, 8.0, 5.0, 5.0, 5.0]))
+    estimate = all_metrics(plan, tokens, scored(tokens, plan, logprob))["perplexity"]
+    assert math.isclose(estimate.value, 5.0)
+    assert estimate.stderr is not None
+    assert math.isclose(estimate.stderr, math.sqrt(18 / 4 / 5))
+    assert (estimate.n, estimate.groups) == (8, 5)
+
+
+def test_bits_per_byte_counts_the_bytes_of_the_targets() -> None:
+    tokens = tokens_of(9)
+    plan = make_plan(find_method("gptq"), tokens, context_length=4)
+    metrics = all_metrics(plan, tokens, scored(tokens, plan, np.full(6, -2 * math.log(2))))
+    assert math.isclose(metrics["bits_per_byte"].value, 2.0)
+
+
+def test_lm_eval_rolling_divides_by_the_words_and_bytes_of_the_source() -> None:
+    from dataclasses import replace
+
+    tokens = replace(tokens_of(4, 4), doc_bytes=np.array([100, 60]), doc_words=np.array([10, 6]))
+    plan = make_plan(find_method("lm-eval-rolling"), tokens, context_length=8)
+    metrics = all_metrics(plan, tokens, scored(tokens, plan, np.full(8, -4.0)))
+    assert math.isclose(metrics["bits_per_byte"].value, 32 / 160 / math.log(2))
+    assert math.isclose(metrics["word_perplexity"].value, math.exp(32 / 16))
+
+
+def test_llamacpp_error_takes_tokens_as_independent() -> None:
+    logprob = -np.array([1.0, 2.0, 4.0])
+    n = len(logprob)
+    scores = Scores(logprob, np.ones(n, np.int64), np.zeros(n), np.zeros(n, np.int32), np.zeros(n))
+    expected = math.exp(7 / 3) * math.sqrt(((1 + 4 + 16) / 3 - (7 / 3) ** 2) / 2)
+    assert llamacpp_stderr([scores.logprob], len(scores)) == pytest.approx(expected)
+
+
+def test_a_probability_of_zero_is_infinite_perplexity_and_null_in_json() -> None:
+    estimate = exponential(ratio(np.array([1.0, np.inf]), np.ones(2), np.arange(2)))
+    assert estimate.value == math.inf
+    assert estimate.stderr is None
+    assert as_json({"p": estimate})["p"]["value"] is None
+
+
+def test_an_estimate_prints_with_its_error() -> None:
+    assert repr(Estimate(12.5, 0.25, 10, 2)) == "12.50 ± 0.25"
+    assert repr(Estimate(12.5, None, 10, 1)) == "12.50 ± ?"
+    assert float(Estimate(12.5, None, 10, 1)) == 12.5
+
+
+# ── columns without a spread ─────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("value", [math.log(256), 0.1, 12345.678])
+def test_millions_of_equal_values_have_exactly_that_mean_and_no_error(value: float) -> None:
+    """Added one by one in float64, their rounding errors would differ from group to group and look like a spread."""
+    groups = np.repeat(np.arange(7), [300_000, 1, 299_999, 400_000, 3, 500_001, 77_777])
+    sums = GroupSums(7)
+    for begin in range(0, len(groups), 1 << 14):
+        here = groups[begin : begin + (1 << 14)]
+        sums.add(here, np.full(len(here), value), np.ones(len(here)))
+    found = sums.estimate()
+    assert found.stderr == 0.0
+    assert found.low == found.value == found.high == value
+    weights = 1 / (1.0 + groups)
+    assert ratio(value * weights, weights, groups).stderr == 0.0
+
+
+def test_sums_do_not_depend_on_the_size_of_the_blocks() -> None:
+    random = np.random.default_rng(3)
+    groups = np.sort(random.integers(0, 9, 5000))
+    values = random.exponential(2.0, 5000) * 10 ** random.uniform(-9, 9, 5000)
+    whole = ratio(values, np.ones(5000), groups)
+    sums = GroupSums(9)
+    for begin in range(0, 5000, 617):
+        part = slice(begin, begin + 617)
+        sums.add(groups[part], values[part], np.ones(len(values[part])))
+    assert sums.estimate() == whole
+    assert whole.value == pytest.approx(math.fsum(values) / 5000, rel=1e-15)
+    assert whole.stderr == pytest.approx(ratio(values[::-1], np.ones(5000), groups[::-1]).stderr, rel=1e-12)
+
+
+@pytest.mark.parametrize("method", ["sliding-once", "hf-stride"])
+def test_a_uniform_table_has_exactly_8_bits_per_byte(method: str) -> None:
+    """Also where a stretch of the text begins inside a character: its bytes and its tokens are of one group."""
+    text = "x" + "東京 naïve 👩‍🔬 " * 7000  # 182,001 bytes: five stretches, and hardly a cut between two characters
+    run = sm.ppl("table:uniform", text=text, method=method, context_length=512)
+    assert run.mean_nll.groups >= 5
+    assert (run.mean_nll.value, run.mean_nll.stderr) == (math.log(256), 0.0)
+    if method == "sliding-once":  # the other one leaves the first token of a window out, which may own a character
+        assert (run.bits_per_byte.value, run.bits_per_byte.stderr) == (8.0, 0.0)
+
+
+# ── bounds in the range of a number ──────────────────────────────────────────────────────────────────────────────────
+def test_bounds_of_a_positive_mean_are_those_of_its_logarithm() -> None:
+    values = np.array([0.1, 0.2, 0.9, 0.3, 0.15])
+    found = ratio(values, np.ones(5), np.arange(5), "positive")
+    reach = stats.t.ppf(0.975, 4) * stats.sem(values) / values.mean()
+    assert (found.low, found.high) == pytest.approx((0.33 * np.exp(-reach), 0.33 * np.exp(reach)))
+    assert found.stderr == ratio(values, np.ones(5), np.arange(5)).stderr
+
+
+def test_bounds_of_a_share_are_those_of_its_log_odds() -> None:
+    values = np.array([0.9, 0.95, 1.0, 0.97, 0.99])
+    found = ratio(values, np.ones(5), np.arange(5), "share")
+    p = values.mean()
+    reach = stats.t.ppf(0.975, 4) * stats.sem(values) / (p * (1 - p))
+    assert (found.low, found.high) == pytest.approx((expit(logit(p) - reach), expit(logit(p) + reach)))
+    assert found.high is not None
+    assert found.high < 1 < ratio(values, np.ones(5), np.arange(5)).high  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("yes", [0.0, 1.0])
+def test_groups_that_all_agree_count_as_one_answer_each(yes: float) -> None:
+    """Clopper and Pearson: of seven groups, however many targets each has."""
+    groups = np.repeat(np.arange(7), 50)
+    found = ratio(np.full(350, yes), np.ones(350), groups, "share")
+    exact = stats.binomtest(round(7 * yes), 7).proportion_ci(method="exact")
+    assert (found.low, found.high) == pytest.approx((exact.low, exact.high))
+    assert (found.value, found.stderr) == (yes, 0.0)
+
+
+@pytest.mark.parametrize("within", ["positive", "share"])
+def test_extreme_values_keep_their_bounds_in_range(within: Range) -> None:
+    for values in ([1e-300] * 4 + [1e-10], [0.0] * 4 + [1e-12], [1.0] * 4 + [1 - 1e-12], [0.0] * 5, [1 + 1e-15] * 5):
+        found = ratio(np.array(values), np.ones(5), np.arange(5), within)
+        assert found.low is not None
+        assert found.high is not None
+        assert 0 <= found.low <= found.value <= found.high
+        assert within == "positive" or found.high <= 1 + 2e-15
+
+
+def test_what_a_metric_can_be_follows_from_the_declared_bounds_of_its_column() -> None:
+    found = {metric.name: metric.range(column) for column, metric in BUILT_IN.metrics}
+    assert found == {"mean_rank": "positive", "top1_accuracy": "share", "mean_entropy": "any"}
+    own = Column("float64", "an agreement", least=0, most=1, name="agreement")
+    assert Metric("mean_agreement", "mean agreement").range(own) == "share"
+    assert Metric("mean_free", "mean").range(Column("float64", "any", name="free")) == "any"

@@ -1,0 +1,225 @@
+"""A manifest that was changed in any field, by accident or on purpose, gives an error of one line, never a crash."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import scoremode as sm
+from scoremode.cli.main import main
+from scoremode.core.disk.files import file_sha256
+from scoremode.core.disk.manifests import sealed
+from scoremode.core.store.run import StoredQuestion
+from scoremode.core.store.runs import MANIFEST, SCORES
+from scoremode.core.verbs.arguments import QUESTION
+from scoremode.core.verbs.compare import compare
+from scoremode.core.verbs.reference import reference
+from scoremode.errors import RunError
+
+ASKED: dict[str, Any] = {"text": "abcdefgh" * 4, "context_length": 16, "stride": 8}
+FLAGS = ["--text", ASKED["text"], "--context-length", "16", "--stride", "8"]
+DEEP = json.loads("[" * 40 + "]" * 40)
+WRONG: tuple[Any, ...] = (None, True, -1, 1e308, 10**400, "x", "\ud800", [], [None], {"x": [{}]}, DEEP)
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run, a reference, and a candidate that was scored against it."""
+    folder = tmp_path_factory.mktemp("stored")
+    sm.ppl("table:uniform", out=folder / "run", **ASKED)
+    reference("table:uniform", folder / "ref", **ASKED)
+    compare(str(folder / "ref"), "table:uniform", out=folder / "out")
+    return folder
+
+
+def places(value: Any, so_far: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of every field of a manifest, at any depth; of a list, only its first element."""
+    if isinstance(value, dict):
+        for name in value:
+            yield (*so_far, name)
+            yield from places(value[name], (*so_far, name))
+    elif isinstance(value, list) and value:
+        yield from places(value[0], (*so_far, 0))
+
+
+def changed(manifest: dict[str, Any], place: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    made = copy.deepcopy(manifest)
+    inner: Any = made
+    for step in place[:-1]:
+        inner = inner[step]
+    inner[place[-1]] = value
+    return made
+
+
+def verbs(folder: Path) -> dict[str, list[list[str]]]:
+    """The commands that read each of the three folders."""
+    run, ref, candidate = (str(folder / name) for name in ("run", "ref", "out/table:uniform"))
+    page = str(folder / "page.html")
+    return {
+        "run": [
+            ["show", run],
+            ["show", run, "--json"],
+            ["report", run, "-o", page],
+            ["compare", run, candidate],
+            ["ppl", "table:uniform", *FLAGS, "--out", run],
+        ],
+        "ref": [
+            ["report", ref, candidate, "-o", page],
+            ["compare", ref, "table:uniform", "--json", "--out", str(folder / "out")],
+            ["reference", "table:uniform", *FLAGS, "--out", ref],
+        ],
+        "out/table:uniform": [["compare", ref, candidate, "--markdown"], ["report", ref, candidate, "-o", page]],
+    }
+
+
+def can_be_read(folder: Path) -> bool:
+    try:
+        sm.load(folder)
+    except RunError:
+        return False
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["run", "ref", "out/table:uniform"])
+def test_no_wrong_value_in_any_field_is_a_crash(
+    stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """Every field × wrong values × the verbs that read it, with the old seal and with a recomputed one.
+
+    Each field gets a sixth of the wrong values, the next field others; ``SCOREMODE_HOSTILE=all`` gives all.
+    """
+    folder = tmp_path / "stored"
+    shutil.copytree(stored, folder)
+    path = folder / name / MANIFEST
+    manifest = json.loads(path.read_text())
+    commands = verbs(folder)[name]
+    assert [main(command) for command in commands] == [0] * len(commands)
+    capsys.readouterr()
+    tried, wrong, turn = 0, [], itertools.cycle(commands)
+    fields = list(places(manifest))
+    every = 1 if os.environ.get("SCOREMODE_HOSTILE") == "all" else 6
+    chosen = [(place, value) for i, place in enumerate(fields) for value in WRONG[i % every :: every]]
+    for place, value in chosen:
+        hostile = changed(manifest, place, value)
+        for made in [hostile] if hostile == manifest or place == ("seal",) else [hostile, sealed(hostile)]:
+            path.write_text(json.dumps(made))
+            readable = can_be_read(folder / name)
+            assert not readable or made == sealed(hostile)
+            for command in commands if readable else [next(turn)]:  # what cannot be read is refused in one place
+                code, error = main(command), capsys.readouterr().err
+                tried += 1
+                if not ((readable and code == 0) or (code == 2 and error.count("\n") == 1)):
+                    wrong.append((place, repr(value)[:30], command[0], code, error[:200]))
+    assert not wrong, f"{len(wrong)} of {tried}: {wrong[:5]}"
+    assert tried > 1500 / every
+
+
+SERVED = {
+    "model_format": "GGUF Q4_K_M",
+    "bits_per_weight": 4.85,
+    "weight_bytes": 485,
+    "sizes": {"body": {"bytes": 400, "weights": 700}, "embedding": {"bytes": 85, "weights": 100}},
+}
+
+
+def test_a_wrong_format_or_size_is_refused_or_shown(
+    stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a report draws and groups by: every wrong value, under a recomputed seal, from the verbs that show it."""
+    folder = tmp_path / "stored"
+    shutil.copytree(stored, folder)
+    path = folder / "out/table:uniform" / MANIFEST
+    manifest = sealed({**json.loads(path.read_text()), **SERVED})
+    commands = [*verbs(folder)["out/table:uniform"], ["compare", str(folder / "ref"), str(path.parent), "--json"]]
+    path.write_text(json.dumps(manifest))
+    assert [main(command) for command in commands] == [0] * 3
+    assert '"format": "GGUF Q4_K_M"' in capsys.readouterr().out
+    refused = 0
+    for place, value in itertools.product(places(SERVED), (*WRONG, 0, "x" * 5000, "<img src=x>")):
+        path.write_text(json.dumps(sealed(changed(manifest, place, value))))
+        readable = can_be_read(path.parent)
+        refused += not readable
+        for command in commands:
+            code, error = main(command), capsys.readouterr().err
+            assert code == 0 if readable else code == 2 and error.count("\n") == 1, (place, repr(value)[:30], error)
+        assert "<img" not in (folder / "page.html").read_text()
+    assert refused > 50
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[]", b"[" * 200_000, b'{"a":' * 100_000, b"\xff\xfe", b'{"format": NaN}', b"null"]
+)
+def test_what_is_no_manifest_is_one_line_from_every_verb(
+    stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], data: bytes
+) -> None:
+    folder = tmp_path / "stored"
+    shutil.copytree(stored, folder)
+    for name, commands in verbs(folder).items():
+        before = (folder / name / MANIFEST).read_bytes()
+        (folder / name / MANIFEST).write_bytes(data)
+        for command in commands:
+            assert main(command) == 2
+            assert capsys.readouterr().err.count("\n") == 1
+        (folder / name / MANIFEST).write_bytes(before)
+    (folder / "run" / MANIFEST).write_bytes(data)
+    assert main(["ppl", "table:uniform", *FLAGS, "--out", str(folder / "run"), "--fresh"]) == 0
+
+
+def test_an_edited_perplexity_is_noticed(stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "stored"
+    shutil.copytree(stored, folder)
+    path = folder / "run" / MANIFEST
+    manifest = json.loads(path.read_text())
+    manifest["metrics"]["perplexity"]["value"] = 2.5
+    path.write_text(json.dumps(manifest))
+    for command in verbs(folder)["run"]:
+        assert main(command) == 2
+        assert "was changed after the run" in capsys.readouterr().err
+    shutil.copy(stored / "run" / MANIFEST, path)
+    assert main(["show", str(folder / "run")]) == 0
+
+
+def test_columns_of_something_else_are_refused_even_under_their_right_hash(
+    stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "stored"
+    shutil.copytree(stored, folder)
+    path, columns = folder / "run" / MANIFEST, folder / "run" / SCORES
+    manifest, table = json.loads(path.read_text()), pq.read_table(columns)
+    texts = pa.array(["x"] * len(table))
+    foreign = {
+        "not Parquet": b"PAR1",
+        "another table": pa.table({"a": [1, 2]}),
+        "text for numbers": table.set_column(table.column_names.index("logprob"), "logprob", texts),
+        "numbers for text": table.set_column(table.column_names.index("text"), "text", pa.array(np.zeros(len(table)))),
+        "without ranks": table.drop_columns(["rank"]),
+        "one row less": table.slice(1),
+    }
+    for what, content in foreign.items():
+        if isinstance(content, bytes):
+            columns.write_bytes(content)
+        else:
+            pq.write_table(content, columns)
+        for again in (False, True):
+            sha256 = file_sha256(columns) if again else manifest["scores_sha256"]
+            path.write_text(json.dumps(sealed({**manifest, "scores_sha256": sha256})))
+            for command in verbs(folder)["run"]:
+                assert main(command) == 2, (what, again, command)
+                assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_table_of_questions_names_what_can_be_asked() -> None:
+    """Also another tokenizer, which references store as well."""
+    assert set(StoredQuestion.__struct_fields__) == {*QUESTION, "tokenizer"}

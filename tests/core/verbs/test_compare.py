@@ -1,0 +1,395 @@
+"""Comparisons: KL in closed form, against float64 on a real model, from a reference and in lockstep, and refusals."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from scoremode.cli.main import main
+from scoremode.core.disk.folders import entry_folder
+from scoremode.core.engine import baseline
+from scoremode.core.engine.base import Want
+from scoremode.core.engine.baseline import LiveBaseline, states_in
+from scoremode.core.scores.answers import Window, WindowList, measured
+from scoremode.core.scores.journal import Journal
+from scoremode.core.statistics.comparison import Comparison
+from scoremode.core.store import runs
+from scoremode.core.verbs.compare import compare
+from scoremode.core.verbs.ppl import ppl
+from scoremode.core.verbs.reference import reference
+from scoremode.engines.table.engine import TableEngine
+from scoremode.engines.transformers.engine import TransformersEngine
+from scoremode.errors import InputError, ModelError, RunError
+from scoremode.head.divergence import define_divergence
+from tests.makers import ask, make_tiny_model
+
+TEXT = "The quick brown fox jumps over the lazy dog. " * 6
+SMALL: dict[str, Any] = {"text": TEXT, "context_length": 32, "stride": 16}
+
+
+# ── tables ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+class Held:
+    """A table as a baseline."""
+
+    place = None
+
+    def __init__(self, engine: TableEngine, windows: WindowList) -> None:
+        self.head, self.dtype = engine.stored_head(), "float32"
+        none = np.zeros(len(windows), np.bool_)
+        self.held = {index: states_in(answers) for index, answers in engine.score(windows, none, Want(states=True))}
+
+    def states(self, index: int, window: Window) -> Any:
+        return self.held[index]
+
+
+def windows_over(ids: list[int]) -> WindowList:
+    array = np.array(ids, np.int32)
+    return WindowList((Window(array, np.arange(len(ids) - 1, dtype=np.int32), array[1:, None]),))
+
+
+def test_kl_of_hand_made_distributions() -> None:
+    p, q = np.log([[0.5, 0.25, 0.25]]), np.log([[0.25, 0.5, 0.25]])
+    windows = windows_over([0, 1, 2, 0])
+    baseline = Held(TableEngine(p), windows)
+    (_, answers), *_ = TableEngine(q).score(windows, np.zeros(1, np.bool_), Want(against=baseline))
+    assert answers.kl == pytest.approx([0.25 * np.log(2)] * 3, rel=1e-6)
+
+
+def test_kl_to_what_never_happens_is_infinite_and_back_is_not() -> None:
+    (certain,) = compare("table:successor", "table:uniform", text="abc")
+    (even,) = compare("table:uniform", "table:successor", text="abc")
+    assert certain.kl == pytest.approx([np.log(256)] * 2, rel=1e-6)
+    assert even.kl is not None
+    assert np.isinf(even.kl).all()
+
+
+# ── models ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A small model, and the same with weights moved a little."""
+    folder = tmp_path_factory.mktemp("models")
+    original = make_tiny_model(folder / "original", adds_bos=False)
+    shutil.copytree(original, folder / "moved")
+    path = folder / "moved" / "model.safetensors"
+    weights = load_file(path)
+    random = torch.Generator().manual_seed(1)
+    save_file(
+        {n: w * (1 + 0.1 * torch.randn(w.shape, generator=random)) for n, w in weights.items()}, path, {"format": "pt"}
+    )
+    return original, folder / "moved"
+
+
+@pytest.fixture(scope="module")
+def kept(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("references") / "ref"
+    reference(str(models[0]), folder, **SMALL)
+    return folder
+
+
+def kl_of(found: Comparison) -> Any:
+    assert found.kl is not None
+    return found.kl
+
+
+def test_the_divergence_is_that_of_a_models_logits_in_float64(models: tuple[Path, Path], tmp_path: Path) -> None:
+    (found,) = compare(*map(str, models), out=tmp_path / "all", divergence="all", **SMALL)
+    (alone,) = compare(*map(str, models), out=tmp_path / "kl", **SMALL)
+    assert alone.divergences.measured == ("kl",)
+    assert np.array_equal(kl_of(alone), kl_of(found))
+    plan = ask(str(models[0]), **SMALL).plan
+    both = [AutoModelForCausalLM.from_pretrained(m, dtype=torch.float64) for m in models]
+    expected = []
+    for index in range(len(plan)):
+        window = plan.window(index)
+        with torch.no_grad():
+            logits = [m(torch.from_numpy(window.ids.astype(np.int64))[None]).logits[0, window.rows] for m in both]
+        targets = torch.from_numpy(window.targets.astype(np.int64))
+        expected.append(define_divergence(logits[0], logits[1], targets))
+    truth = torch.cat([one.kl for one in expected]).numpy()
+    assert truth.mean() > 1e-3, "the models differ"
+    assert kl_of(found).mean() == pytest.approx(truth.mean(), rel=1e-6)
+    assert kl_of(found) == pytest.approx(truth, rel=1e-4, abs=1e-9)
+    for name in ("kl_reverse", "total_variation", "same_first"):
+        exact = torch.cat([getattr(one, name) for one in expected]).numpy()
+        assert getattr(found.divergences, name) == pytest.approx(exact, rel=1e-4, abs=1e-7), name
+
+
+def test_a_reference_gives_the_bits_of_lockstep(models: tuple[Path, Path], kept: Path, tmp_path: Path) -> None:
+    (beside,) = compare(*map(str, models), out=tmp_path / "beside", **SMALL)
+    (stored,) = compare(str(kept), str(models[1]), out=tmp_path / "stored")
+    assert np.array_equal(kl_of(beside), kl_of(stored))
+    assert np.array_equal(beside.candidate.scores.logprob, stored.candidate.scores.logprob)
+    assert np.array_equal(beside.baseline.scores.logprob, stored.baseline.scores.logprob)
+
+
+LONG: dict[str, Any] = {"text": TEXT * 8, "context_length": 128, "stride": 128}  # batches of more than 128 rows
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("batch_tokens", [None, 1])
+@pytest.mark.parametrize("way", ["beside", "stored"])
+def test_a_model_is_exactly_as_good_as_itself(
+    models: tuple[Path, Path], tmp_path: Path, dtype: str, batch_tokens: int | None, way: str
+) -> None:
+    """The baseline is scored alone and the candidate beside its divergence: the bits must be the same."""
+    model = str(models[0])
+    options: Any = {"dtype": dtype, "batch_tokens": batch_tokens}
+    if way == "stored":
+        reference(model, tmp_path / "ref", **options, **LONG)
+        (found,) = compare(str(tmp_path / "ref"), model, **options, out=tmp_path / "out")
+    else:
+        (found,) = compare(model, model, **options, out=tmp_path / "out", **LONG)
+    for name in ("logprob", "entropy", "top_logprob", "rank", "top"):
+        assert np.array_equal(getattr(found.baseline.scores, name), getattr(found.candidate.scores, name)), name
+    assert kl_of(found).max() == 0.0
+    assert found.statistics()["ppl_ratio"] == 1.0
+
+
+def test_several_candidates_share_one_baseline(models: tuple[Path, Path], tmp_path: Path) -> None:
+    first, second = compare(str(models[0]), str(models[1]), str(models[0]), out=tmp_path, **SMALL)
+    assert kl_of(first).mean() > 1e-3
+    assert kl_of(second).max() == 0.0
+    assert (tmp_path / "baseline" / "reference.json").exists()
+
+
+def test_scores_of_a_candidate_are_those_that_it_has_alone(
+    models: tuple[Path, Path], kept: Path, tmp_path: Path
+) -> None:
+    (found,) = compare(str(kept), str(models[1]), out=tmp_path / "with")
+    alone = ppl(str(models[1]), out=tmp_path / "alone", **SMALL)
+    assert np.array_equal(found.candidate.scores.logprob, alone.scores.logprob)
+    assert np.array_equal(measured(found.candidate.scores.entropy), measured(alone.scores.entropy))
+    assert np.array_equal(measured(found.candidate.scores.rank), measured(alone.scores.rank))
+
+
+def test_two_finished_runs_have_no_divergence(models: tuple[Path, Path], tmp_path: Path) -> None:
+    for name, model in zip("pq", models, strict=True):
+        ppl(str(model), out=tmp_path / name, **SMALL)
+    (found,) = compare(str(tmp_path / "p"), str(tmp_path / "q"))
+    assert found.kl is None
+    assert len(found.baseline.scores) == len(found.candidate.scores)
+
+
+# ── whose KL it is ───────────────────────────────────────────────────────────────────────────────────────────────────
+def test_kl_of_a_finished_run_belongs_to_its_whole_baseline(
+    models: tuple[Path, Path], kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same weights in another dtype, or under another batch size, are another baseline."""
+    compare(str(kept), str(models[1]), out=tmp_path)
+    candidate = str(tmp_path / models[1].name)
+    settings: dict[str, dict[str, Any]] = {"same": {}, "half": {"dtype": "bfloat16"}, "batch": {"batch_tokens": 64}}
+    for name, how in settings.items():
+        ppl(str(models[0]), out=tmp_path / name, **SMALL, **how)
+    assert kl_of(compare(str(kept), candidate)[0]).mean() > 1e-3
+    assert kl_of(compare(str(tmp_path / "same"), candidate)[0]).mean() > 1e-3, "states or not, the scores are the same"
+    for name, differs in (("half", "settings dtype"), ("batch", "settings batch_tokens")):
+        (found,) = compare(str(tmp_path / name), candidate)
+        why = f"KL was measured against another baseline: it differs in {differs}"
+        assert (found.kl, found.noise_kl, found.manifest["kl_missing"]) == (None, None, why)
+        capsys.readouterr()
+        assert main(["compare", str(tmp_path / name), candidate]) == 0
+        assert why in " ".join(capsys.readouterr().out.split())
+        assert main(["compare", str(tmp_path / name), candidate, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["candidates"][0]["kl_missing"] == why
+        assert main(["report", str(tmp_path / name), candidate, "-o", str(tmp_path / "page.html")]) == 0
+        assert why in (tmp_path / "page.html").read_text()
+
+
+# ── the reference that a comparison keeps for itself ─────────────────────────────────────────────────────────────────
+def test_the_cached_reference_is_named_by_all_that_decides_it(
+    models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Another dtype, an edited text or an upgrade is another reference, not an error about a folder nobody named."""
+    monkeypatch.setenv("SCOREMODE_CACHE", str(tmp_path / "cache"))
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT)
+    names = [str(models[0]), str(models[1]), str(models[0])]
+    asked: dict[str, Any] = {"corpus": str(text), "context_length": 32, "stride": 16}
+    compare(*names, **asked)
+    compare(*names, dtype="bfloat16", **asked)
+    text.write_text(TEXT[:-20])
+    compare(*names, **asked)
+    monkeypatch.setattr("scoremode.core.verbs.question.NUMERICS", 99)
+    compare(*names, **asked)
+    folders = sorted((tmp_path / "cache" / "references").iterdir())
+    assert len(folders) == 4
+    for folder in folders:
+        identity = runs.load(folder).manifest["identity"]
+        assert folder == entry_folder("references", dict(identity))
+
+
+def test_runs_that_would_share_a_folder_are_refused(models: tuple[Path, Path], tmp_path: Path) -> None:
+    shutil.copytree(models[1], tmp_path / "baseline")
+    with pytest.raises(InputError, match="would lie in"):
+        compare(str(models[0]), str(tmp_path / "baseline"), out=tmp_path / "out", **SMALL)
+    assert not (tmp_path / "out").exists()
+
+
+def test_windows_whose_states_were_lost_are_scored_again(models: tuple[Path, Path], tmp_path: Path) -> None:
+    """A kill may cut the states of windows that the journal knows: those alone are scored again, and said so in it."""
+    folder = tmp_path / "ref"
+    whole = reference(str(models[0]), tmp_path / "whole", **SMALL)
+    adding, added = Journal.add, []
+
+    def stop(self: Journal, window: int, *given: Any) -> None:
+        adding(self, window, *given)
+        added.append(window)
+        if len(added) == 6:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Journal, "add", stop)
+        with pytest.raises(KeyboardInterrupt):
+            reference(str(models[0]), folder, **SMALL)
+    notes = folder / "partial.rows"
+    notes.write_bytes(notes.read_bytes()[:-30])  # the last note is torn, and the one before it with it
+    forgetting, resumed = Journal.forget, []
+
+    def noted(self: Journal, window: int) -> None:
+        resumed.append(window)
+        forgetting(self, window)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Journal, "forget", noted)
+        run = reference(str(models[0]), folder, **SMALL)
+    assert sorted(resumed) == sorted(added[-2:])
+    assert np.array_equal(run.scores.logprob, whole.scores.logprob)
+    states = [(tmp_path / name / "states-00000.safetensors").read_bytes() for name in ("ref", "whole")]
+    assert states[0] == states[1]
+
+
+# ── work ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+class Fed:
+    """Tokens that went through the body of each model, by its folder."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.tokens: dict[str, int] = {}
+        honest = TransformersEngine._hidden
+
+        def counted(engine: TransformersEngine, ids: torch.Tensor, cache: Any = None) -> torch.Tensor:
+            name = Path(engine.model.config._name_or_path).name
+            self.tokens[name] = self.tokens.get(name, 0) + ids.numel()
+            return honest(engine, ids, cache)
+
+        monkeypatch.setattr(TransformersEngine, "_hidden", counted)
+
+
+def test_two_models_take_one_pass_each(
+    models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a little for the noise floor. Afterwards both runs are those that either model has alone."""
+    monkeypatch.setattr(baseline, "NOISE_WINDOWS", 1)
+    fed, question = Fed(monkeypatch), {**SMALL, "text": TEXT * 8, "batch_tokens": 1}
+    (found,) = compare(*map(str, models), out=tmp_path / "both", **question)
+    whole = ask(str(models[0]), **SMALL | {"text": TEXT * 8}).plan.forward_tokens
+    assert fed.tokens[models[1].name] < 1.1 * whole
+    assert fed.tokens[models[0].name] < 1.3 * whole
+    alone = ppl(str(models[0]), out=tmp_path / "alone", **question)
+    assert np.array_equal(found.baseline.scores.logprob, alone.scores.logprob)
+    assert found.baseline.perplexity.value == alone.perplexity.value
+
+
+def test_a_comparison_that_goes_on_computes_what_is_missing(
+    models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(baseline, "NOISE_WINDOWS", 1)
+    question = {**SMALL, "text": TEXT * 8, "batch_tokens": 1}
+
+    def stop(done: int, total: int) -> None:
+        if done > 0.8 * total:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compare(*map(str, models), out=tmp_path / "out", progress=stop, **question)
+    fed = Fed(monkeypatch)
+    (found,) = compare(*map(str, models), out=tmp_path / "out", **question)
+    whole = ask(str(models[0]), **SMALL | {"text": TEXT * 8}).plan.forward_tokens
+    assert fed.tokens[models[1].name] < 0.3 * whole
+    assert fed.tokens[models[0].name] < 0.5 * whole
+    (at_once,) = compare(*map(str, models), out=tmp_path / "again", **question)
+    assert np.array_equal(kl_of(found), kl_of(at_once))
+    for name in ("baseline", "candidate"):
+        went_on, other = (getattr(c, name).scores.logprob for c in (found, at_once))
+        assert np.array_equal(went_on, other)
+
+
+def test_a_finished_candidate_needs_only_its_baseline(models: tuple[Path, Path], tmp_path: Path) -> None:
+    (first,) = compare(*map(str, models), out=tmp_path, **SMALL)
+    shutil.rmtree(tmp_path / "baseline")
+    (again,) = compare(*map(str, models), out=tmp_path, **SMALL)
+    assert np.array_equal(first.baseline.scores.logprob, again.baseline.scores.logprob)
+
+
+def test_a_live_baseline_keeps_only_what_is_asked_for() -> None:
+    plan = ask("table:uniform", text=TEXT * 8, context_length=32, stride=32).plan
+    live = LiveBaseline(TableEngine.named("uniform"), plan)
+    wanted = np.zeros(len(plan), np.bool_)
+    wanted[-3:] = True
+    live.want(wanted)
+    for index in np.flatnonzero(wanted).tolist():
+        first = live.states(index, plan.window(index))
+        assert np.array_equal(live.states(index, plan.window(index)), first), "asked again, as after lack of memory"
+        assert len(live._held) == 1
+    assert len(live.states(0, plan.window(0))) == len(plan.window(0).rows), "one that nobody announced"
+
+
+def test_a_head_that_cannot_be_given_is_refused_before_anything_is_scored(
+    models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed = Fed(monkeypatch)
+    with pytest.raises(ModelError, match="not a plain matrix"):
+        compare(*map(str, models), baseline_options={"head": "as-served"}, out=tmp_path, **SMALL)
+    assert sum(fed.tokens.values()) < 60, "nothing but the probe of the head"
+    assert not runs.is_run(tmp_path / "baseline")
+
+
+# ── refusals ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_other_tokens_are_refused(kept: Path, models: tuple[Path, Path]) -> None:
+    with pytest.raises(InputError, match="different tokenizers"):
+        compare(str(kept), "table:uniform")
+    with pytest.raises(InputError, match="different tokenizers"):
+        compare(str(models[0]), "table:uniform", **SMALL)
+
+
+def test_another_plan_is_refused_with_what_differs(kept: Path, models: tuple[Path, Path]) -> None:
+    with pytest.raises(InputError, match="context length 32 vs 24"):
+        compare(str(kept), str(models[1]), context_length=24)
+    with pytest.raises(InputError, match="different texts"):
+        compare(str(kept), str(models[1]), text="Something else entirely, and long enough to be scored.")
+
+
+def test_runs_of_different_plans_are_refused(models: tuple[Path, Path], tmp_path: Path) -> None:
+    ppl(str(models[0]), out=tmp_path / "a", **SMALL)
+    ppl(str(models[1]), out=tmp_path / "b", **{**SMALL, "stride": 8})
+    with pytest.raises(RunError, match="different plans"):
+        compare(str(tmp_path / "a"), str(tmp_path / "b"))
+    with pytest.raises(InputError, match="without hidden states"):
+        compare(str(tmp_path / "a"), str(models[1]))
+
+
+# ── interrupted ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+# ── the command ──────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_json_and_gate(
+    models: tuple[Path, Path], kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["compare", str(kept), str(models[1]), "--out", str(tmp_path), "--json", "--fail-if", "kl_mean > 1e-9"])
+    printed = capsys.readouterr()
+    assert code == 1
+    assert "kl_mean is" in printed.err
+    assert printed.err.count("\n") == 1
+    document = json.loads(printed.out)
+    assert {"baseline", "method", "plan_digest", "candidates"} <= document.keys()
+    wanted = """name ppl_baseline ppl_candidate ppl_ratio ppl_ratio_stderr kl_mean kl_mean_stderr kl_median kl_p99
+        kl_max same_top noise_floor_kl_mean targets"""
+    assert set(wanted.split()) <= document["candidates"][0].keys()
+    assert main(["compare", str(kept), str(models[1]), "--out", str(tmp_path), "--fail-if", "kl_mean > 100"]) == 0

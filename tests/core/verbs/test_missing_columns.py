@@ -1,0 +1,400 @@
+"""An engine that gives only some columns, from its answers to the gate: the others are not measured, anywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+import scoremode as sm
+from scoremode.core.disk.records import HEAD
+from scoremode.core.engine import registry
+from scoremode.core.engine.base import SCORES as ONLY_SCORES
+from scoremode.core.engine.base import Want
+from scoremode.core.scores.answers import Answers, WindowSource
+from scoremode.core.scores.journal import COLUMNS_ARE
+from scoremode.core.scores.parquet import ColumnFile
+from scoremode.core.scores.schema import BUILT_IN
+from scoremode.core.statistics.comparison import Comparison
+from scoremode.core.statistics.gate import check, parse
+from scoremode.core.statistics.ranking import rank
+from scoremode.core.store.runs import JOURNAL, MANIFEST, SCORES
+from scoremode.core.verbs.finished_runs import of_runs
+from scoremode.core.verbs.prob import many_pairs
+from scoremode.core.verbs.prob.sequence import SequenceScore
+from scoremode.errors import EngineError, RunError
+from scoremode.reports.html.notebooks import comparison_html, run_html
+from scoremode.reports.html.page import render
+from scoremode.reports.model_card import markdown
+from scoremode.reports.terminal.comparison_tables import comparison_table
+from scoremode.reports.terminal.run_tables import run_table, sequence_table
+from scoremode.studies.kld.statistics import llamacpp_statistics, llamacpp_text
+from scoremode.values import Bools
+from tests.partial_engine import ALL, LOGITS, SUBSETS, PartialEngine, named
+
+TEXT = "The quick brown fox jumps over the lazy dog. " * 4
+COLUMNS = BUILT_IN.names
+QUESTION: dict[str, Any] = {"text": TEXT, "context_length": 32, "stride": 16}
+NEEDS = {"mean_rank": "rank", "top1_accuracy": "rank", "mean_entropy": "entropy"}
+every_subset = pytest.mark.parametrize("columns", SUBSETS, ids=named)
+
+Using = Callable[[PartialEngine], None]
+
+
+@pytest.fixture
+def using(monkeypatch: pytest.MonkeyPatch) -> Using:
+    """Makes every verb open this engine, whatever it asks for."""
+
+    def use(engine: PartialEngine) -> None:
+        monkeypatch.setattr(registry, "open_engine", lambda *_, **__: engine)
+
+    return use
+
+
+def scored(out: Path, *columns: str, **more: Any) -> sm.Run:
+    return sm.ppl("table:uniform", engine=PartialEngine(*columns, **more), out=out, **QUESTION)
+
+
+def printed(parts: list[Any]) -> str:
+    console = Console(width=140, record=True, file=open("/dev/null", "w"))  # noqa: SIM115 - never read
+    for part in parts:
+        console.print(part)
+    return console.export_text()
+
+
+def line_of(text: str, label: str) -> str:
+    return next(line for line in text.splitlines() if line.strip().startswith(label))
+
+
+# ── the journal ──────────────────────────────────────────────────────────────────────────────────────────────────────
+@every_subset
+@pytest.mark.parametrize("torn", [0, 11])
+def test_an_interrupted_run_resumes_to_the_same_numbers(
+    tmp_path: Path, using: Using, columns: tuple[str, ...], torn: int
+) -> None:
+    using(PartialEngine(*columns, windows=4))
+    with pytest.raises(KeyboardInterrupt):
+        sm.ppl("table:uniform", out=tmp_path / "run", **QUESTION)
+    journal = tmp_path / "run" / JOURNAL
+    journal.write_bytes(journal.read_bytes()[: -torn or None])
+    using(PartialEngine(*columns))
+    resumed = sm.ppl("table:uniform", out=tmp_path / "run", **QUESTION)
+    whole = scored(tmp_path / "whole", *columns)
+    assert resumed.to_arrow().equals(whole.to_arrow())
+    assert resumed.manifest["metrics"] == whole.manifest["metrics"]
+
+
+@every_subset
+def test_a_journal_names_its_columns_only_where_some_are_missing(
+    tmp_path: Path, using: Using, columns: tuple[str, ...]
+) -> None:
+    using(PartialEngine(*columns, windows=1))
+    with pytest.raises(KeyboardInterrupt):
+        sm.ppl("table:uniform", out=tmp_path / "run", **QUESTION)
+    first = (tmp_path / "run" / JOURNAL).read_bytes().partition(b"\n")[2]
+    _, number, length, _ = HEAD.unpack_from(first)
+    if columns == ALL:
+        assert number == 0
+    else:
+        assert number == COLUMNS_ARE
+        assert json.loads(first[HEAD.size : HEAD.size + length]) == ["logprob", *columns]
+
+
+def test_an_engine_that_gives_other_columns_does_not_resume_the_run(tmp_path: Path, using: Using) -> None:
+    using(PartialEngine("rank", windows=2))
+    with pytest.raises(KeyboardInterrupt):
+        sm.ppl("table:uniform", out=tmp_path / "run", **QUESTION)
+    before = (tmp_path / "run" / JOURNAL).read_bytes()
+    using(PartialEngine(*ALL))
+    with pytest.raises(RunError, match="has logprob and rank for each target, but the engine now gives logprob, r"):
+        sm.ppl("table:uniform", out=tmp_path / "run", **QUESTION)
+    assert (tmp_path / "run" / JOURNAL).read_bytes() == before
+
+
+# ── what an engine may not do ────────────────────────────────────────────────────────────────────────────────────────
+class Changing(PartialEngine):
+    """Answers that ``change`` has changed, by the number of the window."""
+
+    def __init__(self, change: Callable[[int, Answers], Answers]) -> None:
+        super().__init__(*ALL)
+        self.change = change
+
+    def score(self, source: WindowSource, done: Bools, want: Want = ONLY_SCORES) -> Iterator[tuple[int, Answers]]:
+        for index, answers in super().score(source, done, want):
+            yield index, self.change(index, answers)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda i, a: replace(a, rank=None) if i == 2 else a, "window 2 has logprob, entropy, top and top_logprob"),
+        (lambda i, a: replace(a, entropy=None) if i < 2 else a, "window 2 has .*, and windows before it have logprob"),
+        (lambda i, a: replace(a, top=None), "top and top_logprob come together or not at all"),
+        (lambda i, a: replace(a, top_logprob=None), "top and top_logprob come together or not at all"),
+        (lambda i, a: replace(a, rank=a.rank[:-1]), r"window 0 asked for .* values of rank and got \(30, 1\)"),
+        (lambda i, a: replace(a, rank=a.rank[:, 0]), "values of rank"),
+        (lambda i, a: replace(a, entropy=a.entropy[:, None]), "values of entropy"),
+        (lambda i, a: replace(a, top=a.top[1:]), "values of top"),
+        (lambda i, a: replace(a, top_logprob=a.top_logprob[1:]), "values of top_logprob"),
+    ],
+)
+def test_columns_that_come_and_go_or_have_a_wrong_shape_are_refused(change: Any, said: str) -> None:
+    with pytest.raises(EngineError, match=said):
+        sm.ppl("table:uniform", engine=Changing(change), **QUESTION)
+
+
+# ── a finished run ───────────────────────────────────────────────────────────────────────────────────────────────────
+@every_subset
+def test_columns_that_were_not_measured_are_null_with_their_type(tmp_path: Path, columns: tuple[str, ...]) -> None:
+    scored(tmp_path / "all", *ALL)
+    scored(tmp_path / "some", *columns)
+    table, full = (pq.read_table(tmp_path / name / SCORES) for name in ("some", "all"))
+    assert table.schema.equals(full.schema)
+    for name in (*ALL, "top_text"):
+        there = name in columns or (name == "top_text" and "top" in columns)
+        assert table.column(name).null_count == (0 if there else table.num_rows), name
+
+
+@every_subset
+def test_a_loaded_run_has_the_columns_that_were_measured_and_none_in_place_of_others(
+    tmp_path: Path, columns: tuple[str, ...]
+) -> None:
+    full = scored(tmp_path / "all", *ALL).scores
+    made = scored(tmp_path / "some", *columns).scores
+    for scores in (sm.load(tmp_path / "some").scores, replace(made), made.rows(0, len(made))):
+        assert [name for name in COLUMNS if scores.has(name)] == ["logprob", *columns]
+        for name in COLUMNS:
+            found, known = getattr(scores, name), getattr(full, name)
+            assert found is None or np.array_equal(found, known)
+            assert (found is None) == (name not in ("logprob", *columns))
+
+
+@every_subset
+def test_blocks_have_none_in_place_of_a_column_that_was_not_measured(tmp_path: Path, columns: tuple[str, ...]) -> None:
+    stored = scored(tmp_path / "run", *columns).scores
+    for scores in (sm.load(tmp_path / "run").scores, replace(stored)):
+        for block in scores.blocks(*COLUMNS):
+            assert [part is not None for part in block] == [name in ("logprob", *columns) for name in COLUMNS]
+
+
+@every_subset
+def test_the_summary_has_null_where_nothing_was_measured(tmp_path: Path, columns: tuple[str, ...]) -> None:
+    summary = json.loads(json.dumps(scored(tmp_path / "run", *columns).summary()))
+    for metric, column in NEEDS.items():
+        assert (summary[metric] is not None) == (column in columns), metric
+        assert f"{metric}_stderr" in summary
+    assert summary["perplexity"] > 1
+
+
+@every_subset
+def test_a_manifest_says_what_was_not_measured_only_where_something_was_not(
+    tmp_path: Path, columns: tuple[str, ...]
+) -> None:
+    scored(tmp_path / "run", *columns)
+    manifest = json.loads((tmp_path / "run" / MANIFEST).read_text())
+    assert manifest.get("not_measured", []) == [name for name in ALL if name not in columns]
+    assert ("not_measured" in manifest) == (columns != ALL)
+    assert set(NEEDS) & manifest["metrics"].keys() == {name for name, column in NEEDS.items() if column in columns}
+
+
+def test_a_metric_that_was_not_measured_is_an_error_that_says_so(tmp_path: Path) -> None:
+    run = scored(tmp_path / "run", "entropy")
+    with pytest.raises(RunError, match="mean_rank was not measured: the table engine gave no rank"):
+        _ = run.mean_rank
+    with pytest.raises(RunError, match="top1_accuracy was not measured"):
+        _ = run.top1_accuracy
+
+
+@pytest.mark.parametrize("name", [*ALL, "top_text", "logprob", "id"])
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_column_that_is_null_in_some_rows_is_refused(tmp_path: Path, name: str, counted: bool) -> None:
+    """Whether the file counts its nulls or leaves that to the reader."""
+    table = scored(tmp_path / "run", *ALL).to_arrow()
+    values = [None, *table.column(name).to_pylist()[1:]]
+    index, field = table.column_names.index(name), table.schema.field(name)
+    column = pa.array(values, type=pa.string() if name == "top_text" else field.type)
+    changed = table.set_column(index, name, column.dictionary_encode() if name == "top_text" else column)
+    pq.write_table(changed, tmp_path / "torn.parquet", write_statistics=counted)
+    with pytest.raises(RunError, match=f"its column {name} is null in"):
+        ColumnFile(tmp_path / "torn.parquet").read(name)
+
+
+def test_a_first_choice_without_its_probability_is_refused(tmp_path: Path) -> None:
+    table = scored(tmp_path / "run", *ALL).to_arrow()
+    index = table.column_names.index("top_logprob")
+    changed = table.set_column(index, "top_logprob", pa.nulls(table.num_rows, pa.float64()))
+    pq.write_table(changed, tmp_path / "half.parquet")
+    with pytest.raises(RunError, match="only some of top, top_logprob, top_text were measured"):
+        ColumnFile(tmp_path / "half.parquet")
+
+
+# ── for people ───────────────────────────────────────────────────────────────────────────────────────────────────────
+@every_subset
+def test_the_table_says_not_measured(tmp_path: Path, columns: tuple[str, ...]) -> None:
+    shown = printed(run_table(scored(tmp_path / "run", *columns)))
+    for label, column in (("mean rank", "rank"), ("top-1 accuracy", "rank"), ("entropy (nats)", "entropy")):
+        assert ("not measured" in line_of(shown, label)) == (column not in columns), label
+    worst = shown[shown.index("worst-predicted tokens") :]
+    assert worst.count("not measured") == 8 * (("rank" not in columns) + ("top" not in columns))
+    assert "nan" not in shown
+    assert "None" not in shown
+
+
+@every_subset
+def test_the_report_shows_nothing_that_was_not_measured(tmp_path: Path, columns: tuple[str, ...]) -> None:
+    page = render([], [], runs=[scored(tmp_path / "run", *columns)])
+    data = json.loads(page.split('id="scoremode-data">')[1].split("</script>")[0])
+    (scores,) = data["scores"]
+    assert (scores["rank"] is None) == ("rank" not in columns)
+    assert (scores["topWord"] is None) == (scores["topLogprob"] is None) == ("top" not in columns)
+    labels = [("mean rank", "rank"), ("entropy", "entropy"), ("first choices", "top")]
+    missing = [label for label, column in labels if column not in columns]
+    for label in missing:
+        assert label in page[page.index('class="note"') :]
+    assert ("not measured." in page) == bool(missing)
+
+
+@every_subset
+def test_a_notebook_shows_not_measured(tmp_path: Path, columns: tuple[str, ...]) -> None:
+    cells = run_html(scored(tmp_path / "run", *columns))
+    assert cells.count("not measured") == sum(column not in columns for column in NEEDS.values())
+
+
+# ── comparisons ──────────────────────────────────────────────────────────────────────────────────────────────────────
+def compared(folder: Path, baseline: tuple[str, ...], candidate: tuple[str, ...]) -> Comparison:
+    scored(folder / "baseline", *baseline)
+    scored(folder / "candidate", *candidate, logits=LOGITS[:, ::-1])
+    return of_runs(str(folder / "baseline"), [str(folder / "candidate")])[0]
+
+
+@every_subset
+def test_a_comparison_has_the_same_top_only_where_both_runs_have_their_first_choices(
+    tmp_path: Path, columns: tuple[str, ...]
+) -> None:
+    for side, (base, cand) in {"baseline": (columns, ALL), "candidate": (ALL, columns)}.items():
+        found = compared(tmp_path / side, base, cand).statistics()
+        for part in ("", "_stderr", "_low", "_high"):
+            assert found[f"same_top{part}"] is None or "top" in columns
+        assert (found["same_top"] is not None) == ("top" in columns)
+
+
+@every_subset
+def test_every_other_number_of_a_comparison_needs_logprobs_alone(tmp_path: Path, columns: tuple[str, ...]) -> None:
+    some = compared(tmp_path / "some", columns, columns).statistics()
+    full = compared(tmp_path / "all", ALL, ALL).statistics()
+    assert {k: v for k, v in some.items() if "same_top" not in k} == {
+        k: v for k, v in full.items() if "same_top" not in k
+    }
+
+
+def test_the_comparison_table_says_not_measured_and_why(tmp_path: Path) -> None:
+    found = compared(tmp_path, ("rank",), ("rank",))
+    shown = printed(comparison_table([found], [found.statistics()]))
+    row = shown.splitlines().index(line_of(shown, "candidate"))
+    assert " ".join(shown.split("\n")[row + line].split()[-1 - (line == 0)] for line in (0, 1)) == "not measured"
+    assert "same top: not measured (no first choices from the baseline and candidate)" in shown
+
+
+def test_a_gate_on_what_was_not_measured_fails_and_says_so(tmp_path: Path) -> None:
+    statistics = compared(tmp_path, ALL, ("rank",)).statistics()
+    for rule in ("same_top < 0.5", "same_top > 0.5", "same_top < 0.5 surely", "same_top_low < 0.1"):
+        said = check(parse(rule), statistics)
+        assert said is not None
+        assert said.endswith("is not known: the first choices (top) of a run were not measured"), said
+
+
+def test_candidates_without_a_value_are_ranked_last_without_a_place(tmp_path: Path) -> None:
+    known, unknown = compared(tmp_path / "known", ALL, ALL), compared(tmp_path / "unknown", ALL, ())
+    ranked = rank([replace(unknown, name="unknown"), replace(known, name="known")], by="same_top")
+    assert [(r.name, r.place) for r in ranked] == [("known", 1), ("unknown", None)]
+
+
+def test_llamacpps_statistics_leave_the_same_top_out(tmp_path: Path) -> None:
+    found = llamacpp_statistics(compared(tmp_path, (), ALL))
+    assert "same_top" not in found
+    assert "Same top p: not measured" in llamacpp_text(found)
+
+
+def test_a_model_card_has_a_dash_and_the_words_below(tmp_path: Path) -> None:
+    found = compared(tmp_path, ALL, ())
+    card = markdown([found], [found.statistics()])
+    assert card.splitlines()[3].endswith("| – |")
+    assert "Same top: not measured (no first choices from candidate)." in card
+
+
+def test_the_report_of_a_comparison_says_why_there_is_no_same_top(tmp_path: Path) -> None:
+    found = compared(tmp_path, (), ALL)
+    page = render([found], [found.statistics()])
+    assert "Same top: not measured (no first choices from the baseline)." in page
+    assert "not measured" in comparison_html(found)
+
+
+@every_subset
+def test_a_reference_and_its_candidate_may_lack_columns(tmp_path: Path, using: Using, columns: tuple[str, ...]) -> None:
+    using(PartialEngine(*columns))
+    sm.reference("table:uniform", tmp_path / "ref", **QUESTION)
+    using(PartialEngine(*columns, logits=LOGITS[:, ::-1]))
+    (found,) = sm.compare(str(tmp_path / "ref"), "table:uniform", out=tmp_path)
+    assert found.statistics()["kl_mean"] > 0
+    assert (found.statistics()["same_top"] is None) == ("top" not in columns)
+
+
+@every_subset
+def test_two_models_side_by_side_may_lack_columns(tmp_path: Path, using: Using, columns: tuple[str, ...]) -> None:
+    using(PartialEngine(*columns))
+    (found,) = sm.compare("table:uniform", "table:uniform", out=tmp_path, **QUESTION)
+    assert found.statistics()["kl_max"] < 1e-12
+    assert [name for name in COLUMNS if found.baseline.scores.has(name)] == ["logprob", *columns]
+
+
+def test_an_engine_that_gives_no_divergence_is_refused(tmp_path: Path, using: Using) -> None:
+    using(PartialEngine())
+    sm.reference("table:uniform", tmp_path / "ref", **QUESTION)
+    using(Changing(lambda i, a: replace(a, kl=None)))
+    with pytest.raises(EngineError, match="window 0 has no divergence"):
+        sm.compare(str(tmp_path / "ref"), "table:uniform", out=tmp_path)
+
+
+# ── noise and prob ───────────────────────────────────────────────────────────────────────────────────────────────────
+@every_subset
+def test_noise_needs_logprobs_alone(using: Using, columns: tuple[str, ...]) -> None:
+    using(PartialEngine(*columns))
+    (found,) = sm.noise("table:uniform", **QUESTION).settings
+    assert found.repeats is not None
+    assert found.repeats.max == 0.0
+    assert found.perplexity > 1
+
+
+@every_subset
+def test_ranks_of_tokens_are_null_where_they_were_not_measured(columns: tuple[str, ...]) -> None:
+    (found,) = sm.prob("table:uniform", prompt="ab", targets=["cd"], engine=PartialEngine(*columns))
+    stored = json.loads(json.dumps(found.as_json()))
+    assert [token["rank"] is None for token in stored["tokens"]] == ["rank" not in columns] * 2
+    assert SequenceScore.from_json(stored) == found
+    many_pairs.check_result(stored, "ab", "cd")
+
+
+def test_a_result_with_ranks_of_some_tokens_only_is_refused() -> None:
+    (found,) = sm.prob("table:uniform", prompt="ab", targets=["cd"], engine=PartialEngine(*ALL))
+    stored = found.as_json()
+    stored["tokens"][0]["rank"] = None
+    with pytest.raises(ValueError, match="ranks of some tokens only"):
+        many_pairs.check_result(stored, "ab", "cd")
+
+
+def test_the_table_of_targets_has_no_rank_where_none_was_measured() -> None:
+    some, full = (
+        printed(sequence_table(sm.prob("table:uniform", prompt="ab", targets=["cd"], engine=PartialEngine(*columns))))
+        for columns in ((), ALL)
+    )
+    assert "#" not in some
+    assert "rank not measured" in some
+    assert "#" in full

@@ -1,0 +1,235 @@
+"""Output files that users name: written through links and into devices, never over something else."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import scoremode as sm
+from scoremode.core.verbs.outputs import REPORT_MARK, check_output, check_report
+from scoremode.errors import InputError, RunError
+
+DATA = b"results\n"
+
+
+def write(path: Path, data: bytes = DATA) -> None:
+    check_output(path, "-o").write(data)
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Path:
+    """A new device node that accepts everything, like /dev/null."""
+    path = tmp_path / "device"
+    try:
+        os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    except PermissionError:
+        pytest.skip("needs root")
+    return path
+
+
+# ── plain files ──────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_a_new_file_is_written_and_nothing_else(tmp_path: Path) -> None:
+    write(tmp_path / "new")
+    assert (os.listdir(tmp_path), (tmp_path / "new").read_bytes()) == (["new"], DATA)
+
+
+def test_nothing_is_written_by_the_check(tmp_path: Path) -> None:
+    check_output(tmp_path / "new", "-o")
+    assert os.listdir(tmp_path) == []
+
+
+def test_files_and_folder_of_a_run_keep_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        sm.ppl("table:uniform", text="some text", out=tmp_path / "run")
+    finally:
+        os.umask(before)
+    modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "run", *(tmp_path / "run").iterdir())}
+    assert modes == {"run": 0o700, "manifest.json": 0o600, "scores.parquet": 0o600}
+
+
+def test_a_file_that_cannot_be_replaced_is_an_error_with_its_name(tmp_path: Path) -> None:
+    output = check_output(tmp_path / "new", "-o")
+    (tmp_path / "new").mkdir()  # after the check
+    with pytest.raises(RunError, match="new cannot be written"):
+        output.write(DATA)
+    assert os.listdir(tmp_path) == ["new"]
+
+
+# ── links ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("dangling", [True, False])
+def test_a_link_stays_and_its_target_is_written(tmp_path: Path, dangling: bool) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    target = tmp_path / "elsewhere" / "target"
+    (tmp_path / "link").symlink_to(target)
+    if not dangling:
+        target.write_bytes(b"old")
+        target.chmod(0o600)
+    output = check_output(tmp_path / "link", "-o", is_ours=lambda output: output.beginning(3) == b"old")
+    output.write(DATA)
+    assert (tmp_path / "link").is_symlink()
+    assert target.read_bytes() == DATA
+    assert str(output) == f"{tmp_path / 'link'} (a link to {target})"
+    assert dangling or stat.S_IMODE(target.stat().st_mode) == 0o600, "a file that is replaced keeps its mode"
+
+
+def test_a_link_into_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "no" / "target")
+    with pytest.raises(InputError, match="there is no folder"):
+        check_output(tmp_path / "link", "-o")
+
+
+def test_a_link_in_a_circle_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    with pytest.raises(InputError, match="circle"):
+        check_output(tmp_path / "a", "-o")
+
+
+# ── devices ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_a_device_is_written_to_and_stays_a_device(device: Path) -> None:
+    write(device)
+    assert stat.S_ISCHR(device.lstat().st_mode)
+    assert os.listdir(device.parent) == ["device"]
+
+
+def test_a_link_to_a_device_is_written_through(device: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(device)
+    write(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert stat.S_ISCHR(device.lstat().st_mode)
+
+
+def test_a_full_device_says_so() -> None:
+    with pytest.raises(RunError, match="/dev/full cannot be written") as caught:
+        write(Path("/dev/full"))
+    assert caught.value.fix == "give another file to -o"
+    assert stat.S_ISCHR(Path("/dev/full").lstat().st_mode)
+
+
+def test_a_fifo_passes_everything_to_its_reader(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    data = b"x" * 300_000  # more than a pipe holds
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append((tmp_path / "fifo").read_bytes()))
+    reader.start()
+    write(tmp_path / "fifo", data)
+    reader.join(20)
+    assert read == [data]
+    assert stat.S_ISFIFO((tmp_path / "fifo").lstat().st_mode)
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+def test_standard_output_that_goes_to_a_file_is_written_in_its_turn(tmp_path: Path, name: str) -> None:
+    """Replacing the file that it refers to would lose what was printed before and after."""
+    code = (
+        "from scoremode.core.verbs.outputs import check_output\n"
+        f"print('before'); check_output({name!r}, '-o').write(b'results\\n'); print('after')"
+    )
+    with (tmp_path / "log").open("wb") as file:
+        subprocess.run([sys.executable, "-c", code], stdout=file, check=True)
+    assert (tmp_path / "log").read_text() == "before\nresults\nafter\n"
+
+
+def test_a_closed_descriptor_is_refused() -> None:
+    with pytest.raises(InputError, match="is closed"):
+        check_output("/dev/fd/987", "-o")
+
+
+def test_a_block_device_is_refused(tmp_path: Path) -> None:
+    try:
+        os.mknod(tmp_path / "disk", 0o666 | stat.S_IFBLK, os.makedev(7, 200))
+    except PermissionError:
+        pytest.skip("needs root")
+    with pytest.raises(InputError, match="block device"):
+        check_output(tmp_path / "disk", "-o")
+
+
+def test_a_socket_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # the path of a socket must be short
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("socket")
+        with pytest.raises(InputError, match="socket"):
+            check_output("socket", "-o")
+
+
+# ── refusals ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("name", ["", "a\0b", "new/", "no/new", "file/new", "n" * 300])
+def test_a_name_that_cannot_be_a_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_bytes(DATA)
+    with pytest.raises(InputError) as caught:
+        check_output(name, "-o")
+    assert caught.value.fix
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_folder_that_is_made_later_may_be_missing(tmp_path: Path) -> None:
+    later = tmp_path / "runs" / "out"
+    for folder in (later, later.parent):
+        assert check_output(folder / "r.html", "--report", made_later=later).path == folder / "r.html"
+    with pytest.raises(InputError, match="there is no folder"):
+        check_output(later / "deeper" / "r.html", "--report", made_later=later)
+    with pytest.raises(InputError, match="is a folder"):
+        check_output(later, "--report", made_later=later)
+
+
+RUN = {"manifest.json": b'{"identity": {"model": "m"}}', "scores.parquet": b"columns"}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        RUN,
+        {"manifest.json": RUN["manifest.json"]},
+        {"manifest.json": b"{damaged", "scores.parquet": b"columns"},
+        {"partial.journal": b""},
+        {"reference.json": RUN["manifest.json"]},
+        {"partial.reference.json": RUN["manifest.json"]},
+    ],
+    ids="+".join,
+)
+@pytest.mark.parametrize("name", ["manifest.json", "scores.parquet", "new.html"])
+def test_nothing_is_written_into_a_run_or_a_reference(tmp_path: Path, files: dict[str, bytes], name: str) -> None:
+    for file, data in files.items():
+        (tmp_path / file).write_bytes(data)
+    (tmp_path.parent / f"{tmp_path.name}.link").symlink_to(tmp_path / name)
+    for path in (tmp_path / name, tmp_path.parent / f"{tmp_path.name}.link"):
+        with pytest.raises(InputError, match="run or reference"):
+            check_output(path, "-o")
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == files
+
+
+@pytest.mark.parametrize("files", [{"scores.parquet": b"mine"}, {"manifest.json": b'{"name": "my web page"}'}])
+def test_files_of_the_same_name_do_not_make_a_folder_ours(tmp_path: Path, files: dict[str, bytes]) -> None:
+    for file, data in files.items():
+        (tmp_path / file).write_bytes(data)
+    write(tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_bytes() == DATA
+
+
+# ── reports ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_an_older_report_and_an_empty_file_may_be_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    for before in (b"", b'<!doctype html>\n<meta charset="utf-8">\n' + REPORT_MARK + b' 0.1.0">'):
+        path.write_bytes(before)
+        check_report(path).write(DATA)
+        assert path.read_bytes() == DATA
+
+
+@pytest.mark.parametrize(
+    "before", [b"my notes", b"<!doctype html><html>another page</html>", b" " * 5000 + REPORT_MARK]
+)
+def test_any_other_file_is_refused(tmp_path: Path, before: bytes) -> None:
+    (tmp_path / "notes").write_bytes(before)
+    with pytest.raises(InputError, match="exists and is not a report of scoremode") as caught:
+        check_report(tmp_path / "notes")
+    assert caught.value.fix == "give another -o"
+    assert (tmp_path / "notes").read_bytes() == before

@@ -1,0 +1,146 @@
+"""From a model's name and a text to a Run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import scoremode as sm
+from scoremode.core.engine.base import SCORES
+from scoremode.core.scores.answers import Answers, measured
+from scoremode.core.verbs.question import identify
+from scoremode.engines.table.engine import TableEngine
+from scoremode.errors import OptionError, RunError
+from scoremode.values import NUMERICS
+from tests.makers import ask
+
+
+def test_the_python_example_of_the_readme(tmp_path: Path) -> None:
+    run = sm.ppl(
+        "smollm2-135m", corpus="python-docs", num_samples=1, method="sliding-once", context_length=512, stride=256
+    )
+    assert run.perplexity.n == len(run.scores) == run.to_arrow().num_rows
+    assert 2 < run.perplexity.value < 100
+    assert run.scores.logprob.max() <= 0
+
+
+def test_options_of_the_engine_may_be_given_by_name(tiny: Path) -> None:
+    assert sm.ppl(str(tiny), text="The dog and the fox", dtype="float64").manifest["dtype"] == "float64"
+
+
+def test_a_misspelt_argument_is_an_error() -> None:
+    with pytest.raises(TypeError):
+        sm.ppl("table:uniform", text="abc", contxt_length=3)  # type: ignore[call-arg]
+
+
+def test_an_engine_of_ones_own_may_be_given() -> None:
+    run = sm.ppl("table:uniform", text="abcd", engine=TableEngine(np.zeros((1, 256))), fresh=True)
+    assert run.perplexity.value == pytest.approx(256)
+
+
+def test_progress_of_an_engine_of_ones_own_is_told_and_its_options_are_refused(tmp_path: Path) -> None:
+    engine, seen = TableEngine(np.zeros((1, 256))), []
+    asked: dict[str, Any] = {"text": "abcdefgh" * 4, "context_length": 8, "stride": 8, "engine": engine}
+    sm.ppl("table:uniform", progress=lambda done, total: seen.append((done, total)), **asked)
+    total = sm.plan("table:uniform", **{**asked, "engine": None})["forward_tokens"]
+    assert (seen[0], seen[-1]) == ((0, total), (total, total))
+    for options in ({"dtype": "float32"}, {"batch_tokens": 5}, {"device": "cpu"}):
+        with pytest.raises(OptionError, match="already open"):
+            sm.ppl("table:uniform", **asked, **options)
+    sm.ppl("table:uniform", out=tmp_path / "run", **asked)
+    with pytest.raises(RunError, match="contains another run"):
+        sm.ppl("table:uniform", out=tmp_path / "run", **asked)
+    assert not sm.ppl("table:uniform", out=tmp_path / "run", fresh=True, **asked).cached
+
+
+# ── what makes a run this one ────────────────────────────────────────────────────────────────────────────────────────
+def test_a_limit_that_leaves_the_same_windows_is_the_same_question(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"text": "abcdefgh" * 4, "context_length": 8, "stride": 8}
+    count = sm.plan("table:uniform", max_windows=0, **asked)["windows"]
+    limits = (0, count, count - 1)
+    every, all_of_them, fewer = (sm.plan("table:uniform", max_windows=n, **asked)["plan_digest"] for n in limits)
+    assert every == all_of_them != fewer
+    sm.ppl("table:uniform", max_windows=0, out=tmp_path / "run", **asked)
+    again = sm.ppl("table:uniform", max_windows=count, out=tmp_path / "run", **asked)
+    assert (again.cached, again.manifest["method_settings"]["max_windows"]) == (True, count)
+
+
+def test_another_version_of_the_numbers_is_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "a text for two versions of the numbers"
+    first = sm.ppl("table:uniform", text=text)
+    assert first.manifest["identity"]["numerics"] == NUMERICS
+    assert "scoremode" not in first.manifest["identity"]["versions"]
+    assert first.manifest["versions"]["scoremode"] == sm.__version__
+    monkeypatch.setattr("scoremode.core.verbs.question.NUMERICS", NUMERICS + 1)
+    assert not sm.ppl("table:uniform", text=text).cached
+
+
+def test_secrets_are_used_but_never_kept() -> None:
+    asked = ask("table:uniform", text="abc")
+    given = {"engine_args": (("hf_token", "hf_SECRET"), ("seed", 1), ("overrides", {"api_key": "SECRET"}))}
+    identity = identify(asked.subject, "vllm", {**given, "max_num_batched_tokens": 64})
+    assert "SECRET" not in json.dumps(identity)
+    assert identity["settings"]["max_num_batched_tokens"] == 64
+    assert ["seed", 1] in identity["settings"]["engine_args"]
+    assert identity == json.loads(json.dumps(identity)), "what is stored compares equal to what is asked"
+
+
+def test_a_plan_is_the_same_for_every_engine_and_before_weights_are_loaded(tiny: Path) -> None:
+    question: dict[str, Any] = {"text": "The dog and the fox and the cats of 1999", "context_length": 8, "stride": 4}
+    planned = sm.plan(str(tiny), **question)
+    assert planned["plan_digest"] == sm.ppl(str(tiny), **question).plan_digest
+    assert planned["memory"]["weights"] > 0
+    kept = planned["reference"]
+    assert kept["states"] == planned["targets"] * kept["head"] // sm.plan(str(tiny), **question)["tokenizer"]["size"]
+
+
+def test_documents_of_a_corpus_never_see_each_other(tiny: Path, tmp_path: Path) -> None:
+    texts = ["The quick brown fox", "the dog does not mind", "x"]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    together = sm.ppl(str(tiny), corpus=str(tmp_path / "d.jsonl"))
+    alone = [sm.ppl(str(tiny), text=t).scores.logprob for t in texts[:2]]
+    assert np.allclose(together.scores.logprob, np.concatenate(alone), atol=2e-5)
+    assert "1 document too short to have a target" in together.manifest["notes"]
+
+
+class Broken(TableEngine):
+    """An engine with one fault."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(np.zeros((1, 256)))
+        self.fault = fault
+
+    def score(self, source, done, want=SCORES):  # type: ignore[no-untyped-def]
+        for index, a in super().score(source, done, want):
+            if self.fault == "nan":
+                yield index, Answers(a.logprob * np.nan, a.rank, a.entropy, a.top, a.top_logprob)
+            elif self.fault == "short":
+                yield index, Answers(a.logprob[:-1], measured(a.rank)[:-1])
+            elif index != 1:
+                yield index, a
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"), [("nan", "NaN in window 0"), ("short", "asked for"), ("missing", "1 of")]
+)
+def test_an_engine_that_leaves_holes_is_found_out(tmp_path: Path, fault: str, message: str) -> None:
+    from scoremode.core.store.runs import MANIFEST
+    from scoremode.errors import EngineError
+
+    with pytest.raises(EngineError, match=message):
+        sm.ppl(
+            "table:uniform", text="abcdefgh" * 4, context_length=8, stride=4, engine=Broken(fault), out=tmp_path / "r"
+        )
+    assert not (tmp_path / "r" / MANIFEST).exists()
+
+
+def test_bits_per_byte_and_words_of_a_text_that_is_not_ascii(tiny: Path) -> None:
+    text = "naïve 東京 people, 12345 cats"
+    run = sm.ppl(str(tiny), text=text)
+    unscored = 1  # the first token, one byte of "n"
+    assert int(run.facts.byte_len.sum()) == len(text.encode()) - unscored
+    assert int(run.facts.word_starts.sum()) == 5 - unscored

@@ -1,0 +1,259 @@
+"""The Transformers engine against the model's own logits, read in float64."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from scoremode.core.engine.plugin import Work
+from scoremode.core.engine.registry import choose, open_engine
+from scoremode.core.models.facts import inspect
+from scoremode.core.scores.answers import Answers, Window, WindowList, WindowSource, measured
+from scoremode.engines.transformers.choices import TransformersOptions
+from scoremode.engines.transformers.engine import TransformersEngine
+from scoremode.errors import ModelError
+from scoremode.head.definition import define_columns
+from scoremode.values import Ids
+from tests.makers import VOCABULARY, make_family, make_tiny_model
+
+
+def engine_for(folder: Path, **options: Any) -> TransformersEngine:
+    return TransformersEngine.load(inspect(str(folder)), TransformersOptions(**options))
+
+
+def scored(engine: TransformersEngine, source: WindowSource) -> list[Answers]:
+    found = dict(engine.score(source, np.zeros(len(source), np.bool_)))
+    return [found[i] for i in range(len(source))]
+
+
+def own_tokens(ids: Ids) -> Window:
+    """The default: every token but the first, given the tokens before it."""
+    return Window(ids, np.arange(len(ids) - 1, dtype=np.int32), ids[1:, None])
+
+
+def random_ids(length: int, seed: int = 0) -> Ids:
+    return np.random.default_rng(seed).integers(2, VOCABULARY, length).astype(np.int32)
+
+
+def truth(engine: TransformersEngine, window: Window) -> Any:
+    with torch.inference_mode():
+        logits = engine.model(torch.from_numpy(window.ids.astype(np.int64))[None]).logits[0]
+    return define_columns(logits[window.rows.tolist()], torch.from_numpy(window.targets.astype(np.int64)))
+
+
+def assert_same(answers: Answers, columns: Any, tolerance: float = 2e-5) -> None:
+    for name in ("logprob", "entropy", "top_logprob"):
+        assert np.abs(getattr(answers, name) - getattr(columns, name).numpy()).max() < tolerance, name
+    assert np.array_equal(measured(answers.rank), columns.rank.numpy())
+    assert np.array_equal(measured(answers.top), columns.top.numpy())
+
+
+def test_every_column_equals_the_float64_reading_of_the_models_own_logits(tiny: Path) -> None:
+    engine = engine_for(tiny)
+    windows = [own_tokens(random_ids(n, n)) for n in (2, 3, 17, 128)]
+    assert engine.facts.head == "exact-fp32"
+    for answers, window in zip(scored(engine, WindowList(tuple(windows))), windows, strict=True):
+        assert_same(answers, truth(engine, window))
+
+
+@pytest.mark.parametrize("head", ["exact", "as-served"])
+def test_a_config_whose_answers_have_no_names(tiny: Path, tmp_path: Path, head: str) -> None:
+    """``return_dict: false`` makes Transformers answer with bare tuples; the scores are the same."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"return_dict": False}))
+    source = WindowList((own_tokens(random_ids(30)),))
+    for found, wanted in zip(
+        scored(engine_for(folder, head=head), source), scored(engine_for(tiny, head=head), source), strict=True
+    ):
+        np.testing.assert_array_equal(found.logprob, wanted.logprob)
+
+
+def test_a_model_that_predicts_the_previous_id_plus_one_scores_log_one_on_a_counting_text(successor: Path) -> None:
+    engine = engine_for(successor)
+    ids = np.arange(1, 50, dtype=np.int32)
+    (answers,) = scored(engine, WindowList((own_tokens(ids),)))
+    assert np.abs(answers.logprob).max() < 1e-6
+    assert (measured(answers.rank) == 1).all()
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_a_shift_by_one_is_seen(successor: Path, shift: int) -> None:
+    engine = engine_for(successor)
+    ids = np.arange(1, 50, dtype=np.int32)
+    rows = np.arange(1, 40, dtype=np.int32)
+    (answers,) = scored(engine, WindowList((Window(ids, rows, ids[rows + 1 + shift][:, None]),)))
+    assert answers.logprob.max() < -50
+
+
+def test_the_batch_size_changes_nothing_beyond_float_noise(tiny: Path) -> None:
+    """At most 2e-5 nats per target in float32 between one window per pass and all windows in one pass."""
+    windows = WindowList(tuple(own_tokens(random_ids(n, n)) for n in (40, 41, 42, 43, 44, 45)))
+    alone = scored(engine_for(tiny, batch_tokens=1), windows)
+    together = scored(engine_for(tiny, batch_tokens=10_000), windows)
+    difference = max(np.abs(a.logprob - b.logprob).max() for a, b in zip(alone, together, strict=True))
+    assert difference < 2e-5
+    assert all(np.array_equal(measured(a.rank), measured(b.rank)) for a, b in zip(alone, together, strict=True))
+
+
+def test_arbitrary_targets_at_arbitrary_rows_the_last_included(tiny: Path) -> None:
+    engine = engine_for(tiny)
+    window = Window(random_ids(20), np.array([0, 7, 19], np.int32), np.array([[1, 2], [0, 310], [5, 5]], np.int32))
+    (answers,) = scored(engine, WindowList((window,)))
+    assert_same(answers, truth(engine, window))
+
+
+def test_windows_asking_for_different_numbers_of_targets_share_a_batch(tiny: Path) -> None:
+    engine = engine_for(tiny)
+    ids = random_ids(20)
+    windows = (Window(ids, np.array([4], np.int32), np.array([[1, 2, 3]], np.int32)), own_tokens(ids))
+    for answers, window in zip(scored(engine, WindowList(windows)), windows, strict=True):
+        assert_same(answers, truth(engine, window))
+
+
+def test_a_shared_prompt_is_fed_once_and_gives_the_same_numbers(tiny: Path) -> None:
+    engine = engine_for(tiny)
+    prompt = random_ids(60)
+    windows = []
+    for length in (1, 1, 3, 6, 2):
+        ids = np.concatenate([prompt, random_ids(length, 100 + length)])
+        windows.append(Window(ids[:-1], np.arange(59, len(ids) - 1, dtype=np.int32), ids[60:, None]))
+    fed: list[int] = []
+    hidden = engine._hidden
+
+    def counting(ids: torch.Tensor, cache: Any = None) -> torch.Tensor:
+        fed.append(ids.numel())
+        return hidden(ids, cache)
+
+    engine._hidden = counting  # type: ignore[method-assign]
+    answers = scored(engine, WindowList(tuple(windows), np.zeros(5, np.int64)))
+    engine._hidden = hidden  # type: ignore[method-assign]
+    assert sum(fed) < 100, "the prompt of 60 tokens was fed more than once"
+    for answer, window in zip(answers, windows, strict=True):
+        assert_same(answer, truth(engine, window))
+
+
+def test_padding_behind_the_tokenizers_vocabulary_is_left_out_when_the_plan_says_so(tiny: Path) -> None:
+    engine = engine_for(tiny)
+    window = own_tokens(random_ids(12) % 200)
+    (answers,) = scored(engine, WindowList((window,), vocabulary=200))
+    with torch.inference_mode():
+        logits = engine.model(torch.from_numpy(window.ids.astype(np.int64))[None]).logits[0, :-1, :200]
+    assert_same(answers, define_columns(logits, torch.from_numpy(window.targets.astype(np.int64))))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_tied_and_separate_heads(tmp_path: Path, tied: bool) -> None:
+    engine = engine_for(make_tiny_model(tmp_path, adds_bos=False, tie_word_embeddings=tied))
+    window = own_tokens(random_ids(30))
+    assert_same(scored(engine, WindowList((window,)))[0], truth(engine, window))
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "granite", "cohere", "gpt2", "phi"])
+@pytest.mark.parametrize("head", ["exact", "as-served"])
+def test_caps_scales_biases_and_other_families(kind: str, head: str) -> None:
+    engine = TransformersEngine(make_family(kind), options=TransformersOptions(head=head))
+    assert engine.facts.head == {"exact": "exact-fp32", "as-served": "as-served"}[head]
+    window = own_tokens(random_ids(40))
+    assert_same(scored(engine, WindowList((window,)))[0], truth(engine, window))
+
+
+def test_a_head_that_is_more_than_a_matrix_is_asked_for_its_logits_and_said_to_be_as_served() -> None:
+    model = make_family("gpt2")
+
+    class Twice(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * 2
+
+    strange = Twice(32, VOCABULARY, bias=False)
+    strange.weight = model.lm_head.weight
+    model.lm_head = strange
+    engine = TransformersEngine(model)
+    assert engine.facts.head == "as-served"
+    window = own_tokens(random_ids(10))
+    assert_same(scored(engine, WindowList((window,)))[0], truth(engine, window))
+
+
+def test_bfloat16_on_the_exact_head_keeps_what_bfloat16_logits_round_away(tiny: Path) -> None:
+    engine = engine_for(tiny, dtype="bfloat16")
+    assert engine.facts.dtype == "bfloat16"
+    ids = random_ids(30)
+    with torch.inference_mode():
+        hidden = engine.model.model(torch.from_numpy(ids.astype(np.int64))[None]).last_hidden_state[0, :-1]
+        exact = hidden.double() @ engine.model.lm_head.weight.double().T
+    expected = define_columns(exact, torch.from_numpy(ids[1:, None].astype(np.int64)))
+    assert_same(scored(engine, WindowList((own_tokens(ids),)))[0], expected)
+
+
+def test_the_embedded_models_perplexity_of_a_known_text() -> None:
+    """One real model, end to end: the float64 reading of its own logits."""
+    chosen = choose("smollm2-135m")
+    subject, engine = chosen.subject, open_engine(chosen, Work())
+    assert isinstance(engine, TransformersEngine)
+    ids = subject.tokenizer.encode("The quick brown fox jumps over the lazy dog. It was 1999.", special=True).ids
+    window = own_tokens(ids)
+    (answers,) = scored(engine, WindowList((window,)))
+    assert_same(answers, truth(engine, window), 5e-5)
+    assert 1 < math.exp(-answers.logprob.mean()) < 60
+
+
+def test_an_encoder_is_refused(tmp_path: Path) -> None:
+    from transformers import BertConfig, BertModel
+
+    make_tiny_model(tmp_path, adds_bos=False)
+    (tmp_path / "model.safetensors").unlink()
+    config = BertConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    BertModel(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelError):
+        engine_for(tmp_path)
+
+
+@pytest.mark.parametrize("asked", ["high", "medium"])
+def test_float32_is_float32_whatever_the_process_asks_for(tiny: Path, asked: str) -> None:
+    """On a CPU with AMX, ``medium`` multiplies in bfloat16; on a GPU, both do in TF32. Neither body nor head may."""
+    windows = WindowList(tuple(own_tokens(random_ids(n, n)) for n in (128, 100, 90)))
+    expected = scored(engine_for(tiny), windows)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(asked)
+    try:
+        engine = engine_for(tiny)
+        found = scored(engine, windows)
+        assert torch.get_float32_matmul_precision() == asked
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert engine.facts.settings["float32_products"] == "ieee"
+    assert all(np.array_equal(a.logprob, b.logprob) for a, b in zip(found, expected, strict=True))
+
+
+def test_a_forward_that_a_user_patched_stays(tiny: Path) -> None:
+    """Served logits replace the body's forward for a moment; afterwards the user's own must be restored."""
+    model = engine_for(tiny).model
+    usual, calls = model.model.forward, []
+
+    def patched(*arguments: Any, **options: Any) -> Any:
+        calls.append(1)
+        return usual(*arguments, **options)
+
+    model.model.forward = patched
+    engine = TransformersEngine(model, options=TransformersOptions(head="as-served"))
+    scored(engine, WindowList((own_tokens(random_ids(17)),)))
+    assert model.model.forward is patched
+    seen = len(calls)
+    scored(engine, WindowList((own_tokens(random_ids(17)),)))
+    assert len(calls) > seen
+
+
+def test_windows_that_share_a_batch_with_a_missing_one_are_computed(tiny: Path) -> None:
+    engine = engine_for(tiny, batch_tokens=60)
+    windows = WindowList(tuple(own_tokens(random_ids(20, i)) for i in range(7)))  # batches of three
+    done = np.array([True, True, False, True, True, True, True])
+    assert engine.computes(windows, done).tolist() == [True, True, True, False, False, False, False]
+    assert not engine.computes(windows, np.ones(7, np.bool_)).any()

@@ -1,0 +1,191 @@
+"""The command line of a service: what is passed on, what is refused, and what is never shown. Starts no server."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scoremode.cli.main import main
+from scoremode.core.installation import pip_install
+from scoremode.engines.vllm import VllmPlugin, support
+from scoremode.errors import ModelError, OptionError
+from scoremode.remote.service import starting, watching
+from scoremode.remote.service.starting import ServiceOptions, command, read_flags
+
+NEEDS_VLLM = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM")
+
+
+@pytest.fixture(autouse=True)
+def entry_points_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of an older installation may be seen here; tests/remote/service/test_service.py starts the real thing."""
+    monkeypatch.setattr(starting, "_plugins", lambda: "scoremode")
+
+
+def test_flags_are_read_as_they_are_typed() -> None:
+    words = ["--port", "80", "--api-key=x", "--enforce-eager", "--dtype", "float32", "-tp", "2", "--no-enable-x"]
+    assert read_flags(words) == {
+        "port": "80",
+        "api_key": "x",
+        "enforce_eager": None,
+        "dtype": "float32",
+        "tp": "2",
+        "no_enable_x": None,
+    }
+
+
+REFUSED: dict[str, tuple[list[str], str]] = {
+    "runner": (["--runner", "generate"], "--runner cannot be given"),
+    "convert": (["--convert=none"], "--convert cannot be given"),
+    "pooler": (["--pooler-config", "{}"], "--pooler-config cannot be given"),
+    "one field of the pooler": (["--pooler-config.task", "embed"], "--pooler-config cannot be given"),
+    "config": (["--additional-config", "{}"], "--additional-config cannot be given"),
+    "KL": (["--divergence", "all"], "a service gives no KL; scoremode compare"),
+    "heads of baselines": (["--most-heads-mib=100"], "a service gives no KL; scoremode compare"),
+    "no tokenizer": (["--skip-tokenizer-init"], "--skip-tokenizer-init cannot be given"),
+    "a second model": (["--model", "x"], "--model is not passed on"),
+    "a file of flags": (["--config", "x.yaml"], "--config is not passed on"),
+    "fast prefill": (["--kv-sharing-fast-prefill"], "skips rows that must be scored"),
+    "context parallelism": (["--prefill-context-parallel-size", "2"], "hides rows from the pooler"),
+    "other log-probabilities": (["--logprobs-mode", "raw_logits"], "unmodified model"),
+    "overrides that are no JSON": (["--hf-overrides", "x"], "not a JSON object"),
+    "ranks that are no number": (["--tensor-parallel-size", "two"], "is not a number"),
+    "replicas that are no number": (["--data-parallel-size", "-1.5"], "is not a number"),
+    "more ranks than atoms": (["--tensor-parallel-size", "9" * 5000], "is not a number"),
+    "overrides too deep": (["--hf-overrides", "[" * 100_000], "--hf-overrides is not a JSON object"),
+}
+
+
+@NEEDS_VLLM
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_work_is_refused_before_anything_is_loaded(name: str, tiny: Path) -> None:
+    flags, words = REFUSED[name]
+    with pytest.raises(OptionError, match=words) as caught:
+        command(str(tiny), ServiceOptions(), flags)
+    assert caught.value.fix
+
+
+@NEEDS_VLLM
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"head_kernel": "x"}, "--head-kernel x is not known"),
+        ({"head_kernel": "plain", "head": "as-served"}, "does not apply"),
+        ({"body_mib": 0}, "not above 0"),
+        ({"windows": -1}, "not above 0"),
+    ],
+)
+def test_options_that_cannot_work(options: dict[str, Any], words: str, tiny: Path) -> None:
+    with pytest.raises(OptionError, match=words):
+        command(str(tiny), ServiceOptions(**options), [])
+
+
+@NEEDS_VLLM
+def test_the_command_is_that_of_stock_vllm(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVER_KEY", "sk-verysecret")
+    flags = ["--port", "81", "--data-parallel-size", "2", "--hf-overrides", '{"a": 1}']
+    made = command(str(tiny), ServiceOptions(body_mib=1, api_key_env=("SERVER_KEY",)), flags)
+    assert made.words[made.words.index("--runner") + 1] == "pooling"
+    assert '{"head_dtype": "model", "a": 1}' in made.words
+    assert '"body_bytes": 1048576' in " ".join(made.words)
+    assert made.words[: len(made.words)].count("--dtype") == 1
+    assert made.environment["SCOREMODE_VLLM"] == "1"
+    assert made.address == "http://localhost:81"
+    assert "verysecret" not in made.shown()
+    assert "verysecret" not in " ".join(made.words), "anybody on the machine can list command lines"
+    digest = hashlib.sha256(b"sk-verysecret").hexdigest()
+    assert made.environment["SCOREMODE_SERVICE_KEYS"] == digest
+    assert digest not in made.shown()
+    assert made.words[-2:] == ["--middleware", "scoremode.remote.service.access.Access"], (
+        "the last one is the outermost"
+    )
+
+
+@NEEDS_VLLM
+def test_int4_on_a_cpu_without_a_kernel_has_a_remedy_that_a_server_has(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(support, "has_int4_kernel", lambda: False)
+    monkeypatch.setattr(support, "_int4_weights_alone", lambda _: True)
+    with pytest.raises(ModelError, match="no CPU kernel for int4") as caught:
+        command(str(tiny), ServiceOptions(), [])
+    assert caught.value.fix == "start it on a GPU"
+
+
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        (["--api-key", "sk-x"], "--api-key-env NAME"),
+        (["--port", "80", "--api_key=sk-x"], "--api-key-env NAME"),
+        (["--hf-token", "sk-x"], "HF_TOKEN"),
+    ],
+)
+def test_secrets_are_not_taken_from_the_command_line(words: list[str], instead: str) -> None:
+    with pytest.raises(OptionError, match="everybody who lists") as refused:
+        command("MODEL", ServiceOptions(), words)
+    assert instead in str(refused.value)
+    assert "sk-x" not in str(refused.value)
+
+
+@pytest.mark.parametrize("value", ["", "two words"])
+def test_a_key_that_is_empty_or_unusable_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it comes from a variable that is not set. vLLM would start a server that is open to all."""
+    monkeypatch.setenv("SERVER_KEY", value)
+    with pytest.raises(OptionError, match="--api-key-env"):
+        command("MODEL", ServiceOptions(api_key_env=("SERVER_KEY",)), [])
+
+
+@NEEDS_VLLM
+def test_the_users_own_choices_win(tiny: Path) -> None:
+    flags = ["--dtype", "float16", "--no-enable-prefix-caching", "--max-num-batched-tokens", "77", "--enforce-eager"]
+    made = command(str(tiny), ServiceOptions(), flags)
+    for once in ("--dtype", "--max-num-batched-tokens", "--enforce-eager"):
+        assert made.words.count(once) == 1
+    assert "--enable-prefix-caching" not in made.words
+
+
+def test_without_vllm_one_line_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with monkeypatch.context() as without:
+        without.setattr(support, "DISTRIBUTIONS", ())
+        assert main(["serve", "MODEL"]) == 2
+        assert capsys.readouterr().err == f"scoremode: vLLM is not installed; {pip_install('vllm')}\n"
+        assert str(VllmPlugin().problem()).endswith("or use --engine transformers")  # other verbs have that flag
+    monkeypatch.setattr(support, "installed_version", lambda: "0.11.0")
+    assert main(["serve", "MODEL"]) == 2
+    said = capsys.readouterr().err
+    assert "vLLM 0.11.0 is untested" in said
+    assert said.count("\n") == 1
+
+
+def test_the_process_becomes_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[str, Any] = {}
+    monkeypatch.setattr(os, "execve", lambda program, words, environment: found.update(words=words, **environment))
+    become: Any = starting.become
+    become(starting.Command(["/bin/true", "x"], {"A": "1"}, "http://x", "m"), is_quiet=True)
+    assert (found["words"], found["A"]) == (["/bin/true", "x"], "1")
+    assert found["SCOREMODE_VLLM_PARENT"] == str(os.getpid())
+    assert len(found["SCOREMODE_SERVICE_INSTANCE"]) == 32
+
+
+def test_progress_is_told_until_the_server_accepts_connections(capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+        threading.Timer(0.5, server.listen).start()
+        watching.watch("127.0.0.1", port, os.getppid(), every=0.1, poll=0.02)
+    *waiting, ready = capfd.readouterr().err.splitlines()
+    assert waiting[0] == "scoremode: vLLM is still starting: loading weights or warming up (0 s so far)"
+    assert 1 <= len(waiting) <= 6
+    assert re.fullmatch(rf"scoremode: ready after \d+ s: the server answers at 127.0.0.1:{port}", ready)
+
+
+def test_a_server_that_ended_is_not_waited_for(capfd: pytest.CaptureFixture[str]) -> None:
+    watching.watch("127.0.0.1", 1, parent=-1)
+    assert capfd.readouterr().err == ""

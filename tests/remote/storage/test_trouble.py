@@ -1,0 +1,118 @@
+"""Servers that do not answer, and credentials that are missing."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import scoremode as sm
+from scoremode.core.disk.uri import located
+from scoremode.core.text.corpus import load
+from scoremode.errors import CorpusError, StorageError
+from scoremode.remote.storage import file_systems, objects
+from scoremode.remote.storage.file_systems import _opened
+from scoremode.remote.storage.objects import Objects
+from tests.s3 import Bucket, start
+
+Move = Callable[[], Path]
+QUESTION: dict[str, Any] = {"text": "the cat sat on the mat. " * 20, "context_length": 48}
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """A server that accepts connections and never says anything."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+def test_a_server_that_accepts_and_never_answers(
+    bucket: Bucket, elsewhere: Move, silent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given up after twice the time without a byte, and what is left of the patience."""
+    monkeypatch.setattr(file_systems, "READ_SECONDS", 0.3)
+    monkeypatch.setenv("SCOREMODE_STORAGE_PATIENCE", "0.5")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", silent)
+    asked: list[Callable[[], object]] = [
+        lambda: sm.ppl("table:uniform", out=bucket.uri("one"), **QUESTION),
+        lambda: sm.load(bucket.uri("one")),
+    ]
+    for ask in asked:
+        began = time.monotonic()
+        with pytest.raises(StorageError, match=r"cannot be (listed|read): it cannot be reached") as raised:
+            ask()
+        assert "\n" not in str(raised.value)
+        assert time.monotonic() - began < 8
+
+
+def test_base_logits_at_a_uri(bucket: Bucket, elsewhere: Move, tmp_path: Path) -> None:
+    kld = tmp_path / "base.kld"
+    sm.reference("table:successor", kld=kld, text=QUESTION["text"], context_length=64)
+    bucket.put("base.kld", kld.read_bytes())
+    (here,) = sm.compare(str(kld), "table:uniform", out=tmp_path / "here")
+    (there,) = sm.compare(bucket.uri("base.kld"), "table:uniform", out=bucket.uri("out"))
+    assert here.kl is not None
+    assert there.kl is not None
+    assert there.kl.tolist() == here.kl.tolist()
+    bucket.put("cut.kld", kld.read_bytes()[:-7])
+    bucket.put("text.kld", b"no logits at all")
+    for key in ("cut.kld", "text.kld", "none.kld"):
+        with pytest.raises((sm.errors.InputError, StorageError), match=bucket.uri(key)) as raised:
+            sm.compare(bucket.uri(key), "table:uniform")
+        assert str(tmp_path) not in str(raised.value)
+
+
+def test_messages_about_a_text_name_its_uri(bucket: Bucket, elsewhere: Move, tmp_path: Path) -> None:
+    bucket.put("bad.txt", b"good \xff bad")
+    bucket.put("rows.jsonl", b'{"text": "good"}\n{"txt": 1}\n')
+    bucket.put("pairs.jsonl", b'{"prompt": "a"}\n')
+    for key in ("bad.txt", "rows.jsonl"):
+        with pytest.raises(CorpusError, match=bucket.uri(key)) as raised:
+            sm.ppl("table:uniform", corpus=bucket.uri(key))
+        assert str(tmp_path) not in str(raised.value)
+    process = start(["prob", "table:uniform", "--file", bucket.uri("pairs.jsonl")], tmp_path / "cache")
+    _, complaints = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert bucket.uri("pairs.jsonl") in complaints
+    assert str(tmp_path) not in complaints
+
+
+def test_texts_on_an_unreachable_hub_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    _opened.cache_clear()
+    began = time.monotonic()
+    with pytest.raises(CorpusError, match="the hub cannot be reached; check the network and HF_ENDPOINT"):
+        load("hf://datasets/org/none/a.txt")
+    assert time.monotonic() - began < 30, "the client alone tries for a minute"
+
+
+class _Gone:
+    """A server that never answers, and counts how often it is asked."""
+
+    asked = 0
+
+    def work(self) -> None:
+        self.asked += 1
+        raise OSError("curlCode: 6, Could not resolve host")
+
+
+@pytest.mark.parametrize(("answered", "patience", "tries"), [(False, None, 1), (True, None, 3), (False, "0.2", 3)])
+def test_a_server_that_never_answered_is_given_up_soon(
+    answered: bool, patience: str | None, tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the user has set how long to try."""
+    monkeypatch.delenv("SCOREMODE_STORAGE_PATIENCE", raising=False)
+    if patience is not None:
+        monkeypatch.setenv("SCOREMODE_STORAGE_PATIENCE", patience)
+    monkeypatch.setattr(objects, "FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(objects, "FIRST_CONTACT", 0.0)
+    place, gone = located("memory://bucket/file"), _Gone()
+    monkeypatch.setattr(objects, "ANSWERED", {(place.scheme, place.root)} if answered else set())  # type: ignore[union-attr]
+    asked = Objects(place, seconds=0.2)  # type: ignore[arg-type]
+    with pytest.raises(StorageError, match="cannot be reached"):
+        asked._attempt("a", "be read", gone.work)
+    assert gone.asked == pytest.approx(tries, abs=1 if tries > 1 else 0)

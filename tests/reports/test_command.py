@@ -1,0 +1,80 @@
+"""scoremode report -o and compare --report: where a page may be written, told before anything is scored."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import scoremode as sm
+from scoremode.core.verbs.outputs import MARK_WITHIN, REPORT_MARK
+from scoremode.reports.html.page import render
+from tests.command_line import Command, Refused
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    sm.ppl("table:uniform", text="some text", out=tmp_path / "run")
+    return tmp_path / "run"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in folder.iterdir()}
+
+
+def test_a_page_says_at_its_beginning_who_wrote_it(run: Path) -> None:
+    page = render([], [], runs=[sm.load(run)]).encode()
+    assert REPORT_MARK in page[:MARK_WITHIN]
+
+
+def test_a_page_is_written_and_written_again(command: Command, run: Path, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    for _ in range(2):
+        outcome = command("report", run, "-o", page)
+        assert (outcome.code, outcome.out) == (0, f"written to {page}\n")
+    assert REPORT_MARK in page.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "scores.parquet", "report.html"])
+def test_a_run_is_not_destroyed_by_its_report(refused: Refused, run: Path, name: str) -> None:
+    before = contents(run)
+    assert "is inside a run" in refused("report", run, "-o", run / name)
+    assert contents(run) == before
+    sm.load(run)
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_a_link_is_written_through_and_that_is_said(
+    command: Command, run: Path, tmp_path: Path, flags: list[str]
+) -> None:
+    (tmp_path / "link.html").symlink_to(tmp_path / "target.html")
+    outcome = command("report", run, "-o", tmp_path / "link.html", *flags)
+    line = f"written to {tmp_path / 'link.html'} (a link to {tmp_path / 'target.html'})\n"
+    assert (outcome.code, outcome.err if flags else outcome.out) == (0, line)
+    assert (tmp_path / "link.html").is_symlink()
+    assert REPORT_MARK in (tmp_path / "target.html").read_bytes()
+
+
+def test_a_bad_name_is_told_before_the_runs_are_read(refused: Refused, tmp_path: Path) -> None:
+    assert "is a folder" in refused("report", tmp_path / "no run", "-o", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["", "notes.txt", "no/report.html", "run/manifest.json", "."])
+def test_a_comparison_says_so_before_it_scores(
+    refused: Refused, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("notes.txt").write_text("mine")
+    refused("compare", "table:uniform", "table:successor", "--text", "abc", "--out", "kept", "--report", name)
+    assert sorted(os.listdir(tmp_path)) == ["notes.txt", "run"], "nothing was scored"
+    sm.load(run)
+
+
+@pytest.mark.parametrize("name", ["runs/kept/report.html", "runs/kept.html"])
+def test_the_report_of_a_comparison_may_lie_beside_its_runs(command: Command, tmp_path: Path, name: str) -> None:
+    """In folders that are not there before it scores."""
+    arguments = ["compare", "table:uniform", "table:successor", "--text", "abc", "--out", tmp_path / "runs" / "kept"]
+    for _ in range(2):
+        assert command(*arguments, "--report", tmp_path / name).code == 0
+    assert REPORT_MARK in (tmp_path / name).read_bytes()

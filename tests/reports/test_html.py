@@ -1,0 +1,434 @@
+"""The page as text: its shape, its policy, its size, and that no text becomes markup."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scoremode.core.scores.columns import Divergences
+from scoremode.core.statistics.comparison import Comparison, Comparisons, comparison_statistics
+from scoremode.core.statistics.depth import places_of
+from scoremode.core.store.run import Run
+from scoremode.errors import InputError
+from scoremode.reports.html import drawing
+from scoremode.reports.html.notebooks import comparison_html, comparisons_html, run_html
+from scoremode.reports.html.page import render, write
+from scoremode.reports.html.provenance import commands_of, run_name
+from scoremode.reports.html.scored_text import column, page_data, reading_order
+from scoremode.reports.html.tables import comparisons_table
+from scoremode.reports.html.templating import asset, escaped, visible
+from scoremode.reports.numbers import file_size
+from scoremode.values import rounded
+from tests.house import HOUSE
+from tests.reports.demo import base_logprob, make_baseline, make_comparison, make_demo, make_facts, make_run
+
+VOID = {"meta", "link", "input", "br"}
+EVIL = "</script><script>document.title='taken'</script><img src=x onerror=alert(1)>]]>\u2028\u202e\0\ud800\"'&"
+
+
+class Page(HTMLParser):
+    """A page as a browser would parse it: tags, attributes, texts by tag; finds unclosed tags."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, list[str]] = {}
+        self.open: list[str] = []
+        self.wrong: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        if self.open:
+            self.texts.setdefault(self.open[-1], []).append(data)
+
+    def count(self, tag: str) -> int:
+        return sum(name == tag for name, _ in self.tags)
+
+    def attributes(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+    @property
+    def text(self) -> str:
+        shown = (parts for tag, parts in self.texts.items() if tag not in ("script", "style"))
+        return "\n".join("".join(parts) for parts in shown)
+
+
+def data_of(page: str) -> Any:
+    found = re.search(r'<script type="application/json" id="scoremode-data">(.*?)</script>', page, re.S)
+    assert found
+    return json.loads(found[1])
+
+
+def numbers(stored: dict[str, str]) -> Any:
+    return np.frombuffer(base64.b64decode(stored["data"]), dtype="<" + stored["type"])
+
+
+@pytest.fixture(scope="module")
+def demo() -> tuple[list[Comparison], list[Any]]:
+    comparisons, statistics = make_demo(3000)
+    return comparisons, list(statistics)
+
+
+@pytest.fixture(scope="module")
+def page(demo: tuple[list[Comparison], list[Any]]) -> str:
+    return render(*demo)
+
+
+def test_the_page_is_whole_and_has_every_part(page: str) -> None:
+    parsed = Page(page)
+    assert parsed.wrong == []
+    assert parsed.open == []
+    ids = [a["id"] for _, a in parsed.tags if "id" in a]
+    assert len(ids) == len(set(ids))
+    assert {"summary", "charts", "text", "provenance", "scoremode-data", "commands", "publish"} <= set(ids)
+    assert parsed.count("figure") == 4 + 3  # three of them behind the switch of quality against size
+    assert parsed.count("h1") == 1
+    for wanted in (
+        "Q8_0",
+        "Q4_K_M",
+        "Q2_K",
+        "smollm2-135m",
+        "noise floor",
+        "fused-triton",
+        "31a44d4e" * 8,
+        "9be2" * 16,
+    ):
+        assert wanted in parsed.text
+    assert "scoremode compare runs/base runs/Q2_K" in parsed.text
+    assert [a for a in parsed.attributes("svg") if a.get("role") == "img" and not a.get("aria-label")] == []
+
+
+def test_nothing_is_loaded_from_anywhere(page: str) -> None:
+    parsed = Page(page)
+    for tag, attributes in parsed.tags:
+        assert "src" not in attributes, tag
+        assert (attributes.get("href") or "#").startswith(("#", "data:,")), attributes
+        assert not [name for name in attributes if name.startswith("on")], attributes
+    for forbidden in ("http://", "https://", "@import", "url("):
+        assert forbidden not in page.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_the_policy_allows_this_script_and_no_other(page: str) -> None:
+    rules = next(a["content"] for a in Page(page).attributes("meta") if a.get("http-equiv")) or ""
+    scripts = re.findall(r"<script>(.*?)</script>", page, re.S)
+    assert len(scripts) == 1
+    digest = base64.b64encode(hashlib.sha256(scripts[0].encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}';" in rules
+    assert rules.startswith("default-src 'none'; style-src 'unsafe-inline';")
+    assert "img-src data:" in rules
+    assert rules.count("unsafe") == 1
+
+
+def test_the_script_never_writes_markup() -> None:
+    script = asset("report.js")
+    for forbidden in (
+        *("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "fetch("),
+    ):
+        assert forbidden not in script
+    assert script.startswith('"use strict"')
+
+
+def hostile() -> tuple[list[Comparison], list[Any], list[Run]]:
+    words = [EVIL, "plain", "\n", "", EVIL + "2"] * 30
+    facts = make_facts(words, [0] * 75 + [1] * 75)
+    names = (
+        *("model", "engine", "dtype", "device", "head", "corpus", "corpus_sha256", "tokenizer", "method"),
+        *("model_revision", "model_format", "bits_per_weight", "weight_bytes"),
+    )
+    manifest: dict[str, Any] = dict.fromkeys(names, EVIL)
+    manifest |= {"versions": {EVIL: EVIL}, "hardware": {EVIL: EVIL}, "notes": [EVIL], "method_settings": {EVIL: EVIL}}
+    manifest |= {"sizes": {"body": {"bytes": EVIL, "weights": EVIL}, "head": EVIL, EVIL: EVIL}}
+    manifest |= {"engine_settings": {"head_kernel": EVIL, EVIL: EVIL}, "command": [EVIL]}
+    baseline = dataclasses.replace(make_run(facts, base_logprob(150), 1, **manifest), path=EVIL, plan_digest=EVIL)
+    more: dict[str, Any] = {"command": [EVIL, [EVIL, EVIL]], "bits_per_weight": EVIL}
+    comparison, statistics = make_comparison(EVIL, baseline, 2, None, manifest, **more)
+    alone = dataclasses.replace(make_run(facts, base_logprob(150), 3, **manifest), path=EVIL + "3")
+    return [comparison], [{**statistics, "name": EVIL, "kl_max": EVIL, "worse": EVIL}], [alone]
+
+
+def test_hostile_words_in_every_field_stay_words() -> None:
+    comparisons, statistics, runs = hostile()
+    page = render(comparisons, statistics, runs=runs)
+    parsed = Page(page)
+    assert parsed.wrong == []
+    assert parsed.count("script") == 2
+    assert parsed.count("img") == 0
+    assert [a for _, a in parsed.tags if "onerror" in a] == []
+    page.encode()  # half a surrogate pair would not pass
+    outside_data = page.replace(json.dumps(data_of(page)), "")
+    for character in ("\u2028", "\u202e", "\0"):
+        assert character not in outside_data
+    assert data_of(page)["words"][0] == visible(EVIL)
+    assert visible(EVIL) in parsed.text
+
+
+def test_data_cannot_end_its_element() -> None:
+    comparisons, statistics, runs = hostile()
+    stored = re.search(r'id="scoremode-data">(.*?)</script>', render(comparisons, statistics, runs=runs), re.S)
+    assert stored
+    assert stored[1].isascii()
+    assert not set("<>&") & set(stored[1])
+
+
+def test_no_two_templates_have_one_name() -> None:
+    """Templates of studies are found by their names, whichever folder has them."""
+    names = [path.name for path in HOUSE.rglob("templates/*")]
+    assert "tasks.html" in names
+    assert len(set(names)) == len(names)
+
+
+def test_notebook_tables_are_escaped() -> None:
+    comparisons, _, runs = hostile()
+    for table in (run_html(runs[0]), comparison_html(comparisons[0]), comparisons_html(Comparisons(comparisons))):
+        parsed = Page(table)
+        assert parsed.wrong == []
+        allowed = "table caption thead tbody tr th td span div small"
+        assert {tag for tag, _ in parsed.tags} <= set(allowed.split())
+        table.encode()
+    assert "± 0.31" in Page(run_html(runs[0])).text
+
+
+def test_a_hundred_thousand_tokens_fit_into_eight_megabytes() -> None:
+    comparisons, statistics = make_demo(100_000, ["Q4_K_M"])
+    size = len(render(comparisons, statistics).encode())
+    print(f"100,000 tokens, one candidate: {size / 1e6:.2f} MB")
+    assert size < 8_000_000
+
+
+def test_columns_come_back_as_they_were(demo: tuple[list[Comparison], list[Any]]) -> None:
+    comparisons, statistics = demo
+    data = data_of(render(comparisons, statistics))
+    assert len(data["scores"]) == 4  # the baseline once, three candidates
+    assert len(data["texts"]) == 1
+    view = data["views"][1]
+    stored = data["scores"][view["candidate"]]
+    np.testing.assert_allclose(numbers(stored["logprob"]), comparisons[1].candidate.scores.logprob, rtol=1e-6)
+    np.testing.assert_array_equal(numbers(stored["rank"]), comparisons[1].candidate.scores.rank)
+    assert comparisons[1].kl is not None
+    np.testing.assert_allclose(numbers(view["kl"]), comparisons[1].kl, rtol=1e-6)
+    words = [data["words"][i] for i in numbers(data["texts"][0]["word"])]
+    assert words == [visible(t) for t in comparisons[0].baseline.facts.text]
+
+
+@pytest.mark.parametrize(("top", "kind"), [(0, "u1"), (255, "u1"), (256, "u2"), (65_535, "u2"), (65_536, "u4")])
+def test_a_column_takes_no_more_than_it_needs(top: int, kind: str) -> None:
+    stored = column(np.array([0, top]))
+    assert stored["type"] == kind
+    assert numbers(stored).tolist() == [0, top]
+
+
+def test_a_token_that_is_scored_twice_is_read_once() -> None:
+    run = make_baseline(6)
+    token = np.array([1, 2, 3, 2, 3, 4])
+    facts = dataclasses.replace(run.facts, token=token, window=np.array([0, 0, 0, 1, 1, 1]))
+    overlapping = dataclasses.replace(run, facts=facts)
+    assert reading_order(overlapping, 100).tolist() == [0, 1, 2, 5]
+    assert np.concatenate([position for position, _ in places_of(overlapping)()]).tolist() == [0, 1, 2, 0, 1, 2]
+    page = render([], [], runs=[overlapping])
+    assert "2 targets score a token again" in page
+
+
+def test_gaps_and_documents_begin_stretches() -> None:
+    run = make_baseline(6)
+    facts = dataclasses.replace(run.facts, token=np.array([1, 2, 5, 6, 7, 8]), document=np.array([0, 0, 0, 0, 1, 1]))
+    text = page_data([], [dataclasses.replace(run, facts=facts)], 100)["texts"][0]
+    assert numbers(text["begin"]).tolist() == [0, 2, 4]
+    assert numbers(text["beginToken"]).tolist() == [1, 5, 7]
+    assert numbers(text["beginDocument"]).tolist() == [0, 0, 1]
+
+
+def test_a_text_that_is_cut_says_so(demo: tuple[list[Comparison], list[Any]]) -> None:
+    page = render(*demo, text_targets=1000)
+    assert "first 1,000 of 3,000 tokens" in page
+    assert data_of(page)["texts"][0]["count"] == 1000
+
+
+def test_best_and_worst_are_marked_in_words_too(page: str) -> None:
+    assert page.count('<td class="best"') == page.count("(best)") > 3
+    assert page.count('<td class="worst"') == page.count("(worst)") > 3
+
+
+def test_one_candidate_has_neither_best_nor_worst(demo: tuple[list[Comparison], list[Any]]) -> None:
+    page = render(demo[0][:1], demo[1][:1])
+    assert 'class="best"' not in page
+    assert 'id="quality"' not in page
+    assert "times the noise floor" in page
+
+
+def test_finished_runs_without_kl(demo: tuple[list[Comparison], list[Any]]) -> None:
+    comparison = dataclasses.replace(demo[0][0], divergences=Divergences(), noise_kl=None, manifest={})
+    nothing = dict.fromkeys(demo[1][0]) | {"ppl_ratio": 1.01}
+    page = render([comparison], [nothing])
+    parsed = Page(page)
+    assert parsed.wrong == []
+    assert "no KL, because two finished runs were compared" in parsed.text
+    assert "KL mean" not in parsed.text
+    assert 'id="publish"' not in page
+    assert data_of(page)["views"][0]["kl"] is None
+
+
+def test_statistics_may_be_empty(demo: tuple[list[Comparison], list[Any]]) -> None:
+    assert Page(render(demo[0], [{}, {}, {}])).wrong == []
+
+
+def test_zero_probabilities_are_counted_and_not_drawn(demo: tuple[list[Comparison], list[Any]]) -> None:
+    c = demo[0][0]
+    logprob = c.candidate.scores.logprob.copy()
+    logprob[:3] = -np.inf
+    candidate = dataclasses.replace(c.candidate, scores=dataclasses.replace(c.candidate.scores, logprob=logprob))
+    page = render([dataclasses.replace(c, candidate=candidate)], [demo[1][0] | {"ppl_candidate": np.inf}])
+    assert "3 tokens left out of the charts: probability zero" in page
+    assert "∞" in page
+    assert "nan" not in "".join(re.findall(r' d="[^"]*"', page))
+
+
+def test_runs_alone_show_their_numbers_and_their_text() -> None:
+    runs = [make_baseline(2000), make_baseline(2000, dtype="float32")]
+    page = render([], [], runs=[runs[0], dataclasses.replace(runs[1], path="runs/other")])
+    parsed = Page(page)
+    assert parsed.wrong == []
+    assert parsed.count("figure") == 2
+    assert "smollm2-135m · float32" in parsed.text
+    assert "± 0.31" in parsed.text
+    assert [view["candidate"] for view in data_of(page)["views"]] == [None, None]
+
+
+def test_runs_of_a_comparison_are_not_shown_again(demo: tuple[list[Comparison], list[Any]]) -> None:
+    comparisons, statistics = demo
+    runs = [comparisons[0].baseline, *(c.candidate for c in comparisons)]
+    assert render(comparisons, statistics, runs=runs) == render(comparisons, statistics)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_next_to_nothing_is_still_a_page(count: int) -> None:
+    baseline = make_baseline(count) if count else make_run(make_facts([], []), np.zeros(0), 1)
+    comparison, statistics = make_comparison("tiny", baseline, 2)
+    assert Page(render([comparison], [statistics])).wrong == []
+    assert Page(render([], [], runs=[baseline])).wrong == []
+
+
+def test_nothing_at_all_is_a_page_too() -> None:
+    assert "Nothing to report" in Page(render([], [])).text
+
+
+def test_twenty_candidates_have_twenty_lines() -> None:
+    baseline = make_baseline(400)
+    made = [make_comparison(f"candidate {i}", baseline, 2 + i) for i in range(20)]
+    page = render([c for c, _ in made], [s for _, s in made])
+    keys = re.findall(r"<li>(<svg.*?</svg>)", page[page.index('id="charts"') :])
+    assert len(set(keys)) == len(keys) == 20
+    assert "20 candidates against" in page
+
+
+def test_written_whole_or_not_at_all(tmp_path: Path, demo: tuple[list[Comparison], list[Any]]) -> None:
+    path = write(tmp_path / "report.html", render(*demo))
+    assert path.read_text() == render(*demo)
+    assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
+    with pytest.raises(InputError, match="there is no folder"):
+        write(tmp_path / "missing" / "report.html", "a page")
+
+
+@pytest.mark.parametrize(
+    ("value", "stderr", "expected"),
+    [
+        (12.7412, 0.3149, ("12.74", "± 0.31")),
+        (3.83e-5, 2.4e-6, ("3.83e-5", "± 0.24e-5")),
+        (6.7e-6, None, ("6.70e-6", "")),
+        (0.00271, None, ("0.00271", "")),
+        (6.75113, None, ("6.751", "")),
+        (-1.5, 0.1, ("-1.50", "± 0.10")),
+        (0.0, None, ("0", "")),
+        (None, 0.1, ("–", "")),
+        (float("nan"), None, ("–", "")),
+        (float("inf"), 1.0, ("∞", "")),
+        (5.0, 0.0, ("5.000", "± 0")),
+        (256.0, 1e-14, ("256.0", "± 0")),
+        (5.0, float("inf"), ("5.000", "")),
+        (0.0, 0.0, ("0", "± 0")),
+    ],
+)
+def test_numbers_have_the_digits_that_their_errors_allow(value: Any, stderr: Any, expected: tuple[str, str]) -> None:
+    assert rounded(value, stderr) == expected
+
+
+def test_percent_and_sizes() -> None:
+    assert rounded(0.5929, 0.0072, percent=True) == ("59.29%", "± 0.72%")
+    assert rounded(0.5, percent=True) == ("50.00%", "")
+    assert [file_size(n) for n in (12, 3 * 2**20, 5 * 2**30, None)] == ["12 bytes", "3.00 MiB", "5.00 GiB", "–"]
+
+
+def test_commands_come_as_lines_or_as_arguments() -> None:
+    assert commands_of({"command": ["a b", ["scoremode", "ppl", "my model"]]}) == ["a b", "scoremode ppl 'my model'"]
+    assert commands_of({"command": "one"}) == ["one"]
+    assert commands_of({"command": ["scoremode", "compare", "my runs"]}) == ["scoremode compare 'my runs'"]
+    assert commands_of({}) == []
+
+
+def test_what_hides_is_made_visible_and_what_joins_is_kept() -> None:
+    assert visible("a\0\x1b\u202e\ud800\ufeff") == "a␀␛⟨U+202E⟩⟨U+D800⟩⟨U+FEFF⟩"
+    assert visible("👩\u200d🔬 नि\u200cष\t\n") == "👩\u200d🔬 नि\u200cष\t\n"
+    assert escaped('<a b="c">&') == "&lt;a b=&#34;c&#34;&gt;&amp;"
+
+
+def test_runs_are_named_by_what_tells_them_apart() -> None:
+    one, other = make_baseline(3), dataclasses.replace(make_baseline(3), path="runs/b")
+    assert run_name(one) == "smollm2-135m"
+    assert [run_name(r, [one, other]) for r in (one, other)] == ["smollm2-135m · runs/1", "smollm2-135m · runs/b"]
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 3e-7), (-0.02, 5), (1.0, 1.0), (0, 123_456), (1.0004, 1.0008)])
+def test_a_linear_axis_has_a_few_different_labels(low: float, high: float) -> None:
+    labels = [text for _, text in drawing.linear(low, high, "x").marks()]
+    assert 2 <= len(labels) <= 12
+    assert len(set(labels)) == len(labels)
+
+
+@pytest.mark.parametrize(("low", "high"), [(1e-12, 100), (1e-3, 1e-2), (0.03, 0.09), (1e-8, 1)])
+def test_a_logarithmic_axis_has_a_few_different_labels(low: float, high: float) -> None:
+    labels = [text for _, text in drawing.logarithmic(low, high, "x").marks()]
+    assert 2 <= len(labels) <= 12
+    assert len(set(labels)) == len(labels)
+
+
+def test_the_baseline_has_its_own_size_in_the_table() -> None:
+    comparison, statistics = make_comparison(
+        "q4", make_baseline(50, bits_per_weight=16.0, weight_bytes=2**20), seed=2, bits_per_weight=4.5
+    )
+    table = comparisons_table([comparison], [statistics])
+    assert re.findall(r'<td data-label="Bits/weight">([\d.]+)', table) == ["16.00", "4.50"]
+
+
+def test_the_closest_by_ratio_is_the_nearest_to_1_and_ties_are_said() -> None:
+    """Candidates with ratios of 0.2, 1.004 and again 1.004: the page names the second and its equal."""
+    baseline = make_baseline(400)
+    found = []
+    for name, factor in (("far-below", 0.2), ("near", 1.004), ("twin", 1.004)):
+        logprob = baseline.scores.logprob - np.log(factor)
+        run = make_run(baseline.facts, np.minimum(logprob, 0), 5, model=name)
+        run = dataclasses.replace(run, scores=dataclasses.replace(run.scores, logprob=logprob))
+        found.append(Comparison(name, baseline, run, np.arange(400) % 8, np.ones(400), Divergences(), None, {}))
+    page = render(found, [comparison_statistics(c) for c in found])
+    assert "Closest to the baseline by perplexity ratio: <strong>near</strong>" in page
+    assert "It cannot be told apart from twin." in page

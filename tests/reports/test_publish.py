@@ -1,0 +1,116 @@
+"""The dialects that people publish: each holds the numbers of the table, and none a path of a machine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import yaml
+
+from scoremode.core.statistics.comparison import Comparison, comparison_statistics
+from scoremode.errors import InputError, RunError
+from scoremode.reports.public_text import public_command, public_name, public_words
+from scoremode.reports.publish import FILES, Benchmark, published_files, readme_parts
+from scoremode.reports.served import served_manifest
+from tests.core.statistics.test_comparison import random_comparison
+
+BENCHMARK = Benchmark("org/texts", "ppl")
+PRIVATE = ("/home/", "me/secret", "bucket", "10.0.0.7", "s3:", "C:\\", "~")
+
+
+def private_comparisons() -> list[Comparison]:
+    """Two candidates whose manifests name folders, buckets and hosts wherever they can."""
+    found = []
+    for seed, name in enumerate(("q4", "q8")):
+        command = f"scoremode compare /home/me/secret/base ~/secret/{name} --corpus s3://bucket/text --out /home/x"
+        c = random_comparison(
+            30,
+            seed=0,
+            name=name,
+            noise_kl=[1e-9, 2e-9],
+            model="/home/me/secret/base",
+            corpus="/home/me/secret/notes.txt",
+            manifest={"command": command, "bits_per_weight": 4.5 + seed},
+        )
+        notes = ["read from /home/me/secret/tokenizer.json", "served by http://10.0.0.7:8000/v1"]
+        manifest = {**c.baseline.manifest, "model_notes": notes, "corpus_sha256": "ab" * 32}
+        found.append(replace(c, baseline=replace(c.baseline, manifest=manifest, path="/home/me/secret/runs/base")))
+    return found
+
+
+def written(dialect: str, comparisons: list[Comparison]) -> dict[str, str]:
+    statistics = [comparison_statistics(c) for c in comparisons]
+    if dialect in FILES:
+        return published_files(dialect, comparisons, statistics, BENCHMARK)
+    return {"README.md": readme_parts()[dialect](comparisons, statistics)}
+
+
+@pytest.mark.parametrize("dialect", [*readme_parts(), *FILES])
+def test_no_dialect_contains_a_path_of_a_machine(dialect: str) -> None:
+    for name, text in written(dialect, private_comparisons()).items():
+        assert [part for part in PRIVATE if part in name + text] == []
+        assert "q4" in name + text or "q8" in name + text
+
+
+def test_a_name_on_the_hub_stays_and_a_folder_goes() -> None:
+    assert public_name("HuggingFaceTB/SmolLM2-135M") == "HuggingFaceTB/SmolLM2-135M"
+    assert public_name("C:\\models\\q4.gguf") == "q4.gguf"
+    assert public_name("quants/q4.gguf") == "q4.gguf"
+    assert public_words("KL and/or p, see ../x/y.txt") == "KL and/or p, see y.txt"
+    assert public_command("scoremode compare a 'b") == "", "a quote that is not closed"
+    assert (
+        public_command("scoremode ppl m --engine=http://h:1/v1 --report x.html")
+        == "scoremode ppl m --engine=http://HOST"
+    )
+
+
+def test_the_hubs_evaluation_results_have_its_fields() -> None:
+    comparisons = private_comparisons()
+    files = written("eval-results", comparisons)
+    assert list(files) == [".eval_results/q4.yaml", ".eval_results/q8.yaml"]
+    (entry,) = yaml.safe_load(files[".eval_results/q4.yaml"])
+    assert entry["dataset"] == {"id": "org/texts", "task_id": "ppl"}
+    assert entry["value"] == pytest.approx(comparison_statistics(comparisons[0])["ppl_candidate"], rel=1e-5)
+    assert "base" in entry["notes"]
+    assert entry.keys() <= {"dataset", "value", "date", "notes"}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"), [(("texts", "a"), "not a dataset"), (("org/texts", "a", "kl_max"), "cannot be published")]
+)
+def test_a_benchmark_that_the_hub_would_not_know_is_refused(given: tuple[Any, ...], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        Benchmark(*given)
+
+
+def test_evaluation_results_need_a_benchmark_and_a_value() -> None:
+    c = random_comparison(10)
+    with pytest.raises(InputError, match="registered as a benchmark"):
+        published_files("eval-results", [c], [comparison_statistics(c)], None)
+    with pytest.raises(RunError, match="no ppl_candidate"):
+        published_files("eval-results", [c], [{**comparison_statistics(c), "ppl_candidate": None}], BENCHMARK)
+
+
+def test_json_has_both_kinds_of_numbers() -> None:
+    comparisons = private_comparisons()
+    statistics = comparison_statistics(comparisons[0])
+    found = json.loads(written("json", comparisons)["q4.json"])
+    assert found["statistics"]["kl_mean"] == statistics["kl_mean"]
+    value, error = found["for_people"]["kl_mean"].split(" ± ")
+    assert abs(float(value) - statistics["kl_mean"]) <= 10.0 ** -len(value.partition(".")[2])
+    assert len(error.replace(".", "").lstrip("0")) == 2, "two digits of the error"
+
+
+def test_files_of_two_names_that_become_one_are_refused() -> None:
+    a, b = (random_comparison(10, name=name) for name in ("q 4", "q?4"))
+    with pytest.raises(RunError, match="one file"):
+        published_files("json", [a, b], [comparison_statistics(c) for c in (a, b)], None)
+
+
+def test_an_emulated_file_has_the_size_it_would_have() -> None:
+    known = {"model_format": "emulated 8-bit body", "bits_per_weight": 13.45, "weight_bytes": 538_060_032}
+    assert served_manifest({**known, "emulated_bytes": 226_000_000}).size == 226_000_000
+    assert served_manifest(known).size is None, "a run of an older version does not say it"
+    assert served_manifest({**known, "model_format": "safetensors float32"}).size == 538_060_032

@@ -1,0 +1,241 @@
+"""Quality against size: what is drawn, where, which candidates are on the front, and what is said of the others."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from scoremode.core.statistics.comparison import Comparison
+from scoremode.reports.html.drawing import MARKS, mark_path
+from scoremode.reports.html.size_chart import (
+    DRAWN,
+    SCREENS,
+    Box,
+    Point,
+    SizeChart,
+    has_place,
+    place_names,
+    size_chart,
+    size_section,
+    text_width,
+)
+from scoremode.reports.served import served
+from tests.reports.demo import FORMATS, make_formats
+from tests.reports.test_html import EVIL, Page
+
+KL, RATIO, SAME_TOP = DRAWN
+Made = tuple[list[Comparison], list[Mapping[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def made() -> Made:
+    return make_formats(400)
+
+
+def chart_of(made: Made, measure: Any = KL, **changes: Mapping[str, Any]) -> tuple[SizeChart, dict[str, list[str]]]:
+    """``changes`` are made to the statistics of candidates: ``_0={"kl_mean": None}``."""
+    comparisons, statistics = made
+    changed = [{**s, **changes.get(f"_{i}", {})} for i, s in enumerate(statistics)]
+    return size_chart(measure, comparisons, changed, [served(c) for c in comparisons])
+
+
+def section(made: Made, **changes: Mapping[str, Any]) -> str:
+    comparisons, statistics = made
+    return size_section(comparisons, [{**s, **changes.get(f"_{i}", {})} for i, s in enumerate(statistics)])
+
+
+def points(*places: tuple[float, float], stderr: float | None = None) -> list[Point]:
+    return [Point(f"p{i}", f"p{i}", f"p{i}", 0, size, value, stderr) for i, (size, value) in enumerate(places)]
+
+
+@pytest.mark.parametrize("measure", DRAWN, ids=lambda m: m.name)
+def test_the_front_has_whom_nobody_beats(made: Made, measure: Any) -> None:
+    """Every pair compared, in the terms of the measure."""
+    comparisons, statistics = made
+    bits = [bits for _, _, bits, *_ in FORMATS]
+    values = [s[measure.name] for s in statistics]
+    costs: dict[str, Callable[[float], float]] = {
+        "kl_mean": lambda v: v,
+        "ppl_ratio": lambda v: abs(math.log(v)),
+        "same_top": lambda v: 1 - v,
+    }
+    cost = costs[measure.name]
+    unbeaten = {
+        comparisons[i].name
+        for i in range(len(bits))
+        if not any(
+            bits[j] <= bits[i] and cost(values[j]) <= cost(values[i]) and (bits[j], values[j]) != (bits[i], values[i])
+            for j in range(len(bits))
+        )
+    }
+    drawn, _ = chart_of(made, measure)
+    assert {drawn.points[i].name for i in drawn.front} == unbeaten
+    assert 1 < len(unbeaten) <= len(bits)
+
+
+def test_marks_stand_where_their_numbers_are(made: Made) -> None:
+    """The drawing is read back: x by two ticks, y by two powers of ten."""
+    drawn, _ = chart_of(made)
+    for screen in SCREENS:
+        svg = drawn.drawing(screen, "title")
+        up = {label: screen.y(place) for place, label in drawn.up.marks()}
+        along = {float(label): screen.x(place) for place, label in drawn.along.marks()}
+        (b0, x0), *_, (b1, x1) = along.items()
+        high, low = up["0.1"], up["0.01"]
+        places = re.findall(r'class="hit" cx="([\d.]+)" cy="([\d.]+)"', svg)
+        assert len(places) == len(FORMATS)
+        for point, (x, y) in zip(drawn.points, places, strict=True):
+            assert (float(x) - x0) / (x1 - x0) * (b1 - b0) + b0 == pytest.approx(point.size, abs=0.02)
+            assert 10 ** (-1 - (float(y) - high) / (low - high)) == pytest.approx(point.value, rel=0.02)
+
+
+def test_a_large_range_is_logarithmic_and_a_small_one_is_not() -> None:
+    assert SizeChart(points((4, 0.1), (8, 0.001)), KL, "bits").log
+    assert not SizeChart(points((4, 0.1), (8, 0.05)), KL, "bits").log
+    assert not SizeChart(points((4, 90), (8, 1)), SAME_TOP, "bits").log
+    assert float(SizeChart(points((4, 0.1), (8, 0.05)), KL, "bits").up.place(0)) == 0
+
+
+def test_the_baseline_is_in_every_chart_of_the_ratio() -> None:
+    for places in (((4, 2.0), (8, 30.0)), ((4, 1.01), (8, 1.02)), ((4, 0.5), (8, 0.9))):
+        drawn = SizeChart(points(*places), RATIO, "bits")
+        assert 0 < float(drawn.up.place(1.0)) < 1
+        assert "the baseline: 1" in drawn.drawing(SCREENS[0], "t")
+
+
+def test_the_noise_floor_is_an_area_or_said_to_be_below(made: Made) -> None:
+    near = SizeChart(points((4, 0.1), (8, 0.001)), KL, "bits", [1e-4])
+    assert 'class="noise"' in near.drawing(SCREENS[0], "t")
+    assert "noise floor 1e−4" in near.drawing(SCREENS[0], "t")
+    far = dataclasses.replace(near, floors=[1e-9]).drawing(SCREENS[0], "t")
+    assert 'class="noise"' not in far
+    assert "noise floor 1e−9, below this chart" in far
+    assert "noise floor 0<" in dataclasses.replace(near, floors=[0.0]).drawing(SCREENS[0], "t")
+    assert "noise floor, at most 2e−4" in dataclasses.replace(near, floors=[1e-4, 2e-4]).drawing(SCREENS[0], "t")
+    assert chart_of(made, RATIO)[0].floor is None
+
+
+def test_a_divergence_of_zero_is_drawn_on_the_edge_and_said(made: Made) -> None:
+    drawn, missing = chart_of(made, _0={"kl_mean": 0.0, "kl_mean_stderr": 0.0})
+    assert missing == {}
+    assert drawn.height(0.0) == 0.0
+    assert drawn.points[drawn.front[-1]].name == FORMATS[0][0]
+    words = f"On the lower edge, because a logarithmic axis has no 0: {FORMATS[0][0]}."
+    assert words in section(made, _0={"kl_mean": 0.0})
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"kl_mean": None, "kl_infinite": 3}, "KL is infinite on 3 tokens"),
+        ({"kl_mean": math.nan}, "its KL is not a number that can be drawn"),
+        ({"kl_mean": math.inf}, "its KL is not a number that can be drawn"),
+        ({"kl_mean": "0.1"}, "its KL is not a number that can be drawn"),
+        ({"kl_mean": 1.7e308}, "its KL is not a number that can be drawn"),
+    ],
+)
+def test_who_is_not_drawn_is_named(made: Made, change: dict[str, Any], why: str) -> None:
+    drawn, missing = chart_of(made, _3=change)
+    assert missing == {why: [FORMATS[3][0]]}
+    assert len(drawn.points) == len(FORMATS) - 1
+    assert f"Not drawn: {FORMATS[3][0]}: {why}." in section(made, _3=change)
+    assert len(chart_of(made, RATIO, _3=change)[0].points) == len(FORMATS), "the ratio is known"
+
+
+def without(comparison: Comparison, *names: str) -> Comparison:
+    return dataclasses.replace(comparison, manifest={k: v for k, v in comparison.manifest.items() if k not in names})
+
+
+def test_a_size_that_is_not_known_is_said(made: Made) -> None:
+    comparisons = [without(made[0][0], "bits_per_weight"), *made[0][1:]]
+    assert f"Not drawn: {FORMATS[0][0]}: bits per weight not known." in size_section(comparisons, made[1])
+
+
+def test_sizes_are_drawn_if_no_bits_are_known(made: Made) -> None:
+    comparisons = [without(c, "bits_per_weight") for c in made[0]]
+    page = size_section(comparisons, made[1])
+    assert "KL against size" in page
+    assert "size, GiB" in page
+    bare = [without(c, "bits_per_weight", "bytes") for c in made[0]]
+    assert "size not known" in size_section(bare, made[1])
+    assert "<svg" not in size_section(bare, made[1])
+
+
+def test_only_measures_with_values_are_offered(made: Made) -> None:
+    nothing: dict[str, Mapping[str, Any]] = {f"_{i}": {"kl_mean": None} for i in range(len(FORMATS))}
+    page = section(made, **nothing)
+    assert "size-kl_mean" not in page
+    assert "No chart of KL, which needs two candidates. Not drawn: " in page
+    assert re.findall(r'id="(size-\w+)" checked', page) == ["size-ppl_ratio"]
+
+
+def test_two_candidates_are_needed(made: Made) -> None:
+    assert size_section(made[0][:1], made[1][:1]) == ""
+    page = section((made[0][:2], made[1][:2]), _0={n.name: None for n in DRAWN})
+    assert page.count("which needs two candidates. Not drawn: Qwen3-4B-Instruct-2507-Q8_0.gguf: ") == 3
+    assert "<svg" not in page
+
+
+def test_hostile_words_stay_words(made: Made) -> None:
+    comparisons = []
+    for c in made[0]:
+        manifest = {**c.candidate.manifest, "model_format": EVIL, "engine": EVIL, "versions": {EVIL: EVIL}}
+        candidate = dataclasses.replace(c.candidate, manifest=manifest)
+        comparisons.append(dataclasses.replace(c, name=EVIL + c.name, candidate=candidate))
+    page = size_section(comparisons, made[1])
+    parsed = Page(page)
+    assert parsed.wrong == []
+    assert {"script", "img"}.isdisjoint(tag for tag, _ in parsed.tags)
+    assert [a for _, a in parsed.tags if any(name.startswith("on") for name in a)] == []
+    assert "⟨U+202E⟩" in page
+    page.encode()
+
+
+@pytest.mark.parametrize("bits", [(1e-9, 1e-9), (1024, 1e-9), (4.0, 4.0)])
+@pytest.mark.parametrize("values", [(1e-300, 1e300), (0, 0), (1e-12, 0), (5, 5), (1, 1), (1e300, 1e300), (0.5, 1)])
+@pytest.mark.parametrize("measure", DRAWN, ids=lambda m: m.name)
+@pytest.mark.parametrize("stderr", [None, 1e-300, 1e300])
+def test_absurd_numbers_are_drawn_inside(
+    bits: Sequence[float], values: Sequence[float], measure: Any, stderr: float | None
+) -> None:
+    if not all(has_place(measure, value) for value in values):
+        assert measure in (RATIO, SAME_TOP)
+        return
+    placed = points(*((size, measure.factor * v) for size, v in zip(bits, values, strict=True)), stderr=stderr)
+    for screen in SCREENS:
+        svg = SizeChart(placed, measure, "bits", [1e-5]).drawing(screen, "t")
+        assert "nan" not in svg
+        assert "inf" not in svg
+        for x, y in re.findall(r'class="hit" cx="([^"]+)" cy="([^"]+)"', svg):
+            assert 0 <= float(x) <= screen.width
+            assert 0 <= float(y) <= screen.height
+
+
+def test_marks_differ_for_many_groups() -> None:
+    assert len({mark_path(group) for group in range(56)}) == 56
+    assert len(MARKS) == 8
+
+
+def test_names_avoid_marks_and_each_other() -> None:
+    marks = [(200.0 + 12 * (i % 3), 150.0 + 10 * (i // 3)) for i in range(6)]
+    names = [f"candidate {i}" for i in range(6)]
+    spots = place_names(names, marks, 13, Box(0, 0, 600, 400))
+    boxes = [spot.box for spot in spots if spot]
+    assert len(boxes) == 6
+    for i, box in enumerate(boxes):
+        assert box.right - box.left == pytest.approx(text_width(names[i], 13))
+        assert sum(box.overlap(other) for other in boxes[i + 1 :]) <= 0.3 * box.area
+
+
+def test_a_name_without_room_is_left_out_and_counted(made: Made) -> None:
+    crowd = [(100.0, 100.0)] * 40
+    spots = place_names(["a long name of a model"] * 40, crowd, 13, Box(0, 0, 200, 200))
+    assert 0 < sum(spot is None for spot in spots) < 40
+    comparisons = [dataclasses.replace(made[0][0], name=f"{i} of many long names") for i in range(40)]
+    page = size_section(comparisons, [made[1][0]] * 40)
+    assert re.search(r"\d+ names had no room beside the marks", page)

@@ -1,0 +1,136 @@
+"""Tables for people: numbers to the digits that their errors justify, names unchanged."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import scoremode as sm
+from scoremode.core.verbs.prob.sequence import SequenceScore, TokenScore
+from scoremode.reports.numbers import with_error
+from scoremode.reports.terminal.console import console, listing
+from scoremode.reports.terminal.run_tables import plan_table, run_table, sequence_table
+from scoremode.values import Estimate
+
+
+def drawn(parts: list[Any], width: int = 200) -> str:
+    out = io.StringIO()
+    screen = Console(file=out, width=width, highlight=False, emoji=False)
+    for part in parts:
+        screen.print(part)
+    return out.getvalue()
+
+
+def score(target: str = " Paris", **changes: Any) -> SequenceScore:
+    values: dict[str, Any] = {
+        "prompt": "The capital of France is",
+        "target": target,
+        "log_prob": -0.5,
+        "prob": math.exp(-0.5),
+        "perplexity": math.exp(0.5),
+        "boundary": "clean",
+        "tokens": (TokenScore(7, target, -0.5, 1),),
+    }
+    return SequenceScore(**{**values, **changes})
+
+
+@pytest.mark.parametrize(
+    ("value", "stderr", "text"),
+    [
+        (12.7412, 0.3149, "12.74 ± 0.31"),
+        (1234.5, 56.7, "1,234 ± 57"),
+        (0.5, 0.00012, "0.50000 ± 0.00012"),
+        (3.0, 0.0, "3.000 ± 0"),
+        (3.0, None, "3.000"),
+        (291.8165, None, "291.8"),
+        (3401829.3215, None, "3.40e6"),
+        (1e6, 2e4, "1,000,000 ± 20,000"),
+    ],
+)
+def test_a_value_has_the_digits_that_its_error_allows(value: float, stderr: float | None, text: str) -> None:
+    assert with_error(Estimate(value, stderr, 100, 10)) == text
+
+
+def test_infinity_is_said_in_words() -> None:
+    assert "probability zero" in with_error(Estimate(math.inf, None, 10, 1))
+
+
+def test_what_is_not_a_number_is_unknown() -> None:
+    assert with_error(Estimate(math.nan, None, 10, 1)) == "none (no whole word or byte was scored)"
+
+
+def test_a_stored_infinity_comes_back() -> None:
+    stored = {"value": None, "stderr": None, "n": 3, "groups": 1, "freedom": None, "low": None, "high": None}
+    assert Estimate.from_json(stored) == Estimate(math.inf, None, 3, 1)
+
+
+def test_an_infinite_perplexity_is_drawn() -> None:
+    assert "unbounded" in drawn(run_table(sm.ppl("table:successor", text="abd")))
+
+
+def test_the_worst_tokens_stand_in_their_context() -> None:
+    assert "bc«x»" in drawn(run_table(sm.ppl("table:successor", text="abcxyz")))
+
+
+def test_markup_in_the_text_is_drawn_as_it_is() -> None:
+    out = drawn(run_table(sm.ppl("table:uniform", text="a[/b]"), worst=9))
+    assert "[/b«]»" in out
+
+
+def test_escape_sequences_of_the_text_are_not_drawn() -> None:
+    out = drawn(run_table(sm.ppl("table:uniform", text="a\x1b[31mb\x07"), worst=99))
+    assert "\x1b" not in out
+    assert "\x07" not in out
+
+
+def test_a_token_wider_than_its_column_does_not_break_the_table() -> None:
+    run = sm.ppl("table:uniform", text="ab")
+    run.facts.text[0] = "x" * 500
+    assert "logprob" in drawn(run_table(run), width=100)
+
+
+def test_a_plan_shows_its_first_windows() -> None:
+    out = drawn(plan_table(sm.plan("table:uniform", text="abcdefgh", context_length=4, stride=2)))
+    assert "feeds 0…3, scores 1…3" in out
+    assert "feeds 2…5, scores 4…5" in out
+
+
+def test_a_prompt_is_shown_where_there_are_several() -> None:
+    out = drawn(sequence_table([score(), score(prompt="Another\nprompt")]))
+    assert "Another⏎prompt" in out
+
+
+def test_a_spanning_token_is_said() -> None:
+    out = drawn(sequence_table([score(boundary="spanning", condition=" Fran")]))
+    assert "begins with ' Fran'" in out
+
+
+def test_an_added_space_is_said() -> None:
+    assert "--leading-space add" in drawn(sequence_table([score(leading_space="add")]))
+
+
+def test_a_clean_boundary_needs_no_words() -> None:
+    assert "spans" not in drawn(sequence_table([score()]))
+
+
+def test_a_probability_of_zero_is_drawn() -> None:
+    impossible = score(log_prob=-math.inf, prob=0.0, perplexity=math.inf)
+    assert "-inf" in drawn(sequence_table([impossible]))
+
+
+def test_markup_in_targets_and_prompts_is_drawn_as_it_is() -> None:
+    out = drawn(sequence_table([score("[/red]"), score("[red]", prompt="[/bold]")]))
+    assert [word for word in ("'[/red]'", "'[red]'", "[/bold]") if word not in out] == []
+
+
+def test_a_listing_draws_markup_as_it_is() -> None:
+    assert "[/x] y" in drawn(listing([("name", "[/x] y")]))
+
+
+def test_lines_are_not_folded_where_nobody_watches() -> None:
+    """At the 80 columns that rich assumes for a pipe, rows would be cut in two."""
+    assert console().width >= 100

@@ -1,0 +1,286 @@
+"""llama.cpp's file of base logits: what is read, what is written, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scoremode.core.scores.answers import measured
+from scoremode.errors import EngineError, InputError, RunError
+from scoremode.studies.kld.file import (
+    HEADER,
+    Coarseness,
+    KldFile,
+    KldLayout,
+    KldWriter,
+    is_kld,
+    least_divergence,
+    log_probabilities,
+    read_scores,
+)
+from tests.studies.kld.kld_files import Logits, log_p, random_logits, write_file
+
+CONTEXT, VOCABULARY, CHUNKS = 8, 11, 3
+ROWS = CONTEXT - 1 - CONTEXT // 2
+TOKENS = np.random.default_rng(0).integers(0, VOCABULARY, CHUNKS * CONTEXT)
+LOGITS = random_logits(CHUNKS * CONTEXT, VOCABULARY, size=4.5)
+
+
+def logits_of(chunk: int, row: int) -> Logits:
+    found: Logits = LOGITS[chunk * CONTEXT + row]
+    return found
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    return write_file(tmp_path / "good.kld", TOKENS, VOCABULARY, logits_of, CONTEXT)
+
+
+# ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_a_file_says_its_sizes_and_tokens(good: Path) -> None:
+    file = KldFile(good)
+    assert file.layout == KldLayout(CONTEXT, VOCABULARY, CHUNKS)
+    assert good.stat().st_size == file.layout.size
+    assert np.array_equal(file.tokens.reshape(-1), TOKENS)
+
+
+def test_log_probabilities_are_those_of_the_longhand(good: Path) -> None:
+    file = KldFile(good)
+    for chunk in range(CHUNKS):
+        found = log_probabilities(file.records(chunk), VOCABULARY)
+        for row in range(ROWS):
+            assert found[row].tolist() == pytest.approx(log_p(good, chunk, row)[0], abs=1e-12)
+
+
+def test_scores_are_those_of_the_longhand(good: Path) -> None:
+    file, seen = KldFile(good), Coarseness()
+    for chunk in range(CHUNKS):
+        targets = file.tokens[chunk, CONTEXT // 2 + 1 :]
+        found = read_scores(file, chunk, targets, seen)
+        assert found.top is not None
+        assert found.top_logprob is not None
+        for row in range(ROWS):
+            stored, codes = log_p(good, chunk, row)
+            assert found.logprob[row, 0] == pytest.approx(stored[targets[row]], abs=1e-12)
+            assert measured(found.top)[row] == codes.index(max(codes))
+            assert measured(found.top_logprob)[row] == pytest.approx(max(stored), abs=1e-12)
+    floored = [
+        logits_of(c, r).min() <= logits_of(c, r).max() - 16
+        for c in range(CHUNKS)
+        for r in range(CONTEXT // 2, CONTEXT - 1)
+    ]
+    assert 0 < sum(floored) < len(floored), "rows with and without a floor"
+    low = sum(
+        int((logits_of(c, r) <= logits_of(c, r).max() - np.float32(16)).sum())
+        for c in range(CHUNKS)
+        for r in range(CONTEXT // 2, CONTEXT - 1)
+    )
+    assert (seen.rows, seen.ids, seen.ids_on_floor) == (ROWS * CHUNKS, ROWS * CHUNKS * VOCABULARY, low)
+    assert any(f"{low / seen.ids:.1%}" in note for note in seen.notes())
+
+
+def test_a_file_is_known_by_its_name_or_its_beginning(good: Path, tmp_path: Path) -> None:
+    other = tmp_path / "logits.bin"
+    other.write_bytes(good.read_bytes())
+    (tmp_path / "folder.kld").mkdir()
+    assert is_kld(good)
+    assert is_kld(other)
+    assert is_kld("not-there.kld"), "so that the line says which file is missing"
+    assert not is_kld(tmp_path / "folder.kld")
+    assert not is_kld("smollm2-135m")
+    assert not is_kld("a\0b")
+
+
+def read_all(path: Path) -> None:
+    file = KldFile(path)
+    for chunk in range(file.layout.chunks):
+        read_scores(file, chunk, file.tokens[chunk, CONTEXT // 2 + 1 :], Coarseness())
+
+
+def header(context: int = CONTEXT, vocabulary: int = VOCABULARY, chunks: int = CHUNKS) -> Callable[[bytes], bytes]:
+    return lambda data: HEADER.pack(b"_logits_", context, vocabulary, chunks) + data[20:]
+
+
+RECORDS = 20 + 4 * CHUNKS * CONTEXT
+
+
+def float_at(offset: int, value: float) -> Callable[[bytes], bytes]:
+    return lambda data: data[: RECORDS + offset] + struct.pack("<f", value) + data[RECORDS + offset + 4 :]
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda data: b"", "does not begin"),
+        (lambda data: data[:7], "does not begin"),
+        (lambda data: data[:15], "ends in its header"),
+        (lambda data: b"GGUF" + data[4:], "does not begin"),
+        (lambda data: data[:-1], "interrupted"),
+        (lambda data: data[:60], "interrupted"),
+        (lambda data: data + b"\0", "asks for"),
+        (header(context=0), "tokens of a chunk"),
+        (header(context=2), "tokens of a chunk"),
+        (header(context=-8), "tokens of a chunk"),
+        (header(vocabulary=0), "number of ids"),
+        (header(vocabulary=-1), "number of ids"),
+        (header(chunks=0), "number of chunks"),
+        (header(chunks=-3), "number of chunks"),
+        (header(2**31 - 1, 2**31 - 1, 2**31 - 1), "asks for"),
+        (lambda data: data[:-2] + b"\1\0", "is not zero"),  # an odd vocabulary has a word of padding
+        (header(vocabulary=VOCABULARY - 1), "asks for|token"),
+        (lambda data: data[:20] + struct.pack("<i", VOCABULARY) + data[24:], "the token 11"),
+        (lambda data: data[:20] + struct.pack("<i", -1) + data[24:], "the token -1"),
+        (float_at(0, float("nan")), "row 0 of chunk 0"),
+        (float_at(0, float("inf")), "row 0 of chunk 0"),
+        (float_at(0, -1e-4), "row 0 of chunk 0"),
+        (float_at(0, 1.0), "row 0 of chunk 0"),
+        (float_at(4, float("nan")), "row 0 of chunk 0"),
+        (float_at(4, float("-inf")), "row 0 of chunk 0"),
+        (float_at(4, 3.0), "row 0 of chunk 0"),
+        (float_at(4, -0.5), "sum to"),
+        (float_at(4, -400.0), "sum to"),
+    ],
+)
+def test_a_bad_file_is_refused(good: Path, damage: Callable[[bytes], bytes], says: str) -> None:
+    good.write_bytes(damage(good.read_bytes()))
+    with pytest.raises(InputError) as refused:
+        read_all(good)
+    assert any(words in str(refused.value) for words in says.split("|")), refused.value
+
+
+def test_a_folder_and_a_missing_file_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no file"):
+        KldFile(tmp_path / "nothing.kld")
+    with pytest.raises(InputError, match="cannot be read"):
+        KldFile(tmp_path)
+
+
+def test_ten_gigabytes_are_not_read(tmp_path: Path) -> None:
+    """A sparse file: opening it and looking at one chunk takes no time and no memory."""
+    import resource
+
+    layout = KldLayout(512, 128_256, 160)
+    path = tmp_path / "large.kld"
+    with path.open("wb") as file:
+        file.write(layout.beginning(np.zeros((160, 512), np.int32)))
+        os.ftruncate(file.fileno(), layout.size)
+    assert layout.size > 10 * 10**9
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found = KldFile(path)
+    assert found.records(159).shape == (255, layout.words)
+    assert int(found.records(100)[7, 1000]) == 0
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 100 << 10, f"{grown} KiB more"
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(good: Path) -> None:
+    file = KldFile(good)
+    with good.open("r+b") as changed:
+        changed.truncate(30)
+    with pytest.raises(RunError, match="changed"):
+        file.records(0)
+
+
+def test_the_least_divergence_covers_what_the_rule_leaves_out() -> None:
+    assert -0.04 < least_divergence(256_000) < least_divergence(100) < 0
+
+
+# ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def writer_of(good: Path, path: Path) -> KldWriter:
+    file = KldFile(good)
+    return KldWriter(path, file.layout, file.tokens)
+
+
+def test_chunks_in_any_order_are_the_same_file(good: Path, tmp_path: Path) -> None:
+    file = KldFile(good)
+    with writer_of(good, tmp_path / "part") as writer:
+        for chunk in (2, 0, 1):
+            writer.write(chunk, np.array(file.records(chunk)))
+        writer.finish(tmp_path / "whole.kld")
+    assert (tmp_path / "whole.kld").read_bytes() == good.read_bytes()
+    assert not (tmp_path / "part").exists()
+
+
+def test_an_unfinished_file_is_never_taken_for_a_whole_one(good: Path, tmp_path: Path) -> None:
+    file, part = KldFile(good), tmp_path / "part"
+    with writer_of(good, part) as writer:
+        assert not writer.complete_chunks().any()
+        writer.write(1, np.array(file.records(1)))
+        with pytest.raises(RunError, match="lacks 2 of 3"):
+            writer.finish(tmp_path / "whole.kld")
+        for chunk in (0, 2):
+            writer.write(chunk, np.array(file.records(chunk)))
+    assert part.stat().st_size == good.stat().st_size
+    with pytest.raises(InputError, match="does not begin"):
+        KldFile(part)
+    assert not (tmp_path / "whole.kld").exists()
+
+
+def test_writing_goes_on_where_it_stopped(good: Path, tmp_path: Path) -> None:
+    file, part = KldFile(good), tmp_path / "part"
+    with writer_of(good, part) as writer:
+        writer.write(1, np.array(file.records(1)))
+    with writer_of(good, part) as writer:
+        assert writer.complete_chunks().tolist() == [False, True, False]
+    other = file.tokens.copy()
+    other[0, 0] = (other[0, 0] + 1) % VOCABULARY
+    with KldWriter(part, file.layout, other) as writer:
+        assert not writer.complete_chunks().any(), "other tokens: nothing of it is kept"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A tmpfs of 80 KiB."""
+    (folder := tmp_path / "disk").mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=80k", "tmpfs", folder], capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip("only root may mount a tmpfs")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+def test_a_full_tmpfs_gives_one_line_and_writing_resumes(small_disk: Path, tmp_path: Path) -> None:
+    """Where it fails, the process gets SIGBUS from a mapped hole: so it happens in a fork."""
+    layout = KldLayout(CONTEXT, 5000, chunks=4)  # 30 kB per chunk: two fit
+    tokens = TOKENS.astype(np.int32)[[0] * layout.chunks * CONTEXT].reshape(layout.chunks, CONTEXT)
+    records = np.random.default_rng(0).integers(0, 65536, (layout.chunks, layout.rows, layout.words)).astype(np.uint16)
+    records[:, :, :4] = np.array([1e-4, -8.0], "<f4").view(np.uint16)
+
+    def fill(path: Path, noted: int) -> None:
+        """Write all chunks; those before ``noted`` are there, as a journal says."""
+        with KldWriter(path, layout, tokens) as writer:
+            assert writer.complete_chunks()[:noted].all()
+            for chunk in range(noted, layout.chunks):
+                writer.write(chunk, records[chunk])
+            writer.finish(path.with_suffix(".kld"))
+
+    child = os.fork()
+    if not child:
+        try:
+            for noted in (0, 2):
+                with pytest.raises(RunError, match="free some space and run the same command again"):
+                    fill(small_disk / "part", noted)
+            os._exit(0)
+        finally:
+            os._exit(3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    subprocess.run(["mount", "-o", "remount,size=1m", small_disk], check=True)
+    fill(small_disk / "part", 2)
+    fill(tmp_path / "whole", 0)
+    assert (small_disk / "part.kld").read_bytes() == (tmp_path / "whole.kld").read_bytes()
+
+
+@pytest.mark.parametrize(("place", "value"), [(0, np.nan), (0, np.inf), (0, -1.0), (1, np.nan), (1, 0.0)])
+def test_records_that_no_model_can_give_are_not_written(good: Path, tmp_path: Path, place: int, value: float) -> None:
+    records = np.array(KldFile(good).records(0))
+    records[1, 2 * place : 2 * place + 2] = np.array([value], "<f4").view("<u2")
+    with writer_of(good, tmp_path / "part") as writer, pytest.raises(EngineError, match="NaN or infinite"):
+        writer.write(0, records)

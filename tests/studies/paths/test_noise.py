@@ -1,0 +1,260 @@
+"""Drift between settings: its arithmetic, what it refuses, and that it computes instead of remembering."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import scoremode as sm
+from scoremode.core.engine import registry
+from scoremode.errors import OptionError, ScoremodeError
+from scoremode.studies.paths.noise import combinations, drift, parse_vary
+from tests.makers import ask
+
+TEXT = "The quick brown fox jumps over the lazy dog, and the dog does not mind. " * 6
+
+
+def plan_of(text: str, **question: Any) -> Any:
+    return ask("table:uniform", text=text, **{"method": "gptq", "context_length": 5, **question}).plan
+
+
+# ── arithmetic ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_drift_is_the_formula() -> None:
+    plan = plan_of("abcdefghijklmno")  # 3 windows of 4 targets
+    rng = np.random.default_rng(0)
+    reference, d = -rng.random(12), rng.normal(size=12)
+    found = drift(plan, reference + d, reference)
+    sums = d.reshape(3, 4).sum(1)
+    assert found.mean == pytest.approx(d.mean())
+    assert found.mean_abs == pytest.approx(np.abs(d).mean())
+    assert found.rms == pytest.approx(math.sqrt((d**2).mean()))
+    assert found.max == found.p999 == pytest.approx(np.abs(d).max())
+    assert found.sequence_rms == pytest.approx(math.sqrt((sums**2).mean()))
+    assert found.sequence_max == pytest.approx(np.abs(sums).max())
+
+
+def test_the_quantile_leaves_one_target_in_a_thousand_out() -> None:
+    plan = plan_of("x" * 2001, context_length=2001)
+    d = np.zeros(2000)
+    d[[3, 5, 7]] = 3.0, -2.0, 1.0
+    found = drift(plan, d, np.zeros(2000))
+    assert (found.max, found.p999) == (3.0, 1.0)
+
+
+def test_documents_are_the_sequences_where_there_are_several(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "abcd"}\n{"text": "efgh"}\n')
+    question: dict[str, Any] = {"corpus": str(tmp_path / "a.jsonl"), "context_length": 3, "stride": 3}
+    plan = ask("table:uniform", **question).plan
+    found = drift(plan, np.ones(plan.targets), np.zeros(plan.targets))
+    assert found.sequence_max == np.bincount(plan.target_document).max()
+    assert found.sequence_max > plan.target_counts.max()
+    assert sm.noise("table:uniform", **question).sequences == "documents"
+
+
+def test_the_same_probability_of_zero_is_no_drift() -> None:
+    plan = plan_of("abcde")
+    zero = np.array([-np.inf, -1.0, -2.0, -3.0])
+    assert drift(plan, zero, zero).max == 0.0
+    other = drift(plan, np.array([-5.0, -1.0, -2.0, -3.0]), zero)
+    assert other.max == other.p999 == math.inf
+
+
+# ── settings ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_the_first_values_make_the_reference() -> None:
+    found = combinations({"dtype": ["float32", "bfloat16"], "tensor-parallel-size": [1, 2]})
+    assert found[0] == {"dtype": "float32", "tensor_parallel_size": 1}
+    assert len(found) == 4
+    assert combinations({}) == [{}]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("tensor-parallel-size=1,2", ("tensor_parallel_size", [1, 2])),
+        ("--dtype=float32,bfloat16", ("dtype", ["float32", "bfloat16"])),
+        ("gpu_memory_utilization=0.5", ("gpu_memory_utilization", [0.5])),
+        ("enforce-eager=true,no", ("enforce_eager", [True, False])),
+        ("engine=transformers,vllm", ("engine", ["transformers", "vllm"])),
+    ],
+)
+def test_values_have_the_type_of_their_flag(text: str, wanted: tuple[str, list[Any]]) -> None:
+    assert parse_vary(text) == wanted
+
+
+@pytest.mark.parametrize(
+    ("vary", "says"),
+    [
+        ({"dtyp": ["a"]}, "did you mean 'dtype'"),
+        ({"dtype": []}, "lacks a value"),
+        ({"dtype": ["float32", "float32"]}, "twice"),
+        ({"head": ["exact", "served"]}, "did you mean 'as-served'"),
+        ({"max-model-len": [1], "max_model_len": [2]}, "twice"),
+        ({"engine-args": [1]}, "not a setting to compare"),
+        ({"trust-remote-code": [True]}, "not a setting to compare"),
+    ],
+)
+def test_bad_settings_are_refused(vary: dict[str, list[Any]], says: str) -> None:
+    with pytest.raises(OptionError, match=says):
+        combinations(vary)
+
+
+def test_everything_is_refused_before_an_engine_starts(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(*_: Any, **__: Any) -> None:
+        raise AssertionError("an engine was opened")
+
+    monkeypatch.setattr(registry, "open_engine", opened)
+    with pytest.raises(OptionError, match="tensor-parallel-size"):
+        sm.noise(str(tiny), text=TEXT, vary={"tensor-parallel-size": [1, 2]})
+    with pytest.raises(OptionError, match="dtype=float31 is not known"):
+        sm.noise(str(tiny), text=TEXT, vary={"dtype": ["float32", "float31"]})
+    with pytest.raises(OptionError, match="there is no engine 'vlm'"):
+        sm.noise(str(tiny), text=TEXT, vary={"engine": ["transformers", "vlm"]})
+
+
+# ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_the_reference_has_no_drift_and_the_rest_is_what_two_runs_give(tiny: Path) -> None:
+    question: dict[str, Any] = {"text": TEXT, "method": "gptq", "context_length": 32}
+    found = sm.noise(str(tiny), vary={"dtype": ["float32", "bfloat16"]}, **question)
+    first, second = found.settings
+    assert first.drift.max == 0.0
+    assert first.perplexity_ratio == 1.0
+    runs = [sm.ppl(str(tiny), dtype=dtype, **question) for dtype in ("float32", "bfloat16")]
+    d = runs[1].scores.logprob - runs[0].scores.logprob
+    assert second.drift.max == pytest.approx(np.abs(d).max(), rel=1e-6)
+    assert second.drift.mean == pytest.approx(d.mean(), rel=1e-6)
+    assert second.perplexity == pytest.approx(runs[1].perplexity.value, rel=1e-9)
+    assert second.perplexity_ratio == pytest.approx(math.exp(-second.drift.mean), rel=1e-9)
+    assert (first.facts.dtype, second.facts.dtype) == ("float32", "bfloat16")
+    assert 0 < second.drift.max < 1
+
+
+def test_exact_heads_drift_less_than_served_ones(tiny: Path) -> None:
+    """bfloat16 body in both; only the head rounds or does not."""
+    found = sm.noise(str(tiny), text=TEXT, context_length=32, dtype="bfloat16", vary={"head": ["exact", "as-served"]})
+    assert [s.facts.head for s in found.settings] == ["exact-fp32", "as-served"]
+    assert 1e-4 < found.settings[1].drift.max < 0.5
+
+
+def test_every_pass_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from scoremode.engines.table.engine import TableEngine
+
+    passes = []
+    score = TableEngine.score
+
+    def counted(self: TableEngine, *arguments: Any) -> Any:
+        passes.append(1)
+        return score(self, *arguments)
+
+    monkeypatch.setattr(TableEngine, "score", counted)
+    for _ in range(2):
+        sm.noise("table:uniform", text=TEXT, repeat=3)
+    assert len(passes) == 6
+
+
+def test_an_engine_that_wavers_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    from scoremode.engines.table.engine import TableEngine
+
+    engine = TableEngine(np.zeros((1, 256)))
+    calls = []
+
+    def wavering(*_: Any, **__: Any) -> TableEngine:
+        return engine
+
+    score = TableEngine.score
+
+    def off(self: TableEngine, *arguments: Any) -> Any:
+        calls.append(1)
+        self.logprobs = np.full((1, 256), -math.log(256) - 0.25 * (len(calls) - 1))
+        return score(self, *arguments)
+
+    monkeypatch.setattr(registry, "open_engine", wavering)
+    monkeypatch.setattr(TableEngine, "score", off)
+    (found,) = sm.noise("table:uniform", text="abcde", repeat=3).settings
+    assert found.repeats is not None
+    assert found.repeats.max == pytest.approx(0.5)
+    assert found.repeats.mean == pytest.approx(-0.375)
+    assert found.repeats.sequence_max == pytest.approx(2.0)
+
+
+def test_engines_are_closed_even_when_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    from scoremode.engines.table.engine import TableEngine
+    from scoremode.errors import EngineError
+
+    closed = []
+
+    def fails(*_: Any) -> Any:
+        raise EngineError("it died", fix="run it again")
+
+    monkeypatch.setattr(TableEngine, "score", fails)
+    monkeypatch.setattr(TableEngine, "close", lambda self: closed.append(1))
+    with pytest.raises(EngineError):
+        sm.noise("table:uniform", text=TEXT)
+    assert closed == [1]
+
+
+def test_progress_goes_over_all_passes() -> None:
+    seen: list[tuple[int, int]] = []
+    sm.noise("table:uniform", text="abcdef", repeat=3, progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1][0] == seen[-1][1] == seen[0][1]
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+def test_json_is_plain_data() -> None:
+    (found,) = sm.noise("table:successor", text="cba", repeat=2).as_json()
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert found["perplexity"] is None  # probability zero
+
+
+# ── paths ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_the_path_is_a_setting(tiny: Path) -> None:
+    asked: dict[str, Any] = {"text": TEXT, "context_length": 32, "sequences": 3}
+    vary = {"path": ["prefill", "decode"]}
+    prefill, decode = sm.noise(str(tiny), vary=vary, dtype="float32", repeat=1, **asked).settings
+    assert (prefill.settings, decode.settings) == ({"path": "prefill"}, {"path": "decode"})
+    assert prefill.drift.max == 0
+    assert 0 < decode.drift.max < 2e-5
+    assert prefill.promise == decode.promise == ""
+    with sm.open(str(tiny), dtype="float32") as model:
+        (again,) = model.noise(path="decode", **asked).settings
+    assert again.repeats is not None
+    assert again.repeats.max == 0
+    one, four = sm.noise(str(tiny), vary={"sequences": [1, 4]}, path="decode", text=TEXT, repeat=1).settings
+    assert one.drift.max == 0
+    assert four.drift.max < 1e-4
+
+
+def test_a_promise_of_equal_bits_is_judged(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from scoremode.engines.table import TablePlugin
+    from scoremode.engines.transformers import TransformersPlugin
+
+    for plugin in (TablePlugin, TransformersPlugin):
+        monkeypatch.setattr(plugin, "capabilities", replace(plugin.capabilities, same_bits="EVERY_BIT=1"))
+    vary = {"path": ["prefill", "decode"]}
+    kept = sm.noise("table:successor", vary=vary, text=TEXT)
+    words = "path decode instead of prefill has the same bits on all 431 targets"
+    assert kept.settings[1].promise.startswith(f"EVERY_BIT=1 kept its promise: {words}; EVERY_BIT=1 kept its promise: ")
+    assert kept.as_json()[1]["promise"] == kept.settings[1].promise
+    found = sm.noise(str(tiny), vary=vary, text=TEXT, context_length=32).settings
+    assert found[0].promise.startswith("EVERY_BIT=1 kept its promise: a later pass has the same bits on all ")
+    assert found[1].promise.startswith("finding: EVERY_BIT=1 promises the same bits in every batch, but path decode")
+    other = sm.noise(str(tiny), vary={"dtype": ["float32", "bfloat16"]}, text=TEXT, repeat=1, context_length=32)
+    assert [s.promise for s in other.settings] == ["", ""]  # a dtype may move scores
+
+
+@pytest.mark.parametrize(
+    ("vary", "words"),
+    [
+        ({"path": ["prefill", "decoded"]}, "--vary path=decoded is not known; did you mean 'decode'"),
+        ({"path": ["prefill", "decode"], "sequences": [1, 2]}, "--sequences belongs to the decode path"),
+        ({"cache": ["miss", "hit"]}, "the table engine has no cache-hit path; leave cache out of --vary"),
+    ],
+)
+def test_paths_that_an_engine_lacks_are_refused(vary: dict[str, list[Any]], words: str) -> None:
+    with pytest.raises(ScoremodeError, match=words):
+        sm.noise("table:uniform", vary=vary, text=TEXT)

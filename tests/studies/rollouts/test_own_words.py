@@ -1,0 +1,137 @@
+"""Comparisons and mismatch on rollouts, from the command line: a table against itself has closed forms."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import scoremode as sm
+from scoremode.engines.table.engine import TableEngine
+from scoremode.studies.rollouts.candidates_on_texts import other_choices
+from tests.command_line import Command
+
+PROMPTS = [f"prompt {n}" for n in range(6)]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Texts that a uniform table wrote: greedy ones, and ones that were drawn."""
+    found = {}
+    for name, temperature, samples in (("greedy", 0.0, 1), ("drawn", 1.0, 2)):
+        found[name] = tmp_path_factory.mktemp(name) / "texts"
+        how = {"temperature": temperature, "samples": samples, "max_tokens": 20}
+        sm.rollouts("table:uniform", PROMPTS, out=found[name], seed=1, **how)  # type: ignore[arg-type]
+    return found
+
+
+def test_a_model_does_not_part_from_itself(command: Command, written: dict[str, Path]) -> None:
+    asked = ("compare", "table:uniform", "table:uniform", "--corpus", f"rollouts:{written['greedy']}")
+    assert "without a parting" in command(*asked).out
+    (row,) = command(*asked, "--json").json["candidates"]
+    found = row["own_words"]
+    assert list(found) == ["writer", "reader", "partings", "examples"]
+    assert found["examples"] == []
+    assert (found["partings"]["without_other_choice"], found["partings"]["other_choices"]) == (1, 0)
+
+
+def test_a_model_reads_its_own_texts_and_drafts_for_itself(command: Command, written: dict[str, Path]) -> None:
+    plain = ("compare", "table:uniform", "table:uniform", "--corpus", f"rollouts:{written['drawn']}")
+    asked = (*plain, "--drafts")
+    (row,) = command(*asked, "--json").json["candidates"]
+    found = row["own_words"]
+    assert (found["own_texts"]["log_ratio"], found["own_texts"]["ppl_ratio"], found["own_texts"]["groups"]) == (0, 1, 6)
+    assert found["drafts"]["acceptance"] == 1
+    assert [draft["by_overlap"] for draft in found["drafts"]["drafts"]] == list(range(2, 10))
+    assert "as a draft model" in command(*asked).out
+    assert "as a draft model" not in command(*plain).out  # nobody asked for it
+    refused = command("compare", "table:uniform", "table:uniform", "--text", "abc", "--drafts")
+    assert (refused.code, "give --corpus rollouts:DIR" in refused.err) == (2, True)
+
+
+def test_the_chance_that_a_draft_is_accepted_is_exact(command: Command, written: dict[str, Path]) -> None:
+    """The successor's only token has a 256th of the uniform distribution: whatever was drawn, the overlap is that."""
+    asked = ("compare", "table:uniform", "table:successor", "--corpus", f"rollouts:{written['drawn']}", "--drafts")
+    (row,) = command(*asked, "--json").json["candidates"]
+    assert row["own_words"]["drafts"]["acceptance"] == pytest.approx(1 / 256)
+    assert row["own_words"]["drafts"]["acceptance_stderr"] == pytest.approx(0, abs=1e-12)
+
+
+def test_texts_of_the_candidate_are_read_by_the_baseline(command: Command, written: dict[str, Path]) -> None:
+    """Its own texts, read by itself, would say nothing: the same numbers as with the models swapped."""
+    asked = ("--corpus", f"rollouts:{written['drawn']}", "--drafts", "--json")
+    (own,) = command("compare", "table:successor", "table:uniform", *asked).json["candidates"]
+    (swapped,) = command("compare", "table:uniform", "table:successor", *asked).json["candidates"]
+    assert own["own_words"] == swapped["own_words"]
+    assert (own["own_words"]["writer"], own["own_words"]["reader"]) == ("table:uniform", "table:successor")
+    assert own["own_words"]["drafts"]["acceptance"] == pytest.approx(1 / 256)
+
+
+def test_what_was_written_and_what_the_reader_prefers(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Terminal, page and JSON show the same example of each of three texts; tokens are quoted and escaped."""
+    monkeypatch.setenv("COLUMNS", "200")
+    sm.rollouts("table:uniform", PROMPTS, max_tokens=2, out=tmp_path / "written")  # greedy: ids 0, of equal ones
+    asked = ("compare", "table:uniform", "table:successor", "--corpus", f"rollouts:{tmp_path / 'written'}")
+    (row,) = command(*asked, "--json").json["candidates"]
+    examples = row["own_words"]["examples"]
+    assert [one["prompt"] for one in examples] == [0, 1, 2]
+    uniform, never = pytest.approx(1 / 256), {"p_reader": 0.0, "p_prefers": 1.0, "gap": None}
+    assert examples[0] == {
+        **{"prompt": 0, "sample": 0, "token": 1, "before": "prompt 0", "written": "\0", "prefers": "1"},
+        **{"p_writer": uniform, **never},
+    }
+    said = command(*asked, "--report", tmp_path / "page.html").out
+    assert "where table:successor would most clearly have written something else\nafter “prompt 0”" in said
+    sentence = r"table:uniform wrote '\x00' (0.4%); table:successor prefers '1' (100.0%) and gives '\x00' 0.0%"
+    assert sentence in said
+    assert sentence in html.unescape((tmp_path / "page.html").read_text())
+
+
+def test_the_most_surprising_token_of_each_text_is_chosen() -> None:
+    """The reader is a table of drawn logits, so every probability can be written out."""
+    ends = "abcdef"  # of the prompts; what is written greedily are zeros
+    written = sm.rollouts("table:uniform", [f"x{end}" for end in ends], max_tokens=3)
+    logits = np.random.default_rng(5).normal(0.0, 2.0, (256, 256))
+    logits[0, 0] = 9.0  # after a zero, the reader writes zeros too
+    logprob = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    found = other_choices(sm.ppl("table:uniform", engine=TableEngine(logits), corpus=written), written)
+    wanted = sorted(ends, key=lambda end: logprob[ord(end), 0])[:3]
+    assert [(one.before, one.token) for one in found] == [(f"x{end}", 1) for end in wanted]
+    for one, end in zip(found, wanted, strict=True):
+        row = logprob[ord(end)]
+        assert one.gap == pytest.approx(row.max() - row[0])
+        assert (one.p_reader, one.p_prefers) == pytest.approx((np.exp(row[0]), np.exp(row.max())))
+        assert one.p_writer == pytest.approx(1 / 256)
+    assert other_choices(sm.ppl("table:uniform", engine=TableEngine(logits), corpus=written), written, noise=99.0) == ()
+
+
+def test_other_slices_are_another_run(command: Command, written: dict[str, Path], tmp_path: Path) -> None:
+    corpus = f"rollouts:{written['greedy']}"
+    ppl, compare = ("ppl", "table:uniform"), ("compare", "table:uniform", "table:uniform", "--out", tmp_path / "kept")
+    for more, names in (((), ["answer"]), (("--slice", "a=prompt..z"), ["a"]), (("--slice", "b=rom..z"), ["b"])):
+        assert list(command(*ppl, "--corpus", corpus, "--json", *more).json["by_slice"]) == names
+    assert command(*compare, "--corpus", corpus, "--slice", "a=prompt..z").code == 0
+    refused = command(*compare, "--corpus", corpus, "--slice", "b=rom..z")
+    assert (refused.code, "slices" in refused.err) == (2, True)
+
+
+def test_a_trainer_against_rollouts(command: Command, written: dict[str, Path], tmp_path: Path) -> None:
+    asked = ("mismatch", written["drawn"], "table:uniform")
+    found = command(*asked, "--json").json
+    assert abs(found["k3"]) < 1e-12
+    assert found["samples"] == 12
+    outcome = command(*asked, "--fail-if", "k3 > 0.01", "--report", tmp_path / "page.html")
+    assert outcome.code == 0
+    assert (tmp_path / "page.html").exists()
+    outcome = command(*asked, "--fail-if", "tokens > 1")
+    assert (outcome.code, "tokens is" in outcome.err) == (1, True)
+    assert command(*asked, "--fail-if", "k4 > 1").code == 2
+    assert command(*asked, "--clip-low", "1.5").code == 2
+    assert command("mismatch", tmp_path / "nothing", "table:uniform").code == 2
+    run = sm.ppl("table:uniform", corpus=f"rollouts:{written['drawn']}", out=tmp_path / "run")
+    assert command("mismatch", written["drawn"], tmp_path / "run", "--json").json["k3"] == found["k3"]
+    assert sm.mismatch(written["drawn"], run).statistics()["tokens"] == found["tokens"]

@@ -1,0 +1,141 @@
+"""Pairs as ids, against the harness's own encoding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scoremode.core.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer
+from scoremode.errors import InputError, ModelError, OptionError
+from scoremode.studies.tasks.encoding import HarnessEncoder, rolling
+
+pytest.importorskip("lm_eval", reason="needs lm-eval")
+
+from tests.studies.tasks.judge import harness_model, instances
+
+PAIRS = [
+    ("The quick brown", " fox"),
+    ("The quick brown", " fox jumps over the lazy dog."),
+    ("The quick brown ", "fox"),
+    ("A line\n\n", "another line"),
+    ("", "The fox"),
+    ("", "<s>The fox"),
+    ("<s>The quick", " brown"),
+    ("naïve 東", "京 2024"),
+    ("mode", "l and the lang"),
+    ("x " * 300, "y"),
+    ("The dog", "\n"),
+]
+
+
+def encoded_by_the_harness(lm: Any, pairs: list[tuple[str, str]]) -> list[tuple[list[int], int]]:
+    """What its back end feeds, and where the continuation begins."""
+    seen: list[Any] = []
+    lm._loglikelihood_tokens = lambda requests, **_: list(map(seen.append, requests))
+    lm.loglikelihood(instances(pairs), disable_tqdm=True)
+    found = [((before + target)[-(lm.max_length + 1) :], len(target)) for _, before, target in seen]
+    return [(ids, len(ids) - count) for ids, count in found]
+
+
+@pytest.mark.parametrize("add_bos", [None, True, False])
+@pytest.mark.parametrize("which", ["tiny", "tiny_bos", "stories"])
+def test_ids_are_those_of_the_harness(which: str, add_bos: bool | None, request: pytest.FixtureRequest) -> None:
+    folder: Path = request.getfixturevalue(which)
+    lm = harness_model(folder, add_bos_token=add_bos, max_length=100)
+    encoder = HarnessEncoder(HuggingFaceTokenizer.load(folder), max_length=100, add_bos=add_bos)
+    ours = [encoder.pair(*pair).asked for pair in PAIRS]
+    assert [(one.ids.tolist(), one.first) for one in ours] == encoded_by_the_harness(lm, PAIRS)
+
+
+def test_add_bos_puts_one_first_whatever_the_tokenizer_does(tiny: Path) -> None:
+    encoder = HarnessEncoder(HuggingFaceTokenizer.load(tiny), max_length=100, add_bos=True)
+    assert encoder.text("The fox").tolist() == [0, *encoder.text("The fox", special=False).tolist()]
+    assert encoder.text("<s>The fox").tolist() == encoder.text("<s>The fox", special=False).tolist(), "not doubled"
+
+
+def test_a_context_that_does_not_fit_is_cut_on_its_left() -> None:
+    found = HarnessEncoder(ByteTokenizer(), max_length=4).pair("abcdef", "gh")
+    assert bytes(found.asked.ids.tolist()) == b"defgh"
+    assert (found.asked.first, found.truncated) == (3, 3)
+
+
+def test_a_token_over_the_border_is_seen(tiny: Path) -> None:
+    """ "The qui" + "ck" is split by the harness in the middle of the word's tokens."""
+    tokenizer = HuggingFaceTokenizer.load(tiny)
+    encoder = HarnessEncoder(tokenizer, max_length=100)
+    text = "The quick brown fox"
+    whole = tokenizer.encode(text, special=False)
+    inside = next(i for i, (a, b) in enumerate(zip(whole.char_start, whole.char_end, strict=True)) if b - a > 2 and i)
+    cut = int(whole.char_start[inside]) + 2
+    found = encoder.pair(text[:cut], text[cut:])
+    assert found.spanning
+    assert not encoder.pair("The quick", " brown fox").spanning
+
+
+def test_only_spaces_are_a_text_without_context(tiny: Path) -> None:
+    """The harness fails on these with an assertion, where the tokenizer adds no BOS."""
+    found = HarnessEncoder(HuggingFaceTokenizer.load(tiny), max_length=100).pair("  ", "fox").asked
+    assert (found.ids[0], found.first) == (0, 1)
+
+
+def test_texts_in_windows_are_those_of_the_harness(tiny_bos: Path) -> None:
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+    lm = harness_model(tiny_bos, max_length=16)
+    encoder = HarnessEncoder(HuggingFaceTokenizer.load(tiny_bos), max_length=16)
+    for text in ("", "x", "The quick brown fox. " * 9, "<s>begins with it", "naïve 東京 " * 7):
+        windows = get_rolling_token_windows(lm.tok_encode(text), lm.prefix_token_id, lm.max_length, 1)
+        wanted = [(before + target, len(before)) for before, target in map(make_disjoint_window, windows)]
+        assert [(one.ids.tolist(), one.first) for one in rolling(encoder, text)] == wanted
+
+
+def test_the_last_context_is_encoded_once(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = HarnessEncoder(HuggingFaceTokenizer.load(tiny), max_length=100)
+    plain, texts = encoder.text, []
+
+    def counted(text: str, **how: Any) -> Any:
+        texts.append(text)
+        return plain(text, **how)
+
+    monkeypatch.setattr(encoder, "text", counted)
+    for choice in (" fox", " dog", " cat"):
+        encoder.pair("The quick brown", choice)
+    assert texts.count("The quick brown") == 1
+
+
+@pytest.mark.parametrize(
+    ("pair", "words"),
+    [
+        (("abc", ""), "has no token of its own"),
+        (("abc", "d" * 9), "has 9 tokens, more than max_length 8"),
+        (("abc", "\ud800"), "not UTF-8"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(pair: tuple[str, str], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        HarnessEncoder(ByteTokenizer(), max_length=8).pair(*pair)
+
+
+def test_no_prefix_token_is_an_error_only_where_it_is_needed() -> None:
+    encoder = HarnessEncoder(ByteTokenizer(), max_length=8)
+    assert encoder.pair("a", "b").asked.first == 1
+    with pytest.raises(ModelError, match="neither BOS nor EOS"):
+        encoder.pair("", "b")
+    assert HarnessEncoder(ByteTokenizer(), max_length=8, prefix=7).pair("", "b").asked.ids.tolist() == [7, 98]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"max_length": 0}, "no room"), ({"prefix": 256}, "not an id"), ({"add_bos": True}, "has no BOS")],
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        HarnessEncoder(ByteTokenizer(), **{"max_length": 8, **settings})
+
+
+def test_given_ids_are_cut_in_the_same_way() -> None:
+    found = HarnessEncoder(ByteTokenizer(), max_length=2).ids(np.array([1, 2, 3]), np.array([4]))
+    assert (found.asked.ids.tolist(), found.asked.first, found.truncated) == ([2, 3, 4], 2, 1)

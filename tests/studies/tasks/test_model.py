@@ -1,0 +1,404 @@
+"""The adapter against the harness's own Transformers back end, and against float64."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scoremode.errors import EngineError, InputError, OptionError, RunError
+from tests.conftest import DATA
+from tests.partial_engine import PartialEngine
+from tests.studies.tasks.tasks import CHOICE, CHOICES, write_task, write_tasks
+
+lm_eval = pytest.importorskip("lm_eval", reason="needs lm-eval")
+
+from scoremode.studies.tasks import model as adapter  # noqa: E402 - needs lm_eval
+from scoremode.studies.tasks.model import ScoremodeLM  # noqa: E402
+from tests.studies.tasks.judge import PER_TOKEN, check, harness_model, instances  # noqa: E402
+
+
+def evaluate(lm: Any, tasks: Path, names: list[str], **settings: Any) -> Any:
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(include_path=str(tasks), include_defaults=False)
+    return lm_eval.simple_evaluate(model=lm, tasks=names, task_manager=manager, bootstrap_iters=0, **settings)
+
+
+def ours(folder: Path | str, **settings: Any) -> ScoremodeLM:
+    return ScoremodeLM(model=str(folder), dtype="float32", **settings)
+
+
+def test_tasks_give_the_results_of_the_harness(folder: Path, tmp_path: Path) -> None:
+    tasks = write_tasks(tmp_path / "tasks")
+    names = ["own_choice", "own_last_word", "own_rolling", "own_writing"]
+    theirs = evaluate(harness_model(folder), tasks, names)
+    found = evaluate(ours(folder), tasks, names)
+    for name in names:
+        for metric, value in theirs["results"][name].items():
+            other = found["results"][name][metric]
+            assert other == pytest.approx(value, rel=1e-4) if isinstance(value, float) else other == value
+        for a, b in zip(theirs["samples"][name], found["samples"][name], strict=True):
+            assert a["arguments"] == b["arguments"]
+            _same_answers(a["resps"], b["resps"], a["arguments"])
+
+
+def _same_answers(theirs: Any, found: Any, arguments: Any) -> None:
+    for (a,), (b,), texts in zip(theirs, found, arguments, strict=True):
+        if isinstance(a, str):
+            assert a == b, texts
+        elif isinstance(a, tuple):
+            assert a[1] == b[1], texts
+            assert abs(a[0] - b[0]) <= PER_TOKEN * len(texts[1].encode()), texts
+        else:
+            assert abs(a - b) <= PER_TOKEN * len(texts[0].encode()), texts
+
+
+ODD = [
+    ("", "The quick brown fox"),
+    ("The quick", " brown"),
+    ("The quick", " brown fox jumps over"),
+    ("The quick", "."),
+    ("x " * 700, "y"),
+    ("naïve 東京 ", "2024年"),
+    ("mode", "l and the lang"),
+    ("A model can be cut any", "where"),
+    (" ", "leading spaces"),
+]
+
+
+def test_odd_shapes(folder: Path) -> None:
+    lm = ours(folder)
+    theirs = harness_model(folder)
+    pairs = [pair for pair in ODD if pair[0].strip() or lm.subject.tokenizer.facts.adds_bos]
+    check(lm, theirs, instances(pairs), lm.encoder)
+
+
+FILES = ["arc_easy_validation", "own_endings", "own_solutions", "winogrande_xl_validation"]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_questions(file: str, stories: Path) -> None:
+    pairs = [pair for row in _rows(file, 12) for pair in _pairs(row)]
+    lm = ours(stories)
+    check(lm, harness_model(stories, batch_size=4), instances(pairs, file), lm.encoder)
+
+
+def test_real_texts_with_one_continuation_each(stories: Path, wikitext_file: Path) -> None:
+    """The last words of paragraphs, as in LAMBADA."""
+    lines = [line for line in wikitext_file.read_text(encoding="utf-8").splitlines() if 200 < len(line) < 600]
+    pairs = [pair for line in lines[:12] for pair in _pairs({"text": line.removesuffix(" . ")})]
+    lm = ours(stories)
+    check(lm, harness_model(stories, batch_size=4), instances(pairs, "last words"), lm.encoder)
+
+
+def _rows(file: str, count: int) -> list[dict[str, Any]]:
+    lines = (DATA / "tasks" / f"{file}.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines[:count]]
+
+
+def _pairs(row: dict[str, Any]) -> list[tuple[str, str]]:
+    """As the harness's tasks make them."""
+    if "goal" in row:
+        return [(f"Question: {row['goal']}\nAnswer:", f" {row[key]}") for key in ("sol1", "sol2")]
+    if "endings" in row:
+        return [(row["ctx"], f" {ending}") for ending in row["endings"]]
+    if "sentence" in row:
+        before, after = row["sentence"].split("_")
+        return [(before + row[key], after) for key in ("option1", "option2")]
+    if "choices" in row:
+        return [(f"Question: {row['question']}\nAnswer:", f" {text}") for text in row["choices"]["text"]]
+    before, _, last = row["text"].rpartition(" ")
+    return [(before, f" {last}")]
+
+
+@pytest.mark.slow
+def test_smollm2_within_the_tolerance() -> None:
+    """A vocabulary of 49,152, where the harness's own float32 log_softmax is off by up to 3.4e-5 nats a token."""
+    from scoremode.core.models.facts import inspect
+
+    pairs = [pair for row in _rows("arc_easy_validation", 2) for pair in _pairs(row)]
+    lm = ours("smollm2-135m")
+    check(lm, harness_model(inspect("smollm2-135m").path), instances(pairs), lm.encoder)
+
+
+def test_chunks_hold_whole_documents_and_change_nothing(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = [(f"The quick brown {word}", f" {choice}") for word in ("fox", "dog", "cat") for choice in "abcd"]
+    whole = ours(tiny).loglikelihood(instances(pairs), disable_tqdm=True)
+    monkeypatch.setattr(adapter, "CHUNK", 2)
+    assert [len(chunk) for chunk in adapter.chunks_of_documents(instances(pairs))] == [4, 4, 4]
+    parts = ours(tiny).loglikelihood(instances(pairs), disable_tqdm=True)
+    assert [p[0] for p in parts] == pytest.approx([w[0] for w in whole], abs=1e-5)
+    assert [p[1] for p in parts] == [w[1] for w in whole]
+
+
+def test_a_context_is_computed_once_for_its_choices(tiny: Path) -> None:
+    import torch
+
+    lm = ours(tiny)
+    context = "The quick brown fox jumps over the lazy dog. " * 2
+    requests = instances([(context, f" {choice}") for choice in ("fox", "dog runs", "cat", "model")])
+    engine: Any = lm.engine(100)
+    fed: list[int] = []
+    engine.model.get_input_embeddings().register_forward_hook(lambda _, ids, __: fed.append(ids[0].numel()))
+    lm.loglikelihood(requests, disable_tqdm=True)
+    alone = len(lm.encoder.text(context))
+    assert alone <= sum(fed) <= alone + 4 * 10
+    assert isinstance(engine.model, torch.nn.Module)
+
+
+def test_choices_that_lost_different_parts_of_their_context_fill_batches(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They begin with different tokens, so there is no prompt to share, and they go with windows of other questions."""
+    lm = ours(tiny, max_length=24)
+    choices = [" dog", " lazy dogs", " mind the quick brown fox", " a"]
+    pairs = [
+        (f"{i} " + "The quick brown fox jumps over the lazy dog. " * 4, choice) for i in range(8) for choice in choices
+    ]
+    requests = instances(pairs)
+    engine: Any = lm.engine(24)
+    passes: list[tuple[int, ...]] = []
+    hidden = engine._hidden
+
+    def counted(ids: Any, *rest: Any) -> Any:
+        passes.append(tuple(ids.shape))
+        return hidden(ids, *rest)
+
+    monkeypatch.setattr(engine, "_hidden", counted)
+    found = lm.loglikelihood(requests, disable_tqdm=True)
+    assert len(passes) <= 4, passes
+    theirs = harness_model(tiny, max_length=24).loglikelihood(requests, disable_tqdm=True)
+    assert [greedy for _, greedy in found] == [greedy for _, greedy in theirs]
+    assert [one for one, _ in found] == pytest.approx([one for one, _ in theirs], abs=20 * PER_TOKEN)
+
+
+def test_the_score_of_every_token_is_kept(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import pyarrow.parquet as pq
+
+    lm = ours(tiny, out=str(tmp_path / "scores"), max_length=30)
+    tasks = write_tasks(tmp_path / "tasks", ["own_choice", "own_rolling"])
+    found = evaluate(lm, tasks, ["own_choice", "own_rolling"])
+    for call, name in ((1, "own_choice"), (2, "own_rolling")):
+        requests = pq.read_table(tmp_path / "scores" / f"requests-{call:04}.parquet").to_pandas()
+        tokens = pq.read_table(tmp_path / "scores" / f"tokens-{call:04}.parquet").to_pandas()
+        sums = tokens.groupby("request").logprob.sum()
+        assert sums.loc[requests.request].to_numpy() == pytest.approx(requests.log_prob.to_numpy(), abs=1e-9)
+        assert set(requests.task) == {name}
+        assert (tokens.groupby("request").size().loc[requests.request].to_numpy() == requests.tokens).all()
+        assert tokens["rank"].min() >= 1
+    told = found["config"]["scoremode"]
+    assert told["requests"]["truncated"] > 0
+    assert told["requests"]["loglikelihood"] == sum(len(row["choices"]) for row in CHOICES)
+    assert told["model"] == lm.subject.fingerprint
+    assert told["scores_of_tokens"] == str(tmp_path / "scores")
+    kept = json.loads((tmp_path / "scores" / "model.json").read_text())
+    assert kept["head"] == "exact-fp32"
+    assert "requests were longer than the context" in capsys.readouterr().err
+    with pytest.raises(RunError, match="not an empty folder"):
+        ours(tiny, out=str(tmp_path / "scores"))
+
+
+def test_a_token_over_the_border_is_told(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lm = ours(tiny)
+    text = "The quick brown fox"
+    whole = lm.subject.tokenizer.encode(text, special=False)
+    inside = next(i for i, (a, b) in enumerate(zip(whole.char_start, whole.char_end, strict=True)) if b - a > 2 and i)
+    cut = int(whole.char_start[inside]) + 2
+    lm.loglikelihood(instances([(text[:cut], text[cut:]), ("The quick", " brown")]), disable_tqdm=True)
+    told = capsys.readouterr().err
+    assert "in 1 of 2 requests a token spans the end of the context" in told
+    assert "document 0 of own" in told
+    assert lm.get_model_info()["scoremode"]["requests"]["spanning"] == 1
+
+
+# ── the cache of answers ─────────────────────────────────────────────────────────────────────────────────────────────
+def test_answers_of_two_models_are_never_mixed(tiny: Path, tiny_bos: Path, tmp_path: Path) -> None:
+    tasks = write_tasks(tmp_path / "tasks", ["own_choice"])
+    cache = str(tmp_path / "answers")
+    first = evaluate(ours(tiny), tasks, ["own_choice"], use_cache=cache)
+    again = ours(tiny)
+    found = evaluate(again, tasks, ["own_choice"], use_cache=cache)
+    assert found["samples"]["own_choice"][0]["resps"] == first["samples"]["own_choice"][0]["resps"]
+    assert not again.held.is_open, "every answer was there: no weight was loaded"
+    for other in (ours(tiny_bos), ours(tiny, max_length=50), ours(tiny, head="as-served")):
+        with pytest.raises(RunError, match="another model or other settings"):
+            evaluate(other, tasks, ["own_choice"], use_cache=cache)
+        assert not other.held.is_open
+
+
+def test_answers_of_an_unknown_model_are_refused(tiny: Path, tmp_path: Path) -> None:
+    tasks = write_tasks(tmp_path / "tasks", ["own_choice"])
+    cache = str(tmp_path / "answers")
+    evaluate(harness_model(tiny), tasks, ["own_choice"], use_cache=cache)
+    with pytest.raises(RunError, match="answers of a model that is not known"):
+        evaluate(ours(tiny), tasks, ["own_choice"], use_cache=cache)
+
+
+def test_a_damaged_owner_file_is_refused(tiny: Path, tmp_path: Path) -> None:
+    from scoremode.studies.tasks.model import claim_cache, owner_file
+
+    database = tmp_path / "answers.db"
+    claim_cache(database, 0, {"model": "a"})
+    claim_cache(database, 3, {"model": "a"})
+    owner_file(database).write_text("{")
+    with pytest.raises(RunError, match="damaged"):
+        claim_cache(database, 3, {"model": "a"})
+
+
+# ── chats ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+
+
+@pytest.mark.parametrize("which", ["tiny", "tiny_bos"])
+def test_chat_templates(which: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    import shutil
+
+    folder = tmp_path / "model"
+    shutil.copytree(request.getfixturevalue(which), folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    tasks = write_tasks(tmp_path / "tasks", ["own_choice"])
+    settings = {"apply_chat_template": True, "system_instruction": "Be brief.", "fewshot_as_multiturn": True}
+    theirs = evaluate(harness_model(folder), tasks, ["own_choice"], **settings)
+    found = evaluate(ours(folder), tasks, ["own_choice"], **settings)
+    for a, b in zip(theirs["samples"]["own_choice"], found["samples"]["own_choice"], strict=True):
+        assert a["arguments"] == b["arguments"]
+        assert "[system] Be brief." in b["arguments"][0][0]
+        _same_answers(a["resps"], b["resps"], a["arguments"])
+
+
+def test_a_model_without_a_template_is_refused(tiny: Path) -> None:
+    lm = ours(tiny)
+    lm.tokenizer.chat_template = None
+    with pytest.raises(InputError, match="no chat template"):
+        lm.apply_chat_template([{"role": "user", "content": "hi"}])
+
+
+# ── texts that are written ───────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"until": ["."], "max_gen_toks": 30},
+        {"until": "e", "max_gen_toks": 30},
+        {"max_gen_toks": 20, "do_sample": True, "temperature": 0.7, "top_p": 0.9},
+        {"until": ["never there"], "max_gen_toks": 100},
+    ],
+    ids=["greedy", "a stop inside of tokens", "sampled", "a context that is cut"],
+)
+def test_texts_are_those_of_the_harness(how: dict[str, Any], folder: Path) -> None:
+    import torch
+    from lm_eval.api.instance import Instance
+
+    context = "Once upon a time there was a little girl. " * (8 if "never" in str(how) else 1)
+    written = []
+    for lm in (harness_model(folder), ours(folder)):
+        torch.manual_seed(3)
+        written.append(lm.generate_until([Instance("generate_until", {}, (context, dict(how)), 0)], disable_tqdm=True))
+    assert written[0] == written[1]
+    assert written[0] != [""]
+
+
+def test_many_texts_keep_their_order(stories: Path) -> None:
+    from lm_eval.api.instance import Instance
+
+    contexts = [f"Once upon a time there was a {name}" for name in ("cat", "big dog", "little red house", "boy")]
+    how = [{"until": ["."], "max_gen_toks": 16}, {"until": ["!"], "max_gen_toks": 9}]
+    requests = [Instance("generate_until", {}, (context, how[i % 2]), i) for i, context in enumerate(contexts)]
+    found, wanted = (lm.generate_until(requests, disable_tqdm=True) for lm in (ours(stories), harness_model(stories)))
+    assert found == wanted
+
+
+def test_an_answer_longer_than_the_context_is_refused(tiny: Path) -> None:
+    from lm_eval.api.instance import Instance
+
+    lm = ours(tiny)
+    with pytest.raises(InputError, match="max_gen_toks 128 leaves no room"):
+        lm.generate_until([Instance("generate_until", {}, ("a", {"max_gen_toks": 128}), 0)])
+    with pytest.raises(OptionError, match="cannot generate like this"):
+        lm.generate_until([Instance("generate_until", {}, ("a", {"max_gen_toks": 4, "no_such_setting": 1}), 0)])
+
+
+# ── what cannot be answered ──────────────────────────────────────────────────────────────────────────────────────────
+def test_an_engine_without_ranks_must_be_told_what_to_say() -> None:
+    requests = instances([("ab", "cd")])
+    silent = ScoremodeLM(model="table:uniform", engine=PartialEngine())
+    with pytest.raises(EngineError, match="does not measure ranks"):
+        silent.loglikelihood(requests, disable_tqdm=True)
+    named = ScoremodeLM(model="table:uniform", engine=PartialEngine(), greedy="unknown-is-false")
+    ((log_prob, greedy),) = named.loglikelihood(requests, disable_tqdm=True)
+    assert greedy is False
+    assert math.isfinite(log_prob)
+
+
+def test_a_whole_text_needs_no_ranks() -> None:
+    from lm_eval.api.instance import Instance
+
+    lm = ScoremodeLM(model="table:uniform", engine=PartialEngine(), prefix_token_id=0, max_length=4)
+    (found,) = lm.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, ("abcdefghij",), 0)], disable_tqdm=True)
+    assert math.isfinite(found)
+
+
+def test_generation_is_refused_at_once_by_an_engine_that_cannot() -> None:
+    lm = ScoremodeLM(model="table:uniform")
+    with pytest.raises(EngineError, match=r"cannot generate text.*own_writing") as refused:
+        lm.check_tasks({"own_choice": "multiple_choice", "own_writing": "generate_until"})
+    assert "transformers" in refused.value.fix
+    with pytest.raises(EngineError, match="cannot generate text"):
+        lm.generate_until([])
+    assert not lm.held.is_open
+    lm.check_tasks({"own_choice": "multiple_choice"})
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"model": "table:uniform", "pretrained": "table:uniform"}, "given twice"),
+        ({"model": "table:uniform", "token": "hf_x"}, "access token"),
+        ({"model": "table:uniform", "load_in_4bit": True}, "not an argument of scoremode"),
+        ({"model": "table:uniform", "max_length": "long"}, "not a whole number"),
+        ({"model": "table:uniform", "add_bos_token": 1}, "neither True nor False"),
+        ({"model": "table:uniform", "chat_template_args": 3}, "not a mapping"),
+        ({"model": "table:uniform", "max_gen_toks": 0}, "nothing to write"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(OptionError, match=words) as refused:
+        ScoremodeLM(**given)
+    assert refused.value.fix
+    assert "hf_x" not in str(refused.value)
+
+
+def test_a_length_beyond_the_model_is_refused(tiny: Path) -> None:
+    with pytest.raises(OptionError, match="max_length 129 is more than the 128 tokens"):
+        ours(tiny, max_length=129)
+
+
+def test_an_empty_continuation_is_named_before_anything_is_loaded(tiny: Path, tmp_path: Path) -> None:
+    rows = [*CHOICES, {"question": "Empty", "choices": ["", "x"], "answer": 0}]
+    (tmp_path / "tasks").mkdir()
+    text = CHOICE + 'target_delimiter: ""\n'
+    write_task(tmp_path / "tasks", "own_empty", text, rows)
+    lm = ours(tiny)
+    with pytest.raises(InputError, match="document 4 of own_empty has an empty continuation"):
+        evaluate(lm, tmp_path / "tasks", ["own_empty"])
+    assert not lm.held.is_open
+
+
+def test_thinking_is_refused_for_log_likelihoods(tiny: Path) -> None:
+    with pytest.raises(OptionError, match="enable_thinking"):
+        ours(tiny, enable_thinking=True).loglikelihood(instances([("a", "b")]))
+
+
+def test_the_harness_may_bring_its_own_ids(tiny: Path) -> None:
+    lm, theirs = ours(tiny), harness_model(tiny)
+    requests = [(None, [5, 6, 7], [8, 9]), (None, [5], [6])]
+    found, wanted = (x._loglikelihood_tokens(requests, disable_tqdm=True) for x in (lm, theirs))
+    assert np.array(found)[:, 0] == pytest.approx(np.array(wanted)[:, 0], abs=1e-4)
+    assert [f[1] for f in found] == [w[1] for w in wanted]
