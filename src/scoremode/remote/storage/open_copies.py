@@ -21,7 +21,7 @@ from scoremode.core.disk.uri import Place
 from scoremode.core.strict_json import parse
 from scoremode.errors import RunError, StorageError, alias_path, harmless
 from scoremode.remote.storage.copies import AGAIN, fetch_once, fetch_verified
-from scoremode.remote.storage.lock import LOCK_OBJECT, OUTDATED, left_by_older
+from scoremode.remote.storage.lock import LOCK_OBJECT
 from scoremode.remote.storage.objects import Objects
 
 LARGEST_MANIFEST = 256 << 20
@@ -41,8 +41,6 @@ def copy_of_run(place: Place) -> tuple[Path, FetchFile]:
     if MANIFEST not in manifests:
         if objects.look(LOCK_OBJECT) is not None:
             raise RunError(f"{place} has no finished run yet", fix="run the command that makes it, or wait for it")
-        if left_by_older(objects):
-            raise RunError(f"{place} {OUTDATED}", fix="score it again with --fresh")
         raise RunError(f"{place} is not a run", fix="give a folder that was written with --out; check the URI")
     folder = copy_folder(manifests)
     if not (folder / MANIFEST).exists():

@@ -15,15 +15,15 @@ from pathlib import Path
 from scoremode.core.disk.folders import cache_folder
 from scoremode.core.disk.uri import Place
 from scoremode.core.store.runs import lock_folder
-from scoremode.errors import RunError, StorageError, alias_path
+from scoremode.errors import StorageError, alias_path
 from scoremode.remote.storage.copies import FILES
-from scoremode.remote.storage.lock import LOCK_OBJECT, OUTDATED, RemoteLock, left_by_older
+from scoremode.remote.storage.lock import LOCK_OBJECT, RemoteLock
 from scoremode.remote.storage.objects import Objects
 from scoremode.remote.storage.runs import STAYS
 
 
 @contextmanager
-def worked_on_here(place: Place, fresh: bool) -> Iterator[Path]:
+def worked_on_here(place: Place, _fresh: bool) -> Iterator[Path]:
     """Yields a local file to write instead of a URI, and sends it at the end."""
     folder = cache_folder() / FILES / hashlib.sha256(str(place).encode()).hexdigest()[:20]
     path, objects = folder / place.name, Objects(place.parent)
@@ -37,7 +37,6 @@ def worked_on_here(place: Place, fresh: bool) -> Iterator[Path]:
             for one in here:  # older than what lies there
                 one.unlink(missing_ok=True)
         remote_lock.acquire()
-        _discard_older(place, fresh=fresh)
         fetched = None if resumes else _fetch_results(objects, path)
         yield path
         if fetched != _version(path):
@@ -52,16 +51,6 @@ def worked_on_here(place: Place, fresh: bool) -> Iterator[Path]:
     finally:
         remote_lock.release()
         lock.release()
-
-
-def _discard_older(place: Place, *, fresh: bool) -> None:
-    """Removes unfinished results of an earlier version, if ``fresh``; else they are refused."""
-    objects = Objects(place.parent / f"{place.name}.scoremode")
-    older = left_by_older(objects)
-    if older and not fresh:
-        raise RunError(f"{objects.place} {OUTDATED}", fix="give --fresh to score them again, or delete it")
-    for name in older:
-        objects.remove(name)
 
 
 def _fetch_results(objects: Objects, path: Path) -> tuple[int, int] | None:
