@@ -44,7 +44,6 @@ def open_weights(
     read_baseline: Read | None = None,
     baseline_stored: Stored | None = None,
     config: Mapping[str, Any] | None = None,
-    revision: str | None = None,
     token: str | None = None,
 ) -> CandidateWeights:
     """Opens a candidate's weights; ModelError if it is not a version of the baseline.
@@ -62,11 +61,11 @@ def open_weights(
     if _is_gguf(candidate):
         tensors = GgufTensors(candidate, read_gguf(candidate), baseline, model_type)
         return MatchedWeights(candidate, tensors, baseline)
-    folder = resolve(candidate, revision=revision, token=token)
+    folder = resolve(candidate, revision=None, token=token)
     if is_adapter(folder):
         read, own_bits = _require_baseline(candidate, read_baseline, baseline_stored)
         return AdaptedWeights(candidate, folder, baseline, read, own_bits=own_bits)
-    facts = inspect(candidate, revision=revision, token=token)
+    facts = inspect(candidate, revision=None, token=token)
     own = str(_text_config(facts.config).get("model_type", ""))
     if own and model_type and own != model_type:
         raise ModelError(f"{candidate} is a {own} model, and the baseline is a {model_type} model", fix=OTHER)

@@ -13,7 +13,7 @@ WING = Wing(
         "layer_profile": f"{HERE}.layer_profile",
         "DepthProfile": f"{HERE}.depth_profile",
         "routing": f"{HERE}.routing",
-        "Routing": f"{HERE}.routing_statistics",
+        "Routing": f"{HERE}.routing",
     },
     verbs={"compare models": {"attribute": f"{HERE}.command:AttributeVerb"}},
     abilities={
