@@ -52,7 +52,7 @@ class MismatchVerb(Verb):
         facts = {**s, "by_position": by_position, "by_slice": by_slice}
         show(parsed, lambda: facts, lambda: mismatch_tables(s, by_position, by_slice))
         if output:
-            from scoremode.studies.rollouts.mismatch_page import render_mismatch
+            from scoremode.studies.rollouts.page import render_mismatch
 
             write_report(parsed, output, render_mismatch(found))
         return verdict(found.failures(*(parsed.fail_if or ())))

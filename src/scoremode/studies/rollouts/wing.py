@@ -23,7 +23,7 @@ WING = Wing(
     },
     offers={
         "corpus": (f"{HERE}.texts:CORPUS", f"{HERE}.answers:CORPUS"),
-        "page": (f"{HERE}.mismatch_page:PAGE",),
+        "page": (f"{HERE}.page:PAGE",),
         "part": (f"{HERE}.comparing:PART",),
     },
 )
