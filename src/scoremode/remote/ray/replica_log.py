@@ -110,7 +110,6 @@ class ReplicaLog:
         return [stats for stats in self.replicas if stats.starts]
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the log in the form that the manifest stores."""
         return {
             "wanted": self.wanted,
             "started": len(self.started),

@@ -38,8 +38,6 @@ class Holder(msgspec.Struct, frozen=True):
 
 
 class Note(msgspec.Struct, frozen=True):
-    """The content of .place.json in a work folder."""
-
     place: str
     holder: str  # the id of the work folder
 

@@ -156,8 +156,6 @@ def _open_swapper(model: LazyModel, work: Work, candidates: Mapping[str, str], p
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """One attribution while it is measured."""
-
     request: AttributeRequest
     asked: Question
     model: LazyModel

@@ -68,7 +68,6 @@ def render_attribution(found: Attribution, profiles: Sequence[DepthProfile] = ()
 
 
 def render_profile(found: DepthProfile) -> str:
-    """Renders the page of a profile alone."""
     title = f"{found.names[1]} against {found.names[0]}, layer by layer"
     return fill_page("profile.html", title=title, verdict=found.verdict, profile=depth_profile_section(found))
 
@@ -272,8 +271,6 @@ def _bar_frames(bars: Sequence[tuple[str, Estimate, str]]) -> list[Frame]:
 
 
 def _placed(bars: Sequence[tuple[str, Estimate, str]], axis: Axis) -> list[dict[str, Any]]:
-    """Bars with their places on the axes."""
-
     def place(value: float | None) -> float | None:
         return None if value is None else min(1.0, max(0.0, float(axis.place(value))))
 

@@ -131,7 +131,6 @@ def make_recipe(budget: Budget, choices: RecipeOptions, measurement: SwapMeasure
 
 
 def restored_recipe(stored: Mapping[str, Any], damage: Callable[[int], Damage], uniform: Sequence[Uniform]) -> Recipe:
-    """The recipe in a manifest."""
     names = ("budget", "chosen", "bits_per_weight", "predicted", "gap")
     return Recipe(
         **{name: stored[name] for name in names},

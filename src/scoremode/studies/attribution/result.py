@@ -207,7 +207,6 @@ class Attribution:
         return account_of(self.cells, [one.damage for one in candidate.units], candidate.whole, candidate.served)
 
     def as_json(self) -> dict[str, Any]:
-        """All figures as plain data."""
         return {
             "baseline": self.baseline,
             "by": self.by,

@@ -92,7 +92,6 @@ def paths(
 
 
 def _with_options(model: LazyModel, options: Options) -> LazyModel:
-    """Another LazyModel of a model."""
     return LazyModel(replace(model.chosen, options=options), spread=model.spread, tokenizer=model.tokenizer)
 
 

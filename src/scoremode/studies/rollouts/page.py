@@ -113,7 +113,6 @@ def _within(up: Axis, value: float) -> float:
 
 
 def render_mismatch(found: Mismatch) -> str:
-    """Renders the page of a mismatch."""
     s = found.statistics()
     by_position = [(f"{row['first']:,} to {row['last']:,}", row) for row in found.by_position()]
     return fill_page(

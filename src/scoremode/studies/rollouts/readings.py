@@ -119,7 +119,6 @@ class Reading:
     examples: tuple[OtherChoice, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """The statistics by subject."""
         found = {"partings": self.partings, "own_texts": self.read, "drafts": self.drafts}
         known = {name: one.statistics() for name, one in found.items() if one is not None}
         examples = [asdict(one) for one in self.examples]

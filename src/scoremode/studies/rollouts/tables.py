@@ -65,7 +65,6 @@ def parting_table(found: Sequence[tuple[str, Row]]) -> list[Any]:
 
 
 def _bounded(title: str, rows: Sequence[Row]) -> TableColumn:
-    """Survival above its bounds."""
     cells = []
     for row in rows:
         value, low, high = (
@@ -113,7 +112,6 @@ def example_words(words: Reading) -> list[tuple[str, str]]:
 
 
 def _chance(p: float) -> str:
-    """A probability in percent."""
     return f"{100 * p:.1f}%" if p == 0 or p >= 0.001 else "below 0.1%"
 
 

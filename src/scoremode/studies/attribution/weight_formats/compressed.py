@@ -23,8 +23,6 @@ MIXED = "mixed-precision"
 
 
 class CompressedTensors:
-    """A TensorReader for a compressed-tensors checkpoint."""
-
     def __init__(self, label: str, plain: PlainTensors, quantization: Mapping[str, Any]) -> None:
         self._plain, self._label = plain, label
         _require_plain_layout(label, quantization)

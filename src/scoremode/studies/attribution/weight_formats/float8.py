@@ -19,8 +19,6 @@ BESIDE = (*SCALES, "input_scale", "activation_scale")
 
 
 class Float8Tensors:
-    """A TensorReader for a checkpoint of 8-bit floating-point numbers."""
-
     def __init__(self, label: str, plain: PlainTensors, quantization: Mapping[str, Any]) -> None:
         self._plain, self._label = plain, label
         self._block = _block_size(label, quantization)

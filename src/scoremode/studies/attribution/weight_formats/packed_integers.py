@@ -29,8 +29,6 @@ OTHER_FORMAT = "give a checkpoint in another format, such as compressed-tensors 
 
 
 class PackedIntegers:
-    """A TensorReader for a GPTQ or AWQ checkpoint."""
-
     def __init__(self, label: str, plain: PlainTensors, quantization: Mapping[str, Any]) -> None:
         self._plain, self._label = plain, label
         self._is_awq = quantization.get("quant_method") == "awq"
