@@ -40,10 +40,10 @@ from scoremode.core.store import runs
 from scoremode.core.store.run import Run
 from scoremode.core.strict_json import parse
 from scoremode.errors import InputError, RunError, StorageError, alias_path, harmless, print_line
+from scoremode.remote.storage.copies import copy_folder, files_in, present_files, read_manifests
 from scoremode.remote.storage.hub import ConflictError, Repository, is_repository
 from scoremode.remote.storage.lock import LOCK_OBJECT, RemoteLock
 from scoremode.remote.storage.objects import Objects, patience
-from scoremode.remote.storage.open_copies import copy_folder, files_in, present_files, read_manifests
 
 STAYS = "what was scored is kept on this machine: run the same command again, without --fresh, to send it"
 FIRST_CONTACT = 10.0  # seconds for which requests are tried again before anything is scored

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from scoremode.errors import OptionError, ScoremodeError
 from scoremode.reports.command import flags, signals
-from scoremode.reports.command.output import progress_bar, show
-from scoremode.reports.command.results import checked_report, write_report
+from scoremode.reports.command.output import checked_report, progress_bar, show, write_report
 from scoremode.reports.command.verb import Verb
 
 if TYPE_CHECKING:

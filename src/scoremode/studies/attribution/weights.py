@@ -16,7 +16,6 @@ from scoremode.core.models.gguf import SUFFIX, gguf_models, read_gguf
 from scoremode.core.models.safetensors import read_header
 from scoremode.errors import ModelError, OptionError
 from scoremode.studies.attribution.weight_formats.adapter import AdaptedWeights, is_adapter
-from scoremode.studies.attribution.weight_formats.checkpoint import PlainTensors
 from scoremode.studies.attribution.weight_formats.compressed import CompressedTensors
 from scoremode.studies.attribution.weight_formats.exl3 import Exl3Tensors
 from scoremode.studies.attribution.weight_formats.float8 import Float8Tensors
@@ -24,7 +23,13 @@ from scoremode.studies.attribution.weight_formats.gguf_tensors import GgufTensor
 from scoremode.studies.attribution.weight_formats.matching import OTHER, MatchedWeights, OwnHeadError, shapes_in_files
 from scoremode.studies.attribution.weight_formats.packed_integers import OTHER_FORMAT, PackedIntegers
 from scoremode.studies.attribution.weight_formats.round_to_nearest import PREFIX, RoundedWeights
-from scoremode.studies.attribution.weight_formats.stored import CandidateWeights, Shape, StoredWeight, TensorReader
+from scoremode.studies.attribution.weight_formats.stored import (
+    CandidateWeights,
+    PlainTensors,
+    Shape,
+    StoredWeight,
+    TensorReader,
+)
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ WING = Wing(
     },
     verbs={
         "score one model": {"rollouts": f"{HERE}.command:RolloutsVerb"},
-        "compare models": {"mismatch": f"{HERE}.mismatch_command:MismatchVerb"},
+        "compare models": {"mismatch": f"{HERE}.command:MismatchVerb"},
     },
     abilities={
         ("writes", engine): f"{HERE}.engines.{engine}_writer:open_writer"

@@ -11,8 +11,7 @@ from scoremode.core.installation import pip_install
 from scoremode.core.models.safetensors import BESIDE_WEIGHTS
 from scoremode.core.models.subject import scheme_of
 from scoremode.errors import ModelError
-from scoremode.studies.attribution.weight_formats.checkpoint import PlainTensors
-from scoremode.studies.attribution.weight_formats.stored import Shape, StoredWeight
+from scoremode.studies.attribution.weight_formats.stored import PlainTensors, Shape, StoredWeight
 
 if TYPE_CHECKING:
     import torch

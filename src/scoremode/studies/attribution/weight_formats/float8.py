@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from scoremode.errors import ModelError
-from scoremode.studies.attribution.weight_formats.checkpoint import PlainTensors
-from scoremode.studies.attribution.weight_formats.stored import Shape, StoredWeight
+from scoremode.studies.attribution.weight_formats.stored import PlainTensors, Shape, StoredWeight
 
 if TYPE_CHECKING:
     import torch

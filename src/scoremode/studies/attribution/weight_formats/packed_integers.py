@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from scoremode.core.models.safetensors import StoredTensor
 from scoremode.errors import ModelError
-from scoremode.studies.attribution.weight_formats.checkpoint import PlainTensors
-from scoremode.studies.attribution.weight_formats.stored import StoredWeight
+from scoremode.studies.attribution.weight_formats.stored import PlainTensors, StoredWeight
 
 if TYPE_CHECKING:
     import torch
