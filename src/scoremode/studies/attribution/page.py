@@ -249,6 +249,7 @@ def _bar_chart(found: Attribution, title: str, groups: Mapping[str, Sequence[Uni
     finite = [b for _, kl, _ in bars for b in (kl.value, kl.high) if b is not None and math.isfinite(b)]
     axis = linear(0.0, max([*finite, 1e-12]) * 1.02, "KL, nats per token")
     noise = found.noise if found.noise is not None and found.noise < max([*finite, 0.0]) else None
+    bottom = 96 if any(len(name) > 3 for name in groups) else 40  # room for long names
     several = any(len(units) > 1 for units in groups.values())
     text = (
         "Sums of units that were swapped alone" if several else "Each swapped alone"
@@ -260,14 +261,8 @@ def _bar_chart(found: Attribution, title: str, groups: Mapping[str, Sequence[Uni
         bars=_placed(bars, axis),
         axis=axis,
         noise=noise,
-        frames=_bar_frames(bars),
+        frames=[Frame(kind, width, 190 + bottom, 58, 10, 22, bottom) for kind, width in (WIDE, NARROW)],
     )
-
-
-def _bar_frames(bars: Sequence[tuple[str, Estimate, str]]) -> list[Frame]:
-    long = any(len(name) > 3 for name, _, _ in bars[: len(bars)])
-    bottom = 96 if long else 40
-    return [Frame(kind, width, 190 + bottom, 58, 10, 22, bottom) for kind, width in (WIDE, NARROW)]
 
 
 def _placed(bars: Sequence[tuple[str, Estimate, str]], axis: Axis) -> list[dict[str, Any]]:

@@ -111,7 +111,8 @@ class TurnsEngine(Engine):
         for number, answers in self.engine.score(turns, np.zeros(len(turns), np.bool_), want):
             turn = turns.turns[number]
             own = parts.setdefault(turn.window, {})
-            own[number] = answers if turn.rows.start < turn.rows.stop else _first_rows(answers, 0)
+            is_wanted = turn.rows.start < turn.rows.stop
+            own[number] = answers if is_wanted else Answers(**{name: rows[:0] for name, rows in answers.arrays()})
             if len(own) == waiting[turn.window]:
                 self._rows += sum(len(part.logprob) for part in own.values())
                 yield turn.window, _joined([own[key] for key in sorted(parts.pop(turn.window))])
@@ -128,10 +129,6 @@ class TurnsEngine(Engine):
         account = self.engine.account()
         said = f"turns of {self.tokens} tokens: {hits:,} of {rows:,} targets were computed after a cached prefix"
         return {**account, "notes": [*account.get("notes", ()), said]}
-
-
-def _first_rows(answers: Answers, count: int) -> Answers:
-    return Answers(**{name: array[:count] for name, array in answers.arrays()})
 
 
 def _joined(parts: list[Answers]) -> Answers:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from scoremode.core.models.facts import LAYER, layers_of_text, unused_note
+from scoremode.core.models.facts import layers_of_text, unused_note
 from scoremode.core.models.sizes import EMBEDDING, HEAD
 from scoremode.errors import ModelError
 from scoremode.studies.attribution.weight_formats.stored import Shape, StoredWeight, TensorReader
@@ -252,13 +252,3 @@ def _stored(name: str, shape: Shape, source: Source, stored: Mapping[str, Stored
 
 def _shown(shape: Shape | None) -> str:
     return "pieces that do not fit together" if shape is None else " × ".join(map(str, shape)) or "a single number"
-
-
-def layer_of(name: str) -> int | None:
-    """The number of the decoder layer that a parameter belongs to.
-
-    >>> layer_of("model.layers.3.mlp.up_proj.weight"), layer_of("lm_head.weight")
-    (3, None)
-    """
-    found = LAYER.match(name)
-    return int(found[2]) if found else None

@@ -37,7 +37,7 @@ def draw(logits: Tensor, rules: DrawingRules, uniform: Floats) -> tuple[Ids, Flo
     """
     x = logits.double()
     if rules.is_greedy:
-        chosen = _first_largest(x)
+        chosen = (x == x.amax(1, keepdim=True)).int().argmax(1)  # of equal ones, the lowest id
         drawn = torch.zeros_like(x[:, 0])
     else:
         kept = filtered(x / rules.temperature, rules)
@@ -66,11 +66,6 @@ def filtered(x: Tensor, rules: DrawingRules) -> Tensor:
 
 def _without(x: Tensor, left_out: Tensor) -> Tensor:
     return x.masked_fill(left_out, -math.inf)
-
-
-def _first_largest(x: Tensor) -> Tensor:
-    """The largest of each row; of equal ones, the lowest id."""
-    return (x == x.amax(1, keepdim=True)).int().argmax(1)
 
 
 def _at(share: Tensor, uniform: Tensor) -> Tensor:
