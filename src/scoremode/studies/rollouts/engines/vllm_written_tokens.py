@@ -166,7 +166,7 @@ class KeptSteps:
         return found
 
     def _read(self) -> None:
-        """Puts the rows of all steps behind those that wait."""
+        """Appends the rows of all steps to those that are not fetched yet."""
         steps, self._steps = self._steps, []
         if not steps:
             return
