@@ -24,8 +24,8 @@ from scoremode.studies.attribution.attribute import attribute as attribute
 from scoremode.studies.attribution.depth_profile import DepthProfile as DepthProfile
 from scoremode.studies.attribution.layer_profile import layer_profile as layer_profile
 from scoremode.studies.attribution.result import Attribution as Attribution
+from scoremode.studies.attribution.routing import Routing as Routing
 from scoremode.studies.attribution.routing import routing as routing
-from scoremode.studies.attribution.routing_statistics import Routing as Routing
 from scoremode.studies.paths.noise import Noise as Noise
 from scoremode.studies.paths.noise import noise as noise
 from scoremode.studies.paths.paths import paths as paths

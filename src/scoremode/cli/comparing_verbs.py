@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING, Any
 from scoremode.core import extensions
 from scoremode.errors import CandidatesError, ScoremodeError
 from scoremode.reports.command import flags
-from scoremode.reports.command.output import print_json, progress_bar, show
-from scoremode.reports.command.results import checked_report, command_line, verdict, write_report
+from scoremode.reports.command.output import (
+    checked_report,
+    command_line,
+    print_json,
+    progress_bar,
+    show,
+    verdict,
+    write_report,
+)
 from scoremode.reports.command.verb import Verb
 from scoremode.reports.parts import comparison_parts, offered_parts
 

@@ -155,14 +155,11 @@ def published_files(
             )
         texts = [_eval_results(c, s, benchmark) for c, s in zip(comparisons, statistics, strict=True)]
         form = ".eval_results/{}.yaml"
-    names = [form.format(_file_name(c.name)) for c in comparisons]
+    short = [re.sub(r"[^\w.-]+", "_", public_name(c.name)).lstrip(".")[:200] for c in comparisons]
+    names = [form.format(name or "candidate") for name in short]
     if len(set(names)) < len(names):
         raise RunError("two candidates would be written to one file", fix="publish them one by one")
     return dict(zip(names, texts, strict=True))
-
-
-def _file_name(name: str) -> str:
-    return re.sub(r"[^\w.-]+", "_", public_name(name)).lstrip(".")[:200] or "candidate"
 
 
 def _eval_results(c: Comparison, s: Statistics, benchmark: Benchmark) -> str:

@@ -17,8 +17,6 @@ LONGEST = 60  # characters of a format or an engine; the provenance shows them i
 
 @dataclass(frozen=True, slots=True)
 class PartSize:
-    """The stored size of one part of a model."""
-
     name: str
     stored_bytes: int
     weights: int
@@ -79,7 +77,6 @@ class ServedModel:
         return ", ".join(word for word in (self.format, engine) if word)
 
     def as_json(self) -> dict[str, Any]:
-        """The facts as JSON; None for an unknown one."""
         return {
             "format": self.format or None,
             "engine": self.engine or None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.store.run import Run
@@ -12,9 +12,6 @@ from scoremode.core.text.corpus import DEFAULT_NOTE
 from scoremode.core.text.token_text import joined
 from scoremode.errors import harmless
 from scoremode.values import rounded
-
-if TYPE_CHECKING:
-    pass
 
 NOT_MEASURED = "not measured"
 VISIBLE = {"\n": "⏎", "\t": "⇥", "\r": "␍"}

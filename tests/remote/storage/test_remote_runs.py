@@ -158,21 +158,6 @@ def test_a_live_writer_is_not_disturbed(bucket: Bucket, tmp_path: Path, elsewher
     assert sm.load(uri).perplexity.value == json.loads(out)["perplexity"]
 
 
-def test_what_an_earlier_version_left_unfinished_is_refused(bucket: Bucket, elsewhere: Any) -> None:
-    uri, writer = bucket.uri("one"), "4f2a" * 4
-    for name in (f"writer-000001-{writer}.json", f"partial/{writer}/000000-0-9", f"partial/{writer}/sent.json"):
-        bucket.put(f"one/{name}", b"123456789")
-    with pytest.raises(RunError, match=r"left unfinished, which cannot be resumed; .*fresh.*, or delete it"):
-        sm.ppl("table:uniform", out=uri, **QUESTION)
-    with pytest.raises(RunError, match="left unfinished, which cannot be resumed"):
-        sm.load(uri)
-    sm.ppl("table:uniform", out=uri, fresh=True, **QUESTION)
-    assert bucket.names() == ["one/manifest.json", "one/scores.parquet"]
-    bucket.put("two/partial/notes.txt", b"mine")
-    with pytest.raises(RunError, match="is not a run: it contains partial"):
-        sm.ppl("table:uniform", out=bucket.uri("two"), fresh=True, **QUESTION)
-
-
 def test_cut_connections_change_no_number(
     bucket: Bucket, elsewhere: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

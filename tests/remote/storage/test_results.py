@@ -53,16 +53,6 @@ def test_results_that_could_not_be_sent_are_sent_by_the_same_command(
     assert bucket.names("out/") == ["out/results.jsonl", "out/results.jsonl.manifest.json"]
 
 
-def test_unfinished_results_of_an_earlier_version_are_refused(bucket: Bucket, elsewhere: Move) -> None:
-    uri = bucket.uri("out/results.jsonl")
-    bucket.put(f"out/results.jsonl.scoremode/partial/{'4f2a' * 4}/000000-0-9", b"123456789")
-    with sm.open("table:uniform") as model:
-        with pytest.raises(RunError, match="left unfinished, which cannot be resumed"):
-            model.prob("ab", ["c"], out=uri)
-        model.prob("ab", ["c"], out=uri, fresh=True)
-    assert bucket.names("out/") == ["out/results.jsonl", "out/results.jsonl.manifest.json"]
-
-
 def test_results_are_found_again_and_foreign_files_are_kept(bucket: Bucket, elsewhere: Move) -> None:
     uri = bucket.uri("out/results.jsonl")
     with sm.open("table:uniform") as model:

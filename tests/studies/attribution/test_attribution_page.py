@@ -14,8 +14,7 @@ import scoremode as sm
 from scoremode.errors import InputError
 from scoremode.studies.attribution.cells import Cells, Damage
 from scoremode.studies.attribution.page import depth, render_attribution
-from scoremode.studies.attribution.recipe_statistics import Recipe, Uniform
-from scoremode.studies.attribution.result import Attribution, CandidateDamage, UnitDamage
+from scoremode.studies.attribution.result import Attribution, CandidateDamage, Recipe, Uniform, UnitDamage
 from scoremode.studies.attribution.tables import attribution_tables
 
 HOSTILE = '<script>alert("x")</script>&\u202e'

@@ -12,9 +12,9 @@ import pytest
 from rich.console import Console
 
 from scoremode.studies.attribution.depth_profile import DepthProfile, Place
-from scoremode.studies.attribution.depth_profile_chart import depth_profile_charts, depth_profile_section
-from scoremode.studies.attribution.depth_profile_tables import depth_profile_table, routing_table
-from scoremode.studies.attribution.routing_statistics import routing_of
+from scoremode.studies.attribution.page import depth_profile_charts, depth_profile_section
+from scoremode.studies.attribution.routing import routing_of
+from scoremode.studies.attribution.tables import depth_profile_table, routing_table
 from scoremode.values import Estimate
 
 

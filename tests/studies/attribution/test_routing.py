@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scoremode.studies.attribution.routing_statistics import changed_routes, routing_of
+from scoremode.studies.attribution.routing import changed_routes, routing_of
 
 
 def test_order_of_experts_does_not_matter() -> None:

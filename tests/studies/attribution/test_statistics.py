@@ -9,10 +9,16 @@ import numpy as np
 import pytest
 
 from scoremode.core.statistics.estimate import ratio
-from scoremode.studies.attribution.account import account_of
 from scoremode.studies.attribution.cells import Cells, Damage, PlanCells
-from scoremode.studies.attribution.recipe_statistics import Recipe, Uniform
-from scoremode.studies.attribution.result import Attribution, CandidateDamage, UnitDamage, ordered
+from scoremode.studies.attribution.result import (
+    Attribution,
+    CandidateDamage,
+    Recipe,
+    Uniform,
+    UnitDamage,
+    account_of,
+    ordered,
+)
 from scoremode.values import Floats
 from tests.makers import ask
 

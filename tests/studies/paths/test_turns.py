@@ -12,7 +12,7 @@ from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import choose, open_engine
 from scoremode.core.scores.answers import Answers, Window, WindowList, WindowSource
 from scoremode.errors import EngineError
-from scoremode.studies.paths.turns import TurnsEngine, TurnWindows
+from scoremode.studies.paths.varied import TurnsEngine, TurnWindows
 from scoremode.values import Bools
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import scoremode as sm
 from scoremode.engines.table.engine import TableEngine
-from scoremode.studies.rollouts.candidates_on_texts import other_choices
+from scoremode.studies.rollouts.readings import other_choices
 from tests.command_line import Command
 
 PROMPTS = [f"prompt {n}" for n in range(6)]

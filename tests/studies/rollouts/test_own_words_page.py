@@ -6,38 +6,37 @@ import re
 
 import numpy as np
 
-from scoremode.studies.rollouts.candidates_on_texts import OwnWords
-from scoremode.studies.rollouts.own_texts import own_texts
-from scoremode.studies.rollouts.page import own_words_section
+from scoremode.studies.rollouts.page import readings_section
 from scoremode.studies.rollouts.parting import partings
+from scoremode.studies.rollouts.readings import Reading, text_ratios
 from scoremode.studies.rollouts.speculation import speculation
 
 TEXTS, LENGTH = 12, 600
 TEXT = np.repeat(np.arange(TEXTS), LENGTH)
 
 
-def parted(at: int) -> OwnWords:
+def parted(at: int) -> Reading:
     """Every text has another choice at token ``at`` + its number."""
     place = np.tile(np.arange(1, LENGTH + 1), TEXTS)
     top = np.where(place == at + TEXT, 7, 5).astype(np.int32)
     found = partings(TEXT, TEXT, np.full(len(TEXT), 5, np.int32), top, np.where(top == 7, 0.5, 0.0), noise=0.02)
-    return OwnWords("<b>writer</b>", f"q{at} & co", found, None, None)
+    return Reading("<b>writer</b>", f"q{at} & co", found, None, None)
 
 
-def drafted(rate: float) -> OwnWords:
+def drafted(rate: float) -> Reading:
     overlap = np.clip(np.random.default_rng(0).normal(rate, 0.05, len(TEXT)), 0, 1)
     logprob = np.full(len(TEXT), -1.0)
-    read = own_texts(TEXT, TEXT, logprob, logprob - 0.1)
-    return OwnWords("writer", f"draft {rate}", None, read, speculation(TEXT, TEXT, overlap, overlap))
+    read = text_ratios(TEXT, TEXT, logprob, logprob - 0.1)
+    return Reading("writer", f"draft {rate}", None, read, speculation(TEXT, TEXT, overlap, overlap))
 
 
 def test_nothing_is_shown_of_other_texts() -> None:
-    assert own_words_section([]) == ""
-    assert own_words_section([OwnWords("a", "b", None, None, None)]) == ""
+    assert readings_section([]) == ""
+    assert readings_section([Reading("a", "b", None, None, None)]) == ""
 
 
 def test_survival_is_drawn_with_its_bounds() -> None:
-    page = own_words_section([parted(100), parted(500)])
+    page = readings_section([parted(100), parted(500)])
     assert page.count("<figure") == 1
     assert (page.count('class="band'), len(re.findall(r'<path class="line s[01]"', page))) == (2, 2)
     assert "Where candidates part" in page
@@ -51,7 +50,7 @@ def test_survival_is_drawn_with_its_bounds() -> None:
 
 
 def test_drafts_are_drawn_by_position_and_by_length() -> None:
-    page = own_words_section([drafted(0.8), drafted(0.5)])
+    page = readings_section([drafted(0.8), drafted(0.5)])
     assert page.count("<figure") == 2
     assert page.count('class="band') == 4
     assert all(words in page for words in ("Drafts along the text", "What drafts would save", "8 drafted", "1.105"))

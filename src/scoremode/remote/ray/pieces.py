@@ -82,13 +82,10 @@ class Piecework(ABC):
         return [number for number in piece.numbers if not self.done[self.members(number)].all()]
 
     def missing(self, piece: Piece) -> list[int]:
-        """Returns the results that a piece lacks."""
         return [index for n in piece.numbers for index in self.members(n).tolist() if not self.done[index]]
 
 
 class StudyWork(Piecework):
-    """The work of a study."""
-
     def __init__(self, pieces: Pieces, done: Bools) -> None:
         missing = [number for number, members in enumerate(pieces.members) if not done[members].all()]
         super().__init__([Piece([number]) for number in missing], done)

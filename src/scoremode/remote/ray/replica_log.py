@@ -26,7 +26,6 @@ class Probe:
 
     window: int
     scores: list[Floats] = field(default_factory=list)  # one array per replica
-    in_run: Floats | None = None  # scores of the same window in a batch with others, as stored in the run
 
     def add(self, logprob: Floats) -> float:
         """Adds the scores of one replica; returns their mean distance from the first replica's, in nats per token."""
@@ -34,14 +33,6 @@ class Probe:
         if len(self.scores) == 1 or not self.scores[0].size:
             return 0.0
         return float(np.abs(change(self.scores[-1], self.scores[0])).mean())
-
-    @property
-    def rerun(self) -> tuple[float, float] | None:
-        """The mean and the largest difference between the window's scores alone and in a batch with others, in nats."""
-        if not self.scores or self.in_run is None or self.scores[0].shape != self.in_run.shape or not self.in_run.size:
-            return None
-        distance = np.abs(change(self.in_run, self.scores[0]))
-        return float(distance.mean()), float(distance.max())
 
     @property
     def spread(self) -> float | None:
@@ -56,22 +47,14 @@ class Probe:
             "targets": len(self.scores[0]) if self.scores else 0,
             "replicas": len(self.scores),
             "largest_difference": finite_or_none(self.spread),
-            "mean_and_largest_difference_in_the_run": None
-            if self.rerun is None
-            else [*map(finite_or_none, self.rerun)],
         }
 
     def agreement(self) -> str:
         """Describes how far the replicas agree on the window, as the end of a sentence."""
-        words = ""
-        if self.spread is not None:
-            agree = "give the same bits" if self.spread == 0 else f"agree to {self.spread:.2g} nats"
-            words = f"; they {agree} on a probe window"
-        if self.rerun is None or self.rerun[1] == 0:
-            return words
-        mean, largest = self.rerun
-        words += ", and among others it" if words else "; a probe window"
-        return f"{words} moves by {mean:.2g} on average and {largest:.2g} at most"
+        if self.spread is None:
+            return ""
+        agree = "give the same bits" if self.spread == 0 else f"agree to {self.spread:.2g} nats"
+        return f"; they {agree} on a probe window"
 
 
 @dataclass(slots=True)
@@ -127,7 +110,6 @@ class ReplicaLog:
         return [stats for stats in self.replicas if stats.starts]
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the log in the form that the manifest stores."""
         return {
             "wanted": self.wanted,
             "started": len(self.started),

@@ -113,19 +113,10 @@ class Scoring(Piecework):
             index = int(piece.windows[window])
             if self.done[index]:
                 continue
-            self._remember_probe(index, answers)
             self.done[index] = True
             replica.stats.windows += 1
             replica.stats.tokens += int(self._lengths[index])
             yield index, answers
-
-    def _remember_probe(self, index: int, answers: Answers) -> None:
-        """Stores the probe window's scores from a batch. Its scores alone differ from them by the noise of a rerun."""
-        probe = self.log.probe
-        if probe is None or index != probe.window or probe.in_run is not None:
-            return
-        if np.array_equal(self.source.window(index).ids, self.probe.window(0).ids):  # else it is of another question
-            probe.in_run = np.array(answers.logprob, np.float64).reshape(-1)
 
     def _compare_probe(self, replica: ReplicaHandle, said: Any) -> None:
         assert self.log.probe is not None, "the probe is chosen before replicas score it"

@@ -47,8 +47,6 @@ def open_scoring(chosen: Chosen, work: Work) -> Worker:
 
 
 class ScoringWorker:
-    """An engine inside a replica."""
-
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._opened: dict[str, Reference | StoredDistributions] = {}  # baselines, so that each is checked once

@@ -43,12 +43,12 @@ def score_together(names: Sequence[str], score: ScoreOne[T], slots: int, progres
     try:
         for worker in workers:
             worker.start()
-        while queue.ended < slots:
+        while any(worker.is_alive() for worker in workers):
             time.sleep(POLL_SECONDS)
     except BaseException:
         queue.is_stopped = True
         until = time.monotonic() + STOP_SECONDS  # before Ray ends: a worker that asks Ray later would start it again
-        while queue.ended < sum(worker.ident is not None for worker in workers) and time.monotonic() < until:
+        while any(worker.is_alive() for worker in workers) and time.monotonic() < until:
             time.sleep(POLL_SECONDS)
         raise
     raise_failures(names, queue.scored, queue.failed)
@@ -64,7 +64,7 @@ class _CandidateQueue(Generic[T]):
 
     def __init__(self, names: Sequence[str], score: ScoreOne[T], progress: Progress | None) -> None:
         self.names, self.score, self.progress = names, score, progress
-        self.is_stopped, self.ended = False, 0  # the number of workers that have ended
+        self.is_stopped = False
         self.scored: dict[str, T] = {}
         self.failed: dict[str, BaseException] = {}
         self._lock = threading.Lock()
@@ -74,17 +74,13 @@ class _CandidateQueue(Generic[T]):
 
     def work(self) -> None:
         """Scores waiting candidates, one after the other, until none is left."""
-        try:
-            name = self._next()
-            while name is not None:
-                try:
-                    self.scored[name] = self.score(name, _CandidateProgress(self, name))
-                except BaseException as error:
-                    self.failed[name] = error
-                name = self._next(after=name)
-        finally:
-            with self._lock:
-                self.ended += 1
+        name = self._next()
+        while name is not None:
+            try:
+                self.scored[name] = self.score(name, _CandidateProgress(self, name))
+            except BaseException as error:
+                self.failed[name] = error
+            name = self._next(after=name)
 
     def _next(self, after: str | None = None) -> str | None:
         with self._lock:

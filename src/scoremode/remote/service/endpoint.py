@@ -196,7 +196,6 @@ class ScoreMiddleware:
 
 
 def names_of(args: Any) -> list[str]:
-    """Returns the names that the model is served under."""
     return list(getattr(args, "served_model_name", None) or [args.model])
 
 

@@ -52,8 +52,6 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """The limits of the model."""
-
     longest: int  # tokens
     inputs: int  # ids that can be fed and scored
     vocabulary: int  # ids that have a probability
@@ -155,8 +153,6 @@ class WindowForm(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ScoreForm(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of the score route in JSON."""
-
     windows: list[WindowForm] = []
     vocabulary: Annotated[int, msgspec.Meta(ge=1)] = 0  # 0: all ids count
 

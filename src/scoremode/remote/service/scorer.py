@@ -210,8 +210,6 @@ class ScorerEngine(Engine):
 
 
 class ProbScorer:
-    """Answers the prob route."""
-
     def __init__(self, scorer: Scorer, name: str) -> None:
         self.scorer, self.name = scorer, name
         self._turns = asyncio.Semaphore(AT_A_TIME)

@@ -147,7 +147,8 @@ def command(model: str, options: ServiceOptions, flags: Sequence[str]) -> Comman
     named = ["--served-model-name", model] if model == EMBEDDED and name == model else []
     words = [*_program(folder), *flags, *named, *_score_mode(folder, given, options)]
     environment = {**_environment(given), **keys}
-    if _has_endpoints(installed):
+    major, minor = map(int, installed.split(".")[:2])
+    if (major, minor) >= (0, 26) and os.environ.get("SCOREMODE_SERVICE_MIDDLEWARE") != "1":
         environment["VLLM_PLUGINS"] = _plugins()
     else:
         words += ["--middleware", MIDDLEWARE]
@@ -279,11 +280,6 @@ def _environment(given: dict[str, str | None]) -> dict[str, str]:
     defaults = {"VLLM_NO_USAGE_STATS": "1", **device_defaults(current_platform.is_cpu(), ranks)}
     chosen = {name: value for name, value in defaults.items() if name not in os.environ}
     return {**chosen, plugin.SWITCH: "1"}
-
-
-def _has_endpoints(installed: str) -> bool:
-    major, minor = installed.split(".")[:2]
-    return (int(major), int(minor)) >= (0, 26) and os.environ.get("SCOREMODE_SERVICE_MIDDLEWARE") != "1"
 
 
 def _plugins() -> str:

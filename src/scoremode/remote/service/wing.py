@@ -1,7 +1,5 @@
 """What the service hand over to the house."""
 
-from __future__ import annotations
-
 from scoremode.core.extensions import Wing
 
 WING = Wing(verbs={"with other programs": {"serve": "remote.service.command:ServeVerb"}})

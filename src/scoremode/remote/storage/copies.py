@@ -1,9 +1,12 @@
-"""Caches copies of files behind URIs. One process of a machine fetches a copy; the other processes wait and share it.
+"""Copies of what lies behind URIs, in the cache. One process of a machine fetches a copy; the others wait and share it.
 
 CACHE/files/DIGEST/NAME         a text or a file of base logits; DIGEST is a hash of the URI and the file's version
 CACHE/files/DIGEST/.file.json   the origin of the copy, and its sha256; written last
+CACHE/runs/DIGEST               a finished run, or a reference; DIGEST is a hash of its manifests
 
-A file that was changed gets another version from its server, and so another copy.
+A file that was changed gets another version from its server, and so another copy. Every file of a run is checked
+against the sha256 in its manifest before it gets its name. A run's manifest comes after its columns; the hidden states
+and the head of a reference come later, each file when its rows are first needed.
 """
 
 from __future__ import annotations
@@ -12,16 +15,21 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from scoremode.core.cache.entries import mark_used
+from scoremode.core.cache.eviction import cache_limit, make_room
 from scoremode.core.disk.files import file_sha256, write_atomically
-from scoremode.core.disk.folders import FILE_MARK, LOCK, cache_folder
+from scoremode.core.disk.folders import FILE_MARK, HEAD, LOCK, MANIFEST, REFERENCE, SCORES, SHARD_NAME, cache_folder
 from scoremode.core.disk.locks import hold_lock, share_until_exit
+from scoremode.core.disk.stores import FetchFile
 from scoremode.core.disk.uri import Place
-from scoremode.errors import CorpusError, StorageError, alias_path
+from scoremode.core.strict_json import parse
+from scoremode.errors import CorpusError, RunError, StorageError, alias_path, harmless
+from scoremode.remote.storage.lock import LOCK_OBJECT
 from scoremode.remote.storage.objects import Objects
 
 FILES, PART = "files", ".scoremode-part.tmp"
@@ -44,15 +52,7 @@ def fetch_once(folder: Path, mark: str, place: Place, fetch: Callable[[], None])
         ) from None
 
 
-def fetch_verified(
-    objects: Objects,
-    name: str,
-    to: Path,
-    *,
-    size: int,
-    sha256: str,
-    wrong: str = "is not the file that its manifest describes",
-) -> None:
+def fetch_verified(objects: Objects, name: str, to: Path, *, size: int, sha256: str) -> None:
     """Fetches a file, or the rest of it if a part is here. The file gets its final name after its hash was checked."""
     part = to.with_name(PART)
     for _ in range(0 if to.exists() else 2):  # the part may be of another file: then the whole file is fetched again
@@ -62,7 +62,7 @@ def fetch_verified(
             return
         part.unlink()
     if not to.exists():
-        raise StorageError(f"{objects.place / name} {wrong}", fix=AGAIN)
+        raise StorageError(f"{objects.place / name} is not the file that its manifest describes", fix=AGAIN)
 
 
 def copy_of_file(place: Place) -> Path:
@@ -133,3 +133,86 @@ def _matches(names: list[str], patterns: list[str]) -> bool:
     if not names or (names[0].startswith(".") and not patterns[0].startswith(".")):
         return False
     return fnmatchcase(names[0], patterns[0]) and _matches(names[1:], patterns[1:])
+
+
+# ── runs and references ──────────────────────────────────────────────────────────────────────────────────────────────
+LARGEST_MANIFEST = 256 << 20
+SHA256 = re.compile(r"[0-9a-f]{64}")
+OWN_NAME = re.compile(f"{SHARD_NAME.pattern}|{re.escape(HEAD)}|{re.escape(SCORES)}")
+
+Manifests = dict[str, bytes]
+
+
+def copy_of_run(place: Place) -> tuple[Path, FetchFile]:
+    """The folder with a copy of a finished run, which is fetched if it is not here yet.
+
+    Of a reference, the hidden states and the head may be missing: the function fetches those that are needed.
+    """
+    objects = Objects(place)
+    manifests = read_manifests(objects)
+    if MANIFEST not in manifests:
+        if objects.look(LOCK_OBJECT) is not None:
+            raise RunError(f"{place} has no finished run yet", fix="run the command that makes it, or wait for it")
+        raise RunError(f"{place} is not a run", fix="give a folder that was written with --out; check the URI")
+    folder = copy_folder(manifests)
+    if not (folder / MANIFEST).exists():
+        cache_limit()  # raises if the limit is invalid
+        fetch_once(folder, MANIFEST, place, lambda: _fetch_columns(objects, manifests, folder))
+        make_room(folder)
+    mark_used(folder)
+    alias_path(str(folder), str(place))
+
+    def fetch(name: str, size: int, sha256: str) -> None:
+        fetch_once(folder, name, place, lambda: fetch_verified(objects, name, folder / name, size=size, sha256=sha256))
+
+    return folder, fetch
+
+
+def read_manifests(objects: Objects) -> Manifests:
+    """The manifests of a run and of a reference, as far as they exist."""
+    found = {name: objects.read(name, most=LARGEST_MANIFEST) for name in (MANIFEST, REFERENCE)}
+    return {name: data for name, data in found.items() if data is not None}
+
+
+def copy_folder(manifests: Manifests) -> Path:
+    digest = hashlib.sha256()
+    for name, data in sorted(manifests.items()):
+        digest.update(name.encode() + b"\0" + hashlib.sha256(data).digest())
+    return cache_folder() / ("references" if REFERENCE in manifests else "runs") / digest.hexdigest()[:20]
+
+
+def files_in(manifests: Manifests, place: Place) -> Iterator[tuple[str, str]]:
+    """Names and hashes of the files that manifests list. Names are fixed: nothing can point elsewhere."""
+    for manifest in (REFERENCE, MANIFEST) if REFERENCE in manifests else (MANIFEST,):
+        problem = "no usable scores_sha256" if manifest == MANIFEST else "no usable list of files"
+        try:
+            known = parse(manifests[manifest])
+            if manifest == MANIFEST:
+                files = [(SCORES, str(known["scores_sha256"]))]
+            else:
+                files = [(str(entry["file"]), str(entry["sha256"])) for entry in (*known["shards"], known["head"])]
+            if not all(OWN_NAME.fullmatch(name) and SHA256.fullmatch(sha256) for name, sha256 in files):
+                raise ValueError(problem)
+        except (ValueError, LookupError, TypeError) as error:
+            words = harmless(str(error)) if isinstance(error, ValueError) else problem
+            raise RunError(f"{place / manifest} is damaged ({words})", fix=AGAIN) from None
+        yield from files
+
+
+def present_files(objects: Objects, manifests: Manifests) -> list[tuple[str, str, int]]:
+    """Names, hashes and sizes of the files that manifests list; StorageError if one is missing."""
+    sizes = {found.name: found.size for found in objects.listed()}
+    files = list(files_in(manifests, objects.place))
+    for name, _ in files:
+        if name not in sizes:
+            raise StorageError(f"{objects.place / name} is missing", fix=AGAIN)
+    return [(name, sha256, sizes[name]) for name, sha256 in files]
+
+
+def _fetch_columns(objects: Objects, manifests: Manifests, folder: Path) -> None:
+    for name, sha256, size in present_files(objects, manifests):
+        if name == SCORES:
+            fetch_verified(objects, name, folder / name, size=size, sha256=sha256)
+    for name in (REFERENCE, MANIFEST):
+        if name in manifests:
+            write_atomically(folder / name, manifests[name])

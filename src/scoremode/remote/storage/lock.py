@@ -9,7 +9,6 @@ and goes on. Nobody else does: a user who knows that the writer died deletes the
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import socket
 from contextlib import suppress
@@ -27,10 +26,6 @@ from scoremode.remote.storage.objects import Objects
 LOCK_OBJECT = "lock.json"
 LARGEST_LOCK = 1 << 16
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs"}  # of fsspec, with the conditional writes that Arrow lacks
-OLDER = re.compile(r"partial/[0-9a-f]{16}/(\d+-\d+-\d+|sent\.json)|(writer|wants)-\d{6}-[0-9a-f]{16}\.json")
-
-
-OUTDATED = "contains what an earlier version of scoremode left unfinished, which cannot be resumed"
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -43,8 +38,6 @@ class Holder(msgspec.Struct, frozen=True):
 
 
 class Note(msgspec.Struct, frozen=True):
-    """The content of .place.json in a work folder."""
-
     place: str
     holder: str  # the id of the work folder
 
@@ -109,10 +102,3 @@ class RemoteLock:
             with suppress(StorageError):  # the same command recognizes it
                 self._objects.remove(self._name)
         self._is_held = False
-
-
-def left_by_older(objects: Objects) -> list[str]:
-    """The names of flags and pieces of an unfinished journal, which earlier versions wrote while they scored."""
-    names = [found.name for found in objects.listed() if not found.is_folder]
-    names += [f"partial/{found.name}" for found in objects.listed("partial", deep=True) if not found.is_folder]
-    return [name for name in names if OLDER.fullmatch(name)]

@@ -242,7 +242,6 @@ class Objects:
 
     # ── write ────────────────────────────────────────────────────────────────────────────────────────────────────────
     def write(self, name: str, data: bytes) -> None:
-        """Write a small file whole."""
         self._attempt(name, "be written", lambda: self._put(name, [data], len(data)))
 
     @property
@@ -275,7 +274,6 @@ class Objects:
         return self._attempt(name, "be written", work)
 
     def send(self, name: str, path: Path) -> None:
-        """Send a file of this machine."""
         with path.open("rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             self._attempt(name, "be written", lambda: self._put(name, _pieces(file, size), size))

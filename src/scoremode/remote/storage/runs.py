@@ -40,10 +40,10 @@ from scoremode.core.store import runs
 from scoremode.core.store.run import Run
 from scoremode.core.strict_json import parse
 from scoremode.errors import InputError, RunError, StorageError, alias_path, harmless, print_line
+from scoremode.remote.storage.copies import copy_folder, files_in, present_files, read_manifests
 from scoremode.remote.storage.hub import ConflictError, Repository, is_repository
-from scoremode.remote.storage.lock import LOCK_OBJECT, OUTDATED, RemoteLock, left_by_older
+from scoremode.remote.storage.lock import LOCK_OBJECT, RemoteLock
 from scoremode.remote.storage.objects import Objects, patience
-from scoremode.remote.storage.open_copies import copy_folder, files_in, present_files, read_manifests
 
 STAYS = "what was scored is kept on this machine: run the same command again, without --fresh, to send it"
 FIRST_CONTACT = 10.0  # seconds for which requests are tried again before anything is scored
@@ -115,8 +115,7 @@ class RemoteClaim(runs.Claim):
         listed = {found.name for found in objects.listed() if not found.name.startswith(".")}
         own = {name for name in listed if name in (MANIFEST, SCORES) or is_reference_file(name)}
         others = listed - own - {LOCK_OBJECT} if self._repository is None else set()
-        older = left_by_older(objects) if others else []
-        self._old_files = own.union(older)
+        self._old_files = own
         if not listed:
             itself = objects.look()
             if itself is not None and not itself.is_folder:
@@ -124,9 +123,7 @@ class RemoteClaim(runs.Claim):
         if self._goes_on:
             return None
         known = _identity_in(read_manifests(objects).get(MANIFEST, b"")) if MANIFEST in own else None
-        if known is None and older and not self._replaces:
-            raise RunError(f"{place} {OUTDATED}", fix="give --fresh to score it again, or delete it")
-        if known is None and not older and own | others:
+        if known is None and own | others:
             raise RunError(
                 f"{place} is not a run: it contains {harmless(min(others or own))}",
                 fix="give a new or empty folder to --out",

@@ -1,7 +1,5 @@
 """What stores behind URIs hand over to the house."""
 
-from __future__ import annotations
-
 from scoremode.core.extensions import Wing
 
 WING = Wing(offers={"store": ("remote.storage.store:STORE",)})

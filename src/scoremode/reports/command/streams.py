@@ -115,7 +115,7 @@ def _is_open(descriptor: int) -> bool:
 
 def _fill(descriptor: int) -> None:
     """Opens /dev/null as a closed descriptor: input is empty, writing output fails, standard error is discarded."""
-    opened = os.open(os.devnull, os.O_WRONLY if descriptor == 2 else os.O_RDONLY)
+    opened = _unwritable(descriptor)
     if opened != descriptor:
         os.dup2(opened, descriptor)
         os.close(opened)

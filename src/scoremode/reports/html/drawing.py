@@ -95,8 +95,6 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A small chart with its title."""
-
     title: str
     text: str
     along: Axis

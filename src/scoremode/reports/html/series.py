@@ -46,7 +46,6 @@ class StreamedColumn:
 
     @staticmethod
     def joined(*columns: StreamedColumn) -> StreamedColumn:
-        """Joins all values of several columns."""
         return StreamedColumn(lambda: (block for column in columns for block in column.blocks()))
 
     def where(self, wanted: Callable[[Floats], Bools]) -> StreamedColumn:
@@ -86,6 +85,5 @@ def delta_logprob(c: Comparison) -> Iterator[Floats]:
 
 
 def surprise(run: Run) -> Iterator[Floats]:
-    """Yields the surprise of each target (−logprob), in nats."""
     for (logprob,) in run.scores.blocks("logprob"):
         yield -logprob

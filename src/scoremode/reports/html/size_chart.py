@@ -128,8 +128,6 @@ def _why_missing(measure: Statistic, c: Comparison, s: Statistics) -> str:
 
 @dataclass(frozen=True)
 class SizeChart:
-    """The chart of one measure."""
-
     points: Sequence[Point]
     measure: Statistic
     size_label: str
@@ -187,7 +185,6 @@ class SizeChart:
         return [p.name for p in self.points if self.log and p.value <= 0]
 
     def drawing(self, frame: Frame, title: str) -> Markup:
-        """The chart as SVG."""
         places = self._places(frame)
         corners = [places[i] for i in self.front]
         path = f"M{corners[0][0]:.1f} {corners[0][1]:.1f}" + "".join(f"H{x:.1f}V{y:.1f}" for x, y in corners[1:])
@@ -243,7 +240,6 @@ class Box(NamedTuple):
     bottom: float
 
     def overlap(self, other: Box) -> float:
-        """The area that both boxes cover."""
         wide = min(self.right, other.right) - max(self.left, other.left)
         high = min(self.bottom, other.bottom) - max(self.top, other.top)
         return wide * high if wide > 0 and high > 0 else 0.0

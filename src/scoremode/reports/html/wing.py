@@ -1,7 +1,5 @@
 """What the page hands over to the house."""
 
-from __future__ import annotations
-
 from scoremode.core.extensions import Wing
 
 WING = Wing(

@@ -157,7 +157,6 @@ def above_error(row: Row, name: str, *, percent: bool = False, sign: str = "") -
 
 
 def _cell(statistic: Statistic, s: Mapping[str, Any]) -> str:
-    """A number above its error."""
     if s[statistic.name] is None:
         return NARROW if statistic.needs in NARROW_IF_MISSING else "-"
     return "\n".join(shown_statistic(statistic, s)).rstrip()

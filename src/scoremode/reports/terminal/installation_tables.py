@@ -81,7 +81,6 @@ def _device(device: dict[str, Any]) -> str:
 
 
 def cache_lines(found: dict[str, Any]) -> list[str]:
-    """Returns the lines that ``scoremode cache`` prints."""
     rows = [HEADER, *(_row(entry) for entry in found["entries"])] if found["entries"] else []
     limit = "no limit" if found["limit"] is None else f"limit {size_words(found['limit'])}"
     total = [
@@ -93,7 +92,6 @@ def cache_lines(found: dict[str, Any]) -> list[str]:
 
 
 def prune_lines(found: dict[str, Any]) -> list[str]:
-    """Returns the lines that ``scoremode cache prune`` prints."""
     kinds = Counter(entry["kind"] for entry in found["removed"])
     verb = "would remove" if found["dry_run"] else "removed"
     freed = f" ({size_words(found['freed'])})" if kinds else ""

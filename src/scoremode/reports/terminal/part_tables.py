@@ -107,7 +107,6 @@ def _left_out(means: Sequence[Sequence[PairedPart]], kind: str) -> list[str]:
 
 
 def _cell(estimate: Estimate | None, *, percent: bool = False) -> str:
-    """A mean above its error."""
     if estimate is None or not estimate.n:
         return "-"
     return "\n".join(rounded(estimate.value, estimate.stderr, percent=percent)).rstrip()

@@ -33,8 +33,7 @@ from scoremode.studies.attribution.cells import Cells, Damage, PlanCells
 from scoremode.studies.attribution.engines.replicated_swapper import ReplicatedSwapper
 from scoremode.studies.attribution.folder import AGAIN, AttributionFolder
 from scoremode.studies.attribution.recipe import Budget, RecipeOptions, make_recipe, restored_recipe, write_tools
-from scoremode.studies.attribution.recipe_statistics import Uniform
-from scoremode.studies.attribution.result import Attribution, CandidateDamage, UnitDamage
+from scoremode.studies.attribution.result import Attribution, CandidateDamage, Uniform, UnitDamage
 from scoremode.studies.attribution.swap_loop import Candidate, SwapMeasurement, formats_of, record_number, stored_bits
 from scoremode.studies.attribution.swapping import Swapper, WeightFacts
 from scoremode.studies.attribution.units import BY, Unit, units_of
@@ -157,8 +156,6 @@ def _open_swapper(model: LazyModel, work: Work, candidates: Mapping[str, str], p
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """One attribution while it is measured."""
-
     request: AttributeRequest
     asked: Question
     model: LazyModel

@@ -38,12 +38,6 @@ class Allocation:
     predicted: float  # KL in nats per token: the sum of the damages
     gap: float  # the best mixture is better by at most this, in nats or in bits per weight; 0: this is the best
 
-    @property
-    def used(self) -> dict[str, int]:
-        """How many units get each option, the most frequent first."""
-        names = [option.name for option in self.chosen.values()]
-        return dict(sorted(((name, names.count(name)) for name in dict.fromkeys(names)), key=lambda item: -item[1]))
-
 
 def allocate(
     weights: Mapping[str, int],
@@ -60,12 +54,14 @@ def allocate(
     >>> allocate({"a": 10, "b": 10}, options, bits_budget=6).chosen["a"].name
     '8 bit'
     """
-    _require_sound(weights, options, bits_budget, kl_budget)
+    for unit, own in options.items():
+        if not all(math.isfinite(option.damage) for option in own):
+            raise OptionError(f"the KL of {unit} is not finite", fix="leave the candidate out")
     total, listed = sum(weights.values()), [list(options[unit]) for unit in weights]
     if bits_budget is not None:
         picked, gap = _solve(listed, "bits", "damage", bits_budget * total, total)
     else:
-        assert kl_budget is not None
+        assert kl_budget is not None, "one of the two budgets"
         picked, gap = _solve(listed, "damage", "bits", kl_budget, total)
         gap /= total
     chosen = dict(zip(weights, picked, strict=True))
@@ -75,28 +71,6 @@ def allocate(
         math.fsum(option.damage for option in picked),
         gap,
     )
-
-
-# ── input ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-def _require_sound(
-    weights: Mapping[str, int],
-    options: Mapping[str, Sequence[Option]],
-    bits_budget: float | None,
-    kl_budget: float | None,
-) -> None:
-    if (bits_budget is None) == (kl_budget is None):
-        raise OptionError("a recipe needs a budget", fix="give either --bits-budget or --kl-budget")
-    for flag, budget in (("--bits-budget", bits_budget), ("--kl-budget", kl_budget)):
-        if budget is not None and not (math.isfinite(budget) and budget >= 0):
-            raise OptionError(f"{flag} is {budget}", fix="give a number that is not negative")
-    if not weights or sum(weights.values()) <= 0 or min(weights.values()) < 0:
-        raise OptionError("there are no weights to choose a precision for", fix="give a model with layers")
-    for unit in weights:
-        if not options.get(unit):
-            raise OptionError(f"no precision of {unit} was measured", fix="measure all units first")
-        for option in options[unit]:
-            if not (math.isfinite(option.bits) and option.bits >= 0 and math.isfinite(option.damage)):
-                raise OptionError(f"{option.name} has no bits or no damage for {unit}", fix="measure all units first")
 
 
 # ── the knapsack: the least value whose cost stays within a limit ────────────────────────────────────────────────────

@@ -42,8 +42,6 @@ class Damage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cells:
-    """The cells of a plan's targets."""
-
     group: Ints  # (cells,) 0, 1, …
     half: Ints  # (cells,) 0: in the first half of the windows
     weight: Floats  # (cells,) sum of the targets' weights

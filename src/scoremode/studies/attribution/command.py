@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from scoremode.errors import OptionError, ScoremodeError
 from scoremode.reports.command import flags, signals
-from scoremode.reports.command.output import progress_bar, show
-from scoremode.reports.command.results import checked_report, write_report
+from scoremode.reports.command.output import checked_report, progress_bar, show, write_report
 from scoremode.reports.command.verb import Verb
 
 if TYPE_CHECKING:
@@ -66,8 +65,7 @@ class AttributeVerb(Verb):
             (self._served if parsed.by == "served" else self._routes)(parsed, output)
             return
         from scoremode.studies.attribution.attribute import attribute
-        from scoremode.studies.attribution.depth_profile_tables import depth_profile_table
-        from scoremode.studies.attribution.tables import attribution_tables
+        from scoremode.studies.attribution.tables import attribution_tables, depth_profile_table
 
         with progress_bar("swapping") as progress:
             found = attribute(
@@ -96,7 +94,7 @@ class AttributeVerb(Verb):
 
     def _served(self, parsed: argparse.Namespace, output: Any) -> None:
         """Only the profile: hidden states between the layers of the served model."""
-        from scoremode.studies.attribution.depth_profile_tables import depth_profile_table
+        from scoremode.studies.attribution.tables import depth_profile_table
 
         with progress_bar("comparing layers") as progress:
             found = _profile(parsed, parsed.candidates[0], progress)
@@ -108,8 +106,8 @@ class AttributeVerb(Verb):
 
     def _routes(self, parsed: argparse.Namespace, output: Any) -> None:
         """Only the routes of a mixture of experts."""
-        from scoremode.studies.attribution.depth_profile_tables import routing_table
         from scoremode.studies.attribution.routing import routing
+        from scoremode.studies.attribution.tables import routing_table
 
         if output:
             raise OptionError("--by routes has no page", fix="leave --report out, or give --json")

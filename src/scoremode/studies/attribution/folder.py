@@ -25,8 +25,6 @@ AGAIN = "measure again with --fresh"
 
 
 class UnitForm(msgspec.Struct):
-    """A unit in attribution.json."""
-
     name: Text
     layer: Count | None
     kind: str | None
@@ -38,8 +36,6 @@ class UnitForm(msgspec.Struct):
 
 
 class CandidateForm(msgspec.Struct):
-    """A candidate in attribution.json."""
-
     name: Text
     bits_per_weight: float
     notes: list[str]
@@ -48,8 +44,6 @@ class CandidateForm(msgspec.Struct):
 
 
 class CellsForm(msgspec.Struct):
-    """The cells of the sums, one number each."""
-
     group: list[Count]
     half: list[Literal[0, 1]]
     weight: list[float]
@@ -57,8 +51,6 @@ class CellsForm(msgspec.Struct):
 
 
 class ToolForm(msgspec.Struct):
-    """A recipe for a tool."""
-
     tool: Text
     suffix: Text
     text: str
@@ -67,8 +59,6 @@ class ToolForm(msgspec.Struct):
 
 
 class RecipeForm(msgspec.Struct):
-    """A mixture of candidates."""
-
     budget: Text
     chosen: dict[str, str]
     bits_per_weight: float
@@ -79,8 +69,6 @@ class RecipeForm(msgspec.Struct):
 
 
 class ServedForm(msgspec.Struct):
-    """A candidate as an engine serves it."""
-
     record: int
     engine: str
 
@@ -148,13 +136,11 @@ class AttributionFolder(ResumableFolder[dict[str, Any]]):
         self._read_records()
 
     def add(self, number: int, body: bytes) -> None:
-        """Keeps a finished unit."""
         assert self._records is not None, "begin comes first"
         self._records.append(number, body)
         self.records[number] = body
 
     def save(self, manifest: dict[str, Any]) -> dict[str, Any]:
-        """Writes the manifest: the attribution is finished."""
         whole = self._write_manifest({"identity": self.identity, **manifest})
         make_room(self.folder)
         return whole

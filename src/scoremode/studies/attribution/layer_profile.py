@@ -35,7 +35,7 @@ from scoremode.core.verbs.scoring import check_fits
 from scoremode.core.verbs.sides import CompareRequest, assign_engines, name_of
 from scoremode.errors import EngineError, InputError, OptionError, print_line
 from scoremode.studies.attribution.depth_profile import DepthProfile, ProfileSums
-from scoremode.studies.attribution.layer_states import BaselineLayers, LayerStates, States, fed_tokens, require_alike
+from scoremode.studies.attribution.layer_states import BaselineLayers, LayerStates, fed_tokens, require_alike
 from scoremode.values import Ints
 
 TOKENS = 4096  # tokens of a profile: a layer's error needs few
@@ -252,12 +252,7 @@ def _compared(layers: BaselineLayers, kept: _KeptStates, progress: Progress | No
         replayed = layers.replayed(window, served)
         sums.add(groups, served[:, rows], own[:, rows], replayed[:, rows])
         if index in noisy:
-            sums.add_noise(groups, own[:, rows], _rows(layers.states_otherwise(window), rows))
+            sums.add_noise(groups, own[:, rows], layers.states_otherwise(window)[:, rows])
         if progress is not None:
             progress(fed + sum(text.fed[: index + 1]), 2 * fed)
     return sums
-
-
-def _rows(states: States, rows: Any) -> States:
-    found: States = states[:, rows]
-    return found

@@ -1,4 +1,4 @@
-"""The HTML page of an attribution: the account, a map of layers and matrices, bars with errors, and all figures.
+"""The HTML page of an attribution: the account, a map of layers and matrices, bars with errors, profiles, all figures.
 
 It needs no script: figures are shown as titles when the pointer rests on a cell or a bar.
 """
@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from scoremode.reports.html.drawing import Axis, Frame, linear, plain
+from scoremode.reports.html.drawing import SMALL, Axis, Chart, Frame, Shape, linear, logarithmic, plain
 from scoremode.reports.html.page import ResultPage
 from scoremode.reports.html.templating import fill, fill_page
-from scoremode.studies.attribution.depth_profile import DepthProfile
-from scoremode.studies.attribution.depth_profile_chart import depth_profile_section
+from scoremode.studies.attribution.depth_profile import DepthProfile, Place
 from scoremode.studies.attribution.result import Attribution, CandidateDamage, UnitDamage, ordered
 from scoremode.studies.attribution.tables import (
     PREDICTED,
@@ -33,8 +32,79 @@ from scoremode.values import Estimate, Floats, rounded
 DECADES = 2  # of the colours of a map: a hundredth of the largest, and less, is almost white
 NAMED_PARTS = 6  # units that have a segment of their own in the account
 WIDE, NARROW = ("wide", 760.0), ("narrow", 380.0)
+LEAST = 1e-9  # smaller errors, and errors of exactly zero, are drawn at the lower end
+DOT = 2.2  # radius of a point
 
 
+# ── charts of a profile by layer ─────────────────────────────────────────────────────────────────────────────────────
+def depth_profile_section(found: DepthProfile) -> Markup:
+    """The charts as a section of a page, with the verdict and the notes."""
+    facts = [found.verdict, "Hidden states after each decoder layer are compared, before the final norm."]
+    notes = [*facts, f"Noise floor: the baseline against itself, {found.unusual_way}.", *found.notes]
+    return fill("charts.html", names=[found.names[1]], figures=depth_profile_charts(found), noise=True, notes=notes)
+
+
+def depth_profile_charts(found: DepthProfile) -> list[Chart]:
+    """The error by depth with the noise floor behind it, and the own error of each layer."""
+    places = found.places
+    along = _layers(len(places) - 1)
+    error = _chart("Error by depth", "Relative error of the hidden states.", along, [p.error for p in places], places)
+    own = _chart("What each layer adds", "Own error of each layer.", along, [p.own_error for p in places], places)
+    noise = [p.noise.value if p.noise is not None else math.nan for p in places]
+    if any(value > 0 for value in noise):
+        top = [(float(along.place(i)), _height(error.up, v)) for i, v in enumerate(noise) if not math.isnan(v)]
+        area = SMALL.path([(top[0][0], 0.0), *top, (top[-1][0], 0.0)]) + "Z"
+        error = Chart(error.title, error.text, along, error.up, [Shape("noise", area), *error.shapes])
+    marks = []
+    for place in found.out_of_line:
+        at = float(along.place(places.index(place)))
+        x, (anchor, shift) = SMALL.x(at), ("start", 4) if at < 0.6 else ("end", -4)
+        marks.append(
+            Shape("mark", f"M{x:.1f} {SMALL.top:g}V{SMALL.y(0):g}", note=(x + shift, SMALL.top + 9, anchor, place.name))
+        )
+    return [error, Chart(own.title, own.text, along, own.up, [*marks, *own.shapes])]
+
+
+def _layers(count: int) -> Axis:
+    every = max(1, math.ceil(count / 8))
+    ticks = ((0.0, "emb."), *((float(i + 1), str(i)) for i in range(0, count, every) if i + 1 > count / 12))
+    axis = linear(0, count, "layer")
+    return Axis(axis.place, ticks, "layer")
+
+
+def _chart(title: str, text: str, along: Axis, values: Sequence[Estimate], places: Sequence[Place]) -> Chart:
+    floors = [p.noise.value for p in places if p.noise is not None] if values[0] is places[0].error else []
+    seen = [max(v, LEAST) for v in (*(e.value for e in values), *floors) if math.isfinite(v) and v > 0] or [LEAST]
+    low, high = 10.0 ** math.floor(math.log10(min(seen))), 10.0 ** math.ceil(math.log10(max(seen)) + 1e-9)
+    up = logarithmic(low, max(high, 10 * low), "relative error")
+    points = [(i, e) for i, e in enumerate(values) if math.isfinite(e.value)]
+    line = [(float(along.place(i)), _height(up, e.value)) for i, e in points]
+    if not line:
+        return Chart(title, text, along, up, [])
+    band = [
+        (float(along.place(i)), _height(up, e.value + sign * (e.stderr or 0.0)))
+        for sign, part in ((1, points), (-1, points[::-1]))
+        for i, e in part
+    ]
+    dots = [
+        Shape("dot", _dot(*at), 0, f"{places[i].name}: {' '.join(rounded(e.value, e.stderr)).rstrip()}")
+        for at, (i, e) in zip(line, points, strict=True)
+    ]
+    shapes = [Shape("band", f"{SMALL.path(band)}Z", 0), Shape("line", SMALL.path(line), 0, title), *dots]
+    return Chart(title, text, along, up, shapes)
+
+
+def _height(up: Axis, value: float) -> float:
+    """The height of a value; one below the axis, such as zero, is drawn at its lower end."""
+    return max(0.0, float(up.place(max(value, LEAST))))
+
+
+def _dot(x: float, y: float) -> str:
+    at_x, at_y = SMALL.x(x), SMALL.y(y)
+    return f"M{at_x - DOT:.1f} {at_y:.1f}a{DOT} {DOT} 0 1 1 {2 * DOT} 0a{DOT} {DOT} 0 1 1 {-2 * DOT} 0Z"
+
+
+# ── pages ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def render_attribution(found: Attribution, profiles: Sequence[DepthProfile] = (), more: Sequence[str] = ()) -> str:
     """Renders the page of an attribution, with profiles of served candidates, and more notes."""
     facts = found.as_json()
@@ -68,7 +138,6 @@ def render_attribution(found: Attribution, profiles: Sequence[DepthProfile] = ()
 
 
 def render_profile(found: DepthProfile) -> str:
-    """Renders the page of a profile alone."""
     title = f"{found.names[1]} against {found.names[0]}, layer by layer"
     return fill_page("profile.html", title=title, verdict=found.verdict, profile=depth_profile_section(found))
 
@@ -250,6 +319,7 @@ def _bar_chart(found: Attribution, title: str, groups: Mapping[str, Sequence[Uni
     finite = [b for _, kl, _ in bars for b in (kl.value, kl.high) if b is not None and math.isfinite(b)]
     axis = linear(0.0, max([*finite, 1e-12]) * 1.02, "KL, nats per token")
     noise = found.noise if found.noise is not None and found.noise < max([*finite, 0.0]) else None
+    bottom = 96 if any(len(name) > 3 for name in groups) else 40  # room for long names
     several = any(len(units) > 1 for units in groups.values())
     text = (
         "Sums of units that were swapped alone" if several else "Each swapped alone"
@@ -261,19 +331,11 @@ def _bar_chart(found: Attribution, title: str, groups: Mapping[str, Sequence[Uni
         bars=_placed(bars, axis),
         axis=axis,
         noise=noise,
-        frames=_bar_frames(bars),
+        frames=[Frame(kind, width, 190 + bottom, 58, 10, 22, bottom) for kind, width in (WIDE, NARROW)],
     )
 
 
-def _bar_frames(bars: Sequence[tuple[str, Estimate, str]]) -> list[Frame]:
-    long = any(len(name) > 3 for name, _, _ in bars[: len(bars)])
-    bottom = 96 if long else 40
-    return [Frame(kind, width, 190 + bottom, 58, 10, 22, bottom) for kind, width in (WIDE, NARROW)]
-
-
 def _placed(bars: Sequence[tuple[str, Estimate, str]], axis: Axis) -> list[dict[str, Any]]:
-    """Bars with their places on the axes."""
-
     def place(value: float | None) -> float | None:
         return None if value is None else min(1.0, max(0.0, float(axis.place(value))))
 

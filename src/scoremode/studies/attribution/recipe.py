@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,9 +12,11 @@ from scoremode.core.verbs.outputs import write_files
 from scoremode.errors import InputError, OptionError, print_line
 from scoremode.studies.attribution.bit_allocation import Allocation, Option, allocate
 from scoremode.studies.attribution.cells import Cells, Damage
-from scoremode.studies.attribution.recipe_statistics import SEEN, Recipe, Uniform
-from scoremode.studies.attribution.recipes.mixture import Mixture
-from scoremode.studies.attribution.recipes.writing import write_recipes
+from scoremode.studies.attribution.recipes.exllamav3 import exllamav3_recipe
+from scoremode.studies.attribution.recipes.llama_quantize import llama_quantize_recipe
+from scoremode.studies.attribution.recipes.llm_compressor import llm_compressor_recipe
+from scoremode.studies.attribution.recipes.mixture import Mixture, WrittenRecipe
+from scoremode.studies.attribution.result import SEEN, Recipe, Uniform
 from scoremode.studies.attribution.swap_loop import Candidate, Job, SwapMeasurement, record_number, stored_bits
 from scoremode.studies.attribution.swapping import Swap, WeightFacts
 from scoremode.studies.attribution.units import Unit
@@ -31,6 +34,9 @@ class Budget:
     def check(self, write_recipe: str | None) -> None:
         if self.bits is not None and self.kl is not None:
             raise OptionError("--bits-budget and --kl-budget were given together", fix="give one of them")
+        for flag, budget in (("--bits-budget", self.bits), ("--kl-budget", self.kl)):
+            if budget is not None and not (math.isfinite(budget) and budget >= 0):
+                raise OptionError(f"{flag} is {budget}", fix="give a number that is not negative")
         if write_recipe is not None:
             if not self:
                 raise OptionError("--write-recipe needs a budget", fix="give --bits-budget or --kl-budget")
@@ -90,6 +96,12 @@ class RecipeOptions:
         return [{**asdict(one), "notes": list(one.notes)} for one in found]
 
 
+def write_recipes(mixture: Mixture) -> list[WrittenRecipe]:
+    """The recipes for every tool that can make a mixture."""
+    found = [llm_compressor_recipe(mixture), llama_quantize_recipe(mixture), exllamav3_recipe(mixture)]
+    return [recipe for recipe in found if recipe is not None]
+
+
 def make_recipe(budget: Budget, choices: RecipeOptions, measurement: SwapMeasurement) -> dict[str, Any]:
     """Chooses a mixture and measures it; returns what the manifest keeps. Its sums are in the folder."""
     cells = measurement.cells.cells
@@ -119,7 +131,6 @@ def make_recipe(budget: Budget, choices: RecipeOptions, measurement: SwapMeasure
 
 
 def restored_recipe(stored: Mapping[str, Any], damage: Callable[[int], Damage], uniform: Sequence[Uniform]) -> Recipe:
-    """The recipe in a manifest."""
     names = ("budget", "chosen", "bits_per_weight", "predicted", "gap")
     return Recipe(
         **{name: stored[name] for name in names},

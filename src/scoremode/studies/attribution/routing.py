@@ -1,18 +1,22 @@
 """``sm.routing``: which tokens a quantized mixture of experts sends to other experts, and the KL of those tokens.
 
-Both models are loaded by Transformers, so the candidate is emulated: its de-quantized weights, not its kernels.
+Both models are loaded by Transformers, so the candidate is emulated: its de-quantized weights, not its kernels. A
+token's route in a layer is the set of experts that its row is sent to there. It is changed if the sets differ; their
+order and weights do not matter. A target belongs to the row that predicts it.
 """
 
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import replace
-from typing import Unpack
+from dataclasses import dataclass
+from typing import Any, Unpack
 
 import numpy as np
+import numpy.typing as npt
 
 from scoremode.core.engine.plugin import Work
 from scoremode.core.plan.plan import Plan
+from scoremode.core.statistics.estimate import ratio, with_error_fields
 from scoremode.core.verbs.arguments import AllArguments, spelled_out, split_arguments
 from scoremode.core.verbs.compare import compare
 from scoremode.core.verbs.model import GivenTokenizer, LazyModel
@@ -20,10 +24,12 @@ from scoremode.core.verbs.progress import Progress, announce
 from scoremode.core.verbs.progress_display import shows_progress
 from scoremode.core.verbs.sides import short
 from scoremode.errors import OptionError
-from scoremode.studies.attribution.routing_statistics import Routes, Routing, routing_of
+from scoremode.values import Bools, Estimate, Floats, Ints
 
 ENGINE = "transformers"
 EMULATED = "both models were computed by Transformers: a served model may route otherwise"
+Routes = npt.NDArray[np.int16]
+"""(layers, targets, experts of a token), ascending in the last axis"""
 
 
 @spelled_out(AllArguments)
@@ -53,7 +59,7 @@ def routing(
             found.append(routes)
     (both,) = compare(baseline, candidate, engine=ENGINE, tokenizer=tokenizer, progress=progress, **arguments)
     assert both.kl is not None, "two models of Transformers have a KL"
-    result = routing_of(
+    return routing_of(
         (short(baseline), short(candidate)),
         names,
         (found[0], found[1]),
@@ -61,7 +67,6 @@ def routing(
         np.asarray(both.groups),
         of_experts=of_experts,
     )
-    return replace(result, notes=(EMULATED,))
 
 
 def _routes(model: LazyModel, plan: Plan, progress: Progress | None) -> tuple[Routes, tuple[str, ...], int]:
@@ -75,3 +80,69 @@ def _routes(model: LazyModel, plan: Plan, progress: Progress | None) -> tuple[Ro
     announce(progress, f"reading the routes of {model.subject.name}")
     parts = list(hooks.routes(plan.window(index) for index in range(len(plan)) if plan.target_counts[index]))
     return np.concatenate(parts, axis=1), tuple(hooks.names), hooks.of_experts
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """The routes of a candidate against those of its baseline."""
+
+    names: tuple[str, str]  # of baseline and candidate
+    changed: tuple[tuple[str, Estimate], ...]  # by layer: the share of tokens with other experts
+    any_changed: Estimate  # share of tokens with other experts in at least one layer
+    kl: Estimate  # nats per token, of all tokens
+    kl_changed: Estimate  # of tokens with a changed route in at least one layer
+    kl_same: Estimate  # of tokens without
+    share_of_kl: Estimate  # of all KL, the part on tokens with a changed route
+    experts: int  # that a token is sent to
+    of_experts: int
+    notes: tuple[str, ...] = (EMULATED,)
+
+    def as_json(self) -> dict[str, Any]:
+        names = ("any_changed", "kl", "kl_changed", "kl_same", "share_of_kl")
+        return {
+            "baseline": self.names[0],
+            "candidate": self.names[1],
+            "experts": self.experts,
+            "of_experts": self.of_experts,
+            "tokens": self.kl.n,
+            "tokens_changed": self.kl_changed.n,
+            **{key: value for name in names for key, value in with_error_fields(name, getattr(self, name)).items()},
+            "layers": [{"layer": name, **with_error_fields("changed", share)} for name, share in self.changed],
+            "notes": list(self.notes),
+        }
+
+
+def changed_routes(baseline: Routes, candidate: Routes) -> Bools:
+    """Whether each target's set of experts differs, (layers, targets)."""
+    found: Bools = (np.sort(baseline, axis=2) != np.sort(candidate, axis=2)).any(axis=2)
+    return found
+
+
+def routing_of(
+    names: tuple[str, str],
+    layers: tuple[str, ...],
+    routes: tuple[Routes, Routes],
+    kl: Floats,
+    groups: Ints,
+    *,
+    of_experts: int,
+) -> Routing:
+    """The agreement of two models' routes, and the KL (targets,) of tokens with and without a changed route."""
+    changed = changed_routes(*routes)
+    anywhere: Bools = np.asarray(changed.any(axis=0))
+    ones, on_changed = np.ones(len(kl)), np.asarray(np.where(anywhere, kl, 0.0), np.float64)
+    return Routing(
+        names=names,
+        changed=tuple((name, ratio(own, ones, groups, "share")) for name, own in zip(layers, changed, strict=True)),
+        any_changed=ratio(anywhere, ones, groups, "share"),
+        kl=ratio(kl, ones, groups, "positive"),
+        kl_changed=_mean(kl, groups, anywhere),
+        kl_same=_mean(kl, groups, ~anywhere),
+        share_of_kl=ratio(on_changed, kl, groups, "share"),
+        experts=routes[0].shape[2],
+        of_experts=of_experts,
+    )
+
+
+def _mean(kl: Floats, groups: Ints, which: Bools) -> Estimate:
+    return ratio(kl[which], np.ones(int(which.sum())), groups[which], "positive")

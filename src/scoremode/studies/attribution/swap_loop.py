@@ -25,8 +25,6 @@ from scoremode.values import Floats
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Something that is measured."""
-
     swap: Swap
     number: int  # of its record
 

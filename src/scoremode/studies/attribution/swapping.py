@@ -42,7 +42,6 @@ class SwapFacts:
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        """The shapes of the baseline's parameters."""
         return {name: one.shape for name, one in self.own.stored.items()}
 
     def start_of(self, names: Collection[str]) -> int:

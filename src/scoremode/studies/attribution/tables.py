@@ -1,4 +1,4 @@
-"""The tables of ``scoremode attribute``: the units that do most of the damage, and the account."""
+"""The tables of ``scoremode attribute``: the units that do most of the damage, the account, layers and routes."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ from rich.text import Text
 from scoremode.core.statistics.groups import FEWEST
 from scoremode.reports.terminal.console import BlockTable, Facts, TableColumn
 from scoremode.reports.text import counted, shown
-from scoremode.values import rounded
+from scoremode.studies.attribution.depth_profile import DepthProfile
+from scoremode.studies.attribution.routing import Routing
+from scoremode.values import Estimate, rounded
 
 MOST = 12  # units in a table; the page and JSON have all
 
 Row = Mapping[str, Any]
 
+COMPARED = "hidden states after each decoder layer, before the final norm"
 PREDICTED = "the sum of its units, on the windows that it was chosen on"
 
 
-def attribution_tables(facts: Row, *, most: int = MOST) -> list[Any]:
+def attribution_tables(facts: Row) -> list[Any]:
     """The tables of all candidates, from ``Attribution.as_json()``."""
     parts: list[Any] = []
     for candidate in facts["candidates"]:
-        parts += [*_candidate(facts, candidate, most), ""]
+        parts += [*_candidate(facts, candidate), ""]
     if "recipe" in facts:
         parts += [*_recipe(facts["recipe"]), ""]
     return [*parts, *(Text(shown(note), "dim") for note in attribution_notes(facts))]
@@ -60,10 +63,10 @@ def _recipe(recipe: Row) -> list[Any]:
     ]
 
 
-def _candidate(facts: Row, candidate: Row, most: int) -> list[Any]:
+def _candidate(facts: Row, candidate: Row) -> list[Any]:
     title = f"{candidate['name']} in {facts['baseline']}, by {facts['by']}"
     changed = [row for row in unit_rows(candidate) if row["changed"]]
-    named, rest = changed[:most], changed[most:]
+    named, rest = changed[:MOST], changed[MOST:]
     found: list[Any] = [Text(f"{shown(title)} ({candidate_bits(candidate)})", "bold")]
     if named:
         found.append(_units(named, with_bits=saves_bits(candidate)))
@@ -167,3 +170,70 @@ def unit_rows(candidate: Row) -> list[dict[str, Any]]:
     """The units of a candidate in ``Attribution.as_json()``, the most damage first; JSON has no infinite KL."""
     rows = [{**row, "kl": math.inf if row["kl"] is None else row["kl"]} for row in candidate["units"]]
     return sorted(rows, key=lambda row: (-row["kl"], not row["changed"]))
+
+
+# ── profiles by layer and routes of experts ──────────────────────────────────────────────────────────────────────────
+def depth_profile_table(found: DepthProfile) -> list[Any]:
+    """One row per layer: its error, its cosine, what it adds itself, and the noise floor."""
+    out = {place.name for place in found.out_of_line}
+    rows = found.places
+    table = BlockTable(
+        [place.name + (" ◀" if place.name in out else "") for place in rows],
+        [
+            TableColumn("error", [_cell(place.error) for place in rows]),
+            TableColumn("own error", [_cell(place.own_error) for place in rows]),
+            TableColumn("cosine", [_cell(place.cosine) for place in rows]),
+            TableColumn("noise floor", [_cell(place.noise) for place in rows], leaves=1),
+        ],
+    )
+    first = found.first_above_noise
+    above = (
+        "no error is above the noise floor" if first is None else f"the noise floor is exceeded from {first.name} on"
+    )
+    text = f"{counted(found.tokens, 'tokens')} of {counted(found.windows, 'windows')}"
+    lines = [
+        f"{found.names[1]} ({found.engines[1]}) against {found.names[0]} ({found.engines[0]})",
+        f"{COMPARED}: {text}, errors over {found.groups}",
+    ]
+    return [
+        Text("profile by layer", "bold"),
+        *(Text(shown(line), "dim") for line in lines),
+        table,
+        Text(shown(found.verdict), "red" if out else ""),
+        Text(above),
+        Text(f"noise floor: the baseline against itself, {found.unusual_way}", "dim"),
+        *(Text(shown(note), "yellow") for note in found.notes),
+    ]
+
+
+def routing_table(found: Routing) -> list[Any]:
+    """The share of tokens whose experts changed, layer by layer, and KL with and without a changed route."""
+    table = BlockTable(
+        [name for name, _ in found.changed],
+        [TableColumn("other experts", [_cell(share, percent=True) for _, share in found.changed])],
+    )
+    split = BlockTable(
+        ["a changed route", "no changed route", "all tokens"],
+        [
+            TableColumn("tokens", [f"{e.n:,}" for e in (found.kl_changed, found.kl_same, found.kl)]),
+            TableColumn("KL", [_cell(e) for e in (found.kl_changed, found.kl_same, found.kl)]),
+        ],
+    )
+    share = " ".join(rounded(found.any_changed.value, found.any_changed.stderr, percent=True)).rstrip()
+    of_kl = " ".join(rounded(found.share_of_kl.value, found.share_of_kl.stderr, percent=True)).rstrip()
+    words = f"{share} of the tokens have other experts in at least one layer; they hold {of_kl} of the KL"
+    return [
+        Text("routes of experts", "bold"),
+        Text(shown(f"{found.names[1]} against {found.names[0]}, {found.experts} of {found.of_experts} experts"), "dim"),
+        table,
+        "",
+        split,
+        Text(words),
+        *(Text(shown(note), "yellow") for note in found.notes),
+    ]
+
+
+def _cell(estimate: Estimate | None, *, percent: bool = False) -> str:
+    if estimate is None:
+        return "-"
+    return " ".join(rounded(estimate.value, estimate.stderr, percent=percent)).rstrip()

@@ -16,7 +16,6 @@ from scoremode.core.models.gguf import SUFFIX, gguf_models, read_gguf
 from scoremode.core.models.safetensors import read_header
 from scoremode.errors import ModelError, OptionError
 from scoremode.studies.attribution.weight_formats.adapter import AdaptedWeights, is_adapter
-from scoremode.studies.attribution.weight_formats.checkpoint import PlainTensors
 from scoremode.studies.attribution.weight_formats.compressed import CompressedTensors
 from scoremode.studies.attribution.weight_formats.exl3 import Exl3Tensors
 from scoremode.studies.attribution.weight_formats.float8 import Float8Tensors
@@ -24,7 +23,13 @@ from scoremode.studies.attribution.weight_formats.gguf_tensors import GgufTensor
 from scoremode.studies.attribution.weight_formats.matching import OTHER, MatchedWeights, OwnHeadError, shapes_in_files
 from scoremode.studies.attribution.weight_formats.packed_integers import OTHER_FORMAT, PackedIntegers
 from scoremode.studies.attribution.weight_formats.round_to_nearest import PREFIX, RoundedWeights
-from scoremode.studies.attribution.weight_formats.stored import CandidateWeights, Shape, StoredWeight, TensorReader
+from scoremode.studies.attribution.weight_formats.stored import (
+    CandidateWeights,
+    PlainTensors,
+    Shape,
+    StoredWeight,
+    TensorReader,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +49,6 @@ def open_weights(
     read_baseline: Read | None = None,
     baseline_stored: Stored | None = None,
     config: Mapping[str, Any] | None = None,
-    revision: str | None = None,
     token: str | None = None,
 ) -> CandidateWeights:
     """Opens a candidate's weights; ModelError if it is not a version of the baseline.
@@ -62,11 +66,11 @@ def open_weights(
     if _is_gguf(candidate):
         tensors = GgufTensors(candidate, read_gguf(candidate), baseline, model_type)
         return MatchedWeights(candidate, tensors, baseline)
-    folder = resolve(candidate, revision=revision, token=token)
+    folder = resolve(candidate, revision=None, token=token)
     if is_adapter(folder):
         read, own_bits = _require_baseline(candidate, read_baseline, baseline_stored)
         return AdaptedWeights(candidate, folder, baseline, read, own_bits=own_bits)
-    facts = inspect(candidate, revision=revision, token=token)
+    facts = inspect(candidate, revision=None, token=token)
     own = str(_text_config(facts.config).get("model_type", ""))
     if own and model_type and own != model_type:
         raise ModelError(f"{candidate} is a {own} model, and the baseline is a {model_type} model", fix=OTHER)

@@ -1,7 +1,5 @@
 """What attributions hand over to the house."""
 
-from __future__ import annotations
-
 from scoremode.core.extensions import Wing
 
 HERE = "studies.attribution"
@@ -13,7 +11,7 @@ WING = Wing(
         "layer_profile": f"{HERE}.layer_profile",
         "DepthProfile": f"{HERE}.depth_profile",
         "routing": f"{HERE}.routing",
-        "Routing": f"{HERE}.routing_statistics",
+        "Routing": f"{HERE}.routing",
     },
     verbs={"compare models": {"attribute": f"{HERE}.command:AttributeVerb"}},
     abilities={

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from scoremode.errors import OptionError
 from scoremode.reports.command import flags
-from scoremode.reports.command.output import progress_bar, show
-from scoremode.reports.command.results import checked_report, command_line, write_report
+from scoremode.reports.command.output import checked_report, command_line, progress_bar, show, write_report
 from scoremode.reports.command.verb import Verb
 
 

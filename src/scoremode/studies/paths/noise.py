@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -68,12 +68,11 @@ class Drift:
 
     def as_json(self, prefix: str) -> dict[str, float | None]:
         """The numbers by name: ``drift_max`` is of targets, ``sequence_drift_max`` of sequences."""
-        found = {}
-        for name, value in asdict(self).items():
-            of_sequence = name.startswith("sequence_")
-            key = f"sequence_{prefix}_{name.removeprefix('sequence_')}" if of_sequence else f"{prefix}_{name}"
-            found[key] = finite_or_none(value)
-        return found
+        named = {f"{prefix}_{name}".replace(f"{prefix}_sequence", f"sequence_{prefix}"): name for name in DRIFT}
+        return {key: finite_or_none(getattr(self, name)) for key, name in named.items()}
+
+
+DRIFT = tuple(field.name for field in fields(Drift))
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,10 +422,10 @@ def drift(plan: Plan, logprob: Floats, reference: Floats) -> Drift:
     return Drift(
         mean=float(d.mean()),
         mean_abs=float(size.mean()),
-        rms=_rms(d),
+        rms=math.sqrt(np.square(d).mean()),
         p999=float(np.quantile(size, QUANTILE, method="inverted_cdf")),
         max=float(size.max()),
-        sequence_rms=_rms(sums),
+        sequence_rms=math.sqrt(np.square(sums).mean()),
         sequence_max=float(np.abs(sums).max()),
     )
 
@@ -440,9 +439,5 @@ def _sequences(plan: Plan) -> tuple[str, Any]:
 
 def _widest(drifts: list[Drift]) -> Drift:
     """Combines the drifts of several passes from the first: the mean of their means, the largest of all else."""
-    largest = {f.name: max(getattr(d, f.name) for d in drifts) for f in fields(Drift)}
+    largest = {name: max(getattr(d, name) for d in drifts) for name in DRIFT}
     return Drift(**{**largest, "mean": math.fsum(d.mean for d in drifts) / len(drifts)})
-
-
-def _rms(values: Floats) -> float:
-    return math.sqrt(float(np.square(values).mean()))

@@ -43,7 +43,7 @@ WAYS = (DECODE, CHUNKED, CACHE_HIT)
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Feeding:
     """A way to feed windows that is compared with the prefill path."""
 
     kind: str  # one of WAYS
@@ -92,7 +92,6 @@ def paths(
 
 
 def _with_options(model: LazyModel, options: Options) -> LazyModel:
-    """Another LazyModel of a model."""
     return LazyModel(replace(model.chosen, options=options), spread=model.spread, tokenizer=model.tokenizer)
 
 
@@ -103,7 +102,7 @@ def _for_prefill(model: LazyModel) -> LazyModel:
     return _with_options(model, replace(options, **dict.fromkeys(only))) if only else model
 
 
-def _read_ways(vary: str | Sequence[str], sequences: Any, chunk_tokens: Any, prefill_tokens: Any) -> list[Way]:
+def _read_ways(vary: str | Sequence[str], sequences: Any, chunk_tokens: Any, prefill_tokens: Any) -> list[Feeding]:
     """Reads the ways that a user named and the numbers of each; each number is a way of its own."""
     kinds = [vary] if isinstance(vary, str) else list(vary)
     for kind in kinds:
@@ -121,10 +120,10 @@ def _read_ways(vary: str | Sequence[str], sequences: Any, chunk_tokens: Any, pre
             fix=f"add {CHUNKED} or {CACHE_HIT} to --vary, or leave --chunk-tokens out",
         )
     of_chunks = "chunk_tokens", chunk_tokens, CHUNK_TOKENS
-    found = list[Way]()
+    found = list[Feeding]()
     for kind in kinds:
         name, value, default = ("sequences", sequences, None) if kind == DECODE else of_chunks
-        found += [Way(kind, size) for size in _numbers(name, value)] or [Way(kind, default)]
+        found += [Feeding(kind, size) for size in _numbers(name, value)] or [Feeding(kind, default)]
     if len(set(found)) < len(found):
         raise OptionError("one way is given twice", fix="give each way and each number once")
     return found
@@ -150,7 +149,7 @@ class _PathsOfModel:
     folders: Folders
     tokenizer: str | None
 
-    def compare(self, ways: Sequence[Way]) -> Comparisons:
+    def compare(self, ways: Sequence[Feeding]) -> Comparisons:
         """Scores the prefill path, then every other way, and returns their comparisons in the order of the ways."""
         # cache hits come first: the engine of the prefill path can serve them, if it was started with a cache
         order = sorted(ways, key=lambda way: way.kind != CACHE_HIT)
@@ -164,7 +163,7 @@ class _PathsOfModel:
             found[way] = self._compared(run, way)
         return Comparisons(found[way] for way in ways)
 
-    def _require_sizes(self, ways: Sequence[Way]) -> None:
+    def _require_sizes(self, ways: Sequence[Feeding]) -> None:
         """Refuses chunks and turns that would hold the longest window, before anything is loaded."""
         sizes = [way.size for way in ways if way.kind != DECODE and way.size is not None]
         if not sizes:
@@ -185,7 +184,7 @@ class _PathsOfModel:
             return reference_of(self.model, self.question, out, tokenizer=self.tokenizer, **how)
         return ppl_of(self.model, self.question, out=out, **how)
 
-    def _compared(self, run: Run, way: Way) -> Comparison:
+    def _compared(self, run: Run, way: Feeding) -> Comparison:
         """Scores one way against the prefill path, or reads its run if it is finished."""
         model = self.model
         if way.kind == CHUNKED and way.size is not None:
@@ -209,7 +208,7 @@ class AgainstPrefill(Against):
 
     paths: _PathsOfModel
     run: Run  # of the prefill path
-    way: Way
+    way: Feeding
 
     @property
     def model(self) -> LazyModel:

@@ -1,4 +1,4 @@
-"""What a comparison on rollouts shows beside its numbers: see candidates_on_texts.py."""
+"""What a comparison on rollouts shows beside its numbers: see readings.py."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ def asked(parsed: argparse.Namespace) -> dict[str, Any]:
     return {"rollouts": rollouts, "count": parsed.num_samples, "drafts": parsed.drafts}
 
 
-def own_words_part(
+def readings_part(
     found: Sequence[Comparison], rollouts: Rollouts | None = None, count: int | None = None, *, drafts: bool = False
 ) -> ResultPart:
-    from scoremode.studies.rollouts.candidates_on_texts import own_words
+    from scoremode.studies.rollouts.readings import readings
 
     if rollouts is None:
         raise OptionError("drafts are about texts that a model wrote", fix="give rollouts=, too")
-    words = own_words(found, rollouts, count, drafts=drafts)
+    words = readings(found, rollouts, count, drafts=drafts)
 
     def lines() -> list[Any]:
-        from scoremode.studies.rollouts.tables import own_words_tables
+        from scoremode.studies.rollouts.tables import readings_tables
 
-        return own_words_tables(words)
+        return readings_tables(words)
 
     def section() -> str:
-        from scoremode.studies.rollouts.page import own_words_section
+        from scoremode.studies.rollouts.page import readings_section
 
-        return own_words_section(words)
+        return readings_section(words)
 
     return ResultPart("own_words", lambda: [one.as_json() for one in words], lines, "Own words", section)
 
 
 DRAFTS = {"--drafts": "with rollouts: also what the candidates would save as draft models"}
-PART = OfferedPart(DRAFTS, asked, ("rollouts", "drafts"), own_words_part)
+PART = OfferedPart(DRAFTS, asked, ("rollouts", "drafts"), readings_part)

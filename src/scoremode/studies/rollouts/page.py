@@ -1,4 +1,4 @@
-"""The section of the page on texts that a model wrote: where candidates part from them, and what drafts would save."""
+"""Texts that a model wrote, on pages: a section on candidates that read them, and the page of a mismatch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from markupsafe import Markup
 
 from scoremode.reports.html.charts import doubling
 from scoremode.reports.html.drawing import SMALL, Axis, Chart, Shape, linear, plain
-from scoremode.reports.html.templating import fill
-from scoremode.studies.rollouts.candidates_on_texts import OwnWords
+from scoremode.reports.html.page import ResultPage
+from scoremode.reports.html.templating import fill, fill_page
+from scoremode.studies.rollouts.mismatch_statistics import Mismatch
 from scoremode.studies.rollouts.parting import Partings
+from scoremode.studies.rollouts.readings import Reading
 from scoremode.studies.rollouts.speculation import Speculation
-from scoremode.studies.rollouts.tables import EXAMPLES, example_words
+from scoremode.studies.rollouts.tables import EXAMPLES, example_words, mismatch_facts
 from scoremode.values import Estimate
 
 POINTS = 96  # lengths at which survival is drawn
@@ -23,7 +25,7 @@ Piece = tuple[float, float, Estimate]
 """A stretch of the axis, and what is drawn above it."""
 
 
-def own_words_section(words: Sequence[OwnWords]) -> Markup:
+def readings_section(words: Sequence[Reading]) -> Markup:
     """What the texts of rollouts say about candidates; nothing if there are none."""
     parted = [(i, one.reader, one.partings) for i, one in enumerate(words) if one.partings is not None]
     drafts = [(i, one.reader, one.drafts) for i, one in enumerate(words) if one.drafts is not None]
@@ -32,7 +34,7 @@ def own_words_section(words: Sequence[OwnWords]) -> Markup:
         return Markup()
     charts = [_survival(parted), _acceptance(drafts), _tokens_per_step(drafts)]
     return fill(
-        "own_words.html",
+        "readings.html",
         writer=words[0].writer,
         names=[one.reader for one in words],
         figures=[chart for chart in charts if chart is not None],
@@ -108,3 +110,24 @@ def _steps(title: str, text: str, along: Axis, up: Axis, curves: Sequence[tuple[
 
 def _within(up: Axis, value: float) -> float:
     return min(1.0, max(0.0, float(up.place(value))))
+
+
+def render_mismatch(found: Mismatch) -> str:
+    s = found.statistics()
+    by_position = [(f"{row['first']:,} to {row['last']:,}", row) for row in found.by_position()]
+    return fill_page(
+        "mismatch.html",
+        title=f"{s['name']} against the rollouts of {s['rollout']}",
+        s=s,
+        facts=dict(mismatch_facts(s)),
+        tables=[
+            ("position", "By position in the text", "Tokens of the text", by_position if len(by_position) > 1 else []),
+            ("slice", "By slice", "Slice", [(row["slice"], row) for row in found.by_slice()]),
+        ],
+        left_out=[name for name, rows in (("position", by_position[1:]), ("slice", found.by_slice())) if not rows],
+        has_kl=found.kl is not None,
+    )
+
+
+REFUSAL = ("a mismatch has a page of its own", "write several reports")
+PAGE = ResultPage(Mismatch, lambda found: render_mismatch(found[0]), REFUSAL)

@@ -80,7 +80,9 @@ def rollouts(
     rules = read_rules(temperature, top_p, top_k, min_p)
     asked = _Numbers.of(samples, MAX_TOKENS if max_tokens is None else max_tokens, seed)
     path = read_path(DECODE, sequences=sequences) if sequences is not None else None
-    _check_options(arguments)
+    for name in arguments:
+        if name not in (*all_options(), *spread_names()):
+            raise UnknownArgumentError(f"there is no argument {name}", fix=did_you_mean(name, list(all_options())))
     place = None if out is None else located(out)
     if isinstance(place, Place):
         raise OptionError(f"{place}: rollouts are written to folders of this machine", fix="give a folder to --out")
@@ -131,12 +133,6 @@ class _Numbers:
         if found is None:
             raise OptionError("seed is None", fix="give a whole number")
         return _Numbers(int(samples), int(max_tokens), found)
-
-
-def _check_options(given: ModelArguments) -> None:
-    for name in given:
-        if name not in (*all_options(), *spread_names()):
-            raise UnknownArgumentError(f"there is no argument {name}", fix=did_you_mean(name, list(all_options())))
 
 
 # ── what is asked ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -12,7 +12,7 @@ from scoremode.reports.terminal.comparison_tables import above_error
 from scoremode.reports.terminal.console import BlockTable, Facts, TableColumn
 from scoremode.reports.terminal.run_tables import model_line
 from scoremode.reports.text import counted, shown
-from scoremode.studies.rollouts.candidates_on_texts import OwnWords
+from scoremode.studies.rollouts.readings import Reading
 from scoremode.studies.rollouts.texts import Rollouts
 from scoremode.values import rounded
 
@@ -65,7 +65,6 @@ def parting_table(found: Sequence[tuple[str, Row]]) -> list[Any]:
 
 
 def _bounded(title: str, rows: Sequence[Row]) -> TableColumn:
-    """Survival above its bounds."""
     cells = []
     for row in rows:
         value, low, high = (
@@ -76,8 +75,8 @@ def _bounded(title: str, rows: Sequence[Row]) -> TableColumn:
     return TableColumn(title, cells)
 
 
-def own_texts_table(found: Sequence[tuple[str, str, Row]]) -> list[Any]:
-    """What a reader thinks of a writer's sampled texts: writer, reader, and ``OwnTexts.statistics()``."""
+def text_ratios_table(found: Sequence[tuple[str, str, Row]]) -> list[Any]:
+    """What a reader thinks of a writer's sampled texts: writer, reader, and ``TextRatios.statistics()``."""
     rows = [s for *_, s in found]
     table = BlockTable(
         [shown(f"texts of {writer}, read by {reader}") for writer, reader, _ in found],
@@ -98,7 +97,7 @@ def own_texts_table(found: Sequence[tuple[str, str, Row]]) -> list[Any]:
 EXAMPLES = "where {reader} would most clearly have written something else"
 
 
-def example_words(words: OwnWords) -> list[tuple[str, str]]:
+def example_words(words: Reading) -> list[tuple[str, str]]:
     """For each example the text before it, and what was written there and what the reader prefers."""
     found = []
     for one in words.examples:
@@ -113,16 +112,15 @@ def example_words(words: OwnWords) -> list[tuple[str, str]]:
 
 
 def _chance(p: float) -> str:
-    """A probability in percent."""
     return f"{100 * p:.1f}%" if p == 0 or p >= 0.001 else "below 0.1%"
 
 
-def own_words_tables(found: Sequence[OwnWords]) -> list[Any]:
+def readings_tables(found: Sequence[Reading]) -> list[Any]:
     """What texts that a model wrote say about candidates."""
     parted = [(one.reader, one.partings.statistics()) for one in found if one.partings is not None]
     read = [(one.writer, one.reader, one.read.statistics()) for one in found if one.read is not None]
     parts = ["", *parting_table(parted)] if parted else []
-    parts += ["", *own_texts_table(read)] if read else []
+    parts += ["", *text_ratios_table(read)] if read else []
     for one in (one for one in found if one.examples):
         parts += ["", Text(shown(EXAMPLES.format(reader=one.reader)), "bold")]
         for before, sentence in example_words(one):

@@ -1,7 +1,5 @@
 """What rollouts hand over to the house."""
 
-from __future__ import annotations
-
 from scoremode.core.extensions import Wing
 
 HERE = "studies.rollouts"
@@ -15,7 +13,7 @@ WING = Wing(
     },
     verbs={
         "score one model": {"rollouts": f"{HERE}.command:RolloutsVerb"},
-        "compare models": {"mismatch": f"{HERE}.mismatch_command:MismatchVerb"},
+        "compare models": {"mismatch": f"{HERE}.command:MismatchVerb"},
     },
     abilities={
         ("writes", engine): f"{HERE}.engines.{engine}_writer:open_writer"
@@ -23,7 +21,7 @@ WING = Wing(
     },
     offers={
         "corpus": (f"{HERE}.texts:CORPUS", f"{HERE}.answers:CORPUS"),
-        "page": (f"{HERE}.mismatch_page:PAGE",),
+        "page": (f"{HERE}.page:PAGE",),
         "part": (f"{HERE}.comparing:PART",),
     },
 )

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from scoremode.reports.command import flags, streams
-from scoremode.reports.command.output import show
-from scoremode.reports.command.results import checked_report, command_line, verdict, write_report
+from scoremode.reports.command.output import checked_report, command_line, show, verdict, write_report
 from scoremode.reports.command.verb import Verb
 
 LM_EVAL_HELP = """\

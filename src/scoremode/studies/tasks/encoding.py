@@ -116,8 +116,10 @@ class HarnessEncoder:
             target = whole[len(before) :]
         else:
             before, target, spanning = np.empty(0, np.int32), self.text(continuation, special=False), False
-        if not len(before):
-            before, target = self._after_prefix(target)
+        if not len(before) and target[:1].tolist() == [self.prefix]:
+            before, target = target[:1], target[1:]
+        elif not len(before):
+            before = np.array([self.prefix], dtype=np.int32)
         if not len(target):
             after = _shortened(context, end=True)
             raise InputError(
@@ -136,12 +138,6 @@ class HarnessEncoder:
         if self._last is None or self._last[0] != context:
             self._last = (context, self.text(context))
         return self._last[1]
-
-    def _after_prefix(self, target: Ids) -> tuple[Ids, Ids]:
-        """Splits a text without context into the prefix token and the other tokens. Adds the prefix if it is absent."""
-        if target[:1].tolist() == [self.prefix]:
-            return target[:1], target[1:]
-        return np.array([self.prefix], dtype=np.int32), target
 
     def _cut(self, before: Ids, target: Ids, continuation: str, *, spanning: bool) -> Encoded:
         """Joins both, and cuts the context from the left until it fits. The last token is scored but not fed."""
@@ -169,10 +165,10 @@ def rolling(encoder: HarnessEncoder, text: str) -> list[Continuation]:
     return found
 
 
-def _shortened(text: str, most: int = 40, *, end: bool = False) -> str:
-    if len(text) <= most:
+def _shortened(text: str, *, end: bool = False) -> str:
+    if len(text) <= 40:
         return repr(text)
-    return repr("…" + text[-most:] if end else text[:most] + "…")
+    return repr("…" + text[-40:] if end else text[:40] + "…")
 
 
 # ── conversations ────────────────────────────────────────────────────────────────────────────────────────────────────

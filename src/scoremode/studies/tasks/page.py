@@ -29,7 +29,6 @@ Row = Mapping[str, Any]
 
 
 def render_tasks(found: Sequence[TasksComparison]) -> str:
-    """Renders the page of comparisons with one baseline on the same tasks."""
     first, names = found[0], [c.name for c in found]
     models = [("baseline", first.baseline), *((c.name, c.candidate) for c in found)]
     facts = [(name, None, {**_model_facts(m), **served_facts(m)}) for name, m in models]

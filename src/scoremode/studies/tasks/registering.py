@@ -53,7 +53,9 @@ def run(words: Sequence[str]) -> None:
         raise InputError(f"lm-eval: {reason}", fix="see scoremode lm-eval --help") from error
     finally:
         sys.argv = before
-        _close_models()
+        module = sys.modules.get(TARGET.split(":", maxsplit=1)[0])
+        for lm in list(module.OPEN) if module is not None else ():
+            lm.close()
 
 
 def _check_model(parsed: Any) -> None:
@@ -102,9 +104,3 @@ def checked_before_scoring() -> Iterator[None]:
         yield
     finally:
         evaluator.evaluate = original
-
-
-def _close_models() -> None:
-    module = sys.modules.get(TARGET.split(":", maxsplit=1)[0])
-    for lm in list(module.OPEN) if module is not None else ():
-        lm.close()

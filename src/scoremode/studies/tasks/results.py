@@ -53,9 +53,7 @@ class Flip:
     gained: bool
     baseline: tuple[float, ...]  # log-probabilities of the choices; none if texts were generated
     candidate: tuple[float, ...]
-    chosen: tuple[
-        int | None, int | None
-    ]  # by the baseline, by the candidate; None if there is one continuation, or it is not known
+    chosen: tuple[int | None, int | None]  # by baseline and candidate; None: one continuation, or not known
     per_character: bool  # is the choice made by log-probability per character, as acc_norm does?
 
 

@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
+from scoremode.core.scores.answers import measured
 from scoremode.core.statistics.estimate import LEVEL, with_bounds, with_error_fields
 from scoremode.core.statistics.groups import FEWEST
 from scoremode.values import Bools, Estimate, Floats, Range
@@ -187,12 +188,9 @@ def recovery(pairs: Sequence[tuple[Pair, float]]) -> Estimate:
     p, q = (sum(part.weight * part.mean[i] for part in extended) for i in (0, 1))
     if not q > 0:
         return Estimate(value, None, n, n)
-    variances = [part.variance(-1 / p, 1 / q) for part in extended]
-    stderr = math.sqrt(sum(variances))
-    bounds = with_bounds(Estimate(math.log(q / p), stderr, n, n, _freedom(variances, [x.size for x in extended])))
-    assert bounds.low is not None
-    assert bounds.high is not None
-    low, high = min(value, math.exp(bounds.low)), max(value, math.exp(bounds.high))
+    bounds = _bounded(extended, math.log(q / p), -1 / p, 1 / q, n)
+    low, high = min(value, math.exp(measured(bounds.low))), max(value, math.exp(measured(bounds.high)))
+    stderr = measured(bounds.stderr)
     return Estimate(value, value * stderr if value else q / p * stderr, n, n, bounds.freedom, low, high)
 
 
@@ -204,12 +202,9 @@ def difference(pairs: Sequence[tuple[Pair, float]]) -> Estimate:
         return Estimate(value, None, n, n)
     extended = [_Extended.of(base, cand, w, n) for (base, cand), w in pairs]
     centre = sum(part.weight * (part.mean[1] - part.mean[0]) for part in extended)
-    variances = [part.variance(-1.0, 1.0) for part in extended]
-    freedom = _freedom(variances, [part.size for part in extended])
-    bounds = with_bounds(Estimate(centre, math.sqrt(sum(variances)), n, n, freedom))
-    assert bounds.low is not None
-    assert bounds.high is not None
-    return Estimate(value, bounds.stderr, n, n, freedom, min(value, bounds.low), max(value, bounds.high))
+    bounds = _bounded(extended, centre, -1.0, 1.0, n)
+    low, high = min(value, measured(bounds.low)), max(value, measured(bounds.high))
+    return replace(bounds, value=value, low=low, high=high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +230,13 @@ class _Extended:
         moment = of_base**2 * bb + 2 * of_base * of_cand * bc + of_cand**2 * cc
         middle = of_base * self.mean[0] + of_cand * self.mean[1]
         return self.weight**2 * max(0.0, moment - middle**2) / (self.size - 1)
+
+
+def _bounded(extended: Sequence[_Extended], value: float, of_base: float, of_cand: float, n: int) -> Estimate:
+    """A value with the error of the sum of of_base · base + of_cand · cand over tasks."""
+    variances = [part.variance(of_base, of_cand) for part in extended]
+    freedom = _freedom(variances, [part.size for part in extended])
+    return with_bounds(Estimate(value, math.sqrt(sum(variances)), n, n, freedom))
 
 
 def _enough(parts: Sequence[tuple[Any, float]]) -> bool:

@@ -96,7 +96,7 @@ def _table(rows: Sequence[Row]) -> BlockTable:
         TableColumn("of", [r["metric"] for r in rows], number=False),
         TableColumn("lost", [_count(r["lost_documents"]) for r in rows]),
         TableColumn("gained", [_count(r["gained_documents"]) for r in rows]),
-        TableColumn("p", [_two_digits(r["mcnemar"]) for r in rows]),
+        TableColumn("p", ["-" if r["mcnemar"] is None else f"{r['mcnemar']:.2g}" for r in rows]),
         TableColumn("margin", [above_error(r, "margin_shift", sign="+") for r in rows]),
         TableColumn("KL", [above_error(r, "kl_choices") for r in rows]),
     ]
@@ -123,11 +123,6 @@ def _recovery(row: Row) -> str:
 
 def _count(value: int | None) -> str:
     return "-" if value is None else f"{value:,}"
-
-
-def _two_digits(p: float | None) -> str:
-    """A probability of chance, which needs no more than two digits."""
-    return "-" if p is None else f"{p:.2g}"
 
 
 def _method(found: Sequence[TasksComparison]) -> list[str]:

@@ -96,7 +96,9 @@ def _comparison(
             more = f", or give --tasks {','.join(shared)}" if shared else ""
             raise InputError(f"{lacking} has no samples of the task {name}", fix=fix + more)
     found = tuple(pair_task(base.tasks[name], cand.tasks[name], metric) for name in shared)
-    _require_metric(found, metric)
+    metrics = sorted({name for task in found for name in task.paired.metrics})
+    if metric is not None and metric not in metrics:  # one that only some tasks have is noted for the others
+        raise OptionError(f"no task here has the metric '{metric}'", fix=did_you_mean(metric, metrics))
     groups, notes = groups_of([base, cand], {task.name: task.paired.documents for task in found})
     known = [*shared, *(group.name for group in groups)]
     for name in rows:
@@ -116,13 +118,6 @@ def _comparison(
         notes=tuple(dict.fromkeys([*_notes(base, cand, found, metric), *notes])),
         manifest={},
     )
-
-
-def _require_metric(found: Sequence[TaskPair], metric: str | None) -> None:
-    """Refuse a metric that no task has. One that only some tasks have is allowed, and noted for the others."""
-    known = sorted({name for task in found for name in task.paired.metrics})
-    if metric is not None and metric not in known:
-        raise OptionError(f"no task here has the metric '{metric}'", fix=did_you_mean(metric, known))
 
 
 # ── what a reader must know ──────────────────────────────────────────────────────────────────────────────────────────

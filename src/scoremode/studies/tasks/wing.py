@@ -1,7 +1,5 @@
 """What tasks hand over to the house."""
 
-from __future__ import annotations
-
 from scoremode.core.extensions import Wing
 
 HERE = "studies.tasks"

@@ -32,8 +32,6 @@ def request_bar(total: int, what: str, disabled: bool) -> Any:
 
 
 class GeneratingModel(TemplateLM):  # type: ignore[misc]
-    """The part of the harness's model that generates texts."""
-
     held: LazyModel
     settings: AdapterSettings
     encoder: HarnessEncoder

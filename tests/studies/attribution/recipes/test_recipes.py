@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
+from scoremode.studies.attribution.recipe import write_recipes
 from scoremode.studies.attribution.recipes.exllamav3 import exllamav3_recipe
 from scoremode.studies.attribution.recipes.llama_quantize import llama_quantize_recipe, type_of
 from scoremode.studies.attribution.recipes.llm_compressor import llm_compressor_recipe
 from scoremode.studies.attribution.recipes.mixture import Mixture, precision_of
-from scoremode.studies.attribution.recipes.writing import write_recipes
 from scoremode.studies.attribution.weights import StoredWeight
 
 MODULES = ("self_attn.q_proj", "self_attn.k_proj", "mlp.down_proj")

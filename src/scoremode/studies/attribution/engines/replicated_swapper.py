@@ -36,8 +36,6 @@ def open_swapping(candidates: Mapping[str, str], chosen: Chosen, work: Work) -> 
 
 
 class _SwapWorker:
-    """A swapper inside a replica."""
-
     def __init__(self, swapper: Swapper) -> None:
         self.engine_facts, self.noise, self.close = swapper.engine_facts, swapper.noise, swapper.close
         self._swapper = swapper

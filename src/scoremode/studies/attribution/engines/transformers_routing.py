@@ -15,7 +15,7 @@ from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.errors import ModelError
 from scoremode.head.precision import full_float32
 from scoremode.studies.attribution.engines.layer_hooks import decoder_layers
-from scoremode.studies.attribution.routing_statistics import Routes
+from scoremode.studies.attribution.routing import Routes
 
 RECORDED = "router_logits"  # what Transformers calls the output of a router
 

@@ -85,9 +85,12 @@ class TransformersSwapper(Swapper):
         """Opens the candidates' weights, and returns what is known about the baseline's own."""
         config = self.swaps.model.config.to_dict()
         shapes = {name: tuple(p.shape) for name, p in self.swaps.parameters.items()}
-        own = self._as_they_are()
         if checkpoint is not None:
             own = facts_of(open_weights(str(checkpoint), shapes, config=config))
+        else:
+            held = self.swaps.parameters.items()
+            stored = {n: StoredWeight(n, tuple(p.shape), 8 * p.element_size(), str(p.dtype)) for n, p in held}
+            own = WeightFacts("", (), stored)
         self.opened: dict[str, CandidateWeights] = {
             name: open_weights(
                 name,
@@ -100,11 +103,6 @@ class TransformersSwapper(Swapper):
             for name in candidates
         }
         return own
-
-    def _as_they_are(self) -> WeightFacts:
-        parameters = self.swaps.parameters.items()
-        stored = {n: StoredWeight(n, tuple(p.shape), 8 * p.element_size(), str(p.dtype)) for n, p in parameters}
-        return WeightFacts("", (), stored)
 
     def engine_facts(self) -> EngineFacts:
         return self.engine.facts

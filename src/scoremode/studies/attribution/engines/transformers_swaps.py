@@ -35,6 +35,7 @@ from scoremode.head.divergence import Keep, keep_in, keep_nothing
 from scoremode.head.kernels import can_keep
 from scoremode.head.matrix import Head
 from scoremode.head.precision import full_float32
+from scoremode.studies.attribution.engines.layer_hooks import decoder_layers
 
 FINAL = "final"  # key of the final states of a window's rows
 PROBE = Place("memory", 0)
@@ -51,7 +52,9 @@ class SwappableModel:
             )
         self.engine, self.model, self.device = engine, engine.model, engine.model.device
         self.head: Head = engine.head  # of the baseline
-        self.layers_name, self.layers = _decoder_layers(engine)
+        _, self.layers = decoder_layers(engine.body)
+        first = next(name for name, module in engine.model.named_modules() if module is self.layers[0])
+        self.layers_name = first.rpartition(".")[0]  # as in ``model.layers``
         self.parameters: dict[str, torch.nn.Parameter] = dict(engine.model.named_parameters())
         self.notes: list[str] = []
         self._opened = ExitStack()
@@ -236,15 +239,3 @@ class SwappableModel:
             yield from self.engine.diverge(source, self)
         finally:
             self._start = 0
-
-
-def _decoder_layers(engine: TransformersEngine) -> tuple[str, list[Any]]:
-    """The decoder layers of a model, and the name of their list, as in ``model.layers``."""
-    count = int(engine.model.config.get_text_config().num_hidden_layers)
-    inside = {id(module) for module in engine.body.modules()}
-    for name, module in engine.model.named_modules():
-        if isinstance(module, torch.nn.ModuleList) and len(module) == count and id(module) in inside:
-            return name, list(module)
-    raise ModelError(
-        f"the decoder layers of {type(engine.model).__name__} were not found", fix="choose another baseline"
-    )

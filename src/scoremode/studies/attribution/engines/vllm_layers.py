@@ -31,5 +31,4 @@ class WorkerLayers:
             self._is_checked = True
 
     def rows(self, index: Tensor) -> Tensor:
-        """Returns the words (rows, places * width) of some rows."""
         return torch.cat([place[index] for place in self._places], dim=1).contiguous().view(torch.int32)

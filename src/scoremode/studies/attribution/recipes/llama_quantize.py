@@ -8,7 +8,7 @@ from collections import Counter
 
 from scoremode.core.models.facts import layers_of_text
 from scoremode.studies.attribution.recipes.mixture import Mixture, WrittenRecipe, counted
-from scoremode.studies.attribution.weight_formats.gguf_layouts import LAYOUTS, names_in_files
+from scoremode.studies.attribution.weight_formats.gguf_tensors import LAYOUTS, names_in_files
 from scoremode.studies.attribution.weight_formats.stored import StoredWeight
 
 PLAIN = {"float64": "F32", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}

@@ -100,9 +100,7 @@ def activations_of(precision: Precision) -> dict[str, Any] | None:
     if precision.activation_bits >= 16:
         return None
     kind = {"num_bits": precision.activation_bits, "type": "float" if precision.is_float else "int", "symmetric": True}
-    if (
-        precision.kind == "NVFP4"
-    ):  # a scale for each matrix from calibration, and one for each group when it is computed
+    if precision.kind == "NVFP4":  # a scale of each matrix from calibration, and one per group when it is computed
         return {**kind, **FOUR_BIT_FLOATS["NVFP4"], "dynamic": "local", "observer": "static_minmax"}
     if precision.kind:
         return {**kind, **FOUR_BIT_FLOATS[precision.kind], "dynamic": True}

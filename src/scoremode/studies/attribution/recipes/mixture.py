@@ -34,8 +34,6 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True)
 class WrittenRecipe:
-    """A recipe for one tool."""
-
     tool: str
     suffix: str  # of its file, after the prefix that the user gave
     text: str

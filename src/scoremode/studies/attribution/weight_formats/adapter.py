@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from scoremode.core.models.safetensors import read_header
 from scoremode.core.strict_json import read_object
 from scoremode.errors import ModelError
-from scoremode.studies.attribution.weight_formats.checkpoint import PlainTensors
-from scoremode.studies.attribution.weight_formats.stored import Shape, StoredWeight
+from scoremode.studies.attribution.weight_formats.stored import PlainTensors, Shape, StoredWeight
 
 if TYPE_CHECKING:
     import torch

@@ -11,8 +11,7 @@ from scoremode.core.installation import pip_install
 from scoremode.core.models.safetensors import BESIDE_WEIGHTS
 from scoremode.core.models.subject import scheme_of
 from scoremode.errors import ModelError
-from scoremode.studies.attribution.weight_formats.checkpoint import PlainTensors
-from scoremode.studies.attribution.weight_formats.stored import Shape, StoredWeight
+from scoremode.studies.attribution.weight_formats.stored import PlainTensors, Shape, StoredWeight
 
 if TYPE_CHECKING:
     import torch
@@ -23,8 +22,6 @@ MIXED = "mixed-precision"
 
 
 class CompressedTensors:
-    """A TensorReader for a compressed-tensors checkpoint."""
-
     def __init__(self, label: str, plain: PlainTensors, quantization: Mapping[str, Any]) -> None:
         self._plain, self._label = plain, label
         _require_plain_layout(label, quantization)

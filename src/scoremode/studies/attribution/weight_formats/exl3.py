@@ -20,8 +20,7 @@ import numpy.typing as npt
 
 from scoremode.core.models.safetensors import TRELLIS, StoredTensor
 from scoremode.errors import ModelError
-from scoremode.studies.attribution.weight_formats.checkpoint import PlainTensors
-from scoremode.studies.attribution.weight_formats.stored import Shape, StoredWeight
+from scoremode.studies.attribution.weight_formats.stored import PlainTensors, Shape, StoredWeight
 
 if TYPE_CHECKING:
     import torch

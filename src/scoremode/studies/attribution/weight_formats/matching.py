@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from scoremode.core.models.facts import LAYER, layers_of_text, unused_note
+from scoremode.core.models.facts import layers_of_text, unused_note
 from scoremode.core.models.sizes import EMBEDDING, HEAD
 from scoremode.errors import ModelError
 from scoremode.studies.attribution.weight_formats.stored import Shape, StoredWeight, TensorReader
@@ -38,7 +38,7 @@ class OwnHeadError(ModelError):
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowRange:
     """Some rows of a stored tensor; all of them if there is no end."""
 
     name: str
@@ -50,7 +50,7 @@ class Rows:
 class Source:
     """Where a parameter is found: rows that are joined; for experts, one entry for each of them."""
 
-    entries: tuple[tuple[Rows, ...], ...]
+    entries: tuple[tuple[RowRange, ...], ...]
     is_stacked: bool = False  # entries become the first axis
 
     @property
@@ -91,7 +91,7 @@ class MatchedWeights:
             whole[at] = self._joined(entry)
         return whole
 
-    def _joined(self, entry: Sequence[Rows]) -> torch.Tensor:
+    def _joined(self, entry: Sequence[RowRange]) -> torch.Tensor:
         import torch
 
         pieces = [self._reader.read(rows.name)[rows.begin : rows.end] for rows in entry]
@@ -155,10 +155,10 @@ def _possible(
     """Where a parameter may be found, the most direct place first."""
     for own in _spellings(name):
         if own in stored:
-            yield Source(((Rows(own),),))
+            yield Source(((RowRange(own),),))
     if HEAD.search(name) and not needs_head:
         embeddings = (own for own in stored if EMBEDDING.search(own) and stored[own].shape == baseline[name])
-        yield from (Source(((Rows(own),),)) for own in embeddings)
+        yield from (Source(((RowRange(own),),)) for own in embeddings)
     for own in _spellings(name):
         yield from _piece_of_fused(name, own, baseline, stored)
         yield from _fused_of_pieces(own, stored)
@@ -191,14 +191,14 @@ def _piece_of_fused(
         rows = [shape[0] for shape in shapes if shape]
         if len(rows) == len(pieces) and sum(rows) == stored[whole].shape[0]:
             at = pieces.index(piece)
-            yield Source(((Rows(whole, sum(rows[:at]), sum(rows[: at + 1])),),))
+            yield Source(((RowRange(whole, sum(rows[:at]), sum(rows[: at + 1])),),))
 
 
 def _fused_of_pieces(own: str, stored: Mapping[str, StoredWeight]) -> Iterator[Source]:
     for fused, pieces in FUSED.items():
         names = [own.replace(f".{fused}.", f".{piece}.") for piece in pieces]
         if f".{fused}." in own and all(piece in stored for piece in names):
-            yield Source((tuple(Rows(piece) for piece in names),))
+            yield Source((tuple(RowRange(piece) for piece in names),))
 
 
 def _experts(own: str, shape: Shape, stored: Mapping[str, StoredWeight]) -> Iterator[Source]:
@@ -206,7 +206,7 @@ def _experts(own: str, shape: Shape, stored: Mapping[str, StoredWeight]) -> Iter
     for experts in _names_of_experts(own, (shape[0] + 1, *shape[1:]) if shape else shape):
         *known, (more, *_) = experts
         if more not in stored and all(name in stored for pieces in known for name in pieces):
-            yield Source(tuple(tuple(map(Rows, pieces)) for pieces in known), is_stacked=True)
+            yield Source(tuple(tuple(map(RowRange, pieces)) for pieces in known), is_stacked=True)
 
 
 def _names_of_experts(own: str, shape: Shape) -> Iterator[list[list[str]]]:
@@ -228,7 +228,7 @@ def _shape(source: Source, stored: Mapping[str, StoredWeight]) -> Shape | None:
     return shape if shape is None or not source.is_stacked else (len(source.entries), *shape)
 
 
-def _joined_shape(entry: Sequence[Rows], stored: Mapping[str, StoredWeight]) -> Shape | None:
+def _joined_shape(entry: Sequence[RowRange], stored: Mapping[str, StoredWeight]) -> Shape | None:
     shapes = [stored[rows.name].shape for rows in entry]
     if len({shape[1:] for shape in shapes}) > 1:
         return None
@@ -238,7 +238,7 @@ def _joined_shape(entry: Sequence[Rows], stored: Mapping[str, StoredWeight]) -> 
     return (count, *shapes[0][1:])
 
 
-def _rows(rows: Rows, shape: Shape) -> int:
+def _rows(rows: RowRange, shape: Shape) -> int:
     return (shape[0] if rows.end is None else rows.end) - rows.begin
 
 
@@ -252,13 +252,3 @@ def _stored(name: str, shape: Shape, source: Source, stored: Mapping[str, Stored
 
 def _shown(shape: Shape | None) -> str:
     return "pieces that do not fit together" if shape is None else " × ".join(map(str, shape)) or "a single number"
-
-
-def layer_of(name: str) -> int | None:
-    """The number of the decoder layer that a parameter belongs to.
-
-    >>> layer_of("model.layers.3.mlp.up_proj.weight"), layer_of("lm_head.weight")
-    (3, None)
-    """
-    found = LAYER.match(name)
-    return int(found[2]) if found else None

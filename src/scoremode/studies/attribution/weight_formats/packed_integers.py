@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from scoremode.core.models.safetensors import StoredTensor
 from scoremode.errors import ModelError
-from scoremode.studies.attribution.weight_formats.checkpoint import PlainTensors
-from scoremode.studies.attribution.weight_formats.stored import StoredWeight
+from scoremode.studies.attribution.weight_formats.stored import PlainTensors, StoredWeight
 
 if TYPE_CHECKING:
     import torch
@@ -29,8 +28,6 @@ OTHER_FORMAT = "give a checkpoint in another format, such as compressed-tensors 
 
 
 class PackedIntegers:
-    """A TensorReader for a GPTQ or AWQ checkpoint."""
-
     def __init__(self, label: str, plain: PlainTensors, quantization: Mapping[str, Any]) -> None:
         self._plain, self._label = plain, label
         self._is_awq = quantization.get("quant_method") == "awq"

@@ -29,8 +29,6 @@ EXAMPLE = "give bits and the size of a group, as in rtn:4:32"
 
 
 class RoundedWeights:
-    """The baseline's weights, rounded to nearest."""
-
     def __init__(
         self,
         label: str,

@@ -1,4 +1,4 @@
-"""What is known about a candidate's weights, and the two contracts: of a file format, and of a whole candidate."""
+"""What is known about a candidate's weights, the contracts of a file format and of a candidate, and plain tensors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+from scoremode.core.models.safetensors import FLOAT_BITS, StoredTensor
+from scoremode.errors import ModelError
 
 if TYPE_CHECKING:
     import torch
@@ -52,3 +55,32 @@ class TensorReader(Protocol):
 
     def read(self, name: str) -> torch.Tensor:
         """One tensor, de-quantized: float32, on the CPU."""
+
+
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+class PlainTensors:
+    """A TensorReader for the floating-point tensors among ``tensors``, a checkpoint's header."""
+
+    def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
+        self.tensors = tensors
+        self.stored = {
+            name: StoredWeight(name, tensor.shape, FLOAT_BITS[tensor.dtype], DTYPES[tensor.dtype])
+            for name, tensor in tensors.items()
+            if tensor.dtype in DTYPES
+        }
+
+    def read(self, name: str) -> torch.Tensor:
+        return self.raw(name).float()
+
+    def raw(self, name: str) -> torch.Tensor:
+        """A tensor as it is stored, in memory of its own."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(self.tensors[name].file, framework="pt") as file:
+                found: torch.Tensor = file.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{self.tensors[name].file} cannot be read ({error})", fix="download it again") from None
+        return found.clone()

@@ -8,15 +8,25 @@ its text and step alone: a text depends neither on the texts beside it nor on th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from scoremode.core.engine.base import Engine
+from scoremode.core.plan.path import DecodePath
 from scoremode.errors import EngineError
-from scoremode.studies.rollouts.writing import DrawingRules, WritingRequest, WrittenTokens
+from scoremode.studies.rollouts.writing import (
+    DrawingRules,
+    Tell,
+    Writer,
+    WritingRequest,
+    WrittenTokens,
+    batches_of_texts,
+)
 from scoremode.values import Bools, Floats, Ids, Ints
 
 
@@ -27,7 +37,7 @@ def draw(logits: Tensor, rules: DrawingRules, uniform: Floats) -> tuple[Ids, Flo
     """
     x = logits.double()
     if rules.is_greedy:
-        chosen = _first_largest(x)
+        chosen = (x == x.amax(1, keepdim=True)).int().argmax(1)  # of equal ones, the lowest id
         drawn = torch.zeros_like(x[:, 0])
     else:
         kept = filtered(x / rules.temperature, rules)
@@ -56,11 +66,6 @@ def filtered(x: Tensor, rules: DrawingRules) -> Tensor:
 
 def _without(x: Tensor, left_out: Tensor) -> Tensor:
     return x.masked_fill(left_out, -math.inf)
-
-
-def _first_largest(x: Tensor) -> Tensor:
-    """The largest of each row; of equal ones, the lowest id."""
-    return (x == x.amax(1, keepdim=True)).int().argmax(1)
 
 
 def _at(share: Tensor, uniform: Tensor) -> Tensor:
@@ -98,3 +103,33 @@ class TextsInProgress:
         """Returns the text at a place."""
         ids, logprob, raw = zip(*self._drawn[place], strict=True)
         return WrittenTokens(np.array(ids, np.int32), np.array(logprob), np.array(raw))
+
+
+class BatchWriter(Writer):
+    """Writes texts side by side with an engine that is open for the decode path, and closes that engine."""
+
+    def __init__(self, engine: Engine, path: DecodePath | None, ends: frozenset[int], rules: DrawingRules) -> None:
+        assert path is not None, "an engine that was opened for the decode path"
+        self._opened, self.facts, self.size, self.ends, self.rules = engine, engine.facts, path.sequences, ends, rules
+
+    def write(self, asked: Sequence[WritingRequest], done: Bools, tell: Tell) -> Iterator[tuple[int, WrittenTokens]]:
+        for batch in batches_of_texts(asked, self.size):
+            if done[batch].all():
+                continue
+            texts = TextsInProgress([asked[i] for i in batch], self.rules, self.ends)
+            try:
+                for place in self._write(texts, tell):
+                    if not done[batch[place]]:
+                        yield int(batch[place]), texts.written(place)
+            except torch.OutOfMemoryError:
+                raise EngineError(
+                    f"{len(batch)} texts side by side do not fit in this device's memory",
+                    fix=f"give --sequences {max(1, len(batch) // 2)}, or fewer --max-tokens",
+                ) from None
+
+    @abstractmethod
+    def _write(self, texts: TextsInProgress, tell: Tell) -> Iterator[int]:
+        """Writes the texts of a batch; yields the place of each when it has ended."""
+
+    def close(self) -> None:
+        self._opened.close()

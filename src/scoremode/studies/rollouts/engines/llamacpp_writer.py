@@ -5,7 +5,7 @@ Each prompt is read at once, up to its last token. From there on, one token of e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -16,16 +16,9 @@ from scoremode.core.plan.path import DecodePath
 from scoremode.engines.llamacpp import LlamaCppPlugin
 from scoremode.engines.llamacpp.engine import LlamaCppEngine
 from scoremode.engines.llamacpp.llamacpp_options import LlamaCppOptions
-from scoremode.studies.rollouts.engines.drawing import TextsInProgress
-from scoremode.studies.rollouts.writing import (
-    DrawingRules,
-    Tell,
-    Writer,
-    WritingRequest,
-    WrittenTokens,
-    batches_of_texts,
-)
-from scoremode.values import Bools, Ids
+from scoremode.studies.rollouts.engines.drawing import BatchWriter, TextsInProgress
+from scoremode.studies.rollouts.writing import DrawingRules, Tell
+from scoremode.values import Ids
 
 
 def open_writer(
@@ -34,26 +27,12 @@ def open_writer(
     return LlamaCppWriter(plugin.open(subject, options, replace(work, path=work.path or DecodePath())), rules)
 
 
-class LlamaCppWriter(Writer):
-    """Writes texts with an engine that is open for the decode path. Closes the engine when it is closed."""
-
+class LlamaCppWriter(BatchWriter):
     def __init__(self, engine: LlamaCppEngine, rules: DrawingRules) -> None:
-        self.engine, self.rules, self.facts = engine, rules, engine.facts
-        assert engine.path is not None, "an engine that was opened for the decode path"
-        self.size = engine.path.sequences
-        self.ends = engine.end_tokens()
-
-    def write(self, asked: Sequence[WritingRequest], done: Bools, tell: Tell) -> Iterator[tuple[int, WrittenTokens]]:
-        for batch in batches_of_texts(asked, self.size):
-            if done[batch].all():
-                continue
-            texts = TextsInProgress([asked[i] for i in batch], self.rules, self.ends)
-            for place in self._write(texts, tell):
-                if not done[batch[place]]:
-                    yield int(batch[place]), texts.written(place)
+        super().__init__(engine, engine.path, engine.end_tokens(), rules)
+        self.engine = engine
 
     def _write(self, texts: TextsInProgress, tell: Tell) -> Iterator[int]:
-        """Writes the texts of a batch; yields the place of each when it has ended."""
         self.engine.clear()
         prompts = [one.prompt for one in texts.asked]
         for place, prompt in enumerate(prompts):
@@ -74,6 +53,3 @@ class LlamaCppWriter(Writer):
             part = prompt[begin : begin + step]
             positions = np.arange(begin, begin + len(part))
             self.engine.feed(part, positions, np.full(len(part), place), np.zeros(0, np.int64))
-
-    def close(self) -> None:
-        self.engine.close()

@@ -28,7 +28,6 @@ TEXTS = 64  # of a piece, if batches do not matter
 
 
 def open_writing(rules: DrawingRules, chosen: Chosen, work: Work) -> Worker:
-    """Opens a writer inside a replica."""
     writer: Writer = open_for(chosen, "writes", work, rules)
     return Worker(writer, writer.facts, (writer.ends, writer.size, writer.missing))
 

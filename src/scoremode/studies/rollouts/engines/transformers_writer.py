@@ -10,7 +10,7 @@ computed as the decode path would replay it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -22,18 +22,8 @@ from scoremode.core.plan.path import DecodePath
 from scoremode.engines.transformers import TransformersPlugin, batches
 from scoremode.engines.transformers.choices import TransformersOptions
 from scoremode.engines.transformers.engine import TransformersEngine
-from scoremode.errors import EngineError
-from scoremode.studies.rollouts.engines.drawing import TextsInProgress
-from scoremode.studies.rollouts.writing import (
-    DrawingRules,
-    Tell,
-    Writer,
-    WritingRequest,
-    WrittenTokens,
-    batches_of_texts,
-    end_tokens,
-)
-from scoremode.values import Bools
+from scoremode.studies.rollouts.engines.drawing import BatchWriter, TextsInProgress
+from scoremode.studies.rollouts.writing import DrawingRules, Tell, end_tokens
 
 
 def open_writer(
@@ -43,31 +33,12 @@ def open_writer(
     return TransformersWriter(engine, end_tokens(subject), rules)
 
 
-class TransformersWriter(Writer):
-    """Writes texts with an engine that is open for the decode path. Closes the engine when it is closed."""
-
+class TransformersWriter(BatchWriter):
     def __init__(self, engine: TransformersEngine, ends: frozenset[int], rules: DrawingRules) -> None:
-        self.engine, self.ends, self.rules, self.facts = engine, ends, rules, engine.facts
-        assert engine.path is not None, "an engine that was opened for the decode path"
-        self.size = engine.path.sequences
-
-    def write(self, asked: Sequence[WritingRequest], done: Bools, tell: Tell) -> Iterator[tuple[int, WrittenTokens]]:
-        for batch in batches_of_texts(asked, self.size):
-            if done[batch].all():
-                continue
-            texts = TextsInProgress([asked[i] for i in batch], self.rules, self.ends)
-            try:
-                for place in self._write(texts, tell):
-                    if not done[batch[place]]:
-                        yield int(batch[place]), texts.written(place)
-            except torch.OutOfMemoryError:
-                raise EngineError(
-                    f"{len(batch)} texts side by side do not fit in this device's memory",
-                    fix=f"give --sequences {max(1, len(batch) // 2)}, or fewer --max-tokens",
-                ) from None
+        super().__init__(engine, engine.path, ends, rules)
+        self.engine = engine
 
     def _write(self, texts: TextsInProgress, tell: Tell) -> Iterator[int]:
-        """Writes the texts of a batch; yields the place of each when it has ended."""
         prompts = [one.prompt for one in texts.asked]
         reached = min(map(len, prompts))
         cache, places = self.engine.cache.empty(), np.arange(len(prompts))
@@ -91,6 +62,3 @@ class TransformersWriter(Writer):
 
     def account(self) -> list[str]:
         return list(self.engine.account().get("notes", ()))
-
-    def close(self) -> None:
-        self.engine.close()

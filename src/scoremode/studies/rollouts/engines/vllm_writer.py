@@ -1,6 +1,6 @@
 """Writes texts with stock vLLM: its scheduler, CUDA graphs and sampler, as they are deployed.
 
-Our wrapper around the sampler (written_tokens.py) keeps the log-probability of each token in the model's own
+Our wrapper around the sampler (vllm_written_tokens.py) keeps the log-probability of each token in the model's own
 distribution, and in the one that it was drawn from. What it kept of texts that have ended is fetched for many of them
 at a time.
 """

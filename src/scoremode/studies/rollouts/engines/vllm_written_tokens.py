@@ -31,15 +31,15 @@ ROOM = 1 << 18  # lines of 12 bytes on the device; when they are full, they are 
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class SampledRows:
     """Rows of many steps, in the order in which they were sampled."""
 
     texts: Ids  # (n,) numbers of the texts
     places: Ids  # (n,)
     lines: Any  # (n, 3) float32: the log-probabilities as drawn and in the model's own distribution, bits of the id
 
-    def where(self, chosen: Any) -> Rows:
-        return Rows(self.texts[chosen], self.places[chosen], self.lines[chosen])
+    def where(self, chosen: Any) -> SampledRows:
+        return SampledRows(self.texts[chosen], self.places[chosen], self.lines[chosen])
 
 
 class WritingWorker:
@@ -105,7 +105,7 @@ class KeptSteps:
         self._processed: Tensor | None = None  # logits of this step, after temperature and filters
         self._steps: list[Places] = []
         self._lines, self._used = torch.empty(0, 3), 0  # those of the steps; on the device from the first one on
-        self._waiting = Rows(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros((0, 3), np.float32))
+        self._waiting = SampledRows(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros((0, 3), np.float32))
 
     def watch(self, sampler: Any) -> None:
         """Keeps the logits that a sampler draws from, which its method ``sample`` returns beside what it drew."""
@@ -166,7 +166,7 @@ class KeptSteps:
         return found
 
     def _read(self) -> None:
-        """Puts the rows of all steps behind those that wait."""
+        """Appends the rows of all steps to those that are not fetched yet."""
         steps, self._steps = self._steps, []
         if not steps:
             return
@@ -179,7 +179,7 @@ class KeptSteps:
             texts.append(numbers)
         places = [self._waiting.places, *(np.array(one, np.int32) for _, one in steps)]
         lines = [self._waiting.lines, self._lines[: self._used].cpu().numpy()]
-        self._waiting = Rows(*map(np.concatenate, (texts, places, lines)))
+        self._waiting = SampledRows(*map(np.concatenate, (texts, places, lines)))
         self._used = 0
 
 

@@ -10,22 +10,23 @@ neither model is their writer     then the writer's log-probabilities are those 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from math import exp
 from typing import Any
 
 import numpy as np
 
 from scoremode.core.statistics.comparison import Comparison
+from scoremode.core.statistics.estimate import GroupSums, exponential, with_error_fields
 from scoremode.core.store.run import Run
 from scoremode.core.text.token_text import joined
+from scoremode.errors import RunError
 from scoremode.studies.rollouts.mismatch import drawn_from_own, in_order_of
-from scoremode.studies.rollouts.own_texts import OwnTexts, own_texts
 from scoremode.studies.rollouts.parting import Partings, partings
 from scoremode.studies.rollouts.speculation import Speculation, acceptances, speculation
 from scoremode.studies.rollouts.texts import Rollouts
-from scoremode.values import Floats
+from scoremode.values import Estimate, Floats, Ints
 
 MOST_EXAMPLES = 3
 BEFORE = 60  # characters of the text before an example
@@ -48,40 +49,98 @@ class OtherChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnWords:
+class TextRatios:
+    """What a reader thinks of the texts that a writer sampled, beside the writer's own log-probabilities.
+
+        log_ratio of a text  = Σ ln reader(token) - ln writer(token) over its tokens
+        log_ratio            = mean over texts; for texts from the writer's own distribution, -log_ratio estimates
+                               KL(writer‖reader) of whole texts
+        ppl_ratio            = exp(-Σ log_ratio / Σ tokens): the reader's perplexity divided by the writer's own
+
+    If each of two models reads the texts of the other, the two ratios show which of them predicts the other better.
+    Errors are over prompts, because the samples of one prompt are alike.
+    """
+
+    log_ratio: Estimate  # nats per text
+    ppl_ratio: Estimate
+    tokens: int
+    impossible: int  # tokens to which the reader gives the probability zero
+
+    def statistics(self) -> dict[str, Any]:
+        """Returns all numbers by name, ready for JSON; None for one that is not known or infinite."""
+        return {
+            "texts": self.log_ratio.n,
+            "tokens": self.tokens,
+            "groups": self.log_ratio.groups,
+            "impossible": self.impossible,
+            **with_error_fields("log_ratio", self.log_ratio),
+            **with_error_fields("ppl_ratio", self.ppl_ratio),
+        }
+
+
+def text_ratios(text: Ints, group: Ints, writer: Floats, reader: Floats) -> TextRatios:
+    """Reads the writer's texts: its own log-probabilities of the tokens, and the reader's; one entry per target.
+
+    >>> texts = np.repeat(np.arange(5), 2)
+    >>> text_ratios(texts, texts, np.full(10, -1.0), np.full(10, -1.5)).log_ratio
+    -1.000 ± 0
+    """
+    assert len(text) == len(group) == len(writer) == len(reader), "one entry per target"
+    if np.isnan(writer).any() or np.isnan(reader).any() or np.isneginf(writer).any():
+        raise RunError("a log-probability is NaN, or that of a sampled token is -inf", fix="score again with --fresh")
+    numbers, index = np.unique(text, return_inverse=True)
+    per_text = GroupSums(len(numbers))
+    per_text.add(index.astype(np.int64), reader - writer, np.ones(len(text)))
+    of_text = np.zeros(len(numbers), np.int64)
+    of_text[index] = group
+    groups, of_text = np.unique(of_text, return_inverse=True)
+    by_text, by_token = GroupSums(len(groups)), GroupSums(len(groups))
+    by_text.add(of_text, per_text.numerator, np.ones(len(numbers)))
+    by_token.add(of_text, -per_text.numerator, per_text.denominator)
+    surprise = by_token.estimate()
+    known = math.isfinite(surprise.value)
+    return TextRatios(
+        log_ratio=by_text.estimate(),
+        ppl_ratio=exponential(surprise) if known else surprise,
+        tokens=len(text),
+        impossible=int(np.isneginf(reader).sum()),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
     """What the texts of rollouts say about one reader of a comparison. None: they do not say it."""
 
     writer: str
     reader: str
     partings: Partings | None  # for greedy texts, if the reader's first choices were measured
-    read: OwnTexts | None  # for sampled texts
+    read: TextRatios | None  # for sampled texts
     drafts: Speculation | None  # if asked for, and if texts are greedy or drawn from the writer's own distribution
     examples: tuple[OtherChoice, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """The statistics by subject."""
         found = {"partings": self.partings, "own_texts": self.read, "drafts": self.drafts}
         known = {name: one.statistics() for name, one in found.items() if one is not None}
         examples = [asdict(one) for one in self.examples]
         return {"writer": self.writer, "reader": self.reader, **known, "examples": examples}
 
 
-def own_words(
+def readings(
     found: Sequence[Comparison], rollouts: Rollouts, count: int | None = None, *, drafts: bool = False
-) -> list[OwnWords]:
+) -> list[Reading]:
     """Returns what the texts of rollouts say about each candidate of comparisons on them, or on the first ``count``.
 
     With ``drafts``, also what each candidate would save as a draft model.
     """
     rollouts = rollouts if count is None else rollouts.first(count)
-    return [_own_words(c, rollouts, drafts=drafts) for c in found]
+    return [_reading(c, rollouts, drafts=drafts) for c in found]
 
 
-def _own_words(c: Comparison, rollouts: Rollouts, *, drafts: bool) -> OwnWords:
+def _reading(c: Comparison, rollouts: Rollouts, *, drafts: bool) -> Reading:
     name, reader, writer = c.name, c.candidate, c.baseline if is_writer(c.baseline, rollouts) else None
     if writer is None and is_writer(c.candidate, rollouts):  # who reads its own texts says nothing about the other
         name, reader, writer = c.baseline_name, c.baseline, c.candidate
-    said = OwnWords(str(rollouts.manifest["model"]), name, None, None, None)
+    said = Reading(str(rollouts.manifest["model"]), name, None, None, None)
     is_greedy = rollouts.manifest["sampling"].get("temperature") == 0
     if is_greedy and not reader.scores.has("top"):
         return said
@@ -100,7 +159,7 @@ def _own_words(c: Comparison, rollouts: Rollouts, *, drafts: bool) -> OwnWords:
         own = np.concatenate(rollouts.raw_logprob)
         if writer is not None:  # by the same path as the reader
             own = writer.scores.logprob[in_order_of(rollouts, writer)]
-        said = replace(said, read=own_texts(document, group, own, read))
+        said = replace(said, read=text_ratios(document, group, own, read))
         if drafts and drawn_from_own(rollouts):
             accept, variation = acceptances(own, read), c.divergences.total_variation
             overlap = accept  # its mean over texts of the writer is that of the overlap
@@ -147,9 +206,9 @@ def other_choices(reader: Run, rollouts: Rollouts, noise: float = 0.0) -> tuple[
             before=(rollouts.prompt_text[text] + joined(earlier))[-BEFORE:],
             written=str(facts.value("text", target)),
             prefers=str(facts.value("top_text", target)),
-            p_writer=exp(rollouts.raw_logprob[text][at - int(starts[text])]),
-            p_reader=exp(scores.value("logprob", target)),
-            p_prefers=exp(scores.value("top_logprob", target)),
+            p_writer=math.exp(rollouts.raw_logprob[text][at - int(starts[text])]),
+            p_reader=math.exp(scores.value("logprob", target)),
+            p_prefers=math.exp(scores.value("top_logprob", target)),
             gap=float(gap[target]) if np.isfinite(gap[target]) else None,
         )
         if len(found) == MOST_EXAMPLES:
