@@ -33,7 +33,7 @@ _write_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 LEADING_SPACE = ("as-given", "add")
 SPANNING = ("constrain", "refuse")
-BATCH = 256  # pairs that are encoded, and answers that are checked, at a time
+BATCH = 256  # pairs that are encoded at a time
 
 
 class TokenScore(NamedTuple):
@@ -248,7 +248,7 @@ class SequenceProbability:
         engine = self.open(longest_of(pairs), progress)
         numbers = {prompt: i for i, prompt in enumerate(dict.fromkeys(p.prompt for p in pairs))}
         groups = np.array([numbers[p.prompt] for p in pairs], dtype=np.int64)
-        found = dict(likelihoods(engine, pairs, groups, progress=progress, together=BATCH))
+        found = dict(likelihoods(engine, pairs, groups, progress))
         conditions = self._conditions(engine, pairs)
         results = []
         for i, (pair, condition) in enumerate(zip(pairs, conditions, strict=True)):
@@ -283,7 +283,7 @@ class SequenceProbability:
             allowed = self.encoder.beginning_with(pair.condition, int(pair.ids[pair.first]))
             rows = np.array([pair.first - 1], dtype=np.int32)
             windows.append(Window(pair.ids[: pair.first], rows, allowed[None, :]))
-        found = dict(answered(engine, WindowList(tuple(windows)), together=BATCH))
+        found = dict(answered(engine, WindowList(tuple(windows))))
         for at, (i, pair) in enumerate(asked):
             logs[i] = no_more_than_certain(float(np.logaddexp.reduce(found[at].logprob[0])))
             if logs[i] == -math.inf:
