@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from scoremode.core.disk.records import RecordFile, read_record_header
 from scoremode.core.strict_json import parse, read_object
 from scoremode.core.verbs.outputs import Output, check_output, has_content
 from scoremode.core.verbs.prob.boundary import EncodedPair, longest_of
-from scoremode.core.verbs.prob.sequence import SequenceProbability, SequenceScore, TokenScore
+from scoremode.core.verbs.prob.sequence import SequenceProbability, SequenceScore
 from scoremode.core.verbs.progress import Progress
 from scoremode.errors import InputError, RunError
 
@@ -44,9 +43,7 @@ EXAMPLE = 'use rows like {"prompt": "…", "target": "…"}'
 CHUNK = 256  # pairs scored between two writes
 KIND, FORMAT = "scoremode prob", 2  # format 2: small groups share a batch, which may change last digits
 BEGINNING = json.dumps({"for": KIND}).encode()[:-1]  # the first bytes of every .partial
-ROUNDING = 1e-6  # nats that a stored sum may differ from the sum of its stored parts
 DISCARD = "give another --out, or --fresh"
-FIELDS, TOKEN_FIELDS = {field.name for field in fields(SequenceScore)}, set(TokenScore._fields)
 
 
 # ── pairs ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -308,7 +305,7 @@ def _finish_chunks(
     lm, header, pairs = encoded.lm, {"for": KIND, "identity": identity}, len(encoded.pairs)
     records = RecordFile(files.partial, header) if has_content(files.partial) else None
     try:
-        places = _scored_chunks(records, encoded) if records is not None else {}
+        places = {} if records is None else {number: place for number, place, _ in records.replay()}
         missing = [number for number in range(encoded.count) if number not in places]
         if missing:
             lm.open(encoded.longest)  # with room for the longest pair of all chunks, even if its chunk is done
@@ -323,51 +320,6 @@ def _finish_chunks(
     finally:
         if records is not None:
             records.close()
-
-
-def _scored_chunks(records: RecordFile, encoded: EncodedChunks) -> dict[int, int]:
-    """Returns the offset of each scored chunk's record. Results are checked too, beyond what a checksum can show."""
-    places: dict[int, int] = {}
-    for number, place, body in records.replay():
-        if number >= encoded.count or number in places:
-            raise RunError(f"{records.path} holds chunk {number} where none belongs", fix=DISCARD)
-        asked = encoded.pairs[number * CHUNK : (number + 1) * CHUNK]
-        try:
-            for line, (prompt, target) in zip(body.split(b"\n")[:-1], asked, strict=True):
-                check_result(parse(line), prompt, encoded.lm.encoder.as_scored(target))
-        except (ValueError, TypeError, KeyError, OverflowError) as error:
-            raise RunError(f"{records.path} is damaged in chunk {number} ({error})", fix=DISCARD) from None
-        places[number] = place
-    return places
-
-
-def check_result(value: Any, prompt: str, target: str) -> None:
-    """Raises ValueError, TypeError, KeyError or OverflowError if this prompt and target cannot have this result."""
-    if set(value) != FIELDS:
-        raise ValueError("its fields are not those of a result")
-    for token in value["tokens"]:
-        ranked = token["rank"] is None or token["rank"] >= 1
-        if set(token) != TOKEN_FIELDS or type(token["id"]) is not int or not ranked:
-            raise ValueError("a token that cannot be")
-    if len({token["rank"] is None for token in value["tokens"]}) > 1:
-        raise ValueError("ranks of some tokens only")
-    result = SequenceScore.from_json(value)
-    if (result.prompt, result.target) != (prompt, target):
-        raise ValueError("the answer to another pair")
-    total = math.fsum(token.logprob for token in result.tokens) - result.condition_log_prob
-    per_token = -result.log_prob / len(result.tokens) if result.tokens else math.nan
-    perplexity = math.exp(per_token) if per_token < 700 else math.inf
-    possible = (
-        result.log_prob <= 0
-        and result.condition_log_prob <= 0
-        and all(token.logprob <= ROUNDING for token in result.tokens)
-        and math.isclose(result.log_prob, min(0.0, total), abs_tol=ROUNDING)
-        and math.isclose(result.prob, math.exp(result.log_prob), rel_tol=ROUNDING)
-        and math.isclose(result.perplexity, perplexity, rel_tol=ROUNDING)
-        and result.boundary == ("spanning" if result.condition else "clean")
-    )
-    if not possible:
-        raise ValueError("numbers that cannot be")
 
 
 def _lines(results: list[SequenceScore]) -> bytes:
