@@ -58,13 +58,9 @@ def _table(sides: dict[str, Rows]) -> Any:
     for column in BUILT_IN.scores:
         columns |= {column.name + ending: _measured(column, own, count) for ending, own in known.items()}
     columns |= {f"top_text{end}": _strings(texts, count) for end, texts in zip(sides, top_texts, strict=True)}
-    columns |= _slices(last.facts if last.facts.has("slice") else facts, count)
+    if sliced := next((its for its in (last.facts, facts) if its.has("slice")), None):
+        columns["slice"] = _strings(_one_dictionary(sliced.slice)[0], count)
     return pa.table(columns | {name: _numbers(column) for name, column in last.divergences.columns()})
-
-
-def _slices(facts: TargetFacts, count: int) -> dict[str, Any]:
-    """The column of slices by its name; {} if the text has no slices."""
-    return {"slice": _strings(_one_dictionary(facts.slice)[0], count)} if facts.has("slice") else {}
 
 
 def _measured(column: Column, known: Mapping[str, npt.NDArray[Any]], count: int) -> Any:
