@@ -27,7 +27,7 @@ def parse(data: bytes | str, *, constants: bool = False) -> Any:
     """
     try:
         text = data if isinstance(data, str) else data.removeprefix(codecs.BOM_UTF8).decode()  # json accepts UTF-16 too
-        value = _value(text, _WITH_CONSTANTS if constants else _STRICT)
+        value = (_WITH_CONSTANTS if constants else _STRICT).decode(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     except UnicodeDecodeError:
@@ -61,18 +61,6 @@ def _is_usable(value: Any) -> bool:
     return math.isfinite(value) if isinstance(value, float) else value is None or -(1 << 63) <= value < 1 << 63
 
 
-def _value(text: str, decoder: json.JSONDecoder) -> Any:
-    """Parses like ``decoder.decode``, but only with the scanner, in half the time: files may have a million rows."""
-    if text.startswith("{"):
-        try:
-            value, end = decoder.scan_once(text, 0)  # type: ignore[attr-defined]
-        except StopIteration:
-            end = -1
-        if end == len(text) or (end > 0 and not text[end:].strip(BLANKS)):
-            return value
-    return decoder.decode(text)  # also says what is wrong
-
-
 def _deeper_than(levels: int, value: Any) -> bool:
     if not isinstance(value, dict | list):
         return False
@@ -96,7 +84,6 @@ def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-BLANKS = " \t\n\r"  # characters that may surround a value
 # only these can be unusable: many digits before a point, a long exponent, half a surrogate pair. Others are not checked
 _SUSPICIOUS = re.compile(rb"(?<![.\d])\d{19}|[eE][+-]?\d{3}|\\u[dD][89a-fA-F]")
 _HALF_PAIR = re.compile("[\ud800-\udfff]")

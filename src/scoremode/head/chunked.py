@@ -54,15 +54,12 @@ def score_rows(hidden: Tensor, logits_of: LogitsOf, targets: Tensor, vocabulary:
     """
     rows = rows_within(budget, vocabulary, hidden.device.type)
     parts = [reduce_logits(logits_of(hidden[i : i + rows]), targets[i : i + rows]) for i in range(0, len(hidden), rows)]
-    if not parts:
-        return empty_columns(hidden.device, targets.shape[1])
-    return Columns.cat(parts)
+    return Columns.cat(parts) if parts else columns_of_no_rows(targets)
 
 
-def empty_columns(device: torch.device, k: int) -> Columns:
-    floats = torch.zeros(0, device=device)
-    ints = torch.zeros(0, dtype=torch.int64, device=device)
-    return Columns(floats.reshape(0, k), ints.reshape(0, k), floats, ints, floats)
+def columns_of_no_rows(targets: Tensor) -> Columns:
+    """Returns the columns of no rows, as ``reduce_logits`` makes them; ``targets`` is (0, k)."""
+    return reduce_logits(torch.zeros(0, 1, device=targets.device), targets)
 
 
 def reduce_logits(logits: Tensor, targets: Tensor) -> Columns:

@@ -186,7 +186,7 @@ def test_an_edited_perplexity_is_noticed(stored: Path, tmp_path: Path, capsys: p
     path.write_text(json.dumps(manifest))
     for command in verbs(folder)["run"]:
         assert main(command) == 2
-        assert "was changed after the run" in capsys.readouterr().err
+        assert "was changed after it was written" in capsys.readouterr().err
     shutil.copy(stored / "run" / MANIFEST, path)
     assert main(["show", str(folder / "run")]) == 0
 

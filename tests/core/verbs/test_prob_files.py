@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from scoremode.core.disk.locks import Lock
-from scoremode.core.disk.records import HEAD, RecordFile, read_record_header
+from scoremode.core.disk.records import HEAD, RecordFile
 from scoremode.core.verbs.prob import many_pairs
 from scoremode.core.verbs.prob.many_pairs import ResultFiles, Written, _seal, check_results, question, score_to_file
 from scoremode.core.verbs.prob.sequence import SequenceProbability
@@ -171,86 +171,6 @@ def test_a_changed_partial_file_changes_no_result(
     files.partial.write_bytes(change(*records(files.partial)))
     score(tmp_path)
     assert files.path.read_bytes() == whole
-
-
-def test_a_record_that_is_there_twice_is_refused(tmp_path: Path, whole: bytes) -> None:
-    files = begin(tmp_path)
-    line, found = records(files.partial)
-    files.partial.write_bytes(line + found[0] + found[1] + found[0])
-    with pytest.raises(RunError, match="holds chunk 0 where none belongs") as caught:
-        score(tmp_path)
-    assert "--fresh" in caught.value.fix
-    score(tmp_path, fresh=True)
-    assert files.path.read_bytes() == whole
-
-
-def _edited(change: Callable[[dict[str, Any]], object]) -> Callable[[list[bytes]], list[bytes]]:
-    def edit(lines: list[bytes]) -> list[bytes]:
-        value = json.loads(lines[7])
-        change(value)
-        return [*lines[:7], json.dumps(value).encode(), *lines[8:]]
-
-    return edit
-
-
-IMPOSSIBLE: dict[str, Callable[[list[bytes]], list[bytes]]] = {
-    "a line missing": lambda lines: lines[1:],
-    "a line too many": lambda lines: [lines[0], *lines],
-    "lines swapped": lambda lines: [lines[1], lines[0], *lines[2:]],
-    "no JSON": lambda lines: [b"{", *lines[1:]],
-    "NaN": lambda lines: [lines[0].replace(b'"log_prob": -', b'"log_prob": NaN, "x": -'), *lines[1:]],
-    "nested deeply": lambda lines: [b"[" * 100_000, *lines[1:]],
-    "a list": lambda lines: [b"[]", *lines[1:]],
-    "log_prob > 0": _edited(lambda v: v.update(log_prob=0.5)),
-    "another log_prob": _edited(lambda v: v.update(log_prob=v["log_prob"] - 0.01)),
-    "prob 1": _edited(lambda v: v.update(prob=1.0)),
-    "a huge number": _edited(lambda v: v.update(prob=10**400)),
-    "a word for a number": _edited(lambda v: v.update(log_prob="low")),
-    "a token > 0": _edited(lambda v: v["tokens"][0].update(logprob=3.0)),
-    "no tokens": _edited(lambda v: v.update(tokens=[])),
-    "a rank of 0": _edited(lambda v: v["tokens"][0].update(rank=0)),
-    "a field missing": _edited(lambda v: v.pop("prob")),
-    "another target": _edited(lambda v: v.update(target=" other")),
-}
-
-
-@pytest.mark.parametrize("edit", IMPOSSIBLE.values(), ids=IMPOSSIBLE.keys())
-def test_a_record_with_a_valid_checksum_and_impossible_content_is_refused(
-    tmp_path: Path, edit: Callable[[list[bytes]], list[bytes]]
-) -> None:
-    files = begin(tmp_path)
-    header = read_record_header(files.partial)
-    assert header is not None
-    with RecordsOf(files.partial, header) as stored:
-        bodies = {number: body for number, _, body in stored.replay()}
-    files.partial.unlink()
-    with RecordsOf(files.partial, header) as stored:
-        stored.append(0, bodies[0])
-        stored.append(1, b"".join(line + b"\n" for line in edit(bodies[1].split(b"\n")[:-1])))
-    before = contents(tmp_path)
-    with pytest.raises(RunError, match=r"is damaged in chunk 1 \(") as caught:
-        score(tmp_path)
-    assert caught.value.fix == "give another --out, or --fresh"
-    assert contents(tmp_path) == before
-
-
-class RecordsOf(RecordFile):
-    def __enter__(self) -> RecordsOf:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def test_a_chunk_that_the_pairs_do_not_have_is_refused(tmp_path: Path) -> None:
-    files = begin(tmp_path)
-    header = read_record_header(files.partial)
-    assert header is not None
-    with RecordsOf(files.partial, header) as stored:
-        list(stored.replay())
-        stored.append(CHUNKS, b"{}\n")
-    with pytest.raises(RunError, match=f"chunk {CHUNKS} where none belongs"):
-        score(tmp_path)
 
 
 @pytest.mark.parametrize(

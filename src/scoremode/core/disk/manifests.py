@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Meta
 
 from scoremode.core.strict_json import read_object
-from scoremode.errors import harmless
+from scoremode.errors import RunError, harmless
 
 SEAL = "seal"
 DEEPEST = 16  # levels of nesting; scoremode's own manifests have far fewer
@@ -86,6 +86,24 @@ def unusable_field(manifest: Mapping[str, Any], form: type[msgspec.Struct]) -> s
         found = FIELD_AT.search(str(wrong)) or MISSING_FIELD.search(str(wrong))
         return found[1] if found else "fields"
     return None
+
+
+def read_sealed(path: Path, form: type[msgspec.Struct], *, format: int, fix: str) -> dict[str, Any]:
+    """Returns a manifest of this form; RunError if it cannot be read, has another format, was changed or is damaged."""
+    try:
+        found = read_object(path)
+    except ValueError as error:
+        raise RunError(f"{path} is damaged ({harmless(str(error))})", fix=fix) from None
+    except OSError as error:
+        raise RunError(f"{path} cannot be read ({error.strerror})", fix=fix) from None
+    known = found.get("format")
+    if type(known) is int and known != format:
+        raise RunError(f"{path.parent} was written in format {known}, this scoremode reads {format}", fix=fix)
+    if not is_sealed(found):
+        raise RunError(f"{path} was changed after it was written", fix=fix)
+    if wrong := unusable_field(found, form):
+        raise RunError(f"{path} is damaged (no usable {harmless(wrong)})", fix=fix)
+    return found
 
 
 def is_line(value: Any) -> bool:

@@ -22,7 +22,6 @@ from scoremode.values import Bools, Ints, Raw
 
 if TYPE_CHECKING:
     from scoremode.core.engine.logits import LiveLogits
-    from scoremode.core.engine.steps import LiveSteps
 
 NOISE_WINDOWS, NOISE_TARGETS = 8, 4096  # what the noise floor is measured on, at most
 
@@ -88,9 +87,7 @@ class LiveBaseline:
         raise AssertionError("the baseline left a window without states")
 
 
-def live_baseline(
-    engine: Engine, plan: Plan, *, by_logits: bool, keeps_answers: bool
-) -> LiveBaseline | LiveLogits | LiveSteps:
+def live_baseline(engine: Engine, plan: Plan, *, by_logits: bool, keeps_answers: bool) -> LiveBaseline | LiveLogits:
     """Makes a live baseline of an open engine: by its logits, or by its hidden states and its head."""
     if not by_logits:
         return LiveBaseline(engine, plan, keeps_answers=keeps_answers)

@@ -22,7 +22,7 @@ from scoremode.core.engine.distributions import (
 from scoremode.core.scores.answers import Answers, Window, WindowSource
 from scoremode.errors import ModelError
 from scoremode.head.budget import rows_within
-from scoremode.head.chunked import empty_columns, reduce_logits
+from scoremode.head.chunked import columns_of_no_rows, reduce_logits
 from scoremode.head.definition import Columns
 from scoremode.head.divergence import Divergence
 from scoremode.values import Raw
@@ -77,7 +77,8 @@ class LogitsReducer:
             divergence = Divergence.cat(apart)
             (answers,) = split_divergence(divergence, np.array([len(divergence.kl)]))
         else:
-            whole = Columns.cat(columns) if columns else empty_columns(self.device, targets_per_row)
+            nothing = torch.zeros(0, targets_per_row, dtype=torch.int64, device=self.device)
+            whole = Columns.cat(columns) if columns else columns_of_no_rows(nothing)
             (answers,) = split_columns(whole, np.array([len(whole.logprob)]))
         records = [part.records for part in parts if part.records is not None]
         return replace(answers, records=np.concatenate(records) if records else None)

@@ -14,9 +14,6 @@ from scoremode.core.scores.packing import AGAIN, PackedAnswers, PackedWindows, f
 from scoremode.errors import InputError
 from scoremode.values import Ids
 
-Parts = list[bytes | memoryview]
-"""Bytes that are sent one after the other, so that a large array is not copied."""
-
 
 class TooManyError(InputError):
     """A request has more windows than the limit."""

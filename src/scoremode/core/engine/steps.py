@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scoremode.core.engine.base import SCORES, Engine, LogitsBaseline
+from scoremode.core.engine.base import SCORES, Engine
 from scoremode.core.engine.batching import batches_side_by_side, in_touched_batches
 from scoremode.core.engine.distributions import IndexedWindow, RowsOf
-from scoremode.core.engine.logits import LogitsReducer, Reduced
+from scoremode.core.engine.logits import LiveLogits, LogitsReducer, Reduced
 from scoremode.core.scores.answers import Answers, Window, WindowSource, prescribed_batches
 from scoremode.values import Bools, Ids, Ints
 
@@ -142,7 +142,7 @@ def score_side_by_side(
             yield from ((index, answers) for index, answers in found if not done[index])
 
 
-class LiveSteps(LogitsBaseline):
+class LiveSteps(LiveLogits):
     """A baseline that has logits and no hidden states, and takes every step of the decode path beside the candidate.
 
     The candidate asks for rows in the order of the steps, because both decode the same batches. With ``keeps_answers``,
@@ -150,18 +150,11 @@ class LiveSteps(LogitsBaseline):
     """
 
     def __init__(self, engine: Engine, plan: WindowSource, *, keeps_answers: bool = False) -> None:
-        self.engine, self.plan, self.keeps_answers = engine, plan, keeps_answers
-        self.vocabulary = engine.facts.known_vocabulary
+        super().__init__(engine, plan, keeps_answers=keeps_answers)
         self._batch_of = {int(index): batch for batch in engine.batches(plan) or () for index in batch}
         self._places: dict[int, int] = {}  # of the windows of the batch that is decoded now
         self._coming: Iterator[dict[StepRow, Tensor]] = iter(())
         self._step: dict[StepRow, Tensor] = {}
-        self._answers: list[tuple[int, Answers, float]] = []
-
-    def take_answers(self) -> list[tuple[int, Answers, float]]:
-        """Windows that were answered since the last call: the index, the answers, and the seconds that they took."""
-        found, self._answers = self._answers, []
-        return found
 
     def logits(self, index: int, window: Window) -> Callable[[slice], Tensor]:
         batch = self._batch_of[index]

@@ -14,7 +14,7 @@ from scoremode.core.plan.plan import Plan, counts_between
 from scoremode.core.plan.recipes import Method, WindowSizes, WindowSpans
 from scoremode.core.text.tokens import Tokens
 from scoremode.errors import CorpusError, InputError, MethodError, ModelError
-from scoremode.values import Floats, Ids, Ints
+from scoremode.values import Ids, Ints
 
 
 def choose_sizes(method: Method, context: int | None, stride: int | None, model_context: int | None) -> WindowSizes:
@@ -81,6 +81,7 @@ def make_plan(
     }
     if method.stride is not None:
         settings["stride"] = sizes.stride
+    weight = kept.weight if kept.weight is not None and kept.weight.any() else np.ones(len(kept))
     made = Plan(
         method=method.name,
         settings=tuple(sorted(settings.items())),
@@ -94,17 +95,12 @@ def make_plan(
         mask=tokens.target_mask,
         joined_at=tokens.joined_at,
         doc_group=tokens.doc_group,
-        weight=_weights(kept) if method.average == "window" else None,
+        weight=weight if method.average == "window" else None,
         average=method.average,
         vocabulary=tokens.tokenizer.size if method.real_vocabulary else None,
         notes=tuple(_notes(method, tokens, sizes, len(spans), len(kept))),
     )
     return made if path is None else replace(made, notes=(*made.notes, *_path_notes(made, path)))
-
-
-def _weights(spans: WindowSpans) -> Floats:
-    ones = np.ones(len(spans))
-    return ones if spans.weight is None or not spans.weight.any() else spans.weight
 
 
 def _nothing_to_score(method: Method, tokens: Tokens, sizes: WindowSizes, windows: int) -> InputError:

@@ -21,9 +21,9 @@ from msgspec import Meta
 
 from scoremode.core.disk.files import open_regular, write_atomically
 from scoremode.core.disk.folders import PARTIAL, REFERENCE, ROWS, is_reference_file, shard_name
-from scoremode.core.disk.manifests import Sha256, Text, is_sealed, sealed, unusable_field
+from scoremode.core.disk.manifests import Sha256, Text, read_sealed, sealed, unusable_field
 from scoremode.core.strict_json import read_object
-from scoremode.errors import RunError, harmless
+from scoremode.errors import RunError
 
 FORMAT = 2
 RAW_DTYPES: dict[str, np.dtype[Any]] = {
@@ -204,30 +204,14 @@ def read_reference_manifest(folder: Path) -> dict[str, Any]:
         if (folder / PARTIAL).exists():
             raise RunError(f"{folder} contains an unfinished reference", fix="run the same command again to resume")
         raise RunError(f"{folder} is not a reference", fix=f"make one: {_command(folder)}")
-    try:
-        manifest = read_object(path)
-    except ValueError as error:
-        raise RunError(f"{path} is damaged ({harmless(str(error))})", fix=remake) from None
-    except OSError as error:
-        raise RunError(f"{path} cannot be read ({error.strerror})", fix=remake) from None
-    known = manifest.get("format")
-    if type(known) is int and known != FORMAT:
-        raise RunError(
-            f"{folder} was written in format {known}, this scoremode reads {FORMAT}", fix="make the reference again"
-        )
-    if not is_sealed(manifest):
-        raise RunError(f"{path} was changed after the reference was made", fix=remake)
-    wrong = manifest_problem(manifest)
-    if wrong is not None:
-        raise RunError(f"{path} is damaged ({harmless(wrong)})", fix=remake)
+    manifest = read_sealed(path, ReferenceManifest, format=FORMAT, fix=remake)
+    if wrong := manifest_problem(manifest):
+        raise RunError(f"{path} is damaged ({wrong})", fix=remake)
     return manifest
 
 
 def manifest_problem(manifest: Mapping[str, Any]) -> str | None:
-    """Says what is wrong with a reference's manifest; None if every field has the right type and range."""
-    unfit = unusable_field(manifest, ReferenceManifest)
-    if unfit is not None:
-        return f"no usable {unfit}"
+    """Says which fields of a reference's manifest do not fit each other; None if all do."""
     layout = msgspec.convert(manifest, ShardLayout)
     if len(manifest["shards"]) != layout.shards:
         return "its list of files does not cover the targets"
@@ -270,15 +254,7 @@ def read_partial(folder: Path) -> dict[str, Any] | None:
     path = folder / PARTIAL
     if not path.exists():
         return None
-    try:
-        known = read_object(path)
-        unfit = unusable_field(known, PartialManifest)
-        reason = f"no usable {unfit}" if unfit else None if is_sealed(known) else "it was changed"
-    except (ValueError, OSError) as error:
-        reason = str(error)
-    if reason:
-        raise RunError(f"{path} is damaged ({harmless(reason)})", fix="start again with --fresh")
-    return known
+    return read_sealed(path, PartialManifest, format=FORMAT, fix="start again with --fresh")
 
 
 # ── the folder ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import numpy as np
 
 from scoremode.core.scores.schema import (
-    BUILT_IN,
     DIVERGENCE,
     Array,
     Column,
@@ -53,6 +52,18 @@ class LazyColumns:
         made = object.__new__(cls)
         object.__setattr__(made, "_stored", stored)
         return made
+
+    @classmethod
+    def empty(cls, n: int, columns: Sequence[Column]) -> Self:
+        """Space for n rows of these columns; NaN until filled, so that a missing score cannot look like a number."""
+        found: dict[str, Any] = {c.name: np.full(n, EMPTY[c.dtype], c.numpy_type) for c in columns}
+        return cls(**found)
+
+    def columns(self) -> Iterator[tuple[str, Array]]:
+        """The columns that were measured, by name."""
+        for name in type(self).__slots__:
+            if (column := getattr(self, name)) is not None:
+                yield name, column
 
     if not TYPE_CHECKING:  # type checkers see the columns as fields of the subclasses
 
@@ -111,17 +122,6 @@ class Scores(LazyColumns, ScoreColumns):
         """The scores of consecutive targets."""
         return Scores(**{name: column[begin:end] for name, column in self.columns()})
 
-    @staticmethod
-    def empty(n: int, columns: Sequence[Column] = BUILT_IN.scores) -> Scores:
-        """Space for n scores of these columns; NaN until filled, so that a missing score cannot look like a number."""
-        return Scores(**{c.name: np.full(n, EMPTY[c.dtype], c.numpy_type) for c in columns})
-
-    def columns(self) -> Iterator[tuple[str, Array]]:
-        """The columns that were measured, by name."""
-        for name in BUILT_IN.names:
-            if (column := getattr(self, name)) is not None:
-                yield name, column
-
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Divergences(LazyColumns, DivergenceColumns):
@@ -132,20 +132,10 @@ class Divergences(LazyColumns, DivergenceColumns):
         """The names of the columns that were measured; none of them is read for that."""
         return tuple(column.name for column in DIVERGENCE if self.has(column.name))
 
-    @staticmethod
-    def empty(n: int, columns: Sequence[Column]) -> Divergences:
-        """Space for n rows of these columns, as ``Scores.empty`` makes it."""
-        return Divergences(**{c.name: np.full(n, EMPTY[c.dtype], c.numpy_type) for c in columns})
-
     def lengths(self) -> dict[str, int]:
         """How many values each measured column has."""
         stored = getattr(self, "_stored", None)
         return {name: len(getattr(self, name)) if stored is None else stored.rows for name in self.measured}
-
-    def columns(self) -> Iterator[tuple[str, Array]]:
-        """The columns that were measured, by name."""
-        for name in self.measured:
-            yield name, getattr(self, name)
 
 
 EMPTY = {"float64": np.nan, "int64": 0, "int32": -1}

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -58,13 +58,9 @@ def _table(sides: dict[str, Rows]) -> Any:
     for column in BUILT_IN.scores:
         columns |= {column.name + ending: _measured(column, own, count) for ending, own in known.items()}
     columns |= {f"top_text{end}": _strings(texts, count) for end, texts in zip(sides, top_texts, strict=True)}
-    columns |= _slices(last.facts if last.facts.has("slice") else facts, count)
+    if sliced := next((its for its in (last.facts, facts) if its.has("slice")), None):
+        columns["slice"] = _strings(_one_dictionary(sliced.slice)[0], count)
     return pa.table(columns | {name: _numbers(column) for name, column in last.divergences.columns()})
-
-
-def _slices(facts: TargetFacts, count: int) -> dict[str, Any]:
-    """The column of slices by its name; {} if the text has no slices."""
-    return {"slice": _strings(_one_dictionary(facts.slice)[0], count)} if facts.has("slice") else {}
 
 
 def _measured(column: Column, known: Mapping[str, npt.NDArray[Any]], count: int) -> Any:
@@ -121,24 +117,14 @@ def load_library() -> None:
 
 
 def write(file: IO[bytes], blocks: Iterable[Rows]) -> None:
-    """Write blocks into an open file; each becomes a row group and is not kept in memory.
-
-    While one block is compressed, which needs no Python, the next is made.
-    """
+    """Write blocks into an open file; each becomes a row group and is not kept in memory."""
     import pyarrow.parquet as pq
 
     tables = (to_arrow(*block) for block in blocks)
     first = next(tables)
-    with (
-        ThreadPoolExecutor(1, "scoremode-columns") as ahead,
-        pq.ParquetWriter(file, first.schema, compression="zstd") as writer,
-    ):
-        table = first
-        del first
-        while table is not None:
-            coming = ahead.submit(next, tables, None)
+    with pq.ParquetWriter(file, first.schema, compression="zstd") as writer:
+        for table in chain([first], tables):
             writer.write_table(table)
-            table = coming.result()
 
 
 def columns_problem(path: Path) -> str | None:
@@ -211,14 +197,6 @@ class ColumnFile:
         if nulls not in (0, self.rows):
             raise self._unreadable(f"its column {name} is null in {nulls} of {self.rows} rows")
         return nulls > 0
-
-    def extremes(self, name: str) -> npt.NDArray[Any]:
-        """The least and the largest number of each row group, as far as the file's own statistics know them."""
-        metadata, index = self._file.metadata, self._file.schema_arrow.names.index(name)
-        groups = (metadata.row_group(group).column(index).statistics for group in range(metadata.num_row_groups))
-        return np.array(
-            [x for found in groups if found is not None and found.has_min_max for x in (found.min, found.max)]
-        )
 
     def read(self, name: str) -> npt.NDArray[Any] | None:
         """A whole column; a long column of numbers is mapped from a temporary file. None: it was not measured."""

@@ -12,16 +12,16 @@ from msgspec import Meta
 
 from scoremode.core.disk.files import file_sha256
 from scoremode.core.disk.folders import JOURNAL, MANIFEST
-from scoremode.core.disk.manifests import Count, NotNegative, Positive, Sha256, Text, Whole, is_sealed, unusable_field
+from scoremode.core.disk.manifests import Count, NotNegative, Positive, Sha256, Text, Whole, read_sealed
 from scoremode.core.scores.columns import Divergences, Scores, TargetFacts
 from scoremode.core.scores.frames import ArrowTable, few_lines
 from scoremode.core.scores.parquet import columns_problem, to_arrow
 from scoremode.core.scores.schema import BUILT_IN
-from scoremode.core.strict_json import read_object
-from scoremode.errors import RunError, harmless
+from scoremode.errors import RunError
 from scoremode.values import Estimate, Floats
 
 FORMAT = 2  # of manifests and columns
+AGAIN = "score again with --fresh"
 
 NEEDS = {metric.name: column.name for column, metric in BUILT_IN.metrics}
 """Metrics that need a column which not every engine gives, and that column."""
@@ -273,45 +273,26 @@ def read_run_manifest(folder: Path) -> dict[str, Any]:
         if (folder / JOURNAL).exists():
             raise RunError(f"{folder} contains an unfinished run", fix="run the same command again to resume")
         raise RunError(f"{folder} is not a run", fix="give a folder that was written with --out")
-    try:
-        manifest = read_object(path)
-    except ValueError as error:
-        raise RunError(f"{path} is damaged ({harmless(str(error))})", fix="score again with --fresh") from None
-    known = manifest.get("format")
-    if type(known) is not int:
-        raise RunError(f"{path} is damaged (it has no format)", fix="score again with --fresh")
-    if known != FORMAT:
-        raise RunError(
-            f"{folder} was written in format {known}, this scoremode reads {FORMAT}", fix="score again with --fresh"
-        )
-    if not is_sealed(manifest):
-        raise RunError(f"{path} was changed after the run", fix="score again with --fresh")
+    manifest = read_sealed(path, RunManifest, format=FORMAT, fix=AGAIN)
     if manifest.get("columns"):  # runs of engines that declared columns of their own, as they once could
-        raise RunError(f"{folder} has columns that this scoremode does not read", fix="score again with --fresh")
-    wrong = problem_in(manifest)
-    if wrong is not None:
-        raise RunError(f"{path} is damaged (no usable {harmless(wrong)})", fix="score again with --fresh")
+        raise RunError(f"{folder} has columns that this scoremode does not read", fix=AGAIN)
+    if not is_run_metrics(manifest["metrics"]):
+        raise RunError(f"{path} is damaged (no usable metrics)", fix=AGAIN)
     return manifest
 
 
 def require_columns(path: Path, manifest: dict[str, Any]) -> None:
     """Raise RunError if the file's hash is not the one in the manifest, or if its columns are not a run's."""
     if not path.is_file() or file_sha256(path) != manifest["scores_sha256"]:
-        raise RunError(f"{path} is missing or was changed after the run", fix="score again with --fresh")
+        raise RunError(f"{path} is missing or was changed after the run", fix=AGAIN)
     wrong = columns_problem(path)
     if wrong is not None:
-        raise RunError(f"{path} is damaged ({wrong})", fix="score again with --fresh")
+        raise RunError(f"{path} is damaged ({wrong})", fix=AGAIN)
 
 
-def problem_in(manifest: Mapping[str, Any]) -> str | None:
-    """The name of a field of a manifest that cannot be used; None if all fields can be used."""
-    wrong = unusable_field(manifest, RunManifest)
-    if wrong is not None:
-        return wrong
-    metrics = manifest["metrics"]
+def is_run_metrics(metrics: Mapping[str, Any]) -> bool:
+    """Are these the metrics of a run, with a top-1 accuracy that is a share?"""
     share = metrics.get("top1_accuracy", {"value": 0})
     around = [share.get(name) or 0 for name in ("stderr", "low", "high")]
     is_share = share["value"] is not None and 0 <= share["value"] <= 1 and all(abs(x) <= 1e9 for x in around)
-    if not {"perplexity", "mean_nll"} <= metrics.keys() or not is_share:
-        return "metrics"
-    return None
+    return {"perplexity", "mean_nll"} <= metrics.keys() and is_share

@@ -32,7 +32,7 @@ from scoremode.core.disk.folders import (
     is_reference_file,
     own_files,
 )
-from scoremode.core.disk.manifests import differing_fields
+from scoremode.core.disk.manifests import differing_fields, unusable_field
 from scoremode.core.disk.stores import is_there, store_of
 from scoremode.core.disk.uri import Place, stored_at
 from scoremode.core.references.format import discard, identity_in, is_reference
@@ -42,7 +42,7 @@ from scoremode.core.scores import journal, parquet
 from scoremode.core.scores.columns import Divergences, Scores, TargetFacts
 from scoremode.core.scores.schema import BUILT_IN
 from scoremode.core.store.resumable import WAITING, ResumableFolder, lock_folder, sealed_as_read
-from scoremode.core.store.run import FORMAT, Run, problem_in, read_run_manifest, require_columns
+from scoremode.core.store.run import AGAIN, FORMAT, Run, RunManifest, read_run_manifest, require_columns
 from scoremode.core.strict_json import read_object
 from scoremode.errors import RunError
 
@@ -132,7 +132,7 @@ def existing_run(folder: Path, identity: dict[str, Any], *, fresh: bool) -> Run 
     if found is not None and not replacing:
         _require_no_other(folder, found, identity)
     if found is None and SCORES in present:
-        raise RunError(f"{folder} contains {SCORES} without its manifest", fix="score again with --fresh")
+        raise RunError(f"{folder} contains {SCORES} without its manifest", fix=AGAIN)
     return None
 
 
@@ -147,7 +147,7 @@ def _require_no_other(folder: Path, found: journal.JournalFacts, identity: dict[
     if found.begun is not None and (found.identity is not None or mine.startswith(found.begun)):
         return
     if found.identity is None:
-        raise RunError(f"{folder / JOURNAL} is damaged (its first line cannot be read)", fix="score again with --fresh")
+        raise RunError(f"{folder / JOURNAL} is damaged (its first line cannot be read)", fix=AGAIN)
     require_same(folder, found.identity, identity)
 
 
@@ -212,18 +212,9 @@ def _opened(folder: Path, manifest: dict[str, Any]) -> Run:
     """The run in a folder; its columns are read on demand."""
     stored = parquet.ColumnFile(folder / SCORES)
     if stored.rows != manifest["targets"]:
-        raise RunError(
-            f"{stored.path} has {stored.rows} rows instead of {manifest['targets']}", fix="score again with --fresh"
-        )
+        raise RunError(f"{stored.path} has {stored.rows} rows instead of {manifest['targets']}", fix=AGAIN)
     if stored.not_measured & set(BUILT_IN.names) != set(manifest.get("not_measured", ())):
-        raise RunError(
-            f"the measured columns of {stored.path} are not those of its manifest", fix="score again with --fresh"
-        )
-    wrong = BUILT_IN.impossible_value(
-        {name: stored.extremes(name) for name in BUILT_IN.names if name not in stored.not_measured}
-    )
-    if wrong is not None:
-        raise RunError(f"{stored.path} cannot be right: {wrong}", fix="score again with --fresh")
+        raise RunError(f"the measured columns of {stored.path} are not those of its manifest", fix=AGAIN)
     return Run(
         plan_digest=manifest["plan_digest"],
         scores=Scores.on_disk(stored),
@@ -241,7 +232,7 @@ def save(folder: Path, blocks: Iterable[parquet.Rows], manifest: dict[str, Any],
     sha256 = file_sha256(folder / SCORES)
     whole = {"format": FORMAT, **manifest, "scores_sha256": sha256, "targets": targets}
     whole = sealed_as_read(whole)
-    wrong = problem_in(whole)
+    wrong = unusable_field(whole, RunManifest)
     assert wrong is None, f"an invalid manifest: no usable {wrong}"
     write_atomically(folder / MANIFEST, json.dumps(whole, indent=1).encode())
     (folder / JOURNAL).unlink(missing_ok=True)

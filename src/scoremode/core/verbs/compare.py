@@ -248,25 +248,20 @@ def _score_each(
 
     They are scored one by one, each freed before the next is loaded; with replicas, as soon as the cluster has room.
     """
-    try:
-        return _score_all(models, folders, score), {}
-    except CandidatesError as error:
-        return error.found, error.failed
-
-
-def _score_all(models: Mapping[str, ModelSettings], folders: Folders, score: ScoreCandidate) -> dict[str, Comparison]:
 
     def score_one(settings: ModelSettings, where: Folders) -> Comparison:
         with closing(settings.prepare()) as model:
             return score(model, where)
 
-    spread = next((its.spread for its in models.values() if its.spread is not None), None)
-    if spread is None or len(models) < 2:
-        return score_in_turn(list(models), lambda name: score_one(models[name], folders), folders.progress)
-
     def score_share(name: str, replicas: int, progress: Progress) -> Comparison:
         its = replace(models[name], options={**models[name].options, "replicas": replicas})
         return score_one(its, replace(folders, progress=progress))
 
-    engines = {name: (its.plugin, its.engine_options()) for name, its in models.items()}
-    return replicas_class().side_by_side(spread, engines, score_share, folders.progress)
+    spread = next((its.spread for its in models.values() if its.spread is not None), None)
+    try:
+        if spread is None or len(models) < 2:
+            return score_in_turn(list(models), lambda name: score_one(models[name], folders), folders.progress), {}
+        engines = {name: (its.plugin, its.engine_options()) for name, its in models.items()}
+        return replicas_class().side_by_side(spread, engines, score_share, folders.progress), {}
+    except CandidatesError as error:
+        return error.found, error.failed

@@ -40,6 +40,7 @@ def plan(
     asked, options = lazy.ask(question, progress), lazy.chosen.options.given()
     made = asked.plan
     check_fits(made, asked.subject.vocabulary, asked.subject.context_length)
+    size = cache_bytes(lazy, Work(int(made.lengths.max()), path=made.path))
     names = ("feeds_from", "feeds_to", "lead", "scores_from", "scores_to")
     edges = zip(made.start, made.stop, made.lead, made.first, made.last, strict=True)
     return {
@@ -59,15 +60,10 @@ def plan(
         "average": made.average,
         "plan_digest": made.digest,
         "tokenizer": asdict(asked.tokens.tokenizer),
-        "memory": {**memory_estimate(asked, options), **_cache(lazy, asked)},
+        "memory": {**memory_estimate(asked, options), **({} if size is None else {"kv_cache": size})},
         "reference": reference_estimate(asked, options) if lazy.plugin.able().hidden_states else None,
         "first_windows": [dict(zip(names, map(int, window), strict=True)) for window in islice(edges, 3)],
     }
-
-
-def _cache(model: LazyModel, asked: Question) -> dict[str, int]:
-    size = cache_bytes(model, Work(int(asked.plan.lengths.max()), path=asked.plan.path))
-    return {} if size is None else {"kv_cache": size}
 
 
 def reference_estimate(asked: Question, options: Mapping[str, Any]) -> dict[str, int] | None:

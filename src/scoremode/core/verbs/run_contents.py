@@ -166,7 +166,9 @@ class Words:
         self._known = _KNOWN.setdefault(tokenizer, {})
 
     def of(self, ids: Ids) -> list[str]:
-        return [*map(self._word, ids.tolist())]
+        for token in set(ids.tolist()) - self._known.keys():
+            self._known[token] = self.tokenizer.token_text(token)
+        return [self._known[token] for token in ids.tolist()]
 
     def coded(self, ids: Ids, top: Ids | None) -> tuple[CodedTexts, CodedTexts | None]:
         """The texts of tokens and of first choices, with one dictionary, so that the two columns can be compared."""
@@ -175,11 +177,6 @@ class Words:
         codes = np.array([places.setdefault(word, len(places)) for word in self.of(found)], np.int32)[where]
         words = list(places)
         return CodedTexts(codes[: len(ids)], words), None if top is None else CodedTexts(codes[len(ids) :], words)
-
-    def _word(self, token: int) -> str:
-        if token not in self._known:
-            self._known[token] = self.tokenizer.token_text(token)
-        return self._known[token]
 
 
 def target_facts(asked: Question, block: TargetBlock, scores: Scores, words: Words, groups: Grouping) -> TargetFacts:

@@ -164,17 +164,13 @@ class ExllamaEngine(StepEngine):
         waiting: tuple[IndexedWindow, list[Reduced]] | None = None
         for index in np.flatnonzero(~done).tolist():
             indexed = index, source.window(index)
-            parts = self._reduced(indexed, reducer)
+            with self._within_memory(indexed[1]):
+                parts = reducer.reduce(indexed, slice(0, len(indexed[1].rows)), self._rows(indexed[1]))
             if waiting is not None:  # read one window late: the GPU already has the next one to work on
                 yield _answered(waiting, reducer)
             waiting = indexed, parts
         if waiting is not None:
             yield _answered(waiting, reducer)
-
-    def _reduced(self, indexed: IndexedWindow, reducer: LogitsReducer) -> list[Reduced]:
-        window = indexed[1]
-        with self._within_memory(window):
-            return reducer.reduce(indexed, slice(0, len(window.rows)), self._rows(window))
 
     @contextlib.contextmanager
     def _within_memory(self, window: Window) -> Iterator[None]:

@@ -254,7 +254,7 @@ class ServiceEngine(RequestEngine):
 
     def _answers(self, link: Link, asked: Asked) -> list[Answers]:
         largest = SMALL + PackedAnswers.most_bytes(asked.windows)
-        reply = link.post(f"{SERVICE}/score", [asked.to_bytes()], largest=largest, binary=True)
+        reply = link.post(f"{SERVICE}/score", asked.to_bytes(), largest=largest, binary=True)
         if not reply.good:
             raise EngineError(
                 f"{self.subject.root} refuses a request ({reply.status}: {reply.words})",

@@ -18,7 +18,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -30,7 +30,6 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
-from scoremode.core.engine.messages import Parts
 from scoremode.core.scores.packing import CONTENT_TYPE
 from scoremode.core.strict_json import parse_received
 from scoremode.errors import EngineError, OptionError, one_line
@@ -45,7 +44,6 @@ NOT_JSON = "not JSON"
 EXCERPT = 240  # characters of an answer that are shown
 TELLS_AFTER = 3  # failed tries before the user is told
 ANYTHING = frozenset(range(200, 600))  # accepts every status as an answer, for routes that a server need not have
-PIECE = 1 << 20  # bytes of a body that are passed to httpx at a time
 WRITTEN = 1 << 16  # bytes that are written between two checks of the clock
 UPLOAD = 1 << 20  # bytes of a body that extend the time limit by a second
 CONNECT = 30.0  # most seconds to connect
@@ -129,14 +127,14 @@ class Link:
     def get(self, path: str, **how: Any) -> Reply:
         return self.ask("GET", path, **how)
 
-    def post(self, path: str, body: Mapping[str, Any] | Parts, **how: Any) -> Reply:
+    def post(self, path: str, body: Mapping[str, Any] | bytes, **how: Any) -> Reply:
         return self.ask("POST", path, body, **how)
 
     def ask(
         self,
         method: str,
         path: str,
-        body: Mapping[str, Any] | Parts | None = None,
+        body: Mapping[str, Any] | bytes | None = None,
         *,
         largest: int = SMALL,
         first_contact: bool = False,
@@ -145,17 +143,16 @@ class Link:
     ) -> Reply:
         """Sends a request until it succeeds or ``patience`` seconds have passed; returns the answer.
 
-        A mapping is sent as JSON, a list of parts as a message of scoremode. With ``first_contact``, a server that
+        A mapping is sent as JSON, bytes as a message of scoremode. With ``first_contact``, a server that
         cannot be reached is an error at once. Answers with a status in ``final`` are returned at once, even errors.
         With ``binary``, a good answer is bytes instead of JSON.
         """
-        kind, parts = (CONTENT_TYPE, body) if isinstance(body, list) else ("application/json", [])
-        if isinstance(body, Mapping):
-            parts = [json.dumps(body).encode()]
+        kind = CONTENT_TYPE if isinstance(body, bytes) else "application/json"
+        content = json.dumps(body).encode() if isinstance(body, Mapping) else body
         began, tries, unreadable = time.monotonic(), 0, 0
         while True:
             try:
-                status, headers, data = self._exchange(method, self.root + path, parts, kind, largest)
+                status, headers, data = self._exchange(method, self.root + path, content, kind, largest)
                 raw = binary and status < 300
                 reply = Reply(status, None, "", data) if raw else self._read_json(status, headers, data, path, final)
                 self._told = False
@@ -249,7 +246,7 @@ class Link:
 
     # ── one request and its answer ───────────────────────────────────────────────────────────────────────────────────
     def _exchange(
-        self, method: str, url: str, parts: Parts, content_type: str, largest: int
+        self, method: str, url: str, content: bytes | None, content_type: str, largest: int
     ) -> tuple[int, Mapping[str, str], bytes]:
         """Sends a request once; returns the status, the headers and the whole body of the answer.
 
@@ -257,10 +254,8 @@ class Link:
         """
         if self._stop.is_set():
             raise StoppedError
-        size = sum(len(part) for part in parts)
-        self._clock.ends = time.monotonic() + self.timeout + size / UPLOAD
-        headers = {"Content-Type": content_type, "Content-Length": str(size)} if parts else {}
-        content = _pieces(parts) if parts else None
+        self._clock.ends = time.monotonic() + self.timeout + len(content or b"") / UPLOAD
+        headers = {} if content is None else {"Content-Type": content_type}
         try:
             with self._client.stream(
                 method, url, content=content, headers=headers, extensions={"trace": self._trace}
@@ -346,12 +341,6 @@ def _retry_after(text: str | None) -> float | None:
     except (ValueError, TypeError, IndexError, OverflowError):
         return None
     return seconds if seconds > 0 else None
-
-
-def _pieces(parts: Parts) -> Iterator[bytes]:
-    for part in parts:
-        for first in range(0, len(part), PIECE):
-            yield bytes(part[first : first + PIECE])
 
 
 def _read(response: httpx.Response, url: str, largest: int) -> bytes:

@@ -85,14 +85,14 @@ class TableEngine(Engine):
         states = np.eye(len(self.logprobs), dtype=np.float32)
         for index in np.flatnonzero(~done).tolist():
             window = source.window(index)
-            lines = self._lines(window)
+            lines = window.ids[window.rows] if len(self.logprobs) > 1 else np.zeros(len(window.rows), np.int32)
             answers = self._answers(lines, window.targets)
             if want.states:
                 answers = replace(answers, states=states[lines])
             if want.records:
                 answers = replace(answers, records=self._records(lines))
             if divergence is not None:
-                answers = answers.apart(divergence(index, window, self.logprobs[lines]))
+                answers = replace(answers, **divergence(index, window, self.logprobs[lines]))
             yield index, answers
 
     def _score_blocks(self, plan: Plan, done: Bools) -> Iterator[tuple[int, Answers]]:
@@ -128,10 +128,6 @@ class TableEngine(Engine):
 
     def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
         return NoiseFloor(None, "the table engine computes in closed form")
-
-    def _lines(self, window: Window) -> Ids:
-        """The number of the table's line for each row of a window."""
-        return window.ids[window.rows] if len(self.logprobs) > 1 else np.zeros(len(window.rows), np.int32)
 
     def _answers(self, lines: Ids, targets: Ids) -> Answers:
         """The answers for targets at given lines of the table, looked up in arrays that are computed once per line."""

@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import tempfile
 from array import array
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -31,22 +30,19 @@ from scoremode.core.disk.manifests import differing_fields
 from scoremode.core.disk.records import RecordFile, read_record_header
 from scoremode.core.strict_json import parse, read_object
 from scoremode.core.verbs.outputs import Output, check_output, has_content
-from scoremode.core.verbs.prob.boundary import EncodedPair, longest_of
-from scoremode.core.verbs.prob.sequence import SequenceProbability, SequenceScore, TokenScore
+from scoremode.core.verbs.prob.boundary import EncodedPair
+from scoremode.core.verbs.prob.sequence import SequenceProbability, SequenceScore
 from scoremode.core.verbs.progress import Progress
 from scoremode.errors import InputError, RunError
 
 Pair = tuple[str, str]
 
 STEP = 256  # pairs between two stored offsets into the copy of a file
-KEPT = 1 << 14  # pairs that stay in memory as tokens; other pairs are encoded again when they are scored
 EXAMPLE = 'use rows like {"prompt": "…", "target": "…"}'
 CHUNK = 256  # pairs scored between two writes
 KIND, FORMAT = "scoremode prob", 2  # format 2: small groups share a batch, which may change last digits
 BEGINNING = json.dumps({"for": KIND}).encode()[:-1]  # the first bytes of every .partial
-ROUNDING = 1e-6  # nats that a stored sum may differ from the sum of its stored parts
 DISCARD = "give another --out, or --fresh"
-FIELDS, TOKEN_FIELDS = {field.name for field in fields(SequenceScore)}, set(TokenScore._fields)
 
 
 # ── pairs ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -105,12 +101,10 @@ class PairFile:
 
 Pairs = list[Pair] | PairFile
 
-_quoted: Callable[[str], str] = json.encoder.encode_basestring_ascii
-
 
 def as_line(pair: Pair) -> bytes:
-    """Encodes a pair as the bytes that are hashed: as ``json.dumps`` writes it, with a line break."""
-    return f"[{_quoted(pair[0])}, {_quoted(pair[1])}]\n".encode()
+    """Encodes a pair as the bytes that are hashed."""
+    return json.dumps(pair).encode() + b"\n"
 
 
 def digest_of(pairs: Pairs) -> str:
@@ -120,27 +114,16 @@ def digest_of(pairs: Pairs) -> str:
 
 
 class EncodedChunks:
-    """Pairs as tokens, by chunks. All pairs are checked and measured first, but only about KEPT stay in memory."""
+    """Pairs as tokens, by chunks. All are checked and measured first, and encoded again when they are scored."""
 
     def __init__(self, lm: SequenceProbability, pairs: Pairs, size: int) -> None:
         self.lm, self.pairs, self.size = lm, pairs, size
         self.count = -(-len(pairs) // size)
-        self.longest = self.fed = 0
-        self._kept: list[list[EncodedPair]] = []
-        for number in range(self.count):
-            if number == 0 or (number + 1) * size <= KEPT:
-                chunk = self._encode(number)
-                self._kept.append(chunk)
-                longest, fed = longest_of(chunk), sum(pair.fed for pair in chunk)
-            else:
-                begin = number * size
-                longest, fed = lm.measure(pairs[begin : begin + size], begin + 1)
-            self.longest, self.fed = max(self.longest, longest), self.fed + fed
+        begins = range(0, len(pairs), size)
+        longest, fed = zip(*(lm.measure(pairs[begin : begin + size], begin + 1) for begin in begins), strict=True)
+        self.longest, self.fed = max(longest), sum(fed)
 
     def __getitem__(self, number: int) -> list[EncodedPair]:
-        return self._kept[number] if number < len(self._kept) else self._encode(number)
-
-    def _encode(self, number: int) -> list[EncodedPair]:
         begin = number * self.size
         return self.lm.encode(self.pairs[begin : begin + self.size], begin + 1)
 
@@ -308,7 +291,7 @@ def _finish_chunks(
     lm, header, pairs = encoded.lm, {"for": KIND, "identity": identity}, len(encoded.pairs)
     records = RecordFile(files.partial, header) if has_content(files.partial) else None
     try:
-        places = _scored_chunks(records, encoded) if records is not None else {}
+        places = {} if records is None else {number: place for number, place, _ in records.replay()}
         missing = [number for number in range(encoded.count) if number not in places]
         if missing:
             lm.open(encoded.longest)  # with room for the longest pair of all chunks, even if its chunk is done
@@ -325,53 +308,8 @@ def _finish_chunks(
             records.close()
 
 
-def _scored_chunks(records: RecordFile, encoded: EncodedChunks) -> dict[int, int]:
-    """Returns the offset of each scored chunk's record. Results are checked too, beyond what a checksum can show."""
-    places: dict[int, int] = {}
-    for number, place, body in records.replay():
-        if number >= encoded.count or number in places:
-            raise RunError(f"{records.path} holds chunk {number} where none belongs", fix=DISCARD)
-        asked = encoded.pairs[number * CHUNK : (number + 1) * CHUNK]
-        try:
-            for line, (prompt, target) in zip(body.split(b"\n")[:-1], asked, strict=True):
-                check_result(parse(line), prompt, encoded.lm.encoder.as_scored(target))
-        except (ValueError, TypeError, KeyError, OverflowError) as error:
-            raise RunError(f"{records.path} is damaged in chunk {number} ({error})", fix=DISCARD) from None
-        places[number] = place
-    return places
-
-
-def check_result(value: Any, prompt: str, target: str) -> None:
-    """Raises ValueError, TypeError, KeyError or OverflowError if this prompt and target cannot have this result."""
-    if set(value) != FIELDS:
-        raise ValueError("its fields are not those of a result")
-    for token in value["tokens"]:
-        ranked = token["rank"] is None or token["rank"] >= 1
-        if set(token) != TOKEN_FIELDS or type(token["id"]) is not int or not ranked:
-            raise ValueError("a token that cannot be")
-    if len({token["rank"] is None for token in value["tokens"]}) > 1:
-        raise ValueError("ranks of some tokens only")
-    result = SequenceScore.from_json(value)
-    if (result.prompt, result.target) != (prompt, target):
-        raise ValueError("the answer to another pair")
-    total = math.fsum(token.logprob for token in result.tokens) - result.condition_log_prob
-    per_token = -result.log_prob / len(result.tokens) if result.tokens else math.nan
-    perplexity = math.exp(per_token) if per_token < 700 else math.inf
-    possible = (
-        result.log_prob <= 0
-        and result.condition_log_prob <= 0
-        and all(token.logprob <= ROUNDING for token in result.tokens)
-        and math.isclose(result.log_prob, min(0.0, total), abs_tol=ROUNDING)
-        and math.isclose(result.prob, math.exp(result.log_prob), rel_tol=ROUNDING)
-        and math.isclose(result.perplexity, perplexity, rel_tol=ROUNDING)
-        and result.boundary == ("spanning" if result.condition else "clean")
-    )
-    if not possible:
-        raise ValueError("numbers that cannot be")
-
-
 def _lines(results: list[SequenceScore]) -> bytes:
-    return "".join(result.as_line() + "\n" for result in results).encode()
+    return b"".join(json.dumps(x.as_json(), ensure_ascii=False, allow_nan=False).encode() + b"\n" for x in results)
 
 
 def _require_same(path: Path, known: dict[str, Any], wanted: dict[str, Any]) -> None:
