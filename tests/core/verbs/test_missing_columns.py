@@ -28,7 +28,6 @@ from scoremode.core.statistics.gate import check, parse
 from scoremode.core.statistics.ranking import rank
 from scoremode.core.store.runs import JOURNAL, MANIFEST, SCORES
 from scoremode.core.verbs.finished_runs import of_runs
-from scoremode.core.verbs.prob import many_pairs
 from scoremode.core.verbs.prob.sequence import SequenceScore
 from scoremode.errors import EngineError, RunError
 from scoremode.reports.html.notebooks import comparison_html, run_html

@@ -16,7 +16,7 @@ from scoremode.remote.ray.pieces import Piece, Piecework, ReplicaHandle, StudyWo
 from scoremode.remote.ray.ray_cluster import Cluster, reason_of
 from scoremode.remote.ray.replica import Finished, Opened, Replica, ReplicaSpec
 from scoremode.remote.ray.replica_log import ReplicaLog
-from scoremode.remote.ray.replicas import Room
+from scoremode.remote.ray.room import Room
 from scoremode.values import Bools
 
 MOST_FAILURES = 3  # starts in a row without an answer, after which a replica is left out

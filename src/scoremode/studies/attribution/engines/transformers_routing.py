@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -15,7 +16,6 @@ from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.errors import ModelError
 from scoremode.head.precision import full_float32
 from scoremode.studies.attribution.engines.layer_hooks import decoder_layers
-from scoremode.studies.attribution.routing import Routes
 
 RECORDED = "router_logits"  # what Transformers calls the output of a router
 
@@ -51,14 +51,14 @@ class RouterHooks:
 
         return hook
 
-    def routes(self, windows: Iterator[Window]) -> Iterator[Routes]:
+    def routes(self, windows: Iterator[Window]) -> Iterator[npt.NDArray[np.int16]]:
         """Yields the experts of the rows that each window asks for, (layers, rows, experts), ascending."""
         for window in windows:
             yield self._routes_of(window)
 
     @full_float32()
     @torch.inference_mode()
-    def _routes_of(self, window: Window) -> Routes:
+    def _routes_of(self, window: Window) -> npt.NDArray[np.int16]:
         ids = torch.from_numpy(fed(window).astype(np.int64))[None].to(self.engine.model.device)
         self._chosen.clear()
         self.engine.body(input_ids=ids, use_cache=False)
