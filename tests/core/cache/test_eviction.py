@@ -228,6 +228,10 @@ def foreign_things(root: Path, a_run: Callable[..., Path]) -> dict[str, Path]:
     outside = root.parent / "outside"
     outside.mkdir()
     (outside / "thesis.txt").write_text("years of work")
+    beside, linked = a_run(99), a_run(99)
+    (beside / "notes.txt").write_text("mine")
+    (linked / "scores.parquet").unlink()
+    (linked / "scores.parquet").symlink_to(outside / "thesis.txt")
     mine = root / "runs" / "my-run"
     shutil.copytree(a_run(), mine)
     (root / "runs" / ("a" * 20)).symlink_to(outside)
@@ -251,8 +255,8 @@ def everything(folder: Path) -> dict[str, bytes | None]:
 
 def test_nothing_that_is_not_ours_is_removed_measured_or_followed(a_run: Callable[..., Path], root: Path) -> None:
     places = foreign_things(root, a_run)
-    shutil.rmtree(a_run(0).parent / f"{0:020x}")  # the one that was copied
-    ours = f"{1:020x}"
+    shutil.rmtree(a_run(0).parent / f"{2:020x}")  # the one that was copied
+    ours = f"{3:020x}"
     before = {name: everything(folder) for name, folder in places.items()}
     found = list_cache()
     assert ([entry["path"] for entry in found["entries"]], found["size"]) == ([f"runs/{ours}"], 1000)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +113,7 @@ def test_a_run_that_an_older_scoremode_began_resumes_with_kl_alone_and_says_so(
 # ── between processes ────────────────────────────────────────────────────────────────────────────────────────────────
 def answers() -> Answers:
     columns = {"kl": np.ones(3), "kl_reverse": np.full(3, 0.5), "total_variation": np.zeros(3)}
-    return replace(Answers(np.zeros((3, 1))), **columns, same_first=np.array([5, 0, 2], np.int32))
+    return Answers(np.zeros((3, 1))).apart({**columns, "same_first": np.array([5, 0, 2], np.int32)})
 
 
 WINDOW = Window(np.arange(4, dtype=np.int32), np.arange(3, dtype=np.int32), np.ones((3, 1), np.int32))
@@ -122,8 +121,7 @@ WINDOW = Window(np.arange(4, dtype=np.int32), np.arange(3, dtype=np.int32), np.o
 
 @pytest.mark.parametrize("gone", [(), ("kl_reverse",), ("kl_reverse", "total_variation", "same_first")])
 def test_a_message_has_those_that_were_measured(gone: tuple[str, ...]) -> None:
-    absent: dict[str, Any] = dict.fromkeys(gone)
-    sent = PackedAnswers.of([(0, replace(answers(), **absent))])
+    sent = PackedAnswers.of([(0, answers().apart(dict.fromkeys(gone)))])
     read = from_message(to_message(sent), PackedAnswers)
     ((_, found),) = read.answers()
     assert found.divergences == tuple(name for name in NAMES if name not in gone)

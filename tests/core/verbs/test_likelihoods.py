@@ -89,10 +89,11 @@ class Faulty(TableEngine):
         ("short", "window 1 asked for"),
     ],
 )
-def test_faults_of_engines_are_errors(fault: str, words: str) -> None:
+@pytest.mark.parametrize("together", [1, 2, 256])
+def test_faults_of_engines_are_errors(fault: str, words: str, together: int) -> None:
     plan = plan_of_pairs([(one.ids, one.first) for one in ASKED], GROUPS)
     with pytest.raises(EngineError, match=words):
-        list(answered(Faulty(fault), plan))
+        list(answered(Faulty(fault), plan, together=together))
 
 
 def test_certain_is_the_most() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from scoremode.core.verbs.prob import many_pairs
 from scoremode.core.verbs.prob.many_pairs import EncodedChunks, PairFile, digest_of
-from scoremode.core.verbs.prob.sequence import SequenceProbability
+from scoremode.core.verbs.prob.sequence import SequenceProbability, SequenceScore, TokenScore
 from scoremode.errors import BoundaryError, InputError
 
 ODD = [
@@ -37,6 +37,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(many_pairs, "STEP", 4)
+    monkeypatch.setattr(many_pairs, "KEPT", 8)
 
 
 @pytest.fixture
@@ -88,7 +89,9 @@ def test_pairs_encoded_together_are_those_encoded_alone(
     assert lm.measure(ODD) == (max(pair.fed for pair in together), sum(pair.fed for pair in together))
 
 
-def test_a_refused_pair_is_named_by_its_number_in_the_whole_file() -> None:
+@pytest.mark.parametrize("kept", [0, many_pairs.KEPT])
+def test_a_refused_pair_is_named_by_its_number_in_the_whole_file(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(many_pairs, "KEPT", kept)
     lm = SequenceProbability("table:uniform")
     pairs = [*ODD, ("no target", ""), *ODD]
     with pytest.raises(InputError, match=f"^pair {len(ODD) + 1}: a target is empty"):
@@ -106,13 +109,25 @@ def test_a_spanning_token_may_begin_with_any_piece(tiny: Path) -> None:
         encoder.beginning_with("no piece begins like this", 0)
 
 
-def test_chunks_are_encoded_again_as_they_were() -> None:
+@pytest.mark.parametrize("kept", [0, many_pairs.KEPT])
+def test_chunks_are_encoded_again_as_they_were(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(many_pairs, "KEPT", kept)
     lm = SequenceProbability("table:uniform")
     chunks = EncodedChunks(lm, ODD, 4)
     assert chunks.longest == max(pair.fed for pair in lm.encode(ODD))
     assert chunks.fed == sum(pair.fed for pair in lm.encode(ODD))
     found = [pair for number in range(chunks.count) for pair in chunks[number]]
     assert [(p.prompt, p.target, p.ids.tolist()) for p in found] == [(*o, list("".join(o).encode())) for o in ODD]
+
+
+@pytest.mark.parametrize("rank", [1, None])
+@pytest.mark.parametrize("logprob", [-5.545177444479562, -0.0, 1e-7, float("-inf")])
+def test_the_fast_line_is_the_line_of_json(rank: int | None, logprob: float) -> None:
+    tokens = (TokenScore(3, 'é"\\\n\u2028', -1.5, rank), TokenScore(4, "", logprob, rank))
+    total = min(0.0, -1.5 + logprob)
+    result = SequenceScore("p\x00", "t", total, 0.25, float("inf"), "clean", tokens)
+    assert result.as_line() == json.dumps(result.as_json(), ensure_ascii=False, allow_nan=False)
+    assert SequenceScore.from_json(json.loads(result.as_line())) == result
 
 
 PEAK = """

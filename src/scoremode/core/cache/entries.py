@@ -10,8 +10,8 @@ tokenizers/DIGEST                tokenizers as Transformers made them (core/text
 logs/ENGINE-….log                messages of an engine that failed
 KIND/.removed-NAME-TOKEN         an entry whose removal was interrupted
 
-An entry is ours if its name is a DIGEST, or one of those above. Anything else is foreign: it is not listed, measured,
-opened, followed or removed.
+An entry is ours if scoremode uses its name and the names of all its files. Anything else is foreign: it is not listed,
+measured, opened, followed or removed.
 
 A process that writes an entry holds the lock file in it; a process that reads it may share a lock on its mark.
 ``mark_used`` and ``hold_entry`` do nothing for folders that are not entries of the cache, and do not fail if the cache
@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scoremode.core.disk import folders
-from scoremode.core.disk.folders import JOURNAL, LOCK, MANIFEST, MODEL_MARK
+from scoremode.core.disk.folders import JOURNAL, LOCK, MANIFEST, MODEL_MARK, PLACE
 from scoremode.core.disk.locks import open_locked, share_until_exit
 from scoremode.errors import RunError
 
@@ -53,6 +53,7 @@ LOG = re.compile(r"[a-z]+-[0-9]+-[0-9a-f]{8}\.log")
 CONVERSION = re.compile(r"\.[\w.-]+\.[a-z0-9_]{8}")  # a folder made by tempfile.mkdtemp in core/models/embedded.py
 CONVERTING = 3600.0  # seconds; a conversion takes about one minute and holds no lock
 LEFTOVER = re.compile(r"\.removed-[\w.-]+-[0-9a-f]{16}")
+COLUMN = re.compile(r"[a-z_]+\.(bin|wide)")  # a column of tokens; one that is being written in a larger type
 
 Stats = dict[str, os.stat_result]
 
@@ -98,7 +99,7 @@ def inspect_entry(kind: str, path: Path) -> Entry | None:
         files = _files(path) if named and stat.S_ISDIR(info.st_mode) else None
     except OSError:
         return None
-    if files is None or (kind == "models" and not _is_model(path.name, files)):
+    if files is None or not _is_ours(kind, path.name, files):
         return None
     # not the folder's own time, which a lock file changes
     telling = files.keys() & {MARKS[kind], JOURNAL, folders.PARTIAL_ATTRIBUTION} or files.keys() - {LOCK}
@@ -110,10 +111,30 @@ def _may_be_converting(entry: Entry) -> bool:
     return entry.kind == "models" and time.time() - entry.used < CONVERTING and not mark_of(entry.path).exists()
 
 
-def _is_model(name: str, files: Stats) -> bool:
-    """Is this the folder of a converted model, or of a conversion that was begun?"""
-    begun = CONVERSION.fullmatch(name) and all(file.split(os.sep)[0] in ("model", LOCK) for file in files)
-    return MODEL_MARK in files or bool(begun or LEFTOVER.fullmatch(name))
+def _is_ours(kind: str, name: str, files: Stats) -> bool:
+    """Did scoremode make all files of a folder with this name?"""
+    if LEFTOVER.fullmatch(name):
+        return True
+    if kind == "models":
+        begun = CONVERSION.fullmatch(name) and all(file.split(os.sep)[0] in ("model", LOCK) for file in files)
+        return MODEL_MARK in files or bool(begun)
+    if kind == "files" and PLACE not in files and sum(not file.startswith(".") for file in files) > 1:
+        return False  # a copy is one file, which may have any name
+    return all(stat.S_ISREG(found.st_mode) and _is_our_file(kind, file) for file, found in files.items())
+
+
+def _is_our_file(kind: str, name: str) -> bool:
+    """May a folder of this kind contain a file of this name?"""
+    if os.sep in name:
+        return False
+    if kind == "files" or name in (LOCK, MARKS[kind]) or folders.is_temporary(name):
+        return True
+    if kind == "attributions":
+        return name == folders.PARTIAL_ATTRIBUTION
+    if kind == "texts":
+        return COLUMN.fullmatch(name) is not None
+    known = name in (folders.SCORES, JOURNAL, PLACE) or folders.is_reference_file(name)
+    return kind in ("runs", "references") and known
 
 
 def _files(folder: Path) -> Stats:

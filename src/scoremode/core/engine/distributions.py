@@ -81,7 +81,7 @@ def split_divergence(found: Divergence, ends: Ints) -> list[Answers]:
     apart = divergence_columns({column.name: getattr(found, column.name) for column in DIVERGENCE})
     starts = np.concatenate([[0], ends[:-1]])
     return [
-        replace(answers, **{name: column[a:b] for name, column in apart.items()})
+        answers.apart({name: column[a:b] for name, column in apart.items()})
         for answers, a, b in zip(split_columns(found.q, ends), starts, ends, strict=True)
     ]
 
@@ -206,6 +206,21 @@ def load_baseline(
     return StatesOnDevice(baseline, device, vocabulary)
 
 
+def divergence_of_logits(
+    against: StatesOnDevice | RecordsOnDevice | LogitsOnDevice,
+    windows: list[IndexedWindow],
+    logits: Tensor,
+    targets: Tensor,
+) -> Divergence:
+    """The divergence from a baseline, and the candidate's columns, both from the candidate's logits (n, vocabulary).
+
+    The rows are those that the windows ask for, concatenated; ``targets`` is (n, k). The sums of the divergence are in
+    float64. May overwrite the logits.
+    """
+    every = [against.window(index, window)(slice(0, len(window.rows))).clone() for index, window in windows]
+    return against.diverge(torch.cat(every), logits, targets, logits.shape[1])
+
+
 def records_of_logits(logits: Tensor) -> Raw:
     """Encodes logits (n, vocabulary) as uint16 records (n, words): only these leave the device."""
     return encode_records(logits).cpu().numpy().view(np.uint16)
@@ -268,4 +283,4 @@ def with_distributions(
         apart: dict[str, Array] = {}
         if against is not None:
             apart = made.distances(states, against.window(index, source.window(index)), against, width)
-        yield index, replace(answers, **apart, records=records, states=states if want.states else None)
+        yield index, replace(answers.apart(apart), records=records, states=states if want.states else None)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from scoremode.core.scores.schema import BUILT_IN, DIVERGENCE, Array, DivergenceColumns, ScoreColumns
+from scoremode.core.scores.schema import BUILT_IN, DIVERGENCE, Array, Column, DivergenceColumns, ScoreColumns
 from scoremode.errors import EngineError
 from scoremode.values import Ids, Ints, Raw
 
@@ -101,6 +101,10 @@ class Answers(DivergenceColumns, ScoreColumns):
             if (column := getattr(self, name)) is not None:
                 yield name, column
 
+    def apart(self, divergence: Mapping[str, Any]) -> Answers:
+        """Returns these answers with the columns of a divergence, by name."""
+        return replace(self, **divergence)
+
 
 REQUESTED = ("states", *(column.name for column in DIVERGENCE), "records")
 """Arrays that answers have only if they were requested, with one line per row."""
@@ -119,23 +123,15 @@ def measured(column: T | None) -> T:
 
 
 # ── checks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-def check_answers(source: WindowSource, index: int, answers: Answers) -> None:
-    """Requires one number for each target of a window, none of them NaN; minus infinity is a probability of zero.
+def check_answers(source: WindowSource, found: Sequence[tuple[int, Answers]]) -> None:
+    """Requires one number for each target of each window, none of them NaN; minus infinity is a probability of zero.
 
     Every given column must have the right shape. The caller checks that all answers have the same columns.
     """
-    counts: Ints | None = getattr(source, "target_counts", None)  # a plan knows them without making the window
-    check_shapes(source.window(index).targets.shape if counts is None else (int(counts[index]), 1), index, answers)
-    for column in BUILT_IN.scores:
-        given = getattr(answers, column.name)
-        if given is None or column.dtype != "float64" or not given.size:
-            continue
-        if not np.maximum.reduce(given, axis=None) < np.inf:  # of values with a NaN, it is NaN
-            row = int(np.argwhere(np.isnan(given) | (given == np.inf))[0][0])
-            raise EngineError(
-                f"the model gives NaN in window {index} at token {int(source.window(index).rows[row]) + 1}",
-                fix="try --dtype float32; if it stays, the weights are damaged",
-            )
+    if len(found) > 1 and _all_sound(source, found):
+        return
+    for index, answers in found:
+        _check_window(source, index, answers)
 
 
 def check_divergence(index: int, answers: Answers, least_kl: float = 0.0) -> None:
@@ -153,8 +149,47 @@ def check_shapes(shape: tuple[int, ...], index: int, answers: Answers) -> None:
     if wrong is not None:
         raise EngineError(f"window {index} got wrong columns: {wrong}", fix=FAULT)
     for column in (*BUILT_IN.scores, *DIVERGENCE):
-        given = getattr(answers, column.name)
+        given = getattr(answers, column.name, None)
         wanted = shape if column.per == "target" else shape[:1]
-        if given is not None and given.shape != wanted:
+        if given is not None and np.shape(given) != wanted:
             what = "scores" if column.name == "logprob" else f"values of {column.name}"
-            raise EngineError(f"window {index} asked for {wanted} {what} and got {given.shape}", fix=FAULT)
+            raise EngineError(f"window {index} asked for {wanted} {what} and got {np.shape(given)}", fix=FAULT)
+
+
+def _check_window(source: WindowSource, index: int, answers: Answers) -> None:
+    check_shapes(targets_shape(source, index), index, answers)
+    for column in BUILT_IN.chosen(answers.columns):
+        given = getattr(answers, column.name)
+        if _is_sound(column, given):
+            continue
+        row = int(np.argwhere(np.isnan(given) | (given == np.inf))[0][0])
+        raise EngineError(
+            f"the model gives NaN in window {index} at token {int(source.window(index).rows[row]) + 1}",
+            fix="try --dtype float32; if it stays, the weights are damaged",
+        )
+
+
+def _is_sound(column: Column, values: Array) -> bool:
+    """Are all values less than plus infinity, and none NaN? The maximum shows both: it is NaN if any value is."""
+    return column.dtype != "float64" or not values.size or bool(np.maximum.reduce(values, axis=None) < np.inf)
+
+
+def _all_sound(source: WindowSource, found: Sequence[tuple[int, Answers]]) -> bool:
+    """Does ``_check_window`` accept all these answers? The columns of all windows are checked together."""
+    names = found[0][1].columns
+    if BUILT_IN.set_problem(names) is not None or any(answers.columns != names for _, answers in found):
+        return False
+    shapes = [targets_shape(source, index) for index, _ in found]
+    for column in BUILT_IN.chosen(names):
+        parts = [getattr(answers, column.name) for _, answers in found]
+        if [part.shape for part in parts] != (shapes if column.per == "target" else [shape[:1] for shape in shapes]):
+            return False
+        if not _is_sound(column, np.concatenate(parts, axis=None)):
+            return False
+    return True
+
+
+def targets_shape(source: WindowSource, index: int) -> tuple[int, ...]:
+    """Returns how many rows a window has, and how many targets per row. A plan knows both without making the window."""
+    counts: Ints | None = getattr(source, "target_counts", None)
+    return source.window(index).targets.shape if counts is None else (int(counts[index]), 1)

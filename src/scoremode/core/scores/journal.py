@@ -188,9 +188,12 @@ class Journal:
 
     def _require_same_columns(self, window: int, answers: Answers) -> None:
         """Raises an error if the columns of an answer differ from those of the first answer."""
-        names, divergences = answers.columns, answers.divergences if self.with_kl else ()
+        names, divergences = BUILT_IN.in_order(answers.columns), answers.divergences if self.with_kl else ()
+        problem = BUILT_IN.set_problem(answers.columns)
         if self.with_kl and answers.kl is None:
-            raise _unusable_scores(f"window {window} has no divergence")
+            problem = f"window {window} has no divergence"
+        if problem is not None:
+            raise _unusable_scores(problem)
         if self.measured is None:
             self.measured = names
             self._use_columns(names, divergences)

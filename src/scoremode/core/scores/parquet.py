@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -117,14 +117,24 @@ def load_library() -> None:
 
 
 def write(file: IO[bytes], blocks: Iterable[Rows]) -> None:
-    """Write blocks into an open file; each becomes a row group and is not kept in memory."""
+    """Write blocks into an open file; each becomes a row group and is not kept in memory.
+
+    While one block is compressed, which needs no Python, the next is made.
+    """
     import pyarrow.parquet as pq
 
     tables = (to_arrow(*block) for block in blocks)
     first = next(tables)
-    with pq.ParquetWriter(file, first.schema, compression="zstd") as writer:
-        for table in chain([first], tables):
+    with (
+        ThreadPoolExecutor(1, "scoremode-columns") as ahead,
+        pq.ParquetWriter(file, first.schema, compression="zstd") as writer,
+    ):
+        table = first
+        del first
+        while table is not None:
+            coming = ahead.submit(next, tables, None)
             writer.write_table(table)
+            table = coming.result()
 
 
 def columns_problem(path: Path) -> str | None:
@@ -197,6 +207,14 @@ class ColumnFile:
         if nulls not in (0, self.rows):
             raise self._unreadable(f"its column {name} is null in {nulls} of {self.rows} rows")
         return nulls > 0
+
+    def extremes(self, name: str) -> npt.NDArray[Any]:
+        """The least and the largest number of each row group, as far as the file's own statistics know them."""
+        metadata, index = self._file.metadata, self._file.schema_arrow.names.index(name)
+        groups = (metadata.row_group(group).column(index).statistics for group in range(metadata.num_row_groups))
+        return np.array(
+            [x for found in groups if found is not None and found.has_min_max for x in (found.min, found.max)]
+        )
 
     def read(self, name: str) -> npt.NDArray[Any] | None:
         """A whole column; a long column of numbers is mapped from a temporary file. None: it was not measured."""

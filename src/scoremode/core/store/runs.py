@@ -215,6 +215,11 @@ def _opened(folder: Path, manifest: dict[str, Any]) -> Run:
         raise RunError(f"{stored.path} has {stored.rows} rows instead of {manifest['targets']}", fix=AGAIN)
     if stored.not_measured & set(BUILT_IN.names) != set(manifest.get("not_measured", ())):
         raise RunError(f"the measured columns of {stored.path} are not those of its manifest", fix=AGAIN)
+    wrong = BUILT_IN.impossible_value(
+        {name: stored.extremes(name) for name in BUILT_IN.names if name not in stored.not_measured}
+    )
+    if wrong is not None:
+        raise RunError(f"{stored.path} cannot be right: {wrong}", fix=AGAIN)
     return Run(
         plan_digest=manifest["plan_digest"],
         scores=Scores.on_disk(stored),

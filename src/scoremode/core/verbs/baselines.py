@@ -380,7 +380,7 @@ class AgainstLive(Against):
             return
         for index, answers, seconds in self._live.take_answers():
             if not self._unfinished.journal.done[index]:
-                check_answers(self.asked.plan, index, answers)
+                check_answers(self.asked.plan, [(index, answers)])
                 self._unfinished.keep(index, answers, seconds)
 
     def facts(self, run: UnfinishedRun, candidate: LazyModel) -> dict[str, Any]:

@@ -33,8 +33,8 @@ from scoremode.core.strict_json import LARGEST, read_object
 from scoremode.errors import InputError, RunError, print_line
 
 REPORT_MARK = b'<meta name="generator" content="scoremode'
-STANDARD_STREAMS = {"/dev/stdout": 1, "/dev/stderr": 2}
 MARK_WITHIN = 1024  # the mark is within this many first bytes of a report
+MOST_LINKS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,10 +252,14 @@ def write_files(texts: Mapping[Path, str], flag: str, what: str, mark: str | Non
 
 def _own_descriptor(text: str) -> int | None:
     """Returns the file descriptor of this process that a name such as /dev/stdout refers to, or None."""
-    if text in STANDARD_STREAMS:
-        return STANDARD_STREAMS[text]
-    found = re.fullmatch(r"/(?:dev|proc/self)/fd/(\d+)", text)
-    return int(found[1]) if found else None
+    path = os.path.abspath(text)
+    for _ in range(MOST_LINKS):
+        if found := re.fullmatch(rf"/(?:dev/fd|proc/(?:self|thread-self|{os.getpid()})/fd)/(\d+)", path):
+            return int(found[1])
+        if not os.path.islink(path):
+            return None
+        path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
+    return None
 
 
 def _check_folder(folder: Path, text: str, fix: str, *, made_later: bool) -> None:

@@ -24,7 +24,7 @@ from scoremode.core.text.documents import RereadDocuments, notes_on
 from scoremode.core.text.slices import read_rules
 from scoremode.core.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer
 from scoremode.core.text.tokens import Tokens, TokenStream, first_tokens
-from scoremode.core.verbs.arguments import TEXT, QuestionArguments, asked_path, check_question
+from scoremode.core.verbs.arguments import QuestionArguments, asked_path, check_question
 from scoremode.errors import MethodError, OptionError
 from scoremode.values import NUMERICS
 from scoremode.version import __version__
@@ -63,8 +63,15 @@ def prepare_question(
     require_flag("assistant_only", assistant_only)
     document_tokens = whole_number("document_tokens", given.get("document_tokens"))
     rule, slices = find_method(given.get("method", "sliding-once")), read_rules(given.get("slice"))
-    named: dict[str, Any] = {name: given.get(name) for name in TEXT}
-    corpus = load(named.pop("corpus"), **named)
+    corpus = load(
+        given.get("corpus"),
+        text=given.get("text"),
+        field=given.get("field"),
+        num_samples=given.get("num_samples"),
+        dataset=given.get("dataset"),
+        dataset_config=given.get("dataset_config"),
+        split=given.get("split"),
+    )
     if corpus.layout == "chat":
         rule = replace(rule, special=False)  # a chat template writes special tokens itself
     if corpus.own_tokens is not None:

@@ -146,7 +146,7 @@ class Model:
             with self._asking():
                 engine = self._model.engine(Work(longest=max(one.fed for one in asked)), progress)
                 # each text has its own number: a shared prompt would not be computed as a trainer does
-                for i, one in likelihoods(engine, asked, np.arange(len(asked)), progress):
+                for i, one in likelihoods(engine, asked, np.arange(len(asked)), progress=progress, together=256):
                     found[numbers[i]] = one.answers.logprob[:, 0]
         return found
 

@@ -9,11 +9,13 @@ import hashlib
 import json
 import re
 import sys
+import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Annotated
 
 import msgspec
@@ -24,7 +26,6 @@ from scoremode.core.models.embedded import EMBEDDED
 from scoremode.core.models.facts import resolve
 from scoremode.core.models.subject import Subject
 from scoremode.core.text.files import Message
-from scoremode.core.text.reachable import hub_is_reachable
 from scoremode.core.text.token_text import byte_level_piece, sentencepiece_piece, spelled
 from scoremode.core.text.tokenizer import (
     PROBE,
@@ -133,10 +134,19 @@ def _on_hub(name: str) -> str | Path | None:
     kept = try_to_load_from_cache(name, "tokenizer.json")
     if isinstance(kept, str):
         return Path(kept).parent
-    with suppress(Exception):  # the hub's client raises many kinds; all of them mean that the server must do
-        if hub_is_reachable():
-            files = HfApi().model_info(name, timeout=HUB_SECONDS).siblings or ()
-            return name if any(file.rfilename == "tokenizer.json" for file in files) else None
+    found: SimpleQueue[set[str]] = SimpleQueue()
+
+    def ask() -> None:
+        try:
+            told = HfApi().model_info(name, timeout=HUB_SECONDS)
+            found.put({file.rfilename for file in told.siblings or ()})
+        except Exception:  # the hub client raises many kinds; all of them mean that the server must do
+            found.put(set())
+
+    # in a thread, because the client's own limit is for each byte: a hub that hangs must not keep us
+    threading.Thread(target=ask, daemon=True, name="scoremode-hub").start()
+    with suppress(Empty):
+        return name if "tokenizer.json" in found.get(timeout=HUB_SECONDS) else None
     return None
 
 

@@ -92,7 +92,7 @@ class TableEngine(Engine):
             if want.records:
                 answers = replace(answers, records=self._records(lines))
             if divergence is not None:
-                answers = replace(answers, **divergence(index, window, self.logprobs[lines]))
+                answers = answers.apart(divergence(index, window, self.logprobs[lines]))
             yield index, answers
 
     def _score_blocks(self, plan: Plan, done: Bools) -> Iterator[tuple[int, Answers]]:

@@ -151,7 +151,7 @@ class VllmEngine(Engine):
             require_one_vocabulary(want.against.head.vocabulary, self.facts.vocabulary)
             extra = Extra("kl", DIVERGENCE_WORDS, *want.against.place)
             for index, answers, words in self._score(source, done, extra):
-                yield index, replace(answers, **read_divergences(words))
+                yield index, answers.apart(read_divergences(words))
         else:
             for index, answers, _ in self._score(source, done, Extra()):
                 yield index, answers

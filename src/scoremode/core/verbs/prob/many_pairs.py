@@ -18,7 +18,7 @@ import hashlib
 import json
 import tempfile
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -30,7 +30,7 @@ from scoremode.core.disk.manifests import differing_fields
 from scoremode.core.disk.records import RecordFile, read_record_header
 from scoremode.core.strict_json import parse, read_object
 from scoremode.core.verbs.outputs import Output, check_output, has_content
-from scoremode.core.verbs.prob.boundary import EncodedPair
+from scoremode.core.verbs.prob.boundary import EncodedPair, longest_of
 from scoremode.core.verbs.prob.sequence import SequenceProbability, SequenceScore
 from scoremode.core.verbs.progress import Progress
 from scoremode.errors import InputError, RunError
@@ -38,6 +38,7 @@ from scoremode.errors import InputError, RunError
 Pair = tuple[str, str]
 
 STEP = 256  # pairs between two stored offsets into the copy of a file
+KEPT = 1 << 14  # pairs that stay in memory as tokens; other pairs are encoded again when they are scored
 EXAMPLE = 'use rows like {"prompt": "…", "target": "…"}'
 CHUNK = 256  # pairs scored between two writes
 KIND, FORMAT = "scoremode prob", 2  # format 2: small groups share a batch, which may change last digits
@@ -101,10 +102,12 @@ class PairFile:
 
 Pairs = list[Pair] | PairFile
 
+_quoted: Callable[[str], str] = json.encoder.encode_basestring_ascii
+
 
 def as_line(pair: Pair) -> bytes:
-    """Encodes a pair as the bytes that are hashed."""
-    return json.dumps(pair).encode() + b"\n"
+    """Encodes a pair as the bytes that are hashed: as ``json.dumps`` writes it, with a line break."""
+    return f"[{_quoted(pair[0])}, {_quoted(pair[1])}]\n".encode()
 
 
 def digest_of(pairs: Pairs) -> str:
@@ -114,16 +117,27 @@ def digest_of(pairs: Pairs) -> str:
 
 
 class EncodedChunks:
-    """Pairs as tokens, by chunks. All are checked and measured first, and encoded again when they are scored."""
+    """Pairs as tokens, by chunks. All pairs are checked and measured first, but only about KEPT stay in memory."""
 
     def __init__(self, lm: SequenceProbability, pairs: Pairs, size: int) -> None:
         self.lm, self.pairs, self.size = lm, pairs, size
         self.count = -(-len(pairs) // size)
-        begins = range(0, len(pairs), size)
-        longest, fed = zip(*(lm.measure(pairs[begin : begin + size], begin + 1) for begin in begins), strict=True)
-        self.longest, self.fed = max(longest), sum(fed)
+        self.longest = self.fed = 0
+        self._kept: list[list[EncodedPair]] = []
+        for number in range(self.count):
+            if number == 0 or (number + 1) * size <= KEPT:
+                chunk = self._encode(number)
+                self._kept.append(chunk)
+                longest, fed = longest_of(chunk), sum(pair.fed for pair in chunk)
+            else:
+                begin = number * size
+                longest, fed = lm.measure(pairs[begin : begin + size], begin + 1)
+            self.longest, self.fed = max(self.longest, longest), self.fed + fed
 
     def __getitem__(self, number: int) -> list[EncodedPair]:
+        return self._kept[number] if number < len(self._kept) else self._encode(number)
+
+    def _encode(self, number: int) -> list[EncodedPair]:
         begin = number * self.size
         return self.lm.encode(self.pairs[begin : begin + self.size], begin + 1)
 
@@ -309,7 +323,7 @@ def _finish_chunks(
 
 
 def _lines(results: list[SequenceScore]) -> bytes:
-    return b"".join(json.dumps(x.as_json(), ensure_ascii=False, allow_nan=False).encode() + b"\n" for x in results)
+    return "".join(result.as_line() + "\n" for result in results).encode()
 
 
 def _require_same(path: Path, known: dict[str, Any], wanted: dict[str, Any]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack, cast
 
 import numpy as np
 
@@ -26,9 +28,12 @@ from scoremode.core.verbs.question import identify
 from scoremode.core.verbs.scoring import answered, likelihoods, no_more_than_certain
 from scoremode.errors import BoundaryError, InputError, ModelError, OptionError, UnknownArgumentError, one_line
 
+_quoted: Callable[[str], str] = json.encoder.encode_basestring  # as json writes a text
+_write_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+
 LEADING_SPACE = ("as-given", "add")
 SPANNING = ("constrain", "refuse")
-BATCH = 256  # pairs that are encoded at a time
+BATCH = 256  # pairs that are encoded, and answers that are checked, at a time
 
 
 class TokenScore(NamedTuple):
@@ -38,6 +43,10 @@ class TokenScore(NamedTuple):
     text: str
     logprob: float  # nats
     rank: int | None  # None: not measured
+
+
+# as _make, in a third of the time
+_token = cast("Callable[[tuple[Any, ...]], TokenScore]", partial(tuple.__new__, TokenScore))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +75,25 @@ class SequenceScore:
         found = {field.name: _finite(getattr(self, field.name)) for field in fields(self)}
         tokens = [{name: _finite(value) for name, value in token._asdict().items()} for token in self.tokens]
         return {**found, "tokens": tokens}
+
+    def as_line(self) -> str:
+        """``as_json`` as text, without a line break; several times as fast as the general writer."""
+        if not math.isfinite(self.log_prob) or self.tokens[0].rank is None:  # then so are some of its tokens
+            return _write_json(self.as_json())
+        tokens = ", ".join(
+            [
+                f'{{"id": {i}, "text": {_quoted(text)}, "logprob": {logprob!r}, "rank": {rank}}}'
+                for i, text, logprob, rank in self.tokens
+            ]
+        )
+        perplexity = repr(self.perplexity) if math.isfinite(self.perplexity) else "null"
+        return (
+            f'{{"prompt": {_quoted(self.prompt)}, "target": {_quoted(self.target)}, '
+            f'"log_prob": {self.log_prob!r}, "prob": {self.prob!r}, '
+            f'"perplexity": {perplexity}, "boundary": {_quoted(self.boundary)}, "tokens": [{tokens}], '
+            f'"leading_space": {_quoted(self.leading_space)}, "condition": {_quoted(self.condition)}, '
+            f'"condition_log_prob": {self.condition_log_prob!r}}}'
+        )
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> SequenceScore:
@@ -220,7 +248,7 @@ class SequenceProbability:
         engine = self.open(longest_of(pairs), progress)
         numbers = {prompt: i for i, prompt in enumerate(dict.fromkeys(p.prompt for p in pairs))}
         groups = np.array([numbers[p.prompt] for p in pairs], dtype=np.int64)
-        found = dict(likelihoods(engine, pairs, groups, progress))
+        found = dict(likelihoods(engine, pairs, groups, progress=progress, together=BATCH))
         conditions = self._conditions(engine, pairs)
         results = []
         for i, (pair, condition) in enumerate(zip(pairs, conditions, strict=True)):
@@ -238,7 +266,7 @@ class SequenceProbability:
                     prob=math.exp(log_prob),
                     perplexity=math.exp(per_token) if per_token < 700 else math.inf,
                     boundary="spanning" if pair.condition else "clean",
-                    tokens=tuple(map(TokenScore._make, tokens)),
+                    tokens=tuple(map(_token, tokens)),
                     leading_space=self.leading_space,
                     condition=pair.condition,
                     condition_log_prob=condition,
@@ -255,7 +283,7 @@ class SequenceProbability:
             allowed = self.encoder.beginning_with(pair.condition, int(pair.ids[pair.first]))
             rows = np.array([pair.first - 1], dtype=np.int32)
             windows.append(Window(pair.ids[: pair.first], rows, allowed[None, :]))
-        found = dict(answered(engine, WindowList(tuple(windows))))
+        found = dict(answered(engine, WindowList(tuple(windows)), together=BATCH))
         for at, (i, pair) in enumerate(asked):
             logs[i] = no_more_than_certain(float(np.logaddexp.reduce(found[at].logprob[0])))
             if logs[i] == -math.inf:

@@ -125,7 +125,7 @@ class TransformersSwapper(Swapper):
         self._logprob, self._top = np.empty(plan.targets), np.empty(plan.targets, np.int32)
         fed = 0
         for index, answers in self.swaps.record(plan, starts, place):
-            check_answers(plan, index, answers)
+            check_answers(plan, [(index, answers)])
             here = rows_of(plan, index)
             self._logprob[here], self._top[here] = answers.logprob[:, 0], measured(answers.top)
             fed += int(plan.lengths[index])
@@ -149,7 +149,7 @@ class TransformersSwapper(Swapper):
     def _answers(self, plan: Plan, number: int, changed: Sequence[str], tell: Tell) -> Iterator[tuple[int, Answers]]:
         fed = 0
         for index, answers in self.swaps.diverge(plan, self.facts.start_of(changed)):
-            check_answers(plan, index, answers)
+            check_answers(plan, [(index, answers)])
             check_divergence(index, answers)
             yield index, answers
             fed += int(plan.lengths[index])
