@@ -400,7 +400,7 @@ def test_a_process_that_waits_for_a_removed_folder_creates_it_again(
                 assert remove(entry) is None
             return super().acquire(waiting=waiting)
 
-    monkeypatch.setattr(runs, "Lock", LateLock)
+    monkeypatch.setattr("scoremode.core.store.resumable.Lock", LateLock)
     assert sm.ppl("table:uniform", text="any text").perplexity.value == pytest.approx(256)
     assert left[0] < 2, "the folder was removed, and created again"
 
