@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +129,19 @@ def test_equal_ids_are_enough_even_if_the_tokenizers_have_different_names(tiny: 
     (found,) = sm.compare(str(tiny), str(made), **ASKED)
     assert found.kl is not None
     assert np.abs(found.kl).max() < 1e-2
+
+
+def test_a_finished_run_that_does_not_fit_loses_no_other_result(tmp_path: Path) -> None:
+    sm.ppl("table:uniform", text="another text", out=tmp_path / "run")
+    with pytest.raises(CandidatesError) as error:
+        sm.compare(Path("table:uniform"), "table:successor", tmp_path / "run", text="any text")
+    assert list(error.value.found) == ["table:successor"]
+    assert "different plans" in str(error.value.failed[str(tmp_path / "run")])
+
+
+def test_a_baseline_that_is_no_name_is_refused() -> None:
+    run = sm.ppl("table:uniform", text="any text")
+    with pytest.raises(OptionError, match=r"baseline is .* neither a name nor a path"):
+        sm.compare(run, "table:successor", text="any text")
+    with sm.open("table:successor") as model, pytest.raises(InputError, match="this run is not kept on disk"):
+        model.compare(replace(run, path=None), text="any text")

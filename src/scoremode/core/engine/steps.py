@@ -178,7 +178,7 @@ class LiveSteps(LiveLogits):
                 own = own or StepReducer(LogitsReducer(self.plan, SCORES, logits.device, self.vocabulary), windows)
                 own.reduce(rows, logits.float().clone())  # a copy: it may be overwritten
             seconds += time.perf_counter() - resumed
-            if own is not None and own.is_complete:  # nobody may ask for more than the last row
+            if own is not None and own.is_complete:  # the caller may stop after the last row
                 share = seconds / len(windows)
                 self._answers += [(index, answers, share) for index, answers in own.answers()]
             yield {row: logits[i].float() for i, row in enumerate(rows)}

@@ -1,1 +1,1 @@
-"""Stored distributions of a baseline: references (hidden states and a head) and llama.cpp's .kld files."""
+"""References: the hidden states of a baseline, stored with its head."""

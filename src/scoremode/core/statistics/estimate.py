@@ -69,7 +69,7 @@ class GroupSums:
     """
 
     def __init__(self, groups: int, shares: GroupSums | None = None) -> None:
-        """``shares``: other sums, whose denominator these sums use too. Only those other sums add its terms."""
+        """``shares``: sums whose denominator is used here as well. The denominator is added there, not here."""
         self._numerator = _ExactSums(np.zeros(groups))
         self._denominator: _ExactSums = _ExactSums(np.zeros(groups)) if shares is None else shares._denominator
         self.n = 0

@@ -27,7 +27,7 @@ def nll_of_candidate(b: PairedBlock) -> Floats:
 
 
 def stored_metric(side: Literal["baseline", "candidate"], name: str) -> Callable[[PairedMeans], Estimate]:
-    """A function that returns a metric as it is stored with one of the runs, averaged as the method does."""
+    """Returns a function that reads a metric from the manifest of the baseline or the candidate."""
 
     def of(means: PairedMeans) -> Estimate:
         run: Run = getattr(means.runs, side)

@@ -212,7 +212,7 @@ class SlicedText:
                 index = np.searchsorted(begins, at, side="right") - 1
                 inside = (index >= 0) & (at < stops[index])
                 codes[inside] = its[index[inside]]
-                del layer[: reached - (stops[-1] > at[-1])]  # a text may have millions of spans
+                del layer[: reached - (stops[-1] > at[-1])]  # spans before this block: there may be millions
         return codes
 
 

@@ -1,1 +1,1 @@
-"""The verbs that a user runs, one file per verb."""
+"""The verbs of the core, and what they share: models, questions, the loop, baselines."""

@@ -143,7 +143,7 @@ class AgainstStored(Against):
 
 
 def compare_with(beside: AbstractContextManager[Against], candidate: LazyModel, folders: Folders) -> Comparison:
-    """Compares a candidate with a baseline of any kind, in one pass over the plan; a finished run is read."""
+    """Compares a candidate with a baseline of any kind, in one pass over the plan. A run that is there is read."""
     out = folders.of(candidate)
     with (
         # the baseline's folder is claimed first, everywhere: two processes that wait for each other would wait forever

@@ -9,12 +9,13 @@ names ──▶ settings of models, finished runs ──▶ compare_with(baselin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, Unpack
 
 from scoremode.core import extensions
+from scoremode.core.arguments import path_text
 from scoremode.core.disk.uri import is_uri, located
 from scoremode.core.engine.registry import require_path
 from scoremode.core.statistics.comparison import Comparison, Comparisons, needs_whole_divergence
@@ -91,6 +92,7 @@ def compare(
         chosen = {"divergence": "all", **options} if whole else options
         sides = [its, *((candidate, engine, chosen) for candidate in candidates)]
         return _compare_loaded(baseline, sides, tokenizer, question, folders)
+    baseline = path_text("baseline", baseline)
     request = CompareRequest(engine, options, baseline_engine, baseline_options, tokenizer)
     model, found = _settings(baseline, expand_candidates(candidates), request, folders)
     if whole:
@@ -174,8 +176,13 @@ def _compare_each(
         found, failed = _score_each(
             models, folders, lambda one, where: compare_with(against.beside(one, question, where), one, where)
         )
-        if finished:
-            found |= zip(finished, of_runs(baseline, finished, against.finished(question, folders)), strict=True)
+        try:
+            of_finished = of_runs(baseline, finished, against.finished(question, folders)) if finished else []
+            found |= zip(finished, of_finished, strict=True)
+        except ScoremodeError as error:
+            if not models:
+                raise
+            failed |= dict.fromkeys(finished, error)  # what was scored is shown
     if failed:
         raise CandidatesError({name: found[name] for name, _ in candidates if name in found}, failed)
     return Comparisons(found[name] for name, _ in candidates)
@@ -217,9 +224,10 @@ def _compare_loaded(
     first = baseline if stored else models.pop(0)
     folders.require_candidates([model.subject.name for model in models])
     found = Comparisons()
-    for model in models:
-        with closing(model):
-            found.append(compare_model(first, model, check_question(question, needs_text=not stored), folders))
+    with closing(first) if isinstance(first, LazyModel) else nullcontext():
+        for model in models:
+            with closing(model):
+                found.append(compare_model(first, model, check_question(question, needs_text=not stored), folders))
     return found
 
 
@@ -229,6 +237,8 @@ def compare_model(
     """Compares a model with another model, or with a baseline that is stored (its name, or its run)."""
     if isinstance(baseline, LazyModel):
         return compare_with(LiveModel(baseline).beside(candidate, question, folders), candidate, folders)
+    if isinstance(baseline, Run) and baseline.path is None:
+        raise InputError("this run is not kept on disk", fix='make a reference: baseline.reference("ref/", corpus=…)')
     name = str(baseline.path if isinstance(baseline, Run) else baseline)
     stored = stored_baseline(name)
     if stored is None:

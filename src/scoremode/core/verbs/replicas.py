@@ -85,10 +85,10 @@ class Pieces:
     """Work that replicas share. A replica has one piece at a time, and another has it if that one dies or fails."""
 
     unit: str  # what a result is called
-    fix: str  # what helps if replicas die of it
+    fix: str  # what the user can do if replicas die during this work
     method: str  # of the worker; yields results, each with its place in the piece
     members: Sequence[Ints]  # the indices of the results of each piece
-    arguments: Callable[[int, Bools], tuple[Any, ...]]  # of the method: for a piece, and with the results that exist
+    arguments: Callable[[int, Bools], tuple[Any, ...]]  # the method's, from a piece's number and what is done
 
 
 class Pool(Protocol):

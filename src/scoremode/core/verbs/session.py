@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -190,13 +190,17 @@ class Model:
             first = baseline._model if isinstance(baseline, Model) else baseline
             return compare_model(first, self._model, asked, folders)
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        """A method that a wing adds: see ``ModelMethod``."""
-        methods: list[ModelMethod] = [] if name.startswith("_") else extensions.offered("model-method")
-        for method in methods:
-            if method.name == name:
-                return partial(self._ask_method, method)
-        raise AttributeError(f"a model has no method {name!r}")
+    if TYPE_CHECKING:
+        noise: Callable[..., Any]  # of studies/paths
+    else:  # a type checker would take any name
+
+        def __getattr__(self, name: str) -> Callable[..., Any]:
+            """A method that a wing adds: see ``ModelMethod``."""
+            methods: list[ModelMethod] = [] if name.startswith("_") else extensions.offered("model-method")
+            for method in methods:
+                if method.name == name:
+                    return partial(self._ask_method, method)
+            raise AttributeError(f"a model has no method {name!r}")
 
     def _ask_method(self, its: ModelMethod, /, **arguments: Any) -> Any:
         with self._asking():

@@ -29,7 +29,7 @@ from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.replicas import Spread, read_spread
 from scoremode.errors import InputError
 
-KEPT = ("bits_per_weight", "model_format", "sizes", "engine", "rerun", "promise")  # of a candidate's manifest
+KEPT = ("bits_per_weight", "model_format", "sizes", "engine", "rerun", "promise")  # of a manifest, in a Comparison
 NOISE = ("noise_kl", "noise_perturbed")  # of a manifest
 OF_THE_PLAN = (  # fields of a manifest that say what was scored
     *("plan_digest", "targets", "windows", "tokens", "coverage", "method_settings", "notes", "stderr_groups"),

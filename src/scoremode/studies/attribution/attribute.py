@@ -270,7 +270,7 @@ def _damage_of(compared: Comparison, cells: PlanCells) -> Damage:
 
 
 def _kept(folder: AttributionFolder, known: Mapping[str, Any]) -> Attribution | None:
-    """The finished attribution in a folder; None if it is another one, or if records are lost: they are measured again.
+    """The finished attribution in a folder; None if it answers another request, or lacks records: they are measured.
 
     ``known`` is the request that it must answer.
     """

@@ -16,7 +16,7 @@ from scoremode.errors import OptionError
 from scoremode.values import Floats, Ints
 
 ROUNDING = 1e-9  # a sum may exceed the limit by this share: sums of floating-point numbers are not exact
-TOLERANCE = 1e-6  # by which the solver may exceed a limit of 1
+TOLERANCE = 1e-6  # limits are scaled to 1, and the solver may exceed that by so much
 LARGE = 1e4  # the sum of all values that the solver sees: it tells values apart that differ by 1e-6 or more
 
 

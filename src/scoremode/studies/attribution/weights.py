@@ -53,7 +53,7 @@ def open_weights(
 ) -> CandidateWeights:
     """Opens a candidate's weights; ModelError if it is not a version of the baseline.
 
-    OwnHeadError if it has a head, and the head of the baseline is its embedding.
+    OwnHeadError if the candidate has a head of its own, and the baseline uses its embedding as the head.
 
     ``baseline`` has the shapes of the baseline's parameters, as ``named_parameters`` gives them. ``config`` is its
     config. ``read_baseline`` reads one of its parameters, and ``baseline_stored`` says how they are stored: candidates

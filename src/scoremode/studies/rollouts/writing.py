@@ -40,7 +40,7 @@ class DrawingRules:
 class WritingRequest:
     """A text to be written: the ids before it, the seed of its draws, and how many tokens it may have."""
 
-    prompt: Ids  # one or more
+    prompt: Ids  # at least one token
     seed: int
     room: int  # 1 or more
 

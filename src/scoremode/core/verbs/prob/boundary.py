@@ -161,7 +161,7 @@ class PairEncoder:
         return [pieces[i] for i in order], np.array(order, dtype=np.int32)
 
     def beginning_with(self, condition: str, spanning_token: int) -> Ids:
-        """Returns every id whose bytes begin with the prompt's part of a spanning token, ascending."""
+        """Returns the ids of all tokens that begin with the prompt's part of a spanning token, ascending."""
         beginning = condition.encode()
         pieces, ids = self._sorted_pieces
         first = bisect_left(pieces, beginning)

@@ -55,7 +55,7 @@ class SequenceScore:
 
     prompt: str
     target: str  # as it was scored, with the space if one was added
-    log_prob: float  # nats: the sum over tokens, less the condition if a token spans the boundary
+    log_prob: float  # nats: the sum over tokens, minus that of the prompt's part of a token that spans the boundary
     prob: float
     perplexity: float  # exp(-log_prob / tokens)
     boundary: str  # "clean" or "spanning"
