@@ -110,6 +110,18 @@ def test_a_run_that_an_older_scoremode_began_resumes_with_kl_alone_and_says_so(
     assert note not in whole.candidate.manifest["notes"]
 
 
+def test_through_two_replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray", reason="needs Ray")
+    monkeypatch.undo()  # replicas are other processes
+    sm.reference("table:uniform", out=tmp_path / "ref", **QUESTION)
+    one = sm.compare(str(tmp_path / "ref"), "table:successor")[0]
+    two = sm.compare(str(tmp_path / "ref"), "table:successor", replicas=2, fresh=True)[0]
+    assert two.divergences.measured == NAMES
+    for name in NAMES:
+        np.testing.assert_array_equal(getattr(two.divergences, name), getattr(one.divergences, name))
+    assert np.isinf(one.divergences.kl).any()  # type: ignore[arg-type]
+
+
 # ── between processes ────────────────────────────────────────────────────────────────────────────────────────────────
 def answers() -> Answers:
     columns = {"kl": np.ones(3), "kl_reverse": np.full(3, 0.5), "total_variation": np.zeros(3)}
