@@ -99,9 +99,10 @@ class DoctestsAsCode(Extension):
 
 def _linked(annotation: str) -> str:
     """The arguments that a function takes besides those of its signature, each a link to the table."""
-    from scoremode.core.verbs import arguments
+    from scoremode.core.verbs import arguments, reference
 
-    names = getattr(arguments, re.findall(r"\w+", annotation)[-1]).__annotations__
+    group = re.findall(r"\w+", annotation)[-1]
+    names = getattr(arguments if hasattr(arguments, group) else reference, group).__annotations__
     # HTML, because mkdocstrings puts the function's name in front of the anchors of Markdown links
     return "More arguments: " + ", ".join(f'<a href="#argument-{n}"><code>{n}</code></a>' for n in names) + "."
 

@@ -95,7 +95,7 @@ def test_a_full_context_ends_texts(tiny: Path) -> None:
     for prompt, ids, finish in zip(found.prompt_ids[::2], found.written[::2], found.finish[::2], strict=True):
         assert finish == ("stop" if ids[-1] == 1 else "context")
         assert len(prompt) + len(ids) <= room
-    with pytest.raises(sm.ScoremodeError, match=r"text 0 of prompt 1 has .* tokens"):
+    with pytest.raises(sm.ScoremodeError, match=r"text 1 has .* tokens with its prompt"):
         sm.ppl(str(tiny), corpus=found, dtype="float32")
 
 

@@ -98,7 +98,7 @@ def read_sealed(path: Path, form: type[msgspec.Struct], *, format: int, fix: str
         raise RunError(f"{path} cannot be read ({error.strerror})", fix=fix) from None
     known = found.get("format")
     if type(known) is int and known != format:
-        raise RunError(f"{path.parent} was written in format {known}, this scoremode reads {format}", fix=fix)
+        raise RunError(f"{path} was written in format {known}, this scoremode reads {format}", fix=fix)
     if not is_sealed(found):
         raise RunError(f"{path} was changed after it was written", fix=fix)
     if wrong := unusable_field(found, form):
