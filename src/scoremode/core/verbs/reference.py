@@ -65,7 +65,7 @@ class CheckedOutput(Protocol):
 class FileArguments(TypedDict, total=False):
     """Files that wings write, named here for editors and type checkers alone; see ``ReferenceOutput``."""
 
-    kld: str | Path | None
+    kld: str | Path | None  # a file for llama.cpp's tool, by the method llamacpp
 
 
 class ReferenceArguments(AllArguments, FileArguments, total=False):
