@@ -14,7 +14,7 @@ import scoremode as sm
 from scoremode.core.engine import registry
 from scoremode.core.engine.registry import choose_engine, engine_for, known_engines, share_options
 from scoremode.core.verbs.sides import CompareRequest, assign_engines
-from scoremode.errors import CandidatesError, InputError, OptionError
+from scoremode.errors import CandidatesError, InputError, OptionError, RunError
 from tests.gguf_files import gguf_of, require_llamacpp
 from tests.makers import make_tiny_model
 
@@ -129,6 +129,43 @@ def test_equal_ids_are_enough_even_if_the_tokenizers_have_different_names(tiny: 
     (found,) = sm.compare(str(tiny), str(made), **ASKED)
     assert found.kl is not None
     assert np.abs(found.kl).max() < 1e-2
+    same = gguf_of(tiny, tmp_path / "same.gguf")
+    first, second = sm.compare(str(same), str(made), str(tiny), **ASKED, out=tmp_path / "out")
+    assert first.baseline.manifest["identity"] == second.baseline.manifest["identity"], "one baseline, one run"
+
+
+# ── finished runs ────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_a_model_beside_finished_runs_makes_no_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCOREMODE_CACHE", str(tmp_path / "cache"))
+    sm.ppl("table:uniform", text="any text", out=tmp_path / "run")
+    (found,) = sm.compare("table:successor", tmp_path / "run", text="any text")
+    assert found.baseline.manifest["model"] == "table:successor"
+    assert [one.name for one in (tmp_path / "cache").iterdir()] == ["runs"]
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"text": "another text"}, "--text"),
+        ({"baseline_engine": "table"}, "--baseline-engine"),
+        ({"baseline_options": {"dtype": "float32"}}, "--baseline-dtype"),
+        ({"engine": "table"}, "--engine"),
+        ({"dtype": "float32"}, "--dtype"),
+    ],
+)
+def test_arguments_that_finished_runs_do_not_need_are_refused(tmp_path: Path, given: Any, named: str) -> None:
+    sm.ppl("table:uniform", text="any text", out=tmp_path / "run")
+    sm.reference("table:uniform", tmp_path / "reference", text="any text")
+    for baseline in (tmp_path / "run", tmp_path / "reference"):
+        with pytest.raises(OptionError, match=f"leave {named} out"):
+            sm.compare(baseline, tmp_path / "run", **given)
+
+
+def test_an_unfinished_reference_is_no_model(tmp_path: Path) -> None:
+    sm.reference("table:uniform", tmp_path, text="any text")
+    (tmp_path / "manifest.json").unlink()
+    with pytest.raises(RunError, match="is not a run"):
+        sm.compare(tmp_path, "table:successor")
 
 
 def test_a_finished_run_that_does_not_fit_loses_no_other_result(tmp_path: Path) -> None:

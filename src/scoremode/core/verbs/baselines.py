@@ -45,9 +45,10 @@ from scoremode.core.verbs.sides import (
     as_comparison,
     compared_with,
     first_targets,
+    is_stored,
     name_of,
 )
-from scoremode.errors import EngineError, InputError
+from scoremode.errors import EngineError, InputError, OptionError
 from scoremode.values import Ids
 
 if TYPE_CHECKING:
@@ -169,8 +170,17 @@ def _score(against: Against, candidate: LazyModel, claim: runs.Claim) -> Run:
         return run.save(manifest | against.facts(run, candidate))
 
 
+def require_none(given: Mapping[str, Any], reason: str) -> None:
+    """Refuses arguments that would have no effect, for this reason."""
+    for name, value in given.items():
+        if value is not None and value is not False:
+            raise OptionError(reason, fix=f"leave --{name.replace('_', '-')} out")
+
+
 def stored_baseline(name: str) -> ComparisonBaseline | None:
     """The baseline that is stored under a name; None if it is the name of a model."""
+    if not is_stored(name):
+        return None
     kinds = (*extensions.offered("baseline"), StoredReference, FinishedRun)
     found: ComparisonBaseline | None = next((kind(name) for kind in kinds if kind.claims(name)), None)
     return found
@@ -192,6 +202,7 @@ class FinishedRun:
     ) -> Mapping[str, ModelSettings]:
         for model in models.values():
             raise no_states(self.name, model.model)
+        require_none(given, f"{self.name} is a finished run, whose text and engine are known")
         return models
 
     def beside(
@@ -225,6 +236,8 @@ class StoredReference:
     def accept(
         self, given: Mapping[str, Any], models: Mapping[str, ModelSettings], finished: Sequence[str]
     ) -> Mapping[str, ModelSettings]:
+        fixed = {name: value for name, value in given.items() if not models or name.startswith("baseline_")}
+        require_none(fixed, f"{self.name} is a reference, whose text and engine are known")
         if not models:
             return models
         cut_by = self._question({name: value for name, value in given.items() if value is not None}).get("tokenizer")

@@ -33,6 +33,7 @@ from scoremode.core.verbs.baselines import (
     LiveModel,
     StoredReference,
     compare_with,
+    require_none,
     stored_baseline,
 )
 from scoremode.core.verbs.candidate_names import expand_candidates
@@ -100,6 +101,8 @@ def compare(
     for one in (model, *(one for _, one in found)):
         if one is not None:
             require_path(one.plugin, question.get("path"))
+    if model is None and not any(one for _, one in found):
+        require_none({"engine": engine, **options}, "only finished runs are compared, and nothing is scored")
     if model is not None and not is_uri(baseline):  # no model is read from a URI
         question = check_question(question, needs_text=True)
     return _compare_each(baseline, model, found, question, folders, of_baseline=request.of_baseline)
@@ -192,14 +195,18 @@ def _compare_each(
 def _opened(
     baseline: str, model: ModelSettings | None, candidates: Candidates, question: dict[str, Any], folders: Folders
 ) -> Iterator[ComparisonBaseline]:
-    """The baseline. A model runs beside the candidates where both engines can; else a reference of it is made."""
+    """The baseline. A model runs beside the candidates where both engines can; else a reference of it is made.
+
+    Candidates that are finished runs need only its run.
+    """
     if model is None:
         stored = stored_baseline(baseline)
         assert stored is not None, "a name that is not stored is that of a model"
         yield stored
         return
+    models = [one for _, one in candidates if one is not None]
     with closing(model.prepare()) as lazy:
-        if is_by_logits(model.plugin) or _side_by_side(model, *(one for _, one in candidates)):
+        if not models or is_by_logits(model.plugin) or _side_by_side(model, models):
             yield LiveModel(lazy)
             return
         how: dict[str, Any] = {"fresh": folders.fresh, "progress": folders.progress}
@@ -207,11 +214,11 @@ def _opened(
     yield StoredReference(str(run.path))
 
 
-def _side_by_side(baseline: ModelSettings, *candidates: ModelSettings | None) -> bool:
+def _side_by_side(baseline: ModelSettings, candidates: Sequence[ModelSettings]) -> bool:
     """Can the baseline and its only candidate run in this process, window by window?"""
-    if len(candidates) > 1 or candidates[0] is None:
+    if len(candidates) > 1:
         return False
-    both = baseline, candidates[0]  # replicas read a baseline's states from a reference
+    both = baseline, *candidates  # replicas read a baseline's states from a reference
     return all(one.spread is None and one.plugin.able().side_by_side for one in both)
 
 

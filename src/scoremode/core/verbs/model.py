@@ -216,7 +216,6 @@ class LazyModel:
             asked.subject,
             self.engine_name,
             {**self.settings(), **more},
-            tokenizer=asked.tokens.tokenizer.fingerprint,
             corpus=asked.corpus.sha256,
             plan=asked.plan.digest,
             **({"slices": list(map(str, asked.documents.rules))} if asked.documents.rules else {}),

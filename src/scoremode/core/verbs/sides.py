@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from scoremode.core import extensions
+from scoremode.core.disk.folders import REFERENCE
+from scoremode.core.disk.stores import is_there
 from scoremode.core.disk.uri import Place, may_be_stored, name_in
 from scoremode.core.engine.options import Options
 from scoremode.core.engine.plugin import EnginePlugin
@@ -94,7 +96,8 @@ class ModelSettings:
 
 def is_stored(baseline: str) -> bool:
     """Is this a baseline that is stored, and not a model: a run, a reference, or a kind that a wing offers?"""
-    return runs.is_run(baseline) or any(kind.claims(baseline) for kind in extensions.offered("baseline"))
+    own = runs.is_run(baseline) or is_there(baseline, REFERENCE)
+    return own or any(kind.claims(baseline) for kind in extensions.offered("baseline"))
 
 
 def assign_engines(
