@@ -152,7 +152,7 @@ def split_arguments(arguments: Mapping[str, Any], *, needs_text: bool = False) -
     """Splits arguments into those of a question, which are checked, and those of an engine. Others are refused."""
     question = {name: value for name, value in arguments.items() if name in QUESTION}
     options = {name: value for name, value in arguments.items() if name not in QUESTION}
-    known = [*all_options(), *spread_names()]
+    known = [*all_options(), *spread_names()] if options else []
     for name in options:
         if name not in known:
             raise UnknownArgumentError(f"there is no argument {name}", fix=did_you_mean(name, [*QUESTION, *known]))
