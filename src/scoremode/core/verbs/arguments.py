@@ -143,7 +143,7 @@ def check_question(given: Mapping[str, Any], *, needs_text: bool = False) -> dic
     asked = {**given, "corpus": DEFAULT} if needs_text and not has_text else dict(given)
     text = {name: asked.get(name) for name in TEXT}
     corpus = text.pop("corpus")
-    if not isinstance(corpus, Corpus | CorpusSource) and (needs_text or has_text):
+    if (needs_text or has_text) and not isinstance(corpus, Corpus | CorpusSource):
         check_names(corpus, **text)
     return asked
 
