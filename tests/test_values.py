@@ -34,6 +34,7 @@ def comparisons() -> sm.Comparisons:
 def test_an_estimate_is_formatted_like_its_value() -> None:
     estimate = Estimate(12.5, 0.25, 100, 10)
     assert (f"{estimate:.2f}", f"{estimate:>8.1f}", f"{estimate}") == ("12.50", "    12.5", "12.50 ± 0.25")
+    assert (repr(Estimate(12.5, None, 10, 1)), float(estimate)) == ("12.50 ± ?", 12.5)
 
 
 def test_an_estimate_compares_with_numbers_and_estimates() -> None:

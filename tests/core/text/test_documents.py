@@ -22,7 +22,6 @@ from scoremode.core.text.documents import (
 from scoremode.core.text.files import lines_of
 from scoremode.core.text.tokenizer import ByteTokenizer
 from scoremode.core.text.tokens import tokenize
-from scoremode.errors import OptionError
 
 LINES = ["", " = Title = \n", "", " Some text . \n", " = Other = \n"]
 RAW = " \n = Title = \n \n Some text . \n = Other = \n"
@@ -54,18 +53,11 @@ def test_lines_of_a_text_are_joined_with_empty_rows_kept(arrangement: Arrangemen
     assert texts("lines", arrangement, *LINES) == ["\n\n".join(LINES)]
 
 
-def test_the_raw_file_of_lines_is_the_original_file() -> None:
+def test_lines_as_the_original_file_as_pages_and_as_texts() -> None:
+    """A page begins at a heading of one sign. Blank texts are kept, so that they are counted."""
     assert texts("lines", "raw-file", *LINES) == [RAW.removesuffix("\n")]
-
-
-def test_lines_as_pages_begin_at_headings_of_one_sign() -> None:
-    assert texts("lines", "pages", *LINES) == [
-        detokenised(" = Title = \n \n Some text . "),
-        detokenised(" = Other = \n"),
-    ]
-
-
-def test_lines_as_texts_keep_blank_ones_so_that_they_are_counted() -> None:
+    pages = [" = Title = \n \n Some text . ", " = Other = \n"]
+    assert texts("lines", "pages", *LINES) == [detokenised(page) for page in pages]
     assert texts("lines", "texts", *LINES) == list(LINES)
 
 
@@ -74,11 +66,8 @@ def test_documents_stay_alone(arrangement: Arrangement) -> None:
     assert texts("documents", arrangement, "one\n", "two") == ["one\n", "two"]
 
 
-def test_rows_of_documents_are_joined_where_the_recipe_joins_rows() -> None:
+def test_documents_are_joined_where_the_recipe_joins_rows() -> None:
     assert texts("documents", "join-rows", "one", "two\n") == ["one\n\ntwo\n"]
-
-
-def test_documents_as_a_raw_file_are_joined_less_one_trailing_newline() -> None:
     assert texts("documents", "raw-file", "one", "two\n") == ["one\n\ntwo"]
 
 
@@ -87,9 +76,6 @@ def test_words_are_counted_with_the_empty_ends_as_lm_eval_does() -> None:
     """re.split on white space gives an empty piece at an end with white space; published numbers count those."""
     document = Document([" two wo", "rds \n"])
     assert (document.read(), document.source_words) == (" two words \n", 4)
-
-
-def test_bytes_and_words_are_those_of_the_source() -> None:
     document = Document(["ab"], source="naïve source")
     assert (document.read(), document.source_bytes, document.source_words) == ("ab", 13, 2)
 
@@ -99,17 +85,16 @@ def pages_of(raw: str) -> list[str]:
 
 
 # ── WikiText-2 ───────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_deeper_headings_do_not_begin_a_page() -> None:
-    raw = " = A = \n = = B = = \n text \n = = = C = = = \n"
-    assert pages_of(raw) == [raw]
-
-
-def test_blank_text_before_the_first_heading_is_dropped() -> None:
-    assert pages_of(" \n = A = \n text") == [" = A = \n text"]
-
-
-def test_a_text_without_headings_is_one_page() -> None:
-    assert pages_of("no heading\nhere") == ["no heading\nhere"]
+@pytest.mark.parametrize(
+    ("raw", "pages"),
+    [
+        (" = A = \n = = B = = \n text \n = = = C = = = \n", [" = A = \n = = B = = \n text \n = = = C = = = \n"]),
+        (" \n = A = \n text", [" = A = \n text"]),
+        ("no heading\nhere", ["no heading\nhere"]),
+    ],
+)
+def test_a_page_begins_at_a_heading_of_one_sign(raw: str, pages: list[str]) -> None:
+    assert pages_of(raw) == pages
 
 
 def digest_of(pages: list[str]) -> str:
@@ -123,15 +108,11 @@ def test_the_pages_of_wikitext2_are_those_of_lm_eval(wikitext_file: Path) -> Non
     assert digest == "ef2df9faca1a3fdb141c4ccab3637cab0e5d8c86354d292a863c9dead1b8bba2"
 
 
-def test_the_detokenised_pages_have_the_recorded_hash(wikitext_file: Path) -> None:
+def test_the_detokenised_pages_and_their_words_and_bytes_are_those_of_lm_eval(wikitext_file: Path) -> None:
     """Recorded from the same rows and lm-evaluation-harness 0.4.13's wikitext task, version 2.0."""
-    digest = digest_of([d.read() for d in arranged(load(f"wikitext2:{wikitext_file}"), "pages")])
-    assert digest == "349529a93bbcbf4d8d7e258d8c28f6febc7f916c12e947435a56f2582ddeb561"
-
-
-def test_words_and_bytes_of_the_pages_are_those_of_lm_eval(wikitext_file: Path) -> None:
-    """Recorded from the same rows and the task's ``process_results``."""
     found = list(arranged(load(f"wikitext2:{wikitext_file}"), "pages"))
+    digest = digest_of([d.read() for d in found])
+    assert digest == "349529a93bbcbf4d8d7e258d8c28f6febc7f916c12e947435a56f2582ddeb561"
     totals = (len(found), sum(d.source_words for d in found), sum(d.source_bytes for d in found))
     assert totals == (6, 6203, 34_877)
 
@@ -161,18 +142,6 @@ def test_tokens_belong_to_the_documents_given_beside_them() -> None:
     documents = RereadDocuments(corpus_of("documents", "ab", "cde"), "join-lines", ByteTokenizer())
     assert [d.read() for d in documents] == ["ab", "cde"]
     assert tokenize(documents, ByteTokenizer(), special=True).doc_starts.tolist() == [0, 2, 5]
-
-
-def test_assistant_only_needs_a_chat() -> None:
-    with pytest.raises(OptionError, match="--assistant-only"):
-        RereadDocuments(corpus_of("text", "ab"), "join-lines", ByteTokenizer(), assistant_only=True)
-
-
-def test_chat_rows_go_through_the_template(tmp_path: Path) -> None:
-    path = tmp_path / "chat.jsonl"
-    path.write_text(json.dumps({"messages": [{"role": "user", "content": "Hi"}]}) + "\n")
-    documents = RereadDocuments(load(str(path)), "join-lines", ByteTokenizer())
-    assert [d.read() for d in documents] == ["user: Hi\n"]
 
 
 # ── several texts ────────────────────────────────────────────────────────────────────────────────────────────────────
