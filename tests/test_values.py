@@ -15,7 +15,6 @@ import scoremode as sm
 from scoremode.core.store.run import Run
 from scoremode.errors import OptionError
 from scoremode.values import Estimate
-from tests.partial_engine import PartialEngine
 
 TEXT = "the cat sat on the mat, the cat sat on the hat"
 
@@ -100,21 +99,12 @@ def test_text_and_top_text_compare_in_pandas(run: Run, comparisons: sm.Compariso
     assert (both.top_text_baseline == both.top_text_candidate).sum() < len(both)
 
 
-def test_text_compares_with_a_top_text_that_was_not_measured() -> None:
-    pytest.importorskip("pandas")
-    frame = sm.ppl("table:uniform", text=TEXT, engine=PartialEngine("rank")).to_pandas()
-    assert not (frame.text == frame.top_text).any()
-
-
-def test_a_comparison_has_the_scores_of_both(comparisons: sm.Comparisons) -> None:
+def test_a_comparison_has_the_scores_of_both_and_comparisons_a_row_per_candidate(comparisons: sm.Comparisons) -> None:
     first = comparisons[0]
     table = first.to_arrow()
     for side, its in (("baseline", first.baseline), ("candidate", first.candidate)):
         assert np.array_equal(table[f"logprob_{side}"].to_numpy(), its.scores.logprob)
     assert table["text"].to_pylist() == first.candidate.facts.text.tolist()
-
-
-def test_comparisons_have_a_row_per_candidate(comparisons: sm.Comparisons) -> None:
     table = comparisons.to_arrow()
     assert table["name"].to_pylist() == ["table:successor", "table:uniform"]
     assert table["ppl_ratio"].to_pylist() == [None, 1.0]

@@ -17,13 +17,6 @@ def wider() -> Any:
     return load("wider")
 
 
-def test_padding_keeps_the_upper_left_corner(wider: Any) -> None:
-    wide = wider.padded(torch.ones(2, 3), 4, 5)
-    assert wide.sum() == 6
-    assert bool((wide[:2, :3] == 1).all())
-    assert [wider.up(size) for size in (1, 128, 129)] == [128, 128, 256]
-
-
 @pytest.mark.parametrize("tied", [True, False])
 def test_logits_stay_and_sizes_become_multiples(wider: Any, tied: bool) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM

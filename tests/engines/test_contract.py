@@ -47,14 +47,6 @@ def test_nothing_outside_its_folder_knows_the_word_vllm() -> None:
     assert found == []
 
 
-def test_the_short_name_is_nothing_else() -> None:
-    import scoremode.vllm as short
-    from scoremode.engines.vllm import llm
-
-    assert {name: getattr(short, name) for name in short.__all__} == {n: getattr(llm, n) for n in short.__all__}
-    assert len((HOUSE / "vllm.py").read_text().splitlines()) < 20
-
-
 # ── one line makes an option ─────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True)
 class OneMore(Options):
@@ -106,19 +98,18 @@ def test_the_tables_in_the_docs_are_up_to_date() -> None:
     assert re.findall(r"<!-- options of (\w+) -->", page) == with_options
 
 
-def test_engines_that_share_an_option_agree_on_its_kind() -> None:
+def test_every_option_has_help_and_engines_that_share_it_agree_on_its_kind() -> None:
     for name, (engines, known) in all_options().items():
+        assert known.details.help, name
         assert {known_engines()[engine].options.known()[name].kind for engine in engines} == {known.kind}
 
 
-def test_every_option_has_help() -> None:
-    assert [name for name, (_, known) in all_options().items() if not known.details.help] == []
-
-
-def test_none_and_false_are_no_choice() -> None:
+def test_switches_that_are_off_secrets_and_places_are_not_in_the_identity() -> None:
     """A switch that is off is as if it were not there: runs that were kept before it existed stay theirs."""
     plugin = known_engines()["transformers"]
     assert read_options(plugin, {"dtype": None, "trust_remote_code": False}).given() == {}
+    given = CheckpointOptions.of({"token": "hf_x", "revision": "v2", "dtype": "float32"})
+    assert given.identity() == {"dtype": "float32"}
 
 
 def test_an_option_of_another_engine_says_whose_it_is() -> None:
@@ -134,11 +125,6 @@ def test_older_flags_are_still_understood() -> None:
     parsed = parser.parse_args(["--allow-untested-vllm"])
     given = read_options(known_engines()["vllm"], flags.engine_options(parsed))
     assert given.identity() == {"allow_untested_vllm": True}  # as runs that were kept earlier know it
-
-
-def test_secrets_and_places_are_not_in_the_identity() -> None:
-    given = CheckpointOptions.of({"token": "hf_x", "revision": "v2", "dtype": "float32"})
-    assert given.identity() == {"dtype": "float32"}
 
 
 @pytest.mark.parametrize("function", [sm.ppl, sm.plan, sm.reference, sm.compare, sm.noise, sm.prob, sm.open])
@@ -221,11 +207,3 @@ def test_an_ability_that_an_engine_lacks_is_refused_with_the_engines_that_have_i
     with pytest.raises(EngineError, match="the table engine cannot give hidden states between layers") as caught:
         require(TablePlugin(), "layer_states", "give hidden states between layers")
     assert caught.value.fix == "use --engine transformers or llamacpp or vllm"
-
-
-def test_a_subject_needs_no_folder() -> None:
-    subject = choose("table:uniform").subject
-    assert subject.checkpoint is None
-    assert subject.files == {}
-    run = sm.ppl("table:uniform", text="any text")
-    assert (run.manifest["weight_bytes"], run.manifest["model_files"]) == (None, {})

@@ -48,19 +48,6 @@ def test_any_cut_gives_the_definition(v: int, k: int, ties: bool, reduce: Any) -
         assert torch.equal(got.top, wanted.top)
 
 
-def test_minus_infinity_is_no_probability_and_nan_is_nan() -> None:
-    x, targets = logits(8, 600, 1)
-    x[:, ::3] = float("-inf")
-    got = by_slices(x, targets, [200])
-    wanted = define_columns(x, targets)
-    torch.testing.assert_close(got.entropy.double(), wanted.entropy, atol=1e-5, rtol=0)
-    assert torch.equal(torch.isinf(got.logprob), torch.isinf(wanted.logprob))
-    x[3, 500] = float("nan")
-    got = by_slices(x, targets, [200])
-    assert torch.isnan(got.logprob[3]).all()
-    assert not torch.isnan(got.logprob[4]).any()
-
-
 def test_words_keep_every_bit() -> None:
     from scoremode.core.scores.packing import read_lines
 

@@ -80,24 +80,6 @@ def test_windows_are_as_drawn_in_the_docstring(name: str) -> None:
     assert drawn(plan_for(name, *lengths, context=context, stride=stride)) == expected
 
 
-def test_the_strict_end_leaves_out_a_window_that_would_end_at_the_last_token() -> None:
-    assert len(plan_for("exl3-2026", 8, context=4)) == 1
-    assert len(plan_for("gptq", 8, context=4)) == 2
-
-
-def test_hf_stride_weights_each_mean_by_new_tokens_less_one() -> None:
-    plan = plan_for("hf-stride", 7, context=4, stride=2)
-    assert plan.weight is not None
-    assert plan.weight.tolist() == [3.0, 1.0, 0.0]
-
-
-def test_hf_stride_of_a_whole_context_leaves_first_tokens_unscored_as_the_documented_loop_does() -> None:
-    plan = plan_for("hf-stride", 8, context=4, stride=4)
-    assert drawn(plan) == [([0, 1, 2, 3], [1, 2, 3]), ([4, 5, 6, 7], [5, 6, 7])]
-    assert plan.weight is not None
-    assert plan.weight.tolist() == [3.0, 3.0]
-
-
 def test_llamacpp_keeps_the_first_token_where_the_tokenizer_adds_no_bos() -> None:
     facts = replace(FACTS, adds_bos=False)
     plan = make_plan(find_method("llamacpp"), tokens_of(9, facts=facts), context_length=4)
@@ -202,11 +184,6 @@ def test_other_ids_masks_or_methods_give_other_digests() -> None:
         make_plan(find_method("exl3-2026"), tokens, context_length=4),
     ]
     assert len({base.digest, *(p.digest for p in others)}) == 4
-
-
-def test_notes_do_not_change_the_digest() -> None:
-    plan = plan_for("gptq", 20, context=4)
-    assert replace(plan, notes=("another note",)).digest == plan.digest
 
 
 def test_exl3_2026_leaves_padding_logits_out() -> None:

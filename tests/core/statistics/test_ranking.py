@@ -44,11 +44,14 @@ def test_paired_differences_tell_apart_what_two_errors_cannot() -> None:
     assert places(rank(alone)) == [(1, "better", ("worse",)), (1, "worse", ("better",))]
 
 
-def test_values_and_errors_are_those_of_the_statistics() -> None:
+def test_values_and_errors_are_those_of_the_statistics_and_what_cannot_rank_is_refused() -> None:
     c = candidate("a", 0.0)
-    assert rank([c]) == [
-        Ranked(1, "a", comparison_statistics(c)["kl_mean"], comparison_statistics(c)["kl_mean_stderr"], ())
-    ]
+    s = comparison_statistics(c)
+    assert rank([c]) == [Ranked(1, "a", s["kl_mean"], s["kl_mean_stderr"], ())]
+    assert [r.place for r in rank([c, candidate("b", 0.0)])] == [1, 1]
+    assert rank([]) == []
+    with pytest.raises(OptionError, match="did you mean 'kl_mean'"):
+        rank([known("a", 0.0)], by="kl_man")
 
 
 def test_differences_within_their_error_share_a_place() -> None:
@@ -101,16 +104,6 @@ def test_without_an_error_nothing_can_be_told_apart() -> None:
     assert places(found) == [(1, "a", ("b",)), (1, "b", ("a",))]
 
 
-def test_equal_candidates_are_tied_and_no_candidates_have_no_order() -> None:
-    assert [r.place for r in rank([candidate("a", 0.0), candidate("b", 0.0)])] == [1, 1]
-    assert rank([]) == []
-
-
-def test_what_cannot_rank_is_refused() -> None:
-    with pytest.raises(OptionError, match="did you mean 'kl_mean'"):
-        rank([known("a", 0.0)], by="kl_man")
-
-
 def test_candidates_of_different_plans_or_baselines_are_refused() -> None:
     with pytest.raises(RunError, match="different plans"):
         rank([candidate("a", 0.0), candidate("b", 0.0, groups=np.arange(N) // 2)])
@@ -140,12 +133,8 @@ def test_candidates_on_both_sides_of_1_may_be_equally_far() -> None:
 def test_the_closest_by_kl_comes_with_its_ties() -> None:
     three = [candidate("c", 0.5), candidate("a", 0.0, seed=1), candidate("b", 0.0, seed=2)]
     assert sorted(closest(three)) == [1, 2]
-    assert closest([candidate("c", 0.5), candidate("a", 0.0)]) == [1]
-
-
-def test_without_a_value_nothing_is_closest() -> None:
-    nothing = compared([-1.0], [-np.inf], name="a")
-    assert closest([nothing, compared([-1.0], [-np.inf], name="b")]) == []
+    assert closest(three[:2]) == [1]
+    assert closest([compared([-1.0], [-np.inf], name=name) for name in "ab"]) == []
 
 
 # ── how often equal candidates are told apart ────────────────────────────────────────────────────────────────────────

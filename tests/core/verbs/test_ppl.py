@@ -10,36 +10,11 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.core.engine.base import SCORES
-from scoremode.core.scores.answers import Answers, measured
 from scoremode.core.verbs.question import identify
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import OptionError, RunError
 from scoremode.values import NUMERICS
 from tests.makers import ask
-
-
-def test_the_python_example_of_the_readme(tmp_path: Path) -> None:
-    run = sm.ppl(
-        "smollm2-135m", corpus="python-docs", num_samples=1, method="sliding-once", context_length=512, stride=256
-    )
-    assert run.perplexity.n == len(run.scores) == run.to_arrow().num_rows
-    assert 2 < run.perplexity.value < 100
-    assert run.scores.logprob.max() <= 0
-
-
-def test_options_of_the_engine_may_be_given_by_name(tiny: Path) -> None:
-    assert sm.ppl(str(tiny), text="The dog and the fox", dtype="float64").manifest["dtype"] == "float64"
-
-
-def test_a_misspelt_argument_is_an_error() -> None:
-    with pytest.raises(TypeError):
-        sm.ppl("table:uniform", text="abc", contxt_length=3)  # type: ignore[call-arg]
-
-
-def test_an_engine_of_ones_own_may_be_given() -> None:
-    run = sm.ppl("table:uniform", text="abcd", engine=TableEngine(np.zeros((1, 256))), fresh=True)
-    assert run.perplexity.value == pytest.approx(256)
 
 
 def test_progress_of_an_engine_of_ones_own_is_told_and_its_options_are_refused(tmp_path: Path) -> None:
@@ -105,37 +80,6 @@ def test_documents_of_a_corpus_never_see_each_other(tiny: Path, tmp_path: Path) 
     alone = [sm.ppl(str(tiny), text=t).scores.logprob for t in texts[:2]]
     assert np.allclose(together.scores.logprob, np.concatenate(alone), atol=2e-5)
     assert "1 document too short to have a target" in together.manifest["notes"]
-
-
-class Broken(TableEngine):
-    """An engine with one fault."""
-
-    def __init__(self, fault: str) -> None:
-        super().__init__(np.zeros((1, 256)))
-        self.fault = fault
-
-    def score(self, source, done, want=SCORES):  # type: ignore[no-untyped-def]
-        for index, a in super().score(source, done, want):
-            if self.fault == "nan":
-                yield index, Answers(a.logprob * np.nan, a.rank, a.entropy, a.top, a.top_logprob)
-            elif self.fault == "short":
-                yield index, Answers(a.logprob[:-1], measured(a.rank)[:-1])
-            elif index != 1:
-                yield index, a
-
-
-@pytest.mark.parametrize(
-    ("fault", "message"), [("nan", "NaN in window 0"), ("short", "asked for"), ("missing", "1 of")]
-)
-def test_an_engine_that_leaves_holes_is_found_out(tmp_path: Path, fault: str, message: str) -> None:
-    from scoremode.core.store.runs import MANIFEST
-    from scoremode.errors import EngineError
-
-    with pytest.raises(EngineError, match=message):
-        sm.ppl(
-            "table:uniform", text="abcdefgh" * 4, context_length=8, stride=4, engine=Broken(fault), out=tmp_path / "r"
-        )
-    assert not (tmp_path / "r" / MANIFEST).exists()
 
 
 def test_bits_per_byte_and_words_of_a_text_that_is_not_ascii(tiny: Path) -> None:

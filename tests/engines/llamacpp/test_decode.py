@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import platform
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -122,13 +121,6 @@ def own_row(expected: Logits, batch: Any, windows: Sequence[Window], row: tuple[
     return expected[int(batch[row[0]]), int(windows[row[0]].rows[row[1]])]
 
 
-def test_decode_is_near_prefill(tiny_gguf: Path) -> None:
-    prefill = scored(engine_of(tiny_gguf, None, "f32"), SOURCE)
-    decode = scored(engine_of(tiny_gguf, DecodePath(3), "f32"), SOURCE)
-    for index, answers in decode.items():
-        assert np.abs(answers.logprob - prefill[index].logprob).max() < 1e-4
-
-
 def test_a_resumed_run_ends_in_the_same_bits(tiny_gguf: Path) -> None:
     engine = engine_of(tiny_gguf, DecodePath(3))
     everything, rest = scored(engine, SOURCE), scored(engine, SOURCE, done=(0, 3, 4))
@@ -136,18 +128,6 @@ def test_a_resumed_run_ends_in_the_same_bits(tiny_gguf: Path) -> None:
     for index, answers in rest.items():
         assert_same_bits(answers, everything[index])
     assert engine.computes(SOURCE, np.isin(np.arange(7), [0, 2, 4])).sum() == 4
-
-
-def test_rows_that_are_not_asked_for_are_fed_and_not_given(tiny_gguf: Path) -> None:
-    engine = engine_of(tiny_gguf, DecodePath(2, 4))
-    few = WindowList(
-        tuple(Window(w.ids, w.rows[[1, 3, -1]], w.targets[[1, 3, -1]]) for w in SOURCE.items if len(w.ids) > 9)
-    )
-    every = WindowList(tuple(w for w in SOURCE.items if len(w.ids) > 9))
-    whole, part = scored(engine, every), scored(engine, few)
-    reach = 0.0 if platform.machine() in ("x86_64", "AMD64") else 5e-6  # ARM: the bits depend on the rows of a product
-    for index, answers in part.items():
-        assert np.abs(answers.logprob - whole[index].logprob[[1, 3, -1]]).max() <= reach
 
 
 def test_a_step_must_fit_into_a_decode(tiny_gguf: Path) -> None:

@@ -53,21 +53,16 @@ def test_a_library_with_other_defaults_is_refused(model: dict[str, Any], context
     assert "install the known one" in str(refused.value)
 
 
-def test_a_broken_own_build_must_go_before_another_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_own_build_and_a_missing_package_say_what_to_type(
+    monkeypatch: pytest.MonkeyPatch, tiny_gguf: Path
+) -> None:
     monkeypatch.setattr(library, "installed", lambda: (library.OWN_BUILD, "0.0"))
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     library.library.cache_clear()
     try:
         with pytest.raises(EngineError, match=r"llama-cpp-python 0.0 cannot be loaded.*pip uninstall llama-cpp-python"):
             library.library()
-    finally:
-        library.library.cache_clear()
-
-
-def test_without_a_package_the_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tiny_gguf: Path) -> None:
-    monkeypatch.setattr(library, "installed", lambda: None)
-    library.library.cache_clear()
-    try:
+        monkeypatch.setattr(library, "installed", lambda: None)
         assert pip_install("gguf") in str(LlamaCppPlugin().problem())
         with pytest.raises(EngineError, match=r"not installed.*pip install"):
             choose(str(tiny_gguf))
@@ -222,12 +217,6 @@ def test_a_build_that_is_slower_than_the_machine_says_what_to_type(monkeypatch: 
 def test_options_that_cannot_work_are_refused(tiny_gguf: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(OptionError, match=words):
         open_engine(choose(str(tiny_gguf), None, options), Work(longest=16))
-
-
-def test_options_that_contradict_each_other_are_refused_before_a_weight_is_loaded(tiny_gguf: Path) -> None:
-    for options in ({"cache_type_v": "q8_0"}, {"n_batch": 64, "n_ubatch": 65}):
-        with pytest.raises(OptionError):
-            choose(str(tiny_gguf), None, options).settings()
 
 
 def test_settings_before_opening_are_those_of_the_open_engine(tiny_gguf: Path) -> None:

@@ -27,14 +27,7 @@ def test_every_window_once_within_the_budget_and_the_padding(lengths: list[int],
         assert sum(inside) >= (1 - PADDING_SHARE) * len(inside) * max(inside) - 1e-9
 
 
-def test_equal_windows_keep_the_order_of_the_plan() -> None:
+def test_equal_windows_keep_their_order_and_those_that_share_a_prompt_stay_together() -> None:
     assert [b.tolist() for b in batches_by_length(source([8] * 5), 16)] == [[0, 1], [2, 3], [4]]
-
-
-def test_windows_that_share_a_prompt_stay_together_and_the_rest_is_batched_by_length() -> None:
     batches = batches_by_length(source([5, 9, 6, 9, 7], np.array([0, 1, 0, 2, 0])), 100)
     assert [b.tolist() for b in batches] == [[0, 2, 4], [1, 3]]
-
-
-def test_no_windows_no_batches() -> None:
-    assert batches_by_length(source([]), 100) == []

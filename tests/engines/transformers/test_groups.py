@@ -70,17 +70,3 @@ def test_a_group_that_shares_nothing_is_fed_within_the_budget(
     assert len(fed) > 1
     for one, other in zip(together, alone, strict=True):
         assert one == pytest.approx(other, abs=2e-5)
-
-
-def test_a_group_within_the_budget_is_fed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = TransformersEngine(mamba(), options=TransformersOptions(batch_tokens=10_000))
-    fed: list[tuple[int, ...]] = []
-    hidden = engine._hidden
-
-    def watched(ids: torch.Tensor, cache: Any = None) -> torch.Tensor:
-        fed.append(tuple(ids.shape))
-        return hidden(ids, cache)
-
-    monkeypatch.setattr(engine, "_hidden", watched)
-    logprobs(engine, group(12))
-    assert [shape[0] for shape in fed] == [TARGETS]

@@ -77,23 +77,6 @@ def test_a_config_whose_answers_have_no_names(tiny: Path, tmp_path: Path, head: 
         np.testing.assert_array_equal(found.logprob, wanted.logprob)
 
 
-def test_a_model_that_predicts_the_previous_id_plus_one_scores_log_one_on_a_counting_text(successor: Path) -> None:
-    engine = engine_for(successor)
-    ids = np.arange(1, 50, dtype=np.int32)
-    (answers,) = scored(engine, WindowList((own_tokens(ids),)))
-    assert np.abs(answers.logprob).max() < 1e-6
-    assert (measured(answers.rank) == 1).all()
-
-
-@pytest.mark.parametrize("shift", [-1, 1])
-def test_a_shift_by_one_is_seen(successor: Path, shift: int) -> None:
-    engine = engine_for(successor)
-    ids = np.arange(1, 50, dtype=np.int32)
-    rows = np.arange(1, 40, dtype=np.int32)
-    (answers,) = scored(engine, WindowList((Window(ids, rows, ids[rows + 1 + shift][:, None]),)))
-    assert answers.logprob.max() < -50
-
-
 def test_the_batch_size_changes_nothing_beyond_float_noise(tiny: Path) -> None:
     """At most 2e-5 nats per target in float32 between one window per pass and all windows in one pass."""
     windows = WindowList(tuple(own_tokens(random_ids(n, n)) for n in (40, 41, 42, 43, 44, 45)))
@@ -148,13 +131,6 @@ def test_padding_behind_the_tokenizers_vocabulary_is_left_out_when_the_plan_says
     with torch.inference_mode():
         logits = engine.model(torch.from_numpy(window.ids.astype(np.int64))[None]).logits[0, :-1, :200]
     assert_same(answers, define_columns(logits, torch.from_numpy(window.targets.astype(np.int64))))
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_tied_and_separate_heads(tmp_path: Path, tied: bool) -> None:
-    engine = engine_for(make_tiny_model(tmp_path, adds_bos=False, tie_word_embeddings=tied))
-    window = own_tokens(random_ids(30))
-    assert_same(scored(engine, WindowList((window,)))[0], truth(engine, window))
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "granite", "cohere", "gpt2", "phi"])
