@@ -167,7 +167,7 @@ ROWS = (
         "--model {tiny} --context 32 --windows 2 --repeat 1",
         ("body +# +# +# +#", "naive +# +# +# +#", "scoremode +# +# +# +#"),
     ),
-    Row("wider", "{tiny} {folder}/wide", ("largest difference of a logit: #",)),
+    Row("wider", "{tiny} {folder}/wide", (r"largest difference of a logit: [\d.]+e-0[4-9]",)),
     *(Row(script, "--help", ("usage: ", "options:")) for script in ONLY_HELP),
 )
 MEASURE_PROCESSES = {"start", "text"}

@@ -51,6 +51,7 @@ TILE = 256 if ON_GPU else 32  # ids that the kernel processes at a time (half or
 WIDE = 3000 if ON_GPU else 80  # a vocabulary of several tiles, and more than one span of them
 MANY = 9 if ON_GPU else 4  # targets of a row
 HUGE = 3e4  # the value in padding: large, but still a float16
+DTYPES = [torch.float32, torch.bfloat16] if ON_GPU else [torch.bfloat16]  # each is a kernel of its own on a GPU alone
 
 
 def spare_work_of_the_interpreter() -> None:
@@ -291,14 +292,19 @@ def assert_no_worse(found: Tensor, naive: Tensor, truth: Tensor, slack: Tensor |
     )
 
 
-def assert_columns(ours: Columns, hidden: Tensor, head: Head, targets: Tensor) -> None:
-    """No element is worse than naive; ranks and first choices are right, except between logits within the tolerance."""
-    logits = defined_logits(hidden, head)
-    truth, naive = define_columns(logits, targets), naive_columns(hidden, head, targets)
+def assert_floats(ours: Columns, hidden: Tensor, head: Head, targets: Tensor) -> None:
+    """No element is worse than naive."""
+    truth, naive = define_columns(defined_logits(hidden, head), targets), naive_columns(hidden, head, targets)
     slack = ROUNDINGS * rounding(hidden, head)
     for name in FLOATS:
         column_slack = slack if name == "logprob" else slack[:, 0]
         assert_no_worse(getattr(ours, name), getattr(naive, name), getattr(truth, name), column_slack, name)
+
+
+def assert_columns(ours: Columns, hidden: Tensor, head: Head, targets: Tensor) -> None:
+    """No element is worse than naive; ranks and first choices are right, except between logits within the tolerance."""
+    assert_floats(ours, hidden, head, targets)
+    logits, slack = defined_logits(hidden, head), ROUNDINGS * rounding(hidden, head)
     at_target = logits.gather(1, targets)
     surely_before = (logits[:, None] > (at_target + slack)[:, :, None]).sum(-1)
     perhaps_before = (logits[:, None] > (at_target - slack)[:, :, None]).sum(-1) - 1  # without the target itself
@@ -310,13 +316,10 @@ def assert_columns(ours: Columns, hidden: Tensor, head: Head, targets: Tensor) -
 
 def assert_exactly_ranked(ours: Columns, hidden: Tensor, head: Head, targets: Tensor) -> None:
     """For whole numbers: ranks and first choices of the definition, floats no worse than naive."""
-    truth, naive = define_columns(defined_logits(hidden, head), targets), naive_columns(hidden, head, targets)
+    truth = define_columns(defined_logits(hidden, head), targets)
     assert torch.equal(ours.rank, truth.rank)
     assert torch.equal(ours.top, truth.top)
-    slack = ROUNDINGS * rounding(hidden, head)
-    for name in FLOATS:
-        column_slack = slack if name == "logprob" else slack[:, 0]
-        assert_no_worse(getattr(ours, name), getattr(naive, name), getattr(truth, name), column_slack, name)
+    assert_floats(ours, hidden, head, targets)
 
 
 def assert_same_bits(found: Partials, expected: Partials) -> None:
@@ -502,7 +505,7 @@ FORBIDDEN: dict[str, list[int] | slice] = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("which", FORBIDDEN)
 def test_a_bias_of_minus_infinity_forbids_ids(which: str, dtype: torch.dtype) -> None:
     """Also if the target is forbidden: its logprob is -inf, and it ranks after all allowed ids."""
@@ -670,9 +673,23 @@ def test_shards_with_forbidden_ids_and_targets(k: int) -> None:
     assert_exactly_ranked(ours, hidden, head, targets)
 
 
-def test_shards_are_asked_equally_often_when_rows_take_several_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("k", [1, 3])
+def test_several_launches_give_the_same_bits_and_ask_shards_equally_often(
+    monkeypatch: pytest.MonkeyPatch, k: int
+) -> None:
+    n, calls = rows_of_launches(3), list[int]()
+    hidden, head, targets = random_problem(Case(rows=n, depth=7, vocabulary=40, targets=k, bias=True))
+    expected, expected_logits = reduce_fused(hidden, head, targets)
     shrink_launches(monkeypatch)
-    n = rows_of_launches(3)
+
+    def share(x: Tensor) -> Tensor:
+        calls.append(len(x))
+        return x
+
+    found, logits = reduce_fused(hidden, head, targets, share)
+    assert (len(calls), sum(calls)) == (3, n)
+    assert_same_bits(found, expected)
+    assert torch.equal(logits, expected_logits)
     hidden, head, targets = whole_problem(n, 7, 70)
     ours = finish(*reduce_sharded(hidden, head, targets, [20, 20]))
     assert_exactly_ranked(ours, hidden, head, targets)
@@ -719,38 +736,11 @@ def test_every_run_and_every_batching_gives_the_same_bits(case: Case) -> None:
         assert_same_rows(slice(row, row + 1))
 
 
-@pytest.mark.parametrize("k", [1, 3])
-def test_several_launches_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, k: int) -> None:
-    n = rows_of_launches(3)
-    hidden, head, targets = random_problem(Case(rows=n, depth=7, vocabulary=40, targets=k, bias=True))
-    expected, expected_logits = reduce_fused(hidden, head, targets)
-    shrink_launches(monkeypatch)
-    calls = []
-
-    def share(x: Tensor) -> Tensor:
-        calls.append(len(x))
-        return x
-
-    found, logits = reduce_fused(hidden, head, targets, share)
-    assert (len(calls), sum(calls)) == (3, n)
-    assert_same_bits(found, expected)
-    assert torch.equal(logits, expected_logits)
-
-
 # ── nothing to do ────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_no_rows() -> None:
-    _, head, _ = random_problem(Case(depth=7, vocabulary=33))
-    whole, at_target = reduce_fused(
-        torch.zeros(0, 7, device=DEVICE), head, torch.zeros(0, 3, dtype=torch.int64, device=DEVICE)
-    )
-    columns = finish(whole, at_target)
-    assert columns.logprob.shape == columns.rank.shape == at_target.shape == (0, 3)
-    assert columns.entropy.shape == columns.top.shape == (0,)
-    assert columns.top.dtype == torch.int64
-
-
-def test_a_slice_of_no_ids_contributes_nothing() -> None:
+def test_no_rows_and_a_slice_of_no_ids() -> None:
     hidden, head, targets = random_problem(Case(rows=5, depth=7, vocabulary=33, targets=2))
+    none = finish(*reduce_fused(hidden[:0], head, targets[:0]))
+    assert (none.logprob.shape, none.entropy.shape, none.top.shape, none.top.dtype) == ((0, 2), (0,), (0,), torch.int64)
     nothing, at_target = reduce_fused(hidden, replace(head, vocabulary=0, first_id=33), targets)
     assert nothing.largest.tolist() == [-INFINITY] * 5
     assert nothing.total.tolist() == nothing.weighted.tolist() == [0.0] * 5
@@ -855,7 +845,7 @@ def test_divergence_of_heads_that_are_nearly_alike(noise: float, dtype: torch.dt
     assert_divergence(found, (hidden, head), (other, head_q), targets)
 
 
-PLAIN = [Case(rows=5, depth=7, vocabulary=WIDE, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)]
+PLAIN = [Case(rows=5, depth=7, vocabulary=WIDE, dtype=dtype) for dtype in DTYPES]
 SHAPED = [(case, None) for case in (PAIRS[1][0], PAIRS[2][1], PAIRS[3][0])]
 
 

@@ -198,7 +198,7 @@ def test_slices_of_logits_add_up(data: st.DataObject) -> None:
 @pytest.mark.usefixtures("sizes")
 @pytest.mark.parametrize("way", ["blocked", "plain"])
 @pytest.mark.parametrize(
-    ("n", "d", "v", "k"), [(1, 8, 300, 1), (129, 24, 2003, 1), (700, 17, 5003, 2), (33, 24, 2003, 9)]
+    ("n", "d", "v", "k"), [(1, 8, 300, 1), (129, 24, 2003, 1), (700, 17, 1003, 2), (33, 24, 2003, 9)]
 )
 def test_scores_beside_a_divergence_are_the_bits_of_scores_alone(way: str, n: int, d: int, v: int, k: int) -> None:
     """Otherwise a model could differ from itself, because its baseline is scored alone."""
@@ -212,7 +212,7 @@ def test_scores_beside_a_divergence_are_the_bits_of_scores_alone(way: str, n: in
 @pytest.mark.usefixtures("sizes")
 @pytest.mark.parametrize("way", ["blocked", "plain"])
 @pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("shape", [(0, 8, 300, 1), (33, 24, 2003, 9), (300, 17, 5003, 2)])
+@pytest.mark.parametrize("shape", [(0, 8, 300, 1), (33, 24, 2003, 9), (300, 17, 1003, 2)])
 def test_kept_logits_change_no_bit(way: str, whole: bool, shape: tuple[int, int, int, int]) -> None:
     """Several candidates in turn: the logits of p are computed for the first one alone."""
     n, _, v, _ = shape

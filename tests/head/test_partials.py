@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from scoremode.core.scores.answers import measured
 from scoremode.head import partials as P
 from scoremode.head.definition import Columns, define_columns
 
@@ -46,21 +45,3 @@ def test_any_cut_gives_the_definition(v: int, k: int, ties: bool, reduce: Any) -
         torch.testing.assert_close(got.top_logprob.double(), wanted.top_logprob, atol=2e-5, rtol=0)
         assert torch.equal(got.rank, wanted.rank)
         assert torch.equal(got.top, wanted.top)
-
-
-def test_words_keep_every_bit() -> None:
-    from scoremode.core.scores.packing import read_lines
-
-    pooler = pytest.importorskip("scoremode.engines.vllm.pooler")
-    x, targets = logits(9, 50, 2)
-    columns = define_columns(x, targets)
-    large = torch.full_like(columns.rank, (1 << 24) + 1)
-    answers = read_lines(
-        pooler.to_words(
-            type(columns)(columns.logprob, large, columns.entropy, columns.top, columns.top_logprob)
-        ).numpy(),
-        2,
-    )
-    assert np.array_equal(measured(answers.rank), large.numpy())
-    assert np.array_equal(answers.logprob.astype(np.float32), columns.logprob.float().numpy())
-    assert np.array_equal(measured(answers.top), columns.top.numpy())

@@ -67,7 +67,7 @@ def test_a_logit_that_is_not_a_number_cannot_be_mistaken_for_one(bad: float) -> 
     assert not bool(torch.isfinite(floats).all())
 
 
-@pytest.mark.parametrize("vocabulary", [5, 311, 2000])
+@pytest.mark.parametrize("vocabulary", [5, 311, 700])
 def test_kl_is_that_of_the_longhand(vocabulary: int) -> None:
     p, q = random_logits(40, vocabulary, seed=1), random_logits(40, vocabulary, seed=2)
     records = encode_records(torch.from_numpy(p))

@@ -88,16 +88,13 @@ def test_more_agreement_is_better() -> None:
     assert places(found) == [(1, "high", ()), (2, "low", ())]
 
 
-def test_what_has_no_value_stands_last_without_a_place() -> None:
-    found = rank([known("unmeasured", None, None), known("b", 9.0), known("a", 0.0)])
-    assert places(found) == [(1, "a", ()), (2, "b", ()), (None, "unmeasured", ())]
+def test_what_has_no_value_stands_last_and_without_an_error_nothing_can_be_told_apart() -> None:
     infinite = candidate("infinite", 0.0)
     assert infinite.kl is not None
     infinite.kl[3] = np.inf
     assert places(rank([infinite, candidate("a", 0.0)])) == [(1, "a", ()), (None, "infinite", ())]
-
-
-def test_without_an_error_nothing_can_be_told_apart() -> None:
+    found = rank([known("unmeasured", None, None), known("b", 9.0), known("a", 0.0)])
+    assert places(found) == [(1, "a", ()), (2, "b", ()), (None, "unmeasured", ())]
     assert [r.place for r in rank([known("a", 0.0, None), known("b", 9.0)])] == [1, 1]
     group = np.zeros(N, np.int64)
     found = rank([candidate("a", 0.0, groups=group), candidate("b", 1.0, groups=group)])
@@ -117,12 +114,8 @@ def shifted(name: str, shift: float, *, kl: bool, seed: int = 0) -> Comparison:
     return compared(BASE - 1, BASE - 1 - moves, kl=np.abs(moves) if kl else None, name=name)
 
 
-def test_the_closest_by_ratio_is_the_nearest_to_1_and_not_the_smallest() -> None:
-    found = closest([shifted("far below", -0.8, kl=False), shifted("near", 0.004, kl=False, seed=1)])
-    assert found == [1]
-
-
-def test_candidates_on_both_sides_of_1_may_be_equally_far() -> None:
+def test_the_closest_by_ratio_is_the_nearest_to_1_on_either_side() -> None:
+    assert closest([shifted("far below", -0.8, kl=False), shifted("near", 0.004, kl=False, seed=1)]) == [1]
     same = [shifted("above", 0.02, kl=False), shifted("far", 0.1, kl=False), shifted("below", -0.02, kl=False, seed=3)]
     assert sorted(closest(same)) == [0, 2]
     groups = np.arange(N) % 3

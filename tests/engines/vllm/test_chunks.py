@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from scoremode.core.scores.packing import DIVERGENCE_WORDS, line_words
+from scoremode.core.scores.answers import measured
+from scoremode.core.scores.packing import DIVERGENCE_WORDS, line_words, read_lines
 from scoremode.engines.vllm.wire import KERNEL_WORDS, Request, states_words
+from scoremode.head.definition import define_columns
 
 pytest.importorskip("vllm", reason="needs vLLM")
 from scoremode.engines.vllm import pooler
@@ -115,3 +118,13 @@ def test_a_step_without_a_row_that_was_asked_for_gives_lines_of_the_usual_width(
     out = pooler.keep(kept, last, lines)
     assert out is not None
     assert torch.equal(out, lines)
+
+
+def test_words_keep_every_bit() -> None:
+    logits = torch.randn(9, 50, generator=torch.Generator().manual_seed(0)) * 5
+    columns = define_columns(logits, torch.arange(18).view(9, 2))
+    large = torch.full_like(columns.rank, (1 << 24) + 1)
+    answers = read_lines(pooler.to_words(replace(columns, rank=large)).numpy(), 2)
+    assert np.array_equal(measured(answers.rank), large.numpy())
+    assert np.array_equal(answers.logprob.astype(np.float32), columns.logprob.float().numpy())
+    assert np.array_equal(measured(answers.top), columns.top.numpy())
