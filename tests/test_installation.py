@@ -44,16 +44,12 @@ def test_the_command_fits_the_origin(origin: object, command: str, monkeypatch: 
     assert hint(monkeypatch, Installed(json.dumps(origin))) == command
 
 
-@pytest.mark.parametrize("damaged", [None, "", "{"])
-def test_without_an_origin_the_index_is_named(damaged: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert hint(monkeypatch, Installed(damaged)) == "pip install 'scoremode[gguf]'"
-
-
-def test_the_current_folder_is_a_dot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_an_origin_the_index_is_named_and_the_current_folder_is_a_dot(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for damaged in (None, "", "{"):
+        assert hint(monkeypatch, Installed(damaged)) == "pip install 'scoremode[gguf]'"
+    assert hint(monkeypatch, Installed(None, "uv")) == "uv pip install 'scoremode[gguf]'"
     monkeypatch.chdir(tmp_path)
     origin = {"url": tmp_path.as_uri(), "dir_info": {"editable": False}}
     assert hint(monkeypatch, Installed(json.dumps(origin))) == "pip install '.[gguf]'"
-
-
-def test_uv_is_named_where_it_was_the_installer(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert hint(monkeypatch, Installed(None, "uv")) == "uv pip install 'scoremode[gguf]'"

@@ -84,14 +84,10 @@ def test_one_line_gives_flag_help_argument_docs_and_identity() -> None:
         sm.ppl("table:uniform", text="any text", sharpness="x")  # type: ignore[call-arg]
 
 
-def test_the_type_of_all_arguments_is_up_to_date() -> None:
-    """``make format`` writes it."""
+def test_the_type_of_all_arguments_and_the_tables_in_the_docs_are_up_to_date() -> None:
+    """``make format`` writes them."""
     assert option_docs.FILE.read_text() == option_docs.source()
     assert get_type_hints(EngineOptionArguments).keys() == all_options().keys()
-
-
-def test_the_tables_in_the_docs_are_up_to_date() -> None:
-    """``make format`` writes them."""
     page = (ROOT / "docs" / "engines.md").read_text()
     assert option_docs.docs(page) == page
     with_options = ["transformers", "vllm", "llamacpp", "exllamav3", "server"]
@@ -135,11 +131,8 @@ def test_signatures_name_their_arguments(function: Any) -> None:
     (rest,) = [p for p in found.parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD]
     assert str(rest.annotation).startswith("Unpack[")
     assert set(EngineOptionArguments.__annotations__) <= found.parameters.keys()
-
-
-@pytest.mark.parametrize("method", [sm.Model.ppl, sm.Model.reference, sm.Model.compare, noise_of_model])
-def test_methods_of_a_session_name_the_arguments_of_a_question(method: Any) -> None:
-    assert set(QUESTION) <= inspect.signature(method).parameters.keys()
+    for method in (sm.Model.ppl, sm.Model.reference, sm.Model.compare, noise_of_model):
+        assert set(QUESTION) <= inspect.signature(method).parameters.keys()
 
 
 # ── capabilities ─────────────────────────────────────────────────────────────────────────────────────────────────────

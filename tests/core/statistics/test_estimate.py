@@ -33,7 +33,8 @@ def test_a_ratio_of_equal_groups_is_the_mean_with_its_usual_error_and_a_perplexi
     estimate = ratio(values, np.ones(5), np.arange(5))
     error = values.std(ddof=1) / math.sqrt(5)
     reach = 2.776445 * error  # Student's t, 4 degrees
-    assert (estimate.value, estimate.stderr, estimate.freedom) == (3.2, pytest.approx(error), 4)
+    assert (estimate.value, estimate.freedom) == (3.2, 4)
+    assert estimate.stderr == pytest.approx(error)
     assert (estimate.low, estimate.high) == pytest.approx((3.2 - reach, 3.2 + reach), rel=1e-6)
     ppl = exponential(estimate)
     assert (ppl.low, ppl.high) == pytest.approx((math.exp(3.2 - reach), math.exp(3.2 + reach)), rel=1e-6)
@@ -63,7 +64,7 @@ def test_tokens_that_move_together_are_not_counted_as_independent() -> None:
     levels, groups = np.random.default_rng(0).normal(size=100), np.repeat(np.arange(100), 50)
     grouped, alone = (ratio(levels[groups], np.ones(5000), of).stderr for of in (groups, np.arange(5000)))
     assert grouped == pytest.approx(levels.std(ddof=1) / 10, rel=1e-9)
-    assert grouped > 6 * (alone or 1)
+    assert (grouped or 0) > 6 * (alone or 1)
 
 
 def test_hf_stride_weights_window_means() -> None:

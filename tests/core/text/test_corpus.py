@@ -122,10 +122,34 @@ def test_python_docs_are_the_topics_of_pydoc_in_a_fixed_order() -> None:
     assert rows(load("python-docs-short")) == [topics[name][:1000] for name in sorted(topics)[:20]]
 
 
-def test_wikitext2_from_a_file_has_the_rows_of_the_hub(tmp_path: Path) -> None:
-    """A row is a line with its newline; the file's blank line " \\n" is an empty row on the hub."""
-    corpus = load("wikitext2:" + write(tmp_path / "wiki.test.raw", " \n = Title = \n \n Some text . \n"))
-    assert (corpus.layout, rows(corpus)) == ("lines", ["", " = Title = \n", "", " Some text . \n"])
+def test_wikitext2_has_the_same_rows_from_a_file_from_parquet_and_from_the_hub(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A row is a line with its newline; the file's blank line " \\n" is an empty row on the hub. Another program may
+    use scoremode as a library: the hub's client is as loud afterwards as it was."""
+    from huggingface_hub.utils import logging
+
+    raw = load("wikitext2:" + write(tmp_path / "wiki.test.raw", " \n = Title = \n \n Some text . \n"))
+    assert (raw.layout, rows(raw)) == ("lines", ["", " = Title = \n", "", " Some text . \n"])
+    file = write_parquet(tmp_path / "test.parquet", text=["", " = Title = \n", "", " Some text . \n"])
+    asked: list[Any] = []
+
+    def download(*args: Any, **kwargs: Any) -> str:
+        asked.extend([*args, kwargs["repo_type"], logging.get_verbosity()])
+        return file
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    before = logging.get_verbosity()
+    logging.set_verbosity_info()
+    try:
+        hub = load("wikitext2")
+        assert logging.get_verbosity() == logging.INFO
+    finally:
+        logging.set_verbosity(before)
+    place = ("Salesforce/wikitext", "wikitext-2-raw-v1/test-00000-of-00001.parquet", "dataset")
+    assert asked == [*place, logging.ERROR]
+    for other in (load(f"wikitext2:{file}"), hub):
+        assert (raw.sha256, raw.layout, rows(raw)) == (other.sha256, other.layout, rows(other))
 
 
 def test_the_real_file_gives_the_rows_that_the_hub_publishes(wikitext_file: Path) -> None:
@@ -134,25 +158,6 @@ def test_the_real_file_gives_the_rows_that_the_hub_publishes(wikitext_file: Path
     assert (len(found), sum(1 for row in found if not row)) == (206, 79)
     assert "".join(row or " \n" for row in found).encode() == wikitext_file.read_bytes()
     assert rows(load(f"wikitext2:{wikitext_file}", num_samples=3)) == ["", " = Robert Boulter = \n", ""]
-
-
-def test_a_local_parquet_of_wikitext2_equals_the_raw_file(tmp_path: Path) -> None:
-    raw = load("wikitext2:" + write(tmp_path / "wiki.test.raw", " \n = Title = \n"))
-    parquet = load("wikitext2:" + write_parquet(tmp_path / "test.parquet", text=["", " = Title = \n"]))
-    assert (raw.sha256, raw.layout) == (parquet.sha256, parquet.layout)
-
-
-def test_wikitext2_comes_from_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    path = write_parquet(tmp_path / "test.parquet", text=["", " = Title = \n"])
-    asked: list[tuple[Any, ...]] = []
-
-    def download(*args: Any, **kwargs: Any) -> str:
-        asked.append((*args, kwargs["repo_type"]))
-        return path
-
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    assert rows(load("wikitext2")) == ["", " = Title = \n"]
-    assert asked == [("Salesforce/wikitext", "wikitext-2-raw-v1/test-00000-of-00001.parquet", "dataset")]
 
 
 class Datasets(types.ModuleType):
@@ -197,12 +202,6 @@ def test_without_the_package_datasets_its_installation_is_named(monkeypatch: pyt
     assert pip_install("datasets") in complaint(dataset="some/set")
 
 
-@pytest.mark.parametrize("flags", [{"dataset_config": "small"}, {"split": "train"}])
-def test_settings_of_a_dataset_are_refused_where_there_is_none(flags: dict[str, str]) -> None:
-    """If it were ignored, ``--corpus wikitext2 --split validation`` would give the result of another text."""
-    assert "--dataset" in complaint(text="one two", **flags)
-
-
 # ── refusals ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_wikitext2_that_is_not_utf_8_says_where(tmp_path: Path) -> None:
     assert "offset 2, line 2" in complaint("wikitext2:" + write(tmp_path / "wiki.raw", b"a\n\xff"))
@@ -234,16 +233,12 @@ def peak_bytes(spec: str) -> list[int]:
     return [peak_of(lambda: load(spec))]
 
 
-def test_a_long_file_is_not_held_three_times(tmp_path: Path) -> None:
+def test_a_long_file_is_not_held_three_times_and_jsonl_is_streamed(tmp_path: Path) -> None:
     size = 8 << 20
     path = write(tmp_path / "a.txt", b"some text\n" * (size // 10))
     assert measured_alone(peak_bytes, path)[0] < 2.2 * size
-
-
-def test_a_jsonl_file_is_streamed(tmp_path: Path) -> None:
     line = json.dumps({"text": "x" * 1000}).encode() + b"\n"
-    path = write(tmp_path / "a.jsonl", line * 8000)
-    assert measured_alone(peak_bytes, path)[0] < 1 << 20
+    assert measured_alone(peak_bytes, write(tmp_path / "a.jsonl", line * 8000))[0] < 1 << 20
 
 
 # ── several texts ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -269,26 +264,6 @@ def test_several_texts_are_one_corpus_where_they_are_alike(tmp_path: Path) -> No
     wiki = "wikitext2:" + write(tmp_path / "wiki.test.raw", " = Title = \n")
     for other in (one, wiki, "python-docs"):
         assert "together" in complaint([other, chats[0]])
-
-
-def test_the_hub_client_is_as_loud_afterwards_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Another program may use scoremode as a library and choose its own verbosity."""
-    from huggingface_hub.utils import logging
-
-    path, seen = write_parquet(tmp_path / "test.parquet", text=["x"]), []
-
-    def download(*_: Any, **__: Any) -> str:
-        seen.append(logging.get_verbosity())
-        return path
-
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    before = logging.get_verbosity()
-    logging.set_verbosity_info()
-    try:
-        load("wikitext2")
-        assert (seen, logging.get_verbosity()) == ([logging.ERROR], logging.INFO)
-    finally:
-        logging.set_verbosity(before)
 
 
 class Words:

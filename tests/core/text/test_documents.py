@@ -25,6 +25,7 @@ from scoremode.core.text.tokens import tokenize
 
 LINES = ["", " = Title = \n", "", " Some text . \n", " = Other = \n"]
 RAW = " \n = Title = \n \n Some text . \n = Other = \n"
+ARRANGEMENTS: tuple[Arrangement, ...] = ("join-lines", "join-rows", "pages", "texts")
 
 
 def corpus_of(layout: Layout, *rows: str) -> Corpus:
@@ -35,17 +36,17 @@ def texts(layout: Layout, arrangement: Arrangement, *rows: str) -> list[str]:
     return [d.read() for d in arranged(corpus_of(layout, *rows), arrangement)]
 
 
-@pytest.mark.parametrize("arrangement", ["join-lines", "join-rows", "pages", "texts"])
-def test_one_text_stays_verbatim(arrangement: Arrangement) -> None:
-    text = " = Title = \n\n a @-@ b \r\n"
-    assert texts("text", arrangement, text) == [text]
-
-
 @pytest.mark.parametrize(
-    ("given", "fed"), [("a\n", "a"), ("a\n\n", "a\n"), ("a", "a"), ("a\r\n", "a\r"), ("a \n", "a ")]
+    ("arrangement", "given", "fed"),
+    [
+        *((arrangement, " = T = \n\n a @-@ b \r\n", " = T = \n\n a @-@ b \r\n") for arrangement in ARRANGEMENTS),
+        *(("raw-file", given, fed) for given, fed in (("a\n", "a"), ("a\n\n", "a\n"), ("a", "a"), ("a\r\n", "a\r"))),
+    ],
 )
-def test_a_raw_file_loses_exactly_one_trailing_newline(given: str, fed: str) -> None:
-    assert texts("text", "raw-file", given) == [fed]
+def test_one_text_stays_verbatim_but_a_raw_file_loses_one_trailing_newline(
+    arrangement: Arrangement, given: str, fed: str
+) -> None:
+    assert texts("text", arrangement, given) == [fed]
 
 
 @pytest.mark.parametrize("arrangement", ["join-lines", "join-rows"])

@@ -92,18 +92,12 @@ def test_metrics_and_groups_do_not_depend_on_the_block(plan: Plan, monkeypatch: 
         -chance.gamma(1, 2, n), chance.integers(1, 9, n), chance.gamma(1, 2, n), np.zeros(n, np.int32), np.zeros(n)
     )
     given = tokens_of(*np.diff(plan.doc_starts).tolist())
-    at_once, kind_and_groups = all_metrics(plan, given, scores), groups_of(plan)
+    at_once, (kind, groups) = all_metrics(plan, given, scores), groups_of(plan)
     in_blocks_of(7, monkeypatch)
     assert len(list(plan.blocks())) > 1 or len(plan) == 1
     assert all_metrics(plan, given, scores) == at_once
-    again = groups_of(plan)
-    assert again[0] == kind_and_groups[0]
-    assert np.array_equal(again[1], kind_and_groups[1])
-
-
-@pytest.mark.parametrize("plan", plans(), ids=repr)
-def test_blocks_say_what_the_whole_plan_says(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    in_blocks_of(7, monkeypatch)
+    assert groups_of(plan)[0] == kind
+    assert np.array_equal(groups_of(plan)[1], groups)
     for name in ("window", "token", "document"):
         parts = [getattr(block, name) for block in plan.blocks()]
         assert np.array_equal(np.concatenate(parts), getattr(plan, f"target_{name}")), name

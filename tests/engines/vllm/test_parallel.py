@@ -51,7 +51,8 @@ def test_ranks_agree(small_llama: Path, windows: list[Window], alone: list[Answe
     with engine_of(small_llama, **options) as engine:
         assert not engine.facts.settings["gathered_logits"]
         assert engine.facts.head == ("as-served" if options.get("head") else "exact-fp32")
-        assert_same(score(engine, windows), alone, NATS)
+        some = slice(None, None, 4 if "pipeline_parallel_size" in options else 1)  # stages take turns: seconds a step
+        assert_same(score(engine, windows[some]), alone[some], NATS)
 
 
 def test_a_cache_so_small_that_requests_are_preempted(

@@ -13,7 +13,7 @@ from scoremode.core.scores.answers import measured
 from scoremode.engines.vllm import engine as of_prefill
 from scoremode.engines.vllm.support import LaunchArguments
 
-TEXT = "Nobody minds the lazy dog at all, and the quick brown fox jumps over it again. " * 14
+TEXT = "Nobody minds the lazy dog at all, and the quick brown fox jumps over it again. " * 8
 
 
 def test_every_way_to_feed_a_window_gives_its_scores(small_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

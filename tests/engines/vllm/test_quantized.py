@@ -132,7 +132,7 @@ def test_fp8_dynamic_as_served(small_llama: Path, quantize: Callable[[str, Path,
 
 
 # ── as served against emulated: the same folder in Transformers, its integers times its scales in float32 ────────────
-ASKED: dict[str, Any] = {"method": "gptq", "context_length": 128, "max_windows": 3}
+ASKED: dict[str, Any] = {"method": "gptq", "context_length": 128, "max_windows": 2}
 
 
 def real_text() -> str:
@@ -148,7 +148,7 @@ class Found(NamedTuple):
 
 @pytest.fixture(scope="module")
 def kept(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The original's states on three windows of a real text."""
+    """The original's states on two windows of a real text."""
     folder = tmp_path_factory.mktemp("original") / "reference"
     reference(str(smollm2), folder, dtype="float32", text=real_text(), **ASKED)
     return folder

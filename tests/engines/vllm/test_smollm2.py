@@ -78,9 +78,9 @@ def test_windows_that_ask_nothing_done_ones_and_leaving_early(
 ) -> None:
     nothing = Window(real_ids[:10], np.zeros(0, np.int32), np.zeros((0, 1), np.int32))
     assert len(score(engine, [nothing])[0].logprob) == 0
-    done = np.array([True, False, True, False, True])
-    assert sorted(i for i, _ in engine.score(WindowList(tuple(windows)), done)) == [1, 3]
-    stream = engine.score(WindowList(tuple(windows)), np.zeros(5, bool))
+    shorter = WindowList(tuple(windows[:4]))
+    assert sorted(i for i, _ in engine.score(shorter, np.array([True, False, True, False]))) == [1, 3]
+    stream = engine.score(shorter, np.zeros(4, bool))
     next(iter(stream))
     stream.close()  # type: ignore[attr-defined]
     assert score(engine, windows[:1])[0].logprob.shape == (255, 1)
