@@ -1,7 +1,8 @@
-"""The order of candidates, and which cannot be told apart; paired if arrays are available."""
+"""The order of candidates, which cannot be told apart (paired if arrays are available), and the Pareto front."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
@@ -12,7 +13,7 @@ import pytest
 
 from scoremode.core.statistics.comparison import Comparison, comparison_statistics
 from scoremode.core.statistics.estimate import GroupSums
-from scoremode.core.statistics.ranking import Ranked, closest, p_value, rank, told_apart
+from scoremode.core.statistics.ranking import Ranked, closest, p_value, pareto_front, rank, told_apart
 from scoremode.errors import OptionError, RunError
 from scoremode.values import Estimate
 from tests.core.statistics.test_comparison import compared
@@ -187,3 +188,32 @@ def test_blocks_of_one_text_tell_nothing_apart(kl: bool) -> None:
     blocks = {"stderr_groups": "blocks of 300 tokens of this one text"}
     found = [replace(c, baseline=replace(c.baseline, manifest={**c.baseline.manifest, **blocks})) for c in found]
     assert closest(found) == [0, 1]
+
+
+def by_definition(sizes: list[float], costs: list[float]) -> set[int]:
+    """Everything that is finite and that nothing else beats."""
+    known = [i for i in range(len(sizes)) if math.isfinite(sizes[i]) and math.isfinite(costs[i])]
+
+    def beats(i: int, j: int) -> bool:
+        no_worse = sizes[i] <= sizes[j] and costs[i] <= costs[j]
+        return no_worse and (sizes[i] < sizes[j] or costs[i] < costs[j])
+
+    return {j for j in known if not any(beats(i, j) for i in known)}
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_the_front_is_what_the_definition_says(seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    count = int(chance.integers(1, 30))
+    sizes = chance.integers(1, 9, count).astype(float).tolist()  # few values: many ties
+    costs = chance.choice([0.0, 0.1, 0.2, 0.5, 1.0, math.inf, math.nan], count).tolist()
+    found = pareto_front(sizes, costs)
+    assert set(found) == by_definition(sizes, costs)
+    assert len(found) == len(set(found))
+    assert [sizes[i] for i in found] == sorted(sizes[i] for i in found)
+    assert [costs[i] for i in found] == sorted((costs[i] for i in found), reverse=True)
+
+
+def test_ties_and_values_that_are_not_known() -> None:
+    assert pareto_front([math.nan, 8.0, None, 4.0], [0.1, 0.1, 0.1, None]) == [1]
+    assert pareto_front([4.0, 4.0], [0.1, 0.1]) == [0, 1], "equal in both: neither beats the other"
