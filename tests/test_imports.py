@@ -120,3 +120,9 @@ def test_type_checkers_know_the_same_names() -> None:
     nodes = ast.parse((HOUSE / "__init__.pyi").read_text()).body
     typed = {alias.asname for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert typed | {"__version__"} == set(scoremode.__all__)
+
+
+def test_a_name_that_scoremode_does_not_have_is_an_attribute_error() -> None:
+    name = "nothing_of_this_name"
+    with pytest.raises(AttributeError, match=name):
+        getattr(scoremode, name)

@@ -66,6 +66,7 @@ def test_every_page_is_built_and_in_the_navigation(site: Path) -> None:
     pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
     assert pages <= set(navigation)
     assert len(navigation) == len(set(navigation))
+    assert not list(site.rglob("__pycache__"))
     assert [page for page in navigation if not (site / page).with_suffix(".html").exists()] == []
 
 

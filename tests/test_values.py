@@ -15,6 +15,7 @@ import scoremode as sm
 from scoremode.core.store.run import Run
 from scoremode.errors import OptionError
 from scoremode.values import Estimate
+from tests.partial_engine import PartialEngine
 
 TEXT = "the cat sat on the mat, the cat sat on the hat"
 
@@ -182,3 +183,9 @@ def test_what_a_loaded_model_cannot_take_is_refused(loaded: tuple[Any, Any], giv
     named = {name: tokenizer if value is ... else value for name, value in given.items()}
     with pytest.raises(OptionError, match=said):
         sm.ppl(model, text=TEXT, **named)
+
+
+def test_text_compares_with_a_top_text_that_was_not_measured() -> None:
+    pytest.importorskip("pandas")
+    frame = sm.ppl("table:uniform", text=TEXT, engine=PartialEngine("rank")).to_pandas()
+    assert not (frame.text == frame.top_text).any()

@@ -200,3 +200,11 @@ def test_an_ability_that_an_engine_lacks_is_refused_with_the_engines_that_have_i
     with pytest.raises(EngineError, match="the table engine cannot give hidden states between layers") as caught:
         require(TablePlugin(), "layer_states", "give hidden states between layers")
     assert caught.value.fix == "use --engine transformers or llamacpp or vllm"
+
+
+def test_the_short_name_is_nothing_else() -> None:
+    import scoremode.vllm as short
+    from scoremode.engines.vllm import llm
+
+    assert {name: getattr(short, name) for name in short.__all__} == {n: getattr(llm, n) for n in short.__all__}
+    assert len((HOUSE / "vllm.py").read_text().splitlines()) < 20

@@ -300,3 +300,14 @@ def test_ranks_whose_stored_slices_differ_exchange_equally_often() -> None:
         exchanged.append(calls)
     assert len(exchanged[0]) > 2
     assert exchanged[0] == exchanged[1]
+
+
+@pytest.mark.usefixtures("sizes")
+@pytest.mark.parametrize("way", WAYS)
+def test_whole_blocks_of_nothing_on_either_side(way: Diverge) -> None:
+    p, q = torch.full((900,), -math.inf), torch.full((900,), -math.inf)
+    p[500:] = torch.linspace(-1, 1, 400)
+    q[400:] = torch.linspace(1, -1, 500)
+    truth = define_divergence(p[None], q[None], torch.tensor([[0]])).kl.item()
+    assert kl_of(way, p, q) == pytest.approx(truth, rel=1e-6)
+    assert kl_of(way, q, p) == math.inf

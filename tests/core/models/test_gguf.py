@@ -200,3 +200,10 @@ def test_a_folder_must_have_one_model(tmp_path: Path) -> None:
         find_files(str(tmp_path / "c.gguf"))
     with pytest.raises(ModelError, match="there is no file"):
         find_files("a\0b.gguf")
+
+
+def test_a_name_that_no_manifest_can_keep_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "caf\udce9.gguf"
+    path.write_bytes(header())
+    with pytest.raises(ModelError, match="not UTF-8"):
+        find_files(str(path))

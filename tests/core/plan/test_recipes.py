@@ -175,6 +175,7 @@ def test_a_mask_leaves_only_the_allowed_targets_and_makes_another_digest() -> No
     assert [plans[1].window(w).targets.tolist() for w in range(len(plans[1]))] == [[[14]], [[19]]]
     made = [*plans, plan_for("gptq", 10, context=4), plan_for("exl3-2026", 10, context=4)]
     assert len({plan.digest for plan in made}) == 5
+    assert replace(plans[0], notes=("another note",)).digest == plans[0].digest
     assert (made[-1].vocabulary, made[-2].vocabulary) == (FACTS.size, None), "padding logits are left out"
 
 

@@ -150,3 +150,10 @@ def test_the_command_line_prints_the_verdict_and_exits_by_it(command: Command, t
         code, _, err = command(*asked, wrong)
         assert code == 2
         assert "no-worse-than" in err
+
+
+def test_a_document_in_several_groups_is_counted_whole() -> None:
+    whole = of_documents([[0.1] * 4, [0.2] * 4])
+    found = equivalence(replace(whole, groups=np.arange(8)), 0.01)
+    assert (found.per_token.groups, found.per_document.groups, found.per_document.stderr) == (8, 2, None)
+    assert found.per_document.value == pytest.approx(0.6)

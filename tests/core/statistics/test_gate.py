@@ -142,3 +142,11 @@ def test_surely_is_refused_over_blocks_of_one_text_and_the_value_still_decides_w
         f"q4: kl_mean cannot be judged 'surely': the error is over 5 {kind}, and 5 unrelated texts are needed"
     )
     assert check(parse("kl_mean > 0.9"), known, kind) is None
+
+
+def test_being_sure_needs_an_error() -> None:
+    found = comparison_statistics(compared([-1.0], [-1.0], kl=[0.1]))
+    assert check(parse("kl_mean > 5"), found) is None
+    assert check(parse("kl_mean > 5 surely"), found) == (
+        "q4: kl_mean cannot be judged 'surely': too few groups for an error (1 groups, 5 are needed)"
+    )

@@ -193,3 +193,10 @@ def test_two_candidates_share_a_table(tiny: Path, texts: str, tmp_path: Path, co
         "rest",
     ]
     assert table.split()[:3] == ["targets", "one", "two"]
+
+
+def test_infinite_values_are_counted_or_make_a_slice_infinite(compared: Comparison, texts: str) -> None:
+    kl = np.array(measured(compared.kl))
+    kl[np.flatnonzero(np.array(compared.candidate.facts.slice) == "rest")[3]] = np.inf
+    found = replace(compared, divergences=Divergences(kl=kl))
+    assert {row.name: row.unbounded for row in found.by_slice()} == {"thinking": 0, "rest": 1}

@@ -287,3 +287,12 @@ def test_what_is_waited_for_is_always_said(tiny: Path) -> None:
         "computing statistics and saving",
     ]
     assert watching.done[-1] > 0
+
+
+def test_what_is_not_a_reference_is_no_baseline(tmp_path: Path) -> None:
+    sm.ppl("table:uniform", text="one text", out=tmp_path / "run")
+    with sm.open("table:uniform") as model:
+        with pytest.raises(InputError, match="a run without hidden states"):
+            model.compare(tmp_path / "run")
+        with pytest.raises(InputError, match="not a reference"):
+            model.compare(tmp_path / "nowhere")

@@ -306,3 +306,16 @@ def test_weights_that_give_nan_and_equal_logits_are_named_so(tiny: Path, tmp_pat
         engine_for(damaged)
     flat = gguf_of(tiny, tmp_path / "flat.gguf", weights=lambda n, x: x * 0 if n == "output.weight" else x)
     assert "all logits are equal" in engine_for(flat).facts.notes[0]
+
+
+def test_a_prompt_longer_than_a_batch_is_shared_too(tiny_gguf: Path, judge: Any) -> None:
+    source = prompted()
+    for index, answers in scored(engine_for(tiny_gguf, n_batch=16), source).items():
+        assert_true(answers, judge, source.window(index))
+
+
+def test_a_group_whose_windows_share_nothing_is_scored_all_the_same(engine: LlamaCppEngine, judge: Any) -> None:
+    windows = tuple(own_tokens(random_ids(n, n)) for n in (5, 9, 2))
+    source = WindowList(windows, np.array([3, 3, 3]))
+    for index, answers in scored(engine, source).items():
+        assert_true(answers, judge, windows[index])

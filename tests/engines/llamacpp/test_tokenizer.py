@@ -180,3 +180,9 @@ def test_a_tokenizer_that_does_not_spell_the_text_is_refused(tiny: Path, tmp_pat
     assert_whole(tokenizer.encode("aa", special=False), "aa")
     with pytest.raises(CorpusError, match="do not spell the text: they differ from it at 'xa'"):
         tokenizer.encode("axa", special=False)
+
+
+def test_special_tokens_in_a_text_with_more_tokens_than_bytes(tmp_path: Path, tiny: Path) -> None:
+    """After each special token comes a space of its own, here in front of a byte that has no token."""
+    text = "<s>ü" * 40
+    assert_whole(spm(tmp_path, tiny).encode(text, special=True), text)

@@ -122,3 +122,11 @@ def test_a_lead_is_the_token_before_the_first_target() -> None:
     for index, answers in engine.score(plan, np.zeros(3, np.bool_)):
         window = plan.window(index)
         same(answers, longhand(engine.logprobs[window.ids[window.rows]], window.targets))
+
+
+def test_several_targets_a_row() -> None:
+    with np.errstate(divide="ignore"):
+        engine = TableEngine(np.log(np.array([[0.5, 0.25, 0.25]])))
+    answers = ask(engine, np.array([0], np.int32), [0], [[0, 1, 2]])
+    assert np.exp(answers.logprob[0]).tolist() == pytest.approx([0.5, 0.25, 0.25])
+    assert measured(answers.rank)[0].tolist() == [1, 2, 3]

@@ -158,6 +158,6 @@ def test_a_group_that_shares_nothing_is_fed_within_the_budget(
     monkeypatch.setattr(engine, "_hidden", watched)
     together = logprobs(engine, source)
     assert max(fed) <= BUDGET
-    assert len(fed) > 1
+    assert 1 < len(fed) < TARGETS / 2, "several at a time"
     for one, other in zip(together, alone, strict=True):
         assert one == pytest.approx(other, abs=2e-5)

@@ -82,3 +82,10 @@ def test_output_is_taken_and_given_back_whatever_was_closed(tmp_path: Path) -> N
         assert (done.returncode, done.stdout, done.stderr) == (0, b"", b""), closed
         assert log.read_bytes() == b"to one, to two, from a child\nfrom a child\n", closed
         assert own_file.read_bytes() == b"own", closed
+
+
+def test_a_process_without_streams_of_pythons_own_can_take_output(tmp_path: Path) -> None:
+    code = "import sys\nsys.stdout = sys.stderr = None\nfrom scoremode.engines.vllm.processes import VllmLog\n"
+    code += "with VllmLog().taking_output(): pass"
+    environment = {**os.environ, "SCOREMODE_VLLM_LOG": str(tmp_path / "log")}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0

@@ -323,3 +323,13 @@ def test_bits_per_weight_of_the_checkpoints(w8a8: Path, w4a16: Path) -> None:
     assert inspect(str(w8a8)).bits_per_weight == pytest.approx((32 * (plain + rows) + 8 * quantized) / weights)
     int4 = (4 + 32 / 64) * quantized  # one float32 scale per group of 64
     assert inspect(str(w4a16)).bits_per_weight == pytest.approx((32 * plain + int4 + shapes) / weights)
+
+
+def test_int4_weights_are_refused_where_vllm_has_no_kernel_for_them(
+    w4a16: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message on aarch64 machines and on x86 without AVX-512, simulated here."""
+    if has_int4_kernel():
+        monkeypatch.setattr(support, "has_int4_kernel", lambda: False)
+    with pytest.raises(ModelError, match=r"no CPU kernel for int4 weights.*--engine transformers"), engine_of(w4a16):
+        pass

@@ -126,3 +126,9 @@ def test_rows_of_the_last_step_are_counted_and_it_is_shorter_than_any_usual_one(
 def test_what_is_too_short_to_be_cut_is_not_counted(item: Window) -> None:
     """A step with only a few tokens less might be padded to the same size."""
     assert not ShortenedWindows(WindowList((item,)), 512).rows_in_other_steps(0).any()
+
+
+def test_a_window_that_asks_nothing_stays_empty() -> None:
+    empty = Window(np.arange(9, dtype=np.int32), np.zeros(0, np.int32), np.zeros((0, 1), np.int32))
+    shortened = ShortenedWindows(WindowList((empty,)), 512)
+    assert len(shortened.window(0).rows) == len(shortened.rows_in_other_steps(0)) == 0
