@@ -78,20 +78,13 @@ def test_a_model_that_is_no_name_is_named(model: Any) -> None:
         sm.plan(model, text="one two")
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
+def test_numbers_of_numpy_are_numbers_and_paths_and_loaded_corpora_are_texts(tmp_path: Path) -> None:
     made = sm.plan("table:uniform", text="one two", context_length=np.int64(4), stride=np.int32(2))  # type: ignore[arg-type]
     assert made["method_settings"]["context_length"] == 4
-
-
-def test_a_path_is_a_corpus(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one two")
-    assert load(tmp_path / "a.txt").sha256 == load(text="one two").sha256
+    corpus = load(tmp_path / "a.txt")
+    assert corpus.sha256 == load(text="one two").sha256 == sm.plan("table:uniform", corpus=corpus)["corpus_sha256"]
     assert load([tmp_path / "a.txt", str(tmp_path / "a.txt")]).row_count == 2
-
-
-def test_a_corpus_that_is_loaded_is_taken_as_it_is() -> None:
-    corpus = load(text="one two")
-    assert sm.plan("table:uniform", corpus=corpus)["corpus_sha256"] == corpus.sha256
 
 
 @pytest.mark.parametrize("more", [{"text": "other"}, {"num_samples": 1}, {"field": "x"}, {"dataset": "x"}])

@@ -22,26 +22,14 @@ NAMES = ("gptq", "llamacpp", "sliding-once", "exl3-2025", "exl3-2026")
 
 
 def test_an_error_reads_as_what_is_wrong_then_what_to_type() -> None:
-    assert str(ScoremodeError("the text is empty", fix="give some")) == "the text is empty; give some"
-
-
-def test_an_error_without_a_fix_ends_after_its_message() -> None:
+    error = ScoremodeError("the text is empty", fix="give some")
+    assert (str(error), error.message, error.fix) == ("the text is empty; give some", "the text is empty", "give some")
     assert str(ScoremodeError("the text is empty")) == "the text is empty"
 
 
-def test_message_and_fix_can_be_read_apart() -> None:
-    error = ScoremodeError("wrong", fix="right")
-    assert (error.message, error.fix) == ("wrong", "right")
-
-
-@pytest.mark.parametrize("kind", [CorpusError, MethodError, ModelError, OptionError])
-def test_what_a_user_gave_wrongly_is_an_input_error(kind: type[ScoremodeError]) -> None:
-    assert issubclass(kind, InputError)
-
-
-@pytest.mark.parametrize("kind", [InputError, BoundaryError, EngineError, RunError])
-def test_every_refusal_is_caught_by_one_name(kind: type[ScoremodeError]) -> None:
-    assert issubclass(kind, ScoremodeError)
+def test_every_refusal_is_caught_by_one_name_and_what_a_user_gave_wrongly_by_another() -> None:
+    assert all(issubclass(kind, InputError) for kind in (CorpusError, MethodError, ModelError, OptionError))
+    assert all(issubclass(kind, ScoremodeError) for kind in (InputError, BoundaryError, EngineError, RunError))
 
 
 def test_every_error_of_the_file_is_in_the_tree_drawn_at_its_top() -> None:

@@ -104,7 +104,7 @@ def test_it_is_listed_by_engines_and_doctor(run: Run) -> None:
     assert {"name": "unigram", "problem": None, "about": []} in found["engines"]
 
 
-def test_its_scores_are_its_own(run: Run, tmp_path: Path) -> None:
+def test_its_scores_are_its_own_and_what_it_does_not_give_is_not_measured(run: Run) -> None:
     import numpy as np
 
     found = run("ppl", "unigram:seen.txt", "--corpus", "text.txt", "--json").json
@@ -112,13 +112,7 @@ def test_its_scores_are_its_own(run: Run, tmp_path: Path) -> None:
     ids = np.frombuffer(LONG.encode(), np.uint8)[1:]
     assert found["mean_nll"] == pytest.approx(float(-np.log(counts / counts.sum())[ids].mean()), rel=1e-12)
     assert (found["engine"], found["targets"]) == ("unigram", len(LONG) - 1)
-
-
-def test_what_it_does_not_give_is_not_measured(run: Run) -> None:
-    """Nothing is filled in, in JSON and on the screen."""
-    found = run("ppl", "unigram:seen.txt", "--corpus", "text.txt", "--json").json
     assert (found["mean_rank"], found["top1_accuracy"], found["mean_entropy"]) == (None, None, None)
-    assert "not measured" in run("ppl", "unigram:seen.txt", "--corpus", "text.txt").out
 
 
 def test_its_option_is_a_flag_with_help_and_a_part_of_the_identity(run: Run, tmp_path: Path) -> None:
@@ -151,25 +145,6 @@ def test_every_verb_works_with_it_or_refuses_before_it_is_opened(run: Run, tmp_p
         assert "the unigram engine cannot" in refused.err
         assert refused.err.count("\n") == 1
     assert not (tmp_path / "both").exists()  # the baseline was not scored for nothing
-
-
-def test_a_finished_run_of_it_can_be_compared_shown_and_reported(run: Run, tmp_path: Path) -> None:
-    for out, smoothing in (("a", "1"), ("b", "5")):
-        run("ppl", "unigram:seen.txt", "--corpus", "text.txt", "--smoothing", smoothing, "--out", out)
-    found = run("compare", "a", "b", "--json").json["candidates"][0]
-    assert found["same_top"] is None
-    assert found["ppl_ratio"] > 0
-    assert "not measured" in run("show", "a").out
-    assert run("report", "a", "b", "-o", "report.html").code == 0
-    assert "not measured" in (tmp_path / "report.html").read_text()
-
-
-def test_a_model_that_is_not_there_is_one_line(run: Run) -> None:
-    refused = run("ppl", "unigram:nowhere.txt", "--text", "one two")
-    assert (refused.code, refused.err) == (
-        2,
-        "scoremode: there is no file 'nowhere.txt'; give one, as in unigram:notes.txt\n",
-    )
 
 
 # ── plug-ins that cannot be used ─────────────────────────────────────────────────────────────────────────────────────

@@ -34,6 +34,7 @@ def comparisons() -> sm.Comparisons:
 def test_an_estimate_is_formatted_like_its_value() -> None:
     estimate = Estimate(12.5, 0.25, 100, 10)
     assert (f"{estimate:.2f}", f"{estimate:>8.1f}", f"{estimate}") == ("12.50", "    12.5", "12.50 ± 0.25")
+    assert (repr(Estimate(12.5, None, 10, 1)), float(estimate)) == ("12.50 ± ?", 12.5)
 
 
 def test_an_estimate_compares_with_numbers_and_estimates() -> None:
@@ -99,21 +100,12 @@ def test_text_and_top_text_compare_in_pandas(run: Run, comparisons: sm.Compariso
     assert (both.top_text_baseline == both.top_text_candidate).sum() < len(both)
 
 
-def test_text_compares_with_a_top_text_that_was_not_measured() -> None:
-    pytest.importorskip("pandas")
-    frame = sm.ppl("table:uniform", text=TEXT, engine=PartialEngine("rank")).to_pandas()
-    assert not (frame.text == frame.top_text).any()
-
-
-def test_a_comparison_has_the_scores_of_both(comparisons: sm.Comparisons) -> None:
+def test_a_comparison_has_the_scores_of_both_and_comparisons_a_row_per_candidate(comparisons: sm.Comparisons) -> None:
     first = comparisons[0]
     table = first.to_arrow()
     for side, its in (("baseline", first.baseline), ("candidate", first.candidate)):
         assert np.array_equal(table[f"logprob_{side}"].to_numpy(), its.scores.logprob)
     assert table["text"].to_pylist() == first.candidate.facts.text.tolist()
-
-
-def test_comparisons_have_a_row_per_candidate(comparisons: sm.Comparisons) -> None:
     table = comparisons.to_arrow()
     assert table["name"].to_pylist() == ["table:successor", "table:uniform"]
     assert table["ppl_ratio"].to_pylist() == [None, 1.0]
@@ -191,3 +183,9 @@ def test_what_a_loaded_model_cannot_take_is_refused(loaded: tuple[Any, Any], giv
     named = {name: tokenizer if value is ... else value for name, value in given.items()}
     with pytest.raises(OptionError, match=said):
         sm.ppl(model, text=TEXT, **named)
+
+
+def test_text_compares_with_a_top_text_that_was_not_measured() -> None:
+    pytest.importorskip("pandas")
+    frame = sm.ppl("table:uniform", text=TEXT, engine=PartialEngine("rank")).to_pandas()
+    assert not (frame.text == frame.top_text).any()

@@ -42,11 +42,6 @@ def test_every_room_has_a_budget() -> None:
     assert (rooms - set(WINGS)) | {path.name for path in HOUSE.glob("*.py")} <= named
 
 
-def test_a_room_that_is_too_heavy_would_be_seen(tmp_path: Path) -> None:
-    (tmp_path / "long.py").write_text("pass\n" * 7)
-    assert lines(tmp_path) == 7
-
-
 def test_tests_lie_beside_their_wing() -> None:
     """A wing that comes off takes its tests along: they have a folder of its name."""
     wings = {path.parent.relative_to(HOUSE) for room in WINGS for path in (HOUSE / room).glob("*/__init__.py")}

@@ -47,14 +47,6 @@ def test_nothing_outside_its_folder_knows_the_word_vllm() -> None:
     assert found == []
 
 
-def test_the_short_name_is_nothing_else() -> None:
-    import scoremode.vllm as short
-    from scoremode.engines.vllm import llm
-
-    assert {name: getattr(short, name) for name in short.__all__} == {n: getattr(llm, n) for n in short.__all__}
-    assert len((HOUSE / "vllm.py").read_text().splitlines()) < 20
-
-
 # ── one line makes an option ─────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True)
 class OneMore(Options):
@@ -92,33 +84,28 @@ def test_one_line_gives_flag_help_argument_docs_and_identity() -> None:
         sm.ppl("table:uniform", text="any text", sharpness="x")  # type: ignore[call-arg]
 
 
-def test_the_type_of_all_arguments_is_up_to_date() -> None:
-    """``make format`` writes it."""
+def test_the_type_of_all_arguments_and_the_tables_in_the_docs_are_up_to_date() -> None:
+    """``make format`` writes them."""
     assert option_docs.FILE.read_text() == option_docs.source()
     assert get_type_hints(EngineOptionArguments).keys() == all_options().keys()
-
-
-def test_the_tables_in_the_docs_are_up_to_date() -> None:
-    """``make format`` writes them."""
     page = (ROOT / "docs" / "engines.md").read_text()
     assert option_docs.docs(page) == page
     with_options = ["transformers", "vllm", "llamacpp", "exllamav3", "server"]
     assert re.findall(r"<!-- options of (\w+) -->", page) == with_options
 
 
-def test_engines_that_share_an_option_agree_on_its_kind() -> None:
+def test_every_option_has_help_and_engines_that_share_it_agree_on_its_kind() -> None:
     for name, (engines, known) in all_options().items():
+        assert known.details.help, name
         assert {known_engines()[engine].options.known()[name].kind for engine in engines} == {known.kind}
 
 
-def test_every_option_has_help() -> None:
-    assert [name for name, (_, known) in all_options().items() if not known.details.help] == []
-
-
-def test_none_and_false_are_no_choice() -> None:
+def test_switches_that_are_off_secrets_and_places_are_not_in_the_identity() -> None:
     """A switch that is off is as if it were not there: runs that were kept before it existed stay theirs."""
     plugin = known_engines()["transformers"]
     assert read_options(plugin, {"dtype": None, "trust_remote_code": False}).given() == {}
+    given = CheckpointOptions.of({"token": "hf_x", "revision": "v2", "dtype": "float32"})
+    assert given.identity() == {"dtype": "float32"}
 
 
 def test_an_option_of_another_engine_says_whose_it_is() -> None:
@@ -136,11 +123,6 @@ def test_older_flags_are_still_understood() -> None:
     assert given.identity() == {"allow_untested_vllm": True}  # as runs that were kept earlier know it
 
 
-def test_secrets_and_places_are_not_in_the_identity() -> None:
-    given = CheckpointOptions.of({"token": "hf_x", "revision": "v2", "dtype": "float32"})
-    assert given.identity() == {"dtype": "float32"}
-
-
 @pytest.mark.parametrize("function", [sm.ppl, sm.plan, sm.reference, sm.compare, sm.noise, sm.prob, sm.open])
 def test_signatures_name_their_arguments(function: Any) -> None:
     """Typed, and those of questions and engines through a TypedDict that type checkers unfold."""
@@ -149,11 +131,8 @@ def test_signatures_name_their_arguments(function: Any) -> None:
     (rest,) = [p for p in found.parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD]
     assert str(rest.annotation).startswith("Unpack[")
     assert set(EngineOptionArguments.__annotations__) <= found.parameters.keys()
-
-
-@pytest.mark.parametrize("method", [sm.Model.ppl, sm.Model.reference, sm.Model.compare, noise_of_model])
-def test_methods_of_a_session_name_the_arguments_of_a_question(method: Any) -> None:
-    assert set(QUESTION) <= inspect.signature(method).parameters.keys()
+    for method in (sm.Model.ppl, sm.Model.reference, sm.Model.compare, noise_of_model):
+        assert set(QUESTION) <= inspect.signature(method).parameters.keys()
 
 
 # ── capabilities ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -223,9 +202,9 @@ def test_an_ability_that_an_engine_lacks_is_refused_with_the_engines_that_have_i
     assert caught.value.fix == "use --engine transformers or llamacpp or vllm"
 
 
-def test_a_subject_needs_no_folder() -> None:
-    subject = choose("table:uniform").subject
-    assert subject.checkpoint is None
-    assert subject.files == {}
-    run = sm.ppl("table:uniform", text="any text")
-    assert (run.manifest["weight_bytes"], run.manifest["model_files"]) == (None, {})
+def test_the_short_name_is_nothing_else() -> None:
+    import scoremode.vllm as short
+    from scoremode.engines.vllm import llm
+
+    assert {name: getattr(short, name) for name in short.__all__} == {n: getattr(llm, n) for n in short.__all__}
+    assert len((HOUSE / "vllm.py").read_text().splitlines()) < 20

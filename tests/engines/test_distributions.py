@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from scoremode.core.engine.base import StoredDistributions, StoredHead
-from scoremode.core.engine.distributions import IndexedWindow, divergence_of_logits, load_baseline, records_of_logits
+from scoremode.core.engine.distributions import IndexedWindow, divergence_of_logits, load_baseline
 from scoremode.core.scores.answers import Window
-from scoremode.errors import ModelError
 from scoremode.head.definition import define_columns
 from scoremode.head.divergence import define_divergence
 from scoremode.values import Raw
@@ -72,13 +71,3 @@ def test_logits_against_stored_distributions() -> None:
     truth = define_columns(LOGITS_Q, TARGETS)
     assert found.q.logprob.numpy() == pytest.approx(truth.logprob.numpy(), abs=1e-5)
     assert torch.equal(found.q.rank, truth.rank)
-
-
-def test_records_of_logits_are_those_of_the_longhand() -> None:
-    assert records_of_logits(LOGITS_Q).tobytes() == b"".join(record(row) for row in LOGITS_Q.numpy())
-
-
-@pytest.mark.parametrize("baseline", [States(), Records()])
-def test_another_vocabulary_is_refused(baseline: States | Records) -> None:
-    with pytest.raises(ModelError, match="311 ids and the candidate 312"):
-        load_baseline(baseline, CPU, VOCABULARY + 1)

@@ -1,12 +1,17 @@
-"""The float64 definition, against numbers worked out by hand."""
+"""The float64 definition against numbers worked out by hand, and slices of a vocabulary against it."""
 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
+from typing import Any
 
+import numpy as np
+import pytest
 import torch
 
-from scoremode.head.definition import define_columns, define_logits
+from scoremode.head import partials as P
+from scoremode.head.definition import Columns, define_columns, define_logits
 
 
 def test_probabilities_one_half_one_quarter_one_quarter() -> None:
@@ -36,3 +41,37 @@ def test_bias_scale_and_cap_are_applied_in_that_order() -> None:
     hidden, weight = torch.tensor([[1.0]]), torch.tensor([[2.0], [3.0]])
     x = define_logits(hidden, weight, bias=torch.tensor([1.0, -1.0]), scale=0.5, softcap=2.0)
     assert torch.allclose(x, torch.tensor([[2 * math.tanh(1.5 / 2), 2 * math.tanh(1.0 / 2)]]).double())
+
+
+def logits(n: int, v: int, k: int, seed: int = 0, ties: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, v, generator=g) * 5
+    if ties:
+        x = x.round()
+    return x, torch.randint(0, v, (n, k), generator=g)
+
+
+def by_slices(x: torch.Tensor, targets: torch.Tensor, cuts: list[int], reduce: Any = P.partials) -> Columns:
+    edges = [0, *cuts, x.shape[1]]
+    slices = [x[:, a:b].clone() for a, b in pairwise(edges)]
+    at = torch.stack([P.target_logits(s, targets, a) for s, a in zip(slices, edges, strict=False)]).amax(0)
+    parts = [reduce(s, targets, at, a) for s, a in zip(slices, edges, strict=False)]
+    return P.finish(P.combine(parts), at)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("v", [1, 2, 255, 256, 1003, 4099])
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("reduce", [P.partials, P._on_device])
+def test_any_cut_gives_the_definition(v: int, k: int, ties: bool, reduce: Any) -> None:
+    x, targets = logits(37, v, k, ties=ties)
+    wanted = define_columns(x, targets)
+    for cuts in ([], [v // 2], [v // 4, v // 2, v - v // 4], [v]):
+        if reduce is P._on_device and 0 in np.diff([0, *cuts, v]):
+            continue  # partials() keeps empty slices away from it
+        got = by_slices(x, targets, cuts, reduce)
+        torch.testing.assert_close(got.logprob.double(), wanted.logprob, atol=2e-5, rtol=0)
+        torch.testing.assert_close(got.entropy.double(), wanted.entropy, atol=2e-5, rtol=0)
+        torch.testing.assert_close(got.top_logprob.double(), wanted.top_logprob, atol=2e-5, rtol=0)
+        assert torch.equal(got.rank, wanted.rank)
+        assert torch.equal(got.top, wanted.top)

@@ -90,12 +90,6 @@ def kl_of(way: Diverge, p: Tensor, q: Tensor) -> float:
     return finish_divergence(*whole).kl.item()
 
 
-def test_the_definition_by_hand() -> None:
-    p, q = torch.tensor([[0.5, 0.25, 0.25]]).log(), torch.tensor([[0.25, 0.25, 0.5]]).log()
-    wanted = 0.5 * math.log(2) + 0.25 * math.log(0.5)
-    assert define_divergence(p, q, torch.tensor([[0]])).kl.item() == pytest.approx(wanted, abs=1e-7)
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_closed_forms(way: Diverge) -> None:
     half = torch.tensor([0.5, 0.25, 0.25]).log()
@@ -125,17 +119,6 @@ def test_infinite_where_q_is_nothing_and_p_is_not(way: Diverge, ids: list[int]) 
 
 @pytest.mark.usefixtures("sizes")
 @pytest.mark.parametrize("way", WAYS)
-def test_whole_blocks_of_nothing_on_either_side(way: Diverge) -> None:
-    p, q = torch.full((900,), -math.inf), torch.full((900,), -math.inf)
-    p[500:] = torch.linspace(-1, 1, 400)
-    q[400:] = torch.linspace(1, -1, 500)
-    truth = define_divergence(p[None], q[None], torch.tensor([[0]])).kl.item()
-    assert kl_of(way, p, q) == pytest.approx(truth, rel=1e-6)
-    assert kl_of(way, q, p) == math.inf
-
-
-@pytest.mark.usefixtures("sizes")
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("v", [1, 2, 3, 257, 1003])
 @pytest.mark.parametrize(("n", "k"), [(0, 1), (1, 9), (33, 3)])
 def test_every_shape_answers_to_the_definition(way: Diverge, n: int, v: int, k: int) -> None:
@@ -149,15 +132,6 @@ def test_every_shape_answers_to_the_definition(way: Diverge, n: int, v: int, k: 
     torch.testing.assert_close(ours.q.entropy.double(), truth.q.entropy, atol=5e-6, rtol=0)
     assert torch.equal(ours.q.rank, truth.q.rank)
     assert torch.equal(ours.q.top, truth.q.top)
-
-
-@pytest.mark.usefixtures("sizes")
-@pytest.mark.parametrize("way", WAYS)
-def test_a_model_and_itself(way: Diverge) -> None:
-    hidden, weight, _, targets = draw(40, 33, 1999, 1)
-    head = Head(weight, 1999)
-    assert (finish_divergence(*way(hidden, head, hidden, head, targets)).kl == 0).all()
-    assert (by_shards(way, hidden, (head, head), targets, [0, 700, 1998]).kl == 0).all()
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -224,7 +198,7 @@ def test_slices_of_logits_add_up(data: st.DataObject) -> None:
 @pytest.mark.usefixtures("sizes")
 @pytest.mark.parametrize("way", ["blocked", "plain"])
 @pytest.mark.parametrize(
-    ("n", "d", "v", "k"), [(1, 8, 300, 1), (129, 24, 2003, 1), (700, 17, 5003, 2), (33, 24, 2003, 9)]
+    ("n", "d", "v", "k"), [(1, 8, 300, 1), (129, 24, 2003, 1), (700, 17, 1003, 2), (33, 24, 2003, 9)]
 )
 def test_scores_beside_a_divergence_are_the_bits_of_scores_alone(way: str, n: int, d: int, v: int, k: int) -> None:
     """Otherwise a model could differ from itself, because its baseline is scored alone."""
@@ -238,7 +212,7 @@ def test_scores_beside_a_divergence_are_the_bits_of_scores_alone(way: str, n: in
 @pytest.mark.usefixtures("sizes")
 @pytest.mark.parametrize("way", ["blocked", "plain"])
 @pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("shape", [(0, 8, 300, 1), (33, 24, 2003, 9), (300, 17, 5003, 2)])
+@pytest.mark.parametrize("shape", [(0, 8, 300, 1), (33, 24, 2003, 9), (300, 17, 1003, 2)])
 def test_kept_logits_change_no_bit(way: str, whole: bool, shape: tuple[int, int, int, int]) -> None:
     """Several candidates in turn: the logits of p are computed for the first one alone."""
     n, _, v, _ = shape
@@ -326,3 +300,14 @@ def test_ranks_whose_stored_slices_differ_exchange_equally_often() -> None:
         exchanged.append(calls)
     assert len(exchanged[0]) > 2
     assert exchanged[0] == exchanged[1]
+
+
+@pytest.mark.usefixtures("sizes")
+@pytest.mark.parametrize("way", WAYS)
+def test_whole_blocks_of_nothing_on_either_side(way: Diverge) -> None:
+    p, q = torch.full((900,), -math.inf), torch.full((900,), -math.inf)
+    p[500:] = torch.linspace(-1, 1, 400)
+    q[400:] = torch.linspace(1, -1, 500)
+    truth = define_divergence(p[None], q[None], torch.tensor([[0]])).kl.item()
+    assert kl_of(way, p, q) == pytest.approx(truth, rel=1e-6)
+    assert kl_of(way, q, p) == math.inf

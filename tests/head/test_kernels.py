@@ -20,7 +20,7 @@ from scoremode.errors import EngineError, OptionError
 from scoremode.head import kernels
 from scoremode.head.chunked import Share, keep_own
 from scoremode.head.definition import define_columns, define_logits
-from scoremode.head.kernels import Choice, HeadKind, Kernel, choose, describe_kernel, probe
+from scoremode.head.kernels import HeadKind, Kernel, choose, describe_kernel, probe
 from scoremode.head.matrix import Head
 from scoremode.head.partials import Partials
 from tests.makers import VOCABULARY, make_family
@@ -52,67 +52,55 @@ def unprobed() -> Iterator[None]:
 
 
 # ── the order of preference ──────────────────────────────────────────────────────────────────────────────────────────
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-def test_blocked_is_preferred_on_a_cpu(dtype: torch.dtype) -> None:
-    assert candidates("cpu", dtype) == ("blocked", "plain")
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_blocked_is_chosen_on_a_cpu_and_nothing_is_to_be_said(dtype: torch.dtype) -> None:
-    choice = choose(Head(torch.zeros(7, 4, dtype=dtype), vocabulary=7))
-    assert (choice.kernel.name, choice.note) == ("blocked", "")
-
-
-def test_order_on_a_gpu() -> None:
-    """float32 products do not run on the matrix units, and a small vocabulary has too few tiles."""
-    assert candidates("cuda", torch.bfloat16) == ("fused", "rows", "plain")
-    assert candidates("cuda", torch.float16) == ("fused", "rows", "plain")
-    assert candidates("cuda", torch.bfloat16, rows=kernels.SMALL_VOCABULARY) == ("fused", "rows", "plain")
-    assert candidates("cuda", torch.bfloat16, rows=kernels.SMALL_VOCABULARY - 1) == ("rows", "plain")
-    assert candidates("cuda", torch.float32) == ("rows", "plain")
-    assert candidates("cuda", torch.float64) == ("plain",)
-
-
-def test_other_devices_get_the_plain_kernel() -> None:
-    assert candidates("mps", torch.bfloat16) == candidates("xpu", torch.float32) == ("plain",)
+@pytest.mark.parametrize(
+    ("device", "dtype", "rows", "order"),
+    [
+        ("cpu", torch.float32, 50_000, ("blocked", "plain")),
+        ("cpu", torch.float64, 50_000, ("blocked", "plain")),
+        ("cpu", torch.bfloat16, 50_000, ("blocked", "plain")),
+        ("cuda", torch.bfloat16, 50_000, ("fused", "rows", "plain")),
+        ("cuda", torch.float16, 50_000, ("fused", "rows", "plain")),
+        ("cuda", torch.bfloat16, kernels.SMALL_VOCABULARY, ("fused", "rows", "plain")),
+        ("cuda", torch.bfloat16, kernels.SMALL_VOCABULARY - 1, ("rows", "plain")),  # too few tiles
+        ("cuda", torch.float32, 50_000, ("rows", "plain")),  # its products do not run on the matrix units
+        ("cuda", torch.float64, 50_000, ("plain",)),
+        ("mps", torch.bfloat16, 50_000, ("plain",)),
+        ("xpu", torch.float32, 50_000, ("plain",)),
+    ],
+)
+def test_order_of_preference(device: str, dtype: torch.dtype, rows: int, order: tuple[str, ...]) -> None:
+    assert candidates(device, dtype, rows) == order
 
 
 # ── names that are forced ────────────────────────────────────────────────────────────────────────────────────────────
-@pytest.mark.parametrize("name", ["blocked", "plain"])
-def test_a_forced_kernel_is_used(name: str) -> None:
-    choice = choose(PLAIN, name)
-    assert (choice.kernel.name, choice.note) == (name, "")
-
-
-def test_fused_may_be_forced_where_it_is_not_preferred() -> None:
+def test_a_forced_kernel_is_used_also_where_it_is_not_preferred() -> None:
+    for forced in (None, "blocked", "plain"):
+        choice = choose(PLAIN, forced)
+        assert (choice.kernel.name, choice.note) == (forced or "blocked", "")
     assert candidates("cuda", torch.float32, forced="fused") == ("fused",)
     assert candidates("cuda", torch.bfloat16, rows=5, forced="fused") == ("fused",)
     assert candidates("cuda", torch.bfloat16, forced="plain") == ("plain",)
 
 
-@pytest.mark.parametrize("name", ["fastest", "", "Blocked", "blocked "])
-def test_an_unknown_name_is_refused(name: str) -> None:
+@pytest.mark.parametrize(
+    ("device", "dtype", "name", "words"),
+    [
+        *(
+            ("cpu", torch.float32, name, "known; give one of fused, rows, blocked, plain")
+            for name in ("fastest", "", "Blocked")
+        ),
+        *(
+            ("cpu", torch.float32, name, "for cpu with float32 weights; give one of blocked, plain")
+            for name in ("fused", "rows")
+        ),
+        ("cuda", torch.bfloat16, "blocked", "for cuda with bfloat16 weights; give one of fused, rows, plain"),
+        ("cuda", torch.float64, "fused", "for cuda with float64 weights; give one of plain"),
+    ],
+)
+def test_a_name_that_cannot_be_forced_is_refused(device: str, dtype: torch.dtype, name: str, words: str) -> None:
     with pytest.raises(OptionError) as refusal:
-        choose(PLAIN, name)
-    assert str(refusal.value) == f"--head-kernel {name} is not known; give one of fused, rows, blocked, plain"
-
-
-@pytest.mark.parametrize("name", ["fused", "rows"])
-def test_a_gpus_kernel_is_refused_on_a_cpu(name: str) -> None:
-    with pytest.raises(OptionError) as refusal:
-        choose(PLAIN, name)
-    assert str(refusal.value) == f"--head-kernel {name} is not for cpu with float32 weights; give one of blocked, plain"
-
-
-def test_other_refusals_name_device_and_dtype() -> None:
-    with pytest.raises(OptionError) as on_a_gpu:
-        candidates("cuda", torch.bfloat16, forced="blocked")
-    assert str(on_a_gpu.value) == (
-        "--head-kernel blocked is not for cuda with bfloat16 weights; give one of fused, rows, plain"
-    )
-    with pytest.raises(OptionError) as in_float64:
-        candidates("cuda", torch.float64, forced="fused")
-    assert str(in_float64.value) == "--head-kernel fused is not for cuda with float64 weights; give one of plain"
+        candidates(device, dtype, forced=name)
+    assert str(refusal.value) == f"--head-kernel {name} is not {words}"
 
 
 # ── kernels that do not agree ────────────────────────────────────────────────────────────────────────────────────────
@@ -223,24 +211,15 @@ BROKEN: dict[str, tuple[Callable[[], Kernel], str]] = {
 
 @pytest.mark.usefixtures("unprobed")
 @pytest.mark.parametrize("how", BROKEN)
-def test_a_kernel_that_disagrees_is_passed_over_and_the_note_says_so(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+def test_a_kernel_that_disagrees_is_passed_over_with_a_note_or_refused(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     make, problem = BROKEN[how]
     replace_blocked(monkeypatch, make())
-    choice = choose(PLAIN)
-    assert (choice.kernel.name, choice.note) == ("plain", f"blocked skipped: {problem}")
-    assert describe_kernel(choice) == {"head_kernel": "plain", "head_kernel_note": f"blocked skipped: {problem}"}
-
-
-@pytest.mark.usefixtures("unprobed")
-@pytest.mark.parametrize("how", BROKEN)
-def test_a_kernel_that_disagrees_is_refused_when_forced(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    make, problem = BROKEN[how]
-    replace_blocked(monkeypatch, make())
+    assert describe_kernel(choose(PLAIN)) == {"head_kernel": "plain", "head_kernel_note": f"blocked skipped: {problem}"}
     with pytest.raises(OptionError) as refusal:
         choose(PLAIN, "blocked")
-    expected = f"--head-kernel blocked cannot be used here: {problem}; leave --head-kernel out"
-    assert str(refusal.value) == expected
-    assert "\n" not in str(refusal.value)
+    assert str(refusal.value) == f"--head-kernel blocked cannot be used here: {problem}; leave --head-kernel out"
 
 
 @pytest.mark.usefixtures("unprobed")
@@ -267,26 +246,9 @@ def test_every_kind_of_head_is_probed_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert asked[4] == replace(asked[0], softcap=3.0)
 
 
+@pytest.mark.usefixtures("unprobed")
 def test_a_divergence_is_probed_only_where_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Most questions never ask for one, and its kernels take as long to compile as those of the scores."""
-    kernels._problem.cache_clear()
-    asked: list[str] = []
-    usual = Kernel.divergence
-
-    def note(kernel: Kernel, *sides: Any) -> Any:
-        asked.append("divergence")
-        return usual(kernel, *sides)
-
-    monkeypatch.setattr(Kernel, "divergence", note)
-    assert choose(PLAIN, divergence=False).kernel.name == "blocked"
-    assert asked == []
-    choose(PLAIN)
-    assert asked == ["divergence"] * 2
-    kernels._problem.cache_clear()
-
-
-def test_a_kernel_whose_divergence_is_wrong_is_skipped_for_divergences(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels._problem.cache_clear()
     usual = Kernel.divergence
 
     def wrong(kernel: Kernel, *sides: Any) -> Any:
@@ -296,7 +258,6 @@ def test_a_kernel_whose_divergence_is_wrong_is_skipped_for_divergences(monkeypat
     monkeypatch.setattr(Kernel, "divergence", wrong)
     assert choose(PLAIN, divergence=False).kernel.name == "blocked"
     assert choose(PLAIN).kernel.name == "plain"
-    kernels._problem.cache_clear()
 
 
 # ── the probe ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -321,23 +282,7 @@ def test_the_probe_is_exact_and_has_ties(dtype: torch.dtype, aligned: bool, shap
     assert bool((by_id > 1 + (logits > logits.gather(1, targets)).sum(1)).any()), "ties decide some rank"
 
 
-def test_probes_of_another_seed_differ() -> None:
-    kind = HeadKind(torch.device("cpu"), torch.float32, True, False, None, True)
-    (hidden, head, _), (other_hidden, other_head, _) = probe(kind, 1), probe(kind, 2)
-    assert not torch.equal(hidden, other_hidden)
-    assert not torch.equal(head.weight, other_head.weight)
-
-
 # ── what a run records ───────────────────────────────────────────────────────────────────────────────────────────────
-def test_what_is_recorded_about_a_choice() -> None:
-    assert describe_kernel(None) == {"head_kernel": "logits"}
-    assert describe_kernel(Choice(kernels._kernel("plain"))) == {"head_kernel": "plain"}
-    assert describe_kernel(Choice(kernels._kernel("plain"), "why")) == {
-        "head_kernel": "plain",
-        "head_kernel_note": "why",
-    }
-
-
 def engine_for(folder: Path, **options: Any) -> TransformersEngine:
     return TransformersEngine.load(inspect(str(folder)), TransformersOptions(device="cpu", **options))
 
@@ -373,12 +318,6 @@ def test_an_engine_records_why_a_kernel_was_skipped(tiny: Path, monkeypatch: pyt
 @pytest.mark.parametrize("family", ["gemma2", "granite", "phi"])
 def test_capped_scaled_and_biased_heads_take_the_same_kernel(family: str) -> None:
     assert TransformersEngine(make_family(family)).facts.settings["head_kernel"] == "blocked"
-
-
-def test_fused_is_refused_on_a_cpu_in_one_line(tiny: Path) -> None:
-    with pytest.raises(OptionError) as refusal:
-        engine_for(tiny, head_kernel="fused")
-    assert str(refusal.value) == "--head-kernel fused is not for cpu with float32 weights; give one of blocked, plain"
 
 
 def test_as_served_uses_the_models_logits_and_no_kernel(tiny: Path) -> None:

@@ -32,19 +32,13 @@ def test_a_gpu_writes_the_same_bytes(size: float) -> None:
     assert kl.numpy() == pytest.approx(kl_from_records(there.cpu(), logits.roll(1, 0)).numpy(), rel=1e-12)
 
 
-def test_ties_go_to_the_even_code() -> None:
-    # a range of 65535 / 4096 nats: a step is exactly 1 / 4096, so that halves of steps are exact
-    step = np.float32(1 / 4096)
+def test_ties_go_to_the_even_code_and_forbidden_ids_to_the_floor() -> None:
+    step = np.float32(1 / 4096)  # of a range of 65535 / 4096 nats, so that halves of steps are exact
     row = np.array([0, 0.5 * step, 1.5 * step, 2.5 * step, 65535 * step], np.float32)[None]
-    assert encoded(row) == record(row[0])
     assert encode_records(torch.from_numpy(row))[0, 4:9].tolist() == [0, 0, 2, 2, -1]
-
-
-def test_equal_logits_and_forbidden_ids() -> None:
-    uniform = np.zeros((1, 7), np.float32)
-    assert encoded(uniform) == record(uniform[0])
     forbidden = np.array([[0, 1, -np.inf, 2, -np.inf]], np.float32)
-    assert encoded(forbidden) == record(forbidden[0])
+    for logits in (row, np.zeros((1, 7), np.float32), forbidden):
+        assert encoded(logits) == record(logits[0])
     stored = stored_log_probabilities(encode_records(torch.from_numpy(forbidden)), 5)[0]
     assert float(stored[2]) == pytest.approx(float(stored[3]) - 16, abs=1e-3), "the floor, not minus infinity"
 
@@ -67,7 +61,7 @@ def test_a_logit_that_is_not_a_number_cannot_be_mistaken_for_one(bad: float) -> 
     assert not bool(torch.isfinite(floats).all())
 
 
-@pytest.mark.parametrize("vocabulary", [5, 311, 2000])
+@pytest.mark.parametrize("vocabulary", [5, 311, 700])
 def test_kl_is_that_of_the_longhand(vocabulary: int) -> None:
     p, q = random_logits(40, vocabulary, seed=1), random_logits(40, vocabulary, seed=2)
     records = encode_records(torch.from_numpy(p))

@@ -452,7 +452,7 @@ JOURNALS: dict[str, Damage] = {
     "fifo": a_fifo,
     "text": holding("not a journal\n"),
     "zeros": holding(b"\0" * 4096),
-    **{f"flipped-{i:02}": partial(flipped, share=i / 29) for i in range(30)},
+    **{f"flipped-{i}": partial(flipped, share=i / 7) for i in range(8)},
 }
 
 

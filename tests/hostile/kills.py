@@ -1,8 +1,8 @@
 """``kill -9`` at random moments: a command is killed once or more, then repeated until it ends, and must end in the
 numbers of a run that nobody disturbed.
 
-A round of a job: killed 1 to 3 times, mostly while it scores, then left alone. Moments are drawn over the time that an
-undisturbed run takes.
+A round of a job: killed 1 to 3 times, mostly while it scores, then left alone. Moments are drawn over what a run that
+nobody disturbs writes.
 """
 
 from __future__ import annotations
@@ -192,15 +192,22 @@ class Assault:
 
     def __init__(self, job: Job, folder: Path, seed: int = 0) -> None:
         self.job, self.folder, self.random = job, folder, random.Random(f"{job.name} {seed}")
-        self.figures, self._number = Figures(), 0
+        self.figures, self._number, self.most = Figures(), 0, 0
         folder.mkdir(parents=True)
         out = self._place()
         started, begun = self._start(out), time.monotonic()
         started.watch(LONGEST, lambda: something_to_resume(out))
         self.first = time.monotonic() - begun  # seconds until there was something to lose
+        started.watch(LONGEST, lambda: self._note_size(out))
         self._finish(started)
         self.figures.seconds = time.monotonic() - begun
         self.wanted = results_of(out)
+
+    def _note_size(self, out: Path) -> bool:
+        """Remember how large unfinished results become; not a reason to stop watching."""
+        if something_to_resume(out):
+            self.most = max(self.most, sum(written(out).values()))
+        return False
 
     def run(self, kills: int, seconds: float = LONGEST) -> Figures:
         """Rounds until so many kills have hit, or the time is over."""
@@ -240,13 +247,16 @@ class Assault:
         return True
 
     def _wait_for_the_moment(self, started: Started, out: Path) -> None:
-        """A time drawn from the start-up, or, more often, from what follows the first score that is written."""
+        """A time drawn from the start-up, or, more often, a size drawn between what is written and the most there is.
+
+        Not a time of scoring: on a busy machine, most of those come after the end.
+        """
         if self.random.random() < BEFORE_SCORING:
             started.watch(self.random.uniform(0.0, self.first))
             return
-        before = written(out)
-        started.watch(LONGEST, lambda: written(out) != before)
-        started.watch(self.random.uniform(0.0, self.figures.seconds - self.first))
+        before = sum(written(out).values())
+        moment = before + self.random.random() * max(0, self.most - before)
+        started.watch(LONGEST, lambda: sum(written(out).values()) > moment)
 
     def _finish(self, started: Started) -> None:
         self._judge(*started.end(), right=(0,))

@@ -11,8 +11,8 @@ import pytest
 from tests.hostile import kills
 from tests.hostile.kills import Assault, Job, Started, results_of, table_jobs
 
-# bytes of text: a second or two of scoring each, and comparing takes three times as long
-VERBS = {"ppl": 100_000, "prob": 100_000, "rollouts": 100_000, "reference": 100_000, "compare": 40_000}
+# bytes of text: a second of scoring each, and comparing takes three times as long
+VERBS = {"ppl": 40_000, "prob": 40_000, "rollouts": 40_000, "reference": 40_000, "compare": 15_000}
 KILLS = 4
 
 

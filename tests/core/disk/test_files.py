@@ -22,40 +22,30 @@ def sha(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def test_scoremode_cache_names_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("SCOREMODE_CACHE", str(tmp_path))
-    assert cache_folder() == tmp_path
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ({"SCOREMODE_CACHE": "/own", "XDG_CACHE_HOME": "/xdg"}, "/own"),
+        ({"SCOREMODE_CACHE": "~/kept"}, "/home/kept"),
+        ({"XDG_CACHE_HOME": "/xdg"}, "/xdg/scoremode"),
+        ({}, "/home/.cache/scoremode"),
+    ],
+)
+def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], folder: str) -> None:
+    for name in ("SCOREMODE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": "/home", **variables}.items():
+        monkeypatch.setenv(name, value)
+    assert cache_folder() == Path(folder)
 
 
-def test_a_tilde_in_scoremode_cache_is_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("SCOREMODE_CACHE", "~/kept")
-    assert cache_folder() == tmp_path / "kept"
-
-
-def test_without_it_the_cache_is_under_xdg_cache_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("SCOREMODE_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / "scoremode"
-
-
-def test_without_either_the_cache_is_under_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("SCOREMODE_CACHE")
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / ".cache" / "scoremode"
-
-
-def test_an_atomic_write_replaces_what_was_there(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"old")
-    write_atomically(path, b"new")
-    assert path.read_bytes() == b"new"
-
-
-def test_an_atomic_write_leaves_only_the_file(tmp_path: Path) -> None:
-    write_atomically(tmp_path / "file", b"new")
-    assert os.listdir(tmp_path) == ["file"]
+@pytest.mark.parametrize("name", ["file", "é" * 127])
+def test_an_atomic_write_replaces_what_was_there_and_leaves_nothing_else(tmp_path: Path, name: str) -> None:
+    """A temporary name that contains the whole name would be too long. The folder is one that everybody may write."""
+    tmp_path.chmod(0o1777)
+    (tmp_path / name).write_bytes(b"old")
+    write_atomically(tmp_path / name, b"new")
+    assert ((tmp_path / name).read_bytes(), os.listdir(tmp_path)) == (b"new", [name])
 
 
 @pytest.fixture
@@ -109,49 +99,21 @@ def test_a_file_system_without_modes_is_written_all_the_same(tmp_path: Path, mon
     assert (tmp_path / "file").read_bytes() == b"new"
 
 
-def test_a_sticky_folder_that_everybody_may_write_is_no_obstacle(tmp_path: Path) -> None:
-    tmp_path.chmod(0o1777)
-    for data in (b"old", b"new"):
-        write_atomically(tmp_path / "file", data)
-    assert (tmp_path / "file").read_bytes() == b"new"
-
-
-def test_the_longest_name_can_be_written(tmp_path: Path) -> None:
-    """A temporary name that contains the whole name would be too long."""
-    write_atomically(tmp_path / ("é" * 127), b"new")
-    assert os.listdir(tmp_path) == ["é" * 127]
-
-
-def test_a_write_on_a_full_disk_leaves_the_old_file_and_nothing_else(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("problem", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, problem: BaseException
 ) -> None:
+    """Ctrl-C is not an Exception, so cleaning up only on Exception would leave files."""
     path = tmp_path / "file"
     path.write_bytes(b"old")
 
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def fail(_: int) -> None:
+        raise problem
 
-    monkeypatch.setattr("scoremode.core.disk.files.os.fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    monkeypatch.setattr("scoremode.core.disk.files.os.fsync", fail)
+    with pytest.raises(type(problem)):
         write_atomically(path, b"new")
     assert (path.read_bytes(), os.listdir(tmp_path)) == (b"old", ["file"])
-
-
-def test_an_interrupted_write_leaves_no_temporary_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Ctrl-C is not an Exception, so cleaning up only on Exception would leave files."""
-
-    def interrupted(_: int) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("scoremode.core.disk.files.os.fsync", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        write_atomically(tmp_path / "file", b"new")
-    assert os.listdir(tmp_path) == []
-
-
-def test_a_hash_is_that_of_the_bytes(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"abc")
-    assert file_sha256(tmp_path / "file") == sha(b"abc")
 
 
 @pytest.fixture
@@ -173,16 +135,6 @@ def test_a_remembered_hash_is_not_computed_again(
 
     monkeypatch.setattr(files, "file_sha256", computed)
     assert remembered_sha256(tmp_path / "file") == sha(b"abc")
-
-
-def test_a_changed_file_gets_a_new_hash_even_at_the_same_size(own_memo: Path, tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"abc")
-    os.utime(path, ns=(1, 1))
-    remembered_sha256(path)
-    path.write_bytes(b"xyz")
-    os.utime(path, ns=(2, 2))
-    assert remembered_sha256(path) == sha(b"xyz")
 
 
 LARGE = (5 << 20) // 16  # times 16 bytes: more than ALWAYS_READ
@@ -221,15 +173,6 @@ def test_small_files_are_always_read(own_memo: Path, monkeypatch: pytest.MonkeyP
     assert remembered_sha256(tmp_path / "file") == sha(b"abc")
     (tmp_path / "file").write_bytes(b"xyz")
     assert remembered_sha256(tmp_path / "file") == sha(b"xyz")
-
-
-def test_files_of_the_same_name_in_two_folders_are_two_files(own_memo: Path, tmp_path: Path) -> None:
-    for name, data in (("a", b"abc"), ("b", b"xyz")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "file").write_bytes(data)
-        os.utime(tmp_path / name / "file", ns=(1, 1))
-    found = [remembered_sha256(tmp_path / name / "file") for name in "ab"]
-    assert found == [sha(b"abc"), sha(b"xyz")]
 
 
 @pytest.mark.parametrize(

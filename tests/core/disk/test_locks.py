@@ -66,28 +66,24 @@ def test_many_threads_never_hold_it_together(tmp_path: Path) -> None:
     assert most == 1
 
 
-def test_busy_is_what_the_caller_says(tmp_path: Path) -> None:
-    lock = Lock(tmp_path / ".lock")
-    lock.acquire()
-    with pytest.raises(RunError, match="in use"), hold_lock(tmp_path / ".lock", busy=RunError("in use")):
-        pass
-    lock.release()
-
-
-def test_a_file_system_without_locks_is_told_as_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_lock_a_missing_folder_and_a_file_system_without_locks_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import fcntl
 
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
+    lock = Lock(tmp_path / ".lock")
+    lock.acquire()
+    with pytest.raises(RunError, match="in use"), hold_lock(tmp_path / ".lock", busy=RunError("in use")):
+        pass
+    lock.release()
+    with pytest.raises(RunError, match="cannot be written"):
+        Lock(tmp_path / "missing" / ".lock").acquire()
     monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(RunError, match="No locks available"):
         Lock(tmp_path / ".lock").acquire()
-
-
-def test_a_folder_that_cannot_be_written_is_told_as_that(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="cannot be written"):
-        Lock(tmp_path / "missing" / ".lock").acquire()
 
 
 def test_a_file_with_something_in_it_is_not_removed(tmp_path: Path) -> None:

@@ -7,19 +7,10 @@ import pytest
 from scoremode.core.disk.manifests import HIDDEN, command_without_secrets, is_secret, without_secrets
 
 
-@pytest.mark.parametrize(
-    "name", ["hf_token", "HF_TOKEN", "token", "api_key", "apikey", "secret", "aws-secret", "password"]
-)
-def test_names_of_secrets(name: str) -> None:
-    assert is_secret(name)
-
-
-@pytest.mark.parametrize("name", ["tokenizer", "tokenizer_mode", "max_num_batched_tokens", "keys_to_keep", "seed"])
-def test_names_of_settings_that_decide_numbers_are_kept(name: str) -> None:
-    assert not is_secret(name)
-
-
-def test_secrets_are_hidden_at_any_depth() -> None:
+def test_secrets_are_known_by_their_names_and_hidden_at_any_depth() -> None:
+    secrets = ("hf_token", "HF_TOKEN", "token", "api_key", "apikey", "secret", "aws-secret", "password")
+    settings = ("tokenizer", "tokenizer_mode", "max_num_batched_tokens", "keys_to_keep", "seed")
+    assert [is_secret(name) for name in (*secrets, *settings)] == [True] * 8 + [False] * 5
     given = {"a": [{"hf_token": "S"}, ("api_key", "S")], "b": {"c": {"password": ["S"]}}, "seed": 1}
     assert "S" not in str(without_secrets(given)).replace(HIDDEN, "")
     assert without_secrets(given)["seed"] == 1

@@ -35,12 +35,9 @@ def test_what_only_looks_like_a_uri_is_refused(text: str) -> None:
     assert "./NAME" in refused.value.fix
 
 
-def test_a_path_object_that_was_a_uri_is_refused() -> None:
+def test_a_path_object_that_was_a_uri_is_refused_and_a_secret_is_not_repeated() -> None:
     with pytest.raises(InputError, match="neither a URI nor a path"):
         located(Path("s3://bucket/x"))
-
-
-def test_a_secret_in_what_is_refused_is_not_repeated() -> None:
     with pytest.raises(InputError) as refused:
         located("simplecache::s3://key:word@bucket/x")
     assert "word" not in str(refused.value)

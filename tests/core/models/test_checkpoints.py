@@ -11,11 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from scoremode.cli.main import main
-from scoremode.core.models.facts import check_layers, inspect, unused_note
-from scoremode.core.verbs.compare import compare
+from scoremode.core.models.facts import check_layers
 from scoremode.core.verbs.ppl import ppl
 from scoremode.errors import ModelError
+from tests.command_line import Command, Refused
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 6
 
@@ -80,59 +79,40 @@ def test_layers_that_guess_further_tokens_are_noted() -> None:
     ],
 )
 def test_a_config_with_other_layers_is_refused_before_weights_are_loaded(
-    changed: Any, capsys: pytest.CaptureFixture[str], layers: int, problem: str
+    changed: Any, refused: Refused, layers: int, problem: str
 ) -> None:
     """With one layer less, another model would be scored silently."""
-    folder = changed({"num_hidden_layers": layers})
-    with pytest.raises(ModelError, match=problem):
-        inspect(folder)
-    assert main(["ppl", folder, "--text", TEXT]) == 2
-    printed = capsys.readouterr()
-    assert problem in printed.err
-    assert printed.err.count("\n") == 1
+    assert problem in refused("ppl", changed({"num_hidden_layers": layers}), "--text", TEXT)
 
 
 # ── tensors ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_missing_tensors_and_other_shapes_are_refused(changed: Any) -> None:
-    with pytest.raises(ModelError, match=r"lacks model\.layers\.1\.mlp\.up_proj\.weight"):
-        ppl(changed(**{"model.layers.1.mlp.up_proj.weight": None}), text=TEXT)
-
-
-def test_other_shapes_are_refused_in_words(changed: Any) -> None:
-    with pytest.raises(ModelError, match="have different shapes than its config says"):
-        ppl(changed({"intermediate_size": 96}), text=TEXT)
-
-
-def test_tensors_that_are_not_used_are_said_and_kept(
-    changed: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("config", "tensors", "words"),
+    [
+        ({}, {"model.layers.1.mlp.up_proj.weight": None}, r"lacks model\.layers\.1\.mlp\.up_proj\.weight"),
+        ({"intermediate_size": 96}, {}, "have different shapes than its config says"),
+    ],
+)
+def test_missing_tensors_and_other_shapes_are_refused(
+    changed: Any, config: dict[str, int], tensors: dict[str, None], words: str
 ) -> None:
+    with pytest.raises(ModelError, match=words):
+        ppl(changed(config, **tensors), text=TEXT)
+
+
+def test_tensors_that_are_not_used_are_said_and_kept(changed: Any, tmp_path: Path, command: Command) -> None:
     extra = {f"second_head.{i}": torch.zeros(2) for i in range(4)}
     extra["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(6)  # its class drops these silently
-    folder = changed(**extra)
-    run = ppl(folder, text=TEXT, out=tmp_path / "run")
+    run = ppl(changed(**extra), text=TEXT, out=tmp_path / "run")
     (note,) = run.manifest["model_notes"]
     assert note.startswith("5 tensors of the checkpoint are not used: model.layers.0.self_attn.rotary_emb.inv_freq, ")
     assert note in run.manifest["notes"]
-    capsys.readouterr()
-    assert main(["show", str(tmp_path / "run")]) == 0
-    assert "5 tensors of the checkpoint are not used" in " ".join(capsys.readouterr().out.split())
+    assert "5 tensors of the checkpoint are not used" in " ".join(command("show", tmp_path / "run").out.split())
 
 
-def test_notes_of_either_model_stand_below_a_comparison(
-    changed: Any, tiny: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = changed(second_head=torch.zeros(2))
-    assert main(["compare", str(tiny), folder, "--text", TEXT]) == 0
-    assert "changed: 1 tensor of the checkpoint is not used: second_head" in " ".join(capsys.readouterr().out.split())
-
-
-def test_an_ordinary_model_has_no_notes(tiny: Path) -> None:
-    assert ppl(str(tiny), text=TEXT).manifest["model_notes"] == []
-
-
-def test_a_note_names_a_few() -> None:
-    assert unused_note([]) == []
-    assert unused_note("edcba") == ["5 tensors of the checkpoint are not used: a, b, c, …"]
+def test_notes_of_either_model_stand_below_a_comparison(changed: Any, tiny: Path, command: Command) -> None:
+    said = command("compare", tiny, changed(second_head=torch.zeros(2)), "--text", TEXT)
+    assert "changed: 1 tensor of the checkpoint is not used: second_head" in " ".join(said.out.split())
 
 
 # ── quantization, vocabulary, empty weights ──────────────────────────────────────────────────────────────────────────
@@ -155,9 +135,3 @@ def test_empty_weights_are_noted(changed: Any, tiny: Path) -> None:
     run = ppl(changed(**{n: torch.zeros_like(w) for n, w in load_file(tiny / "model.safetensors").items()}), text=TEXT)
     assert run.perplexity.value == pytest.approx(311)
     assert any(note.startswith("all logits are equal") for note in run.manifest["notes"])
-
-
-def test_a_comparison_with_itself_is_not_troubled_by_notes(changed: Any) -> None:
-    folder = changed(second_head=torch.zeros(2))
-    (found,) = compare(folder, folder, text=TEXT)
-    assert found.statistics()["ppl_ratio"] == 1.0

@@ -44,53 +44,59 @@ def test_plain_weights_take_the_bits_of_their_dtype(tmp_path: Path, dtype: torch
     assert stored_bytes(found.values()) == 54 * bits // 8
 
 
-def test_packed_weights_are_counted_by_their_shape_not_by_their_padding(tmp_path: Path) -> None:
-    """3 rows of 12 weights: 2 integers of 8 weights each per row, the second half empty."""
-    found = saved(
-        tmp_path,
-        a__weight_packed=torch.zeros(3, 2, dtype=torch.int32),
-        a__weight_shape=torch.tensor([3, 12]),
-        a__weight_scale=torch.zeros(3, 1, dtype=torch.bfloat16),
-    )
-    assert bits_per_weight(found, INT4) == 8 * (24 + 16 + 6) / 36
+def zeros(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    return torch.zeros(*shape, dtype=dtype)
 
 
-def test_scales_and_zero_points_are_bits_but_no_weights(tmp_path: Path) -> None:
-    found = saved(
-        tmp_path,
-        embed__weight=torch.zeros(5, 8),
-        a__weight=torch.zeros(4, 8, dtype=torch.int8),
-        a__weight_scale=torch.zeros(4, 1),
-        a__weight_zero_point=torch.zeros(4, 1, dtype=torch.int8),
-    )
-    assert bits_per_weight(found, INT4) == 8 * (160 + 32 + 16 + 4) / 72
+GPTQ = {
+    "a__qweight": zeros(torch.int32, 8, 16),
+    "a__qzeros": zeros(torch.int32, 1, 2),
+    "a__scales": zeros(torch.float16, 1, 16),
+    "a__g_idx": zeros(torch.int32, 64),
+}
+MIXED = {"config_groups": {n: {"weights": {"num_bits": n}} for n in (4, 8)}}
+PACKED = {"a__weight_packed": zeros(torch.int32, 2, 1)}
+INT8 = {"a__weight": zeros(torch.int8, 4, 8), "a__weight_scale": torch.zeros(4, 1)}
+COUNTED: dict[str, tuple[dict[str, torch.Tensor], object, float | None]] = {
+    "by their shape and not their padding: 3 rows of 12, the second integer half empty": (
+        {
+            "a__weight_packed": zeros(torch.int32, 3, 2),
+            "a__weight_shape": torch.tensor([3, 12]),
+            "a__weight_scale": zeros(torch.bfloat16, 3, 1),
+        },
+        INT4,
+        8 * (24 + 16 + 6) / 36,
+    ),
+    "scales and zero points are bits but no weights": (
+        {"embed__weight": torch.zeros(5, 8), **INT8, "a__weight_zero_point": zeros(torch.int8, 4, 1)},
+        INT4,
+        8 * (160 + 32 + 16 + 4) / 72,
+    ),
+    "packed floats of four bits have no shape beside them": (
+        {
+            "a__weight_packed": zeros(torch.uint8, 4, 16),
+            "a__weight_scale": zeros(torch.float8_e4m3fn, 4, 2),
+            "a__weight_global_scale": torch.zeros(1),
+        },
+        INT4,
+        8 * (64 + 8 + 4) / 128,
+    ),
+    "GPTQ says its bits in one place": (GPTQ, {"quant_method": "gptq", "bits": 4}, 8 * (512 + 8 + 32 + 256) / 1024),
+    "GPTQ without its bits": (GPTQ, {"quant_method": "gptq"}, None),
+    "positions are no weights": (
+        {"a__weight": torch.zeros(64), "a__position_ids": zeros(torch.int64, 16)},
+        None,
+        8 * (256 + 128) / 64,
+    ),
+    "layers of different bits": (PACKED, MIXED, None),
+    "layers of different bits, by their shapes": ({**PACKED, "a__weight_shape": torch.tensor([2, 8])}, MIXED, 12),
+}
 
 
-def test_packed_floats_of_four_bits_have_no_shape_beside_them(tmp_path: Path) -> None:
-    found = saved(
-        tmp_path,
-        a__weight_packed=torch.zeros(4, 16, dtype=torch.uint8),
-        a__weight_scale=torch.zeros(4, 2, dtype=torch.float8_e4m3fn),
-        a__weight_global_scale=torch.zeros(1),
-    )
-    assert bits_per_weight(found, INT4) == 8 * (64 + 8 + 4) / 128
-
-
-def test_gptq_says_its_bits_in_one_place(tmp_path: Path) -> None:
-    found = saved(
-        tmp_path,
-        a__qweight=torch.zeros(8, 16, dtype=torch.int32),
-        a__qzeros=torch.zeros(1, 2, dtype=torch.int32),
-        a__scales=torch.zeros(1, 16, dtype=torch.float16),
-        a__g_idx=torch.zeros(64, dtype=torch.int32),
-    )
-    assert bits_per_weight(found, {"quant_method": "gptq", "bits": 4}) == 8 * (512 + 8 + 32 + 256) / 1024
-    assert bits_per_weight(found, {"quant_method": "gptq"}) is None
-
-
-def test_masks_and_positions_are_no_weights(tmp_path: Path) -> None:
-    found = saved(tmp_path, a__weight=torch.zeros(64), a__position_ids=torch.zeros(16, dtype=torch.int64))
-    assert bits_per_weight(found) == 8 * (256 + 128) / 64
+@pytest.mark.parametrize("name", COUNTED)
+def test_weights_of_quantized_formats(tmp_path: Path, name: str) -> None:
+    tensors, quantization, bits = COUNTED[name]
+    assert bits_per_weight(saved(tmp_path, **tensors), quantization) == bits
 
 
 @pytest.mark.parametrize(
@@ -105,13 +111,6 @@ def test_what_is_not_understood_gives_no_number(tmp_path: Path, config: object) 
 @pytest.mark.parametrize("tensor", [torch.zeros(8, dtype=torch.int16), torch.zeros(8, dtype=torch.uint8)])
 def test_an_unknown_format_of_integers_gives_no_number(tmp_path: Path, tensor: torch.Tensor) -> None:
     assert bits_per_weight(saved(tmp_path, a__trellis=tensor, b__weight=torch.zeros(4)), INT4) is None
-
-
-def test_layers_of_different_bits_are_counted_by_their_shapes(tmp_path: Path) -> None:
-    mixed = {"config_groups": {n: {"weights": {"num_bits": n}} for n in (4, 8)}}
-    packed = {"a__weight_packed": torch.zeros(2, 1, dtype=torch.int32)}
-    assert bits_per_weight(saved(tmp_path, **packed), mixed) is None
-    assert bits_per_weight(saved(tmp_path, **packed, a__weight_shape=torch.tensor([2, 8])), mixed) == 8 * 24 / 16
 
 
 @pytest.mark.parametrize("shape", [[2**62, 2**62], [3, 4000], [-3, -8]])

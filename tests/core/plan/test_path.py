@@ -40,19 +40,14 @@ def test_every_setting_of_the_decode_path_is_in_the_identity() -> None:
         assert path_of(dict(plan.settings)) == plan.path
 
 
-def test_targets_that_no_step_predicts_are_counted() -> None:
-    plan = plan_of(path="decode", prefill_tokens=5, sequences=2)
+def test_targets_that_no_step_predicts_and_sequences_that_stay_empty_are_noted() -> None:
+    plan = plan_of(path="decode", prefill_tokens=5, sequences=9)
     rows = [row for index in range(len(plan)) for row in plan.window(index).rows.tolist()]
     early = sum(row < 5 for row in rows)
     assert 0 < early < len(rows)
     assert f"{early} of {len(rows)} targets are predicted by prefill, the others by decode" in plan.notes
-    assert not any("prefill" in note for note in plan_of(path="decode").notes)
-
-
-def test_sequences_that_stay_empty_are_noted() -> None:
-    few = plan_of(path="decode", sequences=9)
-    assert f"{len(few)} of 9 sequences in use: there are no more windows" in few.notes
-    assert not any("sequences" in note for note in plan_of(path="decode", sequences=2).notes)
+    assert f"{len(plan)} of 9 sequences in use: there are no more windows" in plan.notes
+    assert not any("prefill" in note or "sequences" in note for note in plan_of(path="decode", sequences=2).notes)
 
 
 @pytest.mark.parametrize(

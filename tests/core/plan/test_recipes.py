@@ -80,43 +80,20 @@ def test_windows_are_as_drawn_in_the_docstring(name: str) -> None:
     assert drawn(plan_for(name, *lengths, context=context, stride=stride)) == expected
 
 
-def test_the_strict_end_leaves_out_a_window_that_would_end_at_the_last_token() -> None:
-    assert len(plan_for("exl3-2026", 8, context=4)) == 1
-    assert len(plan_for("gptq", 8, context=4)) == 2
-
-
-def test_hf_stride_weights_each_mean_by_new_tokens_less_one() -> None:
-    plan = plan_for("hf-stride", 7, context=4, stride=2)
-    assert plan.weight is not None
-    assert plan.weight.tolist() == [3.0, 1.0, 0.0]
-
-
-def test_hf_stride_of_a_whole_context_leaves_first_tokens_unscored_as_the_documented_loop_does() -> None:
-    plan = plan_for("hf-stride", 8, context=4, stride=4)
-    assert drawn(plan) == [([0, 1, 2, 3], [1, 2, 3]), ([4, 5, 6, 7], [5, 6, 7])]
-    assert plan.weight is not None
-    assert plan.weight.tolist() == [3.0, 3.0]
-
-
-def test_llamacpp_keeps_the_first_token_where_the_tokenizer_adds_no_bos() -> None:
-    facts = replace(FACTS, adds_bos=False)
-    plan = make_plan(find_method("llamacpp"), tokens_of(9, facts=facts), context_length=4)
-    assert drawn(plan) == [([0, 1, 2, 3], [3]), ([4, 5, 6, 7], [7])]
-
-
-def test_llamacpp_scores_255_targets_of_512() -> None:
-    plan = plan_for("llamacpp", 1024, context=512)
-    assert plan.target_counts.tolist() == [255, 255]
-    assert plan.window(0).rows[[0, -1]].tolist() == [256, 510]
-    assert plan.window(0).ids[0] == FACTS.bos
-
-
-def test_a_window_asks_the_row_before_each_target() -> None:
+def test_a_window_asks_the_row_before_each_target_and_llamacpp_puts_a_bos_in_front_if_the_tokenizer_does() -> None:
     plan = plan_for("lm-eval-rolling", 7, context=4)
     first, second = plan.window(0), plan.window(1)
     assert first.ids.tolist() == [FACTS.bos, 10, 11, 12]
     assert (first.rows.tolist(), first.targets[:, 0].tolist()) == ([0, 1, 2, 3], [10, 11, 12, 13])
     assert (second.rows.tolist(), second.targets[:, 0].tolist()) == ([1, 2, 3], [14, 15, 16])
+    plan = plan_for("llamacpp", 1024, context=512)
+    assert (plan.target_counts.tolist(), plan.window(0).ids[0]) == ([255, 255], FACTS.bos)
+    assert plan.window(0).rows[[0, -1]].tolist() == [256, 510]
+    none = tokens_of(9, facts=replace(FACTS, adds_bos=False))
+    assert drawn(make_plan(find_method("llamacpp"), none, context_length=4)) == [
+        ([0, 1, 2, 3], [3]),
+        ([4, 5, 6, 7], [7]),
+    ]
 
 
 lengths_of_documents = st.lists(st.integers(0, 60), min_size=1, max_size=5)
@@ -188,38 +165,18 @@ def test_digests_are_equal_if_and_only_if_the_plans_are(
     assert not same or hash(a) == hash(b)
 
 
-def test_other_ids_masks_or_methods_give_other_digests() -> None:
-    tokens = tokens_of(20)
-    method = find_method("gptq")
-    base = make_plan(method, tokens, context_length=4)
-    other_ids = tokens.ids.copy()
-    other_ids[3] += 1
-    mask = np.ones(20, dtype=np.bool_)
-    mask[5] = False
-    others = [
-        make_plan(method, replace(tokens, ids=other_ids), context_length=4),
-        make_plan(method, replace(tokens, target_mask=mask), context_length=4),
-        make_plan(find_method("exl3-2026"), tokens, context_length=4),
-    ]
-    assert len({base.digest, *(p.digest for p in others)}) == 4
-
-
-def test_notes_do_not_change_the_digest() -> None:
-    plan = plan_for("gptq", 20, context=4)
-    assert replace(plan, notes=("another note",)).digest == plan.digest
-
-
-def test_exl3_2026_leaves_padding_logits_out() -> None:
-    assert plan_for("exl3-2026", 9, context=4).vocabulary == FACTS.size
-    assert plan_for("exl3-2025", 9, context=4).vocabulary is None
-
-
-def test_a_mask_leaves_only_the_allowed_targets() -> None:
-    mask = np.zeros(10, dtype=np.bool_)
+def test_a_mask_leaves_only_the_allowed_targets_and_makes_another_digest() -> None:
+    mask, other = np.zeros(10, dtype=np.bool_), tokens_of(10).ids.copy()
     mask[[0, 4, 9]] = True
-    plan = make_plan(find_method("sliding-once"), replace(tokens_of(10), target_mask=mask), context_length=4, stride=2)
-    assert plan.target_token.tolist() == [4, 9]
-    assert [plan.window(w).targets.tolist() for w in range(len(plan))] == [[[14]], [[19]]]
+    other[3] += 1
+    given = [tokens_of(10), replace(tokens_of(10), target_mask=mask), replace(tokens_of(10), ids=other)]
+    plans = [make_plan(find_method("sliding-once"), tokens, context_length=4, stride=2) for tokens in given]
+    assert plans[1].target_token.tolist() == [4, 9]
+    assert [plans[1].window(w).targets.tolist() for w in range(len(plans[1]))] == [[[14]], [[19]]]
+    made = [*plans, plan_for("gptq", 10, context=4), plan_for("exl3-2026", 10, context=4)]
+    assert len({plan.digest for plan in made}) == 5
+    assert replace(plans[0], notes=("another note",)).digest == plans[0].digest
+    assert (made[-1].vocabulary, made[-2].vocabulary) == (FACTS.size, None), "padding logits are left out"
 
 
 @pytest.mark.parametrize(
@@ -255,13 +212,13 @@ def test_windows_without_a_target_are_refused() -> None:
         make_plan(none, tokens_of(40), context_length=4)
 
 
-def test_a_text_too_short_for_a_method_says_what_would_do() -> None:
-    with pytest.raises(CorpusError, match="at least two tokens"):
-        plan_for("sliding-once", 1, context=4)
-    with pytest.raises(CorpusError, match="sliding-once"):
-        plan_for("gptq", 3, context=4)
-    with pytest.raises(CorpusError, match="two contexts"):
-        plan_for("llamacpp", 7, context=4)
+@pytest.mark.parametrize(
+    ("name", "tokens", "words"),
+    [("sliding-once", 1, "at least two tokens"), ("gptq", 3, "sliding-once"), ("llamacpp", 7, "two contexts")],
+)
+def test_a_text_too_short_for_a_method_says_what_would_do(name: str, tokens: int, words: str) -> None:
+    with pytest.raises(CorpusError, match=words):
+        plan_for(name, tokens, context=4)
 
 
 def test_pairs_share_a_group_and_need_not_feed_their_last_token() -> None:

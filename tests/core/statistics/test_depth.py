@@ -77,16 +77,6 @@ def test_values_that_are_not_finite_are_counted(compared: sm.Comparison) -> None
     assert depth_json([found])[0][0]["unbounded"] == 1
 
 
-def test_a_long_window_is_drawn_on_an_axis_that_doubles() -> None:
-    text = WORDS * 80
-    found = sm.compare("table:uniform", "table:uniform", text=text, context_length=5000, stride=5000)[0]
-    page = str(charts_section([found], [found.statistics()], []))
-    assert ">4k<" in page
-    assert ">64<" in page
-    short = sm.compare("table:uniform", "table:uniform", text=text, context_length=500, stride=500)[0]
-    assert ">4k<" not in str(charts_section([short], [short.statistics()], []))
-
-
 def test_the_command_prints_depths_if_it_is_asked(command: Command) -> None:
     asked = ("compare", "table:uniform", "table:uniform", "--text", WORDS * 9, "--context-length", 200)
     table = command(*asked, "--stride", 200, "--by-depth")
@@ -99,3 +89,13 @@ def test_the_command_prints_depths_if_it_is_asked(command: Command) -> None:
     assert [row["first"] for row in rows] == [0, 64, 128]
     assert all(row["kl_mean"] == 0 and row["kl_mean_stderr"] is None for row in rows)  # one document
     assert "by_depth" not in command(*asked, "--json").json["candidates"][0]
+
+
+def test_a_long_window_is_drawn_on_an_axis_that_doubles() -> None:
+    text = WORDS * 80
+    found = sm.compare("table:uniform", "table:uniform", text=text, context_length=5000, stride=5000)[0]
+    page = str(charts_section([found], [found.statistics()], []))
+    assert ">4k<" in page
+    assert ">64<" in page
+    short = sm.compare("table:uniform", "table:uniform", text=text, context_length=500, stride=500)[0]
+    assert ">4k<" not in str(charts_section([short], [short.statistics()], []))

@@ -15,10 +15,8 @@ from scoremode.core.statistics.comparison import Comparison, comparison_statisti
 from scoremode.core.statistics.equivalence import equivalence
 from scoremode.core.statistics.gate import check, parse
 from scoremode.errors import OptionError
-from scoremode.reports.terminal.part_tables import equivalence_lines
 from tests.command_line import Command
 from tests.core.statistics.test_comparison import compared
-from tests.reports.test_table import drawn
 
 
 def of_documents(changes: list[list[float]]) -> Comparison:
@@ -125,25 +123,10 @@ def test_without_slices_all_targets_are_answers() -> None:
     assert "surely below -0.01" in why
 
 
-def test_a_document_in_several_groups_is_counted_whole() -> None:
-    whole = of_documents([[0.1] * 4, [0.2] * 4])
-    found = equivalence(replace(whole, groups=np.arange(8)), 0.01)
-    assert (found.per_token.groups, found.per_document.groups, found.per_document.stderr) == (8, 2, None)
-    assert found.per_document.value == pytest.approx(0.6)
-
-
 @pytest.mark.parametrize("margin", [0, -1, math.nan, math.inf, True, "0.01"])
 def test_margins_that_mean_nothing_are_refused(margin: float) -> None:
     with pytest.raises(OptionError, match="not a number above 0"):
         equivalence(of_documents([[0.0]]), margin)
-
-
-def test_it_is_shown_and_fit_for_json() -> None:
-    found = [of_documents([[0.001 * n] for n in range(9)]).no_worse_than(0.01)]
-    assert "q4: " in drawn(equivalence_lines(found))
-    as_json = found[0].as_json()
-    assert json.loads(json.dumps(as_json, allow_nan=False)) == as_json
-    assert as_json["no_worse"] is True
 
 
 def test_the_command_line_prints_the_verdict_and_exits_by_it(command: Command, tmp_path: Path) -> None:
@@ -167,3 +150,10 @@ def test_the_command_line_prints_the_verdict_and_exits_by_it(command: Command, t
         code, _, err = command(*asked, wrong)
         assert code == 2
         assert "no-worse-than" in err
+
+
+def test_a_document_in_several_groups_is_counted_whole() -> None:
+    whole = of_documents([[0.1] * 4, [0.2] * 4])
+    found = equivalence(replace(whole, groups=np.arange(8)), 0.01)
+    assert (found.per_token.groups, found.per_document.groups, found.per_document.stderr) == (8, 2, None)
+    assert found.per_document.value == pytest.approx(0.6)

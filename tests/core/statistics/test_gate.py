@@ -76,36 +76,22 @@ def test_what_cannot_be_read_is_refused_in_one_line(text: str, says: list[str]) 
     ("rule", "why"),
     [
         ("kl_mean > 0.02", "q4: kl_mean is 0.0312, above 0.02"),
+        ("kl_mean > 0.0311999", "q4: kl_mean is 0.0312, above 0.0311999"),
         ("kl_mean > 0.0312", None),
         ("kl_mean >= 0.0312", "q4: kl_mean is 0.0312, at or above 0.0312"),
         ("kl_mean < 0.0312", None),
         ("kl_mean <= 0.0312", "q4: kl_mean is 0.0312, at or below 0.0312"),
         ("kl_mean < 0.04", "q4: kl_mean is 0.0312, below 0.04"),
-        ("kl_mean > 0.04", None),
         ("targets < 10", "q4: targets is 9, below 10"),
-    ],
-)
-def test_the_value_is_judged(rule: str, why: str | None) -> None:
-    assert check(parse(rule), Q4) == why
-
-
-@pytest.mark.parametrize(
-    ("rule", "why"),
-    [
+        # surely: the bound that is nearer to passing
         ("kl_mean > 0.0288 surely", "q4: kl_mean is 0.0312 (95 %: 0.0289 to 0.0335), surely above 0.0288"),
         ("kl_mean > 0.0290 surely", None),
         ("kl_mean < 0.0336 surely", "q4: kl_mean is 0.0312 (95 %: 0.0289 to 0.0335), surely below 0.0336"),
         ("kl_mean < 0.0334 surely", None),
     ],
 )
-def test_surely_judges_the_bound_that_is_nearer_to_passing(rule: str, why: str | None) -> None:
+def test_the_value_or_surely_its_bound_is_judged(rule: str, why: str | None) -> None:
     assert check(parse(rule), Q4) == why
-    assert check(parse(rule.removesuffix(" surely")), Q4) is not None
-
-
-def test_a_value_just_beyond_does_not_look_like_the_limit() -> None:
-    why = check(parse("kl_mean > 0.02"), {**Q4, "kl_mean": 0.0200001})
-    assert why == "q4: kl_mean is 0.0200001, above 0.02"
 
 
 @pytest.mark.parametrize("sign", ["> 1e9", "< -1e9"])
@@ -138,14 +124,6 @@ def test_what_is_not_known_fails_with_its_reason(name: str, found: dict[str, Any
     assert check(parse(f"{name} {sign}"), found) == f"q4: {name} is not known: {reason}"
 
 
-def test_being_sure_needs_an_error() -> None:
-    found = comparison_statistics(compared([-1.0], [-1.0], kl=[0.1]))
-    assert check(parse("kl_mean > 5"), found) is None
-    assert check(parse("kl_mean > 5 surely"), found) == (
-        "q4: kl_mean cannot be judged 'surely': too few groups for an error (1 groups, 5 are needed)"
-    )
-
-
 def test_every_field_can_be_named_and_a_hostile_name_stays_on_its_line() -> None:
     found = {**comparison_statistics(random_comparison(20, noise_kl=[0.0])), "name": "q4\n\x1b[31m"}
     for name in FIELDS:
@@ -164,3 +142,11 @@ def test_surely_is_refused_over_blocks_of_one_text_and_the_value_still_decides_w
         f"q4: kl_mean cannot be judged 'surely': the error is over 5 {kind}, and 5 unrelated texts are needed"
     )
     assert check(parse("kl_mean > 0.9"), known, kind) is None
+
+
+def test_being_sure_needs_an_error() -> None:
+    found = comparison_statistics(compared([-1.0], [-1.0], kl=[0.1]))
+    assert check(parse("kl_mean > 5"), found) is None
+    assert check(parse("kl_mean > 5 surely"), found) == (
+        "q4: kl_mean cannot be judged 'surely': too few groups for an error (1 groups, 5 are needed)"
+    )

@@ -34,10 +34,11 @@ def groups_of(plan: Plan) -> tuple[str, Ints]:
     return found.kind, np.concatenate([found.of(block) for block in plan.blocks()])
 
 
-def test_documents_are_groups_where_there_are_enough_of_them() -> None:
-    kind, groups = groups_of(plan_of("sliding-once", *[20] * 5, context_length=8, stride=4))
-    assert kind == "documents"
-    assert groups.max() + 1 == 5
+def test_documents_with_targets_are_groups_where_there_are_enough_of_them_and_windows_are_not() -> None:
+    kind, groups = groups_of(plan_of("sliding-once", 1, *[20] * 5, context_length=8, stride=4))
+    assert (kind, sorted(set(groups.tolist()))) == ("documents", [0, 1, 2, 3, 4])
+    kind, groups = groups_of(plan_of("sliding-once", 1000, context_length=8, stride=8))
+    assert (kind, groups.max()) == ("document", 0)
 
 
 def test_texts_that_were_joined_are_groups_again() -> None:
@@ -46,12 +47,6 @@ def test_texts_that_were_joined_are_groups_again() -> None:
     kind, groups = groups_of(plan)
     assert kind == "joined texts"
     assert np.array_equal(groups, np.minimum(plan.target_token // 20, 5))
-
-
-def test_windows_are_not_groups() -> None:
-    kind, groups = groups_of(plan_of("sliding-once", 1000, context_length=8, stride=8))
-    assert kind == "document"
-    assert groups.max() == 0
 
 
 def test_a_long_text_is_cut_into_long_equal_stretches() -> None:
@@ -96,11 +91,6 @@ def test_a_text_too_short_for_blocks_has_too_few_groups(tokens: int) -> None:
     kind, groups = groups_of(plan_of("sliding-once", tokens, context_length=512, stride=512))
     assert (kind, groups.max()) == ("document", 0)
     assert not are_blocks(kind)
-
-
-def test_a_document_without_targets_is_no_group() -> None:
-    _, groups = groups_of(plan_of("sliding-once", 1, 20, 20, 20, 20, 20, context_length=8, stride=4))
-    assert sorted(set(groups.tolist())) == [0, 1, 2, 3, 4]
 
 
 # ── kept with the run ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,7 +1,8 @@
-"""The order of candidates, and which cannot be told apart; paired if arrays are available."""
+"""The order of candidates, which cannot be told apart (paired if arrays are available), and the Pareto front."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
@@ -12,7 +13,7 @@ import pytest
 
 from scoremode.core.statistics.comparison import Comparison, comparison_statistics
 from scoremode.core.statistics.estimate import GroupSums
-from scoremode.core.statistics.ranking import Ranked, closest, p_value, rank, told_apart
+from scoremode.core.statistics.ranking import Ranked, closest, p_value, pareto_front, rank, told_apart
 from scoremode.errors import OptionError, RunError
 from scoremode.values import Estimate
 from tests.core.statistics.test_comparison import compared
@@ -44,11 +45,14 @@ def test_paired_differences_tell_apart_what_two_errors_cannot() -> None:
     assert places(rank(alone)) == [(1, "better", ("worse",)), (1, "worse", ("better",))]
 
 
-def test_values_and_errors_are_those_of_the_statistics() -> None:
+def test_values_and_errors_are_those_of_the_statistics_and_what_cannot_rank_is_refused() -> None:
     c = candidate("a", 0.0)
-    assert rank([c]) == [
-        Ranked(1, "a", comparison_statistics(c)["kl_mean"], comparison_statistics(c)["kl_mean_stderr"], ())
-    ]
+    s = comparison_statistics(c)
+    assert rank([c]) == [Ranked(1, "a", s["kl_mean"], s["kl_mean_stderr"], ())]
+    assert [r.place for r in rank([c, candidate("b", 0.0)])] == [1, 1]
+    assert rank([]) == []
+    with pytest.raises(OptionError, match="did you mean 'kl_mean'"):
+        rank([known("a", 0.0)], by="kl_man")
 
 
 def test_differences_within_their_error_share_a_place() -> None:
@@ -85,30 +89,17 @@ def test_more_agreement_is_better() -> None:
     assert places(found) == [(1, "high", ()), (2, "low", ())]
 
 
-def test_what_has_no_value_stands_last_without_a_place() -> None:
-    found = rank([known("unmeasured", None, None), known("b", 9.0), known("a", 0.0)])
-    assert places(found) == [(1, "a", ()), (2, "b", ()), (None, "unmeasured", ())]
+def test_what_has_no_value_stands_last_and_without_an_error_nothing_can_be_told_apart() -> None:
     infinite = candidate("infinite", 0.0)
     assert infinite.kl is not None
     infinite.kl[3] = np.inf
     assert places(rank([infinite, candidate("a", 0.0)])) == [(1, "a", ()), (None, "infinite", ())]
-
-
-def test_without_an_error_nothing_can_be_told_apart() -> None:
+    found = rank([known("unmeasured", None, None), known("b", 9.0), known("a", 0.0)])
+    assert places(found) == [(1, "a", ()), (2, "b", ()), (None, "unmeasured", ())]
     assert [r.place for r in rank([known("a", 0.0, None), known("b", 9.0)])] == [1, 1]
     group = np.zeros(N, np.int64)
     found = rank([candidate("a", 0.0, groups=group), candidate("b", 1.0, groups=group)])
     assert places(found) == [(1, "a", ("b",)), (1, "b", ("a",))]
-
-
-def test_equal_candidates_are_tied_and_no_candidates_have_no_order() -> None:
-    assert [r.place for r in rank([candidate("a", 0.0), candidate("b", 0.0)])] == [1, 1]
-    assert rank([]) == []
-
-
-def test_what_cannot_rank_is_refused() -> None:
-    with pytest.raises(OptionError, match="did you mean 'kl_mean'"):
-        rank([known("a", 0.0)], by="kl_man")
 
 
 def test_candidates_of_different_plans_or_baselines_are_refused() -> None:
@@ -124,12 +115,8 @@ def shifted(name: str, shift: float, *, kl: bool, seed: int = 0) -> Comparison:
     return compared(BASE - 1, BASE - 1 - moves, kl=np.abs(moves) if kl else None, name=name)
 
 
-def test_the_closest_by_ratio_is_the_nearest_to_1_and_not_the_smallest() -> None:
-    found = closest([shifted("far below", -0.8, kl=False), shifted("near", 0.004, kl=False, seed=1)])
-    assert found == [1]
-
-
-def test_candidates_on_both_sides_of_1_may_be_equally_far() -> None:
+def test_the_closest_by_ratio_is_the_nearest_to_1_on_either_side() -> None:
+    assert closest([shifted("far below", -0.8, kl=False), shifted("near", 0.004, kl=False, seed=1)]) == [1]
     same = [shifted("above", 0.02, kl=False), shifted("far", 0.1, kl=False), shifted("below", -0.02, kl=False, seed=3)]
     assert sorted(closest(same)) == [0, 2]
     groups = np.arange(N) % 3
@@ -140,12 +127,8 @@ def test_candidates_on_both_sides_of_1_may_be_equally_far() -> None:
 def test_the_closest_by_kl_comes_with_its_ties() -> None:
     three = [candidate("c", 0.5), candidate("a", 0.0, seed=1), candidate("b", 0.0, seed=2)]
     assert sorted(closest(three)) == [1, 2]
-    assert closest([candidate("c", 0.5), candidate("a", 0.0)]) == [1]
-
-
-def test_without_a_value_nothing_is_closest() -> None:
-    nothing = compared([-1.0], [-np.inf], name="a")
-    assert closest([nothing, compared([-1.0], [-np.inf], name="b")]) == []
+    assert closest(three[:2]) == [1]
+    assert closest([compared([-1.0], [-np.inf], name=name) for name in "ab"]) == []
 
 
 # ── how often equal candidates are told apart ────────────────────────────────────────────────────────────────────────
@@ -205,3 +188,32 @@ def test_blocks_of_one_text_tell_nothing_apart(kl: bool) -> None:
     blocks = {"stderr_groups": "blocks of 300 tokens of this one text"}
     found = [replace(c, baseline=replace(c.baseline, manifest={**c.baseline.manifest, **blocks})) for c in found]
     assert closest(found) == [0, 1]
+
+
+def by_definition(sizes: list[float], costs: list[float]) -> set[int]:
+    """Everything that is finite and that nothing else beats."""
+    known = [i for i in range(len(sizes)) if math.isfinite(sizes[i]) and math.isfinite(costs[i])]
+
+    def beats(i: int, j: int) -> bool:
+        no_worse = sizes[i] <= sizes[j] and costs[i] <= costs[j]
+        return no_worse and (sizes[i] < sizes[j] or costs[i] < costs[j])
+
+    return {j for j in known if not any(beats(i, j) for i in known)}
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_the_front_is_what_the_definition_says(seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    count = int(chance.integers(1, 30))
+    sizes = chance.integers(1, 9, count).astype(float).tolist()  # few values: many ties
+    costs = chance.choice([0.0, 0.1, 0.2, 0.5, 1.0, math.inf, math.nan], count).tolist()
+    found = pareto_front(sizes, costs)
+    assert set(found) == by_definition(sizes, costs)
+    assert len(found) == len(set(found))
+    assert [sizes[i] for i in found] == sorted(sizes[i] for i in found)
+    assert [costs[i] for i in found] == sorted((costs[i] for i in found), reverse=True)
+
+
+def test_ties_and_values_that_are_not_known() -> None:
+    assert pareto_front([math.nan, 8.0, None, 4.0], [0.1, 0.1, 0.1, None]) == [1]
+    assert pareto_front([4.0, 4.0], [0.1, 0.1]) == [0, 1], "equal in both: neither beats the other"

@@ -98,13 +98,6 @@ def test_means_of_a_comparison_are_those_of_the_targets_of_the_slice(compared: C
             assert its.stderr == pytest.approx(error, rel=1e-6)
 
 
-def test_infinite_values_are_counted_or_make_a_slice_infinite(compared: Comparison, texts: str) -> None:
-    kl = np.array(measured(compared.kl))
-    kl[np.flatnonzero(np.array(compared.candidate.facts.slice) == "rest")[3]] = np.inf
-    found = replace(compared, divergences=Divergences(kl=kl))
-    assert {row.name: row.unbounded for row in found.by_slice()} == {"thinking": 0, "rest": 1}
-
-
 def test_a_stored_run_knows_its_slices(texts: str, tmp_path: Path, command: Command) -> None:
     asked = ("ppl", "table:uniform", "--corpus", texts, "--slice", THINK, "--out", tmp_path / "run")
     assert command(*asked).code == 0
@@ -181,6 +174,15 @@ def test_tables_and_the_page_show_slices(compared: Comparison, texts: str, comma
     assert "<b>&" not in page
 
 
+def test_a_chat_is_divided_without_being_asked(tmp_path: Path) -> None:
+    (tmp_path / "chat.jsonl").write_text(json.dumps({"messages": EVERY}) + "\n")
+    every = sm.ppl("table:uniform", corpus=str(tmp_path / "chat.jsonl"), slice="call=uhr..)")
+    roles = ["call", "system", "user", "thinking", "answer", "tool call", "tool", "template"]
+    assert [*every.by_slice()] == roles
+    some = sm.ppl("table:uniform", corpus=str(tmp_path / "chat.jsonl"), assistant_only=True)
+    assert [*some.by_slice()] == ["thinking", "answer", "tool call"]
+
+
 def test_two_candidates_share_a_table(tiny: Path, texts: str, tmp_path: Path, command: Command) -> None:
     for name in ("one", "two"):
         (tmp_path / name).symlink_to(tiny)
@@ -193,15 +195,8 @@ def test_two_candidates_share_a_table(tiny: Path, texts: str, tmp_path: Path, co
     assert table.split()[:3] == ["targets", "one", "two"]
 
 
-def test_a_chat_is_divided_without_being_asked(tmp_path: Path) -> None:
-    (tmp_path / "chat.jsonl").write_text(json.dumps({"messages": EVERY}) + "\n")
-    every = sm.ppl("table:uniform", corpus=str(tmp_path / "chat.jsonl"), slice="call=uhr..)")
-    roles = ["call", "system", "user", "thinking", "answer", "tool call", "tool", "template"]
-    assert [*every.by_slice()] == roles
-    some = sm.ppl("table:uniform", corpus=str(tmp_path / "chat.jsonl"), assistant_only=True)
-    assert [*some.by_slice()] == ["thinking", "answer", "tool call"]
-
-
-@pytest.mark.parametrize("rule", ["x", "a=..b", "a=b..", "nothing=<nothing>..</nothing>"])
-def test_bad_rules_are_one_line(rule: str, texts: str, refused: Refused) -> None:
-    assert "--slice" in refused("ppl", "table:uniform", "--corpus", texts, "--slice", rule)
+def test_infinite_values_are_counted_or_make_a_slice_infinite(compared: Comparison, texts: str) -> None:
+    kl = np.array(measured(compared.kl))
+    kl[np.flatnonzero(np.array(compared.candidate.facts.slice) == "rest")[3]] = np.inf
+    found = replace(compared, divergences=Divergences(kl=kl))
+    assert {row.name: row.unbounded for row in found.by_slice()} == {"thinking": 0, "rest": 1}

@@ -54,20 +54,12 @@ def complaint(*args: Any, **kwargs: Any) -> str:
 
 # ── plain text ───────────────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize("name", ["a.txt", "a.md", "a.raw", "a"])
-def test_a_plain_file_is_one_document_verbatim(tmp_path: Path, name: str) -> None:
-    text = "\ufeff  one\r\ntwo\n\n\tthree \n"
+def test_a_plain_file_is_one_document_verbatim_with_the_sha256_of_its_bytes(tmp_path: Path, name: str) -> None:
+    text = "\ufeff  one\r\ntwo\n\n\tnaïve 東京 \n"
     corpus = load(write(tmp_path / name, text))
-    assert (corpus.layout, rows(corpus)) == ("text", [text])
-
-
-def test_the_sha256_of_a_plain_file_is_that_of_its_bytes(tmp_path: Path) -> None:
-    """So that anyone can check it with sha256sum."""
-    data = "naïve\r\ntext\n".encode()
-    assert load(write(tmp_path / "a.txt", data)).sha256 == hashlib.sha256(data).hexdigest()
-
-
-def test_a_text_given_and_a_file_of_it_have_one_sha256(tmp_path: Path) -> None:
-    assert load(text="one two").sha256 == load(write(tmp_path / "a.txt", "one two")).sha256
+    assert (corpus.layout, rows(corpus), corpus.byte_count) == ("text", [text], len(text.encode()))
+    assert corpus.sha256 == hashlib.sha256(text.encode()).hexdigest() == load(text=text).sha256
+    assert rows(load(write(tmp_path / name, text), num_samples=3)) == ["\ufeff  one\r\ntwo\n\n"]
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
@@ -75,30 +67,10 @@ def test_any_text_comes_back_as_it_was_given(text: str) -> None:
     assert rows(load(text=text)) == [text]
 
 
-def test_rows_can_be_read_again_and_again(tmp_path: Path) -> None:
-    corpus = load(write_jsonl(tmp_path / "a.jsonl", {"text": "one"}, {"text": "two"}))
-    assert rows(corpus) == rows(corpus) == ["one", "two"]
-
-
-def test_bytes_are_counted_in_utf_8() -> None:
-    assert load(text="naïve 東京").byte_count == len("naïve 東京".encode())
-
-
-def test_num_samples_of_a_plain_file_takes_its_first_lines_as_one_document(tmp_path: Path) -> None:
-    corpus = load(write(tmp_path / "a.txt", "one\r\n\ntwo\nthree\n"), num_samples=3)
-    assert rows(corpus) == ["one\r\n\ntwo\n"]
-
-
-def test_a_line_ends_at_a_newline_only() -> None:
+def test_samples_of_a_text_are_its_lines_and_a_line_ends_at_a_newline_only() -> None:
     """str.splitlines would also split at form feeds and Unicode separators, which may occur inside a line."""
     assert rows(load(text="a\x0cb\u2028c\x85d\ne\n", num_samples=1)) == ["a\x0cb\u2028c\x85d\n"]
-
-
-def test_num_samples_larger_than_the_text_takes_all_of_it() -> None:
     assert rows(load(text="one\ntwo", num_samples=99)) == ["one\ntwo"]
-
-
-def test_the_sha256_is_of_the_samples_taken() -> None:
     assert load(text="one\ntwo\n", num_samples=1).sha256 == load(text="one\n").sha256
 
 
@@ -109,45 +81,21 @@ def test_standard_input_is_read_once_and_given_again(monkeypatch: pytest.MonkeyP
 
 
 # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_a_jsonl_file_is_a_document_a_row(tmp_path: Path) -> None:
-    corpus = load(write_jsonl(tmp_path / "a.jsonl", {"text": "one", "id": 1}, {"text": "two"}))
-    assert (corpus.layout, rows(corpus)) == ("documents", ["one", "two"])
+def test_jsonl_and_parquet_are_a_document_a_row(tmp_path: Path) -> None:
+    jsonl = load(write(tmp_path / "a.jsonl", '{"text": "one", "id": 1}\n\n  \n{"text": "tw\u00f3"}'))
+    parquet = load(write_parquet(tmp_path / "a.parquet", id=[1, 2], text=["one", "twó"]))
+    for corpus in (jsonl, parquet):
+        assert (corpus.layout, corpus.row_count, rows(corpus)) == ("documents", 2, ["one", "twó"])
+        assert rows(corpus) == ["one", "twó"], "read again"
+    other = load(write_jsonl(tmp_path / "b.jsonl", {"text": "onet"}, {"text": "wó"}))
+    assert jsonl.sha256 == parquet.sha256 != other.sha256
 
 
-def test_blank_lines_of_a_jsonl_file_are_no_rows(tmp_path: Path) -> None:
-    corpus = load(write(tmp_path / "a.jsonl", '{"text": "one"}\n\n  \n{"text": "two"}'))
-    assert (corpus.row_count, rows(corpus)) == (2, ["one", "two"])
-
-
-def test_another_field_can_be_chosen(tmp_path: Path) -> None:
-    corpus = load(write_jsonl(tmp_path / "a.jsonl", {"text": "no", "body": "yes"}), field="body")
-    assert rows(corpus) == ["yes"]
-
-
-def test_a_parquet_file_is_a_document_a_row(tmp_path: Path) -> None:
-    corpus = load(write_parquet(tmp_path / "a.parquet", id=[1, 2], text=["one", "two"]))
-    assert (corpus.layout, rows(corpus)) == ("documents", ["one", "two"])
-
-
-def test_another_column_can_be_chosen(tmp_path: Path) -> None:
-    assert rows(load(write_parquet(tmp_path / "a.parquet", text=["no"], body=["yes"]), field="body")) == ["yes"]
-
-
-def test_the_same_rows_have_one_sha256_in_jsonl_and_parquet(tmp_path: Path) -> None:
-    a = load(write_jsonl(tmp_path / "a.jsonl", {"text": "one"}, {"text": "twó"}))
-    b = load(write_parquet(tmp_path / "b.parquet", text=["one", "twó"]))
-    assert a.sha256 == b.sha256
-
-
-def test_where_rows_are_cut_changes_the_sha256(tmp_path: Path) -> None:
-    a = load(write_jsonl(tmp_path / "a.jsonl", {"text": "one"}, {"text": "two"}))
-    b = load(write_jsonl(tmp_path / "b.jsonl", {"text": "onet"}, {"text": "wo"}))
-    assert a.sha256 != b.sha256
-
-
-def test_num_samples_takes_the_first_rows(tmp_path: Path) -> None:
-    corpus = load(write_jsonl(tmp_path / "a.jsonl", *({"text": str(i)} for i in range(5))), num_samples=2)
+def test_another_field_and_the_first_rows_can_be_chosen(tmp_path: Path) -> None:
+    many = write_jsonl(tmp_path / "a.jsonl", *({"text": "no", "body": str(i)} for i in range(5)))
+    corpus = load(many, field="body", num_samples=2)
     assert (corpus.row_count, rows(corpus)) == (2, ["0", "1"])
+    assert rows(load(write_parquet(tmp_path / "a.parquet", text=["no"], body=["yes"]), field="body")) == ["yes"]
 
 
 def test_several_files_are_documents_in_the_order_given(tmp_path: Path) -> None:
@@ -156,24 +104,13 @@ def test_several_files_are_documents_in_the_order_given(tmp_path: Path) -> None:
     assert (corpus.layout, corpus.name, rows(corpus)) == ("documents", "b.txt+a.jsonl", ["bee", "ay"])
 
 
-def test_rows_of_messages_are_a_chat(tmp_path: Path) -> None:
-    corpus = load(write_jsonl(tmp_path / "a.jsonl", {"messages": CHAT}))
-    assert (corpus.layout, rows(corpus)) == ("chat", [CHAT])
-
-
-def test_a_parquet_column_of_messages_is_a_chat(tmp_path: Path) -> None:
-    corpus = load(write_parquet(tmp_path / "a.parquet", messages=[CHAT]))
-    assert (corpus.layout, rows(corpus)) == ("chat", [CHAT])
-
-
-def test_messages_under_another_name_are_a_chat_too(tmp_path: Path) -> None:
-    corpus = load(write_jsonl(tmp_path / "a.jsonl", {"conversation": CHAT}), field="conversation")
-    assert (corpus.layout, rows(corpus)) == ("chat", [CHAT])
-
-
-def test_chat_files_and_text_files_do_not_mix(tmp_path: Path) -> None:
-    files = [write(tmp_path / "a.txt", "text"), write_jsonl(tmp_path / "b.jsonl", {"messages": CHAT})]
-    assert "together" in complaint(files)
+def test_rows_of_messages_are_a_chat_under_any_name(tmp_path: Path) -> None:
+    chats = [
+        load(write_jsonl(tmp_path / "a.jsonl", {"messages": CHAT})),
+        load(write_parquet(tmp_path / "a.parquet", messages=[CHAT])),
+        load(write_jsonl(tmp_path / "b.jsonl", {"conversation": CHAT}), field="conversation"),
+    ]
+    assert [(corpus.layout, rows(corpus)) for corpus in chats] == [("chat", [CHAT])] * 3
 
 
 # ── named corpora ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -185,44 +122,42 @@ def test_python_docs_are_the_topics_of_pydoc_in_a_fixed_order() -> None:
     assert rows(load("python-docs-short")) == [topics[name][:1000] for name in sorted(topics)[:20]]
 
 
-def test_wikitext2_from_a_file_has_the_rows_of_the_hub(tmp_path: Path) -> None:
-    """A row is a line with its newline; the file's blank line " \\n" is an empty row on the hub."""
-    corpus = load("wikitext2:" + write(tmp_path / "wiki.test.raw", " \n = Title = \n \n Some text . \n"))
-    assert (corpus.layout, rows(corpus)) == ("lines", ["", " = Title = \n", "", " Some text . \n"])
+def test_wikitext2_has_the_same_rows_from_a_file_from_parquet_and_from_the_hub(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A row is a line with its newline; the file's blank line " \\n" is an empty row on the hub. Another program may
+    use scoremode as a library: the hub's client is as loud afterwards as it was."""
+    from huggingface_hub.utils import logging
+
+    raw = load("wikitext2:" + write(tmp_path / "wiki.test.raw", " \n = Title = \n \n Some text . \n"))
+    assert (raw.layout, rows(raw)) == ("lines", ["", " = Title = \n", "", " Some text . \n"])
+    file = write_parquet(tmp_path / "test.parquet", text=["", " = Title = \n", "", " Some text . \n"])
+    asked: list[Any] = []
+
+    def download(*args: Any, **kwargs: Any) -> str:
+        asked.extend([*args, kwargs["repo_type"], logging.get_verbosity()])
+        return file
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    before = logging.get_verbosity()
+    logging.set_verbosity_info()
+    try:
+        hub = load("wikitext2")
+        assert logging.get_verbosity() == logging.INFO
+    finally:
+        logging.set_verbosity(before)
+    place = ("Salesforce/wikitext", "wikitext-2-raw-v1/test-00000-of-00001.parquet", "dataset")
+    assert asked == [*place, logging.ERROR]
+    for other in (load(f"wikitext2:{file}"), hub):
+        assert (raw.sha256, raw.layout, rows(raw)) == (other.sha256, other.layout, rows(other))
 
 
 def test_the_real_file_gives_the_rows_that_the_hub_publishes(wikitext_file: Path) -> None:
     """One for each line (``wc -l``), and an empty one for each line of a space (``grep -c '^ $'``)."""
-    found = rows(load(f"wikitext2:{wikitext_file}"))
+    found = list(load(f"wikitext2:{wikitext_file}").texts())
     assert (len(found), sum(1 for row in found if not row)) == (206, 79)
-
-
-def test_the_rows_give_the_file_back_to_the_byte(wikitext_file: Path) -> None:
-    corpus = load(f"wikitext2:{wikitext_file}")
-    assert "".join(row or " \n" for row in corpus.texts()).encode() == wikitext_file.read_bytes()
-
-
-def test_num_samples_of_wikitext2_takes_rows(wikitext_file: Path) -> None:
+    assert "".join(row or " \n" for row in found).encode() == wikitext_file.read_bytes()
     assert rows(load(f"wikitext2:{wikitext_file}", num_samples=3)) == ["", " = Robert Boulter = \n", ""]
-
-
-def test_a_local_parquet_of_wikitext2_equals_the_raw_file(tmp_path: Path) -> None:
-    raw = load("wikitext2:" + write(tmp_path / "wiki.test.raw", " \n = Title = \n"))
-    parquet = load("wikitext2:" + write_parquet(tmp_path / "test.parquet", text=["", " = Title = \n"]))
-    assert (raw.sha256, raw.layout) == (parquet.sha256, parquet.layout)
-
-
-def test_wikitext2_comes_from_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    path = write_parquet(tmp_path / "test.parquet", text=["", " = Title = \n"])
-    asked: list[tuple[Any, ...]] = []
-
-    def download(*args: Any, **kwargs: Any) -> str:
-        asked.append((*args, kwargs["repo_type"]))
-        return path
-
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    assert rows(load("wikitext2")) == ["", " = Title = \n"]
-    assert asked == [("Salesforce/wikitext", "wikitext-2-raw-v1/test-00000-of-00001.parquet", "dataset")]
 
 
 class Datasets(types.ModuleType):
@@ -248,22 +183,12 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Datasets:
     return package
 
 
-def test_a_dataset_is_a_document_a_row(hub: Datasets) -> None:
-    corpus = load(dataset="some/set")
-    assert (corpus.layout, rows(corpus)) == ("documents", ["one", "two"])
-
-
 def test_a_dataset_is_asked_for_by_name_configuration_and_split(hub: Datasets) -> None:
-    load(dataset="some/set", dataset_config="small", split="train")
-    assert hub.asked == [("some/set", "small", "train")]
-
-
-def test_the_split_is_test_unless_another_is_given(hub: Datasets) -> None:
-    assert (load(dataset="some/set").name, hub.asked) == ("some/set:test", [("some/set", None, "test")])
-
-
-def test_a_field_of_a_dataset_can_be_chosen(hub: Datasets) -> None:
+    corpus = load(dataset="some/set")
+    assert (corpus.name, corpus.layout, rows(corpus)) == ("some/set:test", "documents", ["one", "two"])
     assert rows(load(dataset="some/set", field="body", num_samples=1)) == ["eins"]
+    load(dataset="some/set", dataset_config="small", split="train")
+    assert hub.asked == [("some/set", None, "test"), ("some/set", None, "test"), ("some/set", "small", "train")]
 
 
 def test_a_dataset_that_cannot_be_loaded_gives_its_reason_on_one_line(hub: Datasets) -> None:
@@ -277,33 +202,17 @@ def test_without_the_package_datasets_its_installation_is_named(monkeypatch: pyt
     assert pip_install("datasets") in complaint(dataset="some/set")
 
 
-@pytest.mark.parametrize("flags", [{"dataset_config": "small"}, {"split": "train"}])
-def test_settings_of_a_dataset_are_refused_where_there_is_none(flags: dict[str, str]) -> None:
-    """If it were ignored, ``--corpus wikitext2 --split validation`` would give the result of another text."""
-    assert "--dataset" in complaint(text="one two", **flags)
-
-
 # ── refusals ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_no_text_at_all_is_refused() -> None:
-    assert "--corpus" in complaint()
-
-
-def test_rows_that_are_all_empty_are_refused(tmp_path: Path) -> None:
-    assert "contains no text" in complaint(write_jsonl(tmp_path / "a.jsonl", {"text": ""}, {"text": ""}))
-
-
 def test_wikitext2_that_is_not_utf_8_says_where(tmp_path: Path) -> None:
     assert "offset 2, line 2" in complaint("wikitext2:" + write(tmp_path / "wiki.raw", b"a\n\xff"))
 
 
-def test_standard_input_that_is_not_utf_8_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=io.BytesIO(b"ab\xff")))
-    assert "standard input is not UTF-8: byte 0xff at offset 2" in complaint("-")
-
-
-def test_a_chosen_field_that_is_missing_says_in_which_line(tmp_path: Path) -> None:
+def test_a_chosen_field_that_is_missing_is_named(tmp_path: Path) -> None:
     line = complaint(write_jsonl(tmp_path / "a.jsonl", {"body": "x"}, {"text": "y"}), field="body")
     assert "line 2 has no field 'body'" in line
+    line = complaint(write_parquet(tmp_path / "a.parquet", id=[1], body=["x"]), field="txt")
+    assert "no column 'txt'" in line
+    assert "(id, body)" in line
 
 
 def test_a_parquet_file_damaged_inside_is_refused(tmp_path: Path) -> None:
@@ -318,28 +227,18 @@ def test_a_parquet_file_damaged_inside_is_refused(tmp_path: Path) -> None:
     assert "a.parquet" in complaint(str(path))
 
 
-def test_a_parquet_column_that_is_missing_names_those_there_are(tmp_path: Path) -> None:
-    line = complaint(write_parquet(tmp_path / "a.parquet", id=[1], body=["x"]), field="txt")
-    assert "no column 'txt'" in line
-    assert "(id, body)" in line
-
-
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def peak_bytes(spec: str) -> list[int]:
     load(spec)  # imports what it needs
     return [peak_of(lambda: load(spec))]
 
 
-def test_a_long_file_is_not_held_three_times(tmp_path: Path) -> None:
+def test_a_long_file_is_not_held_three_times_and_jsonl_is_streamed(tmp_path: Path) -> None:
     size = 8 << 20
     path = write(tmp_path / "a.txt", b"some text\n" * (size // 10))
     assert measured_alone(peak_bytes, path)[0] < 2.2 * size
-
-
-def test_a_jsonl_file_is_streamed(tmp_path: Path) -> None:
     line = json.dumps({"text": "x" * 1000}).encode() + b"\n"
-    path = write(tmp_path / "a.jsonl", line * 8000)
-    assert measured_alone(peak_bytes, path)[0] < 1 << 20
+    assert measured_alone(peak_bytes, write(tmp_path / "a.jsonl", line * 8000))[0] < 1 << 20
 
 
 # ── several texts ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -355,46 +254,16 @@ def test_an_empty_text_among_several_is_refused(tmp_path: Path) -> None:
     assert "b.jsonl contains no text" in complaint(files)
 
 
-def test_chats_and_wikitext_do_not_mix(tmp_path: Path) -> None:
-    chats = write_jsonl(tmp_path / "b.jsonl", {"messages": CHAT})
-    wiki = "wikitext2:" + write(tmp_path / "wiki.test.raw", " = Title = \n")
-    assert "together" in complaint([wiki, chats])
-    assert "together" in complaint(["python-docs", chats])
-
-
-def test_several_chat_files_are_one_chat(tmp_path: Path) -> None:
-    files = [write_jsonl(tmp_path / f"{n}.jsonl", {"messages": CHAT}) for n in "ab"]
-    assert (load(files).layout, load(files).row_count) == ("chat", 2)
-
-
-def test_python_docs_with_a_file_are_documents(tmp_path: Path) -> None:
-    both = load(["python-docs", write(tmp_path / "a.txt", "one")])
+def test_several_texts_are_one_corpus_where_they_are_alike(tmp_path: Path) -> None:
+    chats = [write_jsonl(tmp_path / f"{n}.jsonl", {"messages": CHAT}) for n in "ab"]
+    assert (load(chats).layout, load(chats).row_count) == ("chat", 2)
+    one, two = write(tmp_path / "a.txt", "one"), write(tmp_path / "b.txt", "two")
+    both = load(["python-docs", one])
     assert (both.layout, both.row_count) == ("documents", load("python-docs").row_count + 1)
-
-
-def test_the_sha256_of_several_files_is_of_their_rows(tmp_path: Path) -> None:
-    several = load([write(tmp_path / "a.txt", "one"), write(tmp_path / "b.txt", "two")])
-    assert several.sha256 == load(write_jsonl(tmp_path / "c.jsonl", {"text": "one"}, {"text": "two"})).sha256
-
-
-def test_the_hub_client_is_as_loud_afterwards_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Another program may use scoremode as a library and choose its own verbosity."""
-    from huggingface_hub.utils import logging
-
-    path, seen = write_parquet(tmp_path / "test.parquet", text=["x"]), []
-
-    def download(*_: Any, **__: Any) -> str:
-        seen.append(logging.get_verbosity())
-        return path
-
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    before = logging.get_verbosity()
-    logging.set_verbosity_info()
-    try:
-        load("wikitext2")
-        assert (seen, logging.get_verbosity()) == ([logging.ERROR], logging.INFO)
-    finally:
-        logging.set_verbosity(before)
+    assert load([one, two]).sha256 == load(write_jsonl(tmp_path / "c.jsonl", {"text": "one"}, {"text": "two"})).sha256
+    wiki = "wikitext2:" + write(tmp_path / "wiki.test.raw", " = Title = \n")
+    for other in (one, wiki, "python-docs"):
+        assert "together" in complaint([other, chats[0]])
 
 
 class Words:

@@ -1,4 +1,4 @@
-"""How a recipe makes documents from a corpus's rows."""
+"""How a recipe makes documents from a corpus's rows, and excerpts of documents that are read again."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scoremode.core.plan.recipes import find_method
 from scoremode.core.text.corpus import Corpus, Layout, load
@@ -19,13 +21,14 @@ from scoremode.core.text.documents import (
     notes_on,
     wikitext_pages,
 )
-from scoremode.core.text.files import lines_of
+from scoremode.core.text.files import PlainText, lines_of
 from scoremode.core.text.tokenizer import ByteTokenizer
 from scoremode.core.text.tokens import tokenize
-from scoremode.errors import OptionError
+from scoremode.errors import CorpusError
 
 LINES = ["", " = Title = \n", "", " Some text . \n", " = Other = \n"]
 RAW = " \n = Title = \n \n Some text . \n = Other = \n"
+ARRANGEMENTS: tuple[Arrangement, ...] = ("join-lines", "join-rows", "pages", "texts")
 
 
 def corpus_of(layout: Layout, *rows: str) -> Corpus:
@@ -36,17 +39,17 @@ def texts(layout: Layout, arrangement: Arrangement, *rows: str) -> list[str]:
     return [d.read() for d in arranged(corpus_of(layout, *rows), arrangement)]
 
 
-@pytest.mark.parametrize("arrangement", ["join-lines", "join-rows", "pages", "texts"])
-def test_one_text_stays_verbatim(arrangement: Arrangement) -> None:
-    text = " = Title = \n\n a @-@ b \r\n"
-    assert texts("text", arrangement, text) == [text]
-
-
 @pytest.mark.parametrize(
-    ("given", "fed"), [("a\n", "a"), ("a\n\n", "a\n"), ("a", "a"), ("a\r\n", "a\r"), ("a \n", "a ")]
+    ("arrangement", "given", "fed"),
+    [
+        *((arrangement, " = T = \n\n a @-@ b \r\n", " = T = \n\n a @-@ b \r\n") for arrangement in ARRANGEMENTS),
+        *(("raw-file", given, fed) for given, fed in (("a\n", "a"), ("a\n\n", "a\n"), ("a", "a"), ("a\r\n", "a\r"))),
+    ],
 )
-def test_a_raw_file_loses_exactly_one_trailing_newline(given: str, fed: str) -> None:
-    assert texts("text", "raw-file", given) == [fed]
+def test_one_text_stays_verbatim_but_a_raw_file_loses_one_trailing_newline(
+    arrangement: Arrangement, given: str, fed: str
+) -> None:
+    assert texts("text", arrangement, given) == [fed]
 
 
 @pytest.mark.parametrize("arrangement", ["join-lines", "join-rows"])
@@ -54,18 +57,11 @@ def test_lines_of_a_text_are_joined_with_empty_rows_kept(arrangement: Arrangemen
     assert texts("lines", arrangement, *LINES) == ["\n\n".join(LINES)]
 
 
-def test_the_raw_file_of_lines_is_the_original_file() -> None:
+def test_lines_as_the_original_file_as_pages_and_as_texts() -> None:
+    """A page begins at a heading of one sign. Blank texts are kept, so that they are counted."""
     assert texts("lines", "raw-file", *LINES) == [RAW.removesuffix("\n")]
-
-
-def test_lines_as_pages_begin_at_headings_of_one_sign() -> None:
-    assert texts("lines", "pages", *LINES) == [
-        detokenised(" = Title = \n \n Some text . "),
-        detokenised(" = Other = \n"),
-    ]
-
-
-def test_lines_as_texts_keep_blank_ones_so_that_they_are_counted() -> None:
+    pages = [" = Title = \n \n Some text . ", " = Other = \n"]
+    assert texts("lines", "pages", *LINES) == [detokenised(page) for page in pages]
     assert texts("lines", "texts", *LINES) == list(LINES)
 
 
@@ -74,11 +70,8 @@ def test_documents_stay_alone(arrangement: Arrangement) -> None:
     assert texts("documents", arrangement, "one\n", "two") == ["one\n", "two"]
 
 
-def test_rows_of_documents_are_joined_where_the_recipe_joins_rows() -> None:
+def test_documents_are_joined_where_the_recipe_joins_rows() -> None:
     assert texts("documents", "join-rows", "one", "two\n") == ["one\n\ntwo\n"]
-
-
-def test_documents_as_a_raw_file_are_joined_less_one_trailing_newline() -> None:
     assert texts("documents", "raw-file", "one", "two\n") == ["one\n\ntwo"]
 
 
@@ -87,9 +80,6 @@ def test_words_are_counted_with_the_empty_ends_as_lm_eval_does() -> None:
     """re.split on white space gives an empty piece at an end with white space; published numbers count those."""
     document = Document([" two wo", "rds \n"])
     assert (document.read(), document.source_words) == (" two words \n", 4)
-
-
-def test_bytes_and_words_are_those_of_the_source() -> None:
     document = Document(["ab"], source="naïve source")
     assert (document.read(), document.source_bytes, document.source_words) == ("ab", 13, 2)
 
@@ -99,17 +89,16 @@ def pages_of(raw: str) -> list[str]:
 
 
 # ── WikiText-2 ───────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_deeper_headings_do_not_begin_a_page() -> None:
-    raw = " = A = \n = = B = = \n text \n = = = C = = = \n"
-    assert pages_of(raw) == [raw]
-
-
-def test_blank_text_before_the_first_heading_is_dropped() -> None:
-    assert pages_of(" \n = A = \n text") == [" = A = \n text"]
-
-
-def test_a_text_without_headings_is_one_page() -> None:
-    assert pages_of("no heading\nhere") == ["no heading\nhere"]
+@pytest.mark.parametrize(
+    ("raw", "pages"),
+    [
+        (" = A = \n = = B = = \n text \n = = = C = = = \n", [" = A = \n = = B = = \n text \n = = = C = = = \n"]),
+        (" \n = A = \n text", [" = A = \n text"]),
+        ("no heading\nhere", ["no heading\nhere"]),
+    ],
+)
+def test_a_page_begins_at_a_heading_of_one_sign(raw: str, pages: list[str]) -> None:
+    assert pages_of(raw) == pages
 
 
 def digest_of(pages: list[str]) -> str:
@@ -123,15 +112,11 @@ def test_the_pages_of_wikitext2_are_those_of_lm_eval(wikitext_file: Path) -> Non
     assert digest == "ef2df9faca1a3fdb141c4ccab3637cab0e5d8c86354d292a863c9dead1b8bba2"
 
 
-def test_the_detokenised_pages_have_the_recorded_hash(wikitext_file: Path) -> None:
+def test_the_detokenised_pages_and_their_words_and_bytes_are_those_of_lm_eval(wikitext_file: Path) -> None:
     """Recorded from the same rows and lm-evaluation-harness 0.4.13's wikitext task, version 2.0."""
-    digest = digest_of([d.read() for d in arranged(load(f"wikitext2:{wikitext_file}"), "pages")])
-    assert digest == "349529a93bbcbf4d8d7e258d8c28f6febc7f916c12e947435a56f2582ddeb561"
-
-
-def test_words_and_bytes_of_the_pages_are_those_of_lm_eval(wikitext_file: Path) -> None:
-    """Recorded from the same rows and the task's ``process_results``."""
     found = list(arranged(load(f"wikitext2:{wikitext_file}"), "pages"))
+    digest = digest_of([d.read() for d in found])
+    assert digest == "349529a93bbcbf4d8d7e258d8c28f6febc7f916c12e947435a56f2582ddeb561"
     totals = (len(found), sum(d.source_words for d in found), sum(d.source_bytes for d in found))
     assert totals == (6, 6203, 34_877)
 
@@ -161,18 +146,6 @@ def test_tokens_belong_to_the_documents_given_beside_them() -> None:
     documents = RereadDocuments(corpus_of("documents", "ab", "cde"), "join-lines", ByteTokenizer())
     assert [d.read() for d in documents] == ["ab", "cde"]
     assert tokenize(documents, ByteTokenizer(), special=True).doc_starts.tolist() == [0, 2, 5]
-
-
-def test_assistant_only_needs_a_chat() -> None:
-    with pytest.raises(OptionError, match="--assistant-only"):
-        RereadDocuments(corpus_of("text", "ab"), "join-lines", ByteTokenizer(), assistant_only=True)
-
-
-def test_chat_rows_go_through_the_template(tmp_path: Path) -> None:
-    path = tmp_path / "chat.jsonl"
-    path.write_text(json.dumps({"messages": [{"role": "user", "content": "Hi"}]}) + "\n")
-    documents = RereadDocuments(load(str(path)), "join-lines", ByteTokenizer())
-    assert [d.read() for d in documents] == ["user: Hi\n"]
 
 
 # ── several texts ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -223,3 +196,35 @@ def test_the_order_and_the_layout_of_several_texts_are_in_their_sha256(tmp_path:
     rows = tmp_path / "same.jsonl"
     rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in [*LINES, "Another text.\n"]))
     assert len({both.sha256, load([other, wiki]).sha256, load(str(rows)).sha256}) == 3
+
+
+TEXTS = ["plain text", "", "naïve Füße, 日本語 und 😀 mixed", "ends\n", "𝔘𝔫𝔦"]
+
+
+def in_pieces(text: str) -> Corpus:
+    """A text that is read two characters at a time."""
+    pieces = PlainText(lambda: iter([text[i : i + 2] for i in range(0, len(text), 2)] or [""]))
+    return Corpus("made", "text", pieces, "0" * 64, 1, len(text.encode()))
+
+
+def documents() -> RereadDocuments:
+    parts = tuple(map(in_pieces, TEXTS))
+    return RereadDocuments(
+        Corpus("made", "documents", lambda: iter(TEXTS), "0" * 64, len(TEXTS), 1, parts), "texts", ByteTokenizer()
+    )
+
+
+@given(draw=st.data())
+def test_excerpts_are_slices_of_the_text(draw: st.DataObject) -> None:
+    found = documents()
+    assert [document.read() for document in found] == TEXTS
+    for number in draw.draw(st.lists(st.sampled_from(range(len(TEXTS))), max_size=12)):
+        start = draw.draw(st.integers(0, len(TEXTS[number])))
+        end = draw.draw(st.integers(start, len(TEXTS[number])))
+        assert found.excerpt(number, start, end) == TEXTS[number][start:end]
+
+
+@pytest.mark.parametrize(("number", "end"), [(0, 11), (5, 1)])
+def test_a_text_that_became_shorter_is_refused(number: int, end: int) -> None:
+    with pytest.raises(CorpusError, match="shorter than when it was read first"):
+        documents().excerpt(number, 0, end)

@@ -125,31 +125,6 @@ def test_the_memory_for_a_text_that_is_encoded_at_once_is_printed(
     assert line.startswith("scoremode: a text of 0 MB is split into tokens at once, which needs about ")
 
 
-@pytest.mark.parametrize("name", ["bytes", "gpt2", "plain_bpe"])
-def test_many_documents_keep_their_own_tokens(name: str) -> None:
-    tokenizer = tokenizer_named(name)
-    texts = ["", "short", "of small towns " * 100, "x", "the river\n" * 90, ""]
-    found = tokenized([Document([text]) for text in texts], tokenizer, SMALL, special=True)
-    edges = found.doc_starts.tolist()
-    for number, text in enumerate(texts):
-        mine = slice(edges[number], edges[number + 1])
-        assert found.ids[mine].tolist() == tokenizer.encode(text, special=True).ids.tolist()
-        assert found.char_end[mine].tolist() == tokenizer.encode(text, special=True).char_end.tolist()
-
-
-@pytest.mark.parametrize("name", ["bytes", "gpt4", "wordpiece"])
-def test_joins_and_masks_do_not_depend_on_the_cuts(name: str) -> None:
-    text = "of small towns, the river. " * 60
-    marks, spans = (27, 270, 271, 1_000, len(text)), ((10, 300), (900, 901))
-    given_document = Document([text], source="a b\tc", scored_spans=spans, joined_at=marks)
-    one, many = (
-        tokenized([given_document], tokenizer_named(name), sizes, special=True) for sizes in ({"PART": 1 << 16}, SMALL)
-    )
-    for column in ("ids", "char_end", "byte_len", "word_starts", "target_mask", "joined_at", "doc_bytes", "doc_words"):
-        assert np.array_equal(getattr(one, column), getattr(many, column)), column
-    assert (many.doc_bytes.tolist(), many.doc_words.tolist()) == ([5], [3])
-
-
 def test_a_class_that_changes_tokens_in_python_is_asked_itself() -> None:
     """Some tokenizers add tokens outside of the library."""
     tokenizer = wrapped(KINDS["gpt4"]())

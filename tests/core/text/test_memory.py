@@ -29,32 +29,25 @@ def system(folder: Path, monkeypatch: pytest.MonkeyPatch, cgroup: str, files: di
     return memory.available()
 
 
-def test_a_machine_without_limits_has_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert system(tmp_path, monkeypatch, "0::/\n", {"memory.max": "max", "memory.current": GIB}) == 8 * GIB
+JOB: dict[str, int | str] = {"job/memory.max": 4 * GIB, "job/memory.current": GIB}
+CACHED = f"anon 5\ninactive_file {GIB}"
+V1: dict[str, int | str] = {"memory/job/memory.limit_in_bytes": 2 * GIB, "memory/job/memory.usage_in_bytes": GIB}
 
 
-def test_a_container_has_what_its_cgroup_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files: dict[str, int | str] = {"job/memory.max": 4 * GIB, "job/memory.current": GIB}
-    assert system(tmp_path, monkeypatch, "0::/job\n", files) == 3 * GIB
-
-
-def test_a_limit_further_up_holds_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files: dict[str, int | str] = {"job/memory.max": 4 * GIB, "job/memory.current": GIB, "job/step/memory.max": "max"}
-    assert system(tmp_path, monkeypatch, "0::/job/step\n", files) == 3 * GIB
-
-
-def test_cached_files_of_a_container_can_be_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files: dict[str, int | str] = {
-        "memory.max": 4 * GIB,
-        "memory.current": 3 * GIB,
-        "memory.stat": f"anon 5\ninactive_file {GIB}",
-    }
-    assert system(tmp_path, monkeypatch, "0::/\n", files) == 2 * GIB
-
-
-def test_cgroups_of_version_1_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files: dict[str, int | str] = {"memory/job/memory.limit_in_bytes": 2 * GIB, "memory/job/memory.usage_in_bytes": GIB}
-    assert system(tmp_path, monkeypatch, "5:cpu:/job\n4:memory:/job\n", files) == GIB
+@pytest.mark.parametrize(
+    ("cgroup", "files", "left"),
+    [
+        ("0::/\n", {"memory.max": "max", "memory.current": GIB}, 8),
+        ("0::/job\n", JOB, 3),
+        ("0::/job/step\n", {**JOB, "job/step/memory.max": "max"}, 3),  # a limit further up
+        ("0::/\n", {"memory.max": 4 * GIB, "memory.current": 3 * GIB, "memory.stat": CACHED}, 2),  # files are dropped
+        ("5:cpu:/job\n4:memory:/job\n", V1, 1),
+    ],
+)
+def test_the_smallest_limit_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cgroup: str, files: dict[str, int | str], left: int
+) -> None:
+    assert system(tmp_path, monkeypatch, cgroup, files) == left * GIB
 
 
 def test_without_proc_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

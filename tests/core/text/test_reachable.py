@@ -28,19 +28,18 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[socket.socket, str
         yield listening, f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
-def test_a_listening_server_is_reachable_and_a_closed_one_is_not(server: tuple[socket.socket, str]) -> None:
+def test_a_listening_server_or_a_proxy_is_asked(
+    server: tuple[socket.socket, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     listening, address = server
     assert reachable.is_reachable(address)
+    assert not reachable.is_reachable("https://name.invalid")
+    monkeypatch.setenv("http_proxy", address)
+    assert reachable.is_reachable("http://name.invalid")
+    monkeypatch.setenv("no_proxy", "name.invalid,127.0.0.1")
+    assert not reachable.is_reachable("http://name.invalid")
     listening.close()
     assert not reachable.is_reachable(address)
-    assert not reachable.is_reachable("https://name.invalid")
-
-
-def test_a_proxy_is_asked_instead(server: tuple[socket.socket, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("http_proxy", server[1])
-    assert reachable.is_reachable("http://name.invalid")
-    monkeypatch.setenv("no_proxy", "name.invalid")
-    assert not reachable.is_reachable("http://name.invalid")
 
 
 def test_a_name_whose_lookup_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -14,7 +15,14 @@ from hypothesis import strategies as st
 from scoremode.core.models.facts import resolve
 from scoremode.core.text.documents import Document, RereadDocuments, chat_document
 from scoremode.core.text.files import Message
-from scoremode.core.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer, owned_characters
+from scoremode.core.text.tokenizer import (
+    ByteTokenizer,
+    HuggingFaceTokenizer,
+    TextTokenizer,
+    encode_many,
+    ids_with_specials,
+    owned_characters,
+)
 from scoremode.core.text.tokens import Tokens, first_tokens, tokenize
 from scoremode.errors import CorpusError, ModelError, OptionError
 
@@ -52,36 +60,19 @@ def test_spans_follow_each_other_without_gap_or_overlap(tokenizer: TextTokenizer
     encoding = tokenizer.encode(text, special=True)
     assert encoding.char_start.tolist() == [0, *encoding.char_end[:-1].tolist()]
     assert encoding.char_end[-1] == len(text)
-
-
-@pytest.mark.parametrize("text", SAMPLES)
-def test_words_of_all_tokens_sum_to_the_words_of_the_text(tokenizer: TextTokenizer, text: str) -> None:
-    import re
-
     assert tokens_of(tokenizer, text).word_starts.sum() == len(re.findall(r"\S+", text))
 
 
-@given(TEXT)
-@settings(deadline=None)
-def test_bytes_sum_for_any_text_over_bytes(text: str) -> None:
-    tokens = tokens_of(ByteTokenizer(), text)
-    assert (len(tokens), tokens.byte_len.sum()) == (len(text.encode()), len(text.encode()))
-
-
 @given(text=TEXT)
 @settings(deadline=None, max_examples=200)
-def test_bytes_sum_for_any_text_over_a_real_tokenizer(llama: HuggingFaceTokenizer, text: str) -> None:
-    assert tokens_of(llama, text).byte_len.sum() == len(text.encode())
+def test_bytes_sum_for_any_text(llama: HuggingFaceTokenizer, bpe: HuggingFaceTokenizer, text: str) -> None:
+    for tokenizer in (ByteTokenizer(), llama, bpe):
+        assert tokens_of(tokenizer, text).byte_len.sum() == len(text.encode())
 
 
-@given(text=TEXT)
-@settings(deadline=None, max_examples=200)
-def test_bytes_sum_for_any_text_over_a_byte_level_tokenizer(bpe: HuggingFaceTokenizer, text: str) -> None:
-    assert tokens_of(bpe, text).byte_len.sum() == len(text.encode())
-
-
-def test_a_character_cut_into_several_tokens_belongs_to_the_first() -> None:
+def test_a_character_cut_into_several_tokens_belongs_to_the_first_and_all_touch_it() -> None:
     assert tokens_of(ByteTokenizer(), "a東b").byte_len.tolist() == [1, 3, 0, 0, 1]
+    assert ByteTokenizer().encode("a東", special=False).touches.tolist() == [0, 1, 1, 1]
 
 
 def test_a_word_begins_in_the_token_that_owns_its_first_character(llama: HuggingFaceTokenizer) -> None:
@@ -90,70 +81,42 @@ def test_a_word_begins_in_the_token_that_owns_its_first_character(llama: Hugging
     assert begins == ["O", "u", "a", "t"]
 
 
-def test_a_special_token_owns_nothing(llama: HuggingFaceTokenizer) -> None:
-    encoding = llama.encode("Once", special=True)
-    assert (encoding.ids[0], encoding.char_start[0], encoding.char_end[0]) == (llama.facts.bos, 0, 0)
+def test_each_document_gets_its_own_bos_which_owns_nothing(llama: HuggingFaceTokenizer) -> None:
+    facts = llama.facts
+    assert (facts.size, facts.bos, facts.eos, facts.adds_bos) == (512, 1, 2, True)
+    tokens = tokens_of(llama, "One", "Two")
+    assert [int(tokens.ids[s]) for s in tokens.doc_starts[:-1]] == [facts.bos] * 2
+    assert facts.bos not in tokens_of(llama, "One", special=False).ids
+    encoding = llama.encode("once upon " * 2000, special=True)  # longer than the context, and not truncated
+    assert (encoding.char_start[0], encoding.char_end[0], encoding.char_end[-1]) == (0, 0, 20_000)
 
 
-def test_trimmed_offsets_give_the_space_to_the_word_behind_it() -> None:
-    """Some tokenizers exclude the space before a word from its offsets."""
-    ids = np.arange(2, dtype=np.int32)
-    encoding = owned_characters(ids, np.array([0, 4]), np.array([3, 7]), 7)
-    assert list(zip(encoding.char_start.tolist(), encoding.char_end.tolist(), strict=True)) == [(0, 3), (3, 7)]
-
-
-def test_a_special_token_behind_the_text_does_not_move_backwards() -> None:
-    """Special tokens have the offsets (0, 0) wherever they are."""
-    encoding = owned_characters(np.arange(3, dtype=np.int32), np.array([0, 2, 0]), np.array([2, 4, 0]), 4)
-    assert list(zip(encoding.char_start.tolist(), encoding.char_end.tolist(), strict=True)) == [(0, 2), (2, 4), (4, 4)]
-
-
-def test_a_token_touches_the_character_that_it_shares() -> None:
-    encoding = ByteTokenizer().encode("a東", special=False)
-    assert encoding.touches.tolist() == [0, 1, 1, 1]
-
-
-def test_an_empty_text_has_no_tokens() -> None:
-    assert len(ByteTokenizer().encode("", special=True).ids) == 0
+@pytest.mark.parametrize(
+    ("begins", "ends", "owned"),
+    [
+        ([0, 4], [3, 7], [(0, 3), (3, 7)]),  # some tokenizers exclude the space before a word from its offsets
+        ([0, 2, 0], [2, 4, 0], [(0, 2), (2, 4), (4, 4)]),  # special tokens have (0, 0) wherever they are
+    ],
+)
+def test_every_character_is_owned_by_one_token(
+    begins: list[int], ends: list[int], owned: list[tuple[int, int]]
+) -> None:
+    ids = np.arange(len(begins), dtype=np.int32)
+    encoding = owned_characters(ids, np.array(begins), np.array(ends), max(ends))
+    assert list(zip(encoding.char_start.tolist(), encoding.char_end.tolist(), strict=True)) == owned
 
 
 # ── the stream ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_documents_follow_each_other_in_one_stream() -> None:
     tokens = tokens_of(ByteTokenizer(), "ab", "", "cde")
     assert (tokens.ids.tolist(), tokens.doc_starts.tolist()) == ([97, 98, 99, 100, 101], [0, 2, 2, 5])
-
-
-def test_characters_are_counted_from_each_documents_own_beginning() -> None:
-    assert tokens_of(ByteTokenizer(), "ab", "cde").char_start.tolist() == [0, 1, 0, 1, 2]
-
-
-def test_each_document_gets_its_own_bos(llama: HuggingFaceTokenizer) -> None:
-    tokens = tokens_of(llama, "One", "Two")
-    assert [int(tokens.ids[s]) for s in tokens.doc_starts[:-1]] == [llama.facts.bos] * 2
-
-
-def test_without_special_tokens_there_is_no_bos(llama: HuggingFaceTokenizer) -> None:
-    assert llama.facts.bos not in tokens_of(llama, "One", special=False).ids
-
-
-def test_no_documents_are_no_tokens() -> None:
-    tokens = tokens_of(ByteTokenizer())
-    assert (len(tokens), tokens.documents, tokens.doc_starts.tolist()) == (0, 0, [0])
-
-
-def test_tokens_cannot_be_written_to() -> None:
-    tokens = tokens_of(ByteTokenizer(), "abc")
+    assert tokens.char_start.tolist() == [0, 1, 0, 1, 2], "from each document's own beginning"
     with pytest.raises(ValueError, match="read-only"):
         tokens.ids[0] = 0
-
-
-def test_the_counts_of_the_source_travel_with_the_tokens() -> None:
-    tokens = tokenize([Document(["ab"], source="one two ab")], ByteTokenizer(), special=True)
-    assert (tokens.doc_bytes.tolist(), tokens.doc_words.tolist()) == ([10], [3])
-
-
-def test_a_text_longer_than_the_models_context_is_not_truncated(llama: HuggingFaceTokenizer) -> None:
-    assert llama.encode("once upon " * 2000, special=True).char_end[-1] == len("once upon " * 2000)
+    none = tokens_of(ByteTokenizer())
+    assert (len(none), none.documents, none.doc_starts.tolist()) == (0, 0, [0])
+    counted = tokenize([Document(["ab"], source="one two ab")], ByteTokenizer(), special=True)
+    assert (counted.doc_bytes.tolist(), counted.doc_words.tolist()) == ([10], [3])
 
 
 def test_a_tokenizer_that_was_saved_with_truncation_does_not_truncate(stories: Path, tmp_path: Path) -> None:
@@ -174,36 +137,16 @@ def test_a_tokenizer_that_was_saved_with_truncation_does_not_truncate(stories: P
     assert found.tolist() == HuggingFaceTokenizer.load(stories).encode(text, special=True).ids.tolist()
 
 
-def test_smollm2_cuts_numbers_into_single_digits() -> None:
-    """The GGUF does not say so; without it, every number gets other ids than in the original model."""
-    tokenizer = HuggingFaceTokenizer.load(resolve("smollm2-135m"))
-    encoding = tokenizer.encode("12345", special=True)
-    assert np.diff(encoding.char_end, prepend=0).tolist() == [1] * 5
-
-
 # ── the fingerprint ──────────────────────────────────────────────────────────────────────────────────────────────────
-def test_a_fingerprint_does_not_depend_on_the_folder(
-    stories: Path, llama: HuggingFaceTokenizer, tmp_path: Path
+def test_the_fingerprint_is_that_of_the_tokens_not_of_the_folder(
+    stories: Path, llama: HuggingFaceTokenizer, tiny: Path, tiny_bos: Path, tmp_path: Path
 ) -> None:
-    copy = shutil.copytree(stories, tmp_path / "copy")
-    assert HuggingFaceTokenizer.load(copy).facts == llama.facts
-
-
-def test_an_added_token_changes_the_fingerprint(stories: Path, llama: HuggingFaceTokenizer) -> None:
+    assert HuggingFaceTokenizer.load(Path(shutil.copytree(stories, tmp_path / "copy"))).facts == llama.facts
     other = HuggingFaceTokenizer.load(stories)
     other.hf.add_tokens(["scoremode"])
     assert HuggingFaceTokenizer(other.hf, "other").facts.fingerprint != llama.facts.fingerprint
-
-
-def test_adding_a_bos_or_not_changes_the_fingerprint(tiny: Path, tiny_bos: Path) -> None:
-    """The same vocabulary, but different tokens."""
     a, b = HuggingFaceTokenizer.load(tiny).facts, HuggingFaceTokenizer.load(tiny_bos).facts
     assert (a.fingerprint != b.fingerprint, a.adds_bos, b.adds_bos) == (True, False, True)
-
-
-def test_the_facts_of_stories260k_are_known(llama: HuggingFaceTokenizer) -> None:
-    facts = llama.facts
-    assert (facts.size, facts.bos, facts.eos, facts.adds_bos) == (512, 1, 2, True)
 
 
 def test_a_tokenizer_without_offsets_is_refused() -> None:
@@ -220,10 +163,7 @@ def test_the_pieces_of_ids_make_the_text(tokenizer: TextTokenizer, text: str) ->
     pieces = tokenizer.pieces()
     ids = tokenizer.encode(text, special=False).ids
     assert b"".join(pieces[i] for i in ids).removeprefix(b" ") == text.encode()  # SentencePiece adds a space
-
-
-def test_there_is_a_piece_for_every_id(tokenizer: TextTokenizer) -> None:
-    assert len(tokenizer.pieces()) == tokenizer.facts.size
+    assert len(pieces) == tokenizer.facts.size
 
 
 # ── chat ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -241,27 +181,11 @@ def scored_text(found: Document) -> list[str]:
     return [text[a:b] for a, b in found.scored_spans]
 
 
-def test_a_chat_is_what_the_template_writes(bpe: HuggingFaceTokenizer) -> None:
+def test_a_chat_is_what_the_template_writes_and_the_assistant_ends_its_turn(bpe: HuggingFaceTokenizer) -> None:
     found = chat_document(CHAT[:2], bpe, assistant_only=False)
     assert found.read() == "<s>user: Hi there</s>\n<s>assistant: Hello</s>\n"
-
-
-def test_all_tokens_of_a_chat_are_targets_by_default(bpe: HuggingFaceTokenizer) -> None:
-    assert chat_document(CHAT, bpe, assistant_only=False).scored_spans is None
-
-
-def test_the_assistants_part_is_its_words_and_the_mark_that_ends_its_turn(bpe: HuggingFaceTokenizer) -> None:
+    assert found.scored_spans is None
     assert scored_text(chat_document(CHAT, bpe, assistant_only=True)) == ["Hello</s>", "See you</s>"]
-
-
-def test_only_the_assistants_tokens_are_targets(bpe: HuggingFaceTokenizer) -> None:
-    found = chat_document(CHAT, bpe, assistant_only=True)
-    tokens = tokenize([found], bpe, special=False)
-    assert tokens.target_mask is not None
-    text = found.read()
-    pieces = [text[a:b] for a, b in zip(tokens.char_start, tokens.char_end, strict=True)]
-    kept = "".join(piece for piece, wanted in zip(pieces, tokens.target_mask, strict=True) if wanted)
-    assert kept.replace(" ", "") == "Hello</s>Seeyou</s>"
 
 
 def test_smollm2_scores_the_assistants_words_and_its_end_of_turn() -> None:
@@ -279,37 +203,26 @@ def test_the_tokens_of_a_template_are_not_given_a_second_bos(tiny_bos: Path, tmp
     assert tokens.ids[:2].tolist().count(tokenizer.facts.bos) == 1
 
 
-def test_a_chat_without_an_assistant_is_refused_where_only_its_tokens_count(bpe: HuggingFaceTokenizer) -> None:
-    with pytest.raises(ModelError, match="no assistant turn"):
-        chat_document(CHAT[:1], bpe, assistant_only=True)
+REWRITES = "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
 
 
-def test_a_model_without_a_chat_template_says_so(llama: HuggingFaceTokenizer) -> None:
-    with pytest.raises(ModelError, match="no chat template"):
-        chat_document(CHAT, llama, assistant_only=False)
-
-
-def test_a_template_that_rewrites_earlier_turns_is_refused(tiny: Path) -> None:
+@pytest.mark.parametrize(
+    ("template", "turns", "words"),
+    [
+        (None, 1, "no assistant turn"),
+        ("", 4, "no chat template"),
+        (REWRITES + "{% if add_generation_prompt %}>{% endif %}", 4, "rewrites earlier turns"),
+        ("{{ raise_exception('roles must alternate') }}", 4, "roles must alternate"),
+    ],
+)
+def test_chats_whose_assistant_cannot_be_found_are_refused(
+    tiny: Path, template: str | None, turns: int, words: str
+) -> None:
     """If a later turn changes the text of an earlier one, the assistant's tokens cannot be identified."""
     tokenizer = HuggingFaceTokenizer.load(tiny)
-    tokenizer.hf.chat_template = (
-        "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
-        "{% if add_generation_prompt %}>{% endif %}"
-    )
-    with pytest.raises(ModelError, match="rewrites earlier turns"):
-        chat_document(CHAT, tokenizer, assistant_only=True)
-
-
-def test_a_template_that_refuses_a_row_is_quoted(tiny: Path) -> None:
-    tokenizer = HuggingFaceTokenizer.load(tiny)
-    tokenizer.hf.chat_template = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(ModelError, match="roles must alternate"):
-        chat_document(CHAT, tokenizer, assistant_only=False)
-
-
-def test_a_message_that_bytes_cannot_write_is_refused() -> None:
-    with pytest.raises(ModelError):
-        chat_document([{"role": "user"}], ByteTokenizer(), assistant_only=False)
+    tokenizer.hf.chat_template = tokenizer.hf.chat_template if template is None else template or None
+    with pytest.raises(ModelError, match=words):
+        chat_document(CHAT[:turns], tokenizer, assistant_only=True)
 
 
 # ── content in parts ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -338,10 +251,9 @@ def test_parts_are_read_where_the_template_takes_them(tiny: Path) -> None:
     tokenizer = HuggingFaceTokenizer.load(tiny)
     tokenizer.hf.chat_template = IN_PARTS
     assert chat_document(PARTS, tokenizer, assistant_only=False).read() == "user: Look at this"
-
-
-def test_bytes_take_parts() -> None:
     assert chat_document(PARTS, ByteTokenizer(), assistant_only=False).read() == "user: Look at this\n"
+    with pytest.raises(ModelError):
+        chat_document([{"role": "user"}], ByteTokenizer(), assistant_only=False)
 
 
 # ── memory and loudness ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -390,7 +302,6 @@ def test_a_document_that_was_joined_is_not_cut() -> None:
 # ── words ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_white_space_is_what_regular_expressions_call_so() -> None:
     """Every code point, so that word counts are those of lm-evaluation-harness."""
-    import re
     import sys
 
     from scoremode.core.text.documents import SPACES
@@ -402,8 +313,6 @@ def test_white_space_is_what_regular_expressions_call_so() -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 1 << 18])
 def test_words_are_counted_as_by_a_regular_expression(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """However the text is cut into blocks."""
-    import re
-
     from scoremode.core.text import documents, tokens
 
     monkeypatch.setattr(documents, "CHARACTERS", size)
@@ -413,3 +322,50 @@ def test_words_are_counted_as_by_a_regular_expression(monkeypatch: pytest.Monkey
         assert counter.count == 1 + len(re.findall(r"\s+", text)), repr(text)
         starts = tokens.word_starts_in(text, ByteTokenizer().encode(text, special=False).char_end)
         assert int(starts.sum()) == len(re.findall(r"\S+", text)), repr(text)
+
+
+TEXTS = [
+    "The quick brown fox",
+    "",
+    "é",
+    "In 1999, 12345 cats\tsaid:  “déjà-vu”!\n\n東京 2024年 — naïve 👩‍🔬 don't\x07 <s> _x_ ",
+    " ",
+    "x" * 500,
+    "The quick brown fox",
+]
+
+
+def check(tokenizer: TextTokenizer, texts: list[str]) -> None:
+    found = encode_many(tokenizer, texts)
+    assert found.joined == "".join(texts)
+    for i, text in enumerate(texts):
+        alone, at, here = tokenizer.encode(text, special=False), found.starts[i], slice(*found.bounds[i : i + 2])
+        assert np.array_equal(found.ids[here], alone.ids)
+        for name in ("char_start", "char_end", "touches"):
+            assert np.array_equal(getattr(found, name)[here] - at, getattr(alone, name)), name
+    full = ids_with_specials(tokenizer, texts)
+    expected = [tokenizer.encode(text, special=True).ids.tolist() for text in texts]
+    plain = [tokenizer.encode(text, special=False).ids.tolist() for text in texts]
+    assert (plain if full is None else full) == expected
+
+
+def test_bytes() -> None:
+    check(ByteTokenizer(), TEXTS)
+    check(ByteTokenizer(), ["plain", "ASCII", ""])
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny_bos"])
+def test_a_tokenizer_of_hugging_face(name: str, request: pytest.FixtureRequest) -> None:
+    folder: Path = request.getfixturevalue(name)
+    check(HuggingFaceTokenizer.load(folder), TEXTS)
+
+
+def test_any_other_tokenizer_is_asked_text_by_text() -> None:
+    class Other:
+        def __init__(self) -> None:
+            self.inner = ByteTokenizer()
+            self.facts = self.inner.facts
+            self.encode, self.decode, self.pieces = self.inner.encode, self.inner.decode, self.inner.pieces
+            self.render_chat, self.token_text = self.inner.render_chat, self.inner.token_text
+
+    check(Other(), TEXTS)

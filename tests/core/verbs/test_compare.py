@@ -13,22 +13,21 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from scoremode.cli.main import main
 from scoremode.core.disk.folders import entry_folder
 from scoremode.core.engine import baseline
-from scoremode.core.engine.base import Want
-from scoremode.core.engine.baseline import LiveBaseline, states_in
-from scoremode.core.scores.answers import Window, WindowList, measured
+from scoremode.core.engine.baseline import LiveBaseline
 from scoremode.core.scores.journal import Journal
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.store import runs
+from scoremode.core.verbs.candidates import score_in_turn
 from scoremode.core.verbs.compare import compare
 from scoremode.core.verbs.ppl import ppl
 from scoremode.core.verbs.reference import reference
 from scoremode.engines.table.engine import TableEngine
 from scoremode.engines.transformers.engine import TransformersEngine
-from scoremode.errors import InputError, ModelError, RunError
+from scoremode.errors import CandidatesError, CorpusError, EngineError, InputError, ModelError, RunError, StorageError
 from scoremode.head.divergence import define_divergence
+from tests.command_line import Command
 from tests.makers import ask, make_tiny_model
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 6
@@ -36,33 +35,6 @@ SMALL: dict[str, Any] = {"text": TEXT, "context_length": 32, "stride": 16}
 
 
 # ── tables ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-class Held:
-    """A table as a baseline."""
-
-    place = None
-
-    def __init__(self, engine: TableEngine, windows: WindowList) -> None:
-        self.head, self.dtype = engine.stored_head(), "float32"
-        none = np.zeros(len(windows), np.bool_)
-        self.held = {index: states_in(answers) for index, answers in engine.score(windows, none, Want(states=True))}
-
-    def states(self, index: int, window: Window) -> Any:
-        return self.held[index]
-
-
-def windows_over(ids: list[int]) -> WindowList:
-    array = np.array(ids, np.int32)
-    return WindowList((Window(array, np.arange(len(ids) - 1, dtype=np.int32), array[1:, None]),))
-
-
-def test_kl_of_hand_made_distributions() -> None:
-    p, q = np.log([[0.5, 0.25, 0.25]]), np.log([[0.25, 0.5, 0.25]])
-    windows = windows_over([0, 1, 2, 0])
-    baseline = Held(TableEngine(p), windows)
-    (_, answers), *_ = TableEngine(q).score(windows, np.zeros(1, np.bool_), Want(against=baseline))
-    assert answers.kl == pytest.approx([0.25 * np.log(2)] * 3, rel=1e-6)
-
-
 def test_kl_to_what_never_happens_is_infinite_and_back_is_not() -> None:
     (certain,) = compare("table:successor", "table:uniform", text="abc")
     (even,) = compare("table:uniform", "table:successor", text="abc")
@@ -133,9 +105,10 @@ def test_a_reference_gives_the_bits_of_lockstep(models: tuple[Path, Path], kept:
 LONG: dict[str, Any] = {"text": TEXT * 8, "context_length": 128, "stride": 128}  # batches of more than 128 rows
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("batch_tokens", [None, 1])
-@pytest.mark.parametrize("way", ["beside", "stored"])
+@pytest.mark.parametrize(
+    ("dtype", "batch_tokens", "way"),
+    [("float32", 1, "beside"), ("float32", None, "stored"), ("bfloat16", None, "beside"), ("bfloat16", 1, "stored")],
+)
 def test_a_model_is_exactly_as_good_as_itself(
     models: tuple[Path, Path], tmp_path: Path, dtype: str, batch_tokens: int | None, way: str
 ) -> None:
@@ -153,21 +126,16 @@ def test_a_model_is_exactly_as_good_as_itself(
     assert found.statistics()["ppl_ratio"] == 1.0
 
 
-def test_several_candidates_share_one_baseline(models: tuple[Path, Path], tmp_path: Path) -> None:
+def test_several_candidates_share_one_baseline_and_have_the_scores_that_they_have_alone(
+    models: tuple[Path, Path], tmp_path: Path
+) -> None:
     first, second = compare(str(models[0]), str(models[1]), str(models[0]), out=tmp_path, **SMALL)
     assert kl_of(first).mean() > 1e-3
     assert kl_of(second).max() == 0.0
     assert (tmp_path / "baseline" / "reference.json").exists()
-
-
-def test_scores_of_a_candidate_are_those_that_it_has_alone(
-    models: tuple[Path, Path], kept: Path, tmp_path: Path
-) -> None:
-    (found,) = compare(str(kept), str(models[1]), out=tmp_path / "with")
-    alone = ppl(str(models[1]), out=tmp_path / "alone", **SMALL)
-    assert np.array_equal(found.candidate.scores.logprob, alone.scores.logprob)
-    assert np.array_equal(measured(found.candidate.scores.entropy), measured(alone.scores.entropy))
-    assert np.array_equal(measured(found.candidate.scores.rank), measured(alone.scores.rank))
+    alone = ppl(str(models[1]), out=tmp_path / "alone", **SMALL).scores
+    for name in ("logprob", "entropy", "rank"):
+        assert np.array_equal(getattr(first.candidate.scores, name), getattr(alone, name)), name
 
 
 def test_two_finished_runs_have_no_divergence(models: tuple[Path, Path], tmp_path: Path) -> None:
@@ -180,7 +148,7 @@ def test_two_finished_runs_have_no_divergence(models: tuple[Path, Path], tmp_pat
 
 # ── whose KL it is ───────────────────────────────────────────────────────────────────────────────────────────────────
 def test_kl_of_a_finished_run_belongs_to_its_whole_baseline(
-    models: tuple[Path, Path], kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    models: tuple[Path, Path], kept: Path, tmp_path: Path, command: Command
 ) -> None:
     """The same weights in another dtype, or under another batch size, are another baseline."""
     compare(str(kept), str(models[1]), out=tmp_path)
@@ -194,12 +162,9 @@ def test_kl_of_a_finished_run_belongs_to_its_whole_baseline(
         (found,) = compare(str(tmp_path / name), candidate)
         why = f"KL was measured against another baseline: it differs in {differs}"
         assert (found.kl, found.noise_kl, found.manifest["kl_missing"]) == (None, None, why)
-        capsys.readouterr()
-        assert main(["compare", str(tmp_path / name), candidate]) == 0
-        assert why in " ".join(capsys.readouterr().out.split())
-        assert main(["compare", str(tmp_path / name), candidate, "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["candidates"][0]["kl_missing"] == why
-        assert main(["report", str(tmp_path / name), candidate, "-o", str(tmp_path / "page.html")]) == 0
+        assert why in " ".join(command("compare", tmp_path / name, candidate).out.split())
+        assert command("compare", tmp_path / name, candidate, "--json").json["candidates"][0]["kl_missing"] == why
+        assert command("report", tmp_path / name, candidate, "-o", tmp_path / "page.html").code == 0
         assert why in (tmp_path / "page.html").read_text()
 
 
@@ -348,48 +313,72 @@ def test_a_head_that_cannot_be_given_is_refused_before_anything_is_scored(
     with pytest.raises(ModelError, match="not a plain matrix"):
         compare(*map(str, models), baseline_options={"head": "as-served"}, out=tmp_path, **SMALL)
     assert sum(fed.tokens.values()) < 60, "nothing but the probe of the head"
-    assert not runs.is_run(tmp_path / "baseline")
 
 
 # ── refusals ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_other_tokens_are_refused(kept: Path, models: tuple[Path, Path]) -> None:
-    with pytest.raises(InputError, match="different tokenizers"):
-        compare(str(kept), "table:uniform")
-    with pytest.raises(InputError, match="different tokenizers"):
-        compare(str(models[0]), "table:uniform", **SMALL)
-
-
-def test_another_plan_is_refused_with_what_differs(kept: Path, models: tuple[Path, Path]) -> None:
-    with pytest.raises(InputError, match="context length 32 vs 24"):
-        compare(str(kept), str(models[1]), context_length=24)
-    with pytest.raises(InputError, match="different texts"):
-        compare(str(kept), str(models[1]), text="Something else entirely, and long enough to be scored.")
-
-
-def test_runs_of_different_plans_are_refused(models: tuple[Path, Path], tmp_path: Path) -> None:
-    ppl(str(models[0]), out=tmp_path / "a", **SMALL)
-    ppl(str(models[1]), out=tmp_path / "b", **{**SMALL, "stride": 8})
+def test_other_tokens_and_plans_are_refused_with_what_differs(
+    kept: Path, models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    one, other = map(str, models)
+    ppl(one, out=tmp_path / "a", **SMALL)
+    ppl(other, out=tmp_path / "b", **{**SMALL, "stride": 8})
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    long = "Something else entirely, and long enough to be scored."
+    for against, candidate, asked, words in (
+        (str(kept), "table:uniform", {}, "different tokenizers"),
+        (one, "table:uniform", SMALL, "different tokenizers"),
+        (str(kept), other, {"context_length": 24}, "context length 32 vs 24"),
+        (str(kept), other, {"text": long}, "different texts"),
+        (a, other, {}, "without hidden states"),
+    ):
+        with pytest.raises(InputError, match=words):
+            compare(against, candidate, **asked)
     with pytest.raises(RunError, match="different plans"):
-        compare(str(tmp_path / "a"), str(tmp_path / "b"))
-    with pytest.raises(InputError, match="without hidden states"):
-        compare(str(tmp_path / "a"), str(models[1]))
+        compare(a, b)
 
 
 # ── interrupted ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 # ── the command ──────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_json_and_gate(
-    models: tuple[Path, Path], kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code = main(["compare", str(kept), str(models[1]), "--out", str(tmp_path), "--json", "--fail-if", "kl_mean > 1e-9"])
-    printed = capsys.readouterr()
-    assert code == 1
-    assert "kl_mean is" in printed.err
-    assert printed.err.count("\n") == 1
-    document = json.loads(printed.out)
+def test_json_and_gate(models: tuple[Path, Path], kept: Path, tmp_path: Path, command: Command) -> None:
+    asked = ("compare", kept, models[1], "--out", tmp_path)
+    code, out, err = command(*asked, "--json", "--fail-if", "kl_mean > 1e-9")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "kl_mean is" in err
+    document = json.loads(out)
     assert {"baseline", "method", "plan_digest", "candidates"} <= document.keys()
     wanted = """name ppl_baseline ppl_candidate ppl_ratio ppl_ratio_stderr kl_mean kl_mean_stderr kl_median kl_p99
         kl_max same_top noise_floor_kl_mean targets"""
     assert set(wanted.split()) <= document["candidates"][0].keys()
-    assert main(["compare", str(kept), str(models[1]), "--out", str(tmp_path), "--fail-if", "kl_mean > 100"]) == 0
+    assert command(*asked, "--fail-if", "kl_mean > 100").code == 0
+
+
+def test_candidates_in_turn_are_all_tried_but_not_if_the_question_or_the_storage_is_wrong() -> None:
+    tried: list[str] = []
+
+    def score(name: str) -> str:
+        tried.append(name)
+        if name in errors:
+            raise errors[name]
+        return name.upper()
+
+    errors: dict[str, Exception] = {"b": EngineError("NaN"), "c": MemoryError(), "d": CorpusError("too short for d")}
+    with pytest.raises(CandidatesError) as error:
+        score_in_turn("abcde", score)
+    assert (tried, error.value.found) == (list("abcde"), {"a": "A", "e": "E"})
+    assert [str(one).partition(";")[0] for one in error.value.failed.values()] == [
+        "NaN",
+        "this machine's memory is used up",
+        "too short for d",
+    ]
+    for first in (CorpusError("no text"), StorageError("the bucket is gone")):
+        tried.clear()
+        errors = {"a": first}
+        with pytest.raises(type(first)):
+            score_in_turn("abcde", score)
+        assert tried == ["a"]
+    errors = {"a": EngineError("NaN")}
+    with pytest.raises(EngineError):
+        score_in_turn("a", score)
+    assert score_in_turn("bc", score) == {"b": "B", "c": "C"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,19 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+import scoremode as sm
 from scoremode.core.plan import plan
 from scoremode.core.plan.build import make_plan
 from scoremode.core.plan.plan import Plan
 from scoremode.core.plan.recipes import METHODS, find_method
 from scoremode.core.scores import columns as scores
 from scoremode.core.scores import parquet as columns
-from scoremode.core.scores.columns import Scores
+from scoremode.core.scores.columns import Scores, TargetFacts
 from scoremode.core.statistics import streams
 from scoremode.core.statistics.comparison import Comparison, comparison_statistics
 from scoremode.core.statistics.run import all_metrics
-from scoremode.core.text import tokens
+from scoremode.core.text import long_text, tokens
 from scoremode.core.text.tokenizer import ByteTokenizer
 from scoremode.core.text.tokens import tokenize
+from scoremode.core.verbs import question
 from scoremode.core.verbs.compare import compare
 from tests.core.plan.test_recipes import tokens_of
 from tests.core.statistics.test_comparison import random_comparison
@@ -92,18 +95,12 @@ def test_metrics_and_groups_do_not_depend_on_the_block(plan: Plan, monkeypatch: 
         -chance.gamma(1, 2, n), chance.integers(1, 9, n), chance.gamma(1, 2, n), np.zeros(n, np.int32), np.zeros(n)
     )
     given = tokens_of(*np.diff(plan.doc_starts).tolist())
-    at_once, kind_and_groups = all_metrics(plan, given, scores), groups_of(plan)
+    at_once, (kind, groups) = all_metrics(plan, given, scores), groups_of(plan)
     in_blocks_of(7, monkeypatch)
     assert len(list(plan.blocks())) > 1 or len(plan) == 1
     assert all_metrics(plan, given, scores) == at_once
-    again = groups_of(plan)
-    assert again[0] == kind_and_groups[0]
-    assert np.array_equal(again[1], kind_and_groups[1])
-
-
-@pytest.mark.parametrize("plan", plans(), ids=repr)
-def test_blocks_say_what_the_whole_plan_says(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    in_blocks_of(7, monkeypatch)
+    assert groups_of(plan)[0] == kind
+    assert np.array_equal(groups_of(plan)[1], groups)
     for name in ("window", "token", "document"):
         parts = [getattr(block, name) for block in plan.blocks()]
         assert np.array_equal(np.concatenate(parts), getattr(plan, f"target_{name}")), name
@@ -121,3 +118,62 @@ def test_tokens_do_not_depend_on_the_block(monkeypatch: pytest.MonkeyPatch) -> N
     for name in ("ids", "char_start", "char_end", "byte_len", "word_starts"):
         assert np.array_equal(getattr(again, name), getattr(at_once, name)), name
     assert int(again.byte_len.sum()) == sum(d.source_bytes for d in texts)
+
+
+LINES = " \n = Title = \n \n Words über Flüße . \n = = Part = = \n \n More . \n = Other = \n \n End . \n"
+JOINING = ("sliding-once", "exl3-2025", "gptq", "hf-stride", "llamacpp")
+
+
+@pytest.fixture
+def corpora(tmp_path: Path) -> dict[str, Any]:
+    plain, rows, wiki = tmp_path / "plain.txt", tmp_path / "rows.jsonl", tmp_path / "wiki.raw"
+    plain.write_text("Ein Fluß fließt 👩‍🔬 durch die Stadt.\n" * 60, encoding="utf-8")
+    rows.write_text("".join(f'{{"text": "Zeile {i} über\\n den Fluß"}}\n' for i in range(40)), encoding="utf-8")
+    wiki.write_text(LINES * 12, encoding="utf-8")
+    chat = tmp_path / "chat.jsonl"
+    turns = '[{"role": "user", "content": "was %d?"}, {"role": "assistant", "content": "über %d Flüße"}]'
+    chat.write_text("".join(f'{{"messages": {turns % (i, i)}}}\n' for i in range(40)), encoding="utf-8")
+    return {
+        "plain": plain,
+        "rows": rows,
+        "wiki": f"wikitext2:{wiki}",
+        "several": [plain, rows],
+        "mixed": [f"wikitext2:{wiki}", plain, rows],
+        "chat": chat,
+    }
+
+
+def answer(corpus: Any, method: str, **more: Any) -> tuple[Mapping[str, Any], TargetFacts]:
+    run = sm.ppl("table:uniform", corpus=corpus, method=method, context_length=24, fresh=True, **more)
+    return run.manifest, run.facts
+
+
+def assert_same_answers(corpus: Any, method: str, monkeypatch: pytest.MonkeyPatch, **more: Any) -> None:
+    manifest, facts = answer(corpus, method, **more)
+    with monkeypatch.context() as changed:
+        changed.setattr(question, "STORED_FROM", 0)
+        changed.setattr(long_text, "PART", 300)
+        changed.setattr(long_text, "REACH", 100)
+        again, facts_again = answer(corpus, method, **more)
+    for name in ("identity", "tokens", "documents", "targets", "metrics", "notes", "plan_digest"):
+        assert manifest.get(name) == again.get(name), name
+    for name in ("window", "document", "token", "id", "byte_len", "word_starts", "group", "weight", "text"):
+        assert np.array_equal(getattr(facts, name), getattr(facts_again, name)), name
+
+
+@pytest.mark.parametrize("method", JOINING)
+@pytest.mark.parametrize("name", ["plain", "rows", "wiki", "several", "mixed"])
+def test_a_text_that_is_read_again_gives_the_same_run(
+    name: str, method: str, corpora: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert_same_answers(corpora[name], method, monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["rows", "chat", "several"])
+def test_shortened_documents_samples_and_chats_are_the_same(
+    name: str, corpora: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert_same_answers(corpora[name], "sliding-once", monkeypatch, num_samples=30)
+    assert_same_answers(corpora[name], "sliding-once", monkeypatch, document_tokens=7)
+    if name == "chat":
+        assert_same_answers(corpora[name], "sliding-once", monkeypatch, assistant_only=True)

@@ -79,43 +79,26 @@ def line_of(text: str, label: str) -> str:
 def test_an_interrupted_run_resumes_to_the_same_numbers(
     tmp_path: Path, using: Using, columns: tuple[str, ...], torn: int
 ) -> None:
+    """Its journal names its columns only where some are missing, and an engine that gives others does not resume it."""
     using(PartialEngine(*columns, windows=4))
     with pytest.raises(KeyboardInterrupt):
         sm.ppl("table:uniform", out=tmp_path / "run", **QUESTION)
     journal = tmp_path / "run" / JOURNAL
+    first = journal.read_bytes().partition(b"\n")[2]
+    _, number, length, _ = HEAD.unpack_from(first)
+    assert number == (0 if columns == ALL else COLUMNS_ARE)
+    assert columns == ALL or json.loads(first[HEAD.size : HEAD.size + length]) == ["logprob", *columns]
     journal.write_bytes(journal.read_bytes()[: -torn or None])
+    before = journal.read_bytes()
+    using(PartialEngine(*(("rank",) if columns != ("rank",) else ())))
+    with pytest.raises(RunError, match="for each target, but the engine now gives logprob"):
+        sm.ppl("table:uniform", out=tmp_path / "run", **QUESTION)
+    assert journal.read_bytes() == before
     using(PartialEngine(*columns))
     resumed = sm.ppl("table:uniform", out=tmp_path / "run", **QUESTION)
     whole = scored(tmp_path / "whole", *columns)
     assert resumed.to_arrow().equals(whole.to_arrow())
     assert resumed.manifest["metrics"] == whole.manifest["metrics"]
-
-
-@every_subset
-def test_a_journal_names_its_columns_only_where_some_are_missing(
-    tmp_path: Path, using: Using, columns: tuple[str, ...]
-) -> None:
-    using(PartialEngine(*columns, windows=1))
-    with pytest.raises(KeyboardInterrupt):
-        sm.ppl("table:uniform", out=tmp_path / "run", **QUESTION)
-    first = (tmp_path / "run" / JOURNAL).read_bytes().partition(b"\n")[2]
-    _, number, length, _ = HEAD.unpack_from(first)
-    if columns == ALL:
-        assert number == 0
-    else:
-        assert number == COLUMNS_ARE
-        assert json.loads(first[HEAD.size : HEAD.size + length]) == ["logprob", *columns]
-
-
-def test_an_engine_that_gives_other_columns_does_not_resume_the_run(tmp_path: Path, using: Using) -> None:
-    using(PartialEngine("rank", windows=2))
-    with pytest.raises(KeyboardInterrupt):
-        sm.ppl("table:uniform", out=tmp_path / "run", **QUESTION)
-    before = (tmp_path / "run" / JOURNAL).read_bytes()
-    using(PartialEngine(*ALL))
-    with pytest.raises(RunError, match="has logprob and rank for each target, but the engine now gives logprob, r"):
-        sm.ppl("table:uniform", out=tmp_path / "run", **QUESTION)
-    assert (tmp_path / "run" / JOURNAL).read_bytes() == before
 
 
 # ── what an engine may not do ────────────────────────────────────────────────────────────────────────────────────────
@@ -151,54 +134,49 @@ def test_columns_that_come_and_go_or_have_a_wrong_shape_are_refused(change: Any,
 
 
 # ── a finished run ───────────────────────────────────────────────────────────────────────────────────────────────────
-@every_subset
-def test_columns_that_were_not_measured_are_null_with_their_type(tmp_path: Path, columns: tuple[str, ...]) -> None:
-    scored(tmp_path / "all", *ALL)
-    scored(tmp_path / "some", *columns)
-    table, full = (pq.read_table(tmp_path / name / SCORES) for name in ("some", "all"))
-    assert table.schema.equals(full.schema)
+@pytest.fixture(scope="module", params=SUBSETS, ids=named)
+def given(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[str, ...], sm.Run]:
+    """Columns, and a run that has these alone."""
+    return request.param, scored(tmp_path_factory.mktemp("some") / "run", *request.param)
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> sm.Run:
+    return scored(tmp_path_factory.mktemp("all") / "run", *ALL)
+
+
+Given = tuple[tuple[str, ...], sm.Run]
+
+
+def test_columns_that_were_not_measured_are_null_with_their_type(given: Given, full: sm.Run) -> None:
+    columns, run = given
+    table, every = (pq.read_table(Path(str(one.path)) / SCORES) for one in (run, full))
+    assert table.schema.equals(every.schema)
     for name in (*ALL, "top_text"):
         there = name in columns or (name == "top_text" and "top" in columns)
         assert table.column(name).null_count == (0 if there else table.num_rows), name
 
 
-@every_subset
-def test_a_loaded_run_has_the_columns_that_were_measured_and_none_in_place_of_others(
-    tmp_path: Path, columns: tuple[str, ...]
-) -> None:
-    full = scored(tmp_path / "all", *ALL).scores
-    made = scored(tmp_path / "some", *columns).scores
-    for scores in (sm.load(tmp_path / "some").scores, replace(made), made.rows(0, len(made))):
+def test_a_run_has_the_columns_that_were_measured_and_none_in_place_of_others(given: Given, full: sm.Run) -> None:
+    columns, run = given
+    for scores in (sm.load(str(run.path)).scores, replace(run.scores), run.scores.rows(0, len(run.scores))):
         assert [name for name in COLUMNS if scores.has(name)] == ["logprob", *columns]
         for name in COLUMNS:
-            found, known = getattr(scores, name), getattr(full, name)
+            found, known = getattr(scores, name), getattr(full.scores, name)
             assert found is None or np.array_equal(found, known)
             assert (found is None) == (name not in ("logprob", *columns))
-
-
-@every_subset
-def test_blocks_have_none_in_place_of_a_column_that_was_not_measured(tmp_path: Path, columns: tuple[str, ...]) -> None:
-    stored = scored(tmp_path / "run", *columns).scores
-    for scores in (sm.load(tmp_path / "run").scores, replace(stored)):
         for block in scores.blocks(*COLUMNS):
             assert [part is not None for part in block] == [name in ("logprob", *columns) for name in COLUMNS]
 
 
-@every_subset
-def test_the_summary_has_null_where_nothing_was_measured(tmp_path: Path, columns: tuple[str, ...]) -> None:
-    summary = json.loads(json.dumps(scored(tmp_path / "run", *columns).summary()))
+def test_summary_and_manifest_say_what_was_not_measured(given: Given) -> None:
+    columns, run = given
+    summary = json.loads(json.dumps(run.summary()))
     for metric, column in NEEDS.items():
         assert (summary[metric] is not None) == (column in columns), metric
         assert f"{metric}_stderr" in summary
     assert summary["perplexity"] > 1
-
-
-@every_subset
-def test_a_manifest_says_what_was_not_measured_only_where_something_was_not(
-    tmp_path: Path, columns: tuple[str, ...]
-) -> None:
-    scored(tmp_path / "run", *columns)
-    manifest = json.loads((tmp_path / "run" / MANIFEST).read_text())
+    manifest = json.loads((Path(str(run.path)) / MANIFEST).read_text())
     assert manifest.get("not_measured", []) == [name for name in ALL if name not in columns]
     assert ("not_measured" in manifest) == (columns != ALL)
     assert set(NEEDS) & manifest["metrics"].keys() == {name for name, column in NEEDS.items() if column in columns}
@@ -206,17 +184,16 @@ def test_a_manifest_says_what_was_not_measured_only_where_something_was_not(
 
 def test_a_metric_that_was_not_measured_is_an_error_that_says_so(tmp_path: Path) -> None:
     run = scored(tmp_path / "run", "entropy")
-    with pytest.raises(RunError, match="mean_rank was not measured: the table engine gave no rank"):
-        _ = run.mean_rank
-    with pytest.raises(RunError, match="top1_accuracy was not measured"):
-        _ = run.top1_accuracy
+    for name in ("mean_rank", "top1_accuracy"):
+        with pytest.raises(RunError, match=f"{name} was not measured: the table engine gave no rank"):
+            getattr(run, name)
 
 
 @pytest.mark.parametrize("name", [*ALL, "top_text", "logprob", "id"])
 @pytest.mark.parametrize("counted", [True, False])
-def test_a_column_that_is_null_in_some_rows_is_refused(tmp_path: Path, name: str, counted: bool) -> None:
+def test_a_column_that_is_null_in_some_rows_is_refused(full: sm.Run, tmp_path: Path, name: str, counted: bool) -> None:
     """Whether the file counts its nulls or leaves that to the reader."""
-    table = scored(tmp_path / "run", *ALL).to_arrow()
+    table = full.to_arrow()
     values = [None, *table.column(name).to_pylist()[1:]]
     index, field = table.column_names.index(name), table.schema.field(name)
     column = pa.array(values, type=pa.string() if name == "top_text" else field.type)
@@ -226,8 +203,8 @@ def test_a_column_that_is_null_in_some_rows_is_refused(tmp_path: Path, name: str
         ColumnFile(tmp_path / "torn.parquet").read(name)
 
 
-def test_a_first_choice_without_its_probability_is_refused(tmp_path: Path) -> None:
-    table = scored(tmp_path / "run", *ALL).to_arrow()
+def test_a_first_choice_without_its_probability_is_refused(full: sm.Run, tmp_path: Path) -> None:
+    table = full.to_arrow()
     index = table.column_names.index("top_logprob")
     changed = table.set_column(index, "top_logprob", pa.nulls(table.num_rows, pa.float64()))
     pq.write_table(changed, tmp_path / "half.parquet")
@@ -236,20 +213,21 @@ def test_a_first_choice_without_its_probability_is_refused(tmp_path: Path) -> No
 
 
 # ── for people ───────────────────────────────────────────────────────────────────────────────────────────────────────
-@every_subset
-def test_the_table_says_not_measured(tmp_path: Path, columns: tuple[str, ...]) -> None:
-    shown = printed(run_table(scored(tmp_path / "run", *columns)))
+def test_the_table_and_a_notebook_say_not_measured(given: Given) -> None:
+    columns, run = given
+    shown = printed(run_table(run))
     for label, column in (("mean rank", "rank"), ("top-1 accuracy", "rank"), ("entropy (nats)", "entropy")):
         assert ("not measured" in line_of(shown, label)) == (column not in columns), label
     worst = shown[shown.index("worst-predicted tokens") :]
     assert worst.count("not measured") == 8 * (("rank" not in columns) + ("top" not in columns))
     assert "nan" not in shown
     assert "None" not in shown
+    assert run_html(run).count("not measured") == sum(column not in columns for column in NEEDS.values())
 
 
-@every_subset
-def test_the_report_shows_nothing_that_was_not_measured(tmp_path: Path, columns: tuple[str, ...]) -> None:
-    page = render([], [], runs=[scored(tmp_path / "run", *columns)])
+def test_the_report_shows_nothing_that_was_not_measured(given: Given) -> None:
+    columns, run = given
+    page = render([], [], runs=[run])
     data = json.loads(page.split('id="scoremode-data">')[1].split("</script>")[0])
     (scores,) = data["scores"]
     assert (scores["rank"] is None) == ("rank" not in columns)
@@ -261,12 +239,6 @@ def test_the_report_shows_nothing_that_was_not_measured(tmp_path: Path, columns:
     assert ("not measured." in page) == bool(missing)
 
 
-@every_subset
-def test_a_notebook_shows_not_measured(tmp_path: Path, columns: tuple[str, ...]) -> None:
-    cells = run_html(scored(tmp_path / "run", *columns))
-    assert cells.count("not measured") == sum(column not in columns for column in NEEDS.values())
-
-
 # ── comparisons ──────────────────────────────────────────────────────────────────────────────────────────────────────
 def compared(folder: Path, baseline: tuple[str, ...], candidate: tuple[str, ...]) -> Comparison:
     scored(folder / "baseline", *baseline)
@@ -275,23 +247,17 @@ def compared(folder: Path, baseline: tuple[str, ...], candidate: tuple[str, ...]
 
 
 @every_subset
-def test_a_comparison_has_the_same_top_only_where_both_runs_have_their_first_choices(
+def test_a_comparison_lacks_the_same_top_alone_where_a_run_has_no_first_choices(
     tmp_path: Path, columns: tuple[str, ...]
 ) -> None:
+    every = compared(tmp_path / "all", ALL, ALL).statistics()
+    others = {name: value for name, value in every.items() if "same_top" not in name}
     for side, (base, cand) in {"baseline": (columns, ALL), "candidate": (ALL, columns)}.items():
         found = compared(tmp_path / side, base, cand).statistics()
         for part in ("", "_stderr", "_low", "_high"):
             assert found[f"same_top{part}"] is None or "top" in columns
         assert (found["same_top"] is not None) == ("top" in columns)
-
-
-@every_subset
-def test_every_other_number_of_a_comparison_needs_logprobs_alone(tmp_path: Path, columns: tuple[str, ...]) -> None:
-    some = compared(tmp_path / "some", columns, columns).statistics()
-    full = compared(tmp_path / "all", ALL, ALL).statistics()
-    assert {k: v for k, v in some.items() if "same_top" not in k} == {
-        k: v for k, v in full.items() if "same_top" not in k
-    }
+        assert {name: value for name, value in found.items() if "same_top" not in name} == others
 
 
 def test_the_comparison_table_says_not_measured_and_why(tmp_path: Path) -> None:
@@ -302,38 +268,23 @@ def test_the_comparison_table_says_not_measured_and_why(tmp_path: Path) -> None:
     assert "same top: not measured (no first choices from the baseline and candidate)" in shown
 
 
-def test_a_gate_on_what_was_not_measured_fails_and_says_so(tmp_path: Path) -> None:
-    statistics = compared(tmp_path, ALL, ("rank",)).statistics()
+def test_gates_ranks_cards_and_pages_say_that_there_is_no_same_top(tmp_path: Path) -> None:
+    found = compared(tmp_path / "unknown", ALL, ("rank",))
+    statistics = found.statistics()
     for rule in ("same_top < 0.5", "same_top > 0.5", "same_top < 0.5 surely", "same_top_low < 0.1"):
-        said = check(parse(rule), statistics)
-        assert said is not None
-        assert said.endswith("is not known: the first choices (top) of a run were not measured"), said
-
-
-def test_candidates_without_a_value_are_ranked_last_without_a_place(tmp_path: Path) -> None:
-    known, unknown = compared(tmp_path / "known", ALL, ALL), compared(tmp_path / "unknown", ALL, ())
-    ranked = rank([replace(unknown, name="unknown"), replace(known, name="known")], by="same_top")
+        said = check(parse(rule), statistics) or ""
+        assert said.endswith("is not known: the first choices (top) of a run were not measured"), rule
+    known = compared(tmp_path / "known", ALL, ALL)
+    ranked = rank([replace(found, name="unknown"), replace(known, name="known")], by="same_top")
     assert [(r.name, r.place) for r in ranked] == [("known", 1), ("unknown", None)]
-
-
-def test_llamacpps_statistics_leave_the_same_top_out(tmp_path: Path) -> None:
-    found = llamacpp_statistics(compared(tmp_path, (), ALL))
-    assert "same_top" not in found
-    assert "Same top p: not measured" in llamacpp_text(found)
-
-
-def test_a_model_card_has_a_dash_and_the_words_below(tmp_path: Path) -> None:
-    found = compared(tmp_path, ALL, ())
-    card = markdown([found], [found.statistics()])
+    card = markdown([found], [statistics])
     assert card.splitlines()[3].endswith("| – |")
     assert "Same top: not measured (no first choices from candidate)." in card
-
-
-def test_the_report_of_a_comparison_says_why_there_is_no_same_top(tmp_path: Path) -> None:
-    found = compared(tmp_path, (), ALL)
-    page = render([found], [found.statistics()])
-    assert "Same top: not measured (no first choices from the baseline)." in page
+    assert "Same top: not measured (no first choices from candidate)." in render([found], [statistics])
     assert "not measured" in comparison_html(found)
+    theirs = llamacpp_statistics(found)
+    assert "same_top" not in theirs
+    assert "Same top p: not measured" in llamacpp_text(theirs)
 
 
 @every_subset

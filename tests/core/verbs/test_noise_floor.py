@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,15 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from scoremode.cli.main import main
 from scoremode.core.engine.baseline import HeldBaseline, noise_floor
 from scoremode.core.models.facts import inspect
 from scoremode.core.plan.plan import Plan
 from scoremode.core.verbs.compare import compare
 from scoremode.core.verbs.reference import reference
-from scoremode.engines.table.engine import TableEngine
 from scoremode.engines.transformers.choices import TransformersOptions
 from scoremode.engines.transformers.engine import TransformersEngine
+from tests.command_line import Command
 from tests.makers import ask
 
 TEXT = " ".join(f"{i} dogs and {i * i % 97} lazy foxes jump over {i * 31 % 101} others;" for i in range(80))
@@ -90,11 +88,13 @@ def test_a_body_that_depends_on_its_batch_has_a_floor(tiny: Path, context: int) 
     assert floor.kl.mean() > 1e-8
 
 
-def test_an_engine_is_afterwards_as_it_was(tiny: Path) -> None:
+def test_threads_are_part_of_it_and_an_engine_is_afterwards_as_it_was(tiny: Path) -> None:
     engine, plan = opened(tiny), planned(tiny, 32)
     none, threads = np.zeros(len(plan), np.bool_), torch.get_num_threads()
     before = dict(engine.score(plan, none))
-    noise_floor(engine, plan)
+    words = noise_floor(engine, plan).words
+    assert "thread" in words
+    assert words.endswith(f"instead of {threads}")
     after = dict(engine.score(plan, none))
     assert all(np.array_equal(before[i].logprob, after[i].logprob) for i in range(len(plan)))
     assert torch.get_num_threads() == threads
@@ -106,13 +106,6 @@ def test_a_single_window_has_a_floor_too(tiny: Path) -> None:
     floor = noise_floor(engine, plan)
     assert floor.kl is not None
     assert floor.words.startswith("two windows per batch instead of one")
-
-
-def test_threads_are_part_of_it_on_a_cpu(tiny: Path) -> None:
-    usual = torch.get_num_threads()
-    words = noise_floor(opened(tiny), planned(tiny, 32)).words
-    assert words.endswith(f"instead of {usual}")
-    assert "thread" in words
 
 
 def test_a_pass_that_does_not_fit_in_memory_leaves_it_unmeasured(tiny: Path) -> None:
@@ -130,37 +123,23 @@ def test_a_pass_that_does_not_fit_in_memory_leaves_it_unmeasured(tiny: Path) -> 
 
 
 # ── what is kept and printed ─────────────────────────────────────────────────────────────────────────────────────────
-def test_closed_forms_are_not_measured() -> None:
-    plan = ask("table:uniform", text=TEXT).plan
-    floor = noise_floor(TableEngine.named("uniform"), plan)
-    assert floor.kl is None
-    assert floor.words == "the table engine computes in closed form"
-
-
-def test_what_was_not_measured_is_printed_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["compare", "table:uniform", "table:successor", "--text", "any text", "--out", str(tmp_path)]
-    assert main(command) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "noise floor: not measured (the table engine computes in closed form)" in printed
-    assert main([*command, "--json"]) == 0
-    (candidate,) = json.loads(capsys.readouterr().out)["candidates"]
-    assert candidate["noise_floor_kl_mean"] is None
-    assert candidate["noise_floor_perturbed"] is None
-    assert main([*command, "--markdown"]) == 0
-    assert "Noise floor: not measured (the table engine computes in closed form)." in capsys.readouterr().out
-    assert main([*command, "--report", str(tmp_path / "page.html")]) == 0
+def test_what_was_not_measured_is_printed_as_such(tmp_path: Path, command: Command) -> None:
+    asked = ("compare", "table:uniform", "table:successor", "--text", "any text", "--out", tmp_path)
+    said = "not measured (the table engine computes in closed form)"
+    assert f"noise floor: {said}" in " ".join(command(*asked).out.split())
+    (candidate,) = command(*asked, "--json").json["candidates"]
+    assert (candidate["noise_floor_kl_mean"], candidate["noise_floor_perturbed"]) == (None, None)
+    assert f"Noise floor: {said}." in command(*asked, "--markdown").out
+    command(*asked, "--report", tmp_path / "page.html")
     assert "Noise floor: not measured (the table engine" in (tmp_path / "page.html").read_text()
 
 
-def test_what_was_measured_is_printed_with_its_conditions(
-    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    common = ["--text", TEXT, "--context-length", "128", "--batch-tokens", "1", "--dtype", "float32"]
-    assert main(["compare", str(tiny), str(tiny), "--out", str(tmp_path), *common]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
+def test_what_was_measured_is_printed_with_its_conditions(tiny: Path, tmp_path: Path, command: Command) -> None:
+    sizes = ("--context-length", 128, "--batch-tokens", 1, "--dtype", "float32")
+    asked = ("compare", tiny, tiny, "--out", tmp_path, "--text", TEXT, *sizes)
+    printed = " ".join(command(*asked).out.split())
     assert re.search(r"noise floor: KL mean \S+ under: two windows per batch instead of one, ", printed)
-    assert main(["compare", str(tiny), str(tiny), "--out", str(tmp_path), *common, "--json"]) == 0
-    (candidate,) = json.loads(capsys.readouterr().out)["candidates"]
+    (candidate,) = command(*asked, "--json").json["candidates"]
     assert 0 <= candidate["noise_floor_kl_mean"] < 1e-9
     assert candidate["noise_floor_perturbed"].startswith("two windows per batch instead of one, ")
 

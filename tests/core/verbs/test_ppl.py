@@ -1,4 +1,4 @@
-"""From a model's name and a text to a Run."""
+"""From a model's name and a text to a Run, whose two columns of texts have equal texts for equal ids."""
 
 from __future__ import annotations
 
@@ -10,36 +10,15 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.core.engine.base import SCORES
-from scoremode.core.scores.answers import Answers, measured
+from scoremode.core.scores.answers import measured
 from scoremode.core.verbs.question import identify
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import OptionError, RunError
+from scoremode.reports.terminal.run_tables import worst_table
 from scoremode.values import NUMERICS
+from tests.gguf_files import gguf_of
 from tests.makers import ask
-
-
-def test_the_python_example_of_the_readme(tmp_path: Path) -> None:
-    run = sm.ppl(
-        "smollm2-135m", corpus="python-docs", num_samples=1, method="sliding-once", context_length=512, stride=256
-    )
-    assert run.perplexity.n == len(run.scores) == run.to_arrow().num_rows
-    assert 2 < run.perplexity.value < 100
-    assert run.scores.logprob.max() <= 0
-
-
-def test_options_of_the_engine_may_be_given_by_name(tiny: Path) -> None:
-    assert sm.ppl(str(tiny), text="The dog and the fox", dtype="float64").manifest["dtype"] == "float64"
-
-
-def test_a_misspelt_argument_is_an_error() -> None:
-    with pytest.raises(TypeError):
-        sm.ppl("table:uniform", text="abc", contxt_length=3)  # type: ignore[call-arg]
-
-
-def test_an_engine_of_ones_own_may_be_given() -> None:
-    run = sm.ppl("table:uniform", text="abcd", engine=TableEngine(np.zeros((1, 256))), fresh=True)
-    assert run.perplexity.value == pytest.approx(256)
+from tests.reports.test_table import drawn
 
 
 def test_progress_of_an_engine_of_ones_own_is_told_and_its_options_are_refused(tmp_path: Path) -> None:
@@ -107,40 +86,47 @@ def test_documents_of_a_corpus_never_see_each_other(tiny: Path, tmp_path: Path) 
     assert "1 document too short to have a target" in together.manifest["notes"]
 
 
-class Broken(TableEngine):
-    """An engine with one fault."""
-
-    def __init__(self, fault: str) -> None:
-        super().__init__(np.zeros((1, 256)))
-        self.fault = fault
-
-    def score(self, source, done, want=SCORES):  # type: ignore[no-untyped-def]
-        for index, a in super().score(source, done, want):
-            if self.fault == "nan":
-                yield index, Answers(a.logprob * np.nan, a.rank, a.entropy, a.top, a.top_logprob)
-            elif self.fault == "short":
-                yield index, Answers(a.logprob[:-1], measured(a.rank)[:-1])
-            elif index != 1:
-                yield index, a
-
-
-@pytest.mark.parametrize(
-    ("fault", "message"), [("nan", "NaN in window 0"), ("short", "asked for"), ("missing", "1 of")]
-)
-def test_an_engine_that_leaves_holes_is_found_out(tmp_path: Path, fault: str, message: str) -> None:
-    from scoremode.core.store.runs import MANIFEST
-    from scoremode.errors import EngineError
-
-    with pytest.raises(EngineError, match=message):
-        sm.ppl(
-            "table:uniform", text="abcdefgh" * 4, context_length=8, stride=4, engine=Broken(fault), out=tmp_path / "r"
-        )
-    assert not (tmp_path / "r" / MANIFEST).exists()
-
-
 def test_bits_per_byte_and_words_of_a_text_that_is_not_ascii(tiny: Path) -> None:
     text = "naïve 東京 people, 12345 cats"
     run = sm.ppl(str(tiny), text=text)
     unscored = 1  # the first token, one byte of "n"
     assert int(run.facts.byte_len.sum()) == len(text.encode()) - unscored
     assert int(run.facts.word_starts.sum()) == 5 - unscored
+
+
+TEXT = "Once upon a time there was a naïve 東京 cat. Once upon a time it said: hi.\n\nThe end" * 3
+
+
+def model_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
+    if kind == "table":
+        return "table:uniform"
+    if kind == "gguf":
+        pytest.importorskip("xllamacpp")
+        return str(gguf_of(request.getfixturevalue("tiny"), folder / "tiny.gguf"))
+    return str(request.getfixturevalue(kind))
+
+
+@pytest.mark.parametrize("kind", ["table", "tiny", "stories", "gguf"])
+def test_equal_ids_have_equal_texts(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    sm.ppl(model_of(kind, request, tmp_path), text=TEXT, context_length=32, out=tmp_path / "run")
+    run = sm.load(tmp_path / "run")
+    text, top_text = run.facts.text, measured(run.facts.top_text)
+    known: dict[int, str] = {}
+    for ids, texts in ((run.facts.id, text), (measured(run.scores.top), top_text)):
+        for token, word in zip(ids.tolist(), texts.tolist(), strict=True):
+            assert known.setdefault(token, word) == word
+    assert "" not in known.values()
+    assert "�" not in known.values()
+    table = run.to_arrow().to_pandas()
+    alike = table.text == table.top_text  # raises if the two columns have different categories
+    assert alike[table.id == table.top].all()
+    assert np.array_equal(alike, text == top_text)
+
+
+def test_what_the_model_expected_is_never_empty(stories: Path) -> None:
+    """▁ alone is a token of this model: a space, where its decoder gives nothing."""
+    run = sm.ppl(str(stories), text=TEXT, context_length=64)
+    assert " " in measured(run.facts.top_text).tolist() + run.facts.text.tolist()
+    expected = drawn([worst_table(run, len(run.scores))])
+    assert "  '' p=" not in expected
+    assert "  ' " in expected

@@ -122,13 +122,6 @@ def own_row(expected: Logits, batch: Any, windows: Sequence[Window], row: tuple[
     return expected[int(batch[row[0]]), int(windows[row[0]].rows[row[1]])]
 
 
-def test_decode_is_near_prefill(tiny_gguf: Path) -> None:
-    prefill = scored(engine_of(tiny_gguf, None, "f32"), SOURCE)
-    decode = scored(engine_of(tiny_gguf, DecodePath(3), "f32"), SOURCE)
-    for index, answers in decode.items():
-        assert np.abs(answers.logprob - prefill[index].logprob).max() < 1e-4
-
-
 def test_a_resumed_run_ends_in_the_same_bits(tiny_gguf: Path) -> None:
     engine = engine_of(tiny_gguf, DecodePath(3))
     everything, rest = scored(engine, SOURCE), scored(engine, SOURCE, done=(0, 3, 4))
@@ -136,18 +129,6 @@ def test_a_resumed_run_ends_in_the_same_bits(tiny_gguf: Path) -> None:
     for index, answers in rest.items():
         assert_same_bits(answers, everything[index])
     assert engine.computes(SOURCE, np.isin(np.arange(7), [0, 2, 4])).sum() == 4
-
-
-def test_rows_that_are_not_asked_for_are_fed_and_not_given(tiny_gguf: Path) -> None:
-    engine = engine_of(tiny_gguf, DecodePath(2, 4))
-    few = WindowList(
-        tuple(Window(w.ids, w.rows[[1, 3, -1]], w.targets[[1, 3, -1]]) for w in SOURCE.items if len(w.ids) > 9)
-    )
-    every = WindowList(tuple(w for w in SOURCE.items if len(w.ids) > 9))
-    whole, part = scored(engine, every), scored(engine, few)
-    reach = 0.0 if platform.machine() in ("x86_64", "AMD64") else 5e-6  # ARM: the bits depend on the rows of a product
-    for index, answers in part.items():
-        assert np.abs(answers.logprob - whole[index].logprob[[1, 3, -1]]).max() <= reach
 
 
 def test_a_step_must_fit_into_a_decode(tiny_gguf: Path) -> None:
@@ -233,3 +214,47 @@ def test_a_coarser_cache_does_more_damage_on_both_paths(wider: Path, tmp_path: P
             both = [np.square(answers.logprob - truth[index].logprob) for index, answers in found.items()]
             moved.append(float(np.sqrt(np.concatenate(both).mean())))
         assert moved[0] < moved[1] < moved[2], (path, moved)
+
+
+PROMPTS = ["The quick brown fox", "A model", "dog", "In 1999 there were cats", "the lazy dog, and", "东"]
+EXACT: dict[str, Any] = {"cache_type_k": "f32", "cache_type_v": "f32"}
+
+
+def test_texts_are_those_of_transformers(tiny: Path, tiny_gguf: Path) -> None:
+    drawn: dict[str, Any] = {"temperature": 0.7, "top_k": 40, "samples": 2, "seed": 5}
+    for how in ({}, drawn):
+        here = sm.rollouts(str(tiny_gguf), PROMPTS, max_tokens=12, sequences=4, **EXACT, **how)
+        there = sm.rollouts(str(tiny), PROMPTS, max_tokens=12, dtype="float32", **how)
+        assert [ids.tolist() for ids in here.written] == [ids.tolist() for ids in there.written]
+        for name in ("raw_logprob", "logprob"):
+            far = [np.abs(a - b).max() for a, b in zip(getattr(here, name), getattr(there, name), strict=True)]
+            assert max(far) < 1e-4
+        assert here.manifest["sampling"]["ends"] == there.manifest["sampling"]["ends"]
+
+
+def test_the_decode_path_gives_the_log_probabilities_of_the_texts(tiny: Path, tiny_gguf: Path) -> None:
+    written = sm.rollouts(str(tiny_gguf), PROMPTS, max_tokens=16, temperature=1, samples=2, sequences=12, **EXACT)
+    run = sm.ppl(str(tiny_gguf), corpus=written, path="decode", sequences=12, **EXACT)
+    assert np.abs(run.scores.logprob - np.concatenate(written.raw_logprob)).max() < 2e-5
+    other = sm.ppl(str(tiny), corpus=written, path="decode", dtype="float32")
+    assert np.abs(other.scores.logprob - run.scores.logprob).max() < 1e-4
+
+
+def test_equal_steps_differ_by_the_rounding_of_their_reduction_alone(tiny_gguf: Path) -> None:
+    """Prompts of one token and texts of one length: writing and replay feed the same tokens in the same steps."""
+    written = sm.rollouts(str(tiny_gguf), ["c", "d", "f"], max_tokens=7, temperature=1, sequences=3)
+    assert {len(ids) for ids in written.prompt_ids} == {1}
+    run = sm.ppl(str(tiny_gguf), corpus=written, path="decode", sequences=3)
+    assert np.abs(run.scores.logprob - np.concatenate(written.raw_logprob)).max() < 1e-6
+
+
+def test_rows_that_are_not_asked_for_are_fed_and_not_given(tiny_gguf: Path) -> None:
+    engine = engine_of(tiny_gguf, DecodePath(2, 4))
+    few = WindowList(
+        tuple(Window(w.ids, w.rows[[1, 3, -1]], w.targets[[1, 3, -1]]) for w in SOURCE.items if len(w.ids) > 9)
+    )
+    every = WindowList(tuple(w for w in SOURCE.items if len(w.ids) > 9))
+    whole, part = scored(engine, every), scored(engine, few)
+    reach = 0.0 if platform.machine() in ("x86_64", "AMD64") else 5e-6  # ARM: the bits depend on the rows of a product
+    for index, answers in part.items():
+        assert np.abs(answers.logprob - whole[index].logprob[[1, 3, -1]]).max() <= reach

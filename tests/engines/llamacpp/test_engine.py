@@ -98,11 +98,6 @@ def test_any_rows_and_any_targets(engine: LlamaCppEngine, judge: Any, rows: list
     assert_true(scored(engine, WindowList((window,)))[0], judge, window)
 
 
-def test_one_token_is_a_window(engine: LlamaCppEngine, judge: Any) -> None:
-    window = Window(np.array([5], np.int32), np.array([0], np.int32), np.array([[0]], np.int32))
-    assert_true(scored(engine, WindowList((window,)))[0], judge, window)
-
-
 def test_ids_behind_the_plans_vocabulary_get_no_probability(engine: LlamaCppEngine, judge: Any) -> None:
     window = own_tokens(random_ids(30) % 200)
     assert_true(scored(engine, WindowList((window,), vocabulary=200))[0], judge, window, 200)
@@ -214,19 +209,6 @@ def test_a_shared_prompt_is_fed_once_and_gives_the_scores_of_windows_that_are_fe
         assert_true(answers, judge, source.window(index))
 
 
-def test_a_prompt_longer_than_a_batch_is_shared_too(tiny_gguf: Path, judge: Any) -> None:
-    source = prompted()
-    for index, answers in scored(engine_for(tiny_gguf, n_batch=16), source).items():
-        assert_true(answers, judge, source.window(index))
-
-
-def test_a_group_whose_windows_share_nothing_is_scored_all_the_same(engine: LlamaCppEngine, judge: Any) -> None:
-    windows = tuple(own_tokens(random_ids(n, n)) for n in (5, 9, 2))
-    source = WindowList(windows, np.array([3, 3, 3]))
-    for index, answers in scored(engine, source).items():
-        assert_true(answers, judge, windows[index])
-
-
 @pytest.mark.parametrize("grouped", [True, False])
 def test_what_is_done_is_not_scored_again_and_changes_no_bit_of_the_rest(engine: LlamaCppEngine, grouped: bool) -> None:
     source = prompted() if grouped else WindowList(prompted().items)
@@ -299,48 +281,41 @@ def test_records_are_those_of_the_logits_and_diverge_from_themselves_by_their_ro
 
 
 # ── what it refuses ──────────────────────────────────────────────────────────────────────────────────────────────────
-def test_hidden_states_are_refused(engine: LlamaCppEngine) -> None:
-    with pytest.raises(EngineError, match="does not give hidden states"):
-        scored(engine, WindowList((own_tokens(random_ids(4)),)), states=True)
-
-
-def test_a_closed_engine_says_so(tiny_gguf: Path) -> None:
-    engine = engine_for(tiny_gguf)
+def test_windows_that_cannot_be_scored_are_errors_and_the_engine_lives_on(tiny_gguf: Path, judge: Any) -> None:
+    engine, window = engine_for(tiny_gguf, longest=20), own_tokens(random_ids(20))
+    for ids, words in (
+        (random_ids(600), "too small"),
+        (np.array([5, VOCABULARY, 7], np.int32), "could not decode 3 tokens"),
+        (np.array([5, -1, 7], np.int32), "could not decode 3 tokens"),
+    ):
+        with pytest.raises(EngineError, match=words):
+            scored(engine, WindowList((own_tokens(ids),)))
+    assert_true(scored(engine, WindowList((window,)))[0], judge, window)
     engine.close()
     engine.close()
     with pytest.raises(EngineError, match="closed"):
-        scored(engine, WindowList((own_tokens(random_ids(4)),)))
+        scored(engine, WindowList((window,)))
 
 
-def test_a_window_longer_than_the_context_is_an_error_and_the_engine_lives_on(tiny_gguf: Path, judge: Any) -> None:
-    engine = engine_for(tiny_gguf, longest=20)
-    with pytest.raises(EngineError, match="too small"):
-        scored(engine, WindowList((own_tokens(random_ids(600)),)))
-    window = own_tokens(random_ids(20))
-    assert_true(scored(engine, WindowList((window,)))[0], judge, window)
-
-
-@pytest.mark.parametrize("ids", [[5, VOCABULARY, 7], [5, -1, 7]])
-def test_ids_that_the_model_does_not_have_are_an_error(engine: LlamaCppEngine, ids: list[int]) -> None:
-    with pytest.raises(EngineError, match="could not decode 3 tokens"):
-        scored(engine, WindowList((own_tokens(np.array(ids, np.int32)),)))
-
-
-def test_weights_that_give_nan_are_named_so(tiny: Path, tmp_path: Path) -> None:
+def test_weights_that_give_nan_and_equal_logits_are_named_so(tiny: Path, tmp_path: Path) -> None:
     huge = gguf_of(tiny, tmp_path / "huge.gguf", weights=lambda n, x: x * np.float32(1e38) if "ffn" in n else x)
     with pytest.raises(EngineError, match="gives NaN"):
         engine_for(huge)
     damaged = gguf_of(tiny, tmp_path / "nan.gguf", weights=lambda n, x: x * np.nan if "attn_q" in n else x)
     with pytest.raises(ModelError, match="invalid data"):
         engine_for(damaged)
-
-
-def test_equal_logits_are_noted(tiny: Path, tmp_path: Path) -> None:
     flat = gguf_of(tiny, tmp_path / "flat.gguf", weights=lambda n, x: x * 0 if n == "output.weight" else x)
     assert "all logits are equal" in engine_for(flat).facts.notes[0]
 
 
-def test_a_header_that_counts_other_ids_than_the_matrix_has_is_refused(tiny: Path, tmp_path: Path) -> None:
-    short = gguf_of(tiny, tmp_path / "short.gguf", weights=lambda n, x: x[:-1] if n == "token_embd.weight" else x)
-    with pytest.raises(ModelError, match="cannot load"):
-        engine_for(short)
+def test_a_prompt_longer_than_a_batch_is_shared_too(tiny_gguf: Path, judge: Any) -> None:
+    source = prompted()
+    for index, answers in scored(engine_for(tiny_gguf, n_batch=16), source).items():
+        assert_true(answers, judge, source.window(index))
+
+
+def test_a_group_whose_windows_share_nothing_is_scored_all_the_same(engine: LlamaCppEngine, judge: Any) -> None:
+    windows = tuple(own_tokens(random_ids(n, n)) for n in (5, 9, 2))
+    source = WindowList(windows, np.array([3, 3, 3]))
+    for index, answers in scored(engine, source).items():
+        assert_true(answers, judge, windows[index])

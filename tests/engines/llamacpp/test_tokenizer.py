@@ -117,12 +117,6 @@ def test_an_emoji_of_several_tokens_is_owned_by_the_first(tmp_path: Path, tiny: 
     assert found.touches.tolist() == [0, 1, 1, 1, 1, 2]
 
 
-def test_special_tokens_in_a_text_with_more_tokens_than_bytes(tmp_path: Path, tiny: Path) -> None:
-    """After each special token comes a space of its own, here in front of a byte that has no token."""
-    text = "<s>ü" * 40
-    assert_whole(spm(tmp_path, tiny).encode(text, special=True), text)
-
-
 def test_stories260k_has_the_ids_and_positions_of_its_hugging_face_tokenizer(stories: Path, tmp_path: Path) -> None:
     import json
 
@@ -186,3 +180,9 @@ def test_a_tokenizer_that_does_not_spell_the_text_is_refused(tiny: Path, tmp_pat
     assert_whole(tokenizer.encode("aa", special=False), "aa")
     with pytest.raises(CorpusError, match="do not spell the text: they differ from it at 'xa'"):
         tokenizer.encode("axa", special=False)
+
+
+def test_special_tokens_in_a_text_with_more_tokens_than_bytes(tmp_path: Path, tiny: Path) -> None:
+    """After each special token comes a space of its own, here in front of a byte that has no token."""
+    text = "<s>ü" * 40
+    assert_whole(spm(tmp_path, tiny).encode(text, special=True), text)

@@ -13,7 +13,6 @@ from scoremode.core.scores.answers import Answers, Window, WindowList, measured
 from scoremode.core.scores.schema import BUILT_IN
 from scoremode.core.verbs.ppl import ppl
 from scoremode.engines.table.engine import TableEngine
-from scoremode.errors import ModelError
 from scoremode.values import Floats, Ids
 
 COUNTING = "".join(map(chr, range(32, 127)))
@@ -51,27 +50,6 @@ def test_a_shift_by_one_scores_log_zero(shift: int) -> None:
     answers = dict(engine.score(WindowList((aligned, shifted)), np.zeros(2, np.bool_)))
     assert (answers[0].logprob == 0).all()
     assert np.isneginf(answers[1].logprob).all()
-
-
-def test_several_targets_a_row() -> None:
-    with np.errstate(divide="ignore"):
-        engine = TableEngine(np.log(np.array([[0.5, 0.25, 0.25]])))
-    answers = ask(engine, np.array([0], np.int32), [0], [[0, 1, 2]])
-    assert np.exp(answers.logprob[0]).tolist() == pytest.approx([0.5, 0.25, 0.25])
-    assert measured(answers.rank)[0].tolist() == [1, 2, 3]
-
-
-def test_windows_already_done_are_not_scored_again() -> None:
-    windows = tuple(
-        Window(np.array([i, i], np.int32), np.array([0], np.int32), np.array([[0]], np.int32)) for i in (1, 2)
-    )
-    engine = TableEngine.named("uniform")
-    assert [i for i, _ in engine.score(WindowList(windows), np.array([True, False]))] == [1]
-
-
-def test_an_unknown_table_is_refused_with_the_nearest() -> None:
-    with pytest.raises(ModelError, match="uniform"):
-        TableEngine.named("unifrom")
 
 
 def longhand(logp: Floats, targets: Ids) -> Answers:
@@ -144,3 +122,11 @@ def test_a_lead_is_the_token_before_the_first_target() -> None:
     for index, answers in engine.score(plan, np.zeros(3, np.bool_)):
         window = plan.window(index)
         same(answers, longhand(engine.logprobs[window.ids[window.rows]], window.targets))
+
+
+def test_several_targets_a_row() -> None:
+    with np.errstate(divide="ignore"):
+        engine = TableEngine(np.log(np.array([[0.5, 0.25, 0.25]])))
+    answers = ask(engine, np.array([0], np.int32), [0], [[0, 1, 2]])
+    assert np.exp(answers.logprob[0]).tolist() == pytest.approx([0.5, 0.25, 0.25])
+    assert measured(answers.rank)[0].tolist() == [1, 2, 3]

@@ -11,7 +11,6 @@ import torch
 
 import scoremode as sm
 from scoremode.core.engine.base import Want
-from scoremode.core.engine.baseline import LiveBaseline
 from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import choose, open_engine
 from scoremode.core.plan.path import DecodePath
@@ -180,17 +179,6 @@ def changed(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_divergence_of_decoded_states_is_that_of_prefilled_ones(tiny: Path, changed: Path) -> None:
-    kl = {}
-    for path in (None, DecodePath(3)):
-        live: Any = LiveBaseline(engine_of(tiny, path), SOURCE)  # type: ignore[arg-type]
-        kl[path] = scored(engine_of(changed, path), against=live)
-    for index in range(len(SOURCE)):
-        one, other = (measured(found[index].kl) for found in kl.values())
-        assert one.max() > 1e-3
-        assert np.abs(one - other).max() < BOUND
-
-
 def test_compare_decodes_both_models_beside_each_other_or_against_a_reference(
     tiny: Path, changed: Path, tmp_path: Path
 ) -> None:
@@ -212,12 +200,3 @@ def test_compare_decodes_both_models_beside_each_other_or_against_a_reference(
         asked = model.ppl(fresh=True, **question), model.ppl(fresh=True, path="decode", sequences=3, **question)
     for run, logprob in zip(asked, before, strict=True):
         assert np.array_equal(run.scores.logprob, logprob)
-
-
-def test_smollm2_decodes_to_its_prefill() -> None:
-    question: dict[str, Any] = {"corpus": "python-docs", "num_samples": 1, "context_length": 64, "max_windows": 5}
-    with sm.open("smollm2-135m", dtype="float32") as model:
-        prefill = model.ppl(**question)
-        decode = model.ppl(path="decode", sequences=4, prefill_tokens=8, **question)
-    assert len(prefill.scores) > 250
-    assert np.abs(prefill.scores.logprob - decode.scores.logprob).max() < BOUND

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import shutil
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -162,3 +164,26 @@ def test_a_cache_of_sliding_windows_is_refused() -> None:
     with pytest.raises(ModelError, match=r"cannot quantize the K/V cache of this model .*leave --kv-cache-dtype out"):
         CacheKind.of(model.config, TransformersOptions(kv_cache_dtype="int4"))
     CacheKind.of(model.config, TransformersOptions(kv_cache_dtype="auto"))
+
+
+@pytest.mark.parametrize(
+    ("method", "package"), [("compressed-tensors", "compressed-tensors"), ("gptq", "gptqmodel"), ("awq", "gptqmodel")]
+)
+def test_the_extra_is_named(
+    method: str, package: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(tiny, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": method}}))
+    monkeypatch.setattr(choices, "distributions", lambda name: [])
+    with pytest.raises(ModelError, match=package) as refused:
+        choose(str(folder)).settings()
+    assert pip_install("quantized") in refused.value.fix
+    monkeypatch.setattr(choices, "distributions", lambda name: [name])
+    choose(str(folder)).settings()
+
+
+def test_the_extra_brings_what_is_asked_for() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    asked = {name for names in choices.LIBRARIES.values() for name in names}
+    assert {name for name in asked if not any(one.startswith(name) for one in extras["quantized"])} == set()

@@ -39,25 +39,17 @@ def llm() -> LLM:
     return made
 
 
-@pytest.mark.parametrize(
-    "name", ["lora_request", "prompt_adapter_request", "priority", "mm_processor_kwargs", "tokenization_kwargs"]
-)
+@pytest.mark.parametrize("name", ["lora_request", "priority", "mm_processor_kwargs", "tokenization_kwargs"])
 def test_an_argument_that_is_not_honoured_is_refused_by_name(llm: LLM, name: str) -> None:
     with pytest.raises(OptionError, match=f"does not honour {name}; leave {name} out"):
         llm.generate([{"prompt_token_ids": IDS}], PARAMS, **{name: object()})
     assert len(llm.generate([{"prompt_token_ids": IDS}], PARAMS, **{name: None})) == 1, "None asks for nothing"
-
-
-def test_an_unknown_argument_is_refused_and_use_tqdm_is_not(llm: LLM) -> None:
+    assert len(llm.generate(["text"], PARAMS, use_tqdm=False)) == 1
     with pytest.raises(OptionError, match="no argument lora_requests"):
         llm.generate(["text"], PARAMS, lora_requests=None)
-    assert len(llm.generate(["text"], PARAMS, use_tqdm=False)) == 1
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["multi_modal_data", "mm_processor_kwargs", "multi_modal_uuids", "cache_salt", "prompt_embeds", "target_ids"],
-)
+@pytest.mark.parametrize("name", ["multi_modal_data", "mm_processor_kwargs", "cache_salt", "target_ids"])
 def test_a_key_of_a_prompt_that_is_not_honoured_is_refused_by_name(llm: LLM, name: str) -> None:
     prompts: Any = ["text", {"prompt_token_ids": IDS, name: {"image": 1}}]
     with pytest.raises(OptionError, match=f"does not honour {name} of prompt 1"):
@@ -109,11 +101,6 @@ def test_what_is_no_prompt_is_refused(llm: LLM, prompt: Any) -> None:
 def test_sampling_params_that_change_what_a_score_means_are_refused(name: str, value: Any) -> None:
     with pytest.raises(OptionError, match=f"does not honour {name}"):
         SamplingParams(score_mode=True, **{name: value})
-
-
-def test_sampling_params_that_only_steer_sampling_are_accepted() -> None:
-    steering: dict[str, Any] = {"temperature": 0.0, "top_p": 0.9, "seed": 1, "stop": ["x"], "prompt_logprobs": 0}
-    assert SamplingParams(score_mode=True, **steering).sampling == steering
 
 
 def test_one_sampling_params_or_one_for_each_prompt(llm: LLM) -> None:

@@ -71,18 +71,16 @@ def test_batches_are_halved_and_only_what_is_missing_is_asked_again(
     assert capsys.readouterr().err.count("out of memory; restarting vLLM") == 2
 
 
-def test_below_the_smallest_batch_it_gives_up(log: Path) -> None:
-    engine = Starved(log, enough=1, words=WORDS)
+@pytest.mark.parametrize(
+    ("words", "asked", "smallest"), [(WORDS, [9, 8, 7, 6], 256), ("ValueError: something else", [9], 2048)]
+)
+def test_below_the_smallest_batch_it_gives_up_and_another_death_is_not_retried(
+    log: Path, words: str, asked: list[int], smallest: int
+) -> None:
+    engine = Starved(log, enough=1, words=words)
     with pytest.raises(EngineError):
         scores(engine, windows(9))
-    assert engine.options.max_num_batched_tokens == 256
-
-
-def test_another_death_is_not_retried(log: Path) -> None:
-    engine = Starved(log, enough=1, words="ValueError: something else")
-    with pytest.raises(EngineError):
-        scores(engine, windows(3))
-    assert engine.asked == [3]
+    assert (engine.asked, engine.options.max_num_batched_tokens) == (asked, smallest)
 
 
 def test_an_engine_that_is_found_dead_when_it_is_asked_is_one_line(log: Path) -> None:

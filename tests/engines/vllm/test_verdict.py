@@ -1,12 +1,17 @@
-"""The verdict of the self-test at the start, read from its answer. Needs no vLLM."""
+"""What is said of a vLLM that is running: its self-test, unread caches, rows for the noise floor. No engine."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from scoremode.core.scores.answers import Window, WindowList
 from scoremode.core.scores.packing import Words, line_words
-from scoremode.engines.vllm.self_test import TEST_TARGETS, Verdict, judge_answers
+from scoremode.engines.vllm.engine import ShortenedWindows
+from scoremode.engines.vllm.self_test import TEST_TARGETS, Verdict, judge_answers, unread_cache_note
 from scoremode.engines.vllm.wire import pack_words
 
 VOCABULARY = 50
@@ -49,3 +54,81 @@ def test_served_logits_of_a_float32_head_may_be_off_by_what_tf32_rounds() -> Non
     assert rounded.error <= rounded.allowed
     exact = judge_answers(said(-7.0, -0.5, apart=0.02, float32_products="ieee"), "float32")
     assert exact.error > exact.allowed
+
+
+def config(cache: str, *, mla: bool = False, sparse: bool = False) -> Any:
+    text = SimpleNamespace(index_topk=2048) if sparse else SimpleNamespace()
+    return SimpleNamespace(
+        cache_config=SimpleNamespace(cache_dtype=cache),
+        model_config=SimpleNamespace(use_mla=mla, hf_text_config=text),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=2048),
+    )
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        config("turboquant_k8v4"),
+        config("turboquant_3bit_nc"),
+        config("ultraquant_4bit"),
+        config("fp8", mla=True),
+        config("nvfp4_ds_mla", mla=True),
+    ],
+)
+def test_a_cache_that_prefill_does_not_read_gets_its_line(given: Any) -> None:
+    (line,) = unread_cache_note(given)
+    assert "is hardly measured" in line
+    assert "up to 2048 tokens" in line
+    assert given.cache_config.cache_dtype in line
+    assert line.endswith("measure it with --path decode")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        config("auto"),
+        config("fp8"),
+        config("nvfp4"),
+        config("int8_per_token_head"),
+        config("auto", mla=True),
+        config("bfloat16", mla=True),
+        config("fp8_ds_mla", mla=True, sparse=True),  # its prefill reads the cache
+    ],
+)
+def test_other_caches_get_none(given: Any) -> None:
+    assert unread_cache_note(given) == []
+
+
+def window(tokens: int, first: int = 0) -> Window:
+    ids = np.arange(tokens, dtype=np.int32)
+    return Window(ids, np.arange(first, tokens - 1, dtype=np.int32), ids[first + 1 :, None])
+
+
+@pytest.mark.parametrize(("tokens", "first"), [(48, 0), (48, 23), (2048, 0), (2048, 1535), (300, 200)])
+@pytest.mark.parametrize("step", [64, 512, 2048, 8192])
+def test_rows_of_the_last_step_are_counted_and_it_is_shorter_than_any_usual_one(
+    tokens: int, first: int, step: int
+) -> None:
+    shortened = ShortenedWindows(WindowList((window(tokens, first),)), step)
+    short, counted = shortened.window(0), shortened.rows_in_other_steps(0)
+    last = len(short.ids) - (len(short.ids) - 1) // step * step  # tokens of the last step, alone in flight
+    assert 0 < last < min(step, tokens)
+    assert counted.any()
+    rows = short.rows[counted]
+    assert rows.min() >= len(short.ids) - last
+    assert rows.max() < len(short.ids) < tokens
+    assert np.array_equal(short.ids, np.arange(len(short.ids)))
+    assert np.array_equal(short.targets[:, 0], short.rows + 1)
+    assert shortened.lengths.tolist() == [len(short.ids)]
+
+
+@pytest.mark.parametrize("item", [window(2), window(9), window(48, 40), window(400, 380)])
+def test_what_is_too_short_to_be_cut_is_not_counted(item: Window) -> None:
+    """A step with only a few tokens less might be padded to the same size."""
+    assert not ShortenedWindows(WindowList((item,)), 512).rows_in_other_steps(0).any()
+
+
+def test_a_window_that_asks_nothing_stays_empty() -> None:
+    empty = Window(np.arange(9, dtype=np.int32), np.zeros(0, np.int32), np.zeros((0, 1), np.int32))
+    shortened = ShortenedWindows(WindowList((empty,)), 512)
+    assert len(shortened.window(0).rows) == len(shortened.rows_in_other_steps(0)) == 0

@@ -102,7 +102,7 @@ def test_draws_from_the_models_own_distribution_have_one_log_probability(
 
 
 def test_a_pipeline_stage_that_does_not_sample_is_passed_over(own: Callable[..., Rollouts], small_llama: Path) -> None:
-    written = own("stages", samples=1, pipeline_parallel_size=2)
+    written = own("stages", samples=1, max_tokens=3, pipeline_parallel_size=2)
     assert sum(map(len, written.written)) > len(PROMPTS)
     raw, _ = longhand(small_llama, written.prompt_ids, written.written, DrawingRules())
     assert far(written.raw_logprob, raw) < 2e-5
