@@ -62,7 +62,7 @@ def test_killed_workers(nodes: Nodes, text: Path, tmp_path: Path) -> None:
     account = run.manifest["replicas"]
     assert account["deaths"] >= 1
     assert account["windows_again"] > 0
-    assert any("its process was killed or crashed" in event for event in account["events"])
+    assert any("its process or its node is gone" in event for event in account["events"])
     assert any("died" in note for note in run.manifest["notes"])
 
 
@@ -76,11 +76,11 @@ def test_a_lost_node(nodes: Nodes, text: Path, tmp_path: Path) -> None:
         timer.join()
     same(run, text)
     account = run.manifest["replicas"]
-    assert any("its node is gone" in event for event in account["events"])
+    assert any("its process or its node is gone" in event for event in account["events"])
 
 
 def test_a_window_that_kills_three_replicas_is_named(nodes: Nodes, text: Path, capfd: Any) -> None:
-    with pytest.raises(sm.ScoremodeError, match=r"three replicas died over window 12 ") as caught:
+    with pytest.raises(sm.ScoremodeError, match=r"three replicas died over window") as caught:
         sm.ppl("paced:wait=0.001,die=60", corpus=str(text), **SIZES, replicas=2, ray="auto")
     assert "run the same command again to resume" in str(caught.value)
 

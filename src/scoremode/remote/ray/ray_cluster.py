@@ -10,7 +10,6 @@ import secrets
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -20,8 +19,7 @@ from typing import Any
 from scoremode.core.installation import pip_install
 from scoremode.core.verbs.replicas import Spread
 from scoremode.errors import EngineError, OptionError, one_line
-from scoremode.remote.ray import process_guard
-from scoremode.remote.ray.room import Room
+from scoremode.remote.ray.replicas import Room
 
 START = "start one with ray start --head, or leave --ray out to start Ray on this machine"
 CONNECT_SECONDS = 3.0
@@ -41,7 +39,6 @@ class Cluster:
             raise OptionError(f"Ray is installed but cannot be imported ({error})", fix=pip_install("ray")) from None
         self.ray: Any = ray
         self._folder: str | None = None
-        self._guard: subprocess.Popen[bytes] | None = None
         self._token_before = _token_settings()
         self._is_ours = not self.ray.is_initialized()
         self.address = spread.ray or os.environ.get("RAY_ADDRESS") or None
@@ -61,14 +58,11 @@ class Cluster:
         else:
             _require_answer(self.address)
             shared["address"] = self.address
-        before = set(process_guard.descendants(os.getpid()))
         try:
             self.ray.init(**shared)
         except Exception as error:
             self.close()
             raise self._explained(error) from None
-        if self._folder is not None:
-            self._guard = process_guard.start(self._folder, before)
 
     def _explained(self, error: Exception) -> EngineError:
         why = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
@@ -96,9 +90,6 @@ class Cluster:
         count = f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}"
         return f"{count} with {gpus:g} GPU{'' if gpus == 1 else 's'} and {cpus:g} CPU{'' if cpus == 1 else 's'}"
 
-    def is_alive(self, node: str) -> bool:
-        return any(found["NodeID"] == node and found["Alive"] for found in self.ray.nodes())
-
     def close(self) -> None:
         """Leaves the cluster; stops Ray if it was started here."""
         if self._is_ours and self.ray.is_initialized():
@@ -106,9 +97,6 @@ class Cluster:
                 self.ray.shutdown()
         if self._is_ours and _token_settings() != self._token_before:
             _set_token(self._token_before)
-        guard, self._guard = self._guard, None
-        if guard is not None:
-            process_guard.stop(guard)
         folder, self._folder = self._folder, None
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -187,11 +175,6 @@ def reason_of(error: Exception) -> str:
         return "the cluster was started without Ray's token, and this process uses one: set RAY_AUTH_MODE=disabled"
     if "OOM" in kind or "OutOfMemory" in kind or "memory pressure" in text:
         return "it was killed because the node's memory was used up"
-    of_node = "node" in text.lower() and any(word in text for word in ("died", "failed", "lost"))
-    if of_node and "worker process" not in text:
-        return "its node is gone"
-    if "unavailable" in kind.lower():
-        return "it can no longer be reached: its process or its node is gone"
-    if "worker process has died" in text or "unexpected system error" in text:
-        return "its process was killed or crashed"
+    if "Unavailable" in kind or "worker process has died" in text or "unexpected system error" in text:
+        return "its process or its node is gone"
     return one_line(text)[:200] or kind
