@@ -66,6 +66,18 @@ def test_killed_workers(nodes: Nodes, text: Path, tmp_path: Path) -> None:
     assert any("died" in note for note in run.manifest["notes"])
 
 
+@pytest.mark.parametrize("pause", [0.0, 4.0])  # Ray has noticed nothing yet, or started another process
+def test_a_replica_that_dies_between_questions(nodes: Nodes, text: Path, tmp_path: Path, pause: float) -> None:
+    with sm.open("paced:wait=0.001", replicas=1, ray="auto") as model:
+        (pid,) = pids(engine_of(model, 1))
+        os.kill(pid, signal.SIGKILL)
+        time.sleep(pause)
+        run = model.ppl(corpus=str(text), out=tmp_path / "run", **SIZES)
+    same(run, text)
+    (member,) = run.manifest["replicas"]["members"]
+    assert member["starts"] == 2
+
+
 def test_a_lost_node(nodes: Nodes, text: Path, tmp_path: Path) -> None:
     lost = nodes.add()
     with sm.open("paced:wait=0.2", replicas=3, ray="auto", gpus_per_replica=1) as model:

@@ -19,7 +19,7 @@ from typing import Any
 from scoremode.core.installation import pip_install
 from scoremode.core.verbs.replicas import Spread
 from scoremode.errors import EngineError, OptionError, one_line
-from scoremode.remote.ray.replicas import Room
+from scoremode.remote.ray.replicas import NOT_OPEN, Room
 
 START = "start one with ray start --head, or leave --ray out to start Ray on this machine"
 CONNECT_SECONDS = 3.0
@@ -50,7 +50,7 @@ class Cluster:
         shared: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
         silence()
         if self.address is None:
-            cpus = max(os.cpu_count() or 1, round(spread.replicas * room.all_cpus + 0.5))
+            cpus = max(os.cpu_count() or 1, round(spread.replicas * room.cpus + 0.5))
             self._folder = tempfile.mkdtemp(prefix="scoremode-ray-")
             if not any(self._token_before.values()):  # the user has no settings of their own
                 _set_token({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
@@ -79,9 +79,9 @@ class Cluster:
 
     def fitting(self, room: Room) -> int:
         """How many replicas the nodes of the cluster could hold if nothing else ran on them."""
-        if room.over_nodes:
-            return sum(_times(node, room.gpus, room.cpus) for node in self._nodes()) // room.ranks
-        return sum(_times(node, room.all_gpus, room.all_cpus) for node in self._nodes())
+        wanted = [(kind, n) for kind, n in (("GPU", room.gpus), ("CPU", room.cpus)) if n > 0]
+        fits = [[int(node.get(kind, 0.0) / n + 1e-9) for kind, n in wanted] for node in self._nodes()]
+        return sum(min(times, default=1) for times in fits)
 
     def offers(self) -> str:
         """The resources of all nodes, in words."""
@@ -100,11 +100,6 @@ class Cluster:
         folder, self._folder = self._folder, None
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _times(node: dict[str, float], gpus: float, cpus: float) -> int:
-    fits = [node.get(kind, 0.0) / amount for kind, amount in (("GPU", gpus), ("CPU", cpus)) if amount > 0]
-    return int(min(fits) + 1e-9) if fits else 1
 
 
 # ── the token, without which strangers on the network could run code in a cluster ────────────────────────────────────
@@ -175,6 +170,7 @@ def reason_of(error: Exception) -> str:
         return "the cluster was started without Ray's token, and this process uses one: set RAY_AUTH_MODE=disabled"
     if "OOM" in kind or "OutOfMemory" in kind or "memory pressure" in text:
         return "it was killed because the node's memory was used up"
-    if "Unavailable" in kind or "worker process has died" in text or "unexpected system error" in text:
+    gone = ("worker process has died", "unexpected system error", NOT_OPEN)
+    if "Unavailable" in kind or any(words in text for words in gone):
         return "its process or its node is gone"
     return one_line(text)[:200] or kind

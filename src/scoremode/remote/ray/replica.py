@@ -26,6 +26,7 @@ from scoremode.core.scores.answers import check_shapes
 from scoremode.core.scores.packing import AnswerPacker, PackedAnswers
 from scoremode.core.verbs.replicas import OTHER_FILES, OpenWorker, Worker
 from scoremode.errors import EngineError, ScoremodeError
+from scoremode.remote.ray.replicas import NOT_OPEN
 from scoremode.remote.ray.sent import SentBaseline, WindowSubset
 from scoremode.values import Bools, Floats
 from scoremode.version import __version__
@@ -100,7 +101,8 @@ class Replica:
     """A worker that does pieces of work. Ray makes an actor of this class. Errors are returned instead of raised."""
 
     def __init__(self, spec: ReplicaSpec) -> None:
-        self._spec, self._worker = spec, None  # Ray calls this again when it starts the replica again
+        self._spec = spec
+        self._worker: Any = None  # not open, also after Ray has started the replica again
 
     def open(self) -> Opened | ScoremodeError:
         began, spec = time.perf_counter(), self._spec
@@ -115,17 +117,23 @@ class Replica:
         self._worker = worker.methods
         return Opened(worker.facts, worker.about, socket.gethostname(), os.getpid(), time.perf_counter() - began)
 
-    def call(self, method: str, *arguments: Any) -> Any:
+    def _method(self, name: str) -> Any:
+        if self._worker is None:
+            raise RuntimeError(NOT_OPEN)  # for the driver the same as a death
+        return getattr(self._worker, name)
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        method = self._method(name)
         try:
-            return getattr(self._worker, method)(*arguments)
+            return method(*arguments)
         except Exception as error:
             return as_our_error(error)
 
-    def stream(self, method: str, *arguments: Any) -> Iterator[Any]:
+    def stream(self, name: str, *arguments: Any) -> Iterator[Any]:
         """Yields what a method yields; then ``Finished`` or an error."""
-        began = time.perf_counter()
+        began, method = time.perf_counter(), self._method(name)
         try:
-            yield from getattr(self._worker, method)(*arguments)
+            yield from method(*arguments)
         except Exception as error:
             yield as_our_error(error)
         else:

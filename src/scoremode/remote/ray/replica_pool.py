@@ -23,7 +23,7 @@ AHEAD = 8  # items of a replica's stream that may wait to be read
 MOST_STARTS = 3  # of a process that dies before its worker is open
 MOST_DEATHS = 3  # of replicas over one piece
 NO_ROOM_SECONDS = 15.0  # how long a cluster may lack room for a single replica; a lost node may come back
-WAITING_SECONDS = 10.0  # after this time, the user is told what the pool waits for
+WAITING_SECONDS = 30.0  # after this time, the user is told what the pool waits for
 CLOSE_SECONDS = 5.0  # how long engines may take to end the processes that they started
 SHOW_SECONDS = 0.25  # between two updates of the progress line
 PROBE = -1  # instead of a piece's number
@@ -36,7 +36,6 @@ class ReplicaHandle:
 
     stats: ReplicaStats
     actor: Any
-    placement_group: Any = None  # set if its processes may be on several nodes
     opening: Any = None  # the reference of what ``open`` will return
     opened: Opened | None = None
     is_probed: bool = False
@@ -137,19 +136,8 @@ class ReplicaPool:
 
     def _start(self, stats: ReplicaStats, spec: ReplicaSpec, environment: dict[str, str]) -> ReplicaHandle:
         """Starts an actor, which Ray starts again wherever there is room if its process or its node dies."""
-        room, group = self.room, None
-        options: dict[str, Any] = {"num_cpus": room.all_cpus, "num_gpus": room.all_gpus}
-        if room.over_nodes:  # a bundle of resources for each rank; the actor is in the first one
-            from ray.util import placement_group
-            from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-            bundle = {kind: n for kind, n in (("GPU", room.gpus), ("CPU", room.cpus)) if n}
-            group = placement_group([dict(bundle) for _ in range(room.ranks)], strategy="PACK")
-            strategy = PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True)
-            options = {"scheduling_strategy": strategy, "num_gpus": 0, "num_cpus": room.cpus}
-        runtime = {"env_vars": environment}
-        actor = self._ray.remote(Replica).options(max_restarts=-1, runtime_env=runtime, **options).remote(spec)
-        replica = ReplicaHandle(stats, actor, group)
+        needs = {"num_cpus": self.room.cpus, "num_gpus": self.room.gpus, "runtime_env": {"env_vars": environment}}
+        replica = ReplicaHandle(stats, self._ray.remote(Replica).options(max_restarts=-1, **needs).remote(spec))
         replica.open()
         return replica
 
@@ -320,10 +308,6 @@ class ReplicaPool:
         replica.opening = replica.opened = None
         replica.sent.clear()
         self._ray.kill(replica.actor)
-        if replica.placement_group is not None:
-            from ray.util import remove_placement_group
-
-            remove_placement_group(replica.placement_group)
 
     def close(self) -> None:
         """Closes the workers of all replicas, then ends the replicas, and Ray if it was started for them."""
