@@ -19,7 +19,7 @@ from typing import Any
 from scoremode.core.installation import pip_install
 from scoremode.core.verbs.replicas import Spread
 from scoremode.errors import EngineError, OptionError, one_line
-from scoremode.remote.ray.replicas import NOT_OPEN, Room
+from scoremode.remote.ray.room import NOT_OPEN, Room
 
 START = "start one with ray start --head, or leave --ray out to start Ray on this machine"
 CONNECT_SECONDS = 3.0

@@ -26,7 +26,7 @@ from scoremode.core.scores.answers import check_shapes
 from scoremode.core.scores.packing import AnswerPacker, PackedAnswers
 from scoremode.core.verbs.replicas import OTHER_FILES, OpenWorker, Worker
 from scoremode.errors import EngineError, ScoremodeError
-from scoremode.remote.ray.replicas import NOT_OPEN
+from scoremode.remote.ray.room import NOT_OPEN
 from scoremode.remote.ray.sent import SentBaseline, WindowSubset
 from scoremode.values import Bools, Floats
 from scoremode.version import __version__

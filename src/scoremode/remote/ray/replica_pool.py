@@ -16,7 +16,7 @@ from scoremode.errors import EngineError, InputError, ScoremodeError
 from scoremode.remote.ray.ray_cluster import Cluster, reason_of
 from scoremode.remote.ray.replica import Finished, Opened, Replica, ReplicaSpec
 from scoremode.remote.ray.replica_log import ReplicaLog, ReplicaStats
-from scoremode.remote.ray.replicas import Room
+from scoremode.remote.ray.room import Room
 from scoremode.values import Bools
 
 AHEAD = 8  # items of a replica's stream that may wait to be read
