@@ -262,6 +262,7 @@ class ReplicaPool:
             return
         numbers = [number for number, _ in replica.sent if number != PROBE]
         again = 0 if work is None else work.put_back(numbers, error, why)
+        self._idle_since = time.monotonic()
         self.log.counts["deaths"] += 1
         self.log.counts["again"] += again
         words = f"; {again} {self.log.unit}s go to others" if again else ""
@@ -293,16 +294,19 @@ class ReplicaPool:
 
     def ask(self, method: str, *arguments: Any) -> Any:
         """Calls a method of one replica, or of another if that one dies. Raises an error that the engine returns."""
-        while True:
+        why = ""
+        for _ in range(MOST_DEATHS):
             replica = self.wait_for_one()
             try:
                 found = self._ray.get(replica.actor.call.remote(method, *arguments))
             except self._ray.exceptions.RayError as error:
+                why = reason_of(error)
                 self._lost(None, replica, error)
                 continue
             if isinstance(found, ScoremodeError):
                 raise found
             return found
+        raise EngineError(f"three replicas died over one question ({why})", fix=RESUME)
 
     def _end(self, replica: ReplicaHandle) -> None:
         replica.opening = replica.opened = None
