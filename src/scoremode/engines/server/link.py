@@ -102,7 +102,7 @@ class Link:
                 max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=None
             ),
         )
-        self._stop = threading.Event()
+        self._stop, self._lock = threading.Event(), threading.Lock()
         self._told = False  # was the user told that the server does not answer?
 
     def __repr__(self) -> str:
@@ -268,7 +268,8 @@ class Link:
 
     def _count(self, event: str, _: Mapping[str, Any]) -> None:
         """Counts new connections. httpx calls it at every step of a request."""
-        self.made += event.endswith("connect_tcp.complete")
+        with self._lock:  # a connection that is not counted would hide another server behind it
+            self.made += event.endswith("connect_tcp.complete")
 
     def close(self) -> None:
         """Stops all requests."""
