@@ -107,6 +107,11 @@ def test_an_engine_that_does_not_open(nodes: Nodes, text: Path, capfd: Any) -> N
         sm.ppl("paced:refuse=1", corpus=str(text), **SIZES, replicas=2, ray="auto")
 
 
+def test_a_process_that_dies_whenever_it_opens_its_engine(nodes: Nodes, text: Path, capfd: Any) -> None:
+    with pytest.raises(sm.ScoremodeError, match=r"^all 2 replicas are gone \(its process or its node is gone\)"):
+        sm.ppl("paced:crash=1", corpus=str(text), **SIZES, replicas=2, ray="auto")
+
+
 def test_a_node_with_other_weights_is_left_out(nodes: Nodes, text: Path, tmp_path: Path) -> None:
     other = nodes.add(cpus=1, environment={paced.WEIGHTS: "others"})
     with sm.open("paced:wait=0.01", replicas=3, ray="auto", gpus_per_replica=1) as model:

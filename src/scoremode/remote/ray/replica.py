@@ -104,6 +104,9 @@ class Replica:
         self._spec = spec
         self._worker: Any = None  # not open, also after Ray has started the replica again
 
+    def is_up(self) -> None:
+        """Returns as soon as the actor has a process."""
+
     def open(self) -> Opened | ScoremodeError:
         began, spec = time.perf_counter(), self._spec
         if os.path.isdir(spec.folder):

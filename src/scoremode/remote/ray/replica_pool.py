@@ -36,7 +36,9 @@ class ReplicaHandle:
 
     stats: ReplicaStats
     actor: Any
-    opening: Any = None  # the reference of what ``open`` will return
+    opening: Any = None  # the reference of what ``is_up`` or ``open`` will return
+    is_up: bool = False  # does its process run?
+    failures: int = 0  # of its process, in a row, while it opened its worker
     opened: Opened | None = None
     is_probed: bool = False
     sent: deque[tuple[int, Any]] = field(default_factory=deque)  # numbers of pieces, with the streams of their results
@@ -48,9 +50,10 @@ class ReplicaHandle:
         return self.sent[0][1] if self.sent else self.opening
 
     def open(self) -> None:
-        self.opened, self.is_probed = None, False
+        """Waits for the process, however long Ray needs to start it; its worker is opened then."""
+        self.opened, self.is_probed, self.is_up = None, False, False
         self.sent.clear()
-        self.opening = self.actor.open.options(max_task_retries=MOST_STARTS - 1).remote()
+        self.opening = self.actor.is_up.options(max_task_retries=-1).remote()
 
     def send(self, number: int, method: str, *arguments: Any) -> None:
         """Calls a method of its worker, which yields results as a stream that ends with ``Finished`` or an error."""
@@ -184,8 +187,10 @@ class ReplicaPool:
                 said = EngineError("its answers ended before they were complete", fix="run it again")
             except self._ray.exceptions.RayError as error:
                 said = error
-            if isinstance(said, Opened):
-                replica.opening, replica.opened = None, said
+            if said is None and not replica.is_up:
+                replica.opening, replica.is_up = replica.actor.open.remote(), True
+            elif isinstance(said, Opened):
+                replica.opening, replica.opened, replica.failures = None, said, 0
                 replica.stats.add_start(said.host, said.facts.device, said.seconds)
             else:
                 yield replica, said
@@ -258,7 +263,11 @@ class ReplicaPool:
         """Gives the pieces of a replica that died, or whose engine failed, to others. Ray starts it again."""
         name, why = replica.stats.name, str(error) if isinstance(error, ScoremodeError) else reason_of(error)
         if replica.opening is not None:
-            self._leave_out(replica, error, why)
+            replica.failures += 1
+            if isinstance(error, ScoremodeError) or not replica.is_up or replica.failures >= MOST_STARTS:
+                self._leave_out(replica, error, why)
+            else:
+                replica.open()
             return
         numbers = [number for number, _ in replica.sent if number != PROBE]
         again = 0 if work is None else work.put_back(numbers, error, why)
