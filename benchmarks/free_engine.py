@@ -73,7 +73,7 @@ class FreePlugin(EnginePlugin):
     def open(self, subject: Subject, options: Any, work: Work) -> Engine:
         told = dict(part.split("=") for part in subject.name.removeprefix(PREFIX).split(",") if part)
         if "block" in told:
-            from scoremode.remote.ray import scoring_worker
+            from scoremode.remote.ray import replica
 
-            scoring_worker.BLOCK_BYTES = int(told["block"])
+            replica.BLOCK_BYTES = int(told["block"])
         return FreeEngine()

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from scale_simulation import Assumptions, Job, Measured, Outcome, Simulation
 
-from scoremode.remote.ray.scoring_worker import BLOCK_BYTES, block_seconds
+from scoremode.remote.ray.replica import BLOCK_BYTES, block_seconds
 
 H200_8B = 39_322.0  # tokens/s of one H200, Llama-3.1-8B in bfloat16, all columns, exact head: benchmarks/RESULTS.md
 H200_HALF_B = 390_110.0  # the shape of Qwen2.5-0.5B

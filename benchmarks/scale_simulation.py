@@ -1,7 +1,7 @@
 """A run on many replicas, event by event: starts, pieces of work, blocks of answers, failures, and the one driver.
 
 Nothing here is a formula for efficiency. Replicas start, are sent pieces, answer block by block, die and come back as
-events on a clock. The pieces are cut by scoremode's own rule (``remote/ray/scoring.py``). What is not measured is an
+events on a clock. The pieces are cut by scoremode's own rule (``remote/ray/engine.py``). What is not measured is an
 assumption, and is named as one in ``Assumptions``.
 """
 
@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scoremode.remote.ray.pieces import AHEAD
-from scoremode.remote.ray.scoring import Batches, Scoring
+from scoremode.remote.ray.engine import DEPTH, Batches
+from scoremode.remote.ray.replica_pool import AHEAD
 
 HOUR = 3600.0
 
@@ -153,7 +153,7 @@ class Simulation:
 
     def _send_to(self, replica: _Replica) -> None:
         """As ``remote/ray/replica_pool.py`` does: two pieces at a time."""
-        while len(replica.pieces) < Scoring.depth and self._waiting:
+        while len(replica.pieces) < DEPTH and self._waiting:
             replica.pieces.append(self._waiting.popleft())
             if len(replica.pieces) == 1:
                 begins = self.now

@@ -15,7 +15,7 @@ import pytest
 from scoremode.remote.ray import ray_cluster
 from tests.remote.ray import paced, ray_workers
 
-WITHOUT_RAY = ("test_pieces", "test_side_by_side", "test_spread")
+WITHOUT_RAY = ("test_pieces", "test_spread")
 ROOT = Path(__file__).resolve().parents[3]
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # else every cluster starts processes that nobody uses

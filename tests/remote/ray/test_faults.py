@@ -62,8 +62,20 @@ def test_killed_workers(nodes: Nodes, text: Path, tmp_path: Path) -> None:
     account = run.manifest["replicas"]
     assert account["deaths"] >= 1
     assert account["windows_again"] > 0
-    assert any("its process was killed or crashed" in event for event in account["events"])
+    assert any("its process or its node is gone" in event for event in account["events"])
     assert any("died" in note for note in run.manifest["notes"])
+
+
+@pytest.mark.parametrize("pause", [0.0, 4.0])  # Ray has noticed nothing yet, or started another process
+def test_a_replica_that_dies_between_questions(nodes: Nodes, text: Path, tmp_path: Path, pause: float) -> None:
+    with sm.open("paced:wait=0.001", replicas=1, ray="auto") as model:
+        (pid,) = pids(engine_of(model, 1))
+        os.kill(pid, signal.SIGKILL)
+        time.sleep(pause)
+        run = model.ppl(corpus=str(text), out=tmp_path / "run", **SIZES)
+    same(run, text)
+    (member,) = run.manifest["replicas"]["members"]
+    assert member["starts"] == 2
 
 
 def test_a_lost_node(nodes: Nodes, text: Path, tmp_path: Path) -> None:
@@ -76,11 +88,11 @@ def test_a_lost_node(nodes: Nodes, text: Path, tmp_path: Path) -> None:
         timer.join()
     same(run, text)
     account = run.manifest["replicas"]
-    assert any("its node is gone" in event for event in account["events"])
+    assert any("its process or its node is gone" in event for event in account["events"])
 
 
 def test_a_window_that_kills_three_replicas_is_named(nodes: Nodes, text: Path, capfd: Any) -> None:
-    with pytest.raises(sm.ScoremodeError, match=r"three replicas died over window 12 ") as caught:
+    with pytest.raises(sm.ScoremodeError, match=r"three replicas died over window") as caught:
         sm.ppl("paced:wait=0.001,die=60", corpus=str(text), **SIZES, replicas=2, ray="auto")
     assert "run the same command again to resume" in str(caught.value)
 
@@ -93,6 +105,11 @@ def test_an_error_of_the_engine_is_said_once_in_its_own_words(nodes: Nodes, text
 def test_an_engine_that_does_not_open(nodes: Nodes, text: Path, capfd: Any) -> None:
     with pytest.raises(sm.ScoremodeError, match=r"^this table never opens; choose another$"):
         sm.ppl("paced:refuse=1", corpus=str(text), **SIZES, replicas=2, ray="auto")
+
+
+def test_a_process_that_dies_whenever_it_opens_its_engine(nodes: Nodes, text: Path, capfd: Any) -> None:
+    with pytest.raises(sm.ScoremodeError, match=r"^all 2 replicas are gone \(its process or its node is gone\)"):
+        sm.ppl("paced:crash=1", corpus=str(text), **SIZES, replicas=2, ray="auto")
 
 
 def test_a_node_with_other_weights_is_left_out(nodes: Nodes, text: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from scoremode.core.engine.batching import prompt_groups
 from scoremode.core.scores.answers import Answers, Window, WindowList
 from scoremode.core.scores.packing import AnswerPacker
-from scoremode.remote.ray.scoring import MOST_TOKENS, Batches
+from scoremode.remote.ray.engine import MOST_TOKENS, Batches
 from scoremode.remote.ray.sent import subset_of
 
 
@@ -64,9 +64,9 @@ def test_without_batches_windows_of_a_prompt_stay_together() -> None:
     source = source_of(7, [5, 1, 5, 0, 1, 1, 9])
     ours = Batches.of(source, None)
     expected = [batch.tolist() for batch in prompt_groups(source)]
-    assert [ours.windows(batch).tolist() for batch in range(len(ours))] == expected
+    assert [batch.tolist() for batch in ours.each()] == expected
     alone = Batches.of(source_of(5), None)
-    assert [alone.windows(batch).tolist() for batch in range(len(alone))] == [[0], [1], [2], [3], [4]]
+    assert [batch.tolist() for batch in alone.each()] == [[0], [1], [2], [3], [4]]
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -77,7 +77,7 @@ def test_pieces_have_each_batch_once_and_leave_out_what_is_done(seed: int, share
     batches = Batches.of(source, np.array_split(rng.permutation(60), 17))
     pieces = list(batches.pieces(done, sharers))
     assert [one.start for one in pieces[1:]] == [one.stop for one in pieces[:-1]]
-    unfinished = {batch for batch in range(17) if not done[batches.windows(batch)].all()}
+    unfinished = {batch for batch, windows in enumerate(batches.each()) if not done[windows].all()}
     assert unfinished <= {batch for piece in pieces for batch in piece}
     assert all(unfinished & set(piece) for piece in pieces), "no piece without work"
     assert not list(batches.pieces(np.ones(60, bool), sharers))

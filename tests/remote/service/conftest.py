@@ -88,15 +88,6 @@ class ServedModel(LocalServer):
             status, data, told = error.code, error.read(), error.headers.get("content-type", "")
         return status, json.loads(data) if "json" in told else data
 
-    def running(self) -> float:
-        """Requests that vLLM holds, by its own metrics."""
-        _, data = self.ask("/metrics")
-        lines = data.decode().splitlines()
-        names = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
-        found = [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(names)]
-        assert found, "vLLM's metrics name no requests"
-        return sum(found)
-
 
 @pytest.fixture(scope="session")
 def served(small_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:

@@ -1,4 +1,4 @@
-"""Parts of the service without a server: whose turn it is, and a server that changes."""
+"""Parts of the service without a server: bodies of requests, and a server that changes."""
 
 from __future__ import annotations
 
@@ -24,50 +24,9 @@ from scoremode.engines.server.served import ServerFacts, find_service, is_servic
 from scoremode.engines.server.server_options import ServerOptions
 from scoremode.engines.server.subject import ComparedTokenizer, ServedSubject
 from scoremode.errors import EngineError
-from scoremode.remote.service.requests import Bodies
+from scoremode.remote.service.requests import TooLargeError, body_of
 
 pytest.importorskip("vllm", reason="needs vLLM")
-
-
-# ── turns ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_turns_are_taken_in_order_and_given_back() -> None:
-    from scoremode.remote.service.scorer import TokensInFlight
-
-    async def play() -> tuple[list[int], int]:
-        flow, order, open_gate = TokensInFlight(10), list[int](), asyncio.Event()
-
-        async def one(number: int, tokens: int) -> None:
-            async with flow.of(tokens):
-                order.append(number)
-                await open_gate.wait()
-
-        tasks = [asyncio.create_task(one(n, t)) for n, t in enumerate((6, 4, 25, 1, 3))]
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert order == [0, 1], "the third does not fit, and nobody overtakes it"
-        tasks[2].cancel()  # its client is gone
-        tasks[0].cancel()
-        for _ in range(4):
-            await asyncio.sleep(0)
-        assert order == [0, 1, 3, 4]
-        open_gate.set()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        return order, flow.used
-
-    order, used = asyncio.run(play())
-    assert order == [0, 1, 3, 4]
-    assert used == 0, "all room is given back"
-
-
-def test_one_is_let_in_however_large_it_is() -> None:
-    from scoremode.remote.service.scorer import TokensInFlight
-
-    async def play() -> None:
-        flow = TokensInFlight(10)
-        async with flow.of(1000):
-            assert flow.used == 1000
-
-    asyncio.run(asyncio.wait_for(play(), 5))
 
 
 # ── a server that changes ────────────────────────────────────────────────────────────────────────────────────────────
@@ -204,37 +163,25 @@ def test_a_service_that_gives_no_numbers_is_told_apart_from_a_model_here(address
 
 # ── bad clients ──────────────────────────────────────────────────────────────────────────────────────────────────────
 class Sending:
-    """A request whose body comes in chunks; with ``stalls``, nothing follows them."""
+    """A request whose body comes in chunks."""
 
-    def __init__(self, *chunks: bytes, declared: int | None = None, stalls: bool = False) -> None:
-        self.headers = {} if declared is None else {"content-length": str(declared)}
-        self.chunks, self.stalls = chunks, stalls
+    def __init__(self, *chunks: bytes, declared: str | None = None) -> None:
+        self.headers = {} if declared is None else {"content-length": declared}
+        self.chunks, self.read = chunks, 0
 
     async def stream(self) -> Any:
         for chunk in self.chunks:
+            self.read += 1
             yield chunk
-        if self.stalls:
-            await asyncio.sleep(60)
 
 
-def test_a_client_that_stalls_takes_no_room() -> None:
-    held = Bodies(100, 100)
-
-    async def stalls() -> None:
-        async with held.of(Sending(b"x", declared=100, stalls=True)):
-            pass
-
-    async def both() -> None:
-        stalling = asyncio.create_task(stalls())
-        await asyncio.sleep(0.05)
-        assert held.held == 1
-        async with held.of(Sending(b"y" * 99, declared=99)) as body:
-            assert len(body) == 99
-        stalling.cancel()  # as when its client is let go
-        await asyncio.gather(stalling, return_exceptions=True)
-
-    asyncio.run(both())
-    assert held.held == 0
+@pytest.mark.parametrize(("declared", "read"), [(None, 3), ("5", 3), ("101", 0), ("9" * 40, 0), ("-1", 0), ("x", 0)])
+def test_a_body_that_is_too_large_is_not_read_to_its_end(declared: str | None, read: int) -> None:
+    assert asyncio.run(body_of(Sending(b"x" * 99, b"y"), 100)) == b"x" * 99 + b"y"
+    sending = Sending(*[b"x" * 40] * 9, declared=declared)
+    with pytest.raises(TooLargeError, match="more than 100 bytes"):
+        asyncio.run(body_of(sending, 100))
+    assert sending.read == read
 
 
 def test_too_many_windows_are_refused_before_they_are_made() -> None:

@@ -296,31 +296,6 @@ def test_two_clients_at_once(served: ServedModel) -> None:
             assert a.entropy is not None
 
 
-def test_a_client_that_vanishes_frees_its_requests(served: ServedModel) -> None:
-    ids = np.tile(np.arange(3, 259, dtype=np.int32), 1)
-    window = Window(ids, np.arange(255, dtype=np.int32), ids[1:, None])
-    body = message(*[window] * 384)
-    with socket.create_connection(("127.0.0.1", served.port)) as door:
-        door.sendall(
-            f"POST {SCORE} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Type: {CONTENT_TYPE}\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n".encode()
-            + body
-        )
-        ends = time.monotonic() + 120
-        while served.running() == 0 and time.monotonic() < ends:
-            time.sleep(0.02)
-        assert served.running() > 0
-    began = time.monotonic()
-    while served.running() > 0 and time.monotonic() < began + 30:
-        time.sleep(0.05)
-    freed = time.monotonic() - began
-    began = time.monotonic()
-    status, _ = served.ask(SCORE, body, CONTENT_TYPE)
-    whole = time.monotonic() - began
-    assert status == 200
-    assert freed < whole / 2, f"requests of a client that is gone ran for {freed:.1f} s of {whole:.1f} s"
-
-
 # ── what the client's engine refuses ─────────────────────────────────────────────────────────────────────────────────
 def test_what_a_service_cannot_give(served: ServedModel, tmp_path: Path) -> None:
     engine = engine_of(served)
@@ -334,14 +309,6 @@ def test_what_a_service_cannot_give(served: ServedModel, tmp_path: Path) -> None
     sm.reference("table:uniform", tmp_path / "kept", text=TEXT)
     with pytest.raises(EngineError, match="cannot be compared with a baseline; use --engine transformers or"):
         sm.compare(str(tmp_path / "kept"), "llama", engine=served.address, api_key_env="SERVICE_KEY")
-
-
-def test_the_start_was_told(served: ServedModel) -> None:
-    ends = time.monotonic() + 10
-    while "scoremode: ready after" not in served.said() and time.monotonic() < ends:
-        time.sleep(0.1)  # it looks twice a second
-    said = served.said()
-    assert said.index("the server loads its libraries and the weights") < said.index("scoremode: ready after")
 
 
 def test_the_engine_opens_without_asking_for_scores(served: ServedModel) -> None:

@@ -120,7 +120,9 @@ def test_a_commit_of_somebody_else_is_never_overwritten(hub: Hub, tmp_path: Path
         add_commit(repo, "a card")
 
     hub.before_commit = edit
-    sm.ppl("table:successor", **QUESTION, out=URI)
+    with pytest.raises(StorageError, match=r"the run is complete, but .* somebody else made a commit meanwhile"):
+        sm.ppl("table:successor", **QUESTION, out=URI)
+    assert sm.ppl("table:successor", **QUESTION, out=URI).cached
     repo = hub.repos[NAME]
     assert repo.messages == ["a card", "Add a run made by scoremode"]
     assert repo.files["README.md"] == b"# a card"
@@ -134,8 +136,9 @@ def test_a_commit_of_somebody_else_is_never_overwritten(hub: Hub, tmp_path: Path
         add_commit(repo, "another run")
 
     hub.before_commit = another
-    with pytest.raises(RunError, match="contains another run"):
-        sm.ppl("table:successor", **QUESTION, out=f"{URI}/sub")
+    for kind, words in ((StorageError, "somebody else made a commit"), (RunError, "contains another run")):
+        with pytest.raises(kind, match=words):
+            sm.ppl("table:successor", **QUESTION, out=f"{URI}/sub")
 
 
 def test_a_reference_is_replaced_with_all_of_its_files(hub: Hub, small_shards: None) -> None:

@@ -1,13 +1,12 @@
 """Many candidates, one after the other.
 
 A candidate that fails does not stop the others. At the end, CandidatesError is raised, with the reason of each failure
-and the results of the other candidates. An error that scoremode does not expect is raised as it is.
+and the results of the other candidates.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from scoremode.core.verbs.progress import Progress, announce
@@ -22,10 +21,7 @@ from scoremode.errors import (
     StorageError,
 )
 
-logger = logging.getLogger(__name__)
-
 T = TypeVar("T")
-SHOWN = 2  # candidates that the progress line names
 FOR_ALL = (CorpusError, MethodError, OptionError)  # of the first candidate: the question is wrong, not the model
 
 
@@ -36,10 +32,11 @@ def score_in_turn(names: Sequence[str], score: Callable[[str], T], progress: Pro
     be reached.
     """
     scored: dict[str, T] = {}
-    failed: dict[str, BaseException] = {}
+    failed: dict[str, ScoremodeError] = {}
     for name in names:
         if len(names) > 1:
-            announce(progress, state_of_candidates(len(scored), len(failed), len(names), [name]), "label")
+            done = f"{len(scored)} of {len(names)} candidates scored" + (f", {len(failed)} failed" if failed else "")
+            announce(progress, f"{done}; now {short(name)}", "label")
         try:
             scored[name] = score(name)
         except (ScoremodeError, OSError, MemoryError) as error:
@@ -51,38 +48,6 @@ def score_in_turn(names: Sequence[str], score: Callable[[str], T], progress: Pro
             elif isinstance(error, OSError):
                 error = EngineError(f"{type(error).__name__}: {error}", fix="run the same command again")
             failed[name] = error
-    raise_failures(names, scored, failed)
+    if failed:
+        raise CandidatesError(scored, failed)
     return scored
-
-
-def raise_failures(names: Sequence[str], scored: Mapping[str, T], failed: Mapping[str, BaseException]) -> None:
-    """Raises CandidatesError if candidates failed; if one failed unexpectedly, logs the others and raises its error."""
-    expected = {name: failed[name] for name in names if name in failed and isinstance(failed[name], ScoremodeError)}
-    bugs = [name for name in names if name in failed and name not in expected]
-    if not bugs:
-        if failed:
-            raise CandidatesError(scored, expected)  # type: ignore[arg-type]  # only ScoremodeErrors are expected
-        return
-    for name in names:
-        if name in failed and name != bugs[0]:
-            logger.error("%s: %s", name, failed[name])
-    logger.error(
-        "%s could not be scored; %d of %d candidates were scored and are kept", bugs[0], len(scored), len(names)
-    )
-    raise failed[bugs[0]]
-
-
-def state_of_candidates(scored: int, failed: int, of: int, running: Sequence[str]) -> str:
-    """The label of the progress line: how many candidates are done, and which are being scored."""
-    some_failed = f", {failed} failed" if failed else ""
-    return f"{scored} of {of} candidates scored{some_failed}; now {_few([short(name) for name in running])}"
-
-
-def _few(names: list[str]) -> str:
-    """``a, b and 6 more``: a line of a terminal has room for two.
-
-    >>> _few(["a", "b", "c"]), _few([])
-    ('a, b and 1 more', 'none')
-    """
-    shown = ", ".join(names[:SHOWN]) or "none"
-    return f"{shown} and {len(names) - SHOWN} more" if len(names) > SHOWN else shown

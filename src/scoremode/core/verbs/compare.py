@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, Unpack
 
@@ -44,7 +43,6 @@ from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, Si
 from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.progress_display import shows_progress
 from scoremode.core.verbs.reference import reference_of
-from scoremode.core.verbs.replicas import replicas_class
 from scoremode.core.verbs.sides import CompareRequest, Folders, ModelSettings, assign_engines, is_stored
 from scoremode.errors import CandidatesError, InputError, ScoremodeError
 
@@ -253,32 +251,20 @@ def compare_model(
     return compare_with(stored.beside(candidate, question, folders), candidate, folders)
 
 
-# ── one after the other, or on a cluster ──────────────────────────────────────────────────────────────────────────────
-ScoreCandidate = Callable[[LazyModel, Folders], Comparison]
-"""Scores a candidate into these folders."""
-
-
+# ── one after the other ──────────────────────────────────────────────────────────────────────────────────────────────
 def _score_each(
-    models: Mapping[str, ModelSettings], folders: Folders, score: ScoreCandidate
+    models: Mapping[str, ModelSettings], folders: Folders, score: Callable[[LazyModel, Folders], Comparison]
 ) -> tuple[dict[str, Comparison], dict[str, ScoremodeError]]:
-    """Scores the candidates that are models; returns the comparisons and the errors of those that failed, by name.
+    """Scores the candidates that are models, each freed before the next is loaded.
 
-    They are scored one by one, each freed before the next is loaded; with replicas, as soon as the cluster has room.
+    Returns the comparisons and the errors of those that failed, by name.
     """
 
-    def score_one(settings: ModelSettings, where: Folders) -> Comparison:
-        with closing(settings.prepare()) as model:
-            return score(model, where)
+    def score_one(name: str) -> Comparison:
+        with closing(models[name].prepare()) as model:
+            return score(model, folders)
 
-    def score_share(name: str, replicas: int, progress: Progress) -> Comparison:
-        its = replace(models[name], options={**models[name].options, "replicas": replicas})
-        return score_one(its, replace(folders, progress=progress))
-
-    spread = next((its.spread for its in models.values() if its.spread is not None), None)
     try:
-        if spread is None or len(models) < 2:
-            return score_in_turn(list(models), lambda name: score_one(models[name], folders), folders.progress), {}
-        engines = {name: (its.plugin, its.engine_options()) for name, its in models.items()}
-        return replicas_class().side_by_side(spread, engines, score_share, folders.progress), {}
+        return score_in_turn(list(models), score_one, folders.progress), {}
     except CandidatesError as error:
         return error.found, error.failed

@@ -5,22 +5,20 @@ A wing offers the class of its ``Replicas`` under the kind "replicas". If none d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 from scoremode.core import extensions
 
 if TYPE_CHECKING:
     from scoremode.core.engine.base import Engine, EngineFacts
-    from scoremode.core.engine.options import Options
-    from scoremode.core.engine.plugin import EnginePlugin, Work
+    from scoremode.core.engine.plugin import Work
     from scoremode.core.engine.registry import Chosen
     from scoremode.core.verbs.progress import Progress
     from scoremode.values import Bools, Ints
 
-T = TypeVar("T")
-OTHER_FILES = "give every node the same files, versions and options"  # an error with this fix is not tried again
+OTHER_FILES = "give every node the same files, versions and options"
 
 
 class SpreadArguments(TypedDict, total=False):
@@ -80,15 +78,23 @@ class Worker:
 OpenWorker = Callable[["Chosen", "Work"], Worker]
 
 
+def _one_result(said: Any) -> Iterable[tuple[int, Any]]:
+    return (said,)
+
+
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Work that replicas share. A replica has one piece at a time, and another has it if that one dies or fails."""
+    """Work that replicas share. If a replica dies or fails, another one has its pieces."""
 
     unit: str  # what a result is called
     fix: str  # what the user can do if replicas die during this work
-    method: str  # of the worker; yields results, each with its place in the piece
+    method: str  # of the worker; a generator
     members: Sequence[Ints]  # the indices of the results of each piece
     arguments: Callable[[int, Bools], tuple[Any, ...]]  # the method's, from a piece's number and what is done
+    read: Callable[[Any], Iterable[tuple[int, Any]]] = (
+        _one_result  # what the method yields ─▶ places in the piece, results
+    )
+    ahead: int = 1  # pieces that a replica has at a time
 
 
 class Pool(Protocol):
@@ -133,12 +139,3 @@ class Replicas(Protocol):
     @staticmethod
     def require() -> None:
         """Refuses replicas if a package that they need is not installed."""
-
-    @staticmethod
-    def side_by_side(
-        spread: Spread,
-        engines: Mapping[str, tuple[EnginePlugin, Options]],
-        score: Callable[[str, int, Progress], T],
-        progress: Progress | None,
-    ) -> dict[str, T]:
-        """Scores candidates by name, several at a time; ``score`` gets a name and how many replicas it may have."""

@@ -4,7 +4,7 @@ The first check is made once, on a probe:
 
 one two three one two three …     repeated text becomes likely: sums of probabilities come near 1, never above it
 one two three one                 the same scores as inside the longer text: no score depends on later tokens
-one two three one two three … X   another last token: only its own score changes
+one two three one two three … X   another last token: no other score changes
 
 The sum of the k largest of V probabilities is at least k / V. Logits would pass as log-probabilities only if they met
 both bounds at every position.
@@ -68,20 +68,11 @@ def probe(link: Link, form: Form, model: str, ids: Sequence[int]) -> ProbeResult
 
     whole, half = scores(ids), len(ids) // 2
     _require_same(link, whole[: half - 1], scores(ids[:half]))
-    last_decides = False  # does another last token change its own score? It must change no other score
-    for other in [i for i in dict.fromkeys(ids) if i != ids[-1]][:3]:
-        found = scores([*ids[:-1], other])
-        _require_same(link, whole[:-1], found[:-1])
-        if distance(whole[-1:], found[-1:]) > SAME:
-            last_decides = True
-            break
-    if not form.names_ids and not last_decides:
-        raise EngineError(
-            f"{link.root} does not say which tokens its scores are about, and another last token changes no score",
-            fix="use a server that has prompt_logprobs",
-        )
+    other = next((i for i in ids if i != ids[-1]), None)  # as the last token, it must change no other score
+    if other is not None:
+        _require_same(link, whole[:-1], scores([*ids[:-1], other])[:-1])
     largest = _largest(link, form, model, ids)
-    mass = None if largest is None else _mass(link, form, largest)
+    mass = None if largest is None else _mass(link, largest)
     return ProbeResult(tuple(ids), whole, mass, tuple(_notes(form, mass)))
 
 
@@ -112,14 +103,13 @@ def _largest(link: Link, form: Form, model: str, ids: Sequence[int]) -> list[lis
     return None
 
 
-def _mass(link: Link, form: Form, largest: list[list[float]]) -> tuple[float, float]:
+def _mass(link: Link, largest: list[list[float]]) -> tuple[float, float]:
     sums = [sum(found) for found in largest]
     if max(sums) > ALMOST_ONE:
         raise not_logprobs(link, f"the probabilities of {len(largest[0])} tokens sum to {max(sums):.4g}")
-    if form.names_ids:  # otherwise tokens with the same text are counted once
-        too_little = [s for s, found in zip(sums, largest, strict=True) if s < len(found) / LARGEST_VOCABULARY]
-        if too_little:
-            raise not_logprobs(link, f"the largest probabilities sum to only {min(too_little):.2g}")
+    too_little = [s for s, found in zip(sums, largest, strict=True) if s < len(found) / LARGEST_VOCABULARY]
+    if too_little:
+        raise not_logprobs(link, f"the largest probabilities sum to only {min(too_little):.2g}")
     return min(sums), max(sums)
 
 
@@ -127,8 +117,6 @@ def _notes(form: Form, mass: tuple[float, float] | None) -> list[str]:
     found = []
     if form is not FORMS[0]:
         found.append("the server has no prompt_logprobs: scored by echo")
-    if not form.names_ids:
-        found.append("the server does not repeat the ids of tokens: that scores belong to them was checked on a probe")
     if mass is None:
         found.append("the server gives one probability a token: that its numbers are log-probabilities is unproven")
     elif mass[1] < PEAKED:

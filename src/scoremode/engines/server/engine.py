@@ -304,29 +304,26 @@ def in_threads(count: int, work: Callable[[T], R], items: Iterable[T]) -> Iterat
                 done.put(error)
                 return
 
-    def take() -> tuple[T, R]:
-        found = done.get()
-        if isinstance(found, BaseException):
-            raise found
-        return found
-
-    def feed(room: int) -> int:
-        fed = 0
-        for item in islice(waiting, room):
-            todo.put((item,))
-            fed += 1
-        return fed
-
-    waiting = iter(items)
+    waiting, pending, room = iter(items), 0, 2 * count
     for _ in range(count):
         threading.Thread(target=work_on_items, daemon=True, name="scoremode-request").start()
     try:
-        pending = feed(2 * count)
-        while pending:
-            finished = [take()]
+        while True:
+            for item in islice(waiting, room):
+                todo.put((item,))
+                pending += 1
+            if not pending:
+                return
+            found = [done.get()]
             while not done.empty():
-                finished.append(take())
-            pending += feed(len(finished)) - len(finished)
+                found.append(done.get())
+            finished = list[tuple[T, R]]()
+            for one in found:
+                if isinstance(one, BaseException):
+                    raise one
+                finished.append(one)
+            room = len(finished)
+            pending -= room
             yield finished
     finally:
         for _ in range(count):

@@ -2,31 +2,22 @@
 
 Answers are not trusted: reading stops at a size limit, an answer must be strict JSON, and its text is shown only in
 harmless characters and without the key. Redirects are not followed, so the key is sent to no other host.
-
-httpx limits the time of each read and write. A server that sends one byte a second, or ``100 Continue`` without end,
-never exceeds that limit. So every read and write is also limited to the time that is left of the whole request.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import logging
 import random
-import socket
 import ssl
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from functools import cache
 from http.cookiejar import DefaultCookiePolicy
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
@@ -44,8 +35,6 @@ NOT_JSON = "not JSON"
 EXCERPT = 240  # characters of an answer that are shown
 TELLS_AFTER = 3  # failed tries before the user is told
 ANYTHING = frozenset(range(200, 600))  # accepts every status as an answer, for routes that a server need not have
-WRITTEN = 1 << 16  # bytes that are written between two checks of the clock
-UPLOAD = 1 << 20  # bytes of a body that extend the time limit by a second
 CONNECT = 30.0  # most seconds to connect
 TOO_SLOW = "no answer in time; --timeout SECONDS waits longer"
 LOG = logging.getLogger("scoremode")
@@ -113,12 +102,7 @@ class Link:
                 max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=None
             ),
         )
-        self._clock = threading.local()  # the deadline of the request of each thread
-        self._stop = threading.Event()
-        self._lock = threading.Lock()
-        self._sockets: list[socket.socket] = []
-        proxy = _proxy_for(root)
-        self._through = f" through the proxy {proxy}" if proxy else ""
+        self._stop, self._lock = threading.Event(), threading.Lock()
         self._told = False  # was the user told that the server does not answer?
 
     def __repr__(self) -> str:
@@ -162,26 +146,17 @@ class Link:
                 reason = self._harmless(str(failure))
                 unreadable += isinstance(failure, UnreadableError)
                 if first_contact and not failure.connects and not self._waits_for_start:
-                    raise self._unreachable(reason) from None
+                    raise EngineError(
+                        f"nothing answers at {self.root} ({reason})",
+                        fix="start the server, or check the address and the proxy that the environment names; "
+                        "--patience SECONDS waits for a server that is starting",
+                    ) from None
                 if unreadable >= UNREADABLE_TRIES:
                     raise EngineError(
                         f"{self.root}{path} does not answer as an inference server does ({reason})",
                         fix="check the address",
                     ) from None
                 self._wait(failure.wait, reason, tries, began)
-
-    def _unreachable(self, reason: str) -> EngineError:
-        """The error for a server that cannot be reached; it may be starting."""
-        waits = "--patience SECONDS waits for a server that is starting"
-        if self._through:
-            proxy = "HTTP_PROXY, HTTPS_PROXY or ALL_PROXY name it, NO_PROXY=HOST does without"
-            fix = f"start the server, or check the address and the proxy: {proxy}; {waits}"
-            return EngineError(f"nothing answers at {self.root}{self._through} ({reason})", fix=fix)
-        if _is_held(self.root):
-            message = f"the server at {self.root} is starting, or has just ended: its port is taken, but not open"
-            return EngineError(message, fix="try again, or give --patience SECONDS to wait for it")
-        fix = f"start the server, or check the address; {waits}"
-        return EngineError(f"nothing answers at {self.root} ({reason})", fix=fix)
 
     def _wait(self, wait: float | None, reason: str, tries: int, began: float) -> None:
         """Sleeps until the next try; raises an error if ``patience`` would be exceeded."""
@@ -194,7 +169,7 @@ class Link:
             asked = f", which asks to wait {wait:.0f} s" if wait is not None else ""
             raise EngineError(
                 f"{self.root} gave no answer for {time.monotonic() - began:.0f} s in {tries} "
-                f"{'tries' if tries > 1 else 'try'}{self._through} ({reason}{asked})",
+                f"{'tries' if tries > 1 else 'try'} ({reason}{asked})",
                 fix="see to the server, then run the same command again: what is scored is kept; "
                 "--patience SECONDS waits longer",
             ) from None
@@ -230,8 +205,9 @@ class Link:
                 fix="give the address that it redirects to",
             )
         if status in PASSING or status >= 500:
-            said = f"{status} {PASSING.get(status, '')} {words}"
-            raise FailedError(" ".join(said.split()), _retry_after(headers.get("retry-after")))
+            said, asked = f"{status} {PASSING.get(status, '')} {words}", headers.get("retry-after", "").strip()
+            wait = float(asked) if asked.isdecimal() and len(asked) < 10 else 0.0
+            raise FailedError(" ".join(said.split()), wait or None)
         if value is None and status < 400:
             begins = self._harmless(data[:40].decode("utf-8", "replace"))
             raise UnreadableError(f"{wrong or 'nothing in it'}: {begins!r}" if data else "an empty answer")
@@ -252,67 +228,52 @@ class Link:
 
         Raises FailedError if the same request may work later, EngineError if the body has more than ``largest`` bytes.
         """
-        if self._stop.is_set():
-            raise StoppedError
-        self._clock.ends = time.monotonic() + self.timeout + len(content or b"") / UPLOAD
         headers = {} if content is None else {"Content-Type": content_type}
         try:
+            if self._stop.is_set():
+                raise StoppedError
             with self._client.stream(
-                method, url, content=content, headers=headers, extensions={"trace": self._trace}
+                method, url, content=content, headers=headers, extensions={"trace": self._count}
             ) as response:
-                return response.status_code, response.headers, _read(response, url, largest)
+                return response.status_code, response.headers, self._body(response, url, largest)
         except httpx.ConnectTimeout:
             raise FailedError("no connection in time", connects=False) from None
         except httpx.TimeoutException:
             raise FailedError(TOO_SLOW) from None
-        except (httpx.HTTPError, httpx.InvalidURL) as error:  # InvalidURL: a redirect to an impossible address
+        except (httpx.HTTPError, httpx.InvalidURL, RuntimeError) as error:
+            # InvalidURL: a redirect to an impossible address; RuntimeError: the pool was closed by another thread
             if self._stop.is_set():
                 raise StoppedError from None
+            if isinstance(error, RuntimeError):
+                raise
             connects = not isinstance(error, httpx.ConnectError | httpx.ProxyError | httpx.UnsupportedProtocol)
             raise FailedError(str(error) or type(error).__name__, connects=connects) from None
-        except RuntimeError:  # the pool was closed by another thread
-            if self._stop.is_set():
-                raise StoppedError from None
-            raise
 
-    def _trace(self, event: str, info: Mapping[str, Any]) -> None:
-        """Counts new connections and limits their time. httpx calls it at every step of a request."""
-        if not event.endswith(("connect_tcp.complete", "start_tls.complete")):
-            return
-        stream = info["return_value"]
-        self._limit(stream)
-        with self._lock:
+    def _body(self, response: httpx.Response, url: str, largest: int) -> bytes:
+        """Reads the body of an answer. A compressed body is refused: a few bytes may unpack to more than all memory."""
+        packed = response.headers.get("content-encoding", "identity").strip().lower()
+        if packed != "identity":
+            raise UnreadableError(f"compressed ({packed[:20]}), which was not asked for")
+        found, ends = bytearray(), time.monotonic() + self.timeout  # httpx limits the time of each read, not of all
+        for chunk in response.iter_raw():
+            found += chunk
+            if len(found) > largest:
+                raise EngineError(
+                    f"{url} answers with more than {largest:,} bytes",
+                    fix="check that this is an inference server that scores prompts",
+                )
+            if time.monotonic() > ends:
+                raise FailedError(TOO_SLOW)
+        return bytes(found)
+
+    def _count(self, event: str, _: Mapping[str, Any]) -> None:
+        """Counts new connections. httpx calls it at every step of a request."""
+        with self._lock:  # a connection that is not counted would hide another server behind it
             self.made += event.endswith("connect_tcp.complete")
-            self._sockets = [s for s in self._sockets if s.fileno() >= 0]
-            if isinstance(found := stream.get_extra_info("socket"), socket.socket):
-                self._sockets.append(found)
-
-    def _limit(self, stream: Any) -> None:
-        """Makes every read and write of a connection end when the time of the request is over."""
-        read, write = stream.read, stream.write
-
-        def read_in_time(max_bytes: int, timeout: float | None = None) -> Any:
-            return read(max_bytes, self._left(timeout))
-
-        def write_in_time(buffer: bytes, timeout: float | None = None) -> None:
-            for first in range(0, len(buffer), WRITTEN):
-                write(buffer[first : first + WRITTEN], self._left(timeout))
-
-        stream.read, stream.write = read_in_time, write_in_time
-
-    def _left(self, timeout: float | None) -> float:
-        left = float(self._clock.ends - time.monotonic())  # a request is answered in the thread that sent it
-        if left <= 0:
-            raise FailedError(TOO_SLOW)
-        return left if timeout is None else min(left, timeout)
 
     def close(self) -> None:
-        """Stops all requests; those that wait for an answer end at once."""
+        """Stops all requests."""
         self._stop.set()
-        with self._lock:
-            for connection in self._sockets:
-                with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(Exception):  # other threads may be using the client
             self._client.close()
 
@@ -328,37 +289,6 @@ def _message(value: Any) -> str:
     return ""
 
 
-def _retry_after(text: str | None) -> float | None:
-    """Returns the seconds that a server asks us to wait, as a number or as a date; None if the text names no wait."""
-    if text is None:
-        return None
-    if text.strip().isdecimal() and len(text.strip()) < 10:
-        return float(text) or None
-    try:
-        then = parsedate_to_datetime(text)
-        then = then if then.tzinfo is not None else then.replace(tzinfo=UTC)
-        seconds = (then - datetime.now(UTC)).total_seconds()
-    except (ValueError, TypeError, IndexError, OverflowError):
-        return None
-    return seconds if seconds > 0 else None
-
-
-def _read(response: httpx.Response, url: str, largest: int) -> bytes:
-    """Reads the body of an answer. A compressed body is refused: a few bytes may unpack to more than all memory."""
-    packed = response.headers.get("content-encoding", "identity").strip().lower()
-    if packed != "identity":
-        raise UnreadableError(f"compressed ({packed[:20]}), which was not asked for")
-    found = bytearray()
-    for chunk in response.iter_raw():
-        found += chunk
-        if len(found) > largest:
-            raise EngineError(
-                f"{url} answers with more than {largest:,} bytes",
-                fix="check that this is an inference server that scores prompts",
-            )
-    return bytes(found)
-
-
 def _client(**settings: Any) -> httpx.Client:
     """Returns an HTTP client that stores no cookies, because a server could set a cookie that cannot be sent."""
     trusted = _trusted()
@@ -371,29 +301,6 @@ def _client(**settings: Any) -> httpx.Client:
         ) from None
     client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
     return client
-
-
-def _is_held(root: str) -> bool:
-    """Does a program on this machine hold the port of an address? Servers do while they load, before they listen."""
-    parts = urlsplit(root)
-    with contextlib.suppress(OSError):
-        for family, kind, _, _, place in socket.getaddrinfo(parts.hostname, parts.port or 0, type=socket.SOCK_STREAM):
-            with socket.socket(family, kind) as tried:
-                try:
-                    tried.bind(place)
-                except OSError as error:  # an address of another machine cannot be bound either, for another reason
-                    if error.errno == errno.EADDRINUSE:
-                        return True
-    return False
-
-
-def _proxy_for(url: str) -> str | None:
-    """Returns the environment's proxy for an address, without a user name or password; None if there is none."""
-    asked, known = urlsplit(url), getproxies()
-    proxy = known.get(asked.scheme) or known.get("all")
-    if not proxy or proxy_bypass(asked.hostname or ""):
-        return None
-    return proxy.rpartition("://")[2].rpartition("@")[2]
 
 
 @cache

@@ -59,7 +59,7 @@ def look(link: Link, model: str, *, first_contact: bool = False) -> ServerFacts:
     entries = [e for e in listed if _has_name(e)] if isinstance(listed, list) else []
     if not entries:
         said = f"{reply.status}{': ' + reply.words if reply.words else ''}" if not reply.good else "it lists no model"
-        raise _unfit(link, f"{link.root}{MODELS} names no model ({said})")
+        raise _unfit(f"{link.root}{MODELS} names no model ({said})")
     found = next((e for name in ("id", "root") for e in entries if e.get(name) == model), None)
     if found is None:
         names = [harmless(e["id"])[:200] for e in entries]
@@ -181,10 +181,6 @@ class WrongAnswerError(Exception):
     """An answer does not fit the request."""
 
 
-class LogitsError(Exception):
-    """An answer has numbers that cannot be log-probabilities."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptScores:
     """A prompt's scores."""
@@ -201,63 +197,52 @@ class Form:
 
     name: str
     echo: bool
-    generated: int  # tokens that the server must generate
-    names_ids: bool = True  # does every answer repeat the ids of the tokens that it scores?
 
     def body(self, model: str, ids: Sequence[int], most: int = 0) -> dict[str, Any]:
         """Returns the body of a request; ``most`` also requests the log-probabilities of that many likeliest tokens."""
-        asked = {"model": model, "prompt": list(ids), "max_tokens": self.generated, "temperature": 0}
+        asked = {"model": model, "prompt": list(ids), "temperature": 0}
         if not self.echo:
-            return {**asked, "prompt_logprobs": most}
-        more = {"return_tokens_as_token_ids": True} if self.names_ids else {}
-        return {**asked, "echo": True, "logprobs": max(1, most), **more}
+            return {**asked, "max_tokens": 1, "prompt_logprobs": most}
+        return {**asked, "max_tokens": 0, "echo": True, "logprobs": max(1, most), "return_tokens_as_token_ids": True}
 
-    def read(self, value: Any, ids: Sequence[int], most: int = 0) -> PromptScores:
+    def read(self, link: Link, value: Any, ids: Sequence[int], most: int = 0) -> PromptScores:
         """Reads the scores in an answer with finite numbers. Raises WrongAnswerError if it does not fit the request."""
         choices = value.get("choices") if isinstance(value, dict) else None
         if not (isinstance(choices, list) and len(choices) == 1 and isinstance(choices[0], dict)):
             raise WrongAnswerError("it has no single choice")
-        numbers, largest = (self._echoed if self.echo else _prompt_logprobs)(choices[0], ids, most)
+        numbers, largest = (_echoed if self.echo else _prompt_logprobs)(choices[0], ids, most)
         for one in (numbers, *(largest or ())):
             if not all(type(x) in (float, int) for x in one):
                 raise WrongAnswerError("a log-probability is not a number")
         logprob = np.array(numbers, np.float64)
         if (logprob > ROUNDING).any():
-            raise LogitsError(f"it gives {float(logprob.max()):.3g} as a log-probability")
+            raise not_logprobs(link, f"it gives {float(logprob.max()):.3g} as a log-probability")
         if any(x > ROUNDING for likely in largest or () for x in likely):
-            raise LogitsError("it gives numbers above 0 as log-probabilities")
+            raise not_logprobs(link, "it gives numbers above 0 as log-probabilities")
         logprob = np.where(logprob <= FLOOR, -np.inf, np.minimum(logprob, 0.0))
         said = [value.get(name) for name in ("model", "system_fingerprint")]
         model, fingerprint = (harmless(text)[:LONGEST_NAME] if isinstance(text, str) else None for text in said)
         return PromptScores(logprob, model, fingerprint, largest)
 
-    def _echoed(self, choice: dict[str, Any], ids: Sequence[int], most: int) -> Numbers:
-        found = choice.get("logprobs")
-        if not isinstance(found, dict) or not isinstance(found.get("token_logprobs"), list):
-            raise WrongAnswerError("it has no logprobs of the prompt")
-        listed, names = found["token_logprobs"], found.get("tokens")
-        # if a token was generated, the answer may include it
-        surplus = self.generated if len(listed) == len(ids) + self.generated else 0
-        _require_positions(listed, len(listed) - surplus, len(ids))
-        if self.names_ids and (not isinstance(names, list) or names[: len(ids)] != [f"token_id:{i}" for i in ids]):
-            raise WrongAnswerError("it is not about the tokens that were sent")
-        if not most:
-            return listed[1 : len(ids)], None
-        likely = found.get("top_logprobs")
-        if not isinstance(likely, list) or len(likely) < len(ids):
-            raise WrongAnswerError("it has no top_logprobs of the prompt")
-        if not all(isinstance(one, dict) for one in likely[1 : len(ids)]):
-            raise WrongAnswerError("it has no top_logprobs of the prompt")
-        return listed[1 : len(ids)], [list(one.values()) for one in likely[1 : len(ids)]]
+
+FORMS = (Form("prompt_logprobs", echo=False), Form("echo", echo=True))
+"""All forms, the best one first. Answers in each of them name the tokens that they are about."""
 
 
-FORMS = (
-    Form("prompt_logprobs", echo=False, generated=1),
-    Form("echo", echo=True, generated=0),
-    Form("echo, tokens as text", echo=True, generated=0, names_ids=False),
-    Form("echo, tokens as text", echo=True, generated=1, names_ids=False),
-)
-"""All forms, the best one first."""
+def _echoed(choice: dict[str, Any], ids: Sequence[int], most: int) -> Numbers:
+    found = choice.get("logprobs")
+    if not isinstance(found, dict) or not isinstance(found.get("token_logprobs"), list):
+        raise WrongAnswerError("it has no logprobs of the prompt")
+    listed = found["token_logprobs"]
+    _require_positions(listed, len(ids))
+    if found.get("tokens") != [f"token_id:{i}" for i in ids]:
+        raise WrongAnswerError("it is not about the tokens that were sent")
+    if not most:
+        return listed[1:], None
+    likely = found.get("top_logprobs")
+    if not isinstance(likely, list) or len(likely) != len(ids) or not all(isinstance(one, dict) for one in likely[1:]):
+        raise WrongAnswerError("it has no top_logprobs of the prompt")
+    return listed[1:], [list(one.values()) for one in likely[1:]]
 
 
 def _prompt_logprobs(choice: dict[str, Any], ids: Sequence[int], most: int) -> Numbers:
@@ -265,7 +250,7 @@ def _prompt_logprobs(choice: dict[str, Any], ids: Sequence[int], most: int) -> N
     listed = choice.get("prompt_logprobs")
     if not isinstance(listed, list):
         raise WrongAnswerError("it has no prompt_logprobs")
-    _require_positions(listed, len(listed), len(ids))
+    _require_positions(listed, len(ids))
     try:
         numbers = [listed[i][str(ids[i])]["logprob"] for i in range(1, len(ids))]
         return numbers, [[entry["logprob"] for entry in found.values()] for found in listed[1:]] if most else None
@@ -273,9 +258,9 @@ def _prompt_logprobs(choice: dict[str, Any], ids: Sequence[int], most: int) -> N
         raise WrongAnswerError("a score is not about the token that was sent") from None
 
 
-def _require_positions(listed: list[Any], found: int, wanted: int) -> None:
-    if found != wanted:
-        raise WrongAnswerError(f"it has {found} positions for {wanted} tokens")
+def _require_positions(listed: list[Any], wanted: int) -> None:
+    if len(listed) != wanted:
+        raise WrongAnswerError(f"it has {len(listed)} positions for {wanted} tokens")
     if listed[0] is not None:
         raise WrongAnswerError("the first token has a score, and nothing precedes it")
 
@@ -290,10 +275,7 @@ def ask(link: Link, form: Form, model: str, ids: Sequence[int], most: int = 0, *
     reply = link.post(COMPLETIONS, form.body(model, ids, most), **how)
     if not reply.good:
         raise RefusedError(f"{reply.status}: {reply.words}")
-    try:
-        return form.read(reply.value, ids, most)
-    except LogitsError as wrong:
-        raise not_logprobs(link, str(wrong)) from None
+    return form.read(link, reply.value, ids, most)
 
 
 def score(link: Link, form: Form, model: str, ids: Sequence[int]) -> PromptScores:
@@ -335,18 +317,12 @@ def find_form(link: Link, model: str) -> tuple[Form, PromptScores]:
             return form, ask(link, form, model, FIRST_IDS, final=frozenset({500, 501}))
         except (RefusedError, WrongAnswerError) as wrong:
             reasons.append(f"{form.name}: {wrong}")
-    raise _unfit(link, f"{link.root} does not score prompts ({reasons[0]}; {reasons[-1]})")
+    raise _unfit(f"{link.root} does not score prompts ({reasons[0]}; {reasons[-1]})")
 
 
-def _unfit(link: Link, why: str) -> EngineError:
-    """Returns the error for a server that cannot score prompts. It names the kind of server if that is known."""
-    if "default_generation_settings" in link.get("/props", final=ANYTHING).fields:
-        name = "a llama-server"
-    elif isinstance(link.get("/api/version", final=ANYTHING).fields.get("version"), str):
-        name = "Ollama"
-    else:
-        return EngineError(why, fix="give the address of a server that has prompt_logprobs, or echo with logprobs")
+def _unfit(why: str) -> EngineError:
     return EngineError(
-        f"{link.root} is {name}, which scores the tokens that it generates, not those of a text",
-        fix="score the .gguf file itself: scoremode ppl MODEL.gguf",
+        why,
+        fix="give the address of a server that has prompt_logprobs, or echo with logprobs; instead of llama-server or "
+        "Ollama, score the file: scoremode ppl MODEL.gguf",
     )

@@ -9,13 +9,10 @@ import hashlib
 import json
 import re
 import sys
-import threading
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Annotated
 
 import msgspec
@@ -134,20 +131,11 @@ def _on_hub(name: str) -> str | Path | None:
     kept = try_to_load_from_cache(name, "tokenizer.json")
     if isinstance(kept, str):
         return Path(kept).parent
-    found: SimpleQueue[set[str]] = SimpleQueue()
-
-    def ask() -> None:
-        try:
-            told = HfApi().model_info(name, timeout=HUB_SECONDS)
-            found.put({file.rfilename for file in told.siblings or ()})
-        except Exception:  # the hub client raises many kinds; all of them mean that the server must do
-            found.put(set())
-
-    # in a thread, because the client's own limit is for each byte: a hub that hangs must not keep us
-    threading.Thread(target=ask, daemon=True, name="scoremode-hub").start()
-    with suppress(Empty):
-        return name if "tokenizer.json" in found.get(timeout=HUB_SECONDS) else None
-    return None
+    try:
+        files = HfApi().model_info(name, timeout=HUB_SECONDS).siblings or ()
+    except Exception:  # the hub client raises many kinds; all of them mean that the server must do
+        return None
+    return name if any(file.rfilename == "tokenizer.json" for file in files) else None
 
 
 def _folder(name: str) -> str | Path:

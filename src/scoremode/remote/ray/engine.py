@@ -1,20 +1,81 @@
-"""An engine that consists of several replicas. Every verb uses it like any other engine."""
+"""An engine that consists of several replicas. Every verb uses it like any other engine.
+
+A source is cut into pieces of whole batches. Each replica has two pieces at a time, and answers come in any order.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from scoremode.core.engine.base import SCORES, Baseline, Engine, NoiseFloor, StoredHead, Want
+from scoremode.core.engine.batching import in_touched_batches, prompt_groups
 from scoremode.core.scores.answers import Answers, WindowSource, prescribed_batches
-from scoremode.remote.ray.replica_log import Probe
+from scoremode.core.scores.packing import PackedAnswers
+from scoremode.core.verbs.replicas import Pieces
+from scoremode.remote.ray.replica import block_seconds
 from scoremode.remote.ray.replica_pool import ReplicaPool
-from scoremode.remote.ray.scoring import Batches, Scoring
-from scoremode.remote.ray.sent import WindowLengths, WindowSubset, subset_of
+from scoremode.remote.ray.sent import SentBaseline, WindowLengths, WindowSubset, subset_of
 from scoremode.values import Bools, Ints
+
+SHARE = 4  # a piece has this part of what is left for each replica: pieces shrink, so that all replicas end together
+LEAST_SHARE = 128  # the smallest piece, as a part of all that there is for each replica
+MOST_TOKENS = 1 << 20  # the most tokens of a piece: 12 MB to send
+DEPTH = 2  # pieces of a replica: the next one is already there when the first one ends
+FIX = "give a smaller --context-length, or replicas with more memory"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batches:
+    """Windows grouped by batch: batch b has the windows ``order[ends[b - 1]:ends[b]]``.
+
+    The grouping follows from the source and the engine alone, so it is the same for any number of replicas.
+    """
+
+    order: Ints  # (windows,)
+    ends: Ints  # (batches,)
+    tokens: Ints  # (batches,) tokens that each batch feeds
+
+    @staticmethod
+    def of(source: WindowSource, found: Sequence[Ints] | None) -> Batches:
+        """Returns ``found`` as batches. If it is None, windows that share a prompt are a batch, and others one each."""
+        found = prompt_groups(source) if found is None else found
+        order = np.concatenate([np.zeros(0, np.int64), *found]).astype(np.int64)
+        ends = np.cumsum(np.array([len(batch) for batch in found], dtype=np.int64))
+        assert len(order) == len(source), "every window is in one batch"
+        return Batches(order, ends, _sums(np.asarray(source.lengths)[order], ends))
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def windows(self, batches: range) -> Ints:
+        """The windows of some batches, one after the other."""
+        return self.order[int(self.ends[batches.start - 1]) if batches.start else 0 : int(self.ends[batches.stop - 1])]
+
+    def each(self, batches: range | None = None) -> list[Ints]:
+        """The windows of each batch."""
+        chosen = range(len(self)) if batches is None else batches
+        return [self.windows(range(batch, batch + 1)) for batch in chosen]
+
+    def pieces(self, done: Bools, sharers: int) -> Iterator[range]:
+        """Yields runs of batches in which something is missing, for so many replicas, large ones first."""
+        missing = _sums((~done[self.order]).astype(np.int64), self.ends)
+        ends = np.cumsum(np.where(missing > 0, np.maximum(self.tokens, 1), 0))
+        total, begin, before = int(ends[-1]) if len(ends) else 0, 0, 0
+        while before < total:
+            share = max((total - before) / SHARE, total / LEAST_SHARE) / max(1, sharers)
+            end = min(int(np.searchsorted(ends, before + min(MOST_TOKENS, max(1.0, share)))) + 1, len(ends))
+            yield range(begin, end)
+            begin, before = end, int(ends[end - 1])
+
+
+def _sums(values: Ints, ends: Ints) -> Ints:
+    """Returns the sum of each group of values; ``ends`` has the end of each group."""
+    running = np.concatenate([[0], np.cumsum(values)])
+    return np.diff(running[np.concatenate([[0], ends])]).astype(np.int64)
 
 
 class ReplicatedEngine(Engine):
@@ -22,7 +83,6 @@ class ReplicatedEngine(Engine):
 
     def __init__(self, pool: ReplicaPool) -> None:
         self._batches: tuple[WindowSource, Batches] | None = None  # the last source and its batches
-        self._probe: WindowSubset | None = None
         self._is_accounted = False
         self.pool, self.facts, self.longest = pool, pool.facts, pool.about
 
@@ -33,14 +93,25 @@ class ReplicatedEngine(Engine):
             self.pool.log.new_question()
             self._is_accounted = False
         self.pool.show = self.show
-        batches = self._batches_of(source)
-        if self._probe is None:  # every replica scores this probe when it starts: the first of the longest windows
-            window = int(np.argmax(source.lengths))
-            self._probe = subset_of(source, [np.array([window], np.int64)])
-            self.pool.log.probe = Probe(window)
-        yield from self.pool.results(Scoring(self.pool, source, batches, done, want=want, probe=self._probe))
+        if self.pool.probe is None:  # every replica scores this window when it starts: the first of the longest ones
+            window = self.pool.log.probe_window = int(np.argmax(source.lengths))
+            self.pool.probe = subset_of(source, [np.array([window], np.int64)])
+        yield from self.pool.share(self._pieces(source, done, want), done)
         if want.against is not None:  # the first divergence chooses the kernel that the facts name
             self.facts = self.pool.ask("facts")
+
+    def _pieces(self, source: WindowSource, done: Bools, want: Want) -> Pieces:
+        batches = self._batches_of(source)
+        pieces = list(batches.pieces(done, self.pool.sharers))
+        against = None if want.against is None else SentBaseline.of(want.against)  # opened by each replica
+        bare, oldest = replace(want, against=None), block_seconds(len(self.pool.replicas))
+
+        def arguments(number: int, done: Bools) -> tuple[Any, ...]:
+            subset = subset_of(source, batches.each(pieces[number]))
+            return subset, done[subset.indices], bare, against, oldest
+
+        members = [batches.windows(piece) for piece in pieces]
+        return Pieces("window", FIX, "score", members, arguments, PackedAnswers.answers, DEPTH)
 
     def _batches_of(self, source: WindowSource) -> Batches:
         if self._batches is None or self._batches[0] is not source:
@@ -59,20 +130,14 @@ class ReplicatedEngine(Engine):
         return found
 
     def computes(self, source: WindowSource, done: Bools) -> Bools:
-        batches, found = self._batches_of(source), np.zeros(len(source), np.bool_)
-        for batch in range(len(batches)):
-            windows = batches.windows(batch)
-            found[windows] = not done[windows].all()
-        return found
+        return in_touched_batches(self._batches_of(source).each(), done)
 
     def stored_head(self) -> StoredHead:
         found: StoredHead = self.pool.ask("stored_head")
         return found
 
     def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
-        batches = self._batches_of(source)
-        wanted = [b for b in range(len(batches)) if not done[batches.windows(b)].all()]
-        subset = subset_of(source, [batches.windows(b) for b in wanted])
+        subset = subset_of(source, [batch for batch in self._batches_of(source).each() if not done[batch].all()])
         found: NoiseFloor = self.pool.ask("noise_floor", subset, done[subset.indices])
         return found
 

@@ -10,7 +10,6 @@ import secrets
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -20,8 +19,7 @@ from typing import Any
 from scoremode.core.installation import pip_install
 from scoremode.core.verbs.replicas import Spread
 from scoremode.errors import EngineError, OptionError, one_line
-from scoremode.remote.ray import process_guard
-from scoremode.remote.ray.room import Room
+from scoremode.remote.ray.room import NOT_OPEN, Room
 
 START = "start one with ray start --head, or leave --ray out to start Ray on this machine"
 CONNECT_SECONDS = 3.0
@@ -41,7 +39,6 @@ class Cluster:
             raise OptionError(f"Ray is installed but cannot be imported ({error})", fix=pip_install("ray")) from None
         self.ray: Any = ray
         self._folder: str | None = None
-        self._guard: subprocess.Popen[bytes] | None = None
         self._token_before = _token_settings()
         self._is_ours = not self.ray.is_initialized()
         self.address = spread.ray or os.environ.get("RAY_ADDRESS") or None
@@ -53,7 +50,7 @@ class Cluster:
         shared: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
         silence()
         if self.address is None:
-            cpus = max(os.cpu_count() or 1, round(spread.replicas * room.all_cpus + 0.5))
+            cpus = max(os.cpu_count() or 1, round(spread.replicas * room.cpus + 0.5))
             self._folder = tempfile.mkdtemp(prefix="scoremode-ray-")
             if not any(self._token_before.values()):  # the user has no settings of their own
                 _set_token({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
@@ -61,14 +58,11 @@ class Cluster:
         else:
             _require_answer(self.address)
             shared["address"] = self.address
-        before = set(process_guard.descendants(os.getpid()))
         try:
             self.ray.init(**shared)
         except Exception as error:
             self.close()
             raise self._explained(error) from None
-        if self._folder is not None:
-            self._guard = process_guard.start(self._folder, before)
 
     def _explained(self, error: Exception) -> EngineError:
         why = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
@@ -85,9 +79,9 @@ class Cluster:
 
     def fitting(self, room: Room) -> int:
         """How many replicas the nodes of the cluster could hold if nothing else ran on them."""
-        if room.over_nodes:
-            return sum(_times(node, room.gpus, room.cpus) for node in self._nodes()) // room.ranks
-        return sum(_times(node, room.all_gpus, room.all_cpus) for node in self._nodes())
+        wanted = [(kind, n) for kind, n in (("GPU", room.gpus), ("CPU", room.cpus)) if n > 0]
+        fits = [[int(node.get(kind, 0.0) / n + 1e-9) for kind, n in wanted] for node in self._nodes()]
+        return sum(min(times, default=1) for times in fits)
 
     def offers(self) -> str:
         """The resources of all nodes, in words."""
@@ -96,9 +90,6 @@ class Cluster:
         count = f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}"
         return f"{count} with {gpus:g} GPU{'' if gpus == 1 else 's'} and {cpus:g} CPU{'' if cpus == 1 else 's'}"
 
-    def is_alive(self, node: str) -> bool:
-        return any(found["NodeID"] == node and found["Alive"] for found in self.ray.nodes())
-
     def close(self) -> None:
         """Leaves the cluster; stops Ray if it was started here."""
         if self._is_ours and self.ray.is_initialized():
@@ -106,17 +97,9 @@ class Cluster:
                 self.ray.shutdown()
         if self._is_ours and _token_settings() != self._token_before:
             _set_token(self._token_before)
-        guard, self._guard = self._guard, None
-        if guard is not None:
-            process_guard.stop(guard)
         folder, self._folder = self._folder, None
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _times(node: dict[str, float], gpus: float, cpus: float) -> int:
-    fits = [node.get(kind, 0.0) / amount for kind, amount in (("GPU", gpus), ("CPU", cpus)) if amount > 0]
-    return int(min(fits) + 1e-9) if fits else 1
 
 
 # ── the token, without which strangers on the network could run code in a cluster ────────────────────────────────────
@@ -187,11 +170,7 @@ def reason_of(error: Exception) -> str:
         return "the cluster was started without Ray's token, and this process uses one: set RAY_AUTH_MODE=disabled"
     if "OOM" in kind or "OutOfMemory" in kind or "memory pressure" in text:
         return "it was killed because the node's memory was used up"
-    of_node = "node" in text.lower() and any(word in text for word in ("died", "failed", "lost"))
-    if of_node and "worker process" not in text:
-        return "its node is gone"
-    if "unavailable" in kind.lower():
-        return "it can no longer be reached: its process or its node is gone"
-    if "worker process has died" in text or "unexpected system error" in text:
-        return "its process was killed or crashed"
+    gone = ("worker process has died", "unexpected system error", NOT_OPEN)
+    if "Unavailable" in kind or any(words in text for words in gone):
+        return "its process or its node is gone"
     return one_line(text)[:200] or kind

@@ -1,4 +1,7 @@
-"""One replica: a Ray actor that opens a worker on its node, and calls its methods by name."""
+"""One replica: a Ray actor that opens a worker on its node, and calls its methods by name.
+
+The worker of most replicas scores: windows in, answers out, a few megabytes at a time.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,29 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from scoremode.core.disk.manifests import without_secrets
-from scoremode.core.engine.base import EngineFacts
+from scoremode.core.engine.base import Engine, EngineFacts, NoiseFloor, StoredDistributions, Want
+from scoremode.core.engine.baseline import HeldBaseline, StoredBaseline
 from scoremode.core.engine.plugin import Work
-from scoremode.core.engine.registry import Chosen, choose
+from scoremode.core.engine.registry import Chosen, choose, open_engine
 from scoremode.core.installation import installed_versions
-from scoremode.core.verbs.replicas import OTHER_FILES, OpenWorker
+from scoremode.core.references.reader import Reference
+from scoremode.core.scores.answers import check_shapes
+from scoremode.core.scores.packing import AnswerPacker, PackedAnswers
+from scoremode.core.verbs.replicas import OTHER_FILES, OpenWorker, Worker
 from scoremode.errors import EngineError, ScoremodeError
+from scoremode.remote.ray.room import NOT_OPEN
+from scoremode.remote.ray.sent import SentBaseline, WindowSubset
+from scoremode.values import Bools, Floats
 from scoremode.version import __version__
+
+BLOCK_BYTES, BLOCK_SECONDS = 4 << 20, 0.5  # a block is sent when it is this large or this old
+BLOCKS_PER_SECOND = 200  # that one driver should have to read, at most: each costs it a millisecond or two
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +76,6 @@ class Opened:
     facts: EngineFacts
     about: Any  # of the worker
     host: str
-    node: str  # its id in Ray
     pid: int
     seconds: float  # to open the worker
 
@@ -86,17 +100,15 @@ def as_our_error(error: Exception) -> ScoremodeError:
 class Replica:
     """A worker that does pieces of work. Ray makes an actor of this class. Errors are returned instead of raised."""
 
-    def __init__(self) -> None:
-        self._worker: Any = None
+    def __init__(self, spec: ReplicaSpec) -> None:
+        self._spec = spec
+        self._worker: Any = None  # not open, also after Ray has started the replica again
 
-    def where(self) -> str:
-        """The name of the host. This call returns as soon as the actor has a process."""
-        return socket.gethostname()
+    def is_up(self) -> None:
+        """Returns as soon as the actor has a process."""
 
-    def open(self, spec: ReplicaSpec) -> Opened | ScoremodeError:
-        import ray
-
-        began = time.perf_counter()
+    def open(self) -> Opened | ScoremodeError:
+        began, spec = time.perf_counter(), self._spec
         if os.path.isdir(spec.folder):
             os.chdir(spec.folder)
         try:
@@ -106,20 +118,25 @@ class Replica:
         except Exception as error:
             return as_our_error(error)
         self._worker = worker.methods
-        seconds, node = time.perf_counter() - began, ray.get_runtime_context().get_node_id()
-        return Opened(worker.facts, worker.about, socket.gethostname(), node, os.getpid(), seconds)
+        return Opened(worker.facts, worker.about, socket.gethostname(), os.getpid(), time.perf_counter() - began)
 
-    def call(self, method: str, *arguments: Any) -> Any:
+    def _method(self, name: str) -> Any:
+        if self._worker is None:
+            raise RuntimeError(NOT_OPEN)  # for the driver the same as a death
+        return getattr(self._worker, name)
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        method = self._method(name)
         try:
-            return getattr(self._worker, method)(*arguments)
+            return method(*arguments)
         except Exception as error:
             return as_our_error(error)
 
-    def stream(self, method: str, *arguments: Any, **named: Any) -> Iterator[Any]:
+    def stream(self, name: str, *arguments: Any) -> Iterator[Any]:
         """Yields what a method yields; then ``Finished`` or an error."""
-        began = time.perf_counter()
+        began, method = time.perf_counter(), self._method(name)
         try:
-            yield from getattr(self._worker, method)(*arguments, **named)
+            yield from method(*arguments)
         except Exception as error:
             yield as_our_error(error)
         else:
@@ -128,3 +145,71 @@ class Replica:
     def close(self) -> None:
         if self._worker is not None:
             self._worker.close()
+
+
+# ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def block_seconds(replicas: int) -> float:
+    """Seconds after which a block is sent: more with very many replicas, because one driver reads every block.
+
+    >>> block_seconds(8), block_seconds(1000)
+    (0.5, 5.0)
+    """
+    return max(BLOCK_SECONDS, replicas / BLOCKS_PER_SECOND)
+
+
+def open_scoring(chosen: Chosen, work: Work) -> Worker:
+    engine = open_engine(chosen, work)
+    return Worker(ScoringWorker(engine), engine.facts, engine.longest)
+
+
+class ScoringWorker:
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.close = engine, engine.close
+        self.batches, self.stored_head = engine.batches, engine.stored_head
+        self._opened: dict[str, Reference | StoredDistributions] = {}  # baselines, so that each is checked once
+
+    def facts(self) -> EngineFacts:
+        """The engine's current facts. They may change: the kernel of divergences is checked when it is first used."""
+        return self.engine.facts
+
+    def score(
+        self, subset: WindowSubset, done: Bools, want: Want, against: SentBaseline | None, oldest: float
+    ) -> Iterator[PackedAnswers]:
+        """Yields the answers of a piece in blocks, none of which waits for more than ``oldest`` seconds."""
+        if against is not None:
+            want = replace(want, against=self._baseline(against, subset))
+        sent, waiting = time.perf_counter(), AnswerPacker()
+        try:
+            for window, answers in self.engine.score(subset, done, want):
+                # answers that do not fit into columns are a fault of the engine, in the words of the driver's own check
+                check_shapes(subset.window(window).targets.shape, int(subset.indices[window]), answers)
+                if not waiting.fits(answers):
+                    yield waiting.take()
+                waiting.add(window, answers)
+                if waiting.size >= BLOCK_BYTES or time.perf_counter() - sent >= oldest:
+                    yield waiting.take()
+                    sent = time.perf_counter()
+        except Exception:
+            if waiting.found:
+                yield waiting.take()
+            raise
+        if waiting.found:
+            yield waiting.take()
+
+    def _baseline(self, sent: SentBaseline, subset: WindowSubset) -> StoredBaseline | StoredDistributions:
+        if sent.path not in self._opened:
+            self._opened[sent.path] = sent.open()
+        found = self._opened[sent.path]
+        if not isinstance(found, Reference):
+            return found.part(subset.indices)
+        assert subset.target_offsets is not None, "a plan knows where the targets of a window begin"
+        return StoredBaseline(found, offsets=subset.target_offsets)
+
+    def probe(self, subset: WindowSubset) -> Iterator[Floats]:
+        """Yields the scores of one window, to see whether all replicas agree."""
+        ((_, answers),) = self.engine.score(subset, np.zeros(len(subset), np.bool_))
+        yield answers.logprob
+
+    def noise_floor(self, subset: WindowSubset, done: Bools) -> NoiseFloor:
+        """The noise floor against states that this replica computes now, in the batches of the run."""
+        return self.engine.noise_floor(HeldBaseline(self.engine, subset, done), subset, done)

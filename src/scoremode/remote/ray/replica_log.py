@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from scoremode.core.statistics.estimate import finite_or_none
+from scoremode.errors import ScoremodeError
 from scoremode.values import Floats, change
 
 logger = logging.getLogger(__name__)
@@ -18,43 +19,6 @@ logger = logging.getLogger(__name__)
 FAR = 1e-3  # nats per token, on average over the probe window
 """Replicas further away are named in the notes. Rounding in float32 moves the mean by about 1e-6. At this distance a
 perplexity moves by a thousandth, a tenth of what a good quantization does. Other GPUs in 16 bits may be further off."""
-
-
-@dataclass(slots=True)
-class Probe:
-    """The scores of one window, which every replica computes when it starts."""
-
-    window: int
-    scores: list[Floats] = field(default_factory=list)  # one array per replica
-
-    def add(self, logprob: Floats) -> float:
-        """Adds the scores of one replica; returns their mean distance from the first replica's, in nats per token."""
-        self.scores.append(np.array(logprob, np.float64).reshape(-1))
-        if len(self.scores) == 1 or not self.scores[0].size:
-            return 0.0
-        return float(np.abs(change(self.scores[-1], self.scores[0])).mean())
-
-    @property
-    def spread(self) -> float | None:
-        """The largest difference between the scores of two replicas, in nats; None if fewer than two answered."""
-        if len(self.scores) < 2:
-            return None
-        return float(change(np.max(self.scores, axis=0), np.min(self.scores, axis=0)).max(initial=0.0))
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "window": self.window,
-            "targets": len(self.scores[0]) if self.scores else 0,
-            "replicas": len(self.scores),
-            "largest_difference": finite_or_none(self.spread),
-        }
-
-    def agreement(self) -> str:
-        """Describes how far the replicas agree on the window, as the end of a sentence."""
-        if self.spread is None:
-            return ""
-        agree = "give the same bits" if self.spread == 0 else f"agree to {self.spread:.2g} nats"
-        return f"; they {agree} on a probe window"
 
 
 @dataclass(slots=True)
@@ -67,9 +31,12 @@ class ReplicaStats:
     starts: int = 0
     seconds_to_start: float = 0.0
     windows: int = 0
-    tokens: int = 0
     seconds: float = 0.0  # time spent on pieces of work
     probe_distance: float | None = None
+
+    def add_start(self, host: str, device: str, seconds: float) -> None:
+        self.host, self.device, self.seconds_to_start = host, device, seconds
+        self.starts += 1
 
     def as_json(self) -> dict[str, Any]:
         rounded = {name: round(getattr(self, name), 3) for name in ("seconds_to_start", "seconds")}
@@ -87,7 +54,8 @@ class ReplicaLog:
     events: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     unit: str = "window"  # what the replicas give
-    probe: Probe | None = None
+    probe_window: int | None = None  # which every replica scores when it starts
+    probes: list[Floats] = field(default_factory=list)  # its scores, by each replica
 
     def __post_init__(self) -> None:
         self.replicas = [ReplicaStats(f"replica {number + 1}") for number in range(self.wanted)]
@@ -97,19 +65,41 @@ class ReplicaLog:
         self.events.append(line)
         (logger.debug if is_detail else self.say)(line)
 
+    def add_probe(self, stats: ReplicaStats, scores: Floats | ScoremodeError) -> None:
+        """Notes how far the scores of a replica are from the first one's, on average."""
+        if isinstance(scores, ScoremodeError):
+            self.event(f"{stats.name} could not score the probe window: {scores.message}", is_detail=True)
+            stats.probe_distance = float("nan")
+            return
+        self.probes.append(np.array(scores, np.float64).reshape(-1))
+        moved = np.abs(change(self.probes[-1], self.probes[0]))
+        stats.probe_distance = float(moved.mean()) if moved.size else 0.0
+
+    @property
+    def _spread(self) -> float | None:
+        """The largest difference between two replicas on the probe window; None if fewer than two scored it."""
+        if len(self.probes) < 2:
+            return None
+        return float(change(np.max(self.probes, axis=0), np.min(self.probes, axis=0)).max(initial=0.0))
+
     def new_question(self) -> None:
         """Clears the events and the work of the last question, but not the hosts, the starts and the probe."""
         self.events = []
         self.counts.clear()
         for stats in self.replicas:
-            stats.windows = stats.tokens = 0
-            stats.seconds = 0.0
+            stats.windows, stats.seconds = 0, 0.0
 
     @property
     def started(self) -> list[ReplicaStats]:
         return [stats for stats in self.replicas if stats.starts]
 
     def as_json(self) -> dict[str, Any]:
+        probe = {
+            "window": self.probe_window,
+            "targets": len(self.probes[0]) if self.probes else 0,
+            "replicas": len(self.probes),
+            "largest_difference": finite_or_none(self._spread),
+        }
         return {
             "wanted": self.wanted,
             "started": len(self.started),
@@ -119,13 +109,16 @@ class ReplicaLog:
             "left_out": self.counts["left out"],
             "windows_again": self.counts["again"],
             "events": self.events,
-            "probe": None if self.probe is None else self.probe.as_json(),
+            "probe": None if self.probe_window is None else probe,
             "members": [stats.as_json() for stats in self.started],
         }
 
     def notes(self) -> list[str]:
         """Summarizes the log in a few lines, for tables and reports."""
-        agreement = "" if self.probe is None else self.probe.agreement()
+        agreement = ""
+        if (spread := self._spread) is not None:
+            agree = "give the same bits" if spread == 0 else f"agree to {spread:.2g} nats"
+            agreement = f"; they {agree} on a probe window"
         hosts = {stats.host for stats in self.started}
         found = [f"scored by {_many(len(self.started), 'replica')} on {_many(len(hosts), 'node')}{agreement}"]
         found += [

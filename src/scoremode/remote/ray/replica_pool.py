@@ -1,41 +1,91 @@
-"""Starts, polls and restarts the replicas of one model, and gives them work. This code runs in the driver."""
+"""Gives work to the replicas of one model. Ray restarts those that die. This code runs in the driver."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from scoremode.core.verbs.progress import Progress
-from scoremode.core.verbs.replicas import OTHER_FILES, Pieces, Spread
+from scoremode.core.verbs.replicas import Pieces, Spread
 from scoremode.errors import EngineError, InputError, ScoremodeError
-from scoremode.remote.ray.pieces import Piece, Piecework, ReplicaHandle, StudyWork
 from scoremode.remote.ray.ray_cluster import Cluster, reason_of
 from scoremode.remote.ray.replica import Finished, Opened, Replica, ReplicaSpec
-from scoremode.remote.ray.replica_log import ReplicaLog
+from scoremode.remote.ray.replica_log import ReplicaLog, ReplicaStats
 from scoremode.remote.ray.room import Room
 from scoremode.values import Bools
 
-MOST_FAILURES = 3  # starts in a row without an answer, after which a replica is left out
-PAUSE = (0.0, 1.0, 4.0)  # seconds to wait before the next start
+AHEAD = 8  # items of a replica's stream that may wait to be read
+MOST_STARTS = 3  # of a process that dies before its worker is open
+MOST_DEATHS = 3  # of replicas over one piece
 NO_ROOM_SECONDS = 15.0  # how long a cluster may lack room for a single replica; a lost node may come back
-WAITING_SECONDS = 10.0  # after this time, the user is told what the pool waits for
+WAITING_SECONDS = 30.0  # after this time, the user is told what the pool waits for
 CLOSE_SECONDS = 5.0  # how long engines may take to end the processes that they started
 SHOW_SECONDS = 0.25  # between two updates of the progress line
-ALONE_AFTER = 2  # deaths over a piece, after which its parts are sent one by one, to know which one causes them
-MOST_DEATHS = 3  # of replicas over one part
-STREAM = "stream"  # what a replica says about a piece
+PROBE = -1  # instead of a piece's number
 RESUME = "what was scored is kept: run the same command again to resume"
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """The result of a call whose replica died, with the reason."""
+@dataclass(eq=False)
+class ReplicaHandle:
+    """The driver's view of one replica."""
 
-    why: str
+    stats: ReplicaStats
+    actor: Any
+    opening: Any = None  # the reference of what ``is_up`` or ``open`` will return
+    is_up: bool = False  # does its process run?
+    failures: int = 0  # of its process, in a row, while it opened its worker
+    opened: Opened | None = None
+    is_probed: bool = False
+    sent: deque[tuple[int, Any]] = field(default_factory=deque)  # numbers of pieces, with the streams of their results
+    is_left_out: bool = False
+
+    @property
+    def call(self) -> Any:
+        """The reference or the stream of what it will say next; None if it was asked nothing."""
+        return self.sent[0][1] if self.sent else self.opening
+
+    def open(self) -> None:
+        """Waits for the process, however long Ray needs to start it; its worker is opened then."""
+        self.opened, self.is_probed, self.is_up = None, False, False
+        self.sent.clear()
+        self.opening = self.actor.is_up.options(max_task_retries=-1).remote()
+
+    def send(self, number: int, method: str, *arguments: Any) -> None:
+        """Calls a method of its worker, which yields results as a stream that ends with ``Finished`` or an error."""
+        call = self.actor.stream.options(num_returns="streaming", _generator_backpressure_num_objects=AHEAD)
+        self.sent.append((number, call.remote(method, *arguments)))
+
+
+class Shared:
+    """Work that replicas share: the pieces that wait, and what is done. Which replica does what changes no result."""
+
+    def __init__(self, pieces: Pieces, done: Bools) -> None:
+        self.pieces, self.done = pieces, done.copy()
+        self.waiting = deque(n for n, members in enumerate(pieces.members) if not done[members].all())
+        self.losses: Counter[int] = Counter()  # replicas that died or failed over each piece
+
+    def missing(self, number: int) -> list[int]:
+        return [int(index) for index in self.pieces.members[number] if not self.done[index]]
+
+    def put_back(self, numbers: list[int], error: Exception, why: str) -> int:
+        """Lets the pieces of a replica wait again; returns how many results they lack. Some errors end the work."""
+        if not numbers:
+            return 0
+        unit, first = self.pieces.unit, numbers[0]
+        self.losses[first] += 1
+        if isinstance(error, ScoremodeError) and (isinstance(error, InputError) or self.losses[first] > 1):
+            raise error
+        missing = self.missing(first)
+        if missing and self.losses[first] >= MOST_DEATHS:
+            span = f"{unit} {missing[0]}" if len(missing) == 1 else f"{unit}s {missing[0]} to {missing[-1]}"
+            raise EngineError(f"three replicas died over {span} ({why})", fix=f"{self.pieces.fix}; {RESUME}")
+        self.waiting.extendleft(reversed(numbers))
+        return sum(len(self.missing(number)) for number in numbers)
 
 
 def environment_of(spread: Spread) -> dict[str, str]:
@@ -49,26 +99,23 @@ def environment_of(spread: Spread) -> dict[str, str]:
 
 
 class ReplicaPool:
-    """Starts all replicas of a model, polls them, gives them work, and restarts those that died."""
+    """The replicas of a model. It is open as soon as one replica is ready; the others join later."""
 
     def __init__(self, spec: ReplicaSpec, room: Room, spread: Spread, progress: Progress | None) -> None:
-        """Returns as soon as one replica is ready; the others join later."""
-        self.spec, self.room = spec, room
+        self.room, self.replicas = room, list[ReplicaHandle]()
         self.show: Callable[[str], None] | None = getattr(progress, "detail", None)  # gets the number of ready replicas
         self._shown = 0.0  # when ``show`` was last called
-        self._environment = environment_of(spread)
-        self.replicas: list[ReplicaHandle] = []
+        self.probe: Any = None  # what every replica scores first
+        self._refusal: ScoremodeError | None = None  # the first one
+        self._idle_since, self._told_waiting = time.monotonic(), False  # since when no replica is ready
         self.cluster = Cluster(spread, room)
         self._ray = self.cluster.ray
         self.log = ReplicaLog(spread.replicas, self.cluster.address)
         self.log.say = getattr(progress, "say", None) or self.log.say
-        self.replicas = [ReplicaHandle(stats) for stats in self.log.replicas]
-        self._first_refusal: ScoremodeError | None = None
-        self._last_reason = "none could start"
-        self._idle_since: float | None = None  # since when no replica is ready
-        self._told_waiting = False
         try:
             self._check_room()
+            for stats in self.log.replicas:
+                self.replicas.append(self._start(stats, spec, environment_of(spread)))
             opened = self.wait_for_one().opened
         except BaseException:
             self.close()
@@ -77,7 +124,7 @@ class ReplicaPool:
         self.facts, self.about = opened.facts, opened.about
 
     def _check_room(self) -> None:
-        fitting, count = self.cluster.fitting(self.room), len(self.replicas)
+        fitting, count = self.cluster.fitting(self.room), len(self.log.replicas)
         needed, offered = self.room.words, self.cluster.offers()
         if not fitting:
             raise EngineError(
@@ -90,9 +137,16 @@ class ReplicaPool:
                 "when there is room"
             )
 
+    def _start(self, stats: ReplicaStats, spec: ReplicaSpec, environment: dict[str, str]) -> ReplicaHandle:
+        """Starts an actor, which Ray starts again wherever there is room if its process or its node dies."""
+        needs = {"num_cpus": self.room.cpus, "num_gpus": self.room.gpus, "runtime_env": {"env_vars": environment}}
+        replica = ReplicaHandle(stats, self._ray.remote(Replica).options(max_restarts=-1, **needs).remote(spec))
+        replica.open()
+        return replica
+
     @property
     def ready(self) -> list[ReplicaHandle]:
-        return [replica for replica in self.replicas if replica.is_ready]
+        return [replica for replica in self.replicas if replica.opened is not None]
 
     @property
     def sharers(self) -> int:
@@ -102,220 +156,142 @@ class ReplicaPool:
     def wait_for_one(self) -> ReplicaHandle:
         """Waits until a replica is ready. Returns the ready replica with the fewest pieces."""
         while not self.ready:
-            self._poll_starting()
+            for replica, said in self._poll():
+                self._lost(None, replica, said)
         return min(self.ready, key=lambda replica: len(replica.sent))
 
     def wait_for_all(self, seconds: float) -> int:
         """Waits until all replicas are ready or left out, at most ``seconds``. Returns how many are ready."""
         until = time.monotonic() + seconds
-        while not all(one.is_ready or one.is_left_out for one in self.replicas) and time.monotonic() < until:
-            self._poll_starting()
+        while any(one.opening is not None for one in self.replicas) and time.monotonic() < until:
+            for replica, said in self._poll():
+                self._lost(None, replica, said)
         return len(self.ready)
 
-    def _poll_starting(self) -> None:
-        """Polls starting replicas and handles those that died."""
-        for replica, result in self.poll():
-            if isinstance(result, Lost):
-                self.log.event(f"{replica.name} was gone before it scored anything ({result.why})", is_detail=True)
-                self.replace(replica, result.why)
-
-    def poll(self, timeout: float = 0.25) -> Iterator[tuple[ReplicaHandle, Any]]:
-        """Restarts dead replicas, and yields what replicas said since the last poll; ``Lost`` if one has died."""
-        self._restart_dead()
+    def _poll(self) -> Iterator[tuple[ReplicaHandle, Any]]:
+        """Yields what replicas have said since the last poll: items of streams, or the error of one that died."""
+        self._require_room()
         if self.show is not None and time.monotonic() - self._shown >= SHOW_SECONDS:
             self._shown = time.monotonic()
             self.show(f"{len(self.ready)}/{len(self.replicas)} replicas")
-        waiting = {call: (one, method) for one in self.replicas for method, call in one.calls.items()}
-        waiting |= {one.sent[0][1]: (one, STREAM) for one in self.replicas if one.sent}
-        if not waiting:
-            time.sleep(min(timeout, 0.05))
+        asked = {one.call: one for one in self.replicas if one.call is not None}
+        if not asked:
             return
-        self._ray.wait(list(waiting), num_returns=1, timeout=timeout)
-        ready, _ = self._ray.wait(list(waiting), num_returns=len(waiting), timeout=0)
-        for call in ready:
-            replica, method = waiting[call]
-            if replica.actor is None:  # an earlier result in this loop showed that it died
-                continue
-            replica.calls.pop(method, None)
+        self._ray.wait(list(asked), num_returns=1, timeout=0.25)
+        answered, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=0)
+        for call in answered:
+            replica = asked[call]
             try:
-                result = self._ray.get(next(call) if method == STREAM else call)
+                said = self._ray.get(call if replica.opening is not None else next(call))
             except StopIteration:
-                yield replica, Lost("its answers ended before they were complete")
+                said = EngineError("its answers ended before they were complete", fix="run it again")
             except self._ray.exceptions.RayError as error:
-                yield replica, Lost(reason_of(error))
+                said = error
+            if said is None and not replica.is_up:
+                replica.opening, replica.is_up = replica.actor.open.remote(), True
+            elif isinstance(said, Opened):
+                replica.opening, replica.opened, replica.failures = None, said, 0
+                replica.stats.add_start(said.host, said.facts.device, said.seconds)
             else:
-                if method == "open":
-                    self._set_opened(replica, result)
-                elif method == STREAM:
-                    yield replica, result
+                yield replica, said
 
-    def _restart_dead(self) -> None:
-        """Starts replicas that do not run. Raises an error if all are left out, or the cluster has no room for one."""
+    def _require_room(self) -> None:
+        """Raises an error if no replica is ready and there is no room for one, for longer than a lost node needs."""
         now = time.monotonic()
-        for replica in self.replicas:
-            if replica.actor is None and not replica.is_left_out and now >= replica.not_before:
-                self._start(replica)
-        if not self.sharers:
-            gone = "the replica is gone" if len(self.replicas) == 1 else f"all {len(self.replicas)} replicas are gone"
-            raise self._first_refusal or EngineError(f"{gone} ({self._last_reason})", fix=RESUME)
         if self.ready:
-            self._idle_since = None
-            return
-        self._idle_since = now if self._idle_since is None else self._idle_since
+            self._idle_since = now
         waited = now - self._idle_since
         if waited > NO_ROOM_SECONDS and not self.cluster.fitting(self.room):
             raise EngineError(
                 f"all replicas are gone and there is no room for one; {self.cluster.offers()}", fix=RESUME
             )
-        unplaced = all("where" in replica.calls for replica in self.replicas)
-        if waited > WAITING_SECONDS and not self._told_waiting and unplaced:
+        if waited > WAITING_SECONDS and not self._told_waiting:
             self._told_waiting = True
-            have = f"the cluster has {self.cluster.offers()}"
-            self.log.event(f"waiting for {self.room.words} to become free, or for Ray to start a process; {have}")
-
-    def _start(self, replica: ReplicaHandle) -> None:
-        replica.is_probed = False
-        options: dict[str, Any] = {
-            "max_restarts": 0,
-            "max_task_retries": 0,
-            "num_cpus": self.room.all_cpus,
-            "num_gpus": self.room.all_gpus,
-            "runtime_env": {"env_vars": self._environment},
-        }
-        if self.room.over_nodes:
-            options |= self._over_nodes(replica)
-        replica.actor = self._ray.remote(Replica).options(**options).remote()
-        # "where" is answered as soon as the actor has a process
-        replica.calls = {"where": replica.actor.where.remote(), "open": replica.actor.open.remote(self.spec)}
-
-    def _over_nodes(self, replica: ReplicaHandle) -> dict[str, Any]:
-        """Reserves a bundle of resources for each rank. Returns the options that put the actor in the first bundle."""
-        from ray.util import placement_group
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        bundle = {kind: n for kind, n in (("GPU", self.room.gpus), ("CPU", self.room.cpus)) if n}
-        group = placement_group([dict(bundle) for _ in range(self.room.ranks)], strategy="PACK")
-        replica.placement_group = group
-        strategy = PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True)
-        return {"scheduling_strategy": strategy, "num_gpus": 0, "num_cpus": self.room.cpus}
-
-    def _set_opened(self, replica: ReplicaHandle, said: Opened | ScoremodeError) -> None:
-        """Notes that a replica opened its engine. If it returned an error instead, restarts it or leaves it out."""
-        if isinstance(said, ScoremodeError):
-            self._first_refusal = self._first_refusal or said
-            is_final = isinstance(said, InputError) or said.fix == OTHER_FILES or len(self.replicas) == 1
-            self._end_or_restart(replica, str(said), is_final=is_final)
-            return
-        replica.opened, stats = said, replica.stats
-        stats.host, stats.device, stats.seconds_to_start = said.host, said.facts.device, said.seconds
-        stats.starts += 1
-        if stats.starts > 1:
-            self.log.event(f"{replica.name} is back, on {said.host}", is_detail=True)
-
-    def replace(self, replica: ReplicaHandle, why: str) -> None:
-        """Ends a replica that died or whose engine failed. Starts a new one in its place unless it failed too often."""
-        self._last_reason = why
-        self.log.counts["deaths"] += 1
-        self._end_or_restart(replica, why)
-
-    def _end_or_restart(self, replica: ReplicaHandle, why: str, *, is_final: bool = False) -> None:
-        replica.failures = MOST_FAILURES if is_final else replica.failures + 1
-        self._end(replica)
-        if replica.failures < MOST_FAILURES:
-            replica.not_before = time.monotonic() + PAUSE[replica.failures - 1]
-            return
-        replica.is_left_out = True
-        self.log.counts["left out"] += 1
-        if len(self.replicas) > 1:
-            self.log.event(f"{replica.name} is left out: {why}")
-
-    def _end(self, replica: ReplicaHandle) -> None:
-        actor, replica.actor, replica.opened = replica.actor, None, None
-        group, replica.placement_group = replica.placement_group, None
-        replica.calls.clear()
-        replica.sent.clear()
-        if actor is not None:
-            self._ray.kill(actor)
-        if group is not None:
-            from ray.util import remove_placement_group
-
-            remove_placement_group(group)
+            needed, offered = self.room.words, self.cluster.offers()
+            self.log.event(f"waiting for a replica to start, which needs {needed}; the cluster has {offered}")
 
     # ── work ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     def share(self, pieces: Pieces, done: Bools) -> Iterator[tuple[int, Any]]:
-        """Yields the results of a study's work that are not ``done``, with their indices."""
-        yield from self.results(StudyWork(pieces, done))
-
-    def results(self, work: Piecework) -> Iterator[Any]:
-        """Yields all results, in any order. Pieces of a replica that dies or fails go to others."""
-        self.log.unit = work.unit
+        """Yields all results that are not ``done``, with their indices, in any order."""
+        self.log.unit, work = pieces.unit, Shared(pieces, done)
         try:
-            while work.waiting or any(replica.sent for replica in self.replicas):
+            while work.waiting or any(number != PROBE for one in self.replicas for number, _ in one.sent):
                 for replica in self.ready:
                     self._send(work, replica)
-                for replica, said in self.poll():
+                for replica, said in self._poll():
                     yield from self._handle(work, replica, said)
                     self._send(work, replica)  # before others are handled, because this replica may be idle
         finally:
             for replica in self.replicas:  # nobody reads what they still say; they finish their current piece
                 replica.sent.clear()
 
-    def _send(self, work: Piecework, replica: ReplicaHandle) -> None:
-        while replica.is_ready and work.waiting and len(replica.sent) < work.depth:
-            piece = work.waiting.popleft()
-            piece.numbers = work.unfinished(piece)
-            if piece.numbers:
-                replica.sent.append((piece, work.send(replica, piece)))
+    def _send(self, work: Shared, replica: ReplicaHandle) -> None:
+        if replica.opened is not None and not replica.sent and not replica.is_probed and self.probe is not None:
+            replica.send(PROBE, "probe", self.probe)
+        while replica.opened is not None and work.waiting and len(replica.sent) < work.pieces.ahead:
+            number = work.waiting.popleft()
+            if work.missing(number):
+                replica.send(number, work.pieces.method, *work.pieces.arguments(number, work.done))
 
-    def _handle(self, work: Piecework, replica: ReplicaHandle, said: Any) -> Iterator[Any]:
-        match said:
-            case Lost():
-                self._lost(work, replica, said.why)
-            case ScoremodeError():
-                piece, _ = replica.sent[0]
-                piece.failures += 1
-                if isinstance(said, InputError) or piece.failures > 1:
-                    raise said
-                self._put_back(work, replica)
-                self.log.event(f"the engine of {replica.name} failed: {said.message}; its {work.unit}s go to others")
-                self.replace(replica, "its engine failed again and again")
-            case Finished():
-                piece, _ = replica.sent.popleft()
-                replica.stats.seconds += said.seconds
-                if missing := work.missing(piece):
-                    words = f"the engine left {work.unit} {missing[0]} without an answer"
-                    raise EngineError(words, fix="run it again")
-            case _:
-                replica.failures = 0
-                yield from work.accept(replica, replica.sent[0][0], said)
+    def _handle(self, work: Shared, replica: ReplicaHandle, said: Any) -> Iterator[tuple[int, Any]]:
+        number = replica.sent[0][0] if replica.sent else PROBE
+        if replica.sent and number == PROBE and isinstance(said, ScoremodeError):
+            replica.sent.popleft()
+            replica.is_probed = True
+            self.log.add_probe(replica.stats, said)
+        elif isinstance(said, Exception):
+            self._lost(work, replica, said)
+        elif isinstance(said, Finished):
+            replica.sent.popleft()
+            replica.stats.seconds += said.seconds
+            if number != PROBE and (missing := work.missing(number)):
+                raise EngineError(
+                    f"the engine left {work.pieces.unit} {missing[0]} without an answer", fix="run it again"
+                )
+        elif number == PROBE:
+            replica.is_probed = True
+            self.log.add_probe(replica.stats, said)
+        else:
+            for place, result in work.pieces.read(said):
+                index = int(work.pieces.members[number][place])
+                if not work.done[index]:
+                    work.done[index] = True
+                    replica.stats.windows += 1
+                    yield index, result
 
-    def _lost(self, work: Piecework, replica: ReplicaHandle, why: str) -> None:
-        """Gives the pieces of a dead replica to others. Raises an error if three replicas died over the same part."""
-        running = replica.sent[0][0] if replica.sent else None
-        if replica.opened is not None and not self.cluster.is_alive(replica.opened.node):
-            why = "its node is gone"
-        elif running is not None:
-            running.deaths += 1
-        missing = work.missing(running) if running is not None else []
-        again = self._put_back(work, replica)
-        words = f"; {again} {work.unit}s go to others" if again else ""
-        self.log.event(f"{replica.name} is gone ({why}){words}", is_detail=running is None)
-        self.replace(replica, why)
-        if running is not None and missing and running.deaths >= MOST_DEATHS:
-            raise EngineError(f"three replicas died over {work.unit} {missing[0]} ({why})", fix=f"{work.fix}; {RESUME}")
-
-    def _put_back(self, work: Piecework, replica: ReplicaHandle) -> int:
-        """Lets the pieces of a replica wait again, before all others. Returns how many results they lack."""
-        again = 0
-        for piece, _ in reversed(replica.sent):
-            again += len(work.missing(piece))
-            parts = [piece]
-            if piece.deaths >= ALONE_AFTER:
-                parts = [Piece([number], piece.deaths, piece.failures) for number in work.unfinished(piece)]
-            work.waiting.extendleft(reversed(parts))
-        replica.sent.clear()
+    def _lost(self, work: Shared | None, replica: ReplicaHandle, error: Exception) -> None:
+        """Gives the pieces of a replica that died, or whose engine failed, to others. Ray starts it again."""
+        name, why = replica.stats.name, str(error) if isinstance(error, ScoremodeError) else reason_of(error)
+        if replica.opening is not None:
+            replica.failures += 1
+            if isinstance(error, ScoremodeError) or not replica.is_up or replica.failures >= MOST_STARTS:
+                self._leave_out(replica, error, why)
+            else:
+                replica.open()
+            return
+        numbers = [number for number, _ in replica.sent if number != PROBE]
+        again = 0 if work is None else work.put_back(numbers, error, why)
+        self._idle_since = time.monotonic()
+        self.log.counts["deaths"] += 1
         self.log.counts["again"] += again
-        return again
+        words = f"; {again} {self.log.unit}s go to others" if again else ""
+        self.log.event(f"{name} is gone ({why}){words}", is_detail=not numbers)
+        if isinstance(error, ScoremodeError):  # Ray does not know that it failed
+            self._ray.kill(replica.actor, no_restart=False)
+        replica.open()
+
+    def _leave_out(self, replica: ReplicaHandle, error: Exception, why: str) -> None:
+        """Ends a replica that cannot open its worker. Raises the first such error if no replica is left."""
+        if isinstance(error, ScoremodeError):
+            self._refusal = self._refusal or error
+        replica.is_left_out = True
+        self._end(replica)
+        self.log.counts["left out"] += 1
+        if len(self.replicas) > 1:
+            self.log.event(f"{replica.stats.name} is left out: {why}")
+        if not self.sharers:
+            gone = "the replica is gone" if len(self.replicas) == 1 else f"all {len(self.replicas)} replicas are gone"
+            raise self._refusal or EngineError(f"{gone} ({why})", fix=RESUME)
 
     def notes(self) -> list[str]:
         return self.log.notes()
@@ -327,25 +303,35 @@ class ReplicaPool:
 
     def ask(self, method: str, *arguments: Any) -> Any:
         """Calls a method of one replica, or of another if that one dies. Raises an error that the engine returns."""
-        while True:
+        why = ""
+        for _ in range(MOST_DEATHS):
             replica = self.wait_for_one()
             try:
                 found = self._ray.get(replica.actor.call.remote(method, *arguments))
             except self._ray.exceptions.RayError as error:
-                self.log.event(f"{replica.name} is gone ({reason_of(error)})")
-                self.replace(replica, reason_of(error))
+                why = reason_of(error)
+                self._lost(None, replica, error)
                 continue
             if isinstance(found, ScoremodeError):
                 raise found
             return found
+        raise EngineError(f"three replicas died over one question ({why})", fix=RESUME)
+
+    def _end(self, replica: ReplicaHandle) -> None:
+        replica.opening = replica.opened = None
+        replica.sent.clear()
+        self._ray.kill(replica.actor)
 
     def close(self) -> None:
         """Closes the workers of all replicas, then ends the replicas, and Ray if it was started for them."""
         try:
-            ending = [replica.actor.close.remote() for replica in self.ready]
-            if ending and self._ray.is_initialized():
-                self._ray.wait(ending, num_returns=len(ending), timeout=CLOSE_SECONDS)
-            for replica in self.replicas:
-                self._end(replica)
+            if self._ray.is_initialized():
+                ending = [replica.actor.close.remote() for replica in self.ready]
+                if ending:
+                    self._ray.wait(ending, num_returns=len(ending), timeout=CLOSE_SECONDS)
+                for replica in self.replicas:
+                    if not replica.is_left_out:
+                        self._end(replica)
         finally:
+            self.replicas = []
             self.cluster.close()

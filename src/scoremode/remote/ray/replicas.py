@@ -1,4 +1,4 @@
-"""Replicas on Ray, as the core asks for them, and the GPUs and CPUs of each.
+"""Replicas on Ray, as the core asks for them.
 
 Every command line reads this file: it imports nothing heavy.
 """
@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from scoremode.core.installation import pip_install
 from scoremode.core.verbs.replicas import OpenWorker, Spread
@@ -18,14 +17,11 @@ from scoremode.errors import OptionError
 from scoremode.remote.ray.room import read_spread, room_for
 
 if TYPE_CHECKING:
-    from scoremode.core.engine.options import Options
-    from scoremode.core.engine.plugin import EnginePlugin, Work
+    from scoremode.core.engine.plugin import Work
     from scoremode.core.engine.registry import Chosen
     from scoremode.core.verbs.progress import Progress
     from scoremode.remote.ray.engine import ReplicatedEngine
     from scoremode.remote.ray.replica_pool import ReplicaPool
-
-T = TypeVar("T")
 
 
 class RayReplicas:
@@ -42,7 +38,7 @@ class RayReplicas:
 
     def engine(self, work: Work, progress: Progress | None) -> ReplicatedEngine:
         from scoremode.remote.ray.engine import ReplicatedEngine
-        from scoremode.remote.ray.scoring_worker import open_scoring
+        from scoremode.remote.ray.replica import open_scoring
 
         return ReplicatedEngine(self.pool(work, open_scoring, progress))
 
@@ -65,19 +61,3 @@ class RayReplicas:
     def require() -> None:
         if importlib.util.find_spec("ray") is None:
             raise OptionError("--replicas and --ray need Ray, which is not installed", fix=pip_install("ray"))
-
-    @staticmethod
-    def side_by_side(
-        spread: Spread,
-        engines: Mapping[str, tuple[EnginePlugin, Options]],
-        score: Callable[[str, int, Progress], T],
-        progress: Progress | None,
-    ) -> dict[str, T]:
-        from scoremode.remote.ray.ray_cluster import Cluster
-        from scoremode.remote.ray.side_by_side import score_together, slots_and_shares
-
-        rooms = [room_for(spread, plugin, options) for plugin, options in engines.values()]
-        slots, share = slots_and_shares(len(engines), spread.replicas)
-        with closing(Cluster(spread, max(rooms, key=lambda room: room.all_cpus))):
-            found = score_together(list(engines), lambda name, its: score(name, share, its), slots, progress)
-        return dict(zip(engines, found, strict=True))

@@ -16,38 +16,34 @@ if TYPE_CHECKING:
     from scoremode.core.engine.plugin import EnginePlugin
 
 MOST = 100_000  # replicas; a larger number is taken for a typing error
+NOT_OPEN = "this replica was started again and is not open yet"
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The GPUs and CPUs that one replica needs.
+    """The GPUs and CPUs that one replica needs, all on one node.
 
-    >>> Room(ranks=2, gpus=1.0, cpus=1.0, over_nodes=False).words
-    '2 GPUs and 2 CPUs'
+    >>> Room(gpus=2.0, cpus=1.0).words
+    '2 GPUs and 1 CPU'
     """
 
-    ranks: int  # processes of its engine
-    gpus: float  # per process
+    gpus: float
     cpus: float
-    over_nodes: bool  # may its processes run on several nodes?
-
-    @property
-    def all_gpus(self) -> float:
-        return self.gpus * self.ranks
-
-    @property
-    def all_cpus(self) -> float:
-        return self.cpus * self.ranks
 
     @property
     def words(self) -> str:
-        parts = [f"{n:g} {kind}{'' if n == 1 else 's'}" for n, kind in ((self.all_gpus, "GPU"), (self.all_cpus, "CPU"))]
+        parts = [f"{n:g} {kind}{'' if n == 1 else 's'}" for n, kind in ((self.gpus, "GPU"), (self.cpus, "CPU"))]
         return " and ".join(part for part in parts if not part.startswith("0 ")) or "nothing"
 
 
 def room_for(spread: Spread, plugin: EnginePlugin, options: Options) -> Room:
     """Returns the resources of one replica; refuses impossible ones before Ray is started."""
     place = plugin.placement(options)
+    if place.over_nodes:
+        raise OptionError(
+            "a replica has all its processes on one node, and Ray's executor puts them on several",
+            fix="leave --engine-arg distributed_executor_backend=ray out, or --replicas",
+        )
     ranks = place.ranks
     own = (1.0 if place.on_gpus else 0.0) * ranks
     gpus = own if spread.gpus_per_replica is None else spread.gpus_per_replica
@@ -57,7 +53,7 @@ def room_for(spread: Spread, plugin: EnginePlugin, options: Options) -> Room:
             fix=f"give --gpus-per-replica {ranks}, or leave it out",
         )
     cpus = float(ranks) if spread.cpus_per_replica is None else spread.cpus_per_replica
-    return Room(ranks, gpus / ranks, cpus / ranks, place.over_nodes)
+    return Room(gpus, cpus)
 
 
 def read_spread(given: Mapping[str, Any]) -> Spread:

@@ -1,7 +1,4 @@
-"""The routes under /v1/scoremode. vLLM finds them by an endpoint plugin from version 0.26 on, by a middleware before.
-
-Both are extension points of vLLM. This file is loaded only inside vLLM's front end.
-"""
+"""The routes under /v1/scoremode, which vLLM finds as an endpoint plugin. Loaded only inside vLLM's front end."""
 
 from __future__ import annotations
 
@@ -9,68 +6,49 @@ import asyncio
 import logging
 import os
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from scoremode.core.engine.messages import Asked, TooManyError, answer_message
 from scoremode.core.scores.packing import CONTENT_TYPE, VERSION
 from scoremode.engines.vllm import support
 from scoremode.errors import EngineError, InputError, ScoremodeError, one_line
-from scoremode.remote.service.requests import (
-    Bodies,
-    BusyError,
-    TooLargeError,
-    answers_in_json,
-    asked_in_json,
-    read_form,
-)
+from scoremode.remote.service.requests import TooLargeError, answers_in_json, asked_in_json, body_of, read_form
 from scoremode.remote.service.scorer import PROB_EXAMPLE, ProbForm, ProbScorer, Scorer
 from scoremode.version import __version__
 
 ROOT = "/v1/scoremode"
 INSTANCE = "SCOREMODE_SERVICE_INSTANCE"  # the same for all front ends of one server
-GONE = 499  # the client closed its connection, so nobody reads this status
-STATUSES: dict[type[BaseException], int] = {
-    TooLargeError: 413,
-    TooManyError: 413,
-    BusyError: 503,
-    EngineError: 500,
-}
+STATUSES: dict[type[BaseException], int] = {TooLargeError: 413, TooManyError: 413, EngineError: 500}
 logger = logging.getLogger("vllm.scoremode")
 
 Handler = Callable[[Request], Awaitable[Response]]
 
 
 class ScoreService:
-    """The service behind the routes. Until ``start`` has finished, the routes answer 503."""
+    """The service behind the routes. vLLM listens when ``start`` has finished."""
+
+    scorer: Scorer
+    prober: ProbScorer
 
     def __init__(self) -> None:
         self.instance = os.environ.setdefault(INSTANCE, uuid.uuid4().hex)
-        self._scorer: Scorer | None = None
 
     async def start(self, client: Any, names: list[str]) -> None:
         """Makes the service ready to answer; raises EngineError if its self-test fails."""
-        scorer = Scorer(client)
-        self.bodies = Bodies(scorer.limits.body_bytes, scorer.limits.held_bytes)
+        self.scorer = Scorer(client)
         try:
-            await scorer.start()
+            await self.scorer.start()
         except EngineError as error:  # the error advises another engine, and a server has only this one
             raise EngineError(
                 error.message, fix="try --head as-served, and please report the model and the version"
             ) from None
-        self.prober = ProbScorer(scorer, names[0])
-        self._scorer = scorer
+        self.prober = ProbScorer(self.scorer, names[0])
         logger.info("scoremode: the self-test passed; ready at %s", ROOT)
-
-    @property
-    def scorer(self) -> Scorer:
-        if self._scorer is None:
-            raise BusyError("the service is starting", fix="try again in a moment")
-        return self._scorer
 
     def attach(self, app: Any) -> None:
         """Adds the routes to vLLM's application."""
@@ -84,14 +62,11 @@ class ScoreService:
 
         async def handler(request: Request) -> Response:
             try:
-                _ = self.scorer  # every route is refused until the self-test has passed
                 return await route(request)
             except Exception as raised:
                 error: BaseException = raised
                 while isinstance(error, BaseExceptionGroup):
                     error = error.exceptions[0]
-                if isinstance(error, ClientDisconnect):
-                    return Response(status_code=GONE)
                 if isinstance(error, ScoremodeError):
                     return _refusal(STATUSES.get(type(error), 400), error)
                 logger.error("scoremode: a request failed", exc_info=error)
@@ -130,10 +105,9 @@ class ScoreService:
         scorer, kind = self.scorer, _content_type(request)
         if kind not in (CONTENT_TYPE, "application/json"):
             return _refusal(415, InputError(f"this is not {CONTENT_TYPE} or JSON", fix="set Content-Type"))
-        async with self.bodies.of(request) as body:
-            in_json = kind == "application/json"
-            asked = asked_in_json(body) if in_json else Asked.from_bytes(body, scorer.limits.windows)
-            answers = await while_connected(request, scorer.score(asked))
+        body, in_json = await body_of(request, scorer.limits.body_bytes), kind == "application/json"
+        asked = asked_in_json(body) if in_json else Asked.from_bytes(body, scorer.limits.windows)
+        answers = await scorer.score(asked)
         if in_json:
             return JSONResponse(answers_in_json(answers))
         data = answer_message(self.instance, answers)
@@ -142,10 +116,8 @@ class ScoreService:
     async def prob(self, request: Request) -> Response:
         if _content_type(request) != "application/json":
             return _refusal(415, InputError("this is not JSON", fix="set Content-Type to application/json"))
-        async with self.bodies.of(request) as body:
-            return JSONResponse(
-                await while_connected(request, self.prober.answer(read_form(body, ProbForm, PROB_EXAMPLE)))
-            )
+        body = await body_of(request, self.scorer.limits.body_bytes)
+        return JSONResponse(await self.prober.answer(read_form(body, ProbForm, PROB_EXAMPLE)))
 
     async def tokens(self, request: Request) -> Response:
         """Answers with the text of every token, for clients that have no tokenizer."""
@@ -170,31 +142,6 @@ class ScoreEndpoint:
         await self.service.start(engine_client, names_of(args))
 
 
-class ScoreMiddleware:
-    """The same routes for versions of vLLM without endpoint plugins, named with vLLM's flag ``--middleware``.
-
-    A middleware is called when the application starts, and the application holds the engine. The routes are added to
-    the application itself, so the key is checked before them, as for every other route.
-    """
-
-    def __init__(self, app: Any) -> None:
-        self.app, self.service = app, ScoreService()
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan":
-            application = scope["app"]
-            self.service.attach(application)
-            try:
-                await self.service.start(application.state.engine_client, names_of(application.state.args))
-            except Exception as error:
-                logger.error("scoremode: %s", error)
-                await receive()
-                why = str(error) if isinstance(error, ScoremodeError) else f"{type(error).__name__}: {error}"
-                await send({"type": "lifespan.startup.failed", "message": why})
-                return
-        await self.app(scope, receive, send)
-
-
 def names_of(args: Any) -> list[str]:
     return list(getattr(args, "served_model_name", None) or [args.model])
 
@@ -202,29 +149,8 @@ def names_of(args: Any) -> list[str]:
 # ── answers ───────────────────────────────────────────────────────────────────────────────────────────────
 def _refusal(status: int, error: ScoremodeError) -> Response:
     body = {"error": {"message": str(error), "type": type(error).__name__.removesuffix("Error"), "code": status}}
-    return JSONResponse(body, status_code=status, headers={"Retry-After": "1"} if status == 503 else None)
+    return JSONResponse(body, status_code=status)
 
 
 def _content_type(request: Request) -> str:
     return str(request.headers.get("content-type", "")).split(";")[0].strip().lower()
-
-
-async def while_connected(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
-    """Waits for the work's result; if the client vanishes first, cancels the work, so that vLLM drops its requests."""
-    working = asyncio.create_task(work)
-    leaving = asyncio.create_task(_until_gone(request))
-    try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
-    finally:
-        leaving.cancel()
-        working.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-async def _until_gone(request: Request) -> None:
-    """Waits until the client is gone. The request's body was read, so the next message is the disconnection."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -6,8 +6,7 @@ Every request is checked here, because a worker that fails ends the server.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, TypeVar
 
@@ -30,16 +29,11 @@ class TooLargeError(InputError):
     """A request is larger than the service allows."""
 
 
-class BusyError(InputError):
-    """The service has no room for a request at the moment."""
-
-
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The limits that the service states and enforces."""
 
     body_bytes: int = 256 * MIB  # of the body of one request
-    held_bytes: int = 1024 * MIB  # of the bodies of all requests that are being answered
     windows: int = 1024  # windows in one request
     targets: int = 1 << 18  # rows × targets per row of one window
 
@@ -101,43 +95,18 @@ def _check_window(window: Window, index: int, limits: Limits, room: ModelLimits)
 
 
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-def declared_length(request: Any) -> int | None:
-    """Returns the value of ``Content-Length``; None if the client does not send it."""
-    said = request.headers.get("content-length")
-    if said is None:
-        return None
-    if not said.isdecimal() or len(said) > 15:
-        raise InputError("Content-Length is not a number", fix="send the number of bytes")
-    return int(said)
-
-
-class Bodies:
-    """Reads the bodies of requests; limits the bytes of each body and of all bodies that are being answered."""
-
-    def __init__(self, most_each: int, most_together: int) -> None:
-        self.most_each, self.most_together, self.held = most_each, most_together, 0
-
-    @asynccontextmanager
-    async def of(self, request: Any) -> AsyncIterator[bytes]:
-        """Yields the whole body of a request; its bytes count towards the limit until the request is answered."""
-        body = bytearray()
-        try:
-            declared = declared_length(request)
-            if declared is not None:
-                self._require_room(declared, declared)
-            async for chunk in request.stream():
-                self._require_room(len(chunk), len(body) + len(chunk))
-                body += chunk
-                self.held += len(chunk)  # received bytes, not declared ones: a client that sends nothing takes no room
-            yield bytes(body)
-        finally:
-            self.held -= len(body)
-
-    def _require_room(self, more: int, size: int) -> None:
-        if size > self.most_each:
-            raise TooLargeError(f"a request has more than {self.most_each} bytes", fix="send several requests")
-        if self.held and self.held + more > self.most_together:
-            raise BusyError("the server is full of requests", fix="try again in a moment")
+async def body_of(request: Any, most: int) -> bytes:
+    """Reads the whole body of a request; refuses one of more than ``most`` bytes before it is read to its end."""
+    said = request.headers.get("content-length", "0")
+    body = bytearray()
+    if said.isdecimal() and int(said[:16]) <= most:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > most:
+                break
+        else:
+            return bytes(body)
+    raise TooLargeError(f"a request has more than {most} bytes", fix="send several requests")
 
 
 # ── JSON ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,4 +1,4 @@
-"""Scores windows of many clients with one vLLM, first come, first served, with a limit on the tokens in flight.
+"""Scores windows of many clients with one vLLM, whose scheduler decides what is computed when.
 
 Also scores P(target | prompt) for clients that send text, with the service's own tokenizer and boundary rule.
 """
@@ -6,10 +6,7 @@ Also scores P(target | prompt) for clients that send text, with the service's ow
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -28,7 +25,6 @@ from scoremode.core.text.tokenizer import HuggingFaceTokenizer, TextTokenizer
 from scoremode.core.verbs.model import GivenEngine, LazyModel
 from scoremode.core.verbs.prob.sequence import SequenceProbability, paired
 from scoremode.engines.vllm import support
-from scoremode.engines.vllm.engine import STEPS_AHEAD
 from scoremode.engines.vllm.self_test import (
     TEST_TARGETS,
     Verdict,
@@ -48,45 +44,6 @@ AT_A_TIME = 4  # requests of the prob route that are answered at once
 NO_EXTRA = Extra()
 
 
-class TokensInFlight:
-    """Limits the tokens in flight to as many as keep the scheduler busy. Waiting requests are admitted in order."""
-
-    def __init__(self, most: int) -> None:
-        self.most, self.used = most, 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-
-    @asynccontextmanager
-    async def of(self, tokens: int) -> AsyncIterator[None]:
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((tokens, turn))
-        self._grant()
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # the request was granted at the same moment
-                self._give_back(tokens)
-            raise
-        try:
-            yield
-        finally:
-            self._give_back(tokens)
-
-    def _give_back(self, tokens: int) -> None:
-        self.used -= tokens
-        self._grant()
-
-    def _grant(self) -> None:
-        """Admits the next requests as long as there is room. If none is in flight, admits one of any size."""
-        while self._waiting:
-            tokens, turn = self._waiting[0]
-            if not turn.cancelled():
-                if self.used and self.used + tokens > self.most:
-                    return
-                self.used += tokens
-                turn.set_result(None)
-            self._waiting.popleft()
-
-
 class Scorer:
     """vLLM's ``EngineClient`` in score mode. It answers requests only after its self-test has passed."""
 
@@ -101,7 +58,6 @@ class Scorer:
         longest, inputs = int(model.max_model_len), int(model.get_vocab_size())
         self.room = ModelLimits(longest, inputs, inputs)
         self._replicas = int(config.parallel_config.data_parallel_size)
-        self.flow = TokensInFlight(max(STEPS_AHEAD * self.batch_tokens, 2 * longest) * self._replicas)
         self._block = int(config.cache_config.block_size)
         self._caches = bool(config.cache_config.enable_prefix_caching)
         self._ranks = int(config.parallel_config.tensor_parallel_size)
@@ -127,7 +83,7 @@ class Scorer:
         self.facts = engine_facts(config, version, verdict, gathered=self._gather)
 
     async def score(self, asked: Asked) -> list[Answers]:
-        """Returns the answers to all windows. If this call is cancelled, vLLM drops the requests in flight."""
+        """Returns the answers to all windows."""
         check(asked, self.limits, self.room)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._window(asked, index)) for index in range(len(asked.windows))]
@@ -143,8 +99,7 @@ class Scorer:
         fed = replace(window, ids=window.ids[: int(window.rows[-1]) + 1])
         job = Job(index, fed, shared, asked.vocabulary, NO_EXTRA)
         while True:
-            async with self.flow.of(len(job.window.ids)):
-                words = await self._submit(job.window.ids, job.request(self._gather), job.read_cache)
+            words = await self._submit(job.window.ids, job.request(self._gather), job.read_cache)
             rest = job.take(words, self._block)
             if rest is None:
                 return job.answers()[0]
@@ -180,8 +135,6 @@ class ScorerEngine(Engine):
 
     def __init__(self, scorer: Scorer, loop: asyncio.AbstractEventLoop) -> None:
         self.scorer, self.loop, self.facts = scorer, loop, scorer.facts
-        self._asking: Future[Any] | None = None
-        self._stopped = False
 
     def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
         if want != SCORES:
@@ -193,20 +146,9 @@ class ScorerEngine(Engine):
         for first in range(0, len(todo), most):
             part = todo[first : first + most]
             windows = tuple(source.window(i) for i in part)
-            answers = self._wait(Asked(windows, source.vocabulary or 0, shared[first : first + most]))
+            asked = Asked(windows, source.vocabulary or 0, shared[first : first + most])
+            answers = asyncio.run_coroutine_threadsafe(self.scorer.score(asked), self.loop).result()
             yield from zip(part, answers, strict=True)
-
-    def _wait(self, asked: Asked) -> Any:
-        if self._stopped:
-            raise EngineError("nobody waits for this answer", fix="ask again")
-        self._asking = asyncio.run_coroutine_threadsafe(self.scorer.score(asked), self.loop)
-        return self._asking.result()
-
-    def stop(self) -> None:
-        """Cancels the requests in flight, because the client is gone."""
-        self._stopped = True
-        if self._asking is not None:
-            self._asking.cancel()
 
 
 class ProbScorer:
@@ -218,11 +160,7 @@ class ProbScorer:
         """Returns the result for each pair of prompt and target, in the form of ``scoremode prob --json``."""
         async with self._turns:
             engine = ScorerEngine(self.scorer, asyncio.get_running_loop())
-            try:
-                return await asyncio.to_thread(self._answer, given, engine)
-            except asyncio.CancelledError:
-                engine.stop()
-                raise
+            return await asyncio.to_thread(self._answer, given, engine)
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:

@@ -17,7 +17,6 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from scoremode.core.cache.entries import mark_used
@@ -107,6 +106,8 @@ def copies_of_texts(place: Place, endings: tuple[str, ...]) -> list[Path]:
 
 def _texts_at(place: Place, endings: tuple[str, ...]) -> list[Place]:
     """Returns the files that match a pattern, or those of a folder with one of the endings; else the file itself."""
+    from fsspec.utils import glob_translate
+
     parts = place.path.split("/")
     first = next((i for i, part in enumerate(parts) if i and any(sign in part for sign in SIGNS)), len(parts))
     folder, pattern = Place(place.scheme, "/".join(parts[:first]), place.settings), parts[first:]
@@ -116,23 +117,12 @@ def _texts_at(place: Place, endings: tuple[str, ...]) -> list[Place]:
         if found is None or not found.is_folder:
             return [folder]
     names = [one.name for one in objects.listed(deep=True) if not one.is_folder]
-    if pattern:
-        chosen = [name for name in names if _matches(name.split("/"), pattern)]
-    else:
-        chosen = [name for name in names if name.lower().endswith(endings) and not re.search(r"(^|/)\.", name)]
-    return [folder / name for name in sorted(chosen)]
-
-
-def _matches(names: list[str], patterns: list[str]) -> bool:
-    """Does a path match a ``glob`` pattern? ``*`` stays in one folder, ``**`` does not; neither matches a first dot."""
-    if not patterns:
-        return not names
-    if patterns[0] == "**":
-        shown = next((i for i, name in enumerate(names) if name.startswith(".")), len(names))
-        return any(_matches(names[skip:], patterns[1:]) for skip in range(shown + 1))
-    if not names or (names[0].startswith(".") and not patterns[0].startswith(".")):
-        return False
-    return fnmatchcase(names[0], patterns[0]) and _matches(names[1:], patterns[1:])
+    shown = [name for name in names if not re.search(r"(^|/)\.", name) or any(part.startswith(".") for part in pattern)]
+    if not pattern:
+        return [folder / name for name in shown if name.lower().endswith(endings)]
+    whole = "/".join(part if part == "**" else part.replace("**", "*") for part in pattern)
+    matches = re.compile(glob_translate(whole)).match
+    return [folder / name for name in shown if matches(name)]
 
 
 # ── runs and references ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,4 +1,4 @@
-"""The file systems behind URIs, of Arrow or else of fsspec, and what their errors mean.
+"""The file systems behind URIs, of Arrow or else of fsspec, all with fsspec's methods, and what their errors mean.
 
 Credentials come from the usual chains; nothing here takes or keeps one.
 """
@@ -17,13 +17,13 @@ from scoremode.core.arguments import SERVERS
 from scoremode.core.disk.uri import Place
 from scoremode.core.text.reachable import is_reachable
 from scoremode.errors import InputError, ScoremodeError, StorageError, did_you_mean, one_line
-from scoremode.remote.storage.hub import endpoint, hub_error, hub_file_system
+from scoremode.remote.storage.hub import endpoint, hub_error
 
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 15.0  # without a byte
 REQUEST_SECONDS = 120.0  # for one HTTP request, which reads some megabytes at most
 ATTEMPTS = 2  # of one request, by the library; objects.py repeats whole operations
-BY_ARROW = ("hdfs", "viewfs", "abfs", "abfss")  # beside s3 and gs, which have settings
+BY_ARROW = ("s3", "gs", "hdfs", "viewfs", "abfs", "abfss")
 
 NETWORK = "check the network, the endpoint (AWS_ENDPOINT_URL or ?endpoint_override=HOST:PORT) and that it is up"
 GOOGLE = "https://storage.googleapis.com"
@@ -36,22 +36,21 @@ SECRET = re.compile(r"(?i)((?:access|secret|session|sas|account)[\w-]*(?:key|tok
 
 # ── open ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def file_system(place: Place) -> Any:
-    """The pyarrow file system of a place. Nothing is asked of a server yet, except for the region of a bucket."""
+    """fsspec's file system of a place. Nothing is asked of a server yet, except for the region of a bucket."""
     return _opened(place.scheme, place.root, place.settings, endpoint() if place.scheme == "hf" else None)
 
 
 @cache
 def _opened(scheme: str, root: str, settings: tuple[tuple[str, str], ...], hub: str | None) -> Any:
-    from pyarrow import fs
-
     try:
-        if scheme == "hf":
-            return hub_file_system(hub)
-        if scheme == "s3":
-            return _s3(root, dict(settings))
-        if scheme == "gs":
-            return _gs(dict(settings))
-        return fs.FileSystem.from_uri(f"{scheme}://{root}/")[0] if scheme in BY_ARROW else _by_fsspec(scheme, root)
+        if scheme not in BY_ARROW:
+            return _by_fsspec(scheme, root, hub)
+        from fsspec.implementations.arrow import ArrowFSWrapper
+        from pyarrow import fs
+
+        known = {"s3": lambda: _s3(root, dict(settings)), "gs": lambda: _gs(dict(settings))}
+        made = known.get(scheme, lambda: fs.FileSystem.from_uri(f"{scheme}://{root}/")[0])()
+        return ArrowFSWrapper(made, skip_instance_cache=True)
     except ScoremodeError:
         raise
     except ImportError as error:
@@ -116,10 +115,13 @@ def _gs(settings: dict[str, str]) -> Any:
     )
 
 
-def _by_fsspec(scheme: str, root: str) -> Any:
+def _by_fsspec(scheme: str, root: str, hub: str | None) -> Any:
+    if scheme == "hf":
+        from huggingface_hub import HfFileSystem
+
+        return HfFileSystem(endpoint=hub, skip_instance_cache=True)
     import fsspec
     from fsspec.registry import known_implementations
-    from pyarrow import fs
 
     if scheme not in (*known_implementations, *fsspec.available_protocols()):
         fix = did_you_mean(scheme, ["s3", "gs", "hf", "file", "memory", "hdfs", "abfs", "sftp", *SERVERS])
@@ -131,7 +133,7 @@ def _by_fsspec(scheme: str, root: str) -> Any:
 
         limits = ClientTimeout(total=REQUEST_SECONDS, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)
         settings["client_kwargs"] = {"timeout": limits}
-    return fs.PyFileSystem(fs.FSSpecHandler(kind(**settings)))
+    return kind(**settings)
 
 
 def creating(place: Place) -> Any | None:
@@ -154,7 +156,7 @@ def creating(place: Place) -> Any | None:
 
             return GCSFileSystem(token="anon" if is_anonymous else None, endpoint_url=url or None)
         if place.scheme == "memory":
-            return file_system(place).handler.fs
+            return file_system(place)
     return None
 
 

@@ -8,10 +8,8 @@ Credentials are the hub's own: a login with ``hf auth login``, or HF_TOKEN. Noth
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,21 +30,9 @@ UNREACHABLE = {"ConnectionError", "TimeoutError", "TransportError"}
 CONFLICT = (409, 412)  # statuses of a commit that does not follow the newest one
 
 
-class ConflictError(Exception):
-    """Another commit was made since the one that a commit was to follow."""
-
-
 def endpoint() -> str | None:
     """The address of the hub, if HF_ENDPOINT names another one; it is read each time, not only at the first import."""
     return os.environ.get("HF_ENDPOINT") or None
-
-
-@cache
-def hub_file_system(address: str | None) -> Any:
-    from huggingface_hub import HfFileSystem
-    from pyarrow import fs
-
-    return fs.PyFileSystem(fs.FSSpecHandler(HfFileSystem(endpoint=address, skip_instance_cache=True)))
 
 
 def is_repository(place: Place) -> bool:
@@ -92,14 +78,13 @@ class Repository:
     def create(self) -> None:
         """Creates the repository, which only its owner sees; StorageError if this user may not."""
         self._ask("be created", lambda api: api.create_repo(**self._about, private=True, exist_ok=True))
-        forget_listings()
 
     def require_writable(self) -> None:
         """Raises StorageError if this user may not write into the repository."""
         self._ask("be written", lambda api: api.auth_check(**self._about, write=True))
 
     def commit(self, files: Mapping[str, Path], removed: Iterable[str], *, follows: str | None, message: str) -> None:
-        """Adds and removes files of the folder in one commit; ConflictError if the newest commit is not ``follows``.
+        """Adds and removes files of the folder in one commit; StorageError if the newest commit is not ``follows``.
 
         Large files that an interrupted attempt has uploaded are not uploaded again.
         """
@@ -117,18 +102,16 @@ class Repository:
                 parent_commit=follows,
             ),
         )
-        forget_listings()
 
     def _ask(self, doing: str, work: Callable[[Any], T]) -> T:
         from huggingface_hub import HfApi
+        from huggingface_hub.utils import disable_progress_bars
 
-        with _quiet():
-            try:
-                return work(HfApi(endpoint=endpoint()))
-            except Exception as error:  # the hub's client raises errors of several libraries
-                if status_of(error) in CONFLICT:
-                    raise ConflictError from None
-                raise hub_error(self.place, doing, error) from None
+        disable_progress_bars()  # they would mix with ours
+        try:
+            return work(HfApi(endpoint=endpoint()))
+        except Exception as error:  # the hub's client raises errors of several libraries
+            raise hub_error(self.place, doing, error) from None
 
 
 class MissingRepositoryError(StorageError):
@@ -145,6 +128,7 @@ def hub_error(place: Place, doing: str, error: BaseException) -> StorageError:
         ("HFValidationError" in names, "this is not a valid name on the hub", EXAMPLE),
         ("RevisionNotFoundError" in names, "the repository has no such revision", "check the name after the @"),
         (is_hidden, HIDDEN, may),
+        (status in CONFLICT, "somebody else made a commit meanwhile", "run the same command again"),
         (status in (401, 403), f"access is denied (HTTP status {status})", may),
         (status is not None, f"the hub answered with HTTP status {status}", "try again later"),
         (bool(names & UNREACHABLE), "the hub cannot be reached", "check the network and HF_ENDPOINT"),
@@ -161,22 +145,3 @@ def is_missing_file(error: BaseException) -> bool:
     return isinstance(error, FileNotFoundError) and not (MISSING | more) & {
         type(one).__name__ for one in causes_of(error)
     }
-
-
-def forget_listings() -> None:
-    """Forgets what the hub's file system remembers about its folders, because others may have changed them."""
-    hub_file_system(endpoint()).handler.fs.invalidate_cache()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps the progress bars of the hub's client from mixing with ours."""
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    before = are_progress_bars_disabled()
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        if not before:
-            enable_progress_bars()

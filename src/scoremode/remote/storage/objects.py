@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC
 from io import RawIOBase
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,8 +19,16 @@ from typing import Any, TypeVar
 from scoremode.core.arguments import SERVERS, seconds_in
 from scoremode.core.disk.uri import Place
 from scoremode.errors import StorageError, one_line
-from scoremode.remote.storage.file_systems import ADDRESS, UNREACHABLE, creating, file_system, reason_of, refusal
-from scoremode.remote.storage.hub import forget_listings, is_missing_file
+from scoremode.remote.storage.file_systems import (
+    ADDRESS,
+    BY_ARROW,
+    UNREACHABLE,
+    creating,
+    file_system,
+    reason_of,
+    refusal,
+)
+from scoremode.remote.storage.hub import is_missing_file
 
 T = TypeVar("T")
 
@@ -36,6 +43,7 @@ UNFINISHED = ".scoremode-unfinished-"
 ATOMIC = ("s3", "gs", "abfs", "abfss", "hf")  # an object appears when it is complete, never before
 NO_FOLDERS = ("s3", "gs", "hf")  # they are parts of names, or come with the first file
 HUB_SECONDS = 5.0  # for which a request to the hub is tried again, beyond what its own client does
+VERSIONS = ("mtime", "created", "ETag", "etag", "sha256", "oid", "blob_id", "LastModified", "Last-Modified")
 
 
 def patience() -> float:
@@ -49,8 +57,7 @@ class Found:
 
     name: str  # relative to the place that was listed
     size: int
-    modified: float | None  # seconds since 1970, by the server's clock
-    is_folder: bool = False
+    is_folder: bool
 
 
 class Objects:
@@ -62,17 +69,14 @@ class Objects:
         self._seconds = patience() if seconds is None else seconds
         if place.scheme == "hf":
             self._seconds = min(self._seconds, HUB_SECONDS)
-        self._arrow = file_system(place)
-        self._fsspec: Any | None = getattr(getattr(self._arrow, "handler", None), "fs", None)
+        self._fs = file_system(place)
 
     def _path(self, name: str) -> str:
         scheme, inner = self.place.scheme, self.place.path
-        if scheme in SERVERS:
-            inner = f"{scheme}://{inner}"
-        elif self._fsspec is not None:
-            inner = str(self._fsspec._strip_protocol(f"{scheme}://{inner}"))  # without the host
-        elif scheme in ("hdfs", "viewfs"):
+        if scheme in ("hdfs", "viewfs"):
             inner = "/" + inner.partition("/")[2]
+        elif scheme not in BY_ARROW:
+            inner = str(self._fs._strip_protocol(f"{scheme}://{inner}"))  # without the host, unless it is http
         return f"{inner}/{name}" if name else inner
 
     def _place(self, name: str) -> Place:
@@ -86,6 +90,7 @@ class Objects:
         began, pause, server = time.monotonic(), FIRST_PAUSE, (self.place.scheme, self.place.root)
         while True:
             try:
+                self._fs.invalidate_cache()  # others may have changed something
                 found = work()
                 ANSWERED.add(server)
                 return found
@@ -101,44 +106,56 @@ class Objects:
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    def _if_there(self, name: str, work: Callable[[], T]) -> T | None:
-        """The result of ``work``, which reads a file; None if there is no such file."""
+    def _if_there(self, name: str, doing: str, work: Callable[[], T]) -> T | None:
+        """The result of ``work``; None if there is no such file."""
         with suppress(FileNotFoundError):
-            return self._attempt(name, "be read", work, may_be_absent=True)
+            return self._attempt(name, doing, work, may_be_absent=True)
         return None
 
     # ── look ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-    def listed(self, folder: str = "", *, deep: bool = False) -> list[Found]:
-        """The files in a folder, sorted by name; none if there is no such folder."""
-        if self.place.scheme == "hf":
-            return self._if_there(folder, lambda: self._listed_on_hub(folder, deep=deep)) or []
-        from pyarrow import fs
+    def listed(self, *, deep: bool = False) -> list[Found]:
+        """The files in the folder, sorted by name; none if there is no such folder."""
+        path = self._path("")
+        found = self._if_there("", "be listed", lambda: list(self._entries(path, deep=deep))) or []
+        return sorted((_found(one, one["name"][len(path) :].lstrip("/")) for one in found), key=lambda one: one.name)
 
-        before = self._path(folder)
-        selector = fs.FileSelector(before, recursive=deep, allow_not_found=True)
-        found = self._attempt(folder, "be listed", lambda: self._arrow.get_file_info(selector))
-        below = [(info, info.path[len(before) :].lstrip("/")) for info in found]
-        return sorted((self._found(info, name) for info, name in below if name), key=lambda one: one.name)
+    def _entries(self, path: str, *, deep: bool) -> Iterator[dict[str, Any]]:
+        # not fsspec's own walk, which leaves out folders that it cannot read
+        for one in self._fs.ls(path, detail=True):
+            if one["name"].rstrip("/") != path:
+                yield one
+                if deep and one["type"] == "directory":
+                    yield from self._entries(one["name"], deep=True)
 
     def look(self, name: str = "") -> Found | None:
         """The file or folder of that name; None if there is none."""
-        if self.place.scheme in SERVERS:
-            return self._attempt(name, "be read", lambda: self._look_on_server(name))
-        if self.place.scheme == "hf":
-            return self._if_there(name, lambda: self._look_on_hub(name))
-        info = self._attempt(name, "be read", lambda: self._arrow.get_file_info(self._path(name)))
-        return self._found(info, name) if info.type.name != "NotFound" else None
+        about = self._if_there(name, "be read", lambda: self._info(name))
+        return None if about is None else _found(about, name)
 
-    def _look_on_server(self, name: str) -> Found | None:
-        """Look for a file over HTTP. fsspec calls every file that it cannot read missing: raise the real reason."""
+    def version(self, name: str = "") -> str | None:
+        """Everything that a server tells about a file's content without sending it; None if there is no such file."""
+
+        def work() -> dict[str, Any]:
+            about = self._info(name)
+            if self.place.scheme in BY_ARROW and about["type"] != "directory":
+                with self._fs.open(self._path(name)) as file:
+                    about["ETag"] = sorted((file.stream.metadata() or {}).items())
+            return about
+
+        about = self._if_there(name, "be read", work)
+        if about is None or about["type"] == "directory":
+            return None
+        return f"{about['size'] or 0}|{[str(about.get(key)) for key in VERSIONS]}"
+
+    def _info(self, name: str) -> dict[str, Any]:
+        """What is known of a file. Over HTTP, fsspec calls every file missing that it cannot read: see why."""
         try:
-            assert self._fsspec is not None
-            return Found(name, self._fsspec.info(self._path(name))["size"] or 0, None)
+            return dict(self._fs.info(self._path(name)))
         except FileNotFoundError as error:
             cause = error.__cause__
             status = getattr(cause, "status", None)
-            if cause is None or status in (404, 410):
-                return None
+            if self.place.scheme not in SERVERS or cause is None or status in (404, 410):
+                raise
             if status is not None:
                 raise OSError(f"HTTP status {status}") from None  # some of them pass
             why = one_line(str(cause))[:200] or type(cause).__name__
@@ -146,78 +163,32 @@ class Objects:
                 f"{self._place(name)} cannot be read: the server does not answer ({why})", fix=ADDRESS
             ) from None
 
-    def _listed_on_hub(self, folder: str, *, deep: bool) -> list[Found]:
-        """List a folder of the hub. Arrow would call a folder empty that cannot be read: raise the real reason."""
-        assert self._fsspec is not None
-        self._fsspec.invalidate_cache()
-        before = self._path(folder)
-        found = self._fsspec.find(before, withdirs=True, detail=True, maxdepth=None if deep else 1).values()
-        if not found:
-            self._fsspec.info(before)  # raises if the folder is not merely empty
-        below = [(one, one["name"][len(before) :].lstrip("/")) for one in found]
-        files = [Found(name, one["size"] or 0, None, one["type"] == "directory") for one, name in below if name]
-        return sorted(files, key=lambda one: one.name)
-
-    def _look_on_hub(self, name: str) -> Found:
-        assert self._fsspec is not None
-        self._fsspec.invalidate_cache()
-        found = self._fsspec.info(self._path(name))
-        return Found(name, found["size"] or 0, None, is_folder=found["type"] == "directory")
-
-    def _found(self, info: Any, name: str) -> Found:
-        modified = info.mtime
-        if modified is None and self._fsspec is not None and info.type.name == "File":
-            with suppress(Exception):  # not every file system knows it
-                modified = self._fsspec.modified(info.path)
-                modified = modified if modified.tzinfo is not None else modified.replace(tzinfo=UTC)
-        seconds = None if modified is None else modified.timestamp()
-        return Found(name, info.size or 0, seconds, is_folder=info.type.name == "Directory")
-
-    def version(self, name: str = "") -> str | None:
-        """Everything that a server tells about a file's content without sending it; None if there is no such file."""
-        found = self.look(name)
-        if found is None or found.is_folder:
-            return None
-        marks = self._attempt(name, "be read", lambda: self._marks(self._path(name)))
-        return f"{found.size}|{found.modified}|{marks}"
-
-    def _marks(self, path: str) -> list[str]:
-        if self._fsspec is not None:
-            about = self._fsspec.info(path)
-            return [str(about.get(key)) for key in ("ETag", "etag", "sha256", "oid", "blob_id", "LastModified")]
-        with self._arrow.open_input_file(path) as file:
-            return sorted(f"{key}={value!r}" for key, value in (file.metadata() or {}).items())
-
     # ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     def read(self, name: str, *, most: int) -> bytes | None:
         """The content of a small file, at most ``most`` bytes of it; None if there is no such file."""
 
         def work() -> bytes:
-            if self.place.scheme == "hf":
-                forget_listings()
-            with self._arrow.open_input_stream(self._path(name)) as stream:
-                return bytes(stream.read(most))
+            with self._fs.open(self._path(name)) as file:
+                return bytes(file.read(most))
 
-        return self._if_there(name, work)
+        return self._if_there(name, "be read", work)
 
-    def pieces(self, name: str, begin: int, end: int) -> Iterator[bytes]:
+    def _pieces(self, name: str, begin: int, end: int) -> Iterator[bytes]:
         """The bytes of a file from ``begin`` to ``end``, in pieces. If the connection breaks, a piece is read again."""
         source: Any | None = None
 
         def work() -> bytes:
             nonlocal source
             try:
-                source = source or self._arrow.open_input_file(self._path(name))
-                if source.size() < end:
-                    raise StorageError(
-                        f"{self._place(name)} has {source.size()} bytes instead of {end}",
-                        fix="it was changed: try again",
-                    )
-                data = bytes(source.read_at(min(PIECE, end - begin), begin))
+                if source is None:
+                    source = self._fs.open(self._path(name))
+                    source.seek(begin)
+                data = bytes(source.read(min(PIECE, end - begin)))
             except Exception:
                 source = None
                 raise
             if not data:
+                source = None
                 raise OSError("unexpected end of the file")
             return data
 
@@ -235,7 +206,7 @@ class Objects:
             if file.tell() > size:
                 file.truncate(0)
                 file.seek(0)
-            for piece in self.pieces(name, file.tell(), size):
+            for piece in self._pieces(name, file.tell(), size):
                 file.write(piece)
             file.flush()
             os.fsync(file.fileno())
@@ -276,32 +247,36 @@ class Objects:
     def send(self, name: str, path: Path) -> None:
         with path.open("rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
-            self._attempt(name, "be written", lambda: self._put(name, _pieces(file, size), size))
+            self._attempt(name, "be written", lambda: self._put(name, _pieces_of(file, size), size))
 
     def _put(self, name: str, pieces: Iterable[bytes], size: int) -> None:
         final, scheme = self._path(name), self.place.scheme
         folder, _, last = final.rpartition("/")
         path = final if scheme in ATOMIC else f"{folder}/{UNFINISHED}{secrets.token_hex(4)}-{last}"
         if scheme not in NO_FOLDERS:
-            self._arrow.create_dir(folder, recursive=True)
-        with self._arrow.open_output_stream(path) as stream:
+            self._fs.makedirs(folder, exist_ok=True)
+        with self._fs.open(path, "wb") as stream:
             for piece in pieces:
                 stream.write(piece)
-        written = self._arrow.get_file_info(path).size
+        self._fs.invalidate_cache()
+        written = self._fs.info(path)["size"]
         if written != size:  # a read that failed in between still ends the object
             with suppress(Exception):
-                self._arrow.delete_file(path)
+                self._fs.rm_file(path)
             raise OSError(f"unexpected end: {written} of {size} bytes arrived")
         if path != final:
-            self._arrow.move(path, final)
+            self._fs.mv(path, final)
 
     def remove(self, name: str) -> None:
         """Remove a file; does nothing if there is none."""
-        with suppress(FileNotFoundError):
-            self._attempt(name, "be removed", lambda: self._arrow.delete_file(self._path(name)), may_be_absent=True)
+        self._if_there(name, "be removed", lambda: self._fs.rm_file(self._path(name)))
 
 
-def _pieces(file: RawIOBase, size: int) -> Iterator[bytes]:
+def _found(about: dict[str, Any], name: str) -> Found:
+    return Found(name.rstrip("/"), about["size"] or 0, about["type"] == "directory")
+
+
+def _pieces_of(file: RawIOBase, size: int) -> Iterator[bytes]:
     file.seek(0)
     while size > 0:
         piece = file.read(min(PIECE, size))

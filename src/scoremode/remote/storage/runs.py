@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -41,13 +40,12 @@ from scoremode.core.store.run import Run
 from scoremode.core.strict_json import parse
 from scoremode.errors import InputError, RunError, StorageError, alias_path, harmless, print_line
 from scoremode.remote.storage.copies import copy_folder, files_in, present_files, read_manifests
-from scoremode.remote.storage.hub import ConflictError, Repository, is_repository
+from scoremode.remote.storage.hub import Repository, is_repository
 from scoremode.remote.storage.lock import LOCK_OBJECT, RemoteLock
 from scoremode.remote.storage.objects import Objects, patience
 
 STAYS = "what was scored is kept on this machine: run the same command again, without --fresh, to send it"
 FIRST_CONTACT = 10.0  # seconds for which requests are tried again before anything is scored
-ATTEMPTS = 5  # to commit, while others commit to the same repository of the hub
 
 
 class RemoteClaim(runs.Claim):
@@ -149,38 +147,27 @@ class RemoteClaim(runs.Claim):
     def publish(self, run: Run) -> Run:
         """Send the files of the finished run, its manifests last, and remove those of the run that it replaces."""
         names = [*(name for name, _ in files_in(self._manifests(), self.place)), *self._manifests()]
+        old = sorted(self._old_files.difference(names))
         try:
-            found = self._commit(self._repository, names) if self._repository is not None else self._send(names)
+            if self._repository is None:
+                self._send(names, old)
+            else:
+                message = f"Add a {'reference' if REFERENCE in names else 'run'} made by scoremode"
+                files = {name: self.folder / name for name in names}
+                self._repository.commit(files, old, follows=self._follows, message=message)
         except StorageError as error:
             raise StorageError(f"the run is complete, but {error.message}", fix=f"{error.fix}; {STAYS}") from None
-        if found is not None:
-            return found
         self._is_complete = True
         return replace(run, path=str(self.place))
 
-    def _send(self, names: list[str]) -> Run | None:
+    def _send(self, names: list[str], old: list[str]) -> None:
         objects = Objects(self.place)
         self._remote_lock.stays = True
-        for name in (*self._old_files & {MANIFEST}, *sorted(self._old_files.difference(names))):
+        for name in (*self._old_files & {MANIFEST}, *old):
             objects.remove(name)
         for name in names:
             objects.send(name, self.folder / name)
         self._remote_lock.stays = False
-        return None
-
-    def _commit(self, repository: Repository, names: list[str]) -> Run | None:
-        """Add the files in one commit; return the same run if somebody else has published it meanwhile."""
-        files = {name: self.folder / name for name in names}
-        message = f"Add a {'reference' if REFERENCE in files else 'run'} made by scoremode"
-        for _ in range(ATTEMPTS):
-            with suppress(ConflictError):
-                removed = sorted(self._old_files - files.keys())
-                repository.commit(files, removed, follows=self._follows, message=message)
-                return None
-            found = self._published()  # an error if another run was published meanwhile
-            if found is not None:
-                return found
-        raise StorageError(f"{self.place} is changed by others all the time", fix="try again later")
 
     def _manifests(self) -> dict[str, bytes]:
         return {n: (self.folder / n).read_bytes() for n in (REFERENCE, MANIFEST) if (self.folder / n).exists()}
