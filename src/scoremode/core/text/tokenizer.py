@@ -24,7 +24,7 @@ from scoremode.core.disk.files import require_plain_files
 from scoremode.core.text import memory
 from scoremode.core.text.files import Message
 from scoremode.core.text.token_text import byte_level_piece, sentencepiece_piece, spelled, unnamed
-from scoremode.core.text.tokenizer_file import TokenizerFile, load_tokenizer, unusable
+from scoremode.core.text.tokenizer_file import TokenizerFile, load_transformers, unusable
 from scoremode.errors import CorpusError, ModelError, ScoremodeError, print_line
 from scoremode.values import Ids, Ints
 
@@ -115,7 +115,8 @@ class HuggingFaceTokenizer:
         """The tokenizer of a folder; Transformers is imported if nothing else shows what it would make of the files."""
         if Path(folder).is_dir():
             require_plain_files(Path(folder))
-        found = load_tokenizer(folder, trust_remote_code=trust_remote_code)
+        found = None if trust_remote_code else TokenizerFile.of(Path(folder))
+        found = found or load_transformers(folder, trust_remote_code=trust_remote_code)
         try:
             return HuggingFaceTokenizer(found, str(folder))
         except ScoremodeError:
