@@ -91,7 +91,12 @@ def driver_rate(targets_per_window: int, windows: int, folder: Path | None = Non
     with tempfile.TemporaryDirectory(prefix="scoremode-", dir=folder) as kept:
         path, targets = Path(kept) / "journal", plan.targets / 1e6
         journal = Journal(path, identity, plan, vocabulary=ids)
-        scored = _seconds(lambda: [journal.add(index, found, 0.0) for index, found in answered(engine, plan)])
+
+        def score() -> None:
+            for index, answers in answered(engine, plan):
+                journal.add(index, answers, 0.0)
+
+        scored = _seconds(score)
         journal.close()
         again: list[Journal] = []
         resumed = _seconds(lambda: again.append(Journal(path, identity, plan, vocabulary=ids)))

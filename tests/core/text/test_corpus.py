@@ -55,19 +55,11 @@ def complaint(*args: Any, **kwargs: Any) -> str:
 # ── plain text ───────────────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize("name", ["a.txt", "a.md", "a.raw", "a"])
 def test_a_plain_file_is_one_document_verbatim(tmp_path: Path, name: str) -> None:
-    text = "\ufeff  one\r\ntwo\n\n\tthree \n"
+    """Its sha256 is that of its bytes, so that anyone can check it with sha256sum."""
+    text = "\ufeff  naïve\r\ntwo\n\n\tthree \n"
     corpus = load(write(tmp_path / name, text))
-    assert (corpus.layout, rows(corpus)) == ("text", [text])
-
-
-def test_the_sha256_of_a_plain_file_is_that_of_its_bytes(tmp_path: Path) -> None:
-    """So that anyone can check it with sha256sum."""
-    data = "naïve\r\ntext\n".encode()
-    assert load(write(tmp_path / "a.txt", data)).sha256 == hashlib.sha256(data).hexdigest()
-
-
-def test_a_text_given_and_a_file_of_it_have_one_sha256(tmp_path: Path) -> None:
-    assert load(text="one two").sha256 == load(write(tmp_path / "a.txt", "one two")).sha256
+    assert (corpus.layout, rows(corpus), corpus.byte_count) == ("text", [text], len(text.encode()))
+    assert corpus.sha256 == load(text=text).sha256 == hashlib.sha256(text.encode()).hexdigest()
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
@@ -75,31 +67,17 @@ def test_any_text_comes_back_as_it_was_given(text: str) -> None:
     assert rows(load(text=text)) == [text]
 
 
-def test_rows_can_be_read_again_and_again(tmp_path: Path) -> None:
-    corpus = load(write_jsonl(tmp_path / "a.jsonl", {"text": "one"}, {"text": "two"}))
-    assert rows(corpus) == rows(corpus) == ["one", "two"]
-
-
-def test_bytes_are_counted_in_utf_8() -> None:
-    assert load(text="naïve 東京").byte_count == len("naïve 東京".encode())
-
-
-def test_num_samples_of_a_plain_file_takes_its_first_lines_as_one_document(tmp_path: Path) -> None:
-    corpus = load(write(tmp_path / "a.txt", "one\r\n\ntwo\nthree\n"), num_samples=3)
-    assert rows(corpus) == ["one\r\n\ntwo\n"]
-
-
-def test_a_line_ends_at_a_newline_only() -> None:
-    """str.splitlines would also split at form feeds and Unicode separators, which may occur inside a line."""
-    assert rows(load(text="a\x0cb\u2028c\x85d\ne\n", num_samples=1)) == ["a\x0cb\u2028c\x85d\n"]
-
-
-def test_num_samples_larger_than_the_text_takes_all_of_it() -> None:
-    assert rows(load(text="one\ntwo", num_samples=99)) == ["one\ntwo"]
-
-
-def test_the_sha256_is_of_the_samples_taken() -> None:
-    assert load(text="one\ntwo\n", num_samples=1).sha256 == load(text="one\n").sha256
+@pytest.mark.parametrize(
+    ("text", "count", "wanted"),
+    [
+        ("one\r\n\ntwo\nthree\n", 3, "one\r\n\ntwo\n"),
+        ("a\x0cb\u2028c\x85d\ne\n", 1, "a\x0cb\u2028c\x85d\n"),  # str.splitlines would split these, too
+        ("one\ntwo", 99, "one\ntwo"),
+    ],
+)
+def test_num_samples_of_a_plain_text_takes_its_first_lines(text: str, count: int, wanted: str) -> None:
+    corpus = load(text=text, num_samples=count)
+    assert (rows(corpus), corpus.sha256) == ([wanted], load(text=wanted).sha256)
 
 
 def test_standard_input_is_read_once_and_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,28 +87,26 @@ def test_standard_input_is_read_once_and_given_again(monkeypatch: pytest.MonkeyP
 
 
 # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_a_jsonl_file_is_a_document_a_row(tmp_path: Path) -> None:
-    corpus = load(write_jsonl(tmp_path / "a.jsonl", {"text": "one", "id": 1}, {"text": "two"}))
-    assert (corpus.layout, rows(corpus)) == ("documents", ["one", "two"])
+ROWS: list[tuple[str, dict[str, Any], list[Any]]] = [  # a file's rows, arguments, and the texts
+    ('{"text": "one", "id": 1}\n{"text": "two"}\n', {}, ["one", "two"]),
+    ('{"text": "one"}\n\n  \n{"text": "two"}', {}, ["one", "two"]),
+    ('{"text": "one"}\n{"text": "two"}\n{"text": "three"}\n', {"num_samples": 2}, ["one", "two"]),
+    ('{"text": "no", "body": "yes"}\n', {"field": "body"}, ["yes"]),
+    (json.dumps({"messages": CHAT}), {}, [CHAT]),
+    (json.dumps({"conversation": CHAT}), {"field": "conversation"}, [CHAT]),
+]
 
 
-def test_blank_lines_of_a_jsonl_file_are_no_rows(tmp_path: Path) -> None:
-    corpus = load(write(tmp_path / "a.jsonl", '{"text": "one"}\n\n  \n{"text": "two"}'))
-    assert (corpus.row_count, rows(corpus)) == (2, ["one", "two"])
-
-
-def test_another_field_can_be_chosen(tmp_path: Path) -> None:
-    corpus = load(write_jsonl(tmp_path / "a.jsonl", {"text": "no", "body": "yes"}), field="body")
-    assert rows(corpus) == ["yes"]
-
-
-def test_a_parquet_file_is_a_document_a_row(tmp_path: Path) -> None:
-    corpus = load(write_parquet(tmp_path / "a.parquet", id=[1, 2], text=["one", "two"]))
-    assert (corpus.layout, rows(corpus)) == ("documents", ["one", "two"])
-
-
-def test_another_column_can_be_chosen(tmp_path: Path) -> None:
-    assert rows(load(write_parquet(tmp_path / "a.parquet", text=["no"], body=["yes"]), field="body")) == ["yes"]
+@pytest.mark.parametrize(("lines", "how", "wanted"), ROWS)
+def test_each_row_is_a_document_or_a_conversation(
+    tmp_path: Path, lines: str, how: dict[str, Any], wanted: list[Any]
+) -> None:
+    corpus = load(write(tmp_path / "a.jsonl", lines), **how)
+    assert rows(corpus) == rows(corpus) == wanted  # as often as they are read
+    assert (corpus.layout, corpus.row_count) == ("documents" if isinstance(wanted[0], str) else "chat", len(wanted))
+    found = [json.loads(line) for line in lines.splitlines() if line.strip()]
+    columns: dict[str, list[Any]] = {name: [row.get(name) for row in found] for name in found[0]}
+    assert rows(load(write_parquet(tmp_path / "a.parquet", **columns), **how)) == wanted
 
 
 def test_the_same_rows_have_one_sha256_in_jsonl_and_parquet(tmp_path: Path) -> None:
@@ -145,35 +121,10 @@ def test_where_rows_are_cut_changes_the_sha256(tmp_path: Path) -> None:
     assert a.sha256 != b.sha256
 
 
-def test_num_samples_takes_the_first_rows(tmp_path: Path) -> None:
-    corpus = load(write_jsonl(tmp_path / "a.jsonl", *({"text": str(i)} for i in range(5))), num_samples=2)
-    assert (corpus.row_count, rows(corpus)) == (2, ["0", "1"])
-
-
 def test_several_files_are_documents_in_the_order_given(tmp_path: Path) -> None:
     files = [write(tmp_path / "b.txt", "bee"), write_jsonl(tmp_path / "a.jsonl", {"text": "ay"})]
     corpus = load(files)
     assert (corpus.layout, corpus.name, rows(corpus)) == ("documents", "b.txt+a.jsonl", ["bee", "ay"])
-
-
-def test_rows_of_messages_are_a_chat(tmp_path: Path) -> None:
-    corpus = load(write_jsonl(tmp_path / "a.jsonl", {"messages": CHAT}))
-    assert (corpus.layout, rows(corpus)) == ("chat", [CHAT])
-
-
-def test_a_parquet_column_of_messages_is_a_chat(tmp_path: Path) -> None:
-    corpus = load(write_parquet(tmp_path / "a.parquet", messages=[CHAT]))
-    assert (corpus.layout, rows(corpus)) == ("chat", [CHAT])
-
-
-def test_messages_under_another_name_are_a_chat_too(tmp_path: Path) -> None:
-    corpus = load(write_jsonl(tmp_path / "a.jsonl", {"conversation": CHAT}), field="conversation")
-    assert (corpus.layout, rows(corpus)) == ("chat", [CHAT])
-
-
-def test_chat_files_and_text_files_do_not_mix(tmp_path: Path) -> None:
-    files = [write(tmp_path / "a.txt", "text"), write_jsonl(tmp_path / "b.jsonl", {"messages": CHAT})]
-    assert "together" in complaint(files)
 
 
 # ── named corpora ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -244,26 +195,16 @@ class Datasets(types.ModuleType):
 def hub(monkeypatch: pytest.MonkeyPatch) -> Datasets:
     package = Datasets([{"text": "one", "body": "eins"}, {"text": "two", "body": "zwei"}])
     monkeypatch.setitem(sys.modules, "datasets", package)
-    monkeypatch.setattr("scoremode.core.text.reachable.hub_is_reachable", lambda: True)
+    monkeypatch.setattr("scoremode.core.hub.hub_is_reachable", lambda: True)
     return package
 
 
 def test_a_dataset_is_a_document_a_row(hub: Datasets) -> None:
     corpus = load(dataset="some/set")
-    assert (corpus.layout, rows(corpus)) == ("documents", ["one", "two"])
-
-
-def test_a_dataset_is_asked_for_by_name_configuration_and_split(hub: Datasets) -> None:
-    load(dataset="some/set", dataset_config="small", split="train")
-    assert hub.asked == [("some/set", "small", "train")]
-
-
-def test_the_split_is_test_unless_another_is_given(hub: Datasets) -> None:
-    assert (load(dataset="some/set").name, hub.asked) == ("some/set:test", [("some/set", None, "test")])
-
-
-def test_a_field_of_a_dataset_can_be_chosen(hub: Datasets) -> None:
-    assert rows(load(dataset="some/set", field="body", num_samples=1)) == ["eins"]
+    assert (corpus.layout, corpus.name, rows(corpus)) == ("documents", "some/set:test", ["one", "two"])
+    chosen = load(dataset="some/set", dataset_config="small", split="train", field="body", num_samples=1)
+    assert rows(chosen) == ["eins"]
+    assert hub.asked == [("some/set", None, "test"), ("some/set", "small", "train")]
 
 
 def test_a_dataset_that_cannot_be_loaded_gives_its_reason_on_one_line(hub: Datasets) -> None:
@@ -355,11 +296,11 @@ def test_an_empty_text_among_several_is_refused(tmp_path: Path) -> None:
     assert "b.jsonl contains no text" in complaint(files)
 
 
-def test_chats_and_wikitext_do_not_mix(tmp_path: Path) -> None:
+def test_chats_do_not_mix_with_other_texts(tmp_path: Path) -> None:
     chats = write_jsonl(tmp_path / "b.jsonl", {"messages": CHAT})
     wiki = "wikitext2:" + write(tmp_path / "wiki.test.raw", " = Title = \n")
-    assert "together" in complaint([wiki, chats])
-    assert "together" in complaint(["python-docs", chats])
+    for other in (wiki, "python-docs", write(tmp_path / "a.txt", "text")):
+        assert "together" in complaint([other, chats])
 
 
 def test_several_chat_files_are_one_chat(tmp_path: Path) -> None:

@@ -70,14 +70,10 @@ def test_bytes_sum_for_any_text_over_bytes(text: str) -> None:
 
 @given(text=TEXT)
 @settings(deadline=None, max_examples=200)
-def test_bytes_sum_for_any_text_over_a_real_tokenizer(llama: HuggingFaceTokenizer, text: str) -> None:
-    assert tokens_of(llama, text).byte_len.sum() == len(text.encode())
-
-
-@given(text=TEXT)
-@settings(deadline=None, max_examples=200)
-def test_bytes_sum_for_any_text_over_a_byte_level_tokenizer(bpe: HuggingFaceTokenizer, text: str) -> None:
-    assert tokens_of(bpe, text).byte_len.sum() == len(text.encode())
+def test_bytes_sum_for_any_text_over_real_tokenizers(
+    llama: HuggingFaceTokenizer, bpe: HuggingFaceTokenizer, text: str
+) -> None:
+    assert tokens_of(llama, text).byte_len.sum() == tokens_of(bpe, text).byte_len.sum() == len(text.encode())
 
 
 def test_a_character_cut_into_several_tokens_belongs_to_the_first() -> None:
@@ -95,17 +91,17 @@ def test_a_special_token_owns_nothing(llama: HuggingFaceTokenizer) -> None:
     assert (encoding.ids[0], encoding.char_start[0], encoding.char_end[0]) == (llama.facts.bos, 0, 0)
 
 
-def test_trimmed_offsets_give_the_space_to_the_word_behind_it() -> None:
-    """Some tokenizers exclude the space before a word from its offsets."""
-    ids = np.arange(2, dtype=np.int32)
-    encoding = owned_characters(ids, np.array([0, 4]), np.array([3, 7]), 7)
-    assert list(zip(encoding.char_start.tolist(), encoding.char_end.tolist(), strict=True)) == [(0, 3), (3, 7)]
-
-
-def test_a_special_token_behind_the_text_does_not_move_backwards() -> None:
-    """Special tokens have the offsets (0, 0) wherever they are."""
-    encoding = owned_characters(np.arange(3, dtype=np.int32), np.array([0, 2, 0]), np.array([2, 4, 0]), 4)
-    assert list(zip(encoding.char_start.tolist(), encoding.char_end.tolist(), strict=True)) == [(0, 2), (2, 4), (4, 4)]
+@pytest.mark.parametrize(
+    ("given", "owned"),
+    [
+        ([(0, 3), (4, 7)], [(0, 3), (3, 7)]),  # some tokenizers exclude the space before a word from its offsets
+        ([(0, 2), (2, 4), (0, 0)], [(0, 2), (2, 4), (4, 4)]),  # special tokens are at (0, 0) wherever they are
+    ],
+)
+def test_offsets_with_gaps_become_spans_without(given: list[tuple[int, int]], owned: list[tuple[int, int]]) -> None:
+    starts, ends = np.array(given).T
+    encoding = owned_characters(np.arange(len(given), dtype=np.int32), starts, ends, owned[-1][1])
+    assert list(zip(encoding.char_start.tolist(), encoding.char_end.tolist(), strict=True)) == owned
 
 
 def test_a_token_touches_the_character_that_it_shares() -> None:
@@ -121,10 +117,9 @@ def test_an_empty_text_has_no_tokens() -> None:
 def test_documents_follow_each_other_in_one_stream() -> None:
     tokens = tokens_of(ByteTokenizer(), "ab", "", "cde")
     assert (tokens.ids.tolist(), tokens.doc_starts.tolist()) == ([97, 98, 99, 100, 101], [0, 2, 2, 5])
-
-
-def test_characters_are_counted_from_each_documents_own_beginning() -> None:
-    assert tokens_of(ByteTokenizer(), "ab", "cde").char_start.tolist() == [0, 1, 0, 1, 2]
+    assert tokens.char_start.tolist() == [0, 1, 0, 1, 2]
+    with pytest.raises(ValueError, match="read-only"):
+        tokens.ids[0] = 0
 
 
 def test_each_document_gets_its_own_bos(llama: HuggingFaceTokenizer) -> None:
@@ -139,12 +134,6 @@ def test_without_special_tokens_there_is_no_bos(llama: HuggingFaceTokenizer) -> 
 def test_no_documents_are_no_tokens() -> None:
     tokens = tokens_of(ByteTokenizer())
     assert (len(tokens), tokens.documents, tokens.doc_starts.tolist()) == (0, 0, [0])
-
-
-def test_tokens_cannot_be_written_to() -> None:
-    tokens = tokens_of(ByteTokenizer(), "abc")
-    with pytest.raises(ValueError, match="read-only"):
-        tokens.ids[0] = 0
 
 
 def test_the_counts_of_the_source_travel_with_the_tokens() -> None:
@@ -243,19 +232,12 @@ def scored_text(found: Document) -> list[str]:
 
 def test_a_chat_is_what_the_template_writes(bpe: HuggingFaceTokenizer) -> None:
     found = chat_document(CHAT[:2], bpe, assistant_only=False)
-    assert found.read() == "<s>user: Hi there</s>\n<s>assistant: Hello</s>\n"
-
-
-def test_all_tokens_of_a_chat_are_targets_by_default(bpe: HuggingFaceTokenizer) -> None:
-    assert chat_document(CHAT, bpe, assistant_only=False).scored_spans is None
-
-
-def test_the_assistants_part_is_its_words_and_the_mark_that_ends_its_turn(bpe: HuggingFaceTokenizer) -> None:
-    assert scored_text(chat_document(CHAT, bpe, assistant_only=True)) == ["Hello</s>", "See you</s>"]
+    assert (found.read(), found.scored_spans) == ("<s>user: Hi there</s>\n<s>assistant: Hello</s>\n", None)
 
 
 def test_only_the_assistants_tokens_are_targets(bpe: HuggingFaceTokenizer) -> None:
     found = chat_document(CHAT, bpe, assistant_only=True)
+    assert scored_text(found) == ["Hello</s>", "See you</s>"]  # with the mark that ends a turn
     tokens = tokenize([found], bpe, special=False)
     assert tokens.target_mask is not None
     text = found.read()
@@ -348,7 +330,7 @@ def test_bytes_take_parts() -> None:
 def test_a_text_that_does_not_fit_in_memory_is_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = HuggingFaceTokenizer.load(tiny)
     text = "The quick brown fox. " * 20_000
-    monkeypatch.setattr("scoremode.core.text.memory.available", lambda: 50_000_000)
+    monkeypatch.setattr("scoremode.core.free_memory.available", lambda: 50_000_000)
     with pytest.raises(CorpusError, match="of memory, and 50 MB are free; give a smaller file"):
         tokenizer.encode(text, special=True)
     assert len(tokenizer.encode(text[:10_000], special=True).ids) > 0

@@ -15,7 +15,7 @@ import scoremode as sm
 from scoremode.core.engine import registry
 from scoremode.errors import OptionError
 from scoremode.studies.paths import noise as verb
-from scoremode.studies.paths.noise import combinations, drift, parse_vary
+from scoremode.studies.paths.noise import drift, parse_vary, read_settings
 from tests.command_line import Command, Refused
 from tests.makers import ask
 
@@ -69,10 +69,10 @@ def test_the_same_probability_of_zero_is_no_drift() -> None:
 
 # ── settings ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_the_first_values_make_the_reference() -> None:
-    found = combinations({"dtype": ["float32", "bfloat16"], "tensor-parallel-size": [1, 2]})
+    found = read_settings({"dtype": ["float32", "bfloat16"], "tensor-parallel-size": [1, 2]})
     assert found[0] == {"dtype": "float32", "tensor_parallel_size": 1}
     assert len(found) == 4
-    assert combinations({}) == [{}]
+    assert read_settings({}) == [{}]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_values_have_the_type_of_their_flag(text: str, wanted: dict[str, list[An
 )
 def test_bad_settings_are_refused(vary: dict[str, list[Any]], says: str) -> None:
     with pytest.raises(OptionError, match=says):
-        combinations(vary)
+        read_settings(vary)
 
 
 @pytest.mark.parametrize(

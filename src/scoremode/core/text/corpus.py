@@ -38,15 +38,17 @@ from scoremode.core.text.files import (
     RowsOf,
     check_readable,
     decoded,
+    hub_dataset,
     is_text,
     lines_of,
     parquet_column,
     parquet_rows,
+    require_datasets,
     rows_of_file,
     text_in_file,
     unchanged,
+    wikitext2_from_hub,
 )
-from scoremode.core.text.hub import hub_dataset, require_datasets, wikitext2_from_hub
 from scoremode.errors import CorpusError, InputError, OptionError, StorageError
 
 Layout = Literal["text", "lines", "documents", "chat", "mixed"]

@@ -7,7 +7,6 @@ Nothing is read from the cache: a stored run would hide exactly what is measured
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -36,7 +35,7 @@ from scoremode.core.verbs.question import library_versions
 from scoremode.core.verbs.scoring import check_fits
 from scoremode.core.verbs.session import ModelMethod
 from scoremode.errors import OptionError, did_you_mean
-from scoremode.studies.paths.variation import Variation
+from scoremode.studies.paths.variation import Variation, combinations
 from scoremode.values import Floats, change
 
 QUANTILE = 0.999
@@ -149,7 +148,7 @@ def noise(
     0.0
     """
     question, options = split_arguments(arguments, needs_text=True)
-    settings = combinations(vary or {})
+    settings = read_settings(vary or {})
     if repeat == 1 and len(settings) == 1:
         raise OptionError("there is nothing to compare", fix="give --vary dtype=float32,bfloat16, or --repeat 2")
     for name in settings[0]:
@@ -244,8 +243,8 @@ def _known_name(flag: str) -> str:
     raise OptionError(f"--vary does not know '{flag}'", fix=did_you_mean(_flag(name), map(_flag, may_vary())))
 
 
-def combinations(vary: Mapping[str, Sequence[Any]]) -> list[Setting]:
-    """All combinations of the values; the one of all first values comes first."""
+def read_settings(vary: Mapping[str, Sequence[Any]]) -> list[Setting]:
+    """All combinations of the values in ``vary``; refuses names and lists of values that cannot be varied."""
     named: dict[str, list[Any]] = {}
     for flag, values in vary.items():
         name, listed = _known_name(flag), [values] if isinstance(values, str) else list(values)
@@ -259,7 +258,7 @@ def combinations(vary: Mapping[str, Sequence[Any]]) -> list[Setting]:
         if len(set(listed)) < len(listed):
             raise OptionError(f"{said} has a value twice", fix="--repeat N scores one setting N times")
         named[name] = listed
-    return [dict(zip(named, chosen, strict=True)) for chosen in itertools.product(*named.values())]
+    return combinations(named)
 
 
 def _twice(name: str) -> OptionError:

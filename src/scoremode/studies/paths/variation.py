@@ -1,4 +1,4 @@
-"""One model in several settings, compared with itself: what ``noise`` and ``paths`` have in common.
+"""One model in several settings, compared with itself: what ``noise``, ``paths`` and K/V types have in common.
 
 model, settings ──▶ Variation ──score──▶ a run that is not kept       noise: every variation, several times
                               ──against_first──▶ Comparison           paths: every variation but the first, prefill
@@ -9,9 +9,10 @@ Either way, each is shown beside the same variation computed again.
 from __future__ import annotations
 
 import gc
+import itertools
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,12 +24,12 @@ import numpy as np
 from scoremode.core.cache.units import size_words
 from scoremode.core.engine.base import Baseline, Engine, WholeDistributions, only_one_way
 from scoremode.core.engine.baseline import StoredBaseline, few_windows, noise_facts
+from scoremode.core.free_memory import available
 from scoremode.core.plan.plan import Plan
 from scoremode.core.references.reader import open_reference
 from scoremode.core.scores.answers import WindowList
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.store.run import Run
-from scoremode.core.text.memory import available
 from scoremode.core.verbs.baselines import Against, compare_with
 from scoremode.core.verbs.memory import require_both_fit
 from scoremode.core.verbs.model import LazyModel, in_memory
@@ -41,6 +42,11 @@ from scoremode.values import Floats, change
 
 SHARE = 4  # one window in so many is computed again at most, but two at least
 NOT_RERUN = {"rms": None, "largest": None, "targets": 0, "words": "not measured with replicas"}
+
+
+def combinations(varied: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """All combinations of the values of several settings; that of all first values comes first."""
+    return [dict(zip(varied, chosen, strict=True)) for chosen in itertools.product(*varied.values())]
 
 
 @dataclass(frozen=True, slots=True)
