@@ -83,7 +83,7 @@ class Rate:
 def driver_rate(targets_per_window: int, windows: int, folder: Path | None = None) -> Rate:
     """What the loop takes from an engine whose answers are there already, all five columns, into a journal on disk."""
     from scoremode.core.scores.journal import Journal
-    from scoremode.core.verbs.scoring import score_plan
+    from scoremode.core.verbs.scoring import answered
 
     plan = plan_of(windows, targets_per_window)
     engine, identity = FreeEngine(), {"benchmark": "driver"}
@@ -91,7 +91,12 @@ def driver_rate(targets_per_window: int, windows: int, folder: Path | None = Non
     with tempfile.TemporaryDirectory(prefix="scoremode-", dir=folder) as kept:
         path, targets = Path(kept) / "journal", plan.targets / 1e6
         journal = Journal(path, identity, plan, vocabulary=ids)
-        scored = _seconds(lambda: score_plan(plan, engine, journal))
+
+        def score() -> None:
+            for index, answers in answered(engine, plan):
+                journal.add(index, answers, 0.0)
+
+        scored = _seconds(score)
         journal.close()
         again: list[Journal] = []
         resumed = _seconds(lambda: again.append(Journal(path, identity, plan, vocabulary=ids)))

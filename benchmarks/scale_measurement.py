@@ -18,7 +18,7 @@ from scoremode.core.engine.registry import choose, registry
 from scoremode.core.plan.plan import Plan
 from scoremode.core.scores.journal import Journal
 from scoremode.core.verbs.replicas import Spread
-from scoremode.core.verbs.scoring import score_plan
+from scoremode.core.verbs.scoring import answered
 from scoremode.remote.ray.replicas import RayReplicas
 
 HERE = Path(__file__).resolve().parent
@@ -30,7 +30,8 @@ def taken(engine: Engine, plan: Plan) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="scoremode-scale-") as folder:
         journal = Journal(Path(folder) / "partial.journal", {"measured": "driver"}, plan, vocabulary=256)
         wall, cpu = time.perf_counter(), time.process_time()
-        score_plan(plan, engine, journal)
+        for index, answers in answered(engine, plan):
+            journal.add(index, answers, 0.0)
         found = {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
         journal.close()
     return found

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from scoremode.core.models.facts import resolve
 from scoremode.core.text import long_text
@@ -67,38 +65,38 @@ def of_tokens(tokens: Tokens, characters: Sequence[str]) -> list[str]:
         "👩‍🔬<é>👩‍🔬</é>👩‍🔬 <b>é</b>é",
     ],
 )
-@pytest.mark.parametrize("size", [1, 3, 1000])
-def test_a_token_belongs_to_the_slice_that_it_begins_in(tokenizer: TextTokenizer, text: str, size: int) -> None:
+def test_a_token_belongs_to_the_slice_that_it_begins_in(tokenizer: TextTokenizer, text: str) -> None:
     both = [rule for rule in RULES if rule[0] in text and f"<{rule[0]}>" in text]
-    pieces = [text[at : at + size] for at in range(0, len(text), size)]
-    tokens = labelled(tokenizer, pieces, both)
+    tokens = labelled(tokenizer, [text[:3], text[3:]], both)
     assert names_in(tokens) == of_tokens(tokens, of_characters(text, both))
 
 
-@settings(max_examples=60)
-@given(parts=st.lists(st.sampled_from(["<é>", "</é>", "<b>", "</b>", "<", "é>", " ", "x", "東"]), max_size=30))
-def test_pieces_of_a_text_do_not_matter(parts: list[str]) -> None:
-    text = "".join(["<é><b></b>", *parts])
-    tokens = labelled(ByteTokenizer(), ["<é><b></b>", *parts], RULES)
-    assert names_in(tokens) == of_tokens(tokens, of_characters(text, RULES))
-
-
-def test_a_long_text_is_labelled_block_by_block_and_a_shortened_one_keeps_its_labels(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_text_with_many_slices_is_labelled_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_text, "PART", 300)
     monkeypatch.setattr(long_text, "REACH", 100)
     text = "x <é>東 y</é> z <b>w</b>" * 300
-    tokens = labelled(ByteTokenizer(), [text[at : at + 50] for at in range(0, len(text), 50)], RULES)
+    document = Document([text[at : at + 50] for at in range(0, len(text), 50)]).sliced(Slicing(read_rules(RULES)))
+    tokens = tokenize([document], ByteTokenizer(), special=False)
     assert names_in(tokens) == of_tokens(tokens, of_characters(text, RULES))
+
+
+def test_shortened_documents_keep_their_labels() -> None:
+    tokens = labelled(ByteTokenizer(), ["ab<b>cd</b>ef"], ["b=<b>..</b>"])
     assert names_in(first_tokens(tokens, 6)[0]) == names_in(tokens)[:6]
-    plain = tokenize([Document(["text"])], ByteTokenizer(), special=False)
-    assert (plain.slices, plain.slice_names) == (None, ())
 
 
-def test_slices_that_are_not_closed_are_counted_and_one_that_matches_nowhere_is_refused() -> None:
+def test_a_text_without_rules_has_no_slices() -> None:
+    tokens = tokenize([Document(["text"])], ByteTokenizer(), special=False)
+    assert tokens.slices is None
+    assert tokens.slice_names == ()
+
+
+def test_slices_that_are_not_closed_are_counted() -> None:
     notes = labelled(ByteTokenizer(), ["<b>c</b> <b>d"], ["b=<b>..</b>"]).notes
     assert notes == ("slice b: 1 of 2 not closed by </b>, so to the end of the document",)
+
+
+def test_a_slice_that_matches_nowhere_is_refused() -> None:
     with pytest.raises(CorpusError, match=r"--slice a=<a>\.\.</a> matches nothing"):
         labelled(ByteTokenizer(), ["no markers"], ["a=<a>..</a>"])
 
@@ -182,6 +180,11 @@ def test_the_assistants_turns_alone_have_the_same_slices(tiny: Path) -> None:
     for name in ("thinking", "answer", "tool call"):
         assert every[name] == some[name]
     assert some.keys() == {"thinking", "answer", "tool call", "template"}
+
+
+def test_content_in_parts_is_found() -> None:
+    parts: list[Message] = [{"role": "user", "content": [{"type": "text", "text": t} for t in ("Look ", "here")]}]
+    assert texts_by_slice(parts, ByteTokenizer())["user"] == ["Look here"]
 
 
 def test_a_template_that_rewrites_earlier_turns_is_divided_too(tiny: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +12,14 @@ import pytest
 
 from scoremode.core.models.facts import resolve
 from scoremode.core.text.tokenizer import PROBE, HuggingFaceTokenizer, encode_many, ids_with_specials
-from scoremode.core.text.tokenizer_file import ODD_TEXTS, TokenizerFile, load_tokenizer, load_transformers
-from scoremode.errors import ModelError
-from tests.core.text.tokenizers_at_hand import JOINTS, KINDS, SPECIAL, WORDS, text_to_train_on
+from scoremode.core.text.tokenizer_file import TokenizerFile, load_transformers
+from tests.core.text.tokenizers_at_hand import text_to_train_on
 
-TEXTS = [PROBE, *ODD_TEXTS, "<s> and </s> in <|im_start|> a text", "\r\n\t x", *text_to_train_on()[::40]]
+TEXTS = [
+    *(PROBE, "", " ", "  two  spaces ", "\r\n\t\n x", "<s> and </s> in <|im_start|> a text"),
+    "東京 2024年 नमस्ते 안녕 e\u0301 \ufeff👩‍🔬 \U0001f9ff\ufffd",
+    *text_to_train_on()[::40],
+]
 
 
 @pytest.fixture(params=["tiny", "tiny_bos", "smollm2-135m"])
@@ -74,116 +75,3 @@ def test_a_damaged_file_is_left_to_transformers_which_says_so(tiny: Path, tmp_pa
     folder = Path(shutil.copytree(tiny, tmp_path / "damaged"))
     (folder / "tokenizer.json").write_text("{")
     assert TokenizerFile.of(folder) is None
-
-
-# ── tokenizers that Transformers has made before ─────────────────────────────────────────────────────────────────────
-CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
-    "general class": ("llama", {"tokenizer_class": "PreTrainedTokenizerFast"}),
-    "adds a BOS": ("llama", {"tokenizer_class": "TokenizersBackend", "add_bos_token": True, "bos_token": "<s>"}),
-    "adds both": (
-        "mistral",
-        {"tokenizer_class": "PreTrainedTokenizerFast", "add_eos_token": True, **{"eos_token": "</s>"}},
-    ),
-    "a class of its own": ("qwen2", {"tokenizer_class": "Qwen2Tokenizer", "unk_token": "<s>", "eos_token": "</s>"}),
-    "another class": ("gpt2", {"tokenizer_class": "GPT2Tokenizer", "bos_token": "<s>", "unk_token": "</s>"}),
-    "Llama's class": ("llama", {"tokenizer_class": "LlamaTokenizer", "legacy": False, "bos_token": "<s>"}),
-    "a length": ("llama", {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 4, "pad_token": "</s>"}),
-    "more tokens": ("llama", {"additional_special_tokens": ["<|odd|>", "the"], "tokenizer_class": "TokenizersBackend"}),
-}
-
-
-@cache
-def _trained(kind: str) -> str:
-    return KINDS[kind]().to_str()
-
-
-def _checkpoint(folder: Path, kind: str, config: str) -> Path:
-    """Writes a folder with one of the tokenizers of tokenizers_at_hand, and a configuration that changes it."""
-    folder.mkdir()
-    (folder / "tokenizer.json").write_text(_trained(kind))
-    model_type, about = CONFIGS[config]
-    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
-    (folder / "tokenizer_config.json").write_text(json.dumps(about))
-    return folder
-
-
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SCOREMODE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "tokenizers"
-
-
-PAIRS = [*((kind, "general class") for kind in KINDS), *zip([*KINDS, *KINDS], CONFIGS, strict=False)]
-
-
-@pytest.mark.parametrize(("kind", "config"), dict.fromkeys(PAIRS))
-def test_a_remembered_tokenizer_gives_the_ids_of_transformers(
-    kind: str, config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Byte-level, SentencePiece-like and byte-fallback tokenizers, and each thing that Transformers puts on top."""
-    kept = _own_cache(tmp_path, monkeypatch)
-    folder = _checkpoint(tmp_path / "model", kind, config)
-    try:
-        theirs = HuggingFaceTokenizer(load_transformers(folder), "theirs")
-    except ModelError:
-        with pytest.raises(ModelError):
-            load_tokenizer(folder)
-        return
-    load_tokenizer(folder)
-    assert len([*kept.glob("*/tokenizer.json")]) == 1, "every class here leaves encoding to the library"
-    monkeypatch.setattr("scoremode.core.text.tokenizer_file.load_transformers", _not_asked)
-    ours = HuggingFaceTokenizer(load_tokenizer(folder), "ours")
-    _require_same(ours, theirs)
-    texts = [joint.join([*words, odd]) for joint in JOINTS for odd in SPECIAL for words in pairwise(WORDS[::5])]
-    for special in (False, True):
-        assert ours.ids_together(texts, special=special) == theirs.ids_together(texts, special=special)
-
-
-def _not_asked(*_: object, **__: object) -> Any:
-    raise AssertionError("Transformers is asked again")
-
-
-@pytest.fixture
-def remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    """A folder, and the file in the cache with its tokenizer."""
-    kept = _own_cache(tmp_path, monkeypatch)
-    folder = _checkpoint(tmp_path / "model", "gpt2", "general class")
-    load_tokenizer(folder)
-    return folder, next(kept.glob("*/tokenizer.json"))
-
-
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "config.json", "added_tokens.json"])
-def test_changed_files_are_read_again(name: str, remembered: tuple[Path, Path]) -> None:
-    folder, entry = remembered
-    path = folder / name
-    path.write_text(path.read_text() + " " if path.exists() else "{}")
-    load_tokenizer(folder)
-    assert len([*entry.parent.parent.iterdir()]) == 2
-
-
-@pytest.mark.parametrize("damage", ["{", '{"sha256": "0"}', "swapped"])
-def test_a_damaged_entry_is_made_again(damage: str, remembered: tuple[Path, Path]) -> None:
-    folder, entry = remembered
-    before = entry.read_text()
-    entry.write_text(before.replace('"bos": null', '"bos": 0') if damage == "swapped" else damage)
-    assert entry.read_text() != before
-    found = HuggingFaceTokenizer(load_tokenizer(folder), "again")
-    assert entry.read_text() == before
-    assert found.facts == HuggingFaceTokenizer(load_transformers(folder), "theirs").facts
-
-
-def test_a_class_that_encodes_by_itself_is_not_remembered(
-    remembered: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, entry = remembered
-    entry.unlink()
-    made = load_transformers(folder)
-
-    class Shouting(type(made)):  # type: ignore[misc]
-        def _encode_plus(self, text: Any, *more: Any, **others: Any) -> Any:
-            return super()._encode_plus([one.upper() for one in text], *more, **others)
-
-    Shouting.__module__ = "transformers.models.shouting"
-    made.__class__ = Shouting
-    monkeypatch.setattr("scoremode.core.text.tokenizer_file.load_transformers", lambda _: made)
-    assert load_tokenizer(folder) is made
-    assert not entry.exists()

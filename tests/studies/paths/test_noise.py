@@ -1,4 +1,4 @@
-"""Drift between settings: its arithmetic, what it refuses, and that it computes instead of remembering."""
+"""Drift between settings: its arithmetic, its table, what it refuses, and that it computes instead of remembering."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import pytest
 
 import scoremode as sm
 from scoremode.core.engine import registry
-from scoremode.errors import OptionError, ScoremodeError
-from scoremode.studies.paths.noise import combinations, drift, parse_vary
+from scoremode.errors import OptionError
+from scoremode.studies.paths import noise as verb
+from scoremode.studies.paths.noise import drift, parse_vary, read_settings
+from tests.command_line import Command, Refused
 from tests.makers import ask
 
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog does not mind. " * 6
@@ -67,54 +69,71 @@ def test_the_same_probability_of_zero_is_no_drift() -> None:
 
 # ── settings ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_the_first_values_make_the_reference() -> None:
-    found = combinations({"dtype": ["float32", "bfloat16"], "tensor-parallel-size": [1, 2]})
+    found = read_settings({"dtype": ["float32", "bfloat16"], "tensor-parallel-size": [1, 2]})
     assert found[0] == {"dtype": "float32", "tensor_parallel_size": 1}
     assert len(found) == 4
-    assert combinations({}) == [{}]
+    assert read_settings({}) == [{}]
 
 
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("tensor-parallel-size=1,2", ("tensor_parallel_size", [1, 2])),
-        ("--dtype=float32,bfloat16", ("dtype", ["float32", "bfloat16"])),
-        ("gpu_memory_utilization=0.5", ("gpu_memory_utilization", [0.5])),
-        ("enforce-eager=true,no", ("enforce_eager", [True, False])),
-        ("engine=transformers,vllm", ("engine", ["transformers", "vllm"])),
+        ("tensor-parallel-size=1,2", {"tensor_parallel_size": [1, 2]}),
+        ("--dtype=float32,bfloat16", {"dtype": ["float32", "bfloat16"]}),
+        ("gpu_memory_utilization=0.5", {"gpu_memory_utilization": [0.5]}),
+        ("enforce-eager=true,false", {"enforce_eager": [True, False]}),
+        ("engine=transformers,vllm", {"engine": ["transformers", "vllm"]}),
     ],
 )
-def test_values_have_the_type_of_their_flag(text: str, wanted: tuple[str, list[Any]]) -> None:
-    assert parse_vary(text) == wanted
+def test_values_have_the_type_of_their_flag(text: str, wanted: dict[str, list[Any]]) -> None:
+    assert parse_vary([text]) == wanted
 
 
 @pytest.mark.parametrize(
     ("vary", "says"),
     [
-        ({"dtyp": ["a"]}, "did you mean 'dtype'"),
         ({"dtype": []}, "lacks a value"),
         ({"dtype": ["float32", "float32"]}, "twice"),
-        ({"head": ["exact", "served"]}, "did you mean 'as-served'"),
         ({"max-model-len": [1], "max_model_len": [2]}, "twice"),
-        ({"engine-args": [1]}, "not a setting to compare"),
         ({"trust-remote-code": [True]}, "not a setting to compare"),
+        ({"sequences": [1, 4]}, "not a setting of an engine; use scoremode paths MODEL --vary decode"),
     ],
 )
 def test_bad_settings_are_refused(vary: dict[str, list[Any]], says: str) -> None:
     with pytest.raises(OptionError, match=says):
-        combinations(vary)
+        read_settings(vary)
 
 
-def test_everything_is_refused_before_an_engine_starts(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("vary", "says"),
+    [
+        (["dtyp=float32"], "did you mean 'dtype'"),
+        (["dtype"], "give --vary dtype=A,B"),
+        (["batch-tokens=32,"], "give --vary batch-tokens=1,2"),
+        (["batch-tokens=32,many"], "batch_tokens is 'many', which is not a whole number"),
+        (["=1"], "--vary does not know ''"),
+        (["dtype=float32", "dtype=bfloat16"], "one --vary dtype=A,B"),
+        (["head=exact,approximate"], "--head approximate is not known; give exact or as-served"),
+        (["dtype=float32,float31"], "--dtype float31 is not known"),
+        (["tensor-parallel-size=1,2"], "--tensor-parallel-size does not apply to the transformers engine"),
+        (["engine-arg=max_num_seqs"], "give --engine-arg once"),
+        (["engine=transformers,table"], "--engine transformers"),
+        (["engine=transformers,vlm"], "there is no engine 'vlm'"),
+        (["path=prefill,decode"], "use scoremode paths MODEL --vary decode"),
+        (["batch-tokens=32,64", "--batch-tokens", 32], "leave --batch-tokens out"),
+        (["dtype=float32", "--repeat", 1], "there is nothing to compare"),
+        (["dtype=float32", "--repeat", 0], "--repeat 0 scores nothing"),
+    ],
+)
+def test_everything_is_refused_before_an_engine_starts(
+    refused: Refused, tiny: Path, monkeypatch: pytest.MonkeyPatch, vary: list[Any], says: str
+) -> None:
     def opened(*_: Any, **__: Any) -> None:
         raise AssertionError("an engine was opened")
 
     monkeypatch.setattr(registry, "open_engine", opened)
-    with pytest.raises(OptionError, match="tensor-parallel-size"):
-        sm.noise(str(tiny), text=TEXT, vary={"tensor-parallel-size": [1, 2]})
-    with pytest.raises(OptionError, match="dtype=float31 is not known"):
-        sm.noise(str(tiny), text=TEXT, vary={"dtype": ["float32", "float31"]})
-    with pytest.raises(OptionError, match="there is no engine 'vlm'"):
-        sm.noise(str(tiny), text=TEXT, vary={"engine": ["transformers", "vlm"]})
+    flags = [part for text in vary for part in (("--vary", text) if "=" in str(text) or text == "dtype" else (text,))]
+    assert says in refused("noise", tiny, "--text", TEXT, *flags)
 
 
 # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -211,50 +230,69 @@ def test_json_is_plain_data() -> None:
     assert found["perplexity"] is None  # probability zero
 
 
-# ── paths ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_the_path_is_a_setting(tiny: Path) -> None:
-    asked: dict[str, Any] = {"text": TEXT, "context_length": 32, "sequences": 3}
-    vary = {"path": ["prefill", "decode"]}
-    prefill, decode = sm.noise(str(tiny), vary=vary, dtype="float32", repeat=1, **asked).settings
-    assert (prefill.settings, decode.settings) == ({"path": "prefill"}, {"path": "decode"})
-    assert prefill.drift.max == 0
-    assert 0 < decode.drift.max < 2e-5
-    assert prefill.promise == decode.promise == ""
-    with sm.open(str(tiny), dtype="float32") as model:
-        (again,) = model.noise(path="decode", **asked).settings
-    assert again.repeats is not None
-    assert again.repeats.max == 0
-    one, four = sm.noise(str(tiny), vary={"sequences": [1, 4]}, path="decode", text=TEXT, repeat=1).settings
-    assert one.drift.max == 0
-    assert four.drift.max < 1e-4
-
-
 def test_a_promise_of_equal_bits_is_judged(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from scoremode.engines.table import TablePlugin
     from scoremode.engines.transformers import TransformersPlugin
 
-    for plugin in (TablePlugin, TransformersPlugin):
-        monkeypatch.setattr(plugin, "capabilities", replace(plugin.capabilities, same_bits="EVERY_BIT=1"))
-    vary = {"path": ["prefill", "decode"]}
-    kept = sm.noise("table:successor", vary=vary, text=TEXT)
-    words = "path decode instead of prefill has the same bits on all 431 targets"
-    assert kept.settings[1].promise.startswith(f"EVERY_BIT=1 kept its promise: {words}; EVERY_BIT=1 kept its promise: ")
-    assert kept.as_json()[1]["promise"] == kept.settings[1].promise
-    found = sm.noise(str(tiny), vary=vary, text=TEXT, context_length=32).settings
-    assert found[0].promise.startswith("EVERY_BIT=1 kept its promise: a later pass has the same bits on all ")
-    assert found[1].promise.startswith("finding: EVERY_BIT=1 promises the same bits in every batch, but path decode")
-    other = sm.noise(str(tiny), vary={"dtype": ["float32", "bfloat16"]}, text=TEXT, repeat=1, context_length=32)
-    assert [s.promise for s in other.settings] == ["", ""]  # a dtype may move scores
+    able = replace(TransformersPlugin.capabilities, same_bits="EVERY_BIT=1")
+    monkeypatch.setattr(TransformersPlugin, "capabilities", able)
+    asked: dict[str, Any] = {"vary": {"dtype": ["float32", "bfloat16"]}, "text": TEXT, "context_length": 32}
+    found = sm.noise(str(tiny), **asked)
+    kept = f"EVERY_BIT=1 kept its promise: a later pass has the same bits on all {found.plan.targets} targets"
+    assert [s.promise for s in found.settings] == [kept, kept]  # a dtype may move scores
+    assert found.as_json()[1]["promise"] == kept
+    monkeypatch.setattr(verb, "SAME_BITS", {"dtype"})  # as if it might not
+    one, other = sm.noise(str(tiny), repeat=1, **asked).settings
+    words = "finding: EVERY_BIT=1 promises the same bits in every batch, but dtype bfloat16 instead of float32 moved"
+    assert (one.promise, other.promise.startswith(words)) == ("", True)
 
 
-@pytest.mark.parametrize(
-    ("vary", "words"),
-    [
-        ({"path": ["prefill", "decoded"]}, "--vary path=decoded is not known; did you mean 'decode'"),
-        ({"path": ["prefill", "decode"], "sequences": [1, 2]}, "--sequences belongs to the decode path"),
-        ({"cache": ["miss", "hit"]}, "the table engine has no cache-hit path; leave cache out of --vary"),
-    ],
-)
-def test_paths_that_an_engine_lacks_are_refused(vary: dict[str, list[Any]], words: str) -> None:
-    with pytest.raises(ScoremodeError, match=words):
-        sm.noise("table:uniform", vary=vary, text=TEXT)
+def test_the_decode_path_is_repeated_too(tiny: Path) -> None:
+    asked: dict[str, Any] = {"text": TEXT, "context_length": 32, "path": "decode", "sequences": 3}
+    with sm.open(str(tiny), dtype="float32") as model:
+        (found,) = model.noise(**asked).settings
+    assert found.repeats is not None
+    assert found.repeats.max == 0
+    assert found.perplexity == sm.ppl(str(tiny), dtype="float32", **asked).perplexity.value
+
+
+# ── the command ──────────────────────────────────────────────────────────────────────────────────────────────────────
+PROMISED = {
+    *("settings", "drift_mean", "drift_mean_abs", "drift_rms", "drift_p999", "drift_max", "perplexity"),
+    *("perplexity_ratio", "sequence_drift_rms", "sequence_drift_max", "repeat_drift_max"),
+    *("sequence_repeat_drift_max", "head"),
+}
+
+
+def test_json_has_the_promised_facts(command: Command, tiny: Path) -> None:
+    arguments = ["--vary", "dtype=float32,bfloat16", "--vary", "batch-tokens=32,256"]
+    outcome = command("noise", tiny, "--text", TEXT, "--context-length", 32, *arguments, "--json")
+    assert outcome.code == 0, outcome.err
+    found = outcome.json
+    assert [o["settings"] for o in found] == [
+        {"dtype": dtype, "batch-tokens": tokens} for dtype in ("float32", "bfloat16") for tokens in (32, 256)
+    ]
+    assert all(o.keys() >= PROMISED for o in found)
+    assert [o["reference"] for o in found] == [True, False, False, False]
+    assert found[0]["drift_max"] == 0
+    assert found[1]["drift_max"] < 1e-4 < found[2]["drift_max"]
+    assert found[0]["drift_rms"] <= found[0]["drift_max"]
+
+
+def test_the_table_is_for_people(command: Command, tiny: Path) -> None:
+    out = command("noise", tiny, "--text", TEXT, "--vary", "head=exact,as-served", "--dtype", "bfloat16").out
+    words = ("nats per target", "mean |d|", "99.9%", "max", "perplexity", "seq. max", "repeat max", "exact-fp32")
+    assert [word for word in words if word not in out] == []
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_one_pass_has_no_repeat_drift(command: Command, tiny: Path) -> None:
+    arguments = ["--vary", "dtype=float32,float64", "--repeat", 1]
+    found = command("noise", tiny, "--text", TEXT, *arguments, "--json").json
+    assert "repeat_drift_max" not in found[0]
+    assert command("noise", tiny, "--text", TEXT, *arguments).out.count("–") >= 2
+
+
+def test_nothing_is_kept(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SCOREMODE_CACHE", str(tmp_path / "cache"))
+    command("noise", "table:uniform", "--text", "one two")
+    assert not (tmp_path / "cache").exists()

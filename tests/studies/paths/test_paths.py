@@ -20,7 +20,7 @@ from scoremode.core.scores.answers import measured
 from scoremode.core.verbs.model import LazyModel
 from scoremode.engines.llamacpp import LlamaCppPlugin
 from scoremode.errors import EngineError, OptionError
-from scoremode.studies.paths import paths as verb
+from scoremode.studies.paths import variation
 from tests.gguf_files import gguf_of, require_llamacpp
 
 TEXT = "the cat sat on the mat and the dog ran away " * 4
@@ -89,7 +89,7 @@ def test_an_engine_with_logits_alone_gives_kl_too(gguf: str, monkeypatch: pytest
         assert np.abs(measured(c.kl) - expected).max() < 1e-12 + 1e-3 * expected.max()
     assert chunked.candidate.manifest["engine_settings"]["n_ubatch"] == 5
     assert chunked.candidate.plan_digest == chunked.baseline.plan_digest
-    monkeypatch.setattr(verb, "available", lambda: 1 << 10)
+    monkeypatch.setattr(variation, "available", lambda: 1 << 10)
     (without,) = sm.paths(gguf, threads=1, sequences=3, **QUESTION)
     assert without.kl is None
     assert "more than half of the free memory: give --sequences 1" in without.manifest["kl_missing"]

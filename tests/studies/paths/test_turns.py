@@ -12,7 +12,7 @@ from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import choose, open_engine
 from scoremode.core.scores.answers import Answers, Window, WindowList, WindowSource
 from scoremode.errors import EngineError
-from scoremode.studies.paths.varied import TurnsEngine, TurnWindows
+from scoremode.studies.paths.turns import TurnsEngine, cut_into_turns
 from scoremode.values import Bools
 
 
@@ -58,11 +58,12 @@ def test_a_window_is_joined_from_its_turns() -> None:
     assert sorted(dict(engine.score(SOURCE, np.array([True, False, True, True])))) == [1]
 
 
-def test_the_rows_of_turns_are_found_in_a_reference() -> None:
-    turns = TurnWindows.of(SOURCE, np.arange(4), 32)
-    assert turns.rows_in(np.array([0, 69, 79, 87, 87])).tolist() == [0, 32, 64, 69, 69, 79, 87, 87]
+def test_each_turn_answers_its_own_rows() -> None:
+    turns, rows = cut_into_turns(SOURCE, np.arange(4), 32)
+    assert turns.prefix_group is not None
     assert turns.prefix_group.tolist() == [0, 0, 0, 1, 1, 2, 3]
     assert turns.lengths.tolist() == [32, 64, 69, 40, 50, 8, 1]
+    assert [(its.start, its.stop) for its in rows] == [(0, 32), (32, 64), (64, 69), (0, 0), (0, 10), (0, 8), (0, 0)]
 
 
 def test_a_run_without_a_hit_is_refused() -> None:

@@ -89,7 +89,7 @@ def hub_config(name: str, revision: str | None = None) -> Path:
     """Fetches config.json of a repository on the hub alone; returns its folder. ModelError if it cannot be fetched."""
     from huggingface_hub import hf_hub_download
 
-    from scoremode.core.text.reachable import hub_is_reachable
+    from scoremode.core.hub import hub_is_reachable
 
     try:  # the client tries again for a minute if the hub cannot be reached
         is_local = not hub_is_reachable()
@@ -100,7 +100,7 @@ def hub_config(name: str, revision: str | None = None) -> Path:
 
 def _not_fetched(name: str, error: Exception) -> ModelError:
     """The hub's client raises many kinds of errors; all of them mean "no model"."""
-    from scoremode.core.text.hub import explain_hub_error
+    from scoremode.core.hub import explain_hub_error
 
     reason, fix = explain_hub_error(error)
     return ModelError(f"model {name} could not be fetched from the Hugging Face hub: {reason}", fix=fix)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -123,11 +123,6 @@ class Plan:
     def path(self) -> DecodePath | None:
         """How the tokens of a window are fed: token by token, or by prefill if it is None."""
         return path_of(dict(self.settings))
-
-    def on_path(self, path: DecodePath | None) -> Plan:
-        """The same windows and targets, fed by another path."""
-        other = [(name, value) for name, value in self.settings if name not in DecodePath().settings()]
-        return replace(self, settings=tuple(sorted([*other, *(path.settings() if path else {}).items()])))
 
     def begins(self, other: Plan) -> bool:
         """Are the windows of this plan the first windows of the other, with the same tokens and targets?"""

@@ -18,13 +18,13 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from glob import glob
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast, runtime_checkable
+from typing import Any, Literal, Protocol, TypedDict, Unpack, cast, runtime_checkable
 
 from scoremode.core import entry_points, extensions
 from scoremode.core.arguments import path_text, require_text, whole_number
@@ -38,15 +38,17 @@ from scoremode.core.text.files import (
     RowsOf,
     check_readable,
     decoded,
+    hub_dataset,
     is_text,
     lines_of,
     parquet_column,
     parquet_rows,
+    require_datasets,
     rows_of_file,
     text_in_file,
     unchanged,
+    wikitext2_from_hub,
 )
-from scoremode.core.text.hub import hub_dataset, require_datasets, wikitext2_from_hub
 from scoremode.errors import CorpusError, InputError, OptionError, StorageError
 
 Layout = Literal["text", "lines", "documents", "chat", "mixed"]
@@ -126,25 +128,32 @@ DEFAULT_NOTE = "the default text: "
 SHORT_DOCUMENTS, SHORT_CHARACTERS = 20, 1000
 
 
-def check_names(
-    spec: Spec | Sequence[Spec] | None = None,
-    *,
-    text: str | None = None,
-    field: str | None = None,
-    num_samples: int | None = None,
-    dataset: str | None = None,
-    dataset_config: str | None = None,
-    split: str | None = None,
-) -> None:
+class TextArguments(TypedDict, total=False):
+    """What a question says about its text beside ``corpus``."""
+
+    text: str | None  # a text given here
+    num_samples: int | None  # only the first rows of the corpus
+    field: str | None  # of .jsonl or .parquet rows
+    dataset: str | None  # a dataset on the Hugging Face hub
+    dataset_config: str | None
+    split: str | None  # of the dataset; default: test
+
+
+def text_arguments(given: Mapping[str, Any]) -> TextArguments:
+    """Those of the arguments of a question."""
+    return cast(TextArguments, {name: given.get(name) for name in TextArguments.__annotations__})
+
+
+def check_names(spec: Spec | Sequence[Spec] | None = None, **named: Unpack[TextArguments]) -> None:
     """Refuses arguments of ``load`` that cannot work, such as files that are not there. Nothing is read or fetched."""
-    strings = {"text": text, "field": field, "dataset": dataset, "dataset_config": dataset_config, "split": split}
-    for name, value in strings.items():
-        if value is not None:
+    for name, value in named.items():
+        if value is not None and name != "num_samples":
             require_text(name, value)
         if value == "":
             example = ', as in --text "The quick brown fox"' if name == "text" else ""
             raise CorpusError(f"{_flag(name)} is empty", fix=f"give it a value{example}")
-    num_samples = whole_number("num_samples", num_samples)
+    text, field, dataset = named.get("text"), named.get("field"), named.get("dataset")
+    num_samples = whole_number("num_samples", named.get("num_samples"))
     specs = specs_of(spec)
     given = [name for name, value in (("--corpus", specs), ("--text", text), ("--dataset", dataset)) if value]
     if len(given) != 1:
@@ -152,8 +161,8 @@ def check_names(
         raise CorpusError(what, fix="give one of --corpus NAME-or-FILE, --text TEXT, --dataset NAME")
     if text is not None and not is_text(text):
         raise CorpusError("--text is not UTF-8", fix="give text in UTF-8, or a file with --corpus")
-    if not dataset and (dataset_config or split):
-        flag = "--dataset-config" if dataset_config else "--split"
+    if not dataset and (named.get("dataset_config") or named.get("split")):
+        flag = "--dataset-config" if named.get("dataset_config") else "--split"
         raise CorpusError(f"{flag} was given without --dataset", fix=f"name a dataset, or leave {flag} out")
     if num_samples is not None and num_samples < 1:
         raise CorpusError(f"--num-samples {num_samples} leaves no text", fix="give 1 or more")
@@ -185,23 +194,14 @@ def _check_local(spec: str) -> None:
         check_readable(Path(path))
 
 
-def load(
-    spec: Spec | Sequence[Spec] | Corpus | CorpusSource | None = None,
-    *,
-    text: str | None = None,
-    field: str | None = None,
-    num_samples: int | None = None,
-    dataset: str | None = None,
-    dataset_config: str | None = None,
-    split: str | None = None,
-) -> Corpus:
+def load(spec: Spec | Sequence[Spec] | Corpus | CorpusSource | None = None, **named: Unpack[TextArguments]) -> Corpus:
     """Loads the corpus that the user named by exactly one of ``spec`` (names, files, ``-``), ``text`` or ``dataset``.
 
     >>> load(text="The quick brown fox").sha256[:12]
     '5cac4f980fed'
     """
-    named: dict[str, Any] = {"text": text, "field": field, "num_samples": num_samples, "dataset": dataset}
-    named |= {"dataset_config": dataset_config, "split": split}
+    text, field = named.get("text"), named.get("field")
+    num_samples, dataset = named.get("num_samples"), named.get("dataset")
     kind = kind_of(spec)
     if isinstance(spec, CorpusSource):
         if kind is not None:
@@ -215,7 +215,7 @@ def load(
         return kind.open(specs[0].removeprefix(kind.prefix)).as_corpus(num_samples)
     sources: list[Source]
     if dataset:
-        sources = [hub_dataset(dataset, dataset_config, split, field)]
+        sources = [hub_dataset(dataset, named.get("dataset_config"), named.get("split"), field)]
     elif specs:
         files = [path for name in specs for path in expanded(name)]
         sources = [_source_of(name, field) for name in files]

@@ -23,7 +23,7 @@ import numpy as np
 
 from scoremode.core.text.corpus import WIKITEXT2_BLANK, Corpus
 from scoremode.core.text.files import Message, lines_of
-from scoremode.core.text.slices import TEMPLATE, UNDIVIDED, SlicedText, SliceRule, Slicing, Span
+from scoremode.core.text.slices import TEMPLATE, UNDIVIDED, DocumentSlices, SliceRule, Slicing, Span
 from scoremode.core.text.tokenizer import TextTokenizer
 from scoremode.errors import CorpusError, ModelError, OptionError
 from scoremode.values import Bools
@@ -57,7 +57,7 @@ class Document:
         joined_at: Iterable[int] = (),
     ) -> None:
         self._pieces = pieces
-        self.slices: SlicedText | None = None  # None: the text has no slices
+        self.slices: DocumentSlices | None = None  # None: the text has no slices
         self._counted = source is None  # else the counts are those of ``source``, from which the recipe made the pieces
         self.source_bytes, self._words = 0, WordCounter()
         if source is not None:
@@ -78,8 +78,9 @@ class Document:
         self._words.add(text)
 
     def sliced(self, slicing: Slicing, spans: Iterable[Span] = (), **outside: str) -> Document:
-        """Divides the text into slices while it is read; ``spans`` are known already."""
-        self._pieces = self.slices = slicing.document(self._pieces, spans, **outside)
+        """Divides the text into slices, for which it is read as a whole; ``spans`` are known already."""
+        text = "".join(self._pieces)
+        self._pieces, self.slices = [text], slicing.document(text, spans, **outside)
         return self
 
     @property

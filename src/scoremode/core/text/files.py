@@ -1,4 +1,4 @@
-"""Reads text and rows from untrusted files, or raises an error of one line that says what is wrong and where.
+"""Reads text and rows from untrusted files and from the hub; an error is one line that says what is wrong and where.
 
 No file stays open longer than one pass over it. A file that changes between two passes is refused, because its sha256
 and its tokens would belong to different texts.
@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import codecs
 import errno
+import importlib.util
 import json
 import os
 import stat
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from scoremode.core import strict_json
+from scoremode.core.hub import explain_hub_error, offline_if_unreachable, quiet
+from scoremode.core.installation import pip_install
 from scoremode.errors import CorpusError, did_you_mean
 
 Message = dict[str, Any]
@@ -359,3 +363,58 @@ def _python_value(value: Any, where: str) -> Any:
         raise CorpusError(
             f"{where} is not UTF-8: byte 0x{bad:02x} at offset {error.start} of the text", fix="fix or remove the row"
         ) from None
+
+
+# ── the hub ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def wikitext2_from_hub() -> RowsOf:
+    """The rows of the test part of WikiText-2."""
+    from huggingface_hub import hf_hub_download
+
+    file = ("Salesforce/wikitext", "wikitext-2-raw-v1/test-00000-of-00001.parquet")
+    try:
+        with quiet(), offline_if_unreachable() as reachable:
+            path = hf_hub_download(*file, repo_type="dataset")
+    except Exception as error:  # the hub client raises many types; all of them mean "no file"
+        reason, _ = explain_hub_error(error) if reachable else ("the hub cannot be reached", "")
+        raise CorpusError(
+            f"wikitext2 could not be fetched from the Hugging Face hub: {reason}",
+            fix="give a local copy: --corpus wikitext2:FILE, where FILE is wiki.test.raw or the hub's parquet",
+        ) from None
+    return lambda: parquet_rows(Path(path), "text")
+
+
+def require_datasets() -> None:
+    """Refuses if the package that reads datasets of the hub is not installed; it is not imported."""
+    known = sys.modules["datasets"] if "datasets" in sys.modules else importlib.util.find_spec("datasets")
+    if known is None:
+        raise CorpusError("--dataset needs the package 'datasets'", fix=pip_install("datasets"))
+
+
+def hub_dataset(name: str, config: str | None, split: str | None, field: str | None) -> tuple[str, RowKind, RowsOf]:
+    """The label, kind and rows of a dataset."""
+    try:
+        with offline_if_unreachable() as reachable:
+            from datasets import load_dataset
+
+            rows: Any = load_dataset(name, config, split=split or "test")
+    except Exception as error:
+        if not reachable:
+            raise CorpusError(
+                f"dataset {name} is not on this machine, and the Hugging Face hub cannot be reached",
+                fix="check the network and HF_ENDPOINT, or save its rows as .jsonl and give --corpus FILE",
+            ) from None
+        reason = str(error).split("\n")[0][:200]
+        raise CorpusError(
+            f"dataset {name} could not be loaded ({type(error).__name__}: {reason})",
+            fix="check --dataset, --dataset-config and --split, or save its rows as .jsonl and give --corpus FILE",
+        ) from None
+    if not len(rows):
+        raise CorpusError(f"dataset {name} has no rows", fix="choose another --split")
+    column = field or text_field(dict(rows[0]), f"dataset {name}")
+
+    def read() -> Iterator[Row]:
+        for number, row in enumerate(rows, 1):
+            yield checked_row(row, column, f"{name} row {number}")
+
+    label = ":".join(part for part in (name, config, split or "test") if part)
+    return label, *kind_of_rows(read, name)

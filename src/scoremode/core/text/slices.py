@@ -9,10 +9,8 @@ where spans overlap                   the rule that was given first wins, then t
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 
 import numpy as np
 
@@ -23,6 +21,9 @@ from scoremode.values import Ids, Ints
 
 Span = tuple[int, int, str]
 """The first character, the one after the last, and the name of the slice."""
+
+CodedSpan = tuple[int, int, int]
+"""The same with the code of the name."""
 
 REST = "rest"  # of a plain text: what is in no slice
 TEMPLATE = "template"  # of a chat: what the template writes around the messages
@@ -115,13 +116,22 @@ class Slicing:
             name = OTHER_ROLES
         return self._codes.setdefault(name, len(self._codes))
 
-    def document(self, pieces: Iterable[str], spans: Iterable[Span] = (), outside: str = REST) -> SlicedText:
-        """A document whose rules' slices are found while it is read; ``spans`` are known already, and sorted."""
-        return SlicedText(self, pieces, spans, outside)
+    def document(self, text: str, spans: Iterable[Span] = (), outside: str = REST) -> DocumentSlices:
+        """The slices of one document, by rules; ``spans`` are known already, and sorted. Rules win over them."""
+        known = [(begin, end, self.code(name)) for begin, end, name in spans]
+        by_rule = [self._matches(number, text) for number in range(len(self.rules))]
+        return DocumentSlices(self, self.code(outside), [known, *reversed(by_rule)])
 
-    def count(self, rule: int, found: int, *, unclosed: bool) -> None:
-        self._found[rule] += found
-        self._unclosed[rule] += unclosed
+    def _matches(self, number: int, text: str) -> list[CodedSpan]:
+        """The spans of a rule: from each START to the next END; one without an END goes to the end of the text."""
+        rule, found, at = self.rules[number], list[CodedSpan](), 0
+        while (begin := text.find(rule.start, at)) >= 0:
+            end = text.find(rule.end, begin + len(rule.start))
+            at = len(text) if end < 0 else end + len(rule.end)
+            found.append((begin, at, self.code(rule.name)))
+            self._unclosed[number] += end < 0
+        self._found[number] += len(found)
+        return found
 
     def turn(self, text: str, begin: int, end: int) -> list[Span]:
         """The slices of what an assistant wrote: thinking and calls of tools between known markers, else the answer."""
@@ -164,81 +174,19 @@ class Slicing:
         return tuple(notes)
 
 
-class SlicedText:
-    """A document in pieces, and its slices as far as it was read. What a piece contains is labelled when it arrives."""
+class DocumentSlices:
+    """Where the slices of one document lie. Of spans that overlap, those of a later layer win."""
 
-    def __init__(self, slicing: Slicing, pieces: Iterable[str], spans: Iterable[Span], outside: str) -> None:
-        self.slicing, self._pieces, self._outside = slicing, pieces, slicing.code(outside)
-        self._known = [(begin, end, slicing.code(name)) for begin, end, name in spans]
-        self._layers: list[list[tuple[int, int, int]]] = [[] for _ in slicing.rules]  # one for each rule
-
-    def __iter__(self) -> Iterator[str]:
-        if not self.slicing.rules:
-            yield from self._pieces
-            return
-        searches = [_Search(rule) for rule in self.slicing.rules]
-        longest = max(len(mark) for rule in self.slicing.rules for mark in (rule.start, rule.end))
-        held, at = "", 0  # characters that may be the beginning of a marker, and the place of the first of them
-        for piece in self._pieces:
-            held += piece
-            self._search(searches, held, at)
-            final = max(0, len(held) - longest + 1)
-            if final:
-                yield held[:final]
-            held, at = held[final:], at + final
-        for number, search in enumerate(searches):
-            self.slicing.count(number, search.found, unclosed=search.opened is not None)
-        if held:
-            yield held
-
-    def _search(self, searches: Sequence[_Search], text: str, at: int) -> None:
-        for search, layer in zip(searches, self._layers, strict=True):
-            code = self.slicing.code(search.rule.name)
-            for begin, end in search.spans(text, at):
-                if layer and layer[-1][0] == begin:
-                    layer.pop()  # it was open until now
-                layer.append((begin, end, code))
+    def __init__(self, slicing: Slicing, outside: int, layers: Sequence[Sequence[CodedSpan]]) -> None:
+        self.slicing, self._outside = slicing, outside
+        self._layers = [np.array(layer, np.int64).T for layer in layers if layer]
 
     def label(self, starts: Ints, ends: Ints) -> Ids:
-        """The code of each token's slice. Tokens come in order, with the characters that they own."""
+        """The code of each token's slice, for tokens with the characters that they own."""
         codes = np.full(len(starts), self._outside, np.int32)
-        if not len(starts):
-            return codes
         at = np.where(ends > starts, starts, np.maximum(starts - 1, 0))
-        for layer in (self._known, *reversed(self._layers)):
-            reached = bisect_right(layer, int(at[-1]), key=itemgetter(0))
-            if reached:
-                begins, stops, its = np.array(layer[:reached], np.int64).T
-                index = np.searchsorted(begins, at, side="right") - 1
-                inside = (index >= 0) & (at < stops[index])
-                codes[inside] = its[index[inside]]
-                del layer[: reached - (stops[-1] > at[-1])]  # spans before this block: there may be millions
+        for begins, stops, its in self._layers:
+            index = np.searchsorted(begins, at, side="right") - 1
+            inside = (index >= 0) & (at < stops[index])
+            codes[inside] = its[index[inside]]
         return codes
-
-
-class _Search:
-    """Looks for the spans of one rule in a text that arrives in pieces."""
-
-    FOREVER = 1 << 62  # the end of a span that is still open
-
-    def __init__(self, rule: SliceRule) -> None:
-        self.rule, self.found = rule, 0
-        self.opened: int | None = None
-        self._from = 0  # where the next marker can begin
-
-    def spans(self, text: str, at: int) -> Iterator[tuple[int, int]]:
-        """Yields spans that end, or begin and are open, in ``text``, whose first character is number ``at``."""
-        while True:
-            mark = self.rule.start if self.opened is None else self.rule.end
-            place = text.find(mark, max(0, self._from - at))
-            if place < 0:
-                self._from = max(self._from, at + len(text) - len(mark) + 1)
-                if self.opened is not None:
-                    yield self.opened, self.FOREVER
-                return
-            self._from = at + place + len(mark)
-            if self.opened is None:
-                self.opened, self.found = at + place, self.found + 1
-            else:
-                yield self.opened, self._from
-                self.opened = None

@@ -20,11 +20,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from scoremode.core import free_memory
 from scoremode.core.disk.files import require_plain_files
-from scoremode.core.text import memory
 from scoremode.core.text.files import Message
 from scoremode.core.text.token_text import byte_level_piece, sentencepiece_piece, spelled, unnamed
-from scoremode.core.text.tokenizer_file import TokenizerFile, load_tokenizer, unusable
+from scoremode.core.text.tokenizer_file import TokenizerFile, load_transformers, unusable
 from scoremode.errors import CorpusError, ModelError, ScoremodeError, print_line
 from scoremode.values import Ids, Ints
 
@@ -115,7 +115,8 @@ class HuggingFaceTokenizer:
         """The tokenizer of a folder; Transformers is imported if nothing else shows what it would make of the files."""
         if Path(folder).is_dir():
             require_plain_files(Path(folder))
-        found = load_tokenizer(folder, trust_remote_code=trust_remote_code)
+        found = None if trust_remote_code else TokenizerFile.of(Path(folder))
+        found = found or load_transformers(folder, trust_remote_code=trust_remote_code)
         try:
             return HuggingFaceTokenizer(found, str(folder))
         except ScoremodeError:
@@ -205,7 +206,7 @@ class HuggingFaceTokenizer:
         share = len(self.encode_together(samples, special=False).ids) / sum(map(len, samples))
         size = len(text) if text.isascii() else len(text.encode())
         needed = int(BYTES_PER_BYTE * size + BYTES_PER_TOKEN * share * len(text))
-        left = memory.available()
+        left = free_memory.available()
         if left is not None and needed > left:
             raise CorpusError(
                 f"splitting a text of {_megabytes(size)} into tokens needs about {_megabytes(needed)} of memory, "

@@ -13,7 +13,7 @@ from scoremode.core.engine.options import Pairs
 from scoremode.core.engine.registry import all_options
 from scoremode.core.plan.path import DecodePath, read_path
 from scoremode.core.plan.recipes import find_method
-from scoremode.core.text.corpus import DEFAULT, Corpus, CorpusSource, Spec, check_names
+from scoremode.core.text.corpus import DEFAULT, Corpus, CorpusSource, Spec, TextArguments, check_names, text_arguments
 from scoremode.core.text.slices import read_rules
 from scoremode.core.verbs.replicas import SpreadArguments, spread_names
 from scoremode.errors import UnknownArgumentError, did_you_mean
@@ -22,13 +22,12 @@ KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class QuestionArguments(TypedDict, total=False):
+class QuestionArguments(TextArguments, total=False):
     """The arguments of a question: a text, and the method that scores it. All have defaults."""
 
     corpus: (
         Spec | Sequence[Spec] | Corpus | CorpusSource | None
     )  # names, files, folders or patterns; several are one corpus
-    text: str | None  # a text given here
     method: str  # default: sliding-once
     context_length: int | None  # tokens per window; default: the method's
     stride: int | None  # tokens between windows; default: the method's
@@ -36,19 +35,13 @@ class QuestionArguments(TypedDict, total=False):
     path: str | None  # how tokens are fed: "prefill" or "decode"; default: prefill
     sequences: int | Sequence[int] | None  # of the decode path: windows side by side; several in ``paths`` alone
     prefill_tokens: int | None  # of the decode path: tokens of each window that are fed at once, before the steps
-    num_samples: int | None  # only the first rows of the corpus
     document_tokens: int | None  # only the first tokens of each document
-    field: str | None  # of .jsonl or .parquet rows
-    dataset: str | None  # a dataset on the Hugging Face hub
-    dataset_config: str | None
-    split: str | None  # of the dataset; default: test
     assistant_only: bool  # of chat rows, score the assistant's tokens alone
     slice: str | Sequence[str] | None  # parts of the text that tables show by name: NAME=START..END
 
 
 QUESTION = tuple(QuestionArguments.__annotations__)
 PATH = ("path", "sequences", "prefill_tokens")  # arguments of plan.path.read_path
-TEXT = ("corpus", "text", "field", "num_samples", "dataset", "dataset_config", "split")  # arguments of corpus.load
 
 
 class EngineOptionArguments(TypedDict, total=False):
@@ -141,10 +134,9 @@ def check_question(given: Mapping[str, Any], *, needs_text: bool = False) -> dic
     read_rules(given.get("slice"))
     has_text = any(given.get(name) is not None for name in ("corpus", "text", "dataset"))
     asked = {**given, "corpus": DEFAULT} if needs_text and not has_text else dict(given)
-    text = {name: asked.get(name) for name in TEXT}
-    corpus = text.pop("corpus")
+    corpus = asked.get("corpus")
     if (needs_text or has_text) and not isinstance(corpus, Corpus | CorpusSource):
-        check_names(corpus, **text)
+        check_names(corpus, **text_arguments(asked))
     return asked
 
 

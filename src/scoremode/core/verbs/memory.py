@@ -10,7 +10,7 @@ from scoremode.core import extensions
 from scoremode.core.cache.units import size_words
 from scoremode.core.engine.plugin import EnginePlugin, Work
 from scoremode.core.engine.registry import require
-from scoremode.core.text.memory import available
+from scoremode.core.free_memory import available
 from scoremode.core.verbs.arguments import asked_path
 from scoremode.core.verbs.model import LazyModel
 from scoremode.core.verbs.sides import name_of

@@ -19,7 +19,7 @@ from scoremode.core.models.subject import Subject
 from scoremode.core.plan.build import make_plan
 from scoremode.core.plan.plan import Plan
 from scoremode.core.plan.recipes import Method, find_method
-from scoremode.core.text.corpus import Corpus, load
+from scoremode.core.text.corpus import Corpus, load, text_arguments
 from scoremode.core.text.documents import RereadDocuments, notes_on
 from scoremode.core.text.slices import read_rules
 from scoremode.core.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer
@@ -63,15 +63,7 @@ def prepare_question(
     require_flag("assistant_only", assistant_only)
     document_tokens = whole_number("document_tokens", given.get("document_tokens"))
     rule, slices = find_method(given.get("method", "sliding-once")), read_rules(given.get("slice"))
-    corpus = load(
-        given.get("corpus"),
-        text=given.get("text"),
-        field=given.get("field"),
-        num_samples=given.get("num_samples"),
-        dataset=given.get("dataset"),
-        dataset_config=given.get("dataset_config"),
-        split=given.get("split"),
-    )
+    corpus = load(given.get("corpus"), **text_arguments(given))
     if corpus.layout == "chat":
         rule = replace(rule, special=False)  # a chat template writes special tokens itself
     if corpus.own_tokens is not None:

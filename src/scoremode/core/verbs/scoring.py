@@ -106,17 +106,6 @@ def _next_answers(coming: Iterator[tuple[int, Answers]], waiting: Bools, count: 
     return found
 
 
-def score_plan(plan: Plan, engine: Engine, journal: Journal, progress: Progress | None = None) -> None:
-    """Scores every target of a plan that fits the model into the journal, except windows that the journal has."""
-    if progress:
-        progress(int(plan.lengths[journal.done].sum()), plan.forward_tokens)
-    before = time.perf_counter()
-    for index, answers in answered(engine, plan, journal.done.copy(), progress=progress):
-        now = time.perf_counter()
-        journal.add(index, answers, now - before)
-        before = now
-
-
 # ── continuations ────────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True, eq=False)
 class Continuation:

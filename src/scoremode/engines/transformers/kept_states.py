@@ -18,7 +18,7 @@ from torch import Tensor
 from scoremode.core.cache.units import size_words
 from scoremode.core.disk.files import write_at
 from scoremode.core.engine.distributions import from_raw, to_raw
-from scoremode.core.text.memory import available
+from scoremode.core.free_memory import available
 from scoremode.errors import EngineError
 from scoremode.head.budget import free_on
 

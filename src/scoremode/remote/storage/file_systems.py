@@ -15,7 +15,7 @@ from typing import Any
 
 from scoremode.core.arguments import SERVERS
 from scoremode.core.disk.uri import Place
-from scoremode.core.text.reachable import is_reachable
+from scoremode.core.hub import is_reachable
 from scoremode.errors import InputError, ScoremodeError, StorageError, did_you_mean, one_line
 from scoremode.remote.storage.hub import endpoint, hub_error
 

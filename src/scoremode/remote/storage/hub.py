@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from scoremode.core.disk.uri import Place
-from scoremode.core.text.hub import causes_of, status_of
+from scoremode.core.hub import causes_of, status_of
 from scoremode.errors import InputError, StorageError
 
 T = TypeVar("T")

@@ -10,7 +10,6 @@ candidates   k f16 v q4_0        the same model; candidates that the user names 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from typing import Any, ClassVar, Self
 from scoremode.core.engine.registry import all_options
 from scoremode.core.verbs.sides import CompareRequest, ModelSettings, short
 from scoremode.errors import OptionError
+from scoremode.studies.paths.variation import combinations
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,7 @@ class CacheTypes:
         Options that cannot work are refused here, before a weight is loaded.
         """
         own, found = {name: each for name, each in self.types.items() if name in model.options}, []
-        for chosen in itertools.product(*own.values()):
-            picked = dict(zip(own, chosen, strict=True))
+        for picked in combinations(own):
             words = " ".join(f"{all_options()[name][1].details.cache_part} {one}" for name, one in picked.items())
             name = words if is_baseline else f"{short(model.model)} {words}"
             found.append(replace(_with_types(model, picked), name=name if own else None))

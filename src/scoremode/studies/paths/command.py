@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from scoremode.errors import OptionError
 from scoremode.reports.command import flags
 from scoremode.reports.command.output import checked_report, command_line, progress_bar, show, write_report
 from scoremode.reports.command.verb import Verb
@@ -90,7 +89,7 @@ class NoiseVerb(Verb):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         flags.add_model(parser)
         compare = parser.add_argument_group("compare")
-        values = "score under each value: dtype=float32,bfloat16, path=prefill,decode, cache=miss,hit, engine=A,B, …"
+        values = "score under each value: dtype=float32,bfloat16, batch-tokens=512,2048, engine=A,B, …"
         flags.add(compare, {"--vary FLAG=A,B,… …": values})
         flags.add(compare, {"--repeat N": "passes over each setting (default: 2)"}, type=int, default=2)
         flags.add(parser, flags.JSON)
@@ -99,12 +98,7 @@ class NoiseVerb(Verb):
         from scoremode.studies.paths.noise import noise, parse_vary
         from scoremode.studies.paths.tables import noise_table
 
-        vary = {}
-        for name, values in map(parse_vary, parsed.vary or ()):
-            if name in vary:
-                flag = name.replace("_", "-")
-                raise OptionError(f"--vary {flag} is given twice", fix=f"put all its values in one --vary {flag}=A,B")
-            vary[name] = values
+        vary = parse_vary(parsed.vary or ())
         question, given = flags.question(parsed), flags.model_arguments(parsed)
         with progress_bar("scoring") as progress:
             found = noise(parsed.model, vary=vary, repeat=parsed.repeat, progress=progress, **question, **given)

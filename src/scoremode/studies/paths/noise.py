@@ -1,36 +1,27 @@
 """How far scores move when only the settings of the engine do: one plan, scored under each of them.
 
-settings ──product──▶ engine opened ──score, repeat times──▶ logprobs ──minus the reference──▶ Drift
+settings ──product──▶ Variation ──score, repeat times──▶ logprobs ──minus the reference──▶ Drift
 
 Nothing is read from the cache: a stored run would hide exactly what is measured.
 """
 
 from __future__ import annotations
 
-import gc
-import itertools
 import math
-import sys
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Unpack
 
 import numpy as np
 
+from scoremode.core import strict_json
 from scoremode.core.engine.base import EngineFacts
 from scoremode.core.engine.registry import all_options, require_path
-from scoremode.core.plan.path import CACHE_HIT, CHUNK_TOKENS, DECODE, PATHS, PREFILL, read_path
 from scoremode.core.plan.plan import Plan
-from scoremode.core.scores.columns import Scores
 from scoremode.core.scores.frames import few_lines
-from scoremode.core.scores.journal import Journal
 from scoremode.core.statistics.estimate import finite_or_none
-from scoremode.core.statistics.run import all_metrics
+from scoremode.core.store.run import Run
 from scoremode.core.verbs.arguments import (
-    PATH,
     AllArguments,
     QuestionArguments,
     check_question,
@@ -40,15 +31,16 @@ from scoremode.core.verbs.arguments import (
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel
 from scoremode.core.verbs.progress import Progress, part_of
 from scoremode.core.verbs.progress_display import shows_progress
-from scoremode.core.verbs.question import Question, library_versions
-from scoremode.core.verbs.scoring import check_fits, score_plan
+from scoremode.core.verbs.question import library_versions
+from scoremode.core.verbs.scoring import check_fits
 from scoremode.core.verbs.session import ModelMethod
 from scoremode.errors import OptionError, did_you_mean
-from scoremode.studies.paths.varied import Varied
+from scoremode.studies.paths.variation import Variation, combinations
 from scoremode.values import Floats, change
 
 QUANTILE = 0.999
-BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+SAME_BITS = {"max_num_batched_tokens"}  # settings that move no score of an engine that promises equal bits
+OF_PATHS = ("path", "sequences", "cache")  # how tokens are fed, which ``scoremode paths`` varies
 
 Setting = dict[str, Any]
 """``engine`` or names of options -> the value of this setting; None is the engine's own choice."""
@@ -68,11 +60,8 @@ class Drift:
 
     def as_json(self, prefix: str) -> dict[str, float | None]:
         """The numbers by name: ``drift_max`` is of targets, ``sequence_drift_max`` of sequences."""
-        named = {f"{prefix}_{name}".replace(f"{prefix}_sequence", f"sequence_{prefix}"): name for name in DRIFT}
+        named = {f"{prefix}_{name}".replace(f"{prefix}_sequence", f"sequence_{prefix}"): name for name in asdict(self)}
         return {key: finite_or_none(getattr(self, name)) for key, name in named.items()}
-
-
-DRIFT = tuple(field.name for field in fields(Drift))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +102,7 @@ class Noise:
         """One object per setting, in nats per target (per sequence if the name says so); what is not finite is None."""
         return [
             {
-                "settings": {name.replace("_", "-"): value for name, value in s.settings.items()},
+                "settings": {_flag(name): value for name, value in s.settings.items()},
                 **s.drift.as_json("drift"),
                 "perplexity": finite_or_none(s.perplexity),
                 "perplexity_ratio": finite_or_none(s.perplexity_ratio),
@@ -151,21 +140,30 @@ def noise(
 ) -> Noise:
     """Score one plan under every combination of the settings in ``vary``, ``repeat`` times each.
 
-    ``vary`` names ``engine``, any option of an engine, ``path``, ``sequences`` or ``cache`` (``miss``, ``hit``), with
-    its values; the first value of each makes the reference. ``arguments`` are those of a question and the engine's
-    options, and hold for every setting.
+    ``vary`` names ``engine`` or any option of an engine, with its values; the first value of each makes the reference.
+    ``arguments`` are those of a question and the engine's options, and hold for every setting.
 
     >>> import scoremode as sm
     >>> sm.noise("table:uniform", text="any text").settings[0].repeats.max
     0.0
     """
-    rest, feeding = split_feeding(arguments)
-    question, options = split_arguments(rest, needs_text=True)
-    options |= {name: value for name, value in feeding.items() if name in (vary or {})}  # refused: it is varied
-    models = prepare_settings(model, vary or {}, repeat, engine=engine, options=options, tokenizer=tokenizer)
-    asked = models[0][1].ask(question, progress)
-    check_fits(asked.plan, asked.subject.vocabulary, asked.subject.context_length)
-    return noise_of(asked, models, repeat, progress, feeding=feeding)
+    question, options = split_arguments(arguments, needs_text=True)
+    settings = read_settings(vary or {})
+    if repeat == 1 and len(settings) == 1:
+        raise OptionError("there is nothing to compare", fix="give --vary dtype=float32,bfloat16, or --repeat 2")
+    for name in settings[0]:
+        if {"engine": engine, **options}.get(name) not in (None, False):
+            raise OptionError(f"--{_flag(name)} is given and varied", fix=f"leave --{_flag(name)} out")
+    models = []
+    for setting in settings:  # what an engine would refuse is refused here, before any is opened
+        own = {**options, **{name: value for name, value in setting.items() if name != "engine"}}
+        models.append(LazyModel.named(model, setting.get("engine", engine), own, tokenizer))
+        require_path(models[-1].plugin, question.get("path"))
+        models[-1].settings()
+    asked = models[0].ask(question, progress)
+    named = zip(settings, models, strict=True)
+    varied = [Variation(setting, _change(settings[0], setting), lazy, asked) for setting, lazy in named]
+    return _measured(varied, repeat, progress)
 
 
 @spelled_out(QuestionArguments)
@@ -184,145 +182,60 @@ def noise_of_model(
     Settings other than the model's own need engines of their own: then its engine is closed first, and opens again with
     the next question.
     """
-    rest, feeding = split_feeding(check_question(question, needs_text=True))
-    asked = model.ask(rest, progress)
-    check_fits(asked.plan, asked.subject.vocabulary, asked.subject.context_length)
     if not vary:
-        return noise_of(asked, [({}, model)], repeat, progress, feeding=feeding, keep_open=True)
+        asked = model.ask(check_question(question, needs_text=True), progress)
+        return _measured([Variation({}, "", model, asked)], repeat, progress, keep_open=True)
     if model.is_given:
         raise OptionError("vary needs a model that scoremode can open again", fix="use scoremode.open")
     model.close()
     engine = None if "engine" in vary else model.plugin.address or model.plugin.name
-    options = {**model.chosen.options.given(), **(model.spread.given() if model.spread else {})}
-    name = model.subject.name
-    prepared = prepare_settings(name, vary, repeat, engine=engine, options=options, tokenizer=tokenizer)
-    return noise_of(asked, prepared, repeat, progress, feeding=feeding)
+    given: Any = {**model.chosen.options.given(), **(model.spread.given() if model.spread else {}), **question}
+    how: Any = {"engine": engine, "tokenizer": tokenizer, "progress": progress}
+    return noise(model.subject.name, vary=vary, repeat=repeat, **how, **given)
 
 
 NOISE_METHOD = ModelMethod("noise", noise_of_model)
 
 
-def noise_of(
-    asked: Question,
-    models: Sequence[tuple[Setting, LazyModel]],
-    repeat: int,
-    progress: Progress | None = None,
-    *,
-    feeding: Mapping[str, Any] | None = None,
-    keep_open: bool = False,
-) -> Noise:
-    """Asks a model one question under several settings; its engine is closed before the next setting opens one.
-
-    ``asked`` is the question to the prefill path. ``feeding`` has the arguments of a path that hold for all settings.
-    """
-    varied = [_varied(asked, setting, feeding or {}, model) for setting, model in models]
-    whole = len(models) * repeat * asked.plan.forward_tokens
-    found: list[SettingNoise] = []
-    reference: tuple[Floats, float] | None = None
-    for (setting, _), one in zip(models, varied, strict=True):
-        begun = [(len(found) * repeat + number) * asked.plan.forward_tokens for number in range(repeat)]
-        parts = [part_of(progress, before, whole) for before in begun]
-        facts, passes = _score(one, progress, parts, keep_open=keep_open)
-        perplexity = all_metrics(asked.plan, asked.tokens, passes[0])["perplexity"].value
-        first = passes[0].logprob
-        expected, usual = reference = reference or (first, perplexity)
-        later = [drift(asked.plan, scores.logprob, first) for scores in passes[1:]]
-        found.append(
-            SettingNoise(
-                settings=setting,
-                facts=facts,
-                perplexity=perplexity,
-                perplexity_ratio=perplexity / usual if math.isfinite(usual) else math.nan,
-                drift=drift(asked.plan, first, expected),
-                repeats=_widest(later) if later else None,
-                promise=_promise(models[0][0], setting, one, expected, [scores.logprob for scores in passes]),
-            )
-        )
-    return Noise(asked.subject.name, asked.corpus.name, asked.plan, repeat, _sequences(asked.plan)[0], tuple(found))
-
-
 # ── settings ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-FEEDING: dict[str, tuple[str, Sequence[str] | None]] = {  # how tokens are fed: the kind of value, and the choices
-    "path": ("str", PATHS),
-    "sequences": ("int", None),
-    "cache": ("str", ("miss", "hit")),
-}
-SAME_BITS = {*FEEDING, "max_num_batched_tokens"}  # settings that move no score of an engine that promises equal bits
+def may_vary() -> dict[str, str]:
+    """Everything that may be varied, and the kind of its values."""
+    options = {name: option.kind for name, (_, option) in all_options().items() if option.details.may_vary}
+    return {"engine": "str", **options}
 
 
-def split_feeding(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits arguments into those of the prefill path, and those of another path, which may differ by setting."""
-    rest = {name: value for name, value in arguments.items() if name not in PATH}
-    return rest, {name: value for name, value in arguments.items() if name in PATH}
+def parse_vary(texts: Sequence[str]) -> dict[str, list[Any]]:
+    """Parses ``batch-tokens=512,2048`` and others into names and values. The engine's options check the values.
 
-
-def _varied(asked: Question, setting: Setting, feeding: Mapping[str, Any], model: LazyModel) -> Varied:
-    """The model in a setting; an error if the engine does not have the path, or no prefix cache where hits are wanted.
-
-    If the path is varied, what was given for the decode path does not apply to prefill.
+    >>> parse_vary(["batch-tokens=512,2048"])
+    {'batch_tokens': [512, 2048]}
     """
-    given = {**feeding, **{name: value for name, value in setting.items() if name in PATH}}
-    if setting.get("path") == PREFILL:
-        given = {name: value for name, value in given.items() if name == "path" or name in setting}
-    path, hits = read_path(**given), setting.get("cache") == "hit"
-    require_path(model.plugin, DECODE if path else None)
-    if hits:
-        require_path(model.plugin, CACHE_HIT, "leave cache out of --vary")
-        if path is not None:
-            raise OptionError("a cache hit is measured on the prefill path", fix="leave --path out")
-        model.shares_prompts = True
-    return Varied(model, replace(asked, plan=asked.plan.on_path(path)), CHUNK_TOKENS if hits else None)
+    found = dict[str, list[Any]]()
+    for text in texts:
+        flag, _, values = text.partition("=")
+        name, given = _known_name(flag), [value.strip() for value in values.split(",")]
+        if name in found:
+            raise _twice(name)
+        found[name] = given if may_vary()[name] == "str" else [_number(value) for value in given]
+    return found
 
 
-def _promise(first: Setting, setting: Setting, one: Varied, reference: Floats, passes: Sequence[Floats]) -> str:
-    """Says whether an engine gave the same bits where it promises them; '' if it promises none."""
-    said = []
-    changed = {name for name in setting if setting[name] != first[name]}
-    if changed and changed <= SAME_BITS:
-        what = ", ".join(f"{_flag(name)} {setting[name]} instead of {first[name]}" for name in sorted(changed))
-        said.append(one.kept_promise(change(passes[0], reference), what))
-    if len(passes) > 1:
-        again = np.concatenate([change(later, passes[0]) for later in passes[1:]])
-        said.append(one.kept_promise(again, "a later pass"))
-    return "; ".join(words for words in said if words)
+def _number(text: str) -> Any:
+    """A number, true or false; other text as it is, which an option refuses."""
+    try:
+        return strict_json.parse(text)
+    except ValueError:
+        return text
 
 
-def may_vary() -> dict[str, tuple[str, Sequence[str] | None]]:
-    """Everything that may be varied: the kind of its values, and the choices."""
-    options = {name: option for name, (_, option) in all_options().items() if option.details.may_vary}
-    return {"engine": ("str", None), **FEEDING} | {n: (o.kind, o.details.choices) for n, o in options.items()}
-
-
-def parse_vary(text: str) -> tuple[str, list[Any]]:
-    """Parses ``batch-tokens=512,2048`` into the option's name and its values, in the option's type.
-
-    >>> parse_vary("batch-tokens=512,2048")
-    ('batch_tokens', [512, 2048])
-    """
-    flag, equals, values = text.partition("=")
-    name = known_name(flag)
-    kind = may_vary()[name][0]
-    given = [value.strip() for value in values.split(",")]
-    if not equals or not all(given):
-        raise OptionError(
-            f"--vary {text} lacks a value", fix=f"give --vary {_flag(name)}={'1,2' if kind == 'int' else 'A,B'}"
-        )
-    readers: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "bool": lambda v: BOOLEANS[v.lower()]}
-    typed = []
-    for value in given:
-        try:
-            typed.append(readers.get(kind, str)(value))
-        except (ValueError, KeyError):
-            wanted = {"int": "a whole number", "float": "a number", "bool": "true or false"}[kind]
-            raise OptionError(f"--vary {_flag(name)}={value} is not {wanted}", fix="give another") from None
-    return name, typed
-
-
-def known_name(flag: str) -> str:
+def _known_name(flag: str) -> str:
     """A flag as the name of an engine's option, or ``engine``; an error for names that are not worth varying."""
     name = flag.strip().removeprefix("--").replace("-", "_")
     if name in may_vary():
         return name
+    if name in OF_PATHS:
+        fix = "use scoremode paths MODEL --vary decode,cache-hit --sequences 1,16"
+        raise OptionError(f"--vary {name} is not a setting of an engine", fix=fix)
     for other, (_, option) in all_options().items():
         if name in (other, option.flag.removeprefix("--").replace("-", "_")):
             fix = f"give {option.flag} once: it applies to all"
@@ -330,89 +243,82 @@ def known_name(flag: str) -> str:
     raise OptionError(f"--vary does not know '{flag}'", fix=did_you_mean(_flag(name), map(_flag, may_vary())))
 
 
-def combinations(vary: Mapping[str, Sequence[Any]]) -> list[Setting]:
-    """All combinations of the values; the one of all first values comes first."""
+def read_settings(vary: Mapping[str, Sequence[Any]]) -> list[Setting]:
+    """All combinations of the values in ``vary``; refuses names and lists of values that cannot be varied."""
     named: dict[str, list[Any]] = {}
     for flag, values in vary.items():
-        name, listed = known_name(flag), [values] if isinstance(values, str) else list(values)
-        choices = may_vary()[name][1]
+        name, listed = _known_name(flag), [values] if isinstance(values, str) else list(values)
+        said = f"--vary {_flag(name)}"
         if name in named:
-            raise OptionError(f"--vary {_flag(name)} is given twice", fix=f"put all its values in one --vary {flag}=…")
-        if not listed:
-            raise OptionError(f"--vary {_flag(name)} lacks a value", fix=f"give --vary {_flag(name)}=A,B")
+            raise _twice(name)
+        if not listed or "" in listed:
+            raise OptionError(
+                f"{said} lacks a value", fix=f"give {said}={'1,2' if may_vary()[name] == 'int' else 'A,B'}"
+            )
         if len(set(listed)) < len(listed):
-            raise OptionError(f"--vary {_flag(name)} has a value twice", fix="--repeat N scores one setting N times")
-        for value in listed:
-            if choices is not None and value not in choices:
-                raise OptionError(f"--vary {_flag(name)}={value} is not known", fix=did_you_mean(value, choices))
+            raise OptionError(f"{said} has a value twice", fix="--repeat N scores one setting N times")
         named[name] = listed
-    return [dict(zip(named, chosen, strict=True)) for chosen in itertools.product(*named.values())]
+    return combinations(named)
+
+
+def _twice(name: str) -> OptionError:
+    said = f"--vary {_flag(name)}"
+    return OptionError(f"{said} is given twice", fix=f"put all its values in one {said}=A,B")
 
 
 def _flag(name: str) -> str:
     return name.replace("_", "-")
 
 
-def prepare_settings(
-    model: GivenModel,
-    vary: Mapping[str, Sequence[Any]],
-    repeat: int,
-    *,
-    engine: str | None,
-    options: Mapping[str, Any],
-    tokenizer: GivenTokenizer | None,
-) -> list[tuple[Setting, LazyModel]]:
-    """The model under each setting. Everything that an engine would refuse is refused here, before any is opened."""
-    settings = combinations(vary)
+def _change(first: Setting, setting: Setting) -> str:
+    """What differs from the first setting, in words, if it moves no score of an engine that promises equal bits."""
+    changed = sorted(name for name in setting if setting[name] != first[name])
+    words = ", ".join(f"{_flag(name)} {setting[name]} instead of {first[name]}" for name in changed)
+    return words if SAME_BITS.issuperset(changed) else ""
+
+
+# ── measuring ────────────────────────────────────────────────────────────────────────────────────────────────────────
+def _measured(
+    variations: Sequence[Variation], repeat: int, progress: Progress | None, *, keep_open: bool = False
+) -> Noise:
+    """Scores each variation ``repeat`` times. Its engine is closed before the next one opens, unless it stays open."""
     if repeat < 1:
         raise OptionError(f"--repeat {repeat} scores nothing", fix="give --repeat 2")
-    if repeat == 1 and all(len(values) == 1 for values in vary.values()):
-        raise OptionError("there is nothing to compare", fix="give --vary dtype=float32,bfloat16, or --repeat 2")
-    fixed = {name for name, value in {"engine": engine, **options}.items() if value is not None and value is not False}
-    for name in settings[0]:
-        if name in fixed:
-            raise OptionError(f"--{_flag(name)} is given and varied", fix=f"leave --{_flag(name)} out")
-    found = []
-    for setting in settings:
-        own = {name: value for name, value in {**options, **setting}.items() if name not in ("engine", *FEEDING)}
-        lazy = LazyModel.named(model, setting.get("engine", engine), own, tokenizer)
-        lazy.settings()
-        found.append((setting, lazy))
-    return found
+    asked, plan, found = variations[0].asked, variations[0].asked.plan, list[SettingNoise]()
+    check_fits(plan, asked.subject.vocabulary, asked.subject.context_length)
+    tokens = plan.forward_tokens
+    reference: Run | None = None
+    for one in variations:
+        begun = [(len(found) * repeat + number) * tokens for number in range(repeat)]
+        parts = [part_of(progress, before, len(variations) * repeat * tokens) for before in begun]
+        try:
+            runs = [one.score(progress, part) for part in parts]
+            facts = one.engine(progress).facts
+        finally:
+            if not keep_open:
+                one.close()
+        reference = runs[0] if reference is None else reference
+        found.append(_setting_noise(one, facts, runs, reference))
+    return Noise(asked.subject.name, asked.corpus.name, plan, repeat, _sequences(plan)[0], tuple(found))
 
 
-# ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def _score(
-    one: Varied, progress: Progress | None, parts: Sequence[Progress | None], *, keep_open: bool
-) -> tuple[EngineFacts, list[Scores]]:
-    """Score every pass of one setting on one engine, which is closed afterwards unless it is to be kept open.
-
-    ``parts`` has the progress of each pass.
-    """
-    plan, passes = one.asked.plan, []
-    try:
-        engine = one.model.engine_for(one.asked, progress)
-        check_fits(plan, engine.facts.vocabulary, engine.facts.context_length)
-        for part in parts:
-            with (
-                tempfile.TemporaryDirectory(prefix="scoremode-noise-") as folder,
-                closing(Journal(Path(folder) / "journal", {}, plan)) as journal,
-            ):
-                fed = one.fed(engine)
-                score_plan(plan, fed, journal, part)
-                fed.account()  # an error if no turn began in the cache
-                passes.append(journal.rows(0, plan.targets))
-        return engine.facts, passes
-    finally:
-        if not keep_open:
-            one.model.close()
-            engine = fed = None  # type: ignore[assignment]
-            gc.collect()  # the next engine may live in other processes and must find the device empty
-            if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
-                torch.cuda.empty_cache()
+def _setting_noise(one: Variation, facts: EngineFacts, runs: Sequence[Run], reference: Run) -> SettingNoise:
+    plan, (first, *later) = one.asked.plan, [run.scores.logprob for run in runs]
+    expected, usual, perplexity = reference.scores.logprob, reference.perplexity.value, runs[0].perplexity.value
+    kept = [one.kept_promise(change(first, expected), one.change)] if one.change else []
+    if later:
+        kept.append(one.kept_promise(np.concatenate([change(each, first) for each in later]), "a later pass"))
+    return SettingNoise(
+        settings=dict(one.settings),
+        facts=facts,
+        perplexity=perplexity,
+        perplexity_ratio=perplexity / usual if math.isfinite(usual) else math.nan,
+        drift=drift(plan, first, expected),
+        repeats=_widest([drift(plan, each, first) for each in later]) if later else None,
+        promise="; ".join(filter(None, kept)),
+    )
 
 
-# ── comparing ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def drift(plan: Plan, logprob: Floats, reference: Floats) -> Drift:
     """How far the scores of one pass over a plan lie from another's."""
     d = change(logprob, reference)
@@ -439,5 +345,5 @@ def _sequences(plan: Plan) -> tuple[str, Any]:
 
 def _widest(drifts: list[Drift]) -> Drift:
     """Combines the drifts of several passes from the first: the mean of their means, the largest of all else."""
-    largest = {name: max(getattr(d, name) for d in drifts) for name in DRIFT}
+    largest = {name: max(getattr(d, name) for d in drifts) for name in asdict(drifts[0])}
     return Drift(**{**largest, "mean": math.fsum(d.mean for d in drifts) / len(drifts)})

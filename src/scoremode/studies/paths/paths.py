@@ -6,38 +6,29 @@ prefill ──▶ reference, or logits ──▶ KL, perplexity ratio, differenc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack
 
 from scoremode.core.arguments import whole_number
-from scoremode.core.cache.units import size_words
 from scoremode.core.disk.uri import located
-from scoremode.core.engine.base import Baseline, Engine, WholeDistributions, only_one_way
-from scoremode.core.engine.baseline import StoredBaseline, noise_facts
 from scoremode.core.engine.options import Options
 from scoremode.core.engine.registry import require_path
-from scoremode.core.plan.path import CACHE_HIT, CHUNK_TOKENS, CHUNKED, DECODE
-from scoremode.core.references.reader import open_reference
+from scoremode.core.plan.path import CACHE_HIT, CHUNK_TOKENS, CHUNKED, DECODE, read_path
 from scoremode.core.statistics.comparison import Comparison, Comparisons
 from scoremode.core.store.run import Run
-from scoremode.core.text.memory import available
-from scoremode.core.verbs.arguments import PATH, AllArguments, check_question, spelled_out, split_arguments
-from scoremode.core.verbs.baselines import Against, compare_with
-from scoremode.core.verbs.memory import is_by_logits, require_both_fit
+from scoremode.core.verbs.arguments import PATH, AllArguments, spelled_out, split_arguments
+from scoremode.core.verbs.memory import is_by_logits
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, tokenizer_name
 from scoremode.core.verbs.ppl import ppl_of
 from scoremode.core.verbs.progress import Progress, announce
 from scoremode.core.verbs.progress_display import shows_progress
 from scoremode.core.verbs.reference import reference_of
-from scoremode.core.verbs.scoring import UnfinishedRun
-from scoremode.core.verbs.sides import NOISE, Folders, compared_with
+from scoremode.core.verbs.sides import Folders
 from scoremode.errors import EngineError, OptionError, did_you_mean
-from scoremode.studies.paths.varied import NOT_RERUN, Varied, rerun
-from scoremode.values import change
+from scoremode.studies.paths.variation import Variation, against_first
 
 WAYS = (DECODE, CHUNKED, CACHE_HIT)
 
@@ -76,30 +67,25 @@ def paths(
     """
     if arguments.get("path") is not None:
         raise OptionError("paths measures both paths", fix="leave --path out")
-    ways = _read_ways(vary, arguments.get("sequences"), chunk_tokens, arguments.get("prefill_tokens"))
-    question, options = split_arguments(
-        {name: value for name, value in arguments.items() if name not in PATH}, needs_text=True
-    )
-    decoded = {**question, "path": DECODE, "prefill_tokens": arguments.get("prefill_tokens")}
-    for way in ways:
-        if way.kind == DECODE:
-            check_question({**decoded, "sequences": way.size})
+    feeding = {name: arguments.get(name) for name in ("sequences", "prefill_tokens")}
+    ways = _read_ways(vary, feeding["sequences"], chunk_tokens, feeding["prefill_tokens"])
+    rest = {name: value for name, value in arguments.items() if name not in PATH}
+    question, options = split_arguments(rest, needs_text=True)
     folders = Folders(located(out) if out is not None else None, fresh, progress)
     with closing(LazyModel.named(model, engine, options, tokenizer)) as lazy, closing(_for_prefill(lazy)) as prefill:
         for way in ways:
             require_path(lazy.plugin, way.kind, f"leave {way.kind} out of --vary")
-        return _PathsOfModel(prefill, lazy, question, decoded, folders, tokenizer_name(tokenizer)).compare(ways)
-
-
-def _with_options(model: LazyModel, options: Options) -> LazyModel:
-    return LazyModel(replace(model.chosen, options=options), spread=model.spread, tokenizer=model.tokenizer)
-
-
-def _for_prefill(model: LazyModel) -> LazyModel:
-    """Returns a model without options that only the decode path reads: itself if it has none of them."""
-    options = model.chosen.options
-    only = [name for name in options.given() if options.known()[name].details.path == DECODE]
-    return _with_options(model, replace(options, **dict.fromkeys(only))) if only else model
+        prefill.shares_prompts = any(way.kind == CACHE_HIT for way in ways)
+        first = Variation({}, "", prefill, prefill.ask(question, progress))
+        _require_sizes(first, ways)
+        run = _prefilled(first, question, folders, tokenizer_name(tokenizer))
+        found = dict[Feeding, Comparison]()
+        # cache hits come first: the engine of the prefill path can serve them, if it was started with a cache
+        for way in sorted(ways, key=lambda way: way.kind != CACHE_HIT):
+            other = _variation(first, lazy, way, {**question, "prefill_tokens": feeding["prefill_tokens"]}, progress)
+            announce(progress, way.kind, "label")
+            found[way] = _compared(first, run, other, folders)
+        return Comparisons(found[way] for way in ways)
 
 
 def _read_ways(vary: str | Sequence[str], sequences: Any, chunk_tokens: Any, prefill_tokens: Any) -> list[Feeding]:
@@ -124,6 +110,9 @@ def _read_ways(vary: str | Sequence[str], sequences: Any, chunk_tokens: Any, pre
     for kind in kinds:
         name, value, default = ("sequences", sequences, None) if kind == DECODE else of_chunks
         found += [Feeding(kind, size) for size in _numbers(name, value)] or [Feeding(kind, default)]
+    for way in found:
+        if way.kind == DECODE:  # refused before a text is read
+            read_path(DECODE, sequences=way.size, prefill_tokens=prefill_tokens)
     if len(set(found)) < len(found):
         raise OptionError("one way is given twice", fix="give each way and each number once")
     return found
@@ -138,151 +127,61 @@ def _numbers(name: str, given: Any) -> list[int]:
     return found
 
 
-@dataclass(frozen=True)
-class _PathsOfModel:
-    """A model that is compared with itself."""
-
-    model: LazyModel  # without a cache that only the decode path reads
-    decodes: LazyModel
-    question: dict[str, Any]
-    decoded: dict[str, Any]  # the same question to the decode path
-    folders: Folders
-    tokenizer: str | None
-
-    def compare(self, ways: Sequence[Feeding]) -> Comparisons:
-        """Scores the prefill path, then every other way, and returns their comparisons in the order of the ways."""
-        # cache hits come first: the engine of the prefill path can serve them, if it was started with a cache
-        order = sorted(ways, key=lambda way: way.kind != CACHE_HIT)
-        self.model.shares_prompts = order[0].kind == CACHE_HIT
-        self._require_sizes(ways)
-        run, found = self._prefilled(), {}
-        for way in order:
-            if way.kind != CACHE_HIT and not is_by_logits(self.model.plugin):
-                self.model.close()  # its memory is needed
-            announce(self.folders.progress, way.kind, "label")
-            found[way] = self._compared(run, way)
-        return Comparisons(found[way] for way in ways)
-
-    def _require_sizes(self, ways: Sequence[Feeding]) -> None:
-        """Refuses chunks and turns that would hold the longest window, before anything is loaded."""
-        sizes = [way.size for way in ways if way.kind != DECODE and way.size is not None]
-        if not sizes:
-            return
-        if any(way.kind == CACHE_HIT for way in ways) and self.model.spread is not None:
-            raise EngineError("cache hits are measured in one process", fix="leave --replicas out")
-        longest = int(self.model.ask(self.question, self.folders.progress).plan.lengths.max())
-        if max(sizes) >= longest:
-            raise OptionError(
-                f"a window of {longest} tokens is not cut into chunks of {max(sizes)}",
-                fix=f"give --chunk-tokens {max(1, longest // 4)}, or a larger --context-length",
-            )
-
-    def _prefilled(self) -> Run:
-        out = self.folders.folder("prefill")
-        how: dict[str, Any] = {"fresh": self.folders.fresh, "progress": self.folders.progress}
-        if self.model.plugin.able().hidden_states:
-            return reference_of(self.model, self.question, out, tokenizer=self.tokenizer, **how)
-        return ppl_of(self.model, self.question, out=out, **how)
-
-    def _compared(self, run: Run, way: Feeding) -> Comparison:
-        """Scores one way against the prefill path, or reads its run if it is finished."""
-        model = self.model
-        if way.kind == CHUNKED and way.size is not None:
-            model = _with_options(model, model.plugin.chunked(model.chosen.options, way.size))
-        elif way.kind == DECODE:
-            model = _with_options(self.decodes, self.decodes.chosen.options)
-        question = {**self.decoded, "sequences": way.size} if way.kind == DECODE else self.question
-        try:
-            asked = model.ask(question, self.folders.progress)
-            against = AgainstPrefill(asked, self.folders, self, run, way)
-            model.variant = against.name
-            return compare_with(nullcontext(against), model, self.folders)
-        finally:
-            if way.kind != CACHE_HIT:
-                model.close()
-
-
-@dataclass
-class AgainstPrefill(Against):
-    """The prefill path of a model as the baseline of another way to feed it."""
-
-    paths: _PathsOfModel
-    run: Run  # of the prefill path
-    way: Feeding
-
-    @property
-    def model(self) -> LazyModel:
-        return self.paths.model
-
-    @cached_property
-    def size(self) -> int:
-        size = self.asked.plan.path.sequences if self.asked.plan.path else self.way.size
-        assert size is not None, "only the decode path has a default of its own"
-        return size
-
-    @property
-    def name(self) -> str:
-        return f"{self.way.kind.replace('-', ' ')} {self.size}"
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        turns = {"turn_tokens": self.size} if self.way.kind == CACHE_HIT else {}
-        return {"against": self.run.manifest["identity"], **turns, **({"without": "kl"} if self.missing else {})}
-
-    def rows(self, candidate: LazyModel) -> Baseline | WholeDistributions | None:
-        """The stored distributions of the prefill path, or the logits of an engine that runs at the same time."""
-        plan = self.asked.plan
-        if self.missing:
-            return None
-        if self.model.plugin.able().hidden_states:
-            return StoredBaseline(open_reference(str(self.run.path)), plan)
-        from scoremode.core.engine.logits import HeldLogits, LiveLogits
-
-        side_by_side = plan.path.sequences if plan.path else 1
-        require_both_fit(self.model, candidate, int(plan.lengths.max()) * side_by_side)
-        engine = self.model.engine_for(self.model.ask(self.paths.question), self.folders.progress)
-        return (LiveLogits if side_by_side == 1 else HeldLogits)(engine, plan)
-
-    def engine(self, candidate: LazyModel) -> Engine:
-        return self._varied(candidate).fed(super().engine(candidate))
-
-    def _varied(self, candidate: LazyModel) -> Varied:
-        return Varied(candidate, self.asked, self.size if self.way.kind == CACHE_HIT else None)
-
-    def facts(self, run: UnfinishedRun, candidate: LazyModel) -> dict[str, Any]:
-        """The facts about the baseline, about noise, and about a promise of equal bits."""
-        noise: Mapping[str, Any] = {name: self.run.manifest.get(name) for name in NOISE}
-        if not candidate.plugin.able().hidden_states:
-            noise = noise_facts(only_one_way(run.engine))
-        found = compared_with(self.run, noise, candidate)
-        del found["variant"]  # the settings of the plan or of the engine tell the ways apart
-        logprob = run.journal.rows(0, run.asked.plan.targets).logprob
-        announce(self.folders.progress, "scoring a few windows again")
-        found["rerun"] = rerun(run.engine, run.asked.plan, logprob) if candidate.spread is None else NOT_RERUN
-        moved = change(logprob, self.run.scores.logprob)
-        if said := self._varied(candidate).kept_promise(moved, f"{self.way.kind} against prefill"):
-            found["promise"] = said
-        return found
-
-    def finished(self, candidate: Run) -> Run:
-        return self.run
-
-    @cached_property
-    def missing(self) -> str | None:
-        """Says why KL cannot be measured; None if it can."""
-        able, plan = self.model.plugin.able(), self.asked.plan
-        if able.hidden_states:
-            return None
-        if not able.logits or self.model.spread is not None:
-            return f"KL between the paths needs hidden states, which the {self.model.engine_name} engine does not give"
-        if plan.path is None or plan.path.sequences == 1:
-            return None
-        # the logits of a batch of windows, and while the next batch begins, those of the last one
-        rows = int(plan.target_counts.max()) * min(plan.path.sequences, len(plan))
-        held, free = 2 * rows * (self.asked.subject.vocabulary or 0) * 4, available()
-        if free is None or held < free // 2:
-            return None
-        return (
-            f"KL between the paths would hold about {size_words(held)} of logits for {plan.path.sequences} sequences, "
-            "more than half of the free memory: give --sequences 1"
+def _require_sizes(first: Variation, ways: Sequence[Feeding]) -> None:
+    """Refuses chunks and turns that would hold the longest window, before anything is loaded."""
+    sizes = [way.size for way in ways if way.kind != DECODE and way.size is not None]
+    if any(way.kind == CACHE_HIT for way in ways) and first.model.spread is not None:
+        raise EngineError("cache hits are measured in one process", fix="leave --replicas out")
+    longest = int(first.asked.plan.lengths.max())
+    if max(sizes, default=0) >= longest:
+        raise OptionError(
+            f"a window of {longest} tokens is not cut into chunks of {max(sizes)}",
+            fix=f"give --chunk-tokens {max(1, longest // 4)}, or a larger --context-length",
         )
+
+
+# ── the variations ───────────────────────────────────────────────────────────────────────────────────────────────────
+def _with_options(model: LazyModel, options: Options) -> LazyModel:
+    return LazyModel(replace(model.chosen, options=options), spread=model.spread, tokenizer=model.tokenizer)
+
+
+def _for_prefill(model: LazyModel) -> LazyModel:
+    """Returns a model without options that only the decode path reads: itself if it has none of them."""
+    options = model.chosen.options
+    only = [name for name in options.given() if options.known()[name].details.path == DECODE]
+    return _with_options(model, replace(options, **dict.fromkeys(only))) if only else model
+
+
+def _variation(
+    first: Variation, decodes: LazyModel, way: Feeding, question: dict[str, Any], progress: Progress | None
+) -> Variation:
+    """The model as it is fed in another way. Cache hits share the engine of the first; others have their own."""
+    model, asked, size, turn_tokens = first.model, first.asked, way.size, None
+    if way.kind == DECODE:
+        model = _with_options(decodes, decodes.chosen.options)
+        asked = model.ask({**question, "path": DECODE, "sequences": way.size}, progress)
+        size = asked.plan.path.sequences if asked.plan.path else None
+    elif way.kind == CHUNKED and way.size is not None:
+        model = _with_options(model, model.plugin.chunked(model.chosen.options, way.size))
+    else:
+        turn_tokens = way.size
+    model.variant = f"{way.kind.replace('-', ' ')} {size}"
+    return Variation({way.kind: size}, f"{way.kind} against prefill", model, asked, turn_tokens)
+
+
+def _prefilled(first: Variation, question: dict[str, Any], folders: Folders, tokenizer: str | None) -> Run:
+    out = folders.folder("prefill")
+    how: dict[str, Any] = {"fresh": folders.fresh, "progress": folders.progress}
+    if first.model.plugin.able().hidden_states:
+        return reference_of(first.model, question, out, tokenizer=tokenizer, **how)
+    return ppl_of(first.model, question, out=out, **how)
+
+
+def _compared(first: Variation, run: Run, other: Variation, folders: Folders) -> Comparison:
+    """Scores another way against the prefill path, or reads its run if it is finished."""
+    if other.model is first.model:
+        return against_first(first, run, other, folders)
+    if not is_by_logits(first.model.plugin):
+        first.model.close()  # its memory is needed
+    with closing(other.model):
+        return against_first(first, run, other, folders)

@@ -80,9 +80,7 @@ def written_slices(slicing: Slicing, text: str, char_end: Ints, written_from: in
     ['prompt', 'thinking', 'thinking', 'answer']
     """
     prompt = [(0, written_from, PROMPT)] if written_from else []
-    sliced = slicing.document([text], [*prompt, *slicing.turn(text, written_from, len(text))], outside=ANSWER)
-    for _ in sliced:
-        pass
+    sliced = slicing.document(text, [*prompt, *slicing.turn(text, written_from, len(text))], outside=ANSWER)
     return sliced.label(np.concatenate([[0], char_end[:-1]]).astype(np.int64), char_end)
 
 

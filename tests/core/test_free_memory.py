@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scoremode.core.text import memory
+from scoremode.core import free_memory as memory
 
 GIB = 1 << 30
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
@@ -57,7 +57,7 @@ def test_without_proc_nothing_is_known(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_this_process_is_told_what_a_limit_of_the_shell_leaves() -> None:
     code = (
-        "import resource\nfrom scoremode.core.text import memory\n"
+        "import resource\nfrom scoremode.core import free_memory as memory\n"
         f"resource.setrlimit(resource.RLIMIT_AS, ({GIB}, {GIB}))\nprint(memory.available())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from scoremode.core.text import reachable
+from scoremode.core import hub as reachable
 from scoremode.core.text.corpus import load
 from scoremode.errors import CorpusError
 

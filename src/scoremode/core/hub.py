@@ -1,79 +1,92 @@
-"""Texts from the Hugging Face hub; why a file could not be fetched from it, and what to do."""
+"""The Hugging Face hub: can it be reached, and why did it not give a file?
+
+Clients of the hub and of buckets try again for up to a minute; here is one attempt.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import os
+import socket
 import sys
+import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
-from scoremode.core.installation import pip_install
-from scoremode.core.text.files import Row, RowKind, RowsOf, checked_row, kind_of_rows, parquet_rows, text_field
-from scoremode.core.text.reachable import offline_if_unreachable
-from scoremode.errors import CorpusError, one_line
+from scoremode.errors import one_line
 
+HUB = "https://huggingface.co"
+SECONDS = 5.0  # for looking up the name and connecting
+OFFLINE = ("huggingface_hub.constants", "datasets.config")  # modules with a setting HF_HUB_OFFLINE
+PORTS = {"https": 443, "http": 80}
 LOGIN = "accept its terms on its page, then log in with: hf auth login (or set HF_TOKEN)"
 NAME = "check the name, give a local folder, or log in with: hf auth login"
 PAGE = "check its page on the hub"
 FOLDER = "give a local folder"
 
 
-def wikitext2_from_hub() -> RowsOf:
-    """The rows of the test part of WikiText-2."""
-    from huggingface_hub import hf_hub_download
+def hub_is_reachable() -> bool:
+    return is_reachable(os.environ.get("HF_ENDPOINT") or HUB)
 
-    file = ("Salesforce/wikitext", "wikitext-2-raw-v1/test-00000-of-00001.parquet")
+
+def is_reachable(address: str) -> bool:
+    """Does a server, or the proxy in front of it, accept a connection? One attempt, within a few seconds."""
+    server = urlsplit(address)
+    proxy = getproxies().get(server.scheme)
+    asked = urlsplit(proxy) if proxy and not proxy_bypass(server.hostname or "") else server
+    return accepts_connections(asked.hostname or "", asked.port or PORTS.get(asked.scheme, 443))
+
+
+def accepts_connections(host: str, port: int) -> bool:
+    """Can a connection be opened, within a few seconds? Looking up a name may hang, so this is done in a thread."""
+    opened = []
+
+    def connect() -> None:
+        with contextlib.suppress(OSError, UnicodeError):
+            socket.create_connection((host, port), timeout=SECONDS).close()
+            opened.append(True)
+
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    return bool(opened)
+
+
+def _is_true(variable: str | None) -> bool:
+    """Does an environment variable of the hub's client switch something on?"""
+    return (variable or "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+@contextlib.contextmanager
+def offline_if_unreachable() -> Iterator[bool]:
+    """Inside the block, clients of the hub use what is in their caches if the hub cannot be reached.
+
+    Yields whether it can. ``datasets`` must be imported inside the block or before.
+    """
+    if _is_true(os.environ.get("HF_HUB_OFFLINE")) or hub_is_reachable():  # in offline mode the client says so itself
+        yield True
+        return
+    before = os.environ.get("HF_HUB_OFFLINE")
+    os.environ["HF_HUB_OFFLINE"] = "1"  # for modules that are imported in the block
+    changed: list[Any] = [sys.modules[name] for name in OFFLINE if sys.modules.get(name) is not None]
+    settings = [one.HF_HUB_OFFLINE for one in changed]
+    for one in changed:
+        one.HF_HUB_OFFLINE = True
     try:
-        with quiet(), offline_if_unreachable() as reachable:
-            path = hf_hub_download(*file, repo_type="dataset")
-    except Exception as error:  # the hub client raises many types; all of them mean "no file"
-        reason, _ = explain_hub_error(error) if reachable else ("the hub cannot be reached", "")
-        raise CorpusError(
-            f"wikitext2 could not be fetched from the Hugging Face hub: {reason}",
-            fix="give a local copy: --corpus wikitext2:FILE, where FILE is wiki.test.raw or the hub's parquet",
-        ) from None
-    return lambda: parquet_rows(Path(path), "text")
+        yield False
+    finally:
+        os.environ.pop("HF_HUB_OFFLINE")
+        if before is not None:
+            os.environ["HF_HUB_OFFLINE"] = before
+        for name in OFFLINE:  # modules that were imported in the block have read the variable
+            module: Any = sys.modules.get(name)
+            if module is not None:
+                module.HF_HUB_OFFLINE = settings[changed.index(module)] if module in changed else _is_true(before)
 
 
-def require_datasets() -> None:
-    """Refuses if the package that reads datasets of the hub is not installed; it is not imported."""
-    known = sys.modules["datasets"] if "datasets" in sys.modules else importlib.util.find_spec("datasets")
-    if known is None:
-        raise CorpusError("--dataset needs the package 'datasets'", fix=pip_install("datasets"))
-
-
-def hub_dataset(name: str, config: str | None, split: str | None, field: str | None) -> tuple[str, RowKind, RowsOf]:
-    """The label, kind and rows of a dataset."""
-    try:
-        with offline_if_unreachable() as reachable:
-            from datasets import load_dataset
-
-            rows: Any = load_dataset(name, config, split=split or "test")
-    except Exception as error:
-        if not reachable:
-            raise CorpusError(
-                f"dataset {name} is not on this machine, and the Hugging Face hub cannot be reached",
-                fix="check the network and HF_ENDPOINT, or save its rows as .jsonl and give --corpus FILE",
-            ) from None
-        reason = str(error).split("\n")[0][:200]
-        raise CorpusError(
-            f"dataset {name} could not be loaded ({type(error).__name__}: {reason})",
-            fix="check --dataset, --dataset-config and --split, or save its rows as .jsonl and give --corpus FILE",
-        ) from None
-    if not len(rows):
-        raise CorpusError(f"dataset {name} has no rows", fix="choose another --split")
-    column = field or text_field(dict(rows[0]), f"dataset {name}")
-
-    def read() -> Iterator[Row]:
-        for number, row in enumerate(rows, 1):
-            yield checked_row(row, column, f"{name} row {number}")
-
-    label = ":".join(part for part in (name, config, split or "test") if part)
-    return label, *kind_of_rows(read, name)
-
-
+# ── its client ───────────────────────────────────────────────────────────────────────────────────────────────────────
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Lets the hub's client print only errors inside the block; restores its verbosity afterwards."""

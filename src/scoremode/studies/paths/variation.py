@@ -1,0 +1,193 @@
+"""One model in several settings, compared with itself: what ``noise``, ``paths`` and K/V types have in common.
+
+model, settings ──▶ Variation ──score──▶ a run that is not kept       noise: every variation, several times
+                              ──against_first──▶ Comparison           paths: every variation but the first, prefill
+
+Either way, each is shown beside the same variation computed again.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scoremode.core.cache.units import size_words
+from scoremode.core.engine.base import Baseline, Engine, WholeDistributions, only_one_way
+from scoremode.core.engine.baseline import StoredBaseline, few_windows, noise_facts
+from scoremode.core.free_memory import available
+from scoremode.core.plan.plan import Plan
+from scoremode.core.references.reader import open_reference
+from scoremode.core.scores.answers import WindowList
+from scoremode.core.statistics.comparison import Comparison
+from scoremode.core.store.run import Run
+from scoremode.core.verbs.baselines import Against, compare_with
+from scoremode.core.verbs.memory import require_both_fit
+from scoremode.core.verbs.model import LazyModel, in_memory
+from scoremode.core.verbs.progress import Progress, announce
+from scoremode.core.verbs.question import Question
+from scoremode.core.verbs.scoring import UnfinishedRun, answered, score_run
+from scoremode.core.verbs.sides import NOISE, Folders, compared_with
+from scoremode.studies.paths.turns import TurnsEngine
+from scoremode.values import Floats, change
+
+SHARE = 4  # one window in so many is computed again at most, but two at least
+NOT_RERUN = {"rms": None, "largest": None, "targets": 0, "words": "not measured with replicas"}
+
+
+def combinations(varied: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """All combinations of the values of several settings; that of all first values comes first."""
+    return [dict(zip(varied, chosen, strict=True)) for chosen in itertools.product(*varied.values())]
+
+
+@dataclass(frozen=True, slots=True)
+class Variation:
+    """A model with the settings that its engine gets, and the question to it."""
+
+    settings: Mapping[str, Any]  # what is changed, by name
+    change: str  # from the first, in words: "decode against prefill"; '' if it may move scores of every engine
+    model: LazyModel
+    asked: Question
+    turn_tokens: int | None = None  # if windows are fed turn by turn, each from the prefix cache
+
+    def engine(self, progress: Progress | None = None) -> Engine:
+        """The open engine, as it is fed."""
+        engine = self.model.engine_for(self.asked, progress)
+        return engine if self.turn_tokens is None else TurnsEngine(engine, self.turn_tokens)
+
+    def score(self, progress: Progress | None, counted: Progress | None) -> Run:
+        """Scores it in any case, and keeps nothing on disk; ``counted`` is told how many tokens are done."""
+        with (
+            tempfile.TemporaryDirectory(prefix="scoremode-") as folder,
+            self.model.claimed(self.asked, Path(folder)) as claim,
+        ):
+            return in_memory(score_run(self.asked, self.engine(progress), claim, counted))
+
+    def close(self) -> None:
+        """Closes the engine. The next one may live in other processes, and must find the device empty."""
+        self.model.close()
+        gc.collect()
+        if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+    def kept_promise(self, d: Floats, what: str) -> str:
+        """Says whether a promise of equal bits was kept, given differences ``d`` (targets,); '' if none was made."""
+        promise = self.model.plugin.able().same_bits
+        if not promise:
+            return ""
+        moved = int(np.count_nonzero(d))
+        if not moved:
+            return f"{promise} kept its promise: {what} has the same bits on all {len(d):,} targets"
+        return (
+            f"finding: {promise} promises the same bits in every batch, but {what} moved {moved:,} of {len(d):,} "
+            f"targets, by up to {float(np.abs(d).max()):.2g} nats"
+        )
+
+
+def rerun(engine: Engine, plan: Plan, logprob: Floats) -> dict[str, Any]:
+    """Computes a few windows of a plan again and returns a manifest's facts on how far their scores moved.
+
+    ``logprob`` (targets,) are the scores of the whole plan. On the decode path, half as many windows as usual are side
+    by side; on other paths each window is alone. A window that is always alone is computed in the same way again.
+    """
+    chosen = few_windows(plan)[: max(2, len(plan) // SHARE)]
+    usual = min(plan.path.sequences, len(plan)) if plan.path else 1
+    together = max(1, usual // 2)
+    moved: list[Floats] = []
+    for begin in range(0, len(chosen), together):
+        some = chosen[begin : begin + together].tolist()
+        windows = WindowList(tuple(plan.window(index) for index in some), vocabulary=plan.vocabulary)
+        for place, answers in answered(engine, windows):
+            first = int(plan.target_offsets[some[place]])
+            moved.append(change(answers.logprob[:, 0], logprob[first : first + len(answers.logprob)]))
+    engine.account()  # belongs to this pass, which is not part of the run
+    d = np.concatenate(moved)
+    company = f", {together} side by side instead of {usual}" if usual > 1 else ", one at a time"
+    finite = bool(np.isfinite(d).all())
+    return {
+        "rms": float(np.sqrt(np.square(d).mean())) if finite else None,
+        "largest": float(np.abs(d).max(initial=0.0)) if finite else None,
+        "targets": len(d),
+        "words": f"{len(chosen)} window{'s' if len(chosen) > 1 else ''}{company}",
+    }
+
+
+def against_first(first: Variation, run: Run, other: Variation, folders: Folders) -> Comparison:
+    """Compares another variation with the first, of which this is the run. A run of the other that is there is read."""
+    return compare_with(nullcontext(AgainstFirst(other.asked, folders, first, run, other)), other.model, folders)
+
+
+@dataclass
+class AgainstFirst(Against):
+    """The first variation of a model as the baseline of another."""
+
+    first: Variation
+    run: Run  # of the first
+    other: Variation
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        turns = {"turn_tokens": self.other.turn_tokens} if self.other.turn_tokens is not None else {}
+        return {"against": self.run.manifest["identity"], **turns, **({"without": "kl"} if self.missing else {})}
+
+    def rows(self, candidate: LazyModel) -> Baseline | WholeDistributions | None:
+        """The stored distributions of the first, or the logits of an engine that runs at the same time."""
+        plan = self.asked.plan
+        if self.missing:
+            return None
+        if self.first.model.plugin.able().hidden_states:
+            return StoredBaseline(open_reference(str(self.run.path)), plan)
+        from scoremode.core.engine.logits import HeldLogits, LiveLogits
+
+        side_by_side = plan.path.sequences if plan.path else 1
+        require_both_fit(self.first.model, candidate, int(plan.lengths.max()) * side_by_side)
+        engine = self.first.engine(self.folders.progress)
+        return (LiveLogits if side_by_side == 1 else HeldLogits)(engine, plan)
+
+    def engine(self, candidate: LazyModel) -> Engine:
+        return self.other.engine(self.folders.progress)
+
+    def facts(self, run: UnfinishedRun, candidate: LazyModel) -> dict[str, Any]:
+        """The facts about the baseline, about noise, and about a promise of equal bits."""
+        noise: Mapping[str, Any] = {name: self.run.manifest.get(name) for name in NOISE}
+        if not candidate.plugin.able().hidden_states:
+            noise = noise_facts(only_one_way(run.engine))
+        found = compared_with(self.run, noise, candidate)
+        del found["variant"]  # the settings of the plan or of the engine tell the variations apart
+        logprob = run.journal.rows(0, run.asked.plan.targets).logprob
+        announce(self.folders.progress, "scoring a few windows again")
+        found["rerun"] = rerun(run.engine, run.asked.plan, logprob) if candidate.spread is None else NOT_RERUN
+        if said := self.other.kept_promise(change(logprob, self.run.scores.logprob), self.other.change):
+            found["promise"] = said
+        return found
+
+    def finished(self, candidate: Run) -> Run:
+        return self.run
+
+    @cached_property
+    def missing(self) -> str | None:
+        """Says why KL cannot be measured; None if it can."""
+        model, plan = self.first.model, self.asked.plan
+        able, side_by_side = model.plugin.able(), plan.path.sequences if plan.path else 1
+        if able.hidden_states:
+            return None
+        if not able.logits or model.spread is not None:
+            return f"KL between the paths needs hidden states, which the {model.engine_name} engine does not give"
+        # the logits of a batch of windows, and while the next batch begins, those of the last one
+        rows = int(plan.target_counts.max()) * min(side_by_side, len(plan))
+        held, free = 2 * rows * (self.asked.subject.vocabulary or 0) * 4, available()
+        if side_by_side == 1 or free is None or held < free // 2:
+            return None
+        return (
+            f"KL between the paths would hold about {size_words(held)} of logits for {side_by_side} sequences, "
+            "more than half of the free memory: give --sequences 1"
+        )
