@@ -179,7 +179,7 @@ class Datasets(types.ModuleType):
 def hub(monkeypatch: pytest.MonkeyPatch) -> Datasets:
     package = Datasets([{"text": "one", "body": "eins"}, {"text": "two", "body": "zwei"}])
     monkeypatch.setitem(sys.modules, "datasets", package)
-    monkeypatch.setattr("scoremode.core.text.reachable.hub_is_reachable", lambda: True)
+    monkeypatch.setattr("scoremode.core.hub.hub_is_reachable", lambda: True)
     return package
 
 

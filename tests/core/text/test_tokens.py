@@ -260,7 +260,7 @@ def test_parts_are_read_where_the_template_takes_them(tiny: Path) -> None:
 def test_a_text_that_does_not_fit_in_memory_is_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = HuggingFaceTokenizer.load(tiny)
     text = "The quick brown fox. " * 20_000
-    monkeypatch.setattr("scoremode.core.text.memory.available", lambda: 50_000_000)
+    monkeypatch.setattr("scoremode.core.free_memory.available", lambda: 50_000_000)
     with pytest.raises(CorpusError, match="of memory, and 50 MB are free; give a smaller file"):
         tokenizer.encode(text, special=True)
     assert len(tokenizer.encode(text[:10_000], special=True).ids) > 0
