@@ -48,14 +48,14 @@ def test_tokens_of_sentencepiece_keep_their_spaces_and_bytes(scheme: str) -> Non
 def test_texts_are_those_of_the_pieces(kind: str) -> None:
     """``pieces`` has no text for special tokens; all others have the same bytes."""
     backend = KINDS[kind]()
-    backend.add_tokens(["café"])  # an added token is plain text, also if its characters are names of bytes
+    if kind == "gpt4":  # an added token is plain text, also if its characters are names of bytes
+        backend.add_tokens(["café"])
     tokenizer = wrapped(backend)
     texts = [tokenizer.token_text(i) for i in range(tokenizer.facts.size)]
     for text, piece in zip(texts, tokenizer.pieces(), strict=True):
         assert piece in (b"", text.encode()) or spelled(piece) == text
-    assert {"café", "<extra>"} <= set(texts)
     if kind == "gpt4":
-        assert {" ", "\n", "<0xE9>"} <= set(texts)
+        assert {" ", "\n", "café", "<0xE9>", "<extra>"} <= set(texts)
         assert any(text[:1] == " " and text[1:].isalpha() for text in texts)
 
 
