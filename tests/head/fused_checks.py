@@ -24,7 +24,7 @@ from torch import Tensor
 
 from scoremode.head import fused, fused_divergence
 from scoremode.head.budget import FIRST
-from scoremode.head.definition import Columns, define_columns, define_logits
+from scoremode.head.columns import Columns, Partials, combine, define_columns, define_logits, finish
 from scoremode.head.divergence import (
     Divergence,
     DivergencePartials,
@@ -38,7 +38,6 @@ from scoremode.head.divergence import (
 from scoremode.head.fused import reduce_fused, tiles_for
 from scoremode.head.fused_divergence import diverge_fused
 from scoremode.head.matrix import Head
-from scoremode.head.partials import Partials, combine, finish
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"

@@ -17,9 +17,8 @@ from torch import Tensor
 from scoremode.head import blocked
 from scoremode.head.blocked import reduce_blocked
 from scoremode.head.chunked import score_rows
-from scoremode.head.definition import Columns, define_columns, define_logits
+from scoremode.head.columns import Columns, combine, define_columns, define_logits, finish
 from scoremode.head.matrix import Head
-from scoremode.head.partials import combine, finish
 
 
 @pytest.fixture(params=["as it is", "tiny blocks", "plain"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from scoremode.head.chunked import reduce_logits, score_rows
-from scoremode.head.definition import define_columns, define_logits
+from scoremode.head.columns import define_columns, define_logits
 from scoremode.head.matrix import Head
 from tests.head.test_blocked import assert_same, draw
 

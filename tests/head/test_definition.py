@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from scoremode.head.definition import define_columns, define_logits
+from scoremode.head.columns import define_columns, define_logits
 
 
 def test_probabilities_one_half_one_quarter_one_quarter() -> None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from scoremode.core.scores.answers import measured
-from scoremode.head import partials as P
-from scoremode.head.definition import Columns, define_columns
+from scoremode.head import columns as P
+from scoremode.head.columns import Columns, define_columns
 
 
 def logits(n: int, v: int, k: int, seed: int = 0, ties: bool = False) -> tuple[torch.Tensor, torch.Tensor]:

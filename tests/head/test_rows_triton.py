@@ -9,15 +9,14 @@ from tests.makers import with_triton
 
 CHECK = """
 import torch
-from scoremode.head.definition import define_columns
-from scoremode.head.partials import Partials, combine, finish, target_logits
+from scoremode.head.columns import combine, define_columns, finish, reduced_by, target_logits
 from scoremode.head.rows_triton import reduce_rows, write_logprobs
 
 def columns(x, targets, cuts=()):
     edges = [0, *cuts, x.shape[1]]
     slices = [x[:, a:b].clone() for a, b in zip(edges, edges[1:])]
     at = torch.stack([target_logits(s, targets, a) for s, a in zip(slices, edges)]).amax(0)
-    return finish(combine([Partials(*reduce_rows(s, targets, at, a)) for s, a in zip(slices, edges)]), at)
+    return finish(combine([reduced_by(reduce_rows, s, targets, at, a) for s, a in zip(slices, edges)]), at)
 
 generator = torch.Generator().manual_seed(0)
 for v, k in ((1, 1), (2, 1), (300, 1), (2048, 1), (2053, 3), (4500, 1), (700, 9)):

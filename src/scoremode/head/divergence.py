@@ -18,9 +18,18 @@ import torch
 from torch import Tensor
 
 from scoremode.head.budget import FIRST, rows_of_workspace
-from scoremode.head.definition import Columns, RowBlock, define_columns
+from scoremode.head.columns import (
+    FAR_BELOW,
+    LOWEST,
+    Columns,
+    Partials,
+    RowBlock,
+    combine,
+    define_columns,
+    finish,
+    partials,
+)
 from scoremode.head.first_choices import agreement, first_choices, joined_choices
-from scoremode.head.partials import FAR_BELOW, LOWEST, Partials, combine, finish, partials
 
 Gather = Callable[[Tensor], list[Tensor]]
 """Gives a tensor (n, c) of every slice to every slice, in the order of their ids. Tensor-parallel ranks exchange it.
@@ -91,6 +100,11 @@ class DivergencePartials(RowBlock):
     def sums(self) -> tuple[Tensor, ...]:
         """The sums that every kernel measures, in the order of the fields."""
         return self.largest_p, self.largest_q, self.total_p, self.total_q, self.cross
+
+    def in_float64(self) -> DivergencePartials:
+        """The same with all sums in float64, as they are combined."""
+        more = (self.cross_q, self.first_p, self.first_q, self.apart)
+        return DivergencePartials(self.q, *(x.double() for x in self.sums), *more)
 
 
 def define_divergence(p_logits: Tensor, q_logits: Tensor, targets: Tensor) -> Divergence:

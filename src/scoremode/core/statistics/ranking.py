@@ -21,10 +21,11 @@ from typing import Any, cast
 import numpy as np
 
 from scoremode.core.scores.answers import measured
-from scoremode.core.statistics.comparison import BY_NAME, STATISTICS, Comparison, Statistic
+from scoremode.core.statistics.comparison import BY_NAME, STATISTICS, Comparison
 from scoremode.core.statistics.estimate import LEVEL, GroupSums
 from scoremode.core.statistics.groups import are_blocks
 from scoremode.core.statistics.paired import PairedMeans, PairedRuns, mean_differences
+from scoremode.core.statistics.statistic import Statistic
 from scoremode.errors import OptionError, RunError, did_you_mean, harmless
 from scoremode.values import Estimate
 
