@@ -17,8 +17,10 @@ from typing import Any
 HOUSE = Path(__file__).parents[1]
 PACKAGE = __name__.split(".", maxsplit=1)[0]
 KINDS = frozenset(
-    "baseline candidate-variants comparison-layout corpus model-method notebook page page-writer part prompts"
-    " reference-output replicas store".split()
+    {
+        *("baseline", "candidate-variants", "comparison-layout", "corpus", "model-method", "notebook", "page"),
+        *("page-writer", "part", "prompts", "reference-output", "replicas", "store"),
+    }
 )
 """The kinds of things that the house asks for; docs/design.md says who asks."""
 

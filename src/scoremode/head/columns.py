@@ -53,8 +53,11 @@ class RowBlock:
 
         The words are viewed as float32, because some collectives know no other type of 32 bits; they only copy bits.
         """
-        fields = [field for name in self.__slots__ if (field := getattr(self, name)) is not None]
-        return torch.cat([_words(field) for field in fields], dim=1)
+        return torch.cat([_words(field) for field in self._fields() if field is not None], dim=1)
+
+    def _fields(self) -> list[Any]:
+        own: Any = self  # a dataclass, whose slots are its fields
+        return [getattr(self, name) for name in own.__slots__]
 
     def like_from_words(self, words: Tensor) -> Self:
         """Unpacks the words of another slice, which has the same fields and as many rows as this one."""
@@ -82,8 +85,8 @@ def _unpacked(own: Any, words: Tensor) -> tuple[Any, Tensor]:
         return None, words
     if isinstance(own, RowBlock):
         fields = []
-        for name in own.__slots__:
-            field, words = _unpacked(getattr(own, name), words)
+        for like in own._fields():
+            field, words = _unpacked(like, words)
             fields.append(field)
         build: Any = type(own)
         return build(*fields), words
@@ -169,7 +172,7 @@ def empty_planes(targets: Tensor) -> Planes:
 
 def from_planes(planes: Planes) -> Partials:
     floats, ids, counts = planes
-    return Partials(*floats, *ids, counts)
+    return Partials(*(*floats.unbind(), *ids.unbind(), counts))
 
 
 def target_logits(x: Tensor, targets: Tensor, first_id: int = 0) -> Tensor:

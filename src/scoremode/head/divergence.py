@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -103,8 +103,8 @@ class DivergencePartials(RowBlock):
 
     def in_float64(self) -> DivergencePartials:
         """The same with all sums in float64, as they are combined."""
-        more = (self.cross_q, self.first_p, self.first_q, self.apart)
-        return DivergencePartials(self.q, *(x.double() for x in self.sums), *more)
+        largest_p, largest_q, total_p, total_q, cross = (x.double() for x in self.sums)
+        return replace(self, largest_p=largest_p, largest_q=largest_q, total_p=total_p, total_q=total_q, cross=cross)
 
 
 def define_divergence(p_logits: Tensor, q_logits: Tensor, targets: Tensor) -> Divergence:

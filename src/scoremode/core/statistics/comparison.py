@@ -410,11 +410,12 @@ def comparison_statistics(c: Comparison) -> dict[str, Any]:
     wanted = [s.mean for s in STATISTICS if s.mean is not None and s.needs not in missing]
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # infinities become None
         means.gather([*wanted, nll_of_baseline, nll_of_candidate, is_answer], columns=True)
-        found = {s: None if s.needs in missing else _estimate(s, means) for s in STATISTICS}
-        return {"name": c.name, **{name: value for s, one in found.items() for name, value in s.as_fields(one).items()}}
+        found = [fields_between_runs(statistic, means) for statistic in STATISTICS]
+        return {"name": c.name, **{name: value for fields in found for name, value in fields.items()}}
 
 
-def _estimate(statistic: Statistic, means: PairedMeans) -> Estimate | float | None:
-    if statistic.of is not None:
-        return statistic.of(means)
-    return means.mean(measured(statistic.mean), statistic.range)
+def fields_between_runs(s: Statistic, means: PairedMeans) -> dict[str, Any]:
+    """The fields of one statistic of two runs; None for a value that does not exist, is infinite or is undefined."""
+    if s.needs in _missing(means.runs):
+        return s.as_fields(None)
+    return s.as_fields(means.mean(measured(s.mean), s.range) if s.of is None else s.of(means))

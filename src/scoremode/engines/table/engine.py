@@ -130,7 +130,8 @@ class TableEngine(Engine):
     def _answers(self, lines: Ids, targets: Ids) -> Answers:
         """The answers for targets at given lines of the table, looked up in arrays that are computed once per line."""
         self._learn(np.unique(lines))
-        each, found = lines[:, None], {"logprob": self.logprobs[lines[:, None], targets]}
+        each = lines[:, None]
+        found: dict[str, Raw] = {"logprob": self.logprobs[each, targets]}
         for column in BUILT_IN.chosen(self._columns):
             known = self._columns[column.name]
             values = known[each, targets] if column.per == "target" else known[lines]

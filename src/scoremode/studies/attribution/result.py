@@ -261,7 +261,10 @@ class Attribution:
 
     def statistics(self, damage: Damage) -> dict[str, Any]:
         """KL, change of log-probability and share of same first choices, each with its error."""
-        found = [(one, self.cells.mean(measured(one.mean)(damage), within=one.range)) for one in OF_DAMAGE]
+        found = [
+            (one, self.cells.mean(np.asarray(measured(one.mean)(damage), np.float64), within=one.range))
+            for one in OF_DAMAGE
+        ]
         return {name: value for one, mean in found for name, value in one.as_fields(mean).items()}
 
 

@@ -177,7 +177,7 @@ class Mismatch(ArrowTable):
         edges = depth_edges(int(self.position.max()))
         shown = [one for one in BY_POSITION if one.name != "kl" or self.kl is not None]
         with np.errstate(over="ignore"):
-            columns = {one: measured(one.mean)(self.tokens) for one in shown}
+            columns = {one: np.asarray(measured(one.mean)(self.tokens), np.float64) for one in shown}
         means = [self._by_stretch(column, edges, one.range) for one, column in columns.items()]
         unbounded = ~np.isfinite(columns[shown[0]])
         rows = []
@@ -188,7 +188,7 @@ class Mismatch(ArrowTable):
             rows.append({"first": first, "last": end - 1, **counts})
         return [row for row in rows if row["tokens"]]
 
-    def _by_stretch(self, column: Floats | Bools, edges: Ints, within: Range) -> list[Estimate]:
+    def _by_stretch(self, column: Floats, edges: Ints, within: Range) -> list[Estimate]:
         places = [(self.position, self.tokens.groups)]
         return means_by_stretch(lambda: [column], lambda: iter(places), edges, within)
 
