@@ -12,6 +12,7 @@ import torch
 from scoremode.core.scores.answers import measured
 from scoremode.head import columns as P
 from scoremode.head.columns import Columns, define_columns
+from scoremode.head.divergence import divergence_partials, gather_own
 
 
 def logits(n: int, v: int, k: int, seed: int = 0, ties: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
@@ -77,3 +78,24 @@ def test_words_keep_every_bit() -> None:
     assert np.array_equal(measured(answers.rank), large.numpy())
     assert np.array_equal(answers.logprob.astype(np.float32), columns.logprob.float().numpy())
     assert np.array_equal(measured(answers.top), columns.top.numpy())
+
+
+@pytest.mark.parametrize(("n", "k"), [(0, 1), (1, 1), (37, 3), (5, 0)])
+@pytest.mark.parametrize("whole", [False, True])
+def test_words_between_ranks_bring_every_field_bit_for_bit(n: int, k: int, whole: bool) -> None:
+    x, targets = logits(n, 97, k)
+    at, gather = P.target_logits(x, targets), gather_own if whole else None
+    for own in (P.partials(x.clone(), targets, at), divergence_partials(x + 1, x.clone(), targets, at, gather=gather)):
+        words = own.to_words()
+        assert words.dtype == torch.float32
+        found = own.like_from_words(words)
+        for ours, theirs in zip(leaves(found), leaves(own), strict=True):
+            assert ours.dtype == theirs.dtype
+            assert torch.equal(ours, theirs)
+
+
+def leaves(block: P.RowBlock) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for field in block._fields():
+        found += leaves(field) if isinstance(field, P.RowBlock) else [] if field is None else [field]
+    return found

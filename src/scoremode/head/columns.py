@@ -107,13 +107,15 @@ class Columns(RowBlock):
     top_logprob: Tensor  # (n,) nats
 
 
-def define_columns(logits: Tensor, targets: Tensor) -> Columns:
+def define_columns(logits: Tensor, targets: Tensor, dtype: torch.dtype = torch.float64) -> Columns:
     """Returns ``log_softmax(logits)`` at the targets, with rank, entropy and first choice.
 
     ``rank = 1 + #{v : x_v > x_t, or x_v = x_t and v < t}``: of equal logits the lower id ranks first. So rank 1 means
     that the target *is* the first choice, and a uniform model does not get rank 1 for every target.
+
+    With another ``dtype`` it is the naive computation, whose error tests allow kernels.
     """
-    x = logits.double()
+    x = logits.to(dtype)
     logp = torch.log_softmax(x, dim=-1)
     at_target = x.gather(-1, targets)
     ids = torch.arange(x.shape[-1], device=x.device)
