@@ -23,7 +23,7 @@ from scoremode.core.scores.answers import Answers, WindowList
 from scoremode.engines.transformers.choices import TransformersOptions
 from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.head.budget import most_bytes
-from scoremode.head.definition import Columns, define_columns, define_logits
+from scoremode.head.columns import Columns, define_columns, define_logits
 from scoremode.head.kernels import _candidates, choose
 from scoremode.head.matrix import Head
 from scoremode.head.precision import ALLOWED, product_error

@@ -172,7 +172,7 @@ def child_reference(job: Job, ids: list[list[int]], vocabulary: int) -> Arrays:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from scoremode.head.definition import Columns, define_columns, define_logits
+    from scoremode.head.columns import Columns, define_columns, define_logits
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     windows = windows_of(ids, vocabulary)
@@ -272,11 +272,11 @@ def block(device: str, width: int, dtype: Any, k: int) -> tuple[Any, Any]:
 
 def reduce_whole(x: Any, targets: Any) -> tuple[Any, Any]:
     """(Partials, the targets' logits) by the kernel."""
-    from scoremode.head.partials import Partials, target_logits
+    from scoremode.head.columns import reduced_by, target_logits
     from scoremode.head.rows_triton import reduce_rows
 
     at_target = target_logits(x, targets)
-    return Partials(*reduce_rows(x, targets, at_target, 0)), at_target
+    return reduced_by(reduce_rows, x, targets, at_target, 0), at_target
 
 
 def gap(ours: Any, truth: Any) -> float:
@@ -284,7 +284,7 @@ def gap(ours: Any, truth: Any) -> float:
     import torch
 
     largest = 0.0
-    for name in ("logprob", "entropy", "top_logprob"):
+    for name in (name for name in type(ours).__slots__ if name not in ("rank", "top")):
         a, b = getattr(ours, name).double(), getattr(truth, name).double()
         away = torch.where(a == b, 0.0, (a - b).abs())
         largest = max(largest, float(away.max())) if not bool(away.isnan().any()) else float("nan")
@@ -292,16 +292,14 @@ def gap(ours: Any, truth: Any) -> float:
 
 
 def nats_off(x: Any, targets: Any) -> float:
-    from scoremode.head.definition import define_columns
-    from scoremode.head.partials import finish
+    from scoremode.head.columns import define_columns, finish
 
     # float32 sums of logits as large as 300 are good to about 3e-5
     return gap(finish(*reduce_whole(x, targets)), define_columns(x, targets))
 
 
 def wrong_ids(x: Any, targets: Any) -> float:
-    from scoremode.head.definition import define_columns
-    from scoremode.head.partials import finish
+    from scoremode.head.columns import define_columns, finish
 
     ours, truth = finish(*reduce_whole(x, targets)), define_columns(x, targets)
     return float((ours.rank != truth.rank).sum() + (ours.top != truth.top).sum())
@@ -311,15 +309,14 @@ def shards_off(x: Any, targets: Any) -> float:
     """Uneven shards, reduced separately and combined; wrong ranks count as infinite."""
     import torch
 
-    from scoremode.head.definition import define_columns
-    from scoremode.head.partials import Partials, combine, finish, target_logits
+    from scoremode.head.columns import combine, define_columns, finish, reduced_by, target_logits
     from scoremode.head.rows_triton import reduce_rows
 
     width = x.shape[1]
     cuts = [0, *sorted({max(1, width // 3), max(1, width // 2 + 1)}), width]
     spans = [(a, b) for a, b in pairwise(cuts) if b > a]
     at_target = torch.stack([target_logits(x[:, a:b], targets, a) for a, b in spans]).amax(0)
-    whole = combine([Partials(*reduce_rows(x[:, a:b], targets, at_target, a)) for a, b in spans])
+    whole = combine([reduced_by(reduce_rows, x[:, a:b], targets, at_target, a) for a, b in spans])
     ours, truth = finish(whole, at_target), define_columns(x, targets)
     wrong = bool((ours.rank != truth.rank).any()) or bool((ours.top != truth.top).any())
     return float("inf") if wrong else gap(ours, truth)
@@ -331,7 +328,7 @@ def changed_bits(x: Any, targets: Any) -> float:
 
 
 def bits_by_rows(x: Any, targets: Any) -> float:
-    from scoremode.head.partials import Partials
+    from scoremode.head.columns import Partials
 
     whole, _ = reduce_whole(x, targets)
     cut = Partials.cat([reduce_whole(x[i : i + 3], targets[i : i + 3])[0] for i in range(0, len(x), 3)])
@@ -344,7 +341,7 @@ def different(a: Any, b: Any) -> int:
 
 def nan_spread(x: Any, targets: Any) -> float:
     """Rows with a NaN must give NaN; all other rows must not change."""
-    from scoremode.head.partials import finish
+    from scoremode.head.columns import finish
 
     # both are copies: the alignment of memory decides how the compiler reads it, and so the last bit
     clean, spoilt = finish(*reduce_whole(x.clone(), targets)), x.clone()
@@ -371,7 +368,7 @@ def head_errors(device: str) -> Arrays:
     import torch
 
     from scoremode.head.chunked import score_rows
-    from scoremode.head.definition import define_columns, define_logits
+    from scoremode.head.columns import define_columns, define_logits
     from scoremode.head.matrix import Head
 
     shapes = {"Llama-8B": (4096, 128256), "Qwen-0.5B": (896, 151936), "SmolLM2": (576, 49152), "small": (256, 1003)}

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from scoremode.head.budget import KERNELS
-from scoremode.head.definition import define_columns, define_logits
+from scoremode.head.columns import define_columns, define_logits
 from scoremode.head.divergence import define_divergence
 from scoremode.head.kernels import choose
 from scoremode.head.matrix import Head

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import scoremode
+from scoremode.core import extensions
 from scoremode.core.models.facts import resolve
 from tests.house import FLOOR, HOUSE, arrows, circles, files, imported, name_of, room_of, upward
 
@@ -126,3 +127,30 @@ def test_a_name_that_scoremode_does_not_have_is_an_attribute_error() -> None:
     name = "nothing_of_this_name"
     with pytest.raises(AttributeError, match=name):
         getattr(scoremode, name)
+
+
+# ── wings ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_no_two_wings_register_the_same_name() -> None:
+    """Of two wings with one name, the house would take either, without a word."""
+    wings = extensions.wings()
+    for registered in (
+        [name for wing in wings for name in wing.names],
+        [verb for wing in wings for group in wing.verbs.values() for verb in group],
+        [own for wing in wings for own in wing.abilities],
+        [address for wing in wings for addresses in wing.offers.values() for address in addresses],
+    ):
+        assert len(registered) == len(set(registered)), registered
+
+
+def test_a_misspelt_kind_is_an_error() -> None:
+    with pytest.raises(ValueError, match="nobody asks for pgae"):
+        extensions.Wing(offers={"pgae": ("studies.tasks.page:PAGE",)})
+    with pytest.raises(ValueError, match="pgae is not one of KINDS"):
+        extensions.offered("pgae")
+
+
+def test_every_kind_is_offered_and_documented() -> None:
+    offered = {kind for wing in extensions.wings() for kind in wing.offers}
+    documented = (HOUSE.parents[1] / "docs" / "design.md").read_text()
+    assert offered == extensions.KINDS
+    assert [kind for kind in extensions.KINDS if f"`{kind}`" not in documented] == []

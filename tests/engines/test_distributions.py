@@ -9,7 +9,7 @@ import torch
 from scoremode.core.engine.base import StoredDistributions, StoredHead
 from scoremode.core.engine.distributions import IndexedWindow, divergence_of_logits, load_baseline
 from scoremode.core.scores.answers import Window
-from scoremode.head.definition import define_columns
+from scoremode.head.columns import define_columns
 from scoremode.head.divergence import define_divergence
 from scoremode.values import Raw
 from tests.studies.kld.kld_files import kl_longhand, random_logits, record

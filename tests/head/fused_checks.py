@@ -24,7 +24,7 @@ from torch import Tensor
 
 from scoremode.head import fused, fused_divergence
 from scoremode.head.budget import FIRST
-from scoremode.head.definition import Columns, define_columns, define_logits
+from scoremode.head.columns import Columns, Partials, combine, define_columns, define_logits, finish
 from scoremode.head.divergence import (
     Divergence,
     DivergencePartials,
@@ -38,11 +38,10 @@ from scoremode.head.divergence import (
 from scoremode.head.fused import reduce_fused, tiles_for
 from scoremode.head.fused_divergence import diverge_fused
 from scoremode.head.matrix import Head
-from scoremode.head.partials import Partials, combine, finish
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
-FLOATS = ("logprob", "entropy", "top_logprob")
+FLOATS = [name for name in Columns.__slots__ if name not in ("rank", "top")]
 INFINITY = math.inf
 ROUNDINGS = 4.0  # tolerance: roundings of the largest Σ |hidden · weight| of a row; naive sums have about one
 VARIATION = 1e-6  # error of a total variation allowed beyond that of naive
@@ -261,11 +260,7 @@ def naive_logits(hidden: Tensor, head: Head) -> Tensor:
 
 
 def naive_columns(hidden: Tensor, head: Head, targets: Tensor) -> Columns:
-    x = naive_logits(hidden, head)
-    logp = torch.log_softmax(x, dim=-1)
-    p = logp.exp()
-    entropy = -torch.where(p > 0, p * logp, 0.0).sum(-1)
-    return Columns(logp.gather(1, targets), targets, entropy, x.argmax(-1), logp.amax(-1))
+    return define_columns(naive_logits(hidden, head), targets, torch.float32)
 
 
 def rounding(hidden: Tensor, head: Head) -> Tensor:

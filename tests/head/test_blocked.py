@@ -17,9 +17,8 @@ from torch import Tensor
 from scoremode.head import blocked
 from scoremode.head.blocked import reduce_blocked
 from scoremode.head.chunked import score_rows
-from scoremode.head.definition import Columns, define_columns, define_logits
+from scoremode.head.columns import Columns, combine, define_columns, define_logits, finish
 from scoremode.head.matrix import Head
-from scoremode.head.partials import combine, finish
 
 
 @pytest.fixture(params=["as it is", "tiny blocks", "plain"])
@@ -82,7 +81,7 @@ def score_shards(hidden: Tensor, head: Head, targets: Tensor, cuts: list[int]) -
 
 def assert_same(ours: Columns, truth: Columns, tolerance: float = 2e-5) -> None:
     """Ranks and first choices exactly, the rest within the tolerance in nats; infinite where the definition is."""
-    for name in ("logprob", "entropy", "top_logprob"):
+    for name in [name for name in Columns.__slots__ if name not in ("rank", "top")]:
         torch.testing.assert_close(getattr(ours, name).double(), getattr(truth, name), atol=tolerance, rtol=0)
     assert torch.equal(ours.rank, truth.rank)
     assert torch.equal(ours.top, truth.top)

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from scoremode.head import partials as P
-from scoremode.head.definition import Columns, define_columns, define_logits
+from scoremode.head import columns as P
+from scoremode.head.columns import Columns, define_columns, define_logits
+from scoremode.head.divergence import divergence_partials, gather_own
 
 
 def test_probabilities_one_half_one_quarter_one_quarter() -> None:
@@ -75,3 +76,24 @@ def test_any_cut_gives_the_definition(v: int, k: int, ties: bool, reduce: Any) -
         torch.testing.assert_close(got.top_logprob.double(), wanted.top_logprob, atol=2e-5, rtol=0)
         assert torch.equal(got.rank, wanted.rank)
         assert torch.equal(got.top, wanted.top)
+
+
+@pytest.mark.parametrize(("n", "k"), [(0, 1), (1, 1), (37, 3), (5, 0)])
+@pytest.mark.parametrize("whole", [False, True])
+def test_words_between_ranks_bring_every_field_bit_for_bit(n: int, k: int, whole: bool) -> None:
+    x, targets = logits(n, 97, k)
+    at, gather = P.target_logits(x, targets), gather_own if whole else None
+    for own in (P.partials(x.clone(), targets, at), divergence_partials(x + 1, x.clone(), targets, at, gather=gather)):
+        words = own.to_words()
+        assert words.dtype == torch.float32
+        found = own.like_from_words(words)
+        for ours, theirs in zip(leaves(found), leaves(own), strict=True):
+            assert ours.dtype == theirs.dtype
+            assert torch.equal(ours, theirs)
+
+
+def leaves(block: P.RowBlock) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for field in block._fields():
+        found += leaves(field) if isinstance(field, P.RowBlock) else [] if field is None else [field]
+    return found

@@ -18,7 +18,7 @@ from torch import Tensor
 from scoremode.head import blocked, budget, divergence
 from scoremode.head.blocked import diverge_blocked
 from scoremode.head.chunked import diverge_from_logits, diverge_in_chunks, score_rows
-from scoremode.head.definition import Columns, define_logits
+from scoremode.head.columns import Columns, define_logits, target_logits
 from scoremode.head.divergence import (
     Divergence,
     combine_divergence,
@@ -28,7 +28,6 @@ from scoremode.head.divergence import (
 )
 from scoremode.head.kernels import Diverge, _kernel
 from scoremode.head.matrix import Head
-from scoremode.head.partials import target_logits
 
 WAYS: list[Diverge] = [diverge_blocked, diverge_in_chunks]
 
@@ -255,7 +254,7 @@ def test_scores_from_logits_beside_a_divergence_are_the_bits_of_scores_alone() -
 MEMORY = """
 import resource, sys, torch
 from scoremode.head.divergence import divergence_partials
-from scoremode.head.partials import target_logits
+from scoremode.head.columns import target_logits
 from scoremode.head import budget, divergence
 budget.CPU_WORKSPACE = 16 << 20
 n, v = 160, 128_256  # 78 MiB of logits a side

@@ -13,7 +13,7 @@ from torch import Tensor
 from scoremode.head import blocked
 from scoremode.head.blocked import diverge_blocked
 from scoremode.head.chunked import diverge_from_logits, diverge_in_chunks
-from scoremode.head.definition import Columns
+from scoremode.head.columns import Columns, target_logits
 from scoremode.head.divergence import (
     Divergence,
     DivergencePartials,
@@ -26,7 +26,6 @@ from scoremode.head.divergence import (
 )
 from scoremode.head.kernels import Diverge
 from scoremode.head.matrix import Head
-from scoremode.head.partials import target_logits
 
 NAMES = ("kl", "kl_reverse", "total_variation", "same_first")
 INF = float("inf")

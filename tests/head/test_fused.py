@@ -31,15 +31,14 @@ def test_the_fused_head_answers_to_the_definition() -> None:
 
 CHECK = """
 import torch
-from scoremode.head.definition import define_columns
-from scoremode.head.partials import Partials, combine, finish, target_logits
+from scoremode.head.columns import Columns, combine, define_columns, finish, reduced_by, target_logits
 from scoremode.head.rows_triton import reduce_rows, write_logprobs
 
 def columns(x, targets, cuts=()):
     edges = [0, *cuts, x.shape[1]]
     slices = [x[:, a:b].clone() for a, b in zip(edges, edges[1:])]
     at = torch.stack([target_logits(s, targets, a) for s, a in zip(slices, edges)]).amax(0)
-    return finish(combine([Partials(*reduce_rows(s, targets, at, a)) for s, a in zip(slices, edges)]), at)
+    return finish(combine([reduced_by(reduce_rows, s, targets, at, a) for s, a in zip(slices, edges)]), at)
 
 generator = torch.Generator().manual_seed(0)
 for v, k in ((1, 1), (2, 1), (300, 1), (2048, 1), (2053, 3), (4500, 1), (700, 9)):
@@ -49,7 +48,7 @@ for v, k in ((1, 1), (2, 1), (300, 1), (2048, 1), (2053, 3), (4500, 1), (700, 9)
         targets = torch.randint(0, v, (3, k), generator=generator)
         for cuts in ((), (v // 2,)) if v > 1 else ((),):
             ours, truth = columns(x, targets, cuts), define_columns(x, targets)
-            for name in ("logprob", "entropy", "top_logprob"):
+            for name in [name for name in Columns.__slots__ if name not in ("rank", "top")]:
                 gap = (getattr(ours, name) - getattr(truth, name)).abs().max()
                 assert gap < 2e-5, (v, k, ties, cuts, name, gap)
             assert torch.equal(ours.rank, truth.rank), (v, k, ties, cuts)

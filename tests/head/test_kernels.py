@@ -19,10 +19,9 @@ from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.errors import EngineError, OptionError
 from scoremode.head import kernels
 from scoremode.head.chunked import Share, keep_own
-from scoremode.head.definition import define_columns, define_logits
+from scoremode.head.columns import Partials, define_columns, define_logits
 from scoremode.head.kernels import HeadKind, Kernel, choose, describe_kernel, probe
 from scoremode.head.matrix import Head
-from scoremode.head.partials import Partials
 from tests.makers import VOCABULARY, make_family
 
 PLAIN = Head(torch.zeros(7, 4), vocabulary=7)

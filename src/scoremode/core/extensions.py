@@ -16,6 +16,13 @@ from typing import Any
 
 HOUSE = Path(__file__).parents[1]
 PACKAGE = __name__.split(".", maxsplit=1)[0]
+KINDS = frozenset(
+    {
+        *("baseline", "candidate-variants", "comparison-layout", "corpus", "model-method", "notebook", "page"),
+        *("page-writer", "part", "prompts", "reference-output", "replicas", "store"),
+    }
+)
+"""The kinds of things that the house asks for; docs/design.md says who asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +40,10 @@ class Wing:
 
     offers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Addresses of other values by kind. Who asks for a kind says there what its values are."""
+
+    def __post_init__(self) -> None:
+        if unknown := self.offers.keys() - KINDS:
+            raise ValueError(f"nobody asks for {', '.join(sorted(unknown))}; KINDS are {', '.join(sorted(KINDS))}")
 
 
 @cache
@@ -54,6 +65,8 @@ def load(address: str) -> Any:
 
 def offered(kind: str) -> list[Any]:
     """Everything of one kind that the wings offer."""
+    if kind not in KINDS:
+        raise ValueError(f"{kind} is not one of KINDS")
     return [load(address) for wing in wings() for address in wing.offers.get(kind, ())]
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from scoremode.head.budget import rows_of_workspace
 from scoremode.head.chunked import Share, diverge_in_chunks, in_blocks, keep_own, reduce_in_chunks
+from scoremode.head.columns import FAR_BELOW, LOWEST, Partials, empty_partials
 from scoremode.head.divergence import (
     COPIES,
     DivergencePartials,
@@ -35,7 +36,6 @@ from scoremode.head.divergence import (
 )
 from scoremode.head.first_choices import LeadingChoices
 from scoremode.head.matrix import Head
-from scoremode.head.partials import FAR_BELOW, LOWEST, Partials, empty_partials
 
 BLOCK_ROWS = 1024  # matrix kernels are fastest from about 512 rows on, and the weights are read less often
 MOST_COLUMNS = 4096  # columns of a block; more would not make the product faster
@@ -283,9 +283,9 @@ class _BlockedProduct:
         share = drop.exp()
         return Partials(
             largest=self.largest,
-            where=self.best_begin + self.best.argmax(1) + self.head.first_id - self.plan.lead,
             total=(share * sums.total).sum(0).to(sums.total.dtype),
             weighted=(share * (sums.weighted + drop * sums.total)).sum(0).to(sums.total.dtype),
+            where=self.best_begin + self.best.argmax(1) + self.head.first_id - self.plan.lead,
             before=self.before.long() + self.ties_at_home.view(self.n, self.k),
         )
 

@@ -1,7 +1,7 @@
 """Scores hidden states on any device, a few rows at a time: [tokens, vocabulary] is never in memory at once.
 
 The logits of a chunk of rows are computed in float32 within a byte budget, then reduced to a few numbers per row
-(partials.py).
+(columns.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from scoremode.head.budget import rows_within
-from scoremode.head.definition import Columns, RowBlock
+from scoremode.head.columns import Columns, Partials, RowBlock, finish, partials, target_logits
 from scoremode.head.divergence import (
     Divergence,
     DivergencePartials,
@@ -25,7 +25,6 @@ from scoremode.head.divergence import (
     keep_nothing,
 )
 from scoremode.head.matrix import Head
-from scoremode.head.partials import Partials, finish, partials, target_logits
 
 LogitsOf = Callable[[Tensor], Tensor]
 """Hidden states (n, d) -> logits (n, vocabulary)."""

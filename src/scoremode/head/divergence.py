@@ -11,16 +11,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from scoremode.head.budget import FIRST, rows_of_workspace
-from scoremode.head.definition import Columns, RowBlock, define_columns
+from scoremode.head.columns import (
+    FAR_BELOW,
+    LOWEST,
+    Columns,
+    Partials,
+    RowBlock,
+    combine,
+    define_columns,
+    finish,
+    partials,
+)
 from scoremode.head.first_choices import agreement, first_choices, joined_choices
-from scoremode.head.partials import FAR_BELOW, LOWEST, Partials, combine, finish, partials
 
 Gather = Callable[[Tensor], list[Tensor]]
 """Gives a tensor (n, c) of every slice to every slice, in the order of their ids. Tensor-parallel ranks exchange it.
@@ -91,6 +100,11 @@ class DivergencePartials(RowBlock):
     def sums(self) -> tuple[Tensor, ...]:
         """The sums that every kernel measures, in the order of the fields."""
         return self.largest_p, self.largest_q, self.total_p, self.total_q, self.cross
+
+    def in_float64(self) -> DivergencePartials:
+        """The same with all sums in float64, as they are combined."""
+        largest_p, largest_q, total_p, total_q, cross = (x.double() for x in self.sums)
+        return replace(self, largest_p=largest_p, largest_q=largest_q, total_p=total_p, total_q=total_q, cross=cross)
 
 
 def define_divergence(p_logits: Tensor, q_logits: Tensor, targets: Tensor) -> Divergence:

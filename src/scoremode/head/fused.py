@@ -1,10 +1,10 @@
 """Scores hidden states in one pass over the head's weights, in Triton.
 
 A program multiplies a block of rows with one tile of the vocabulary after the other, and reduces each tile while it is
-still in registers. It stores five numbers per row for a span of tiles; a second kernel joins the spans.
+still in registers. It stores the numbers of ``Partials`` per row for a span of tiles; a second kernel joins the spans.
 
     hidden, weight ──write_target_logits──▶ the targets' logits
-    hidden, weight, targets' logits ──reduce_spans──▶ (span, row) largest, where, total, weighted, before
+    hidden, weight, targets' logits ──reduce_spans──▶ Partials of each span
                                     ──join_spans───▶ Partials
 
 Three things make the result the same bits on every run, however the rows are batched: spans depend only on the
@@ -23,9 +23,9 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from scoremode.head.chunked import Share, in_blocks, keep_own, reduce_in_chunks
+from scoremode.head.columns import FLOATS, IDS, Partials, empty_partials, empty_planes, from_planes
 from scoremode.head.fused_kernels import join_spans, reduce_spans, write_target_logits
 from scoremode.head.matrix import SHALLOW, Head
-from scoremode.head.partials import Partials, empty_partials
 
 WORKSPACE = 48 << 20  # most bytes of partials per launch
 
@@ -169,8 +169,8 @@ class Launch:
     options: dict[str, Any]  # constants that the kernel is compiled for
 
     @staticmethod
-    def of(side: KernelOperands, targets: Tensor, share: Share, floats: int) -> Launch:
-        """Prepares a launch: finds the targets' logits, and makes space for ``floats`` floats for each row and span.
+    def of(side: KernelOperands, targets: Tensor, share: Share, more: int = 0) -> Launch:
+        """Prepares a launch: finds the targets' logits, and makes space for partials of each span, and ``more`` floats.
 
         There may be no targets (n, 0).
         """
@@ -179,8 +179,8 @@ class Launch:
         row_blocks = triton.cdiv(n, tiles.rows)
         touched = torch.zeros(row_blocks, spans.tiles, dtype=torch.int8, device=device)
         at_target = share(find_target_logits(side, targets, touched, spans)) if k else targets.float()
-        numbers = torch.empty(floats, spans.count, n, dtype=torch.float32, device=device)
-        ints = torch.empty(1 + k, spans.count, n, dtype=torch.int32, device=device)
+        numbers = torch.empty(FLOATS + more, spans.count, n, dtype=torch.float32, device=device)
+        ints = torch.empty(IDS + k, spans.count, n, dtype=torch.int32, device=device)
         # Triton's interpreter cannot run GPU instructions
         options = {"one_target": k == 1, "compare": not targets.is_cuda, "depth": tiles.depth}
         options |= {"span": tiles.span, "short": tiles.short, "group": tiles.group}
@@ -191,7 +191,7 @@ class Launch:
 
     @property
     def numbers(self) -> tuple[Tensor, Tensor]:
-        """The floats (floats, spans, n) and ints (1 + k, spans, n) that the kernel stores."""
+        """The floats (floats, spans, n) and ints (ids and k counts, spans, n) that the kernel stores."""
         return self.tensors[-2], self.tensors[-1]
 
     @property
@@ -203,7 +203,7 @@ def reduce_side(
     side: KernelOperands, targets: Tensor, share: Share, kept: Tensor | None = None
 ) -> tuple[Launch, Partials]:
     """Returns the launch, for its numbers by span, and the partials. Writes the logits to ``kept``, if it is given."""
-    head, launch = side.head, Launch.of(side, targets, share, floats=3)
+    head, launch = side.head, Launch.of(side, targets, share)
     sizes = (len(targets), head.vocabulary, side.hidden.shape[1], *side.strides())
     shaped = (head.first_id, head.scale, head.softcap or 1.0, *launch.counts)
     options = launch.options | side.shape_options() | {"unit": side.tiles.unit, "descriptors": side.descriptors}
@@ -211,19 +211,15 @@ def reduce_side(
     kernel: Any = reduce_spans[launch.programs]
     place = floats if kept is None else kept  # without ``keep`` it is not written
     kernel(*side.matrices(), side.bias(), *launch.tensors, place, *sizes, *shaped, keep=kept is not None, **options)
-    return launch, join_numbers(floats, ints, head.first_id)
+    return launch, join_numbers(floats, ints, targets, head.first_id)
 
 
-def join_numbers(floats: Tensor, ints: Tensor, first_id: int) -> Partials:
-    """Joins the numbers of all spans, floats (3, spans, n) and ints (1 + k, spans, n), into partials."""
-    _, spans, n = floats.shape
-    k, device = len(ints) - 1, floats.device
-    largest, total, weighted = (torch.empty(n, dtype=torch.float32, device=device) for _ in range(3))
-    where, before = (torch.empty(*shape, dtype=torch.int64, device=device) for shape in ((n,), (n, k)))
+def join_numbers(floats: Tensor, ints: Tensor, targets: Tensor, first_id: int) -> Partials:
+    """Joins the numbers of all spans, floats (FLOATS, spans, n) and ints (IDS + k, spans, n), into partials."""
+    (n, k), spans, planes = targets.shape, floats.shape[1], empty_planes(targets)
     launch: Any = join_spans[(triton.cdiv(n, 32),)]
-    outputs = (largest, total, weighted, where, before)
-    launch(floats, ints, *outputs, n, spans, first_id, k, block_rows=32, block_spans=32, num_warps=4)
-    return Partials(largest, where, total, weighted, before)
+    launch(floats, ints, *planes, n, spans, first_id, k, block_rows=32, block_spans=32, num_warps=4)
+    return from_planes(planes)
 
 
 def reduce_fused(hidden: Tensor, head: Head, targets: Tensor, share: Share = keep_own) -> tuple[Partials, Tensor]:
@@ -233,7 +229,7 @@ def reduce_fused(hidden: Tensor, head: Head, targets: Tensor, share: Share = kee
     tiles = tiles_for(head.weight)
     targets = targets.contiguous()
     # the padded width is equal on all ranks, which must divide their rows in the same way
-    words = Spans.of(head.weight.shape[0], tiles).count * (4 + targets.shape[1])
+    words = Spans.of(head.weight.shape[0], tiles).count * (FLOATS + IDS + targets.shape[1])
 
     def reduce(rows: slice) -> tuple[Partials, Tensor]:
         if head.vocabulary == 0 or len(hidden) == 0:

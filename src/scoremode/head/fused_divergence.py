@@ -25,7 +25,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from scoremode.head.budget import FIRST, free_on
 from scoremode.head.chunked import Share, diverge_in_chunks, in_blocks, keep_own
-from scoremode.head.definition import RowBlock
+from scoremode.head.columns import FLOATS, IDS, Partials, RowBlock, empty_partials
 from scoremode.head.divergence import (
     DivergencePartials,
     Gather,
@@ -50,8 +50,8 @@ from scoremode.head.fused import (
 from scoremode.head.fused_kernels import diverge_spans, join_divergences
 from scoremode.head.kept_kernels import diverge_rows, find_first_choices
 from scoremode.head.matrix import Head
-from scoremode.head.partials import Partials, empty_partials
 
+OF_P = 3  # floats of p that ``diverge_spans`` stores for each span: largest, total, cross
 KEPT = 1 << 31  # most bytes of logits that are kept, of both models; with fewer, the products' last programs wait
 SHARED_KEPT = 1 << 30  # the same on every rank, whatever memory is free there: ranks must divide rows equally
 
@@ -60,7 +60,7 @@ def _kl_alone(
     p: KernelOperands, q: KernelOperands, targets: Tensor, share: Share, kept: Tensor | None = None
 ) -> tuple[DivergencePartials, Tensor]:
     """``kept`` are p's logits (n, whole tiles), if they are in memory."""
-    n, launch = len(targets), Launch.of(q, targets, share, floats=6)
+    n, launch = len(targets), Launch.of(q, targets, share, more=OF_P)
     of_p, strides_p, descriptors_p = p.matrices(), p.strides(), p.descriptors
     if kept is not None:
         strides_p, descriptors_p = (kept.stride(0), 0), p.tiles.fits(kept)
@@ -69,7 +69,7 @@ def _kl_alone(
     sizes = (n, q.head.vocabulary, p.hidden.shape[1], q.hidden.shape[1], *strides_p, *q.strides())
     shaped = (p.head.scale, q.head.scale, p.head.softcap or 1.0, q.head.softcap or 1.0)
     options = launch.options | {"descriptors_p": descriptors_p, "descriptors_q": q.descriptors}
-    options["read_p"] = kept is not None
+    options |= {"read_p": kept is not None, "of_q": FLOATS}
     options |= {f"{name}_p": value for name, value in p.shape_options().items()}
     options |= {f"{name}_q": value for name, value in q.shape_options().items()}
     kernel: Any = diverge_spans[launch.programs]
@@ -77,8 +77,8 @@ def _kl_alone(
     floats, ints = launch.numbers
     sums = torch.empty(5, n, dtype=torch.float32, device=targets.device)
     join: Any = join_divergences[(triton.cdiv(n, 32),)]
-    join(floats, sums, n, launch.spans.count, block_rows=32, block_spans=32, num_warps=4)
-    return DivergencePartials(join_numbers(floats[:3], ints, q.head.first_id), *sums), launch.at_target
+    join(floats, sums, n, launch.spans.count, of_q=FLOATS, block_rows=32, block_spans=32, num_warps=4)
+    return DivergencePartials(join_numbers(floats[:FLOATS], ints, targets, q.head.first_id), *sums), launch.at_target
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -194,7 +194,7 @@ def diverge_fused(
 
     if gather is None:
         tiles = tiles_for(head_q.weight, two_products=True)
-        words = Spans.of(padded, tiles).count * (7 + targets.shape[1])
+        words = Spans.of(padded, tiles).count * (FLOATS + OF_P + IDS + targets.shape[1])
         return in_blocks(kl_alone, launches(len(targets), words, tiles))
     told = gather
 

@@ -483,6 +483,7 @@ def diverge_spans(
     long_spans,
     spans,
     k,
+    of_q: tl.constexpr,
     span: tl.constexpr,
     short: tl.constexpr,
     group: tl.constexpr,
@@ -505,6 +506,7 @@ def diverge_spans(
 ):
     """Does ``reduce_spans`` for q. Adds p's largest logit, Σ exp₂(z_p) and Σ exp₂(z_p) · (z_p - z_q), which KL needs.
 
+    These three are stored after the ``of_q`` floats of q.
     A tile is one unit. With ``read_p``, ``hidden_p`` is what ``reduce_spans`` kept of p.
     """
     row_block, span_index = _place(tl.program_id(0), tl.cdiv(rows, tile_rows), spans, group)
@@ -568,9 +570,9 @@ def diverge_spans(
     tl.store(floats + at, largest_q, mask=real_row)
     tl.store(floats + plane + at, total_q, mask=real_row)
     tl.store(floats + 2 * plane + at, weighted_q, mask=real_row)
-    tl.store(floats + 3 * plane + at, largest_p, mask=real_row)
-    tl.store(floats + 4 * plane + at, total_p, mask=real_row)
-    tl.store(floats + 5 * plane + at, cross, mask=real_row)
+    tl.store(floats + of_q * plane + at, largest_p, mask=real_row)
+    tl.store(floats + (of_q + 1) * plane + at, total_p, mask=real_row)
+    tl.store(floats + (of_q + 2) * plane + at, cross, mask=real_row)
     tl.store(ints + at, where, mask=real_row)
     if one_target:
         tl.store(ints + plane + at, before, mask=real_row)
@@ -587,11 +589,9 @@ def _lines(span, spans, row, rows):
 def join_spans(
     floats,
     ints,
-    largest_out,
-    total_out,
-    weighted_out,
-    where_out,
-    before_out,
+    floats_out,
+    ids_out,
+    counts,
     rows,
     spans,
     first_id,
@@ -631,16 +631,16 @@ def join_spans(
     total = tl.where(total < 1.0, 1.0, total)  # the largest logit alone adds 1; NaN stays NaN
     empty = best < -UNREAL
     best = tl.where(best > UNREAL, float("nan"), best)
-    tl.store(largest_out + row, tl.where(empty, float("-inf"), best), mask=real_row)
-    tl.store(total_out + row, tl.where(empty, 0.0, total), mask=real_row)
-    tl.store(weighted_out + row, tl.where(empty, 0.0, weighted), mask=real_row)
-    tl.store(where_out + row, where.to(tl.int64) + first_id, mask=real_row)
+    tl.store(floats_out + row, tl.where(empty, float("-inf"), best), mask=real_row)
+    tl.store(floats_out + rows + row, tl.where(empty, 0.0, total), mask=real_row)
+    tl.store(floats_out + 2 * rows + row, tl.where(empty, 0.0, weighted), mask=real_row)
+    tl.store(ids_out + row, where.to(tl.int64) + first_id, mask=real_row)
     for j in range(0, k):
         before = tl.zeros((block_rows,), tl.int32)
         for begin in range(0, spans, block_spans):
             at, real = _lines(begin + index, spans, row, rows)
             before += tl.sum(tl.load(ints + (1 + j) * plane + at, mask=real, other=0), 0)
-        tl.store(before_out + row.to(tl.int64) * k + j, before.to(tl.int64), mask=real_row)
+        tl.store(counts + row.to(tl.int64) * k + j, before.to(tl.int64), mask=real_row)
 
 
 @triton.jit
@@ -659,6 +659,7 @@ def join_divergences(
     out,
     rows,
     spans,
+    of_q: tl.constexpr,
     block_rows: tl.constexpr,
     block_spans: tl.constexpr,
 ):
@@ -671,7 +672,7 @@ def join_divergences(
     best_q = tl.full((block_rows,), float("-inf"), tl.float32)
     for begin in range(0, spans, block_spans):
         at, real = _lines(begin + index, spans, row, rows)
-        best_p = tl.maximum(best_p, tl.max(tl.load(floats + 3 * plane + at, mask=real, other=float("-inf")), 0))
+        best_p = tl.maximum(best_p, tl.max(tl.load(floats + of_q * plane + at, mask=real, other=float("-inf")), 0))
         best_q = tl.maximum(best_q, tl.max(tl.load(floats + at, mask=real, other=float("-inf")), 0))
     highest_p, highest_q = tl.maximum(best_p, MASKED), tl.maximum(best_q, MASKED)
     c_p, c_q = tl.ceil(highest_p * LOG2_E), tl.ceil(highest_q * LOG2_E)
@@ -680,11 +681,11 @@ def join_divergences(
     total_q = tl.zeros((block_rows,), tl.float32)
     for begin in range(0, spans, block_spans):
         at, real = _lines(begin + index, spans, row, rows)
-        drop_p = tl.ceil(tl.load(floats + 3 * plane + at, mask=real, other=2.0 * MASKED) * LOG2_E) - c_p[None, :]
+        drop_p = tl.ceil(tl.load(floats + of_q * plane + at, mask=real, other=2.0 * MASKED) * LOG2_E) - c_p[None, :]
         drop_q = tl.ceil(tl.load(floats + at, mask=real, other=2.0 * MASKED) * LOG2_E) - c_q[None, :]
-        own_p = tl.load(floats + 4 * plane + at, mask=real, other=0.0)
+        own_p = tl.load(floats + (of_q + 1) * plane + at, mask=real, other=0.0)
         own_q = tl.load(floats + plane + at, mask=real, other=0.0)
-        own_cross = tl.load(floats + 5 * plane + at, mask=real, other=0.0)
+        own_cross = tl.load(floats + (of_q + 2) * plane + at, mask=real, other=0.0)
         share = tl.exp2(drop_p)
         moved = share * (own_cross + (drop_p - drop_q) * own_p)
         cross += tl.sum(tl.where(share > 0.0, moved, 0.0), 0)

@@ -17,7 +17,7 @@ from torch import Tensor
 from scoremode.errors import EngineError, OptionError
 from scoremode.head.budget import check_kernel_name
 from scoremode.head.chunked import Share, diverge_in_chunks, keep_own, reduce_in_chunks
-from scoremode.head.definition import Columns, define_columns, define_logits
+from scoremode.head.columns import Columns, Partials, define_columns, define_logits, finish
 from scoremode.head.divergence import (
     Divergence,
     DivergencePartials,
@@ -30,7 +30,6 @@ from scoremode.head.divergence import (
     keep_nothing,
 )
 from scoremode.head.matrix import SHALLOW, Head
-from scoremode.head.partials import Partials, finish
 from scoremode.head.precision import full_float32
 
 
@@ -269,10 +268,11 @@ def _gaps(found: Columns | Divergence, true: Columns | Divergence, *names: str) 
 
 
 def _differences(found: Columns, true: Columns, exact: bool, more: Sequence[float] = ()) -> Iterator[str]:
-    gaps = [*more, *_gaps(found, true, "logprob", "entropy")]
+    floats = [name for name in Columns.__slots__ if getattr(true, name).is_floating_point()]
+    gaps = [*more, *_gaps(found, true, *floats)]
     if not all(one < PROBE_NATS for one in gaps):  # NaN is caught too
         yield f"off by {max(gaps, key=lambda one: (one != one, one)):.2g} nats on the probe"  # noqa: PLR0124
-    if exact and not (torch.equal(found.rank.cpu(), true.rank) and torch.equal(found.top.cpu(), true.top)):
+    if exact and any(_gaps(found, true, *(name for name in Columns.__slots__ if name not in floats))):
         yield "wrong ranks on the probe"
 
 

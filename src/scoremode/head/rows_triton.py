@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -18,7 +17,7 @@ LANES = 2048
 WIDE_LANES = 8192  # there are few rows, so each needs many loads under way
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]
 def _reduce_row(  # type: ignore[no-untyped-def]  # a kernel takes pointers one by one
     logits,
     row_stride,
@@ -26,11 +25,10 @@ def _reduce_row(  # type: ignore[no-untyped-def]  # a kernel takes pointers one 
     targets,
     at_target,
     first_id,
-    largest_out,
-    where_out,
-    total_out,
-    weighted_out,
-    before_out,
+    floats,
+    ids_out,
+    counts,
+    rows,
     k: tl.constexpr,
     k_padded: tl.constexpr,
     lanes: tl.constexpr,
@@ -77,11 +75,12 @@ def _reduce_row(  # type: ignore[no-untyped-def]  # a kernel takes pointers one 
     poison = tl.where(tl.max(any_nan, 0) > 0, float("nan"), 0.0)
     sum_total = tl.sum(share * total, 0)
     sum_weighted = tl.sum(tl.where(total > 0, share * (weighted + drop * total), 0.0), 0)
-    tl.store(largest_out + row, tl.where(top <= far, float("-inf"), top) + poison)
-    tl.store(where_out + row, tl.min(tl.where(largest == top, where, 2147483647), 0) + first_id)
-    tl.store(total_out + row, sum_total + poison)
-    tl.store(weighted_out + row, sum_weighted)
-    tl.store(before_out + row * k + slot, before, mask=asked)
+    first_choice = tl.min(tl.where(largest == top, where, 2147483647), 0) + first_id
+    tl.store(floats + row, tl.where(top <= far, float("-inf"), top) + poison)
+    tl.store(floats + rows + row, sum_total + poison)
+    tl.store(floats + 2 * rows + row, sum_weighted)
+    tl.store(ids_out + row, first_choice.to(tl.int64))
+    tl.store(counts + row * k + slot, before.to(tl.int64), mask=asked)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -154,16 +153,11 @@ def write_logprobs(own: Tensor, drawn: Tensor | None, chosen: Tensor, lines: Ten
         launch(*logits, chosen, chosen.stride(0), lines, at.start, **options)
 
 
-def reduce_rows(x: Tensor, targets: Tensor, at_target: Tensor, first_id: int) -> tuple[Tensor, ...]:
-    """Reduces logits (n, width) of the ids from ``first_id`` on to (largest, where, total, weighted, before)."""
+def reduce_rows(x: Tensor, targets: Tensor, at_target: Tensor, first_id: int, planes: tuple[Tensor, ...]) -> None:
+    """Reduces logits (n, width) of the ids from ``first_id`` on. Fills the planes of ``columns.Partials``."""
     n, k = targets.shape
-    floats = torch.empty(3, n, dtype=torch.float32, device=x.device)
-    where = torch.empty(n, dtype=torch.int32, device=x.device)
-    before = torch.empty(n, k, dtype=torch.int32, device=x.device)
     assert x.stride(1) == 1, "the logits of a row must be contiguous"
     inputs = (x, x.stride(0), x.shape[1], targets.contiguous(), at_target.contiguous(), first_id)
-    outputs = (floats[0], where, floats[1], floats[2], before)
     lanes = LANES if k <= 4 else 256
     launch: Any = _reduce_row[(n,)]
-    launch(*inputs, *outputs, k=k, k_padded=triton.next_power_of_2(k), lanes=lanes, num_warps=8)
-    return floats[0], where.long(), floats[1], floats[2], before.long()
+    launch(*inputs, *planes, n, k=k, k_padded=triton.next_power_of_2(k), lanes=lanes, num_warps=8)

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
-from scoremode.core.statistics.comparison import BY_NAME, Comparison, Statistic
+from scoremode.core.statistics.comparison import BY_NAME, Comparison
+from scoremode.core.statistics.statistic import Statistic
 from scoremode.errors import RunError, harmless
 from scoremode.reports.jinja import environment
 from scoremode.reports.numbers import SHOWN, baseline_perplexity, file_size, shown_statistic

@@ -7,15 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scoremode.core.statistics.comparison import (
-    BY_NAME,
-    STATISTICS,
-    Comparison,
-    Statistic,
-    TerminalColumn,
-    are_of_paths,
-)
+from scoremode.core.scores.schema import BUILT_IN
+from scoremode.core.statistics.comparison import BY_NAME, STATISTICS, Comparison, are_of_paths
 from scoremode.core.statistics.groups import FEWEST
+from scoremode.core.statistics.statistic import Statistic, TerminalColumn
 from scoremode.errors import OptionError, did_you_mean, harmless
 from scoremode.values import Estimate, rounded, usable
 
@@ -78,13 +73,14 @@ def read_columns(given: str | None) -> list[str]:
     return names
 
 
+METRICS = sorted((metric for _, metric in BUILT_IN.metrics), key=lambda metric: metric.share_of is None)
+"""The metrics of columns that tables show: shares first."""
+
 RUN_MEASURES = (
     RunMeasure("perplexity", "Perplexity", "perplexity"),
     RunMeasure("bits_per_byte", "Bits/byte", "bits per byte"),
     RunMeasure("word_perplexity", "Word PPL", "word perplexity"),
-    RunMeasure("top1_accuracy", "Top-1", "top-1 accuracy", percent=True),
-    RunMeasure("mean_rank", "Mean rank", "mean rank"),
-    RunMeasure("mean_entropy", "Entropy, nats", "entropy (nats)"),
+    *(RunMeasure(m.name, m.title or m.label, m.label, percent=m.share_of is not None) for m in METRICS),
 )
 
 

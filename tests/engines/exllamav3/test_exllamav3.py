@@ -28,7 +28,7 @@ from scoremode.core.models.subject import format_of
 from scoremode.core.plan.path import DecodePath
 from scoremode.core.scores.answers import Window, WindowList
 from scoremode.engines.exllamav3 import ExllamaPlugin
-from scoremode.engines.exllamav3.paged_cache import PagedCache
+from scoremode.engines.exllamav3.engine import PagedCache
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.studies.attribution.weight_formats.exl3 import decoded_tiles
 from scoremode.studies.attribution.weights import open_weights

@@ -17,7 +17,7 @@ from scoremode.core.engine.registry import choose, open_engine
 from scoremode.core.scores.answers import Answers, Window, WindowList, WindowSource, measured
 from scoremode.engines.llamacpp.engine import LlamaCppEngine
 from scoremode.errors import EngineError, ModelError
-from scoremode.head.definition import define_columns
+from scoremode.head.columns import define_columns
 from scoremode.head.divergence import define_divergence
 from scoremode.head.sixteen_bits import encode_records, kl_from_records
 from scoremode.values import Ids, Raw

@@ -20,7 +20,7 @@ from scoremode.engines.server.engine import ServerEngine
 from scoremode.engines.server.served import FORMS as KNOWN_FORMS
 from scoremode.engines.server.subject import ServedSubject
 from scoremode.errors import MethodError, ModelError
-from scoremode.head.definition import define_columns
+from scoremode.head.columns import define_columns
 from tests.engines.server.conftest import RealServer
 from tests.makers import VOCABULARY
 

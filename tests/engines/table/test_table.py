@@ -12,6 +12,7 @@ from scoremode.core.plan.plan import Plan
 from scoremode.core.scores.answers import Answers, Window, WindowList, measured
 from scoremode.core.scores.schema import BUILT_IN
 from scoremode.core.verbs.ppl import ppl
+from scoremode.engines.table import engine as table
 from scoremode.engines.table.engine import TableEngine
 from scoremode.values import Floats, Ids
 
@@ -68,7 +69,7 @@ def longhand(logp: Floats, targets: Ids) -> Answers:
 
 
 def same(found: Answers, expected: Answers) -> None:
-    for name in BUILT_IN.names:
+    for name in expected.columns:
         ours, theirs = measured(getattr(found, name)), measured(getattr(expected, name))
         assert ours.shape == theirs.shape, name
         assert np.array_equal(ours, theirs), name
@@ -101,6 +102,24 @@ def test_what_is_looked_up_has_the_bits_of_the_definition(vocabulary: int, kind:
         lines = window.ids[window.rows] if kind != "one line" else np.zeros(len(window.rows), np.int32)
         same(answers, longhand(engine.logprobs[lines], window.targets))
         same(alone[index], answers)
+
+
+@pytest.mark.parametrize("column", ["rank", "entropy", "top"])
+def test_a_column_without_a_closed_form_is_the_definition_of_the_head(
+    column: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a new column needs no line in this engine; and the two ways agree."""
+    logits = np.random.default_rng(3).standard_normal((9, 9))
+    ids = np.array([1, 4, 4, 0], np.int32)
+    windows = WindowList((Window(ids, np.arange(3, dtype=np.int32), ids[1:, None]),))
+    ((_, known),) = TableEngine(logits).score(windows, np.zeros(1, np.bool_))
+    whole = table.closed_form
+    monkeypatch.setattr(table, "closed_form", lambda logp: {n: x for n, x in whole(logp).items() if n != column})
+    ((_, found),) = TableEngine(logits).score(windows, np.zeros(1, np.bool_))
+    ours, theirs = measured(getattr(found, column)), measured(getattr(known, column))
+    assert found.columns == known.columns == BUILT_IN.names
+    assert ours.dtype == theirs.dtype
+    assert np.allclose(ours, theirs, rtol=1e-12)
 
 
 def test_a_lead_is_the_token_before_the_first_target() -> None:

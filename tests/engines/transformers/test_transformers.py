@@ -19,7 +19,7 @@ from scoremode.core.scores.answers import Answers, Window, WindowList, WindowSou
 from scoremode.engines.transformers.choices import TransformersOptions
 from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.errors import ModelError
-from scoremode.head.definition import define_columns
+from scoremode.head.columns import define_columns
 from scoremode.values import Ids
 from tests.makers import VOCABULARY, make_family, make_tiny_model
 

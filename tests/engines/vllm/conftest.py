@@ -16,7 +16,7 @@ import torch
 from scoremode.core.scores.answers import Answers, Window, WindowList, measured
 from scoremode.engines.vllm.engine import VllmEngine
 from scoremode.engines.vllm.support import LaunchArguments
-from scoremode.head.definition import define_columns
+from scoremode.head.columns import define_columns
 from scoremode.values import Ids
 from tests import forked
 from tests.makers import checkpoint_maker

@@ -13,7 +13,7 @@ import torch
 from scoremode.core.scores.answers import measured
 from scoremode.core.scores.packing import DIVERGENCE_WORDS, line_words, read_lines
 from scoremode.engines.vllm.wire import KERNEL_WORDS, Request, states_words
-from scoremode.head.definition import define_columns
+from scoremode.head.columns import define_columns
 
 pytest.importorskip("vllm", reason="needs vLLM")
 from scoremode.engines.vllm import pooler

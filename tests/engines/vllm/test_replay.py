@@ -24,7 +24,7 @@ from scoremode.engines.vllm.replay import ReplayProcessor
 from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.engines.vllm.wire import KEY, Replay, Request
 from scoremode.errors import OptionError
-from scoremode.head.definition import define_columns
+from scoremode.head.columns import define_columns
 
 VOCABULARY = 11
 

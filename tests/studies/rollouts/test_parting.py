@@ -44,8 +44,8 @@ def test_the_first_other_choice_and_the_first_parting_are_found() -> None:
     assert found.first_other.tolist() == [0, 2, 1, 1, 2]
     assert found.first_parting.tolist() == [0, 3, 1, 0, 2]
     assert (found.other_choices, found.near_ties) == (8, 4)
-    assert found.without().value == pytest.approx(2 / 5)
-    assert found.without(near_ties=True).value == pytest.approx(1 / 5)
+    assert found.statistics()["without_parting"] == pytest.approx(2 / 5)
+    assert found.statistics()["without_other_choice"] == pytest.approx(1 / 5)
 
 
 def test_a_gap_as_large_as_the_noise_is_a_near_tie() -> None:
@@ -206,11 +206,11 @@ def test_texts_that_all_agree_are_not_certain(texts: int) -> None:
     for _ in range(300):
         parted = random.random(texts) < 0.1
         gap, token = np.ones(texts), np.zeros(texts, np.int32)
-        found = partings(np.arange(texts), np.arange(texts), token, parted.astype(np.int32), gap).without()
-        assert found.low is not None
-        assert found.high is not None
-        assert 0 <= found.low < found.high <= 1
-        held += found.low <= 0.9 <= found.high
+        found = partings(np.arange(texts), np.arange(texts), token, parted.astype(np.int32), gap).statistics([])
+        low, high = found["without_parting_low"], found["without_parting_high"]
+        assert 0 <= low < high <= 1
+        held += low <= 0.9 <= high
     assert held / 300 > 0.93
     nobody = partings(np.arange(texts), np.arange(texts), token, token, gap)
-    assert nobody.without().low == nobody.survival().at(1).low == pytest.approx(0.025 ** (1 / texts))
+    low = nobody.statistics()["without_parting_low"]
+    assert low == nobody.survival().at(1).low == pytest.approx(0.025 ** (1 / texts))

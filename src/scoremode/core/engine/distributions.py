@@ -27,7 +27,7 @@ from scoremode.core.scores.schema import BUILT_IN, DIVERGENCE, Array
 from scoremode.errors import EngineError
 from scoremode.head.budget import rows_within
 from scoremode.head.chunked import LogitsOf, diverge_logits, reduce_logits
-from scoremode.head.definition import Columns
+from scoremode.head.columns import Columns
 from scoremode.head.divergence import Divergence, Keep, divergence_of, keep_nothing
 from scoremode.head.matrix import Head
 from scoremode.head.precision import full_float32

@@ -23,7 +23,7 @@ from scoremode.core.scores.answers import Answers, Window, WindowSource
 from scoremode.errors import ModelError
 from scoremode.head.budget import rows_within
 from scoremode.head.chunked import columns_of_no_rows, reduce_logits
-from scoremode.head.definition import Columns
+from scoremode.head.columns import Columns
 from scoremode.head.divergence import Divergence
 from scoremode.values import Raw
 

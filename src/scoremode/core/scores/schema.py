@@ -35,7 +35,8 @@ class Metric(msgspec.Struct, frozen=True):
     """A number of a run that is the mean of one column."""
 
     name: str
-    label: str  # its name in tables
+    label: str  # its name in a terminal
+    title: str = ""  # its heading on the page and in notebooks; "": its label
     share_of: int | None = None  # the share of rows with this value, instead of the mean of the values
 
     def range(self, column: Column) -> Range:
@@ -113,7 +114,10 @@ class ScoreColumns:
             per="target",
             least=1,
             most="ids",
-            metrics=(Metric("mean_rank", "mean rank"), Metric("top1_accuracy", "top-1 accuracy", share_of=1)),
+            metrics=(
+                Metric("mean_rank", "mean rank", "Mean rank"),
+                Metric("top1_accuracy", "top-1 accuracy", "Top-1", share_of=1),
+            ),
         ),
     ] = None
     entropy: Annotated[
@@ -125,7 +129,7 @@ class ScoreColumns:
             least=-ROUNDING,
             most="log ids",  # reached if all ids are equally likely
             finite=True,
-            metrics=(Metric("mean_entropy", "entropy (nats)"),),
+            metrics=(Metric("mean_entropy", "entropy (nats)", "Entropy, nats"),),
         ),
     ] = None
     top: Annotated[

@@ -3,17 +3,16 @@
 Means weight a target as the method does (``PairedRuns.weight``); quantiles count each target once. Bounds (``…_low``,
 ``…_high``) are 95 % bounds by Student's t, in the statistic's range. docs/compare-statistics.md has every formula.
 
-To add a statistic, add it to STATISTICS. JSON, gates, tables and the report read the declarations.
+To add a statistic, add it to STATISTICS.
 """
 
 from __future__ import annotations
 
-import math
 from collections import UserList
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -24,12 +23,7 @@ from scoremode.core.scores.parquet import Rows, pair_to_arrow
 from scoremode.core.scores.schema import DIVERGENCE, KL
 from scoremode.core.statistics.depth import DepthMeans, by_depth
 from scoremode.core.statistics.equivalence import Equivalence, answer_change, answer_logprob, equivalence, is_answer
-from scoremode.core.statistics.estimate import (
-    error_fields,
-    finite_or_none,
-    square_root,
-    with_error_fields,
-)
+from scoremode.core.statistics.estimate import square_root
 from scoremode.core.statistics.paired import PairedBlock, PairedMeans, PairedRuns, Values
 from scoremode.core.statistics.perplexities import (
     log_ppl_ratio,
@@ -41,68 +35,10 @@ from scoremode.core.statistics.perplexities import (
     stored_metric,
 )
 from scoremode.core.statistics.slices import SliceMeans, by_slice
+from scoremode.core.statistics.statistic import Statistic, TerminalColumn, plain
 from scoremode.core.statistics.streams import DELTA_P_QUANTILES, KL_QUANTILES, quantiles
 from scoremode.head.budget import FIRST
-from scoremode.values import LONG, Estimate, Floats, Range
-
-
-@dataclass(frozen=True, slots=True)
-class TerminalColumn:
-    """A statistic as a column of the table in a terminal."""
-
-    title: str
-    leaves: int = 0  # in a narrow terminal, columns with the largest number are left out first; those with 0 stay
-
-
-@dataclass(frozen=True, slots=True)
-class Statistic:
-    """One number of a comparison; with an error, it has four fields (value, ``…_stderr``, ``…_low``, ``…_high``).
-
-    ``mean`` computes a value per target, whose mean over all targets is the statistic. If ``of`` is given, it computes
-    the statistic from the means of a comparison instead.
-    """
-
-    name: str
-    about: str  # one line, shown where the label alone is not enough
-    mean: Values | None = None
-    of: Callable[[PairedMeans], Estimate | float | None] | None = None
-    range: Range = "any"  # of ``mean``: bounds stay in it
-    has_error: bool = True
-    by_document: bool = False  # of perplexities: a method may average those of documents, instead of ``mean``
-    needs: str = ""  # logprob, top, noise, or a column of a divergence: None where it was not measured, or is infinite
-    ranks: Literal[-1, 0, 1] = 0  # candidates can be ranked by it: 1 if more is better, -1 if less; 0 if they cannot
-    better: Literal["low", "high", "one", "none"] = "none"  # which values are shown as better; one: closer to 1
-    percent: bool = False  # shown as a percentage
-    label: str = ""  # heading in the tables of the report; "": it is not in them
-    title: str = ""  # heading where a user asks for it by name; "": its label, or its name
-    column: TerminalColumn | None = None
-    card: str = ""  # heading in the table of a model card
-    choice: str = ""  # on the switch of the chart against size; "": it is not drawn there
-    axis: str = ""  # the label of that chart's axis
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        return error_fields(self.name) if self.has_error else (self.name,)
-
-    @property
-    def factor(self) -> float:
-        """The factor by which a value is multiplied when it is shown."""
-        return 100.0 if self.percent else 1.0
-
-    def cost(self, value: float) -> float:
-        """The value as a cost: less is better."""
-        if self.better == "one":
-            return abs(math.log(value)) if value > 0 else math.inf
-        return -value if self.better == "high" else value
-
-    def compute(self, means: PairedMeans) -> dict[str, Any]:
-        """The fields of the statistic; None for a value that does not exist, is infinite or is undefined."""
-        if self.needs in _missing(means.runs):
-            return dict.fromkeys(self.fields)
-        found = means.mean(measured(self.mean), self.range) if self.of is None else self.of(means)
-        if isinstance(found, Estimate):
-            return with_error_fields(self.name, found)
-        return {self.name: found if isinstance(found, int) else finite_or_none(found)}
+from scoremode.values import LONG, Estimate, Floats
 
 
 def needs_whole_divergence(names: Iterable[str]) -> bool:
@@ -126,14 +62,14 @@ def _kl_quantile(name: str, about: str = "a quantile of KL over targets, nats", 
     def of(means: PairedMeans) -> float:
         return means.quantiles("kl", measured(means.runs.kl), KL_QUANTILES)[name]
 
-    return _plain(f"kl_{name}", about, of, needs="kl", better="low", **shown)
+    return plain(f"kl_{name}", about, of, needs="kl", better="low", **shown)
 
 
 def _delta_p_quantile(name: str) -> Statistic:
     def of(means: PairedMeans) -> float:
         return means.quantiles("delta_p", means.delta_p, DELTA_P_QUANTILES)[name]
 
-    return _plain(f"delta_p_{name}", "a quantile of q - p over targets", of)
+    return plain(f"delta_p_{name}", "a quantile of q - p over targets", of)
 
 
 def _noise_mean(means: PairedMeans) -> float | None:
@@ -147,11 +83,6 @@ def _noise_p99(means: PairedMeans) -> float:
 
 def _farthest(means: PairedMeans) -> float | None:
     return means.farthest if len(means.runs.groups) else None
-
-
-def _plain(name: str, about: str, of: Callable[[PairedMeans], float | None], **more: Any) -> Statistic:
-    """A number without an error."""
-    return Statistic(name, about, of=of, has_error=False, **more)
 
 
 # ── the declarations ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -205,9 +136,9 @@ _NAMED = (
 
 
 STATISTICS: tuple[Statistic, ...] = (
-    _plain("targets", "number of targets", lambda means: len(means.runs.groups)),
-    _plain("groups", "number of groups of targets", lambda means: means.mean(_worse).groups),
-    _plain(
+    plain("targets", "number of targets", lambda means: len(means.runs.groups)),
+    plain("groups", "number of groups of targets", lambda means: means.mean(_worse).groups),
+    plain(
         "freedom",
         "degrees of freedom of the bounds, for numbers that count each target once",
         lambda means: means.mean(_worse).freedom,
@@ -222,21 +153,21 @@ STATISTICS: tuple[Statistic, ...] = (
         column=TerminalColumn("ppl"),
         card="perplexity",
     ),
-    _plain(
+    plain(
         "bits_per_byte_baseline",
         "bits per byte of the text under the baseline",
         lambda means: stored_metric("baseline", "bits_per_byte")(means).value,
         needs="logprob",
     ),
-    _plain(
+    plain(
         "bits_per_byte_candidate",
         "bits per byte of the text",
         lambda means: stored_metric("candidate", "bits_per_byte")(means).value,
         needs="logprob",
         label="Bits/byte",
     ),
-    _plain("zero_probability_baseline", "targets that the baseline thinks impossible", lambda means: means.zeros[0]),
-    _plain("zero_probability_candidate", "targets that the candidate thinks impossible", lambda means: means.zeros[1]),
+    plain("zero_probability_baseline", "targets that the baseline thinks impossible", lambda means: means.zeros[0]),
+    plain("zero_probability_candidate", "targets that the candidate thinks impossible", lambda means: means.zeros[1]),
     Statistic(
         "ppl_ratio",
         "perplexity divided by the baseline's",
@@ -276,7 +207,7 @@ STATISTICS: tuple[Statistic, ...] = (
         choice="KL",
         axis="mean KL, nats per token",
     ),
-    _plain("kl_infinite", "targets with infinite KL", lambda means: means.infinite, needs="kl"),
+    plain("kl_infinite", "targets with infinite KL", lambda means: means.infinite, needs="kl"),
     _kl_quantile("median", "half of the tokens moved less", label="KL median", column=TerminalColumn("KL median", 2)),
     _kl_quantile("p90"),
     _kl_quantile("p95"),
@@ -286,8 +217,8 @@ STATISTICS: tuple[Statistic, ...] = (
     _kl_quantile("p999", "99.9% of the tokens moved less", label="KL 99.9%"),
     _kl_quantile("max", "the token that moved most", label="KL max", column=TerminalColumn("KL max", 3)),
     *_NAMED,
-    _plain("noise_floor_kl_mean", "mean KL of the baseline against itself", _noise_mean, needs="noise"),
-    _plain("noise_floor_kl_p99", "99 % quantile of that KL", _noise_p99, needs="noise"),
+    plain("noise_floor_kl_mean", "mean KL of the baseline against itself", _noise_mean, needs="noise"),
+    plain("noise_floor_kl_p99", "99 % quantile of that KL", _noise_p99, needs="noise"),
     Statistic("delta_logprob_mean", "mean of ln q - ln p", mean=lambda b: b.cand - b.base, needs="logprob", ranks=1),
     Statistic(
         "answer_logprob",
@@ -305,7 +236,7 @@ STATISTICS: tuple[Statistic, ...] = (
         needs="logprob",
         better="low",
     ),
-    _plain("delta_logprob_max", "the largest |ln q - ln p|", _farthest, better="low"),
+    plain("delta_logprob_max", "the largest |ln q - ln p|", _farthest, better="low"),
     Statistic("delta_p_mean", "mean of q - p", mean=lambda b: b.delta_p, ranks=1),
     Statistic(
         "delta_p_rms",
@@ -479,4 +410,12 @@ def comparison_statistics(c: Comparison) -> dict[str, Any]:
     wanted = [s.mean for s in STATISTICS if s.mean is not None and s.needs not in missing]
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # infinities become None
         means.gather([*wanted, nll_of_baseline, nll_of_candidate, is_answer], columns=True)
-        return {"name": c.name, **{name: value for s in STATISTICS for name, value in s.compute(means).items()}}
+        found = [fields_between_runs(statistic, means) for statistic in STATISTICS]
+        return {"name": c.name, **{name: value for fields in found for name, value in fields.items()}}
+
+
+def fields_between_runs(s: Statistic, means: PairedMeans) -> dict[str, Any]:
+    """The fields of one statistic of two runs; None for a value that does not exist, is infinite or is undefined."""
+    if s.needs in _missing(means.runs):
+        return s.as_fields(None)
+    return s.as_fields(means.mean(measured(s.mean), s.range) if s.of is None else s.of(means))

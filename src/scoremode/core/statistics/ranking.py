@@ -21,10 +21,11 @@ from typing import Any, cast
 import numpy as np
 
 from scoremode.core.scores.answers import measured
-from scoremode.core.statistics.comparison import BY_NAME, STATISTICS, Comparison, Statistic
+from scoremode.core.statistics.comparison import BY_NAME, STATISTICS, Comparison, fields_between_runs
 from scoremode.core.statistics.estimate import LEVEL, GroupSums
 from scoremode.core.statistics.groups import are_blocks
 from scoremode.core.statistics.paired import PairedMeans, PairedRuns, mean_differences
+from scoremode.core.statistics.statistic import Statistic
 from scoremode.errors import OptionError, RunError, did_you_mean, harmless
 from scoremode.values import Estimate
 
@@ -63,7 +64,7 @@ def rank(candidates: Sequence[Comparison] | Sequence[Mapping[str, Any]], by: str
     if means:
         _require_one_question([m.runs for m in means])
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # infinities become None
-            rows: list[Mapping[str, Any]] = [{"name": m.runs.name, **statistic.compute(m)} for m in means]
+            rows: list[Mapping[str, Any]] = [{"name": m.runs.name, **fields_between_runs(statistic, m)} for m in means]
     else:
         rows = list(cast("Sequence[Mapping[str, Any]]", candidates))
     known = [i for i, row in enumerate(rows) if row.get(by) is not None]

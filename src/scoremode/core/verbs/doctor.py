@@ -221,7 +221,7 @@ def _head_error(kind: str, stored: str) -> tuple[float, str]:
     """The largest error of the scores of random hidden states, against the definition in float64."""
     import torch
 
-    from scoremode.head.definition import define_columns, define_logits
+    from scoremode.head.columns import define_columns, define_logits
     from scoremode.head.kernels import choose
     from scoremode.head.matrix import Head
 
@@ -278,7 +278,7 @@ def _judge(folder: Path, windows: tuple[Window, ...]) -> list[Answers]:
     from transformers import AutoModelForCausalLM
 
     from scoremode.core.engine.distributions import split_columns
-    from scoremode.head.definition import define_columns
+    from scoremode.head.columns import define_columns
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
     found = []

@@ -69,8 +69,8 @@ class LlamaCppPlugin(EnginePlugin):
 
     def memory_need(self, subject: Subject, options: LlamaCppOptions, work: Work) -> MemoryNeed:
         from scoremode.core.models.gguf import read_gguf
+        from scoremode.engines.llamacpp.gguf_subject import cache_bytes, memory_of
         from scoremode.engines.llamacpp.library import library
-        from scoremode.engines.llamacpp.memory import cache_bytes, memory_of
 
         facts, choices = read_gguf(subject.name), Choices.of(options)
         size = super().memory_need(subject, options, work).size

@@ -6,7 +6,7 @@ exactly its vocabulary size; the successor table scores log 1 on a counting text
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -26,6 +26,7 @@ from scoremode.core.engine.base import (
 )
 from scoremode.core.plan.plan import Plan
 from scoremode.core.scores.answers import Answers, Window, WindowSource
+from scoremode.core.scores.schema import BUILT_IN
 from scoremode.errors import ModelError, did_you_mean
 from scoremode.head.budget import FIRST, LEFT_OUT
 from scoremode.values import Bools, Floats, Ids, Raw
@@ -54,11 +55,8 @@ class TableEngine(Engine):
         with np.errstate(divide="ignore"):
             shifted = logits - logits.max(axis=1, keepdims=True)
             self.logprobs: Floats = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-        # looked up for each line, once it is known
-        lines = len(self.logprobs)
-        self._known: Bools = np.zeros(lines, np.bool_)
-        self._rank: Ids = np.zeros(self.logprobs.shape, np.int32)  # of each id
-        self._entropy, self._top, self._top_logprob = np.zeros(lines), np.zeros(lines, np.int32), np.zeros(lines)
+        self._known: Bools = np.zeros(len(self.logprobs), np.bool_)  # the lines whose columns are computed
+        self._columns: dict[str, Raw] = {}  # (lines,), or (lines, ids) of a column that has a value per target
         self.facts = EngineFacts(
             engine="table",
             dtype="float64",
@@ -132,30 +130,49 @@ class TableEngine(Engine):
     def _answers(self, lines: Ids, targets: Ids) -> Answers:
         """The answers for targets at given lines of the table, looked up in arrays that are computed once per line."""
         self._learn(np.unique(lines))
-        return Answers(
-            logprob=self.logprobs[lines[:, None], targets],
-            rank=self._rank[lines[:, None], targets].astype(np.int64),
-            entropy=self._entropy[lines],
-            top=self._top[lines],
-            top_logprob=self._top_logprob[lines],
-        )
+        each = lines[:, None]
+        found: dict[str, Raw] = {"logprob": self.logprobs[each, targets]}
+        for column in BUILT_IN.chosen(self._columns):
+            known = self._columns[column.name]
+            values = known[each, targets] if column.per == "target" else known[lines]
+            found[column.name] = values.astype(column.numpy_type, copy=False)
+        return Answers(**(found | self._defined(lines, targets, [n for n in BUILT_IN.names if n not in found])))
 
     def _learn(self, lines: Ids) -> None:
-        """Compute the ranks, entropies and first choices of lines that were not used before."""
+        """Computes the columns of lines that were not used before."""
         new = lines[~self._known[lines]]
         if not len(new):
             return
-        logp = self.logprobs[new]
-        p = np.exp(logp)
-        order = np.argsort(-logp, axis=1, kind="stable")  # ties go to the lower id
-        ranks = np.broadcast_to(np.arange(1, logp.shape[1] + 1, dtype=np.int32), logp.shape)
-        rank = np.empty(logp.shape, np.int32)
-        np.put_along_axis(rank, order, ranks, axis=1)
-        self._rank[new] = rank
-        self._entropy[new] = -np.where(p > 0, p * np.where(p > 0, logp, 0.0), 0.0).sum(axis=1)
-        self._top[new] = logp.argmax(axis=1)
-        self._top_logprob[new] = logp.max(axis=1)
+        for name, values in closed_form(self.logprobs[new]).items():
+            shape = (len(self.logprobs), *values.shape[1:])
+            self._columns.setdefault(name, np.zeros(shape, values.dtype))[new] = values
         self._known[new] = True
+
+    def _defined(self, lines: Ids, targets: Ids, names: Sequence[str]) -> dict[str, Raw]:
+        """The columns that have no closed form here, by the head's definition."""
+        if not names:
+            return {}
+        import torch
+
+        from scoremode.head.columns import define_columns
+
+        found = define_columns(torch.from_numpy(self.logprobs[lines]), torch.from_numpy(targets.astype(np.int64)))
+        return {c.name: getattr(found, c.name).numpy().astype(c.numpy_type) for c in BUILT_IN.chosen(names)}
+
+
+def closed_form(logp: Floats) -> dict[str, Raw]:
+    """The columns of lines of log-probabilities: ranks of all ids, entropies and first choices."""
+    p = np.exp(logp)
+    order = np.argsort(-logp, axis=1, kind="stable")  # ties go to the lower id
+    ranks = np.broadcast_to(np.arange(1, logp.shape[1] + 1, dtype=np.int32), logp.shape)
+    rank = np.empty(logp.shape, np.int32)
+    np.put_along_axis(rank, order, ranks, axis=1)
+    return {
+        "rank": rank,
+        "entropy": -np.where(p > 0, p * np.where(p > 0, logp, 0.0), 0.0).sum(axis=1),
+        "top": logp.argmax(axis=1).astype(np.int32),
+        "top_logprob": logp.max(axis=1),
+    }
 
 
 Divergence = Callable[[int, Window, Floats], dict[str, Raw]]

@@ -47,8 +47,7 @@ from scoremode.engines.transformers import batches
 from scoremode.engines.transformers.batches import PADDING, OtherBatches, fed, other_threads, rows_needed
 from scoremode.engines.transformers.caches import CacheKind, require_quantizable
 from scoremode.engines.transformers.choices import TransformersOptions, choose_batch_tokens
-from scoremode.engines.transformers.loading import load_model
-from scoremode.engines.transformers.own_head import agree, find_head
+from scoremode.engines.transformers.loading import agree, find_head, load_model
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.head.chunked import diverge_from_logits, score_rows
 from scoremode.head.kernels import Choice, choose, describe_kernel

@@ -1,4 +1,4 @@
-"""Loads a checkpoint with Transformers, lists the tensors that the model does not use, and adds a PEFT adapter."""
+"""Loads a checkpoint with Transformers and its PEFT adapter, lists the tensors that it does not use, finds its head."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from scoremode.core.disk.files import remembered_sha256
+from scoremode.core.engine.options import DTYPES
 from scoremode.core.engine.registry import known_engines
 from scoremode.core.installation import pip_install
 from scoremode.core.models.facts import ModelFacts, unused_note
@@ -19,6 +21,7 @@ from scoremode.core.models.safetensors import read_header
 from scoremode.core.models.subject import Subject
 from scoremode.engines.transformers.choices import TransformersOptions, choose_device, choose_dtype
 from scoremode.errors import EngineError, ModelError
+from scoremode.head.matrix import Head
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 DROPPED = (r"rotary_emb\.inv_freq", r"(^|\.)position_ids$")  # in every class these are computed, not loaded
@@ -134,3 +137,38 @@ def _with_layers_of(folder: str, model: Any) -> Any:
             f"the adapter {folder} does not fit the model ({type(error).__name__}: {reason})",
             fix="give the adapter's own base model",
         ) from None
+
+
+def find_head(model: Any) -> Head | None:
+    """The last matrix of a model with its scale and cap, or None if it is not a plain matrix."""
+    layer = model.get_output_embeddings()
+    if not isinstance(layer, torch.nn.Linear):
+        return None
+    weight, bias = layer.weight.detach(), layer.bias
+    if str(weight.dtype).removeprefix("torch.") not in DTYPES or weight.device.type == "meta":
+        return None
+    config = model.config.get_text_config()
+    scale = 1.0
+    if (divisor := getattr(config, "logits_scaling", None)) is not None:  # Granite divides
+        scale /= float(divisor)
+    if (factor := getattr(config, "logit_scale", None)) is not None:  # Cohere multiplies
+        scale *= float(factor)
+    if weight.device.type == "cpu" and weight.dtype in (torch.float16, torch.bfloat16):
+        weight = weight.float()  # exact, and only once: on a CPU, half-precision products are slow and rounded
+    cap = getattr(config, "final_logit_softcapping", None)
+    return Head(
+        weight=weight,
+        vocabulary=weight.shape[0],
+        bias=None if bias is None else bias.detach(),
+        scale=scale,
+        softcap=None if cap is None else float(cap),
+    )
+
+
+def agree(ours: Tensor, theirs: Tensor, dtype: torch.dtype, slack: float = 1.0) -> bool:
+    """Are two tensors equal, up to ``slack`` × the rounding of the model's own dtype?"""
+    if ours.shape != theirs.shape:
+        return False
+    size = theirs.abs().max().clamp_min(1.0)
+    tolerance = {torch.float32: 1e-4, torch.float64: 1e-6, torch.float16: 5e-3}.get(dtype, 2e-2)
+    return bool(((ours - theirs).abs().max() / size) < slack * tolerance)

@@ -1,7 +1,7 @@
 """Score mode on stock vLLM: its pooling runner, with a pooler that scores.
 
 engine.py ──PoolingParams──▶ vLLM's scheduler, kernels, tensor parallelism ──hidden states──▶ pooler.py ──▶ engine.py
-            (wire.Request)                                                    tap.py + head/partials.py   (wire.Job)
+            (wire.Request)                                                    tap.py + head/columns.py    (wire.Job)
 
 On the decode path, decode.py and replay.py take the places of engine.py and of vLLM's call of the pooler.
 

@@ -28,15 +28,12 @@ from scoremode.engines.vllm.tap import (
     any_rank,
     every_rank,
     largest_of_ranks,
-    pack_divergence,
-    pack_partials,
-    unpack_divergence,
-    unpack_partials,
+    slices_of_ranks,
 )
 from scoremode.engines.vllm.wire import KERNEL_WORDS, KEY, Request, pack_words
 from scoremode.head.budget import rows_within
 from scoremode.head.chunked import Share, keep_own
-from scoremode.head.definition import Columns, define_columns
+from scoremode.head.columns import Columns, combine, define_columns, finish, partials, target_logits
 from scoremode.head.divergence import (
     Divergence,
     combine_divergence,
@@ -46,7 +43,6 @@ from scoremode.head.divergence import (
 )
 from scoremode.head.kernels import Choice, choose, describe_kernel
 from scoremode.head.matrix import Head
-from scoremode.head.partials import combine, finish, partials, target_logits
 from scoremode.head.precision import product_precision
 
 logger = logging.getLogger("vllm.scoremode")  # a child of vLLM's own logger, because vLLM's workers print that logger
@@ -270,7 +266,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         else:
             at_target = share(target_logits(x, targets, shard.first_id))
             own = partials(x, targets, at_target, shard.first_id)
-        whole = own if shard.ranks == 1 else combine([unpack_partials(w) for w in across_ranks(pack_partials(own))])
+        whole = own if shard.ranks == 1 else combine(slices_of_ranks(own))
         return finish(whole, at_target)
 
     def _projected(self, hidden: Tensor, gather: bool, vocabulary: int) -> tuple[Tensor, Head | None, Shard, Share]:
@@ -311,7 +307,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
             at_q = share(target_logits(x, targets, shard.first_id))
             part = divergence_partials(head_p.logits(states), x, targets, at_q, shard.first_id, gather=gather)
         if shard.ranks > 1:
-            part = combine_divergence([unpack_divergence(w, part) for w in across_ranks(pack_divergence(part))])
+            part = combine_divergence(slices_of_ranks(part.in_float64()))
         made = finish_divergence(part, at_q)
         return with_divergence(made.q, made)
 

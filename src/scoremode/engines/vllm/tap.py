@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,9 +19,8 @@ from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
-from scoremode.head.divergence import DivergencePartials
+from scoremode.head.columns import RowBlock
 from scoremode.head.matrix import Head, product_in_float32
-from scoremode.head.partials import Partials
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,43 +152,12 @@ def _head_of(processor: Any, lm_head: Any, bias: Tensor | None, shard: Shard) ->
 
 
 # ── between ranks ────────────────────────────────────────────────────────────────────────────────────────────────────
-def pack_divergence(d: DivergencePartials) -> Tensor:
-    """Packs all fields as float64, which is exact for ids and counts, viewed as float32. Gathering only copies bits."""
-    columns = [c.double()[:, None] for c in (*d.sums, d.q.largest, d.q.total, d.q.weighted, d.q.where)]
-    more = [c.view(torch.float64).reshape(len(c), -1) for c in _optional(d) if c is not None]
-    return torch.cat([*columns, *more, d.q.before.double()], dim=1).view(torch.float32)
+Slice = TypeVar("Slice", bound=RowBlock)
 
 
-def unpack_divergence(words: Tensor, like: DivergencePartials) -> DivergencePartials:
-    """Unpacks the partials of another rank, which measured the same fields as ``like``."""
-    x = words.contiguous().view(torch.float64)
-    largest_p, largest_q, total_p, total_q, cross, largest, total, weighted, where = x[:, :9].unbind(1)
-    more: list[Tensor | None] = []
-    at = 9
-    for own in _optional(like):
-        width = 0 if own is None else 1 if own.dim() == 1 else own.shape[1]
-        part = x[:, at : at + width].contiguous()
-        more.append(None if own is None else part.view(own.dtype).reshape(-1, *own.shape[1:]))
-        at += width
-    q = Partials(largest.float(), where.long(), total.float(), weighted.float(), x[:, at:].long())
-    return DivergencePartials(q, largest_p, largest_q, total_p, total_q, cross, *more)
-
-
-def _optional(d: DivergencePartials) -> tuple[Tensor | None, ...]:
-    """The fields that a kernel may not measure, of 64 bits each."""
-    return d.cross_q, d.first_p, d.first_q, d.apart
-
-
-def pack_partials(p: Partials) -> Tensor:
-    floats = torch.stack([p.largest, p.total, p.weighted], dim=1)
-    ints = torch.cat([p.where[:, None], p.before], dim=1).to(torch.int32)
-    # sent as float32 because some of vLLM's collectives support no other 32-bit type; gathering only copies bits
-    return torch.cat([floats.view(torch.int32), ints], dim=1).view(torch.float32)
-
-
-def unpack_partials(words: Tensor) -> Partials:
-    floats, ints = words[:, :3], words[:, 3:].contiguous().view(torch.int32).long()
-    return Partials(floats[:, 0], ints[:, 0], floats[:, 1], floats[:, 2], ints[:, 1:])
+def slices_of_ranks(own: Slice) -> list[Slice]:
+    """Gathers what each rank computed from its slice of the vocabulary, in rank order."""
+    return [own.like_from_words(words) for words in across_ranks(own.to_words())]
 
 
 def across_ranks(own: Tensor) -> list[Tensor]:

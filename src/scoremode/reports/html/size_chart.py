@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from scoremode.core.statistics.comparison import Comparison, Statistic
+from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.statistics.ranking import pareto_front
+from scoremode.core.statistics.statistic import Statistic
 from scoremode.reports.html.drawing import Axis, Frame, linear, logarithmic, plain
 from scoremode.reports.html.templating import fill
 from scoremode.reports.numbers import SHOWN, Statistics

@@ -9,8 +9,9 @@ from typing import Any
 from markupsafe import Markup
 
 from scoremode.core.plan.path import PREFILL
-from scoremode.core.statistics.comparison import Comparison, Statistic, are_of_paths
+from scoremode.core.statistics.comparison import Comparison, are_of_paths
 from scoremode.core.statistics.gate import too_few
+from scoremode.core.statistics.statistic import Statistic
 from scoremode.core.store.run import NEEDS, Run
 from scoremode.errors import RunError
 from scoremode.reports.html.provenance import distinct_baselines, run_key, run_name, served_facts

@@ -8,9 +8,10 @@ from typing import Any
 from rich.text import Text
 
 from scoremode.core.scores.schema import DIVERGENCE, KL
-from scoremode.core.statistics.comparison import Comparison, Statistic
+from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.statistics.gate import too_few
 from scoremode.core.statistics.ranking import pairs_tested, rank
+from scoremode.core.statistics.statistic import Statistic
 from scoremode.reports.numbers import baseline_perplexity, shown_statistic, shown_statistics, statistics_for_people
 from scoremode.reports.public_text import public_name
 from scoremode.reports.served import ServedModel, baseline_cache, in_order, served, served_manifest

@@ -10,9 +10,8 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from scoremode.core.scores.schema import BUILT_IN, Metric
 from scoremode.core.store.run import Run
-from scoremode.reports.numbers import RUN_MEASURES, RunMeasure, basis, with_error
+from scoremode.reports.numbers import METRICS, RUN_MEASURES, basis, with_error
 from scoremode.reports.terminal.console import GAP, BlockTable, Facts, Fitted, TableColumn, longest_word
 from scoremode.reports.terminal.part_tables import run_slices_table
 from scoremode.reports.text import NOT_MEASURED, context_before, counted, middle_cut, shown, worst_targets
@@ -30,20 +29,18 @@ USUAL_CACHES: tuple[list[str], ...] = ([], ["auto"], ["f16"], ["16"])  # the typ
 def run_table(run: Run, worst: int = 8) -> list[Any]:
     """Makes the tables that ``scoremode ppl`` and ``scoremode show`` print."""
     m = run.manifest
-    of_columns = [metric for _, metric in BUILT_IN.metrics]
-    measures = [*RUN_MEASURES, *_own_measures(of_columns)]
-    stored = {one: m["metrics"].get(one.name) for one in measures}
+    stored = {one: m["metrics"].get(one.name) for one in RUN_MEASURES}
     metrics = {one: Estimate.from_json(value) for one, value in stored.items() if value is not None}
     numbers = {one: with_error(known, percent=one.percent) for one, known in metrics.items()}
     wide = max((len(number) for number in numbers.values() if len(number) <= WIDEST), default=0)
     table = Facts()
-    for one in measures:
+    for one in RUN_MEASURES:
         if one in metrics:
             number = Text(numbers[one].ljust(wide), "bold" * (one.name == "perplexity"))
             known = metrics[one].stderr is not None
             rests_on = basis(metrics[one], m["stderr_groups"], percent=one.percent) if known else ""
             table.line(one.terminal, Text.assemble(number, (f"   {rests_on}", "dim")))
-        elif one.name in {metric.name for metric in of_columns}:
+        elif one.name in {metric.name for metric in METRICS}:
             table.line(one.terminal, Text(NOT_MEASURED, "dim"))
     first = metrics.get(RUN_MEASURES[0])
     if first is not None and first.stderr is None and math.isfinite(first.value):
@@ -80,13 +77,6 @@ def model_line(m: Mapping[str, Any]) -> str:
     return shown(
         ", ".join([f"{m['model']} on {m['engine']}", str(m["dtype"]), f"head {m['head']}", m["device"], *cache])
     )
-
-
-def _own_measures(of_columns: Sequence[Metric]) -> list[RunMeasure]:
-    """Returns the means over columns that RUN_MEASURES does not list, as measures for tables."""
-    known = {measure.name for measure in RUN_MEASURES}
-    own = [metric for metric in of_columns if metric.name not in known]
-    return [RunMeasure(m.name, m.label, shown(m.label), percent=m.share_of is not None) for m in own]
 
 
 def questions_table(found: Sequence[Run]) -> list[Any]:

@@ -13,13 +13,23 @@ from typing import Any
 
 import numpy as np
 
+from scoremode.core.scores.answers import measured
 from scoremode.core.statistics.estimate import finite_or_none, transformed, with_error_fields
+from scoremode.core.statistics.statistic import Statistic
 from scoremode.studies.attribution.cells import Cells, Damage
 from scoremode.values import Estimate, Floats
 
 GIGA = 1e9
 SEEN, HELD_OUT = "first", "second"  # halves of the windows
 SMALLER, LARGER = 0.995, 1.02  # a uniform candidate has the size of a mixture within these factors
+
+
+OF_DAMAGE = (
+    Statistic("kl", "KL(baseline‖swapped), nats", lambda damage: damage.kl, range="positive"),
+    Statistic("delta_logprob", "change of log-probability, nats", lambda damage: damage.moved),
+    Statistic("same_top", "share of same first choices", lambda damage: damage.same, range="share"),
+)
+"""The means over cells that every damage has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,11 +261,11 @@ class Attribution:
 
     def statistics(self, damage: Damage) -> dict[str, Any]:
         """KL, change of log-probability and share of same first choices, each with its error."""
-        return {
-            **with_error_fields("kl", self.cells.mean(damage.kl, within="positive")),
-            **with_error_fields("delta_logprob", self.cells.mean(damage.moved)),
-            **with_error_fields("same_top", self.cells.mean(damage.same, within="share")),
-        }
+        found = [
+            (one, self.cells.mean(np.asarray(measured(one.mean)(damage), np.float64), within=one.range))
+            for one in OF_DAMAGE
+        ]
+        return {name: value for one, mean in found for name, value in one.as_fields(mean).items()}
 
 
 def ordered(found: Attribution, units: Sequence[UnitDamage]) -> list[UnitDamage]:

@@ -31,37 +31,78 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scoremode.core.scores.answers import measured
 from scoremode.core.scores.frames import ArrowTable, few_lines
 from scoremode.core.scores.schema import ROUNDING
 from scoremode.core.statistics.depth import depth_edges, means_by_stretch
-from scoremode.core.statistics.estimate import error_fields, finite_or_none, ratio, with_error_fields
 from scoremode.core.statistics.gate import check, parse, too_few
+from scoremode.core.statistics.statistic import Statistic, computed, fields_of, plain
 from scoremode.core.statistics.streams import quantiles
 from scoremode.errors import InputError
 from scoremode.values import Bools, Estimate, Floats, Ints, Range
 
 CLIP = (0.8, 1.2)  # ratios inside are not clipped by PPO's usual range
 QUANTILES = {"min": 0.0, "p01": 0.01, "p05": 0.05, "median": 0.5, "p95": 0.95, "p99": 0.99, "p999": 0.999, "max": 1.0}
-ESTIMATES: dict[str, Range] = {
-    "k1": "any",
-    "k2": "positive",
-    "k3": "positive",
-    "kl": "positive",
-    "ratio_mean": "positive",
-    "outside_clip": "share",
-    "sequence_k1": "any",
-    "sequence_outside_clip": "share",
-}
-"""The means over tokens or samples, and what each can be."""
-FIELDS = (
-    *("tokens", "samples", "prompts", "zero_probability", "kl_infinite"),
-    *(name for estimate in ESTIMATES for name in error_fields(estimate)),
-    *(f"ratio_{name}" for name in QUANTILES),
-    *(f"sequence_ratio_{name}" for name in QUANTILES),
-    *("effective_sample_size", "sequence_effective_sample_size"),
-)
-"""The fields of ``Mismatch.statistics`` that a rule may name."""
 EXAMPLE = "write a rule such as 'k3 > 0.015 surely' or 'outside_clip > 0.01'"
+
+
+@dataclass(frozen=True, eq=False)
+class Ratios:
+    """Importance ratios of tokens, or of whole samples: products of the ratios of their tokens."""
+
+    log: Floats  # (n,) ln r; -∞ where the trainer thinks a sampled token impossible
+    groups: Ints  # (n,) the prompt, numbered from 0
+    clip: tuple[float, float]
+    kl: Floats | None = None  # (n,) of tokens, if it was measured
+
+    @property
+    def outside_clip(self) -> Floats:
+        low, high = map(math.log, self.clip)
+        return ((self.log < low) | (self.log > high)).astype(np.float64)
+
+    @cached_property
+    def quantiles(self) -> dict[str, float]:
+        return quantiles(np.exp(self.log), QUANTILES)
+
+
+def _quantiles(prefix: str, rows: str) -> tuple[Statistic, ...]:
+    def one(name: str) -> Statistic:
+        return plain(f"{prefix}ratio_{name}", "a quantile of r", lambda ratios: ratios.quantiles[name], rows=rows)
+
+    return tuple(map(one, QUANTILES))
+
+
+def _effective(prefix: str, rows: str) -> Statistic:
+    about = "the share of samples that would be left after weighting by r"
+    return plain(f"{prefix}effective_sample_size", about, lambda ratios: effective_share(ratios.log), rows=rows)
+
+
+COUNTS = (
+    plain("tokens", "sampled tokens", lambda m: len(m.rollout)),
+    plain("samples", "texts that were sampled", lambda m: len(m.samples.log)),
+    plain("prompts", "prompts with a token", lambda m: len(np.unique(m.samples.groups))),
+    plain("zero_probability", "tokens that the trainer thinks impossible", lambda m: int(np.isneginf(m.trainer).sum())),
+    plain("kl_infinite", "tokens with infinite KL", lambda m: int(np.isinf(m.kl).sum()), needs="kl"),
+)
+STATISTICS = (
+    Statistic("k1", "KL(π‖τ) estimated by -ln r, nats", lambda r: -r.log, rows="tokens"),
+    Statistic("k2", "by ½ (ln r)²", lambda r: r.log**2 / 2, rows="tokens", range="positive"),
+    Statistic("k3", "by r - 1 - ln r", lambda r: np.expm1(r.log) - r.log, rows="tokens", range="positive"),
+    Statistic("kl", "KL(π‖τ), exact", lambda r: measured(r.kl), rows="tokens", needs="kl", range="positive"),
+    Statistic("ratio_mean", "mean of r", lambda r: np.exp(r.log), rows="tokens", range="positive"),
+    Statistic(
+        "outside_clip", "share outside of the clip range", lambda r: r.outside_clip, rows="tokens", range="share"
+    ),
+    Statistic("sequence_k1", "-ln r of whole samples, nats", lambda r: -r.log, rows="samples"),
+    Statistic("sequence_outside_clip", "the same share", lambda r: r.outside_clip, rows="samples", range="share"),
+    *_quantiles("", "tokens"),
+    *_quantiles("sequence_", "samples"),
+    _effective("", "tokens"),
+    _effective("sequence_", "samples"),
+)
+FIELDS = fields_of((*COUNTS, *STATISTICS))
+"""The fields of ``Mismatch.statistics`` that a rule may name."""
+BY_POSITION = [one for name in ("k3", "outside_clip", "kl") for one in STATISTICS if one.name == name]
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,22 +148,16 @@ class Mismatch(ArrowTable):
         return found
 
     @cached_property
-    def groups(self) -> Ints:
-        """(n,) the prompt of each token, numbered from 0."""
-        return np.unique(self.prompt, return_inverse=True)[1].astype(np.int64)
+    def tokens(self) -> Ratios:
+        groups: Ints = np.unique(self.prompt, return_inverse=True)[1].astype(np.int64)
+        return Ratios(self.log_ratio, groups, self.clip, self.kl)
 
     @cached_property
-    def _samples(self) -> tuple[Ints, Ints]:
-        """The sample of each token, numbered from 0, and the group of each sample."""
-        pairs = np.stack([self.groups, self.sample], axis=1)
+    def samples(self) -> Ratios:
+        pairs = np.stack([self.tokens.groups, self.sample], axis=1)
         found, index = np.unique(pairs, axis=0, return_inverse=True)
-        return index.reshape(-1).astype(np.int64), found[:, 0]
-
-    @property
-    def sequence_log_ratio(self) -> Floats:
-        """(samples,) the sum of ln r over the tokens of each sample."""
-        index, groups = self._samples
-        return np.bincount(index, self.log_ratio, minlength=len(groups)).astype(np.float64)
+        sums = np.bincount(index.reshape(-1), self.log_ratio, minlength=len(found)).astype(np.float64)
+        return Ratios(sums, found[:, 0], self.clip)
 
     # ── numbers ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def statistics(self) -> dict[str, Any]:
@@ -131,58 +166,31 @@ class Mismatch(ArrowTable):
 
     @cached_property
     def _statistics(self) -> dict[str, Any]:
-        whole, (_, groups) = self.sequence_log_ratio, self._samples
-        with np.errstate(over="ignore", invalid="ignore"):  # infinities become None
-            return {
-                "name": self.names[1],
-                "rollout": self.names[0],
-                "tokens": len(self.rollout),
-                "samples": len(groups),
-                "prompts": len(np.unique(groups)),
-                "zero_probability": int(np.isneginf(self.trainer).sum()),
-                "kl_infinite": None if self.kl is None else int(np.isinf(self.kl).sum()),
-                "clip": list(self.clip),
-                **{name: value for k in ESTIMATES for name, value in with_error_fields(k, self._estimate(k)).items()},
-                **{f"ratio_{name}": value for name, value in _ratio_quantiles(self.log_ratio).items()},
-                **{f"sequence_ratio_{name}": value for name, value in _ratio_quantiles(whole).items()},
-                "effective_sample_size": effective_share(self.log_ratio),
-                "sequence_effective_sample_size": effective_share(whole),
-                "notes": list(self.notes),
-            }
-
-    def _estimate(self, name: str) -> Estimate | None:
-        of_sequences = name.startswith("sequence_")
-        log_ratio = self.sequence_log_ratio if of_sequences else self.log_ratio
-        groups = self._samples[1] if of_sequences else self.groups
-        values = self.kl if name == "kl" else self._values(name.removeprefix("sequence_"), log_ratio)
-        return None if values is None else ratio(values, np.ones(len(values)), groups, ESTIMATES[name])
-
-    def _values(self, name: str, log_ratio: Floats) -> Floats:
-        """What is averaged, per token or per sample."""
-        if name == "outside_clip":
-            low, high = map(math.log, self.clip)
-            return ((log_ratio < low) | (log_ratio > high)).astype(np.float64)
-        return np.exp(log_ratio) if name == "ratio_mean" else KL_ESTIMATES[name](log_ratio)
+        about = {"name": self.names[1], "rollout": self.names[0]}
+        counts, numbers = computed(COUNTS, self), computed(STATISTICS, self)
+        return {**about, **counts, "clip": list(self.clip), **numbers, "notes": list(self.notes)}
 
     def by_position(self) -> list[dict[str, Any]]:
         """k3, KL and the share outside the clip range, in stretches of positions: 0 to 63, 64 to 127, 128 to 255, …"""
         if not len(self.position):
             return []
         edges = depth_edges(int(self.position.max()))
+        shown = [one for one in BY_POSITION if one.name != "kl" or self.kl is not None]
         with np.errstate(over="ignore"):
-            columns = {name: self._values(name, self.log_ratio) for name in ("k3", "outside_clip")}
-        columns |= {} if self.kl is None else {"kl": self.kl}
-        means = {name: self._by_stretch(column, edges, ESTIMATES[name]) for name, column in columns.items()}
+            columns = {one: np.asarray(measured(one.mean)(self.tokens), np.float64) for one in shown}
+        means = [self._by_stretch(column, edges, one.range) for one, column in columns.items()]
+        unbounded = ~np.isfinite(columns[shown[0]])
         rows = []
         for i, (first, end) in enumerate(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)):
             here = (self.position >= first) & (self.position < end)
-            fields = {key: value for name in columns for key, value in with_error_fields(name, means[name][i]).items()}
-            left_out = int((~np.isfinite(columns["k3"][here])).sum())
-            rows.append({"first": first, "last": end - 1, "tokens": int(here.sum()), **fields, "unbounded": left_out})
+            fields = {k: v for one, own in zip(shown, means, strict=True) for k, v in one.as_fields(own[i]).items()}
+            counts = {"tokens": int(here.sum()), **fields, "unbounded": int(unbounded[here].sum())}
+            rows.append({"first": first, "last": end - 1, **counts})
         return [row for row in rows if row["tokens"]]
 
     def _by_stretch(self, column: Floats, edges: Ints, within: Range) -> list[Estimate]:
-        return means_by_stretch(lambda: [column], lambda: iter([(self.position, self.groups)]), edges, within)
+        places = [(self.position, self.tokens.groups)]
+        return means_by_stretch(lambda: [column], lambda: iter(places), edges, within)
 
     def by_slice(self) -> list[dict[str, Any]]:
         """The statistics of each slice, in the order in which slices first appear; empty if there are none."""
@@ -231,18 +239,6 @@ class Mismatch(ArrowTable):
         )
 
 
-KL_ESTIMATES: Mapping[str, Any] = {
-    "k1": lambda log_ratio: -log_ratio,
-    "k2": lambda log_ratio: log_ratio**2 / 2,
-    "k3": lambda log_ratio: np.expm1(log_ratio) - log_ratio,
-}
-"""What is averaged, from ln r."""
-
-
-def _ratio_quantiles(log_ratio: Floats) -> dict[str, float | None]:
-    return {name: finite_or_none(value) for name, value in quantiles(np.exp(log_ratio), QUANTILES).items()}
-
-
 def effective_share(log_weights: Floats) -> float | None:
     """(Σ w)² / (n Σ w²) from ln w; None without a weight above zero.
 
@@ -257,13 +253,13 @@ def effective_share(log_weights: Floats) -> float | None:
 
 def _why_unknown(name: str, statistics: Mapping[str, Any]) -> str:
     """Says why a number of ``Mismatch.statistics`` is None, by the first reason that applies."""
-    plain = re.sub("_(stderr|low|high)$", "", name)
+    number = re.sub("_(stderr|low|high)$", "", name)
     zero, infinite = statistics.get("zero_probability"), statistics.get("kl_infinite")
     reasons = (
         (not statistics.get("tokens"), "there are no tokens"),
-        (plain == "kl" and infinite is None, "the distributions were not compared"),
-        (plain == "kl" and infinite, f"tokens with infinite KL: {infinite}"),
-        (statistics.get(plain) is None and zero, f"tokens that the trainer thinks impossible: {zero}"),
-        (name != plain and statistics.get(plain) is not None, too_few(statistics.get("prompts"), "prompts")),
+        (number == "kl" and infinite is None, "the distributions were not compared"),
+        (number == "kl" and infinite, f"tokens with infinite KL: {infinite}"),
+        (statistics.get(number) is None and zero, f"tokens that the trainer thinks impossible: {zero}"),
+        (name != number and statistics.get(number) is not None, too_few(statistics.get("prompts"), "prompts")),
     )
     return next((reason for applies, reason in reasons if applies), "it has no value")

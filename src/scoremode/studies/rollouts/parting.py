@@ -32,6 +32,7 @@ import numpy as np
 from scoremode.core.scores.answers import measured
 from scoremode.core.statistics.estimate import ratio, with_bounds, with_error_fields
 from scoremode.core.statistics.groups import FEWEST
+from scoremode.core.statistics.statistic import Statistic, computed, plain
 from scoremode.errors import RunError
 from scoremode.values import Bools, Estimate, Floats, Ids, Ints
 
@@ -108,7 +109,7 @@ class Partings:
 
     noise: float  # nats: a smaller gap is a near-tie
     text: Ints  # (texts,) the texts that have a target, in order
-    group: Ints  # (texts,)
+    groups: Ints  # (texts,)
     length: Ints  # (texts,) tokens of the text
     first_other: Ints  # (texts,) the token, from 1, at which the candidate first has another choice; 0: nowhere
     first_parting: Ints  # (texts,) the same, near-ties not counted
@@ -118,12 +119,7 @@ class Partings:
     def survival(self, *, near_ties: bool = False) -> Survival:
         """Returns survival against length; with ``near_ties``, these count as partings too."""
         first = self.first_other if near_ties else self.first_parting
-        return Survival(np.where(first > 0, first, self.length), first > 0, self.group)
-
-    def without(self, *, near_ties: bool = False) -> Estimate:
-        """Returns the share of texts that have no parting, whatever their length."""
-        parted = (self.first_other if near_ties else self.first_parting) > 0
-        return ratio(~parted, np.ones(len(parted)), self.group, "share")
+        return Survival(np.where(first > 0, first, self.length), first > 0, self.groups)
 
     def lengths(self) -> list[int]:
         """Returns the lengths at which tables show survival: 16, 32, 64, …, and the longest text.
@@ -138,28 +134,30 @@ class Partings:
 
     def statistics(self, lengths: Sequence[int] | None = None) -> dict[str, Any]:
         """Returns all numbers by name, ready for JSON; None for one that is not known."""
+        rows = self._survival_rows(self.lengths() if lengths is None else lengths)
+        return {**computed(STATISTICS, self), "survival": rows}
+
+    def _survival_rows(self, lengths: Sequence[int]) -> list[dict[str, Any]]:
         strict, beyond = self.survival(near_ties=True), self.survival()
-        return {
-            "texts": len(self.text),
-            "groups": len(np.unique(self.group)),
-            "targets": int(self.length.sum()),
-            "noise": self.noise,
-            "other_choices": self.other_choices,
-            "near_ties": self.near_ties,
-            **with_error_fields("without_parting", self.without()),
-            **with_error_fields("without_other_choice", self.without(near_ties=True)),
-            "median_parting": beyond.median(),
-            "median_other_choice": strict.median(),
-            "survival": [
-                {
-                    "length": length,
-                    "texts": (found := beyond.at(length)).n,
-                    **with_error_fields("no_parting", found),
-                    **with_error_fields("no_other_choice", strict.at(length)),
-                }
-                for length in (self.lengths() if lengths is None else lengths)
-            ],
-        }
+        each = [(length, beyond.at(length), strict.at(length)) for length in lengths]
+        return [
+            {"length": t, "texts": a.n, **with_error_fields("no_parting", a), **with_error_fields("no_other_choice", b)}
+            for t, a, b in each
+        ]
+
+
+STATISTICS = (
+    plain("texts", "texts with a target", lambda p: len(p.text)),
+    plain("groups", "prompts", lambda p: len(np.unique(p.groups))),
+    plain("targets", "tokens of these texts", lambda p: int(p.length.sum())),
+    plain("noise", "nats: a smaller gap is a near-tie", lambda p: p.noise),
+    plain("other_choices", "tokens at which the candidate has another choice", lambda p: p.other_choices),
+    plain("near_ties", "those that are near-ties", lambda p: p.near_ties),
+    Statistic("without_parting", "share of texts without a parting", lambda p: p.first_parting == 0, range="share"),
+    Statistic("without_other_choice", "the same, near-ties counted", lambda p: p.first_other == 0, range="share"),
+    plain("median_parting", "length that half of the texts reach", lambda p: p.survival().median()),
+    plain("median_other_choice", "near-ties counted", lambda p: p.survival(near_ties=True).median()),
+)
 
 
 def partings(text: Ints, group: Ints, token: Ids, top: Ids, gap: Floats, *, noise: float = 0.0) -> Partings:
@@ -190,7 +188,7 @@ def partings(text: Ints, group: Ints, token: Ids, top: Ids, gap: Floats, *, nois
     return Partings(
         noise=noise,
         text=text[starts],
-        group=group[starts],
+        groups=group[starts],
         length=length,
         first_other=first(other),
         first_parting=first(other & ~near),

@@ -15,15 +15,18 @@ docs/tasks.md has every formula, and how often the bounds contain the true value
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
 
 from scoremode.core.scores.answers import measured
-from scoremode.core.statistics.estimate import LEVEL, with_bounds, with_error_fields
+from scoremode.core.statistics.estimate import LEVEL, with_bounds
 from scoremode.core.statistics.groups import FEWEST
+from scoremode.core.statistics.statistic import Statistic, computed, fields_of, plain
 from scoremode.values import Bools, Estimate, Floats, Range
 
 EXTRA = 0.5  # how many documents are added as lost, and as many as gained
@@ -64,55 +67,67 @@ def row_statistics(name: str, kind: str, parts: Parts) -> dict[str, Any]:
     that has nothing right, a margin with a probability of zero).
     """
     metrics = sorted({task.metric for task, _ in parts})
-    found: dict[str, Any] = {"name": name, "kind": kind, "metric": " / ".join(metrics)}
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        return found | _row_fields(parts)
+    return {"name": name, "kind": kind, "metric": " / ".join(metrics), **computed(STATISTICS, parts)}
 
 
-def _row_fields(parts: Parts) -> dict[str, Any]:
-    found: dict[str, Any] = {"documents": sum(task.documents for task, _ in parts)}
-    found |= _metric_fields("", "accuracy", [(task.metrics[task.metric], w) for task, w in parts])
-    for metric in COMMON:
-        found |= _metric_fields(f"{metric}_", metric, [(task.metrics.get(metric), w) for task, w in parts])
-    changed = _known([(task.changed, w) for task, w in parts])
-    found |= with_error_fields("changed", share(changed) if changed else None)
-    for of in ("gold", "margin", "margin_norm"):
-        pairs = _known([(getattr(task, of), w) for task, w in parts])
-        shifts = [(pair[1] - pair[0], w) for pair, w in pairs]
-        found |= with_error_fields(f"{of}_shift", mean(shifts) if shifts else None)
-    kl = _known([(task.kl, w) for task, w in parts])
-    return found | with_error_fields("kl_choices", mean(kl, "positive") if kl else None)
+def _known(parts: Parts, value: Callable[[PairedTask], T | None]) -> list[tuple[T, float]]:
+    """Returns a value of each of a row's tasks, with their weights, or an empty list if any task has none."""
+    known = [(found, w) for task, w in parts if (found := value(task)) is not None]
+    return known if len(known) == len(parts) else []
 
 
-def _known(values: Sequence[tuple[T | None, float]]) -> list[tuple[T, float]]:
-    """Returns the values of a row's tasks, with their weights, or an empty list if any task has no value."""
-    known = [(value, w) for value, w in values if value is not None]
-    return known if len(known) == len(values) else []
+def _over_tasks(name: str, about: str, value: Callable[[PairedTask], Any], estimate: Callable[[Any], Any]) -> Statistic:
+    """A number of a row, from a value of each of its tasks; None if a task does not have it."""
+    return Statistic(name, about, of=lambda parts: estimate(found) if (found := _known(parts, value)) else None)
 
 
-def _metric_fields(prefix: str, accuracy: str, given: Sequence[tuple[Pair | None, float]]) -> dict[str, Any]:
-    """Returns the numbers of one metric. Flips are counted only if every document is either right or wrong."""
-    estimates: dict[str, Estimate | None] = dict.fromkeys(
-        (f"{accuracy}_baseline", f"{accuracy}_candidate", f"{accuracy}_difference")
-    ) | dict.fromkeys((f"{prefix}recovery", f"{prefix}flips", f"{prefix}lost", f"{prefix}gained"))
-    counts: dict[str, Any] = dict.fromkeys((f"{prefix}lost_documents", f"{prefix}gained_documents", f"{prefix}mcnemar"))
-    pairs = _known(given)
-    binary = all(is_binary(side) for pair, _ in pairs for side in pair)
-    if pairs:
-        for i, side in enumerate(("baseline", "candidate")):
-            values = [(pair[i], w) for pair, w in pairs]
-            right = share([(one > 0, w) for one, w in values]) if binary else mean(values)
-            estimates[f"{accuracy}_{side}"] = right
-        estimates[f"{accuracy}_difference"] = difference(pairs)
-        estimates[f"{prefix}recovery"] = recovery(pairs)
-    if pairs and binary:
-        lost, gained = ([(pair[i] > pair[1 - i], w) for pair, w in pairs] for i in (0, 1))
-        estimates[f"{prefix}flips"] = share([(a | b, w) for (a, w), (b, _) in zip(lost, gained, strict=True)])
-        estimates[f"{prefix}lost"], estimates[f"{prefix}gained"] = share(lost), share(gained)
-        down, up = (sum(int(one.sum()) for one, _ in side) for side in (lost, gained))
-        counts = dict(zip(counts, (down, up, mcnemar(down, up)), strict=True))
-    found = {field: value for name, e in estimates.items() for field, value in with_error_fields(name, e).items()}
-    return found | counts
+def _of_metric(prefix: str, accuracy: str, metric: str | None) -> tuple[Statistic, ...]:
+    """The numbers of one metric, or of the main one of each task. Flips need documents that are right or wrong."""
+
+    def pairs(task: PairedTask) -> Pair | None:
+        return task.metrics.get(metric or task.metric)
+
+    def flips(task: PairedTask) -> Pair | None:
+        found = pairs(task)
+        return found if found is not None and all(map(is_binary, found)) else None
+
+    def lost(found: Any, i: int = 0) -> list[tuple[Bools, float]]:
+        return [(pair[i] > pair[1 - i], w) for pair, w in found]
+
+    def counted(name: str, about: str, count: Callable[[int, int], float]) -> Statistic:
+        def of(found: Any) -> float:
+            return count(*(sum(int(one.sum()) for one, _ in lost(found, i)) for i in (0, 1)))
+
+        return replace(_over_tasks(f"{prefix}{name}", about, flips, of), has_error=False)
+
+    sides = ((side, partial(_right, side=i)) for i, side in enumerate(("baseline", "candidate")))
+    return (
+        *(_over_tasks(f"{accuracy}_{side}", f"mean metric of the {side}", pairs, right) for side, right in sides),
+        _over_tasks(f"{accuracy}_difference", "candidate minus baseline", pairs, difference),
+        _over_tasks(f"{prefix}recovery", "candidate / baseline", pairs, recovery),
+        _over_tasks(
+            f"{prefix}flips", "share that flips", flips, lambda found: share([(a != b, w) for (a, b), w in found])
+        ),
+        _over_tasks(f"{prefix}lost", "share that turns wrong", flips, lambda found: share(lost(found))),
+        _over_tasks(f"{prefix}gained", "share that turns right", flips, lambda found: share(lost(found, 1))),
+        counted("lost_documents", "documents that turn wrong", lambda lost, gained: lost),
+        counted("gained_documents", "documents that turn right", lambda lost, gained: gained),
+        counted("mcnemar", "the chance of so uneven a split", mcnemar),
+    )
+
+
+def _right(pairs: Sequence[tuple[Pair, float]], side: int) -> Estimate:
+    """The mean metric of one model: a share if every document is either right or wrong under both."""
+    values = [(pair[side], w) for pair, w in pairs]
+    binary = all(is_binary(own) for pair, _ in pairs for own in pair)
+    return share([(one > 0, w) for one, w in values]) if binary else mean(values)
+
+
+def _shift(of: str, about: str) -> Statistic:
+    def estimate(pairs: Sequence[tuple[Pair, float]]) -> Estimate:
+        return mean([(candidate - baseline, w) for (baseline, candidate), w in pairs])
+
+    return _over_tasks(f"{of}_shift", about, attrgetter(of), estimate)
 
 
 def is_binary(values: Floats) -> bool:
@@ -264,5 +279,15 @@ def mcnemar(lost: int, gained: int) -> float:
     return min(1.0, 2 * float(bdtr(min(lost, gained), lost + gained, 0.5)))
 
 
-FIELDS = tuple(_row_fields([]))
+STATISTICS = (
+    plain("documents", "number of documents", lambda parts: sum(task.documents for task, _ in parts)),
+    *_of_metric("", "accuracy", None),
+    *(one for metric in COMMON for one in _of_metric(f"{metric}_", metric, metric)),
+    _over_tasks("changed", "share with another answer", attrgetter("changed"), share),
+    _shift("gold", "change of the right answer's log-probability"),
+    _shift("margin", "change of the right answer's lead over the best other"),
+    _shift("margin_norm", "the same per character"),
+    _over_tasks("kl_choices", "KL over the choices", attrgetter("kl"), lambda found: mean(found, "positive")),
+)
+FIELDS = fields_of(STATISTICS)
 """Every number of ``row_statistics``, in its order; a gate may name any of them."""

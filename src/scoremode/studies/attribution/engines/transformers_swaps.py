@@ -28,7 +28,7 @@ from scoremode.core.scores.answers import Answers, WindowSource
 from scoremode.engines.transformers.batches import rows_needed
 from scoremode.engines.transformers.engine import PROBE_TOKENS, TransformersEngine, replaced
 from scoremode.engines.transformers.kept_states import KeptStates, Place, choose_place
-from scoremode.engines.transformers.own_head import find_head
+from scoremode.engines.transformers.loading import find_head
 from scoremode.errors import EngineError, ModelError
 from scoremode.head.budget import free_on
 from scoremode.head.divergence import Keep, keep_in, keep_nothing

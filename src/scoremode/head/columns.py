@@ -1,22 +1,29 @@
-"""Computes scores from slices of the vocabulary: each is reduced to a few numbers per row, which are then combined.
+"""The columns of a head: their definition in float64, and how they are computed from slices of the vocabulary.
+
+``define_columns`` is slow and obvious, and every kernel is tested against it. Kernels reduce a slice of the vocabulary
+to a few numbers per row, which are then combined:
 
 logits (n, slice) ──partials──▶ Partials ──combine──▶ Partials of the whole vocabulary ──finish──▶ Columns
 
 A slice is a tensor-parallel shard, a tile of a kernel, or the whole vocabulary. A target's logit must be known before
 its rank can be counted, so it is read first (``target_logits``) and shared between the slices.
+
+A new column is a field of ``Columns`` here and one of ``ScoreColumns`` in core/scores/schema.py. If it needs a new
+number of each slice, that is a field of ``Partials`` too, which each kernel computes: here, blocked.py, rows_triton.py
+and fused_kernels.py. Nothing else lists fields.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
 
 from scoremode.head.budget import rows_of_workspace
-from scoremode.head.definition import Columns, RowBlock, define_columns
 
 MANY_TARGETS = 64  # per row; with more, counting for each target costs more than one pass saves
 FEW_TARGETS = 4  # per row; with more, sorting is faster than counting on a CPU
@@ -25,15 +32,149 @@ FAR_BELOW = -1e4  # its exp() is 0 in float32; replaces -inf where -inf · 0 wou
 LOWEST = torch.finfo(torch.float32).min  # replaces a largest logit of -inf, because -inf - -inf would give NaN
 
 
+# ── blocks of rows ────────────────────────────────────────────────────────────────────────────────────────────────────
+class RowBlock:
+    """A block of rows. Its fields are tensors with one line per row, other blocks of the same rows, or None."""
+
+    __slots__ = ()
+
+    @classmethod
+    def cat(cls, parts: Sequence[Self]) -> Self:
+        """Concatenates the rows of several blocks."""
+        if len(parts) == 1:
+            return parts[0]
+        build: Any = cls  # a dataclass, whose slots are its fields
+        each: list[list[Any]] = [[getattr(part, name) for part in parts] for name in build.__slots__]
+        found: Self = build(*map(_joined, each))
+        return found
+
+    def to_words(self) -> Tensor:
+        """Packs all fields as 32-bit words, one line per row, to be sent between ranks.
+
+        The words are viewed as float32, because some collectives know no other type of 32 bits; they only copy bits.
+        """
+        return torch.cat([_words(field) for field in self._fields() if field is not None], dim=1)
+
+    def _fields(self) -> list[Any]:
+        own: Any = self  # a dataclass, whose slots are its fields
+        return [getattr(self, name) for name in own.__slots__]
+
+    def like_from_words(self, words: Tensor) -> Self:
+        """Unpacks the words of another slice, which has the same fields and as many rows as this one."""
+        found, rest = _unpacked(self, words)
+        assert rest.shape[1] == 0, "the slices have different fields"
+        return cast(Self, found)
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    if parts[0] is None:
+        return None
+    return type(parts[0]).cat(parts) if isinstance(parts[0], RowBlock) else torch.cat(list(parts))
+
+
+def _words(field: Tensor | RowBlock) -> Tensor:
+    if isinstance(field, RowBlock):
+        return field.to_words()
+    lines = field.reshape(len(field), field.shape[1:].numel())
+    return lines.clone(memory_format=torch.contiguous_format).view(torch.float32)
+
+
+def _unpacked(own: Any, words: Tensor) -> tuple[Any, Tensor]:
+    """Returns a field like ``own`` from the first words of each line, and the other words."""
+    if own is None:
+        return None, words
+    if isinstance(own, RowBlock):
+        fields = []
+        for like in own._fields():
+            field, words = _unpacked(like, words)
+            fields.append(field)
+        build: Any = type(own)
+        return build(*fields), words
+    width = own.shape[1:].numel() * own.element_size() // 4
+    first = words[:, :width].clone(memory_format=torch.contiguous_format)
+    return first.view(own.dtype).reshape(own.shape), words[:, width:]
+
+
+# ── the definition ────────────────────────────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True, slots=True)
+class Columns(RowBlock):
+    """One line per row of hidden states, one column per target of that row."""
+
+    logprob: Tensor  # (n, k) nats
+    rank: Tensor  # (n, k) int64, 1 = first choice
+    entropy: Tensor  # (n,) nats
+    top: Tensor  # (n,) int64
+    top_logprob: Tensor  # (n,) nats
+
+
+def define_columns(logits: Tensor, targets: Tensor, dtype: torch.dtype = torch.float64) -> Columns:
+    """Returns ``log_softmax(logits)`` at the targets, with rank, entropy and first choice.
+
+    ``rank = 1 + #{v : x_v > x_t, or x_v = x_t and v < t}``: of equal logits the lower id ranks first. So rank 1 means
+    that the target *is* the first choice, and a uniform model does not get rank 1 for every target.
+
+    With another ``dtype`` it is the naive computation, whose error tests allow kernels.
+    """
+    x = logits.to(dtype)
+    logp = torch.log_softmax(x, dim=-1)
+    at_target = x.gather(-1, targets)
+    ids = torch.arange(x.shape[-1], device=x.device)
+    above = x[:, None, :] > at_target[:, :, None]
+    tied_before = (x[:, None, :] == at_target[:, :, None]) & (ids < targets[:, :, None])
+    p = logp.exp()
+    top = torch.argmax(x, dim=-1)
+    return Columns(
+        logprob=logp.gather(-1, targets),
+        rank=1 + (above | tied_before).sum(-1),
+        entropy=-torch.where(p > 0, p * logp, torch.zeros_like(p)).sum(-1),
+        top=top,
+        top_logprob=logp.gather(-1, top[:, None])[:, 0],
+    )
+
+
+def define_logits(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None = None, scale: float = 1.0, softcap: float | None = None
+) -> Tensor:
+    """Returns ``cap · tanh((hidden @ weight.T + bias) · scale / cap)``, in float64."""
+    x = hidden.double() @ weight.double().T
+    if bias is not None:
+        x = x + bias.double()
+    x = x * scale
+    return x if softcap is None else softcap * torch.tanh(x / softcap)
+
+
+# ── from slices ───────────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True)
 class Partials(RowBlock):
-    """The numbers that one slice of the vocabulary contributes to each row."""
+    """The numbers that one slice of the vocabulary contributes to each row: floats, then ids, then a count per target.
+
+    Kernels store them in this order, in one tensor of each type (``Planes``).
+    """
 
     largest: Tensor  # (n,) float32, -inf if the slice is empty
-    where: Tensor  # (n,) int64, lowest id with that logit
     total: Tensor  # (n,) float32, Σ exp(x - largest)
     weighted: Tensor  # (n,) float32, Σ exp(x - largest) · (x - largest)
+    where: Tensor  # (n,) int64, lowest id with the largest logit
     before: Tensor  # (n, k) int64, ids of the slice that rank before the target
+
+
+FLOATS = Partials.__slots__.index("where")  # the fields before it
+IDS = len(Partials.__slots__) - FLOATS - 1
+
+Planes = tuple[Tensor, Tensor, Tensor]
+"""Floats (FLOATS, n) in float32, ids (IDS, n) and counts (n, k) in int64: the fields of ``Partials`` in their order."""
+
+
+def empty_planes(targets: Tensor) -> Planes:
+    """Returns memory that a kernel fills, for rows with these targets (n, k)."""
+    n, device = len(targets), targets.device
+    ids, counts = (torch.empty(shape, dtype=torch.int64, device=device) for shape in ((IDS, n), targets.shape))
+    return torch.empty(FLOATS, n, dtype=torch.float32, device=device), ids, counts
+
+
+def from_planes(planes: Planes) -> Partials:
+    floats, ids, counts = planes
+    return Partials(*(*floats.unbind(), *ids.unbind(), counts))
 
 
 def target_logits(x: Tensor, targets: Tensor, first_id: int = 0) -> Tensor:
@@ -56,7 +197,7 @@ def partials(x: Tensor, targets: Tensor, at_target: Tensor, first_id: int = 0, o
     on_cpu = x.device.type == "cpu"
     few = targets.shape[1] <= MANY_TARGETS
     if not on_cpu and one_pass and few and (reduce_rows := _row_kernel(x.device.type)) is not None:
-        return Partials(*reduce_rows(x, targets, at_target, first_id))
+        return reduced_by(reduce_rows, x, targets, at_target, first_id)
     # a GPU needs memory for a float32 copy, exponentials, and a few bytes of results
     step = max(1, CACHE_SLICE // (4 * x.shape[1])) if on_cpu else rows_of_workspace(x.shape[1], 16, x.device.type)
     reduce = _on_cpu if on_cpu else _on_device
@@ -64,8 +205,18 @@ def partials(x: Tensor, targets: Tensor, at_target: Tensor, first_id: int = 0, o
     return Partials.cat([reduce(x[rows].float(), targets[rows], at_target[rows], first_id) for rows in blocks])
 
 
+RowKernel = Callable[[Tensor, Tensor, Tensor, int, Planes], None]
+"""Reduces logits (n, width) for targets (n, k), whose logits are given, with the first id; fills the planes."""
+
+
+def reduced_by(kernel: RowKernel, x: Tensor, targets: Tensor, at_target: Tensor, first_id: int) -> Partials:
+    planes = empty_planes(targets)
+    kernel(x, targets, at_target, first_id, planes)
+    return from_planes(planes)
+
+
 @lru_cache
-def _row_kernel(kind: str) -> Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, ...]] | None:
+def _row_kernel(kind: str) -> RowKernel | None:
     """Returns the one-pass kernel if Triton is available and the kernel is right on a probe; else None."""
     if kind != "cuda":
         return None
@@ -75,7 +226,7 @@ def _row_kernel(kind: str) -> Callable[[Tensor, Tensor, Tensor, int], tuple[Tens
         x = torch.linspace(-9, 9, 2 * 5003, device=kind).reshape(2, 5003)
         targets = torch.tensor([[7], [5002]], device=kind)
         at_target = target_logits(x, targets)
-        ours = finish(Partials(*reduce_rows(x, targets, at_target, 0)), at_target)
+        ours = finish(reduced_by(reduce_rows, x, targets, at_target, 0), at_target)
         truth = define_columns(x, targets)
         good = bool((ours.logprob - truth.logprob).abs().max() < 1e-4) and torch.equal(ours.rank, truth.rank)
     except Exception:  # no Triton, or one that does not support this device: the plain path works everywhere
@@ -96,9 +247,9 @@ def combine(parts: list[Partials]) -> Partials:
     weighted = torch.stack([p.weighted for p in parts])
     return Partials(
         largest=largest,
-        where=torch.stack([p.where for p in parts]).gather(0, winner[None])[0],
         total=(share * totals).sum(0),
         weighted=(share * (weighted + drop * totals)).sum(0),
+        where=torch.stack([p.where for p in parts]).gather(0, winner[None])[0],
         before=torch.stack([p.before for p in parts]).sum(0),
     )
 
@@ -121,9 +272,9 @@ def empty_partials(x: Tensor, targets: Tensor) -> Partials:
     zeros = torch.zeros(n, device=x.device)
     return Partials(
         largest=torch.full((n,), float("-inf"), device=x.device),
-        where=torch.zeros(n, dtype=torch.int64, device=x.device),
         total=zeros,
         weighted=zeros,
+        where=torch.zeros(n, dtype=torch.int64, device=x.device),
         before=torch.zeros(targets.shape, dtype=torch.int64, device=x.device),
     )
 
@@ -136,8 +287,7 @@ def _on_device(x: Tensor, targets: Tensor, at_target: Tensor, first_id: int) -> 
     largest, where = x.max(dim=1)
     x.sub_(largest.clamp_min(LOWEST)[:, None]).clamp_min_(FAR_BELOW)
     p = x.exp()
-    total = p.sum(1)
-    return Partials(largest, where + first_id, total, p.mul_(x).sum(1), before)
+    return Partials(largest=largest, total=p.sum(1), weighted=p.mul_(x).sum(1), where=where + first_id, before=before)
 
 
 def _before_without_waiting(x: Tensor, at_target: Tensor, target: Tensor) -> Tensor:
@@ -155,7 +305,7 @@ def _on_cpu(x: Tensor, targets: Tensor, at_target: Tensor, first_id: int) -> Par
     weighted = torch.linalg.vecdot(p, below)
     if not bool(torch.isfinite(weighted).all()):  # a logit is -inf: 0 · -inf must count as 0, not NaN
         weighted = torch.linalg.vecdot(p, below.clamp_min(FAR_BELOW))
-    return Partials(largest, where + first_id, total, weighted, before)
+    return Partials(largest=largest, total=total, weighted=weighted, where=where + first_id, before=before)
 
 
 def _first_choice(x: Tensor) -> tuple[Tensor, Tensor]:
