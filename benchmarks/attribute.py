@@ -14,7 +14,6 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -125,9 +124,10 @@ def measure(shape: dict[str, Any], device: str) -> None:
     import torch
 
     from scoremode.studies.attribution.cells import PlanCells
-    from scoremode.studies.attribution.engines.transformers_swapper import TransformersSwapper
+    from scoremode.studies.attribution.engines.transformers_swaps import SwappableModel
     from scoremode.studies.attribution.swap_loop import Candidate, SwapMeasurement
     from scoremode.studies.attribution.units import units_of
+    from scoremode.studies.attribution.weights import StoredWeight, open_weights
 
     engine = seeded_engine(shape, device)
     count = -(-shape["tokens"] // shape["context"])
@@ -139,23 +139,31 @@ def measure(shape: dict[str, Any], device: str) -> None:
     score_all(engine, windows)
     one_pass = min(timed(lambda: score_all(engine, windows))[0] for _ in range(3))
     print(f"one scoring pass {one_pass:.3f} s")
-    with closing(TransformersSwapper(engine, None, ["rtn:4:32"], name="seeded")) as swapper:
-        facts = swapper.facts
-        candidate = Candidate("rtn:4:32", "", facts.candidates["rtn:4:32"])
+    with SwappableModel(engine) as swaps:
+        held, config = swaps.parameters, swaps.model.config.to_dict()
+        shapes = {name: tuple(p.shape) for name, p in held.items()}
+        own = {n: StoredWeight(n, shapes[n], 8 * p.element_size(), str(p.dtype)) for n, p in held.items()}
+        made = open_weights(
+            "rtn:4:32", shapes, config=config, read_baseline=lambda name: held[name].data, baseline_stored=own
+        )
+        candidate = Candidate("rtn:4:32", "", made)
         units = [
             unit
-            for unit in units_of(facts.shapes, shape["by"], facts.layers_name)
+            for unit in units_of(shapes, shape["by"], swaps.layers_name)
             if unit.layer is not None and unit.kind != "norms"
         ]
         jobs = [candidate.job(unit) for unit in units]
-        swaps = [job.swap for job in jobs]
-        print(swapper.swaps.place(plan, {facts.start_of(swap.sources) for swap in swaps}).words)
-        measurement = SwapMeasurement(swapper, plan, PlanCells(plan), Records(), None)  # type: ignore[arg-type]
-        first, _ = timed(lambda: measurement.measure(jobs[-1:] if shape["by"] == "layer" else jobs[:1]))
-        measurement.folder, swapper.recorded = Records(), None  # type: ignore[assignment]
-        keeping, _ = timed(lambda: swapper.record(plan, swaps, lambda fed: None))
+        print(swaps.place(plan, {swaps.start_of(job.sources) for job in jobs}).words)
+
+        def measurement_of_all() -> SwapMeasurement:
+            return SwapMeasurement(swaps, [candidate], plan, cells=PlanCells(plan), folder=Records())  # type: ignore[arg-type]
+
+        warm = measurement_of_all()
+        first, _ = timed(lambda: warm.measure(jobs[-1:] if shape["by"] == "layer" else jobs[:1]))
+        measurement = measurement_of_all()
+        keeping, measurement.baseline = timed(lambda: measurement.record(jobs))
         memory = peak_mib()
-        rounding, _ = timed(lambda: [swapper.opened["rtn:4:32"].tensor(name).shape for name in swaps[0].sources])
+        rounding, _ = timed(lambda: [candidate.weights.tensor(name).shape for name in jobs[0].sources])
         each = []
         for job in jobs:
             seconds, _ = timed(lambda job=job: measurement.measure([job]))
@@ -171,10 +179,10 @@ def measure(shape: dict[str, Any], device: str) -> None:
         print(f"host memory: {memory:,.0f} MiB after a quarter of the units, {peak_mib():,.0f} MiB after all")
         if torch.cuda.is_available():
             print(f"GPU memory at the peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
-        after_layers = {facts.layers}
-        list(swapper.swaps.record(plan, after_layers, swapper.swaps.place(plan, after_layers)))
+        after_layers = {len(swaps.layers)}
+        list(swaps.record(plan, after_layers, swaps.place(plan, after_layers)))
         # the first is a warm-up
-        _, head = (timed(lambda: list(swapper.swaps.diverge(plan, facts.layers)))[0] for _ in range(2))
+        _, head = (timed(lambda: list(swaps.diverge(plan, len(swaps.layers))))[0] for _ in range(2))
         print(f"the head's part of a unit {head:.3f} s: {len(jobs)} × = {len(jobs) * head / one_pass:.1f} passes")
 
 

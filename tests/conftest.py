@@ -39,7 +39,7 @@ LONGEST = (
 # files that start vLLM, in two groups, one process for each: importing vLLM takes long, and engines are shared
 VLLM_FIRST = ("engines/vllm/test_quantized", "engines/vllm/test_parallel", "engines/vllm/test_compare")
 # files that start Ray themselves: its workers are forked from one process, which imports torch once
-RAY = ("remote/ray/test_writing", "remote/ray/test_swapping")
+RAY = ("remote/ray/test_writing",)
 VLLM = ("engines/vllm/", "engines/server/test_real_server", "remote/service/", "cli/test_doctor")
 
 

@@ -324,7 +324,7 @@ HARNESS = [
     ("lm-eval --tasks arc_easy --model_args model=table:uniform,prefix_token_id=999", "prefix_token_id 999"),
     ("lm-eval --tasks arc_easy --model_args model=table:uniform,greedy=perhaps", "greedy=perhaps"),
     ("lm-eval --tasks arc_easy --model_args model=table:uniform,dtype=float32", "table engine"),
-    ("lm-eval --tasks arc_easy --model_args model=table:uniform,out={foreign-folder}", "foreign-folder"),
+    ("lm-eval --tasks arc_easy --model_args model=table:uniform,out=scores", "--log_samples"),
     ("lm-eval --tasks arc_easy --model_args model={model:config-cut}", "config.json"),
     ("lm-eval --tasks arc_easy --model_args model={model:tokenizer-cut}", "tokenizer"),
     ("lm-eval --tasks arc_easy --model_args model={model:no-weights}", "weights"),

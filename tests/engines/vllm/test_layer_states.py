@@ -15,7 +15,7 @@ from scoremode.core.engine.registry import choose, open_for
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.errors import OptionError
-from scoremode.studies.attribution.engines.vllm_layer_engine import VllmLayers
+from scoremode.studies.attribution.engines.vllm_layers import VllmLayers
 from tests.engines.vllm.conftest import own
 from tests.makers import SENTENCES, make_deep_model, with_changed_tensors
 

@@ -14,7 +14,6 @@ from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import choose, open_for
 from scoremode.studies.rollouts.texts import Rollouts
 from scoremode.studies.rollouts.writing import DrawingRules, WritingRequest
-from scoremode.studies.tasks.generation import Sampling
 
 PROMPTS: list[Any] = [
     "The quick brown fox",
@@ -32,11 +31,15 @@ def written(tiny: Path) -> Rollouts:
 
 
 def test_greedy_texts_are_those_of_generate(tiny: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
     found = sm.rollouts(str(tiny), PROMPTS, max_tokens=20, dtype="float32", sequences=4)
-    chosen = choose(str(tiny), "transformers", {"dtype": "float32"})
-    with closing(open_for(chosen, "generates", Work(64))) as generator:
-        stock = dict(generator.generate(found.prompt_ids, Sampling(20)))
-    assert [ids.tolist() for ids in found.written] == [stock[i].tolist() for i in range(len(PROMPTS))]
+    stock: Any = AutoModelForCausalLM.from_pretrained(tiny, dtype="float32")
+    for prompt, written in zip(found.prompt_ids, found.written, strict=True):
+        ids = torch.from_numpy(prompt.astype(np.int64))[None]
+        alone = stock.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False)
+        assert written.tolist() == alone[0, len(prompt) :].tolist()
     assert found.prompt_text[2] == "<s>user: In 1999</s>\n<s>assistant: "
 
 

@@ -158,9 +158,10 @@ def test_groups_are_aggregated_as_lm_eval_defines_them(by_size: bool, tmp_path: 
         assert log_probs == pytest.approx(expected)
 
 
-def test_generated_texts_are_compared_by_their_metric(tiny: Path, tmp_path: Path) -> None:
+def test_texts_that_a_back_end_of_lm_eval_generated_are_compared_by_their_metric(tiny: Path, tmp_path: Path) -> None:
     folder = write_tasks(tmp_path / "tasks", ["own_writing"])
-    log = log_of(tmp_path / "log", f"model={tiny},dtype=float32", ["own_writing"], folder)
+    hf = ["--model", "hf", "--device", "cpu"]
+    log = log_of(tmp_path / "log", f"pretrained={tiny},dtype=float32", ["own_writing"], folder, *hf)
     found = sm.tasks(log, log)[0]
     assert (found.overall["metric"], found.overall["flips"]) == ("exact_match", 0)
     assert found.overall["margin_shift"] is None

@@ -17,12 +17,11 @@ import numpy as np
 from scoremode.core.disk.folders import entry_folder
 from scoremode.core.disk.uri import Place, located
 from scoremode.core.engine.plugin import Work
-from scoremode.core.engine.registry import can, open_for
 from scoremode.core.plan.path import DECODE
 from scoremode.core.verbs.arguments import AllArguments, spelled_out, split_arguments
 from scoremode.core.verbs.compare import compare
 from scoremode.core.verbs.model import GivenTokenizer, LazyModel
-from scoremode.core.verbs.progress import Progress, announce
+from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.progress_display import shows_progress
 from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.run_contents import describe_engine
@@ -30,12 +29,18 @@ from scoremode.core.verbs.scoring import check_fits
 from scoremode.core.verbs.sides import CompareRequest, assign_engines, short
 from scoremode.errors import InputError, OptionError, RunError, did_you_mean, print_line
 from scoremode.studies.attribution.cells import Cells, Damage, PlanCells
-from scoremode.studies.attribution.engines.replicated_swapper import ReplicatedSwapper
 from scoremode.studies.attribution.folder import AGAIN, AttributionFolder
 from scoremode.studies.attribution.recipe import Budget, RecipeOptions, make_recipe, restored_recipe, write_tools
 from scoremode.studies.attribution.result import Attribution, CandidateDamage, Uniform, UnitDamage
-from scoremode.studies.attribution.swap_loop import Candidate, SwapMeasurement, formats_of, record_number, stored_bits
-from scoremode.studies.attribution.swapping import Swapper, WeightFacts
+from scoremode.studies.attribution.swap_loop import (
+    Candidate,
+    Stored,
+    SwapMeasurement,
+    formats_of,
+    open_candidates,
+    record_number,
+    stored_bits,
+)
 from scoremode.studies.attribution.units import BY, Unit, units_of
 from scoremode.studies.attribution.weight_formats.round_to_nearest import PREFIX as MADE
 from scoremode.studies.attribution.weight_formats.round_to_nearest import read_name
@@ -97,16 +102,15 @@ def attribute(
     """Measures what each unit of a candidate's weights does to the baseline: a layer, a kind of matrix, or a matrix.
 
     A candidate is another version of the baseline: quantized (compressed-tensors, GPTQ, AWQ, GGUF, EXL3), fine-tuned,
-    an adapter, or ``rtn:BITS:GROUP``, the baseline rounded to nearest. ``engine`` serves the candidate as well, and the
-    result says how much of the damage is not in the weights. ``arguments`` are those of a question, and options of
-    Transformers, which computes the baseline, and of ``engine``.
+    or ``rtn:BITS:GROUP``, the baseline rounded to nearest. ``engine`` serves the candidate as well, and the result says
+    how much of the damage is not in the weights. ``arguments`` are those of a question, and options of Transformers,
+    which computes the baseline, and of ``engine``.
 
     With ``bits_budget`` (mean bits per weight, embedding and head included) or ``kl_budget``, a mixture of candidates
     and baseline is chosen on the first half of the windows, built, and measured on the second half. ``write_recipe`` is
     the beginning of the names of files that tools read.
 
-    Every finished unit is kept at once, in ``out`` or in the cache, and the same call resumes. ``replicas`` measure
-    units side by side.
+    Every finished unit is kept at once, in ``out`` or in the cache, and the same call resumes.
 
     >>> sm.attribute("org/model", "rtn:4:32", corpus="wikitext2")[0].units[3].name     # doctest: +SKIP
     'layer 2'
@@ -125,9 +129,11 @@ def attribute(
         raise OptionError(f"--engine {engine} serves none of the candidates: rtn is emulated", fix="leave --engine out")
     wanted = CompareRequest(engine, options, "transformers", None, tokenizer)
     own, _ = assign_engines(request.baseline, served, wanted)
-    if own is None or not can(own.plugin, "swaps"):  # a run, or a format that another engine opens
+    if own is None or own.plugin.name != "transformers":  # a run, or a format that another engine opens
         raise InputError(f"{request.baseline} has no weights to swap", fix="give a checkpoint as the baseline")
     with closing(own.prepare()) as model:
+        if model.spread is not None:
+            raise OptionError("attribute measures units in one process", fix="leave --replicas out")
         asked = model.ask(question, progress)
         check_fits(asked.plan, asked.subject.vocabulary, asked.subject.context_length)
         token = getattr(model.chosen.options, "token", None)
@@ -145,15 +151,6 @@ def attribute(
     return found
 
 
-def _open_swapper(model: LazyModel, work: Work, candidates: Mapping[str, str], progress: Progress | None) -> Swapper:
-    """Opens a model to swap its weights (the ability "swaps") for those of candidates, given with fingerprints."""
-    announce(progress, f"loading {model.subject.name} with {model.engine_name}")
-    if model.replicas is not None:
-        return ReplicatedSwapper(model.replicas, work, candidates, progress)
-    swapper: Swapper = open_for(model.chosen, "swaps", work, tuple(candidates))
-    return swapper
-
-
 @dataclass(frozen=True, slots=True)
 class _Work:
     request: AttributeRequest
@@ -165,24 +162,31 @@ class _Work:
 
     def measured(self) -> dict[str, Any]:
         """Swaps all units of all candidates; returns the manifest of what was measured. Sums are in the folder."""
-        plan = self.asked.plan
-        work, cells = Work(longest=int(plan.lengths.max())), PlanCells(plan)
-        with closing(_open_swapper(self.model, work, self.prints, self.progress)) as swapper:
-            facts, engine = swapper.facts, swapper.engine_facts()
-            check_fits(plan, engine.vocabulary, engine.context_length)
-            # the embedding of a tied baseline is its head too, so what was measured for it holds for that alone
-            mark = " beside a head" if facts.is_untied else ""
-            candidates = [Candidate(name, self.prints[name] + mark, own) for name, own in facts.candidates.items()]
-            units = units_of(facts.shapes, self.request.by, facts.layers_name)
-            choices = RecipeOptions({one.name: one for one in candidates}, facts.own, units, facts.model_type)
+        from scoremode.engines.transformers.engine import TransformersEngine
+        from scoremode.studies.attribution.engines.transformers_swaps import SwappableModel
+
+        plan, subject, token = self.asked.plan, self.asked.subject, getattr(self.model.chosen.options, "token", None)
+        opened, cells = self.model.engine(Work(longest=int(plan.lengths.max())), self.progress), PlanCells(plan)
+        assert isinstance(opened, TransformersEngine)
+        assert subject.checkpoint is not None
+        with SwappableModel(opened) as swaps:
+            own, candidates = open_candidates(
+                swaps, subject.checkpoint.path, self.prints, name=subject.name, token=token
+            )
+            check_fits(plan, opened.facts.vocabulary, opened.facts.context_length)
+            units = units_of({name: one.shape for name, one in own.items()}, self.request.by, swaps.layers_name)
+            model_type = str(swaps.model.config.to_dict().get("model_type", ""))
+            choices = RecipeOptions({one.name: one for one in candidates}, own, units, model_type)
             choices.check(self.request.budget)
             self.folder.begin()
-            measurement = SwapMeasurement(swapper, plan, cells, self.folder, self.progress)
+            measurement = SwapMeasurement(
+                swaps, candidates, plan, cells=cells, folder=self.folder, progress=self.progress
+            )
             measurement.measure([candidate.job(unit) for candidate in candidates for unit in (*units, None)])
             recipe = make_recipe(self.request.budget, choices, measurement) if self.request.budget else None
             noise_kl, perturbed = measurement.noise()
-            engine = swapper.engine_facts()
-            notes = [*engine.notes, *facts.notes, *KEPT_AS, *swapper.account()]
+            engine = opened.facts  # some are known after the first divergence
+            notes = [*engine.notes, *swaps.notes, *KEPT_AS]
         if engine.dtype in ("bfloat16", "float16"):
             notes.append(f"de-quantized weights are rounded to {engine.dtype}, in which the baseline computes")
         return {
@@ -193,7 +197,7 @@ class _Work:
             "noise_perturbed": perturbed,
             "facts": self._facts(engine, cells.kind),
             "notes": [*notes, *plan.notes],
-            "candidates": [_candidate(candidate, facts.own, units) for candidate in candidates],
+            "candidates": [_candidate(candidate, own, units) for candidate in candidates],
             "recipe": recipe,
         }
 
@@ -233,13 +237,13 @@ class _Work:
         return {"served": found}
 
 
-def _candidate(candidate: Candidate, own: WeightFacts, units: Sequence[Unit]) -> dict[str, Any]:
+def _candidate(candidate: Candidate, own: Stored, units: Sequence[Unit]) -> dict[str, Any]:
     """What the manifest keeps of a candidate."""
-    weights = candidate.weights
+    weights = candidate.weights.stored
     return {
         "name": short(candidate.name),
-        "bits_per_weight": stored_bits(weights, tuple(weights.stored)) / sum(unit.weights for unit in units),
-        "notes": list(weights.notes),
+        "bits_per_weight": stored_bits(weights, tuple(weights)) / sum(unit.weights for unit in units),
+        "notes": list(candidate.weights.notes),
         "whole": candidate.job(None).number,
         "units": [
             {

@@ -40,7 +40,7 @@ class AttributeVerb(Verb):
     )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        versions = "checkpoints, GGUF files or adapters of it, or rtn:BITS:GROUP (rounded to nearest)"
+        versions = "checkpoints or GGUF files of it, or rtn:BITS:GROUP (rounded to nearest)"
         flags.add(
             parser, {"baseline BASELINE": "a checkpoint that is not quantized", "candidates CANDIDATE …": versions}
         )

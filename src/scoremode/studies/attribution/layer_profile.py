@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -35,8 +35,11 @@ from scoremode.core.verbs.scoring import check_fits
 from scoremode.core.verbs.sides import CompareRequest, assign_engines, name_of
 from scoremode.errors import EngineError, InputError, OptionError, print_line
 from scoremode.studies.attribution.depth_profile import DepthProfile, ProfileSums
-from scoremode.studies.attribution.layer_states import BaselineLayers, LayerStates, fed_tokens, require_alike
+from scoremode.studies.attribution.layer_states import LayerStates, fed_tokens
 from scoremode.values import Ints
+
+if TYPE_CHECKING:
+    from scoremode.studies.attribution.engines.transformers_layers import TransformersLayers
 
 TOKENS = 4096  # tokens of a profile: a layer's error needs few
 TOGETHER = 256 << 20  # bytes of states that are asked for at once
@@ -89,6 +92,8 @@ def profile_of(
     progress: Progress | None = None,
 ) -> DepthProfile:
     """The profile of a candidate against a baseline that Transformers loads; neither is open yet."""
+    from scoremode.studies.attribution.engines.transformers_layers import TransformersLayers
+
     if (whole_number("tokens", tokens) or 0) < 1:
         raise OptionError(f"tokens={tokens} leaves nothing to compare", fix="give a number of at least 1")
     for model in (baseline, candidate):
@@ -101,13 +106,13 @@ def profile_of(
     text = _ProfiledText.of(asked.plan, tokens)
     with tempfile.TemporaryFile(prefix="scoremode-states-") as file:
         with closing(_open_layers(candidate, text.longest, progress)) as served:
-            require_alike(*_known_shape(baseline), served)
+            _require_alike(*_known_shape(baseline), served)
             kept = _KeptStates.of(file, text, served)
             kept.fill(served, progress)
             facts = served.facts
         with closing(_open_layers(baseline, text.longest, progress)) as layers:
-            assert isinstance(layers, BaselineLayers), "Transformers can be a baseline"
-            require_alike(layers.layers, layers.width, served)
+            assert isinstance(layers, TransformersLayers)
+            _require_alike(layers.layers, layers.width, served)
             sums = _compared(layers, kept, progress)
             unusual = layers.unusual_way
             both = layers.facts, facts
@@ -128,6 +133,18 @@ def _open_layers(model: LazyModel, longest: int, progress: Progress | None) -> L
     announce(progress, f"loading {model.subject.name} with {model.engine_name}")
     layers: LayerStates = open_for(model.chosen, "layer_states", Work(longest=longest))
     return layers
+
+
+def _require_alike(layers: int | None, width: int | None, candidate: LayerStates) -> None:
+    """Refuses a candidate whose layers do not correspond to those of a baseline with these sizes, if they are known."""
+    for what, its, other in (
+        ("decoder layers", layers, candidate.layers),
+        ("numbers per hidden state", width, candidate.width),
+    ):
+        if its is not None and its != other:
+            raise EngineError(
+                f"the baseline has {its:,} {what} and the candidate {other:,}", fix="compare models of one architecture"
+            )
 
 
 def _served_by(facts: EngineFacts) -> str:
@@ -240,7 +257,7 @@ class _KeptStates:
         return 4 * self.shape[0] * self.shape[1] * max(self.text.fed[begin:end]) * (end - begin)
 
 
-def _compared(layers: BaselineLayers, kept: _KeptStates, progress: Progress | None) -> ProfileSums:
+def _compared(layers: TransformersLayers, kept: _KeptStates, progress: Progress | None) -> ProfileSums:
     """Adds up the errors of all windows, and the noise floor of a few that are spread over them."""
     text = kept.text
     sums = ProfileSums(layers.layers, text.group_count)

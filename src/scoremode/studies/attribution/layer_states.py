@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from scoremode.core.engine.base import EngineFacts
 from scoremode.core.scores.answers import Window
-from scoremode.errors import EngineError
 
 States = NDArray[np.float32]
 """(places, tokens, width)"""
@@ -42,35 +41,6 @@ class LayerStates(ABC):
         """Releases the memory and processes that the engine holds."""
 
 
-class BaselineLayers(LayerStates):
-    """A baseline of a profile: it can also feed its layers the states of another model."""
-
-    @abstractmethod
-    def replayed(self, window: Window, states: States) -> States:
-        """What each layer makes of the states that entered the same layer of another model: (layers, tokens, width)."""
-
-    @abstractmethod
-    def states_otherwise(self, window: Window) -> States:
-        """The states of a window, computed in an unusual way: in another batch, by another number of threads."""
-
-    @property
-    @abstractmethod
-    def unusual_way(self) -> str:
-        """What ``states_otherwise`` does differently, in words."""
-
-
 def fed_tokens(window: Window) -> int:
     """The tokens of a window that are fed: those up to the last requested row."""
     return int(window.rows[-1]) + 1
-
-
-def require_alike(layers: int | None, width: int | None, candidate: LayerStates) -> None:
-    """Refuses a candidate whose layers do not correspond to those of a baseline with these sizes, if they are known."""
-    for what, its, other in (
-        ("decoder layers", layers, candidate.layers),
-        ("numbers per hidden state", width, candidate.width),
-    ):
-        if its is not None and its != other:
-            raise EngineError(
-                f"the baseline has {its:,} {what} and the candidate {other:,}", fix="compare models of one architecture"
-            )

@@ -12,13 +12,9 @@ from scoremode.core.verbs.outputs import write_files
 from scoremode.errors import InputError, OptionError, print_line
 from scoremode.studies.attribution.bit_allocation import Allocation, Option, allocate
 from scoremode.studies.attribution.cells import Cells, Damage
-from scoremode.studies.attribution.recipes.exllamav3 import exllamav3_recipe
-from scoremode.studies.attribution.recipes.llama_quantize import llama_quantize_recipe
-from scoremode.studies.attribution.recipes.llm_compressor import llm_compressor_recipe
-from scoremode.studies.attribution.recipes.mixture import Mixture, WrittenRecipe
 from scoremode.studies.attribution.result import SEEN, Recipe, Uniform
-from scoremode.studies.attribution.swap_loop import Candidate, Job, SwapMeasurement, record_number, stored_bits
-from scoremode.studies.attribution.swapping import Swap, WeightFacts
+from scoremode.studies.attribution.swap_loop import Candidate, Job, Stored, SwapMeasurement, record_number, stored_bits
+from scoremode.studies.attribution.tool_recipes import Mixture, write_recipes
 from scoremode.studies.attribution.units import Unit
 
 BASELINE = "baseline"
@@ -57,7 +53,7 @@ class RecipeOptions:
     """What a recipe chooses from: the candidates by name, the baseline's own weights, and the units."""
 
     candidates: Mapping[str, Candidate]
-    own: WeightFacts
+    own: Stored
     units: Sequence[Unit]
     model_type: str
 
@@ -66,12 +62,12 @@ class RecipeOptions:
         found = [Option(BASELINE, stored_bits(self.own, unit.tensors), 0.0)]
         for name, candidate in self.candidates.items():
             kl = cells.mean(damage(candidate.job(unit)).kl, SEEN).value
-            found.append(Option(name, stored_bits(candidate.weights, unit.tensors), kl))
+            found.append(Option(name, stored_bits(candidate.weights.stored, unit.tensors), kl))
         return found
 
     def check(self, budget: Budget) -> None:
         """Refuses, before anything is measured, a budget in bits that no choice meets."""
-        every = [self.own, *(one.weights for one in self.candidates.values())]
+        every = [self.own, *(one.weights.stored for one in self.candidates.values())]
         least = sum(min(stored_bits(one, unit.tensors) for one in every) for unit in self.units)
         least /= sum(unit.weights for unit in self.units)
         if budget.bits is not None and budget.bits < least * (1 - 1e-6):
@@ -85,21 +81,15 @@ class RecipeOptions:
         chosen = {unit.name: allocation.chosen[unit.name].name for unit in self.units}
         sources = {t: chosen[u.name] for u in self.units if chosen[u.name] != BASELINE for t in u.tensors}
         parts = [f"{tensor} {self.candidates[name].fingerprint}" for tensor, name in sources.items()]
-        return Job(Swap("the mixture", sources), record_number("mixture", *parts))
+        return Job("the mixture", sources, record_number("mixture", *parts))
 
     def texts(self, allocation: Allocation) -> list[dict[str, Any]]:
         """The recipe in the dialects of tools."""
-        weights = {BASELINE: self.own, **{name: one.weights for name, one in self.candidates.items()}}
+        weights = {BASELINE: self.own, **{name: one.weights.stored for name, one in self.candidates.items()}}
         chosen = {unit: weights[option.name] for unit, option in allocation.chosen.items()}
-        parameters = {t: chosen[unit.name].stored[t] for unit in self.units for t in unit.tensors}
+        parameters = {t: chosen[unit.name][t] for unit in self.units for t in unit.tensors}
         found = write_recipes(Mixture(self.model_type, parameters))
         return [{**asdict(one), "notes": list(one.notes)} for one in found]
-
-
-def write_recipes(mixture: Mixture) -> list[WrittenRecipe]:
-    """The recipes for every tool that can make a mixture."""
-    found = [llm_compressor_recipe(mixture), llama_quantize_recipe(mixture), exllamav3_recipe(mixture)]
-    return [recipe for recipe in found if recipe is not None]
 
 
 def make_recipe(budget: Budget, choices: RecipeOptions, measurement: SwapMeasurement) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """The loop of ``attribute``: every unit of every candidate in place of the baseline's own.
 
-for each candidate, for each unit that the folder lacks:    the swapper's columns ─▶ sums ─▶ the folder
+one pass of the baseline, which keeps the states between its layers
+for each candidate, for each unit that the folder lacks:
+    its tensors, de-quantized once ─▶ all windows, from the first layer that they change ─▶ sums ─▶ the folder
 """
 
 from __future__ import annotations
@@ -8,40 +10,55 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from scoremode.core.engine.baseline import noise_floor
 from scoremode.core.plan.plan import Plan
+from scoremode.core.scores.answers import Answers, check_answers, check_divergence, measured
 from scoremode.core.verbs.progress import Progress, announce
-from scoremode.errors import EngineError
+from scoremode.errors import EngineError, print_line
 from scoremode.studies.attribution.cells import Damage, PlanCells
 from scoremode.studies.attribution.folder import AttributionFolder
-from scoremode.studies.attribution.swapping import Swap, Swapper, WeightFacts
 from scoremode.studies.attribution.units import Unit
-from scoremode.values import Floats
+from scoremode.studies.attribution.weights import CandidateWeights, OwnHeadError, StoredWeight, open_weights
+from scoremode.values import Floats, change
+
+if TYPE_CHECKING:
+    from scoremode.studies.attribution.engines.transformers_swaps import SwappableModel
+
+UNTIED = "the head of {} is its embedding; a candidate has a head of its own, so both are measured apart"
+TOLD_FROM = 10**8  # bytes of states from which the user is told where they go
+Stored = Mapping[str, StoredWeight]
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    swap: Swap
+    """Weights of candidates in place of the baseline's own, to be measured."""
+
+    words: str  # for people, as in "layer 3 of model-Q4_K_M.gguf"
+    sources: Mapping[str, str]  # name of a parameter ─▶ the candidate that it is taken from
     number: int  # of its record
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A candidate's name, what tells its weights from others, and what is known about them."""
+    """A candidate's name, what tells its weights from others, and the weights."""
 
     name: str
     fingerprint: str
-    weights: WeightFacts
+    weights: CandidateWeights
 
     def job(self, unit: Unit | None) -> Job:
         """The job of a unit, or of all weights."""
         tensors = tuple(self.weights.stored) if unit is None else unit.tensors
         words = f"{'all weights' if unit is None else unit.name} of {self.weights.label}"
-        return Job(Swap(words, dict.fromkeys(tensors, self.name)), record_number(self.fingerprint, *tensors))
+        return Job(words, dict.fromkeys(tensors, self.name), record_number(self.fingerprint, *tensors))
 
 
 def record_number(*parts: str) -> int:
@@ -49,18 +66,54 @@ def record_number(*parts: str) -> int:
     return int.from_bytes(hashlib.sha256("\n".join(parts).encode()).digest()[:8], "little")
 
 
+def open_candidates(
+    swaps: SwappableModel, checkpoint: Path, prints: Mapping[str, str], *, name: str, token: str | None
+) -> tuple[Stored, list[Candidate]]:
+    """How the baseline's weights are stored, and its candidates, whose names are given with their fingerprints.
+
+    ``checkpoint`` is the baseline's folder. If a candidate has a head of its own, the baseline gets one as well.
+    """
+    config, mark = swaps.model.config.to_dict(), ""
+
+    def opened() -> tuple[Stored, dict[str, CandidateWeights]]:
+        shapes = {name: tuple(p.shape) for name, p in swaps.parameters.items()}
+        own = open_weights(str(checkpoint), shapes, config=config).stored
+
+        open_one = partial(open_weights, baseline=shapes, config=config, token=token, baseline_stored=own)
+        return own, {one: open_one(one, read_baseline=lambda name: swaps.parameters[name].data) for one in prints}
+
+    try:
+        own, found = opened()
+    except OwnHeadError:
+        swaps.untie_head()
+        swaps.notes.append(UNTIED.format(name))
+        # the embedding of a tied baseline is its head too, so what was measured for it holds for that alone
+        mark = " beside a head"
+        own, found = opened()
+    return own, [Candidate(one, prints[one] + mark, weights) for one, weights in found.items()]
+
+
 class SwapMeasurement:
     """Measures jobs on the windows of a plan, and keeps the results in a folder."""
 
     def __init__(
-        self, swapper: Swapper, plan: Plan, cells: PlanCells, folder: AttributionFolder, progress: Progress | None
+        self,
+        swaps: SwappableModel,
+        candidates: Sequence[Candidate],
+        plan: Plan,
+        *,
+        cells: PlanCells,
+        folder: AttributionFolder,
+        progress: Progress | None = None,
     ) -> None:
-        self.swapper, self.plan, self.cells, self.folder, self.progress = swapper, plan, cells, folder, progress
+        self.swaps, self.plan, self.cells, self.folder, self.progress = swaps, plan, cells, folder, progress
+        self.weights = {one.name: one.weights for one in candidates}
+        self.baseline: tuple[Floats, Floats] | None = None  # log-probabilities and first choices of all targets
 
     def noise(self) -> tuple[Floats | None, str | None]:
         """The KL of the baseline to itself, computed in a different way, and what was different."""
         announce(self.progress, "computing the noise floor")
-        floor = self.swapper.noise(self.plan)
+        floor = noise_floor(self.swaps.engine, self.plan)
         return floor.kl, floor.words
 
     def measure(self, jobs: Sequence[Job]) -> list[Damage]:
@@ -70,27 +123,66 @@ class SwapMeasurement:
         return [self._kept(job) for job in jobs]
 
     def _measure(self, jobs: Sequence[Job]) -> None:
-        swaps, tokens = [job.swap for job in jobs], self.plan.forward_tokens
-        facts, layers = self.swapper.facts, self.swapper.facts.layers + 1
-        shares = [(layers - facts.start_of(swap.sources)) / layers for swap in swaps]  # of a forward pass, about
-        total, parts = int(sum(shares) * tokens), np.zeros(len(jobs))
-
-        def tell(number: int, part: float) -> None:
-            if not part:
-                announce(self.progress, f"{swaps[number].words} ({number + 1:,} of {len(swaps):,})", "label")
-            parts[number] = part
-            if self.progress:
-                self.progress(min(int(parts @ shares * tokens), total), total)
-
-        announce(self.progress, "scoring the baseline")
-        self.swapper.record(self.plan, swaps, lambda fed: self.progress(fed, tokens) if self.progress else None)
+        tokens, layers = self.plan.forward_tokens, len(self.swaps.layers) + 1
+        shares = [(layers - self.swaps.start_of(job.sources)) / layers for job in jobs]  # of a forward pass, about
+        total, before = int(sum(shares) * tokens), 0.0
+        if self.baseline is None:
+            self.baseline = self.record(jobs)
         announce(self.progress, "swapping")
-        for number, columns in self.swapper.columns(self.plan, swaps, tell):
-            found = self.cells.cells.unchanged()
-            if columns is not None:
-                found = self.cells.damage(columns.kl, columns.moved, columns.same)
-            self.folder.add(jobs[number].number, found.packed())
-            tell(number, 1.0)
+        for number, (job, share) in enumerate(zip(jobs, shares, strict=True), 1):
+            announce(self.progress, f"{job.words} ({number:,} of {len(jobs):,})", "label")
+
+            def tell(fed: int, before: float = before, share: float = share) -> None:
+                if self.progress:
+                    self.progress(min(int(before * tokens + share * fed), total), total)
+
+            self.folder.add(job.number, self._damage(job, tell).packed())
+            before += share
+            tell(tokens)
+
+    def record(self, jobs: Sequence[Job]) -> tuple[Floats, Floats]:
+        """Scores the baseline and keeps the states that these jobs start from."""
+        announce(self.progress, "scoring the baseline")
+        starts = {self.swaps.start_of(job.sources) for job in jobs}
+        place = self.swaps.place(self.plan, starts)
+        if place.size >= TOLD_FROM or place.kind == "file":
+            print_line(f"scoremode: {place.words}")
+
+        def tell(fed: int) -> None:
+            if self.progress:
+                self.progress(fed, self.plan.forward_tokens)
+
+        logprob, top, _ = self._columns(self.swaps.record(self.plan, starts, place), tell)
+        return logprob, top
+
+    def _damage(self, job: Job, tell: Callable[[int], None]) -> Damage:
+        assert self.baseline is not None
+        try:
+            with self.swaps.swapped(job.sources, lambda name: self.weights[job.sources[name]].tensor(name)) as changed:
+                if not changed:
+                    return self.cells.cells.unchanged()
+                logprob, top, kl = self._columns(self.swaps.diverge(self.plan, self.swaps.start_of(changed)), tell)
+        except EngineError as error:
+            raise EngineError(f"{job.words}: {error.message}", fix=error.fix) from None
+        assert not np.isnan(kl).any(), "every window is answered"
+        return self.cells.damage(kl, change(logprob, self.baseline[0]), top == self.baseline[1])
+
+    def _columns(
+        self, answered: Iterator[tuple[int, Answers]], tell: Callable[[int], None]
+    ) -> tuple[Floats, Floats, Floats]:
+        """Log-probability, first choice and KL of every target; KL is NaN if it was not asked for."""
+        plan, fed = self.plan, 0
+        logprob, top, kl = np.full((3, plan.targets), np.nan)
+        for index, answers in answered:
+            check_answers(plan, [(index, answers)])
+            here = slice(int(plan.target_offsets[index]), int(plan.target_offsets[index + 1]))
+            logprob[here], top[here] = answers.logprob[:, 0], measured(answers.top)
+            if answers.kl is not None:
+                check_divergence(index, answers)
+                kl[here] = answers.kl
+            fed += int(plan.lengths[index])
+            tell(fed)
+        return logprob, top, kl
 
     def _kept(self, job: Job) -> Damage:
         try:
@@ -98,18 +190,18 @@ class SwapMeasurement:
         except ValueError:
             found = None
         if found is None or len(found.kl) != len(self.cells.cells.weight):
-            raise EngineError(f"the record of {job.swap.words} cannot be used", fix="measure again with --fresh")
+            raise EngineError(f"the record of {job.words} cannot be used", fix="measure again with --fresh")
         return found
 
 
-def stored_bits(weights: WeightFacts, tensors: Sequence[str]) -> float:
-    """The bits that some tensors of a candidate take in all."""
-    return float(sum(weights.stored[name].bits * np.prod(weights.stored[name].shape) for name in tensors))
+def stored_bits(stored: Stored, tensors: Sequence[str]) -> float:
+    """The bits that some tensors take in all."""
+    return float(sum(stored[name].bits * np.prod(stored[name].shape) for name in tensors))
 
 
-def formats_of(weights: WeightFacts, tensors: Sequence[str]) -> str:
+def formats_of(stored: Stored, tensors: Sequence[str]) -> str:
     """The formats of a unit's matrices, most weights first; of all its tensors if it has no matrix."""
-    own = [weights.stored[name] for name in tensors]
+    own = [stored[name] for name in tensors]
     sizes = Counter[str]()
     for one in [one for one in own if len(one.shape) > 1] or own:
         sizes[one.format] += math.prod(one.shape)

@@ -1,6 +1,6 @@
 """A candidate's name ─▶ its weights, de-quantized, under the names of a baseline's parameters.
 
-The candidate is another version of the baseline: quantized, fine-tuned, an adapter, or ``rtn:BITS:GROUP``.
+The candidate is another version of the baseline: quantized, fine-tuned, or ``rtn:BITS:GROUP``.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from scoremode.core.models.facts import ModelFacts, inspect, resolve, weight_fil
 from scoremode.core.models.gguf import SUFFIX, gguf_models, read_gguf
 from scoremode.core.models.safetensors import read_header
 from scoremode.errors import ModelError, OptionError
-from scoremode.studies.attribution.weight_formats.adapter import AdaptedWeights, is_adapter
 from scoremode.studies.attribution.weight_formats.compressed import CompressedTensors
 from scoremode.studies.attribution.weight_formats.exl3 import Exl3Tensors
-from scoremode.studies.attribution.weight_formats.float8 import Float8Tensors
 from scoremode.studies.attribution.weight_formats.gguf_tensors import GgufTensors
 from scoremode.studies.attribution.weight_formats.matching import OTHER, MatchedWeights, OwnHeadError, shapes_in_files
-from scoremode.studies.attribution.weight_formats.packed_integers import OTHER_FORMAT, PackedIntegers
+from scoremode.studies.attribution.weight_formats.packed_integers import OTHER_FORMAT, Float8Tensors, PackedIntegers
 from scoremode.studies.attribution.weight_formats.round_to_nearest import PREFIX, RoundedWeights
 from scoremode.studies.attribution.weight_formats.stored import (
     CandidateWeights,
+    ModuleTensors,
     PlainTensors,
     Shape,
     StoredWeight,
@@ -37,6 +36,12 @@ if TYPE_CHECKING:
     Read = Callable[[str], torch.Tensor]
 
 Stored = Mapping[str, StoredWeight]
+READERS: dict[Any, Callable[..., ModuleTensors]] = {
+    "compressed-tensors": CompressedTensors,
+    "gptq": PackedIntegers,
+    "awq": PackedIntegers,
+    "fp8": Float8Tensors,
+}
 EMULATED = "{} emulates a quantization of {:.3g} bits per weight; the bits of its parts are those of its files"
 
 __all__ = ["CandidateWeights", "OwnHeadError", "StoredWeight", "candidate_fingerprint", "open_weights"]
@@ -56,20 +61,21 @@ def open_weights(
     OwnHeadError if the candidate has a head of its own, and the baseline uses its embedding as the head.
 
     ``baseline`` has the shapes of the baseline's parameters, as ``named_parameters`` gives them. ``config`` is its
-    config. ``read_baseline`` reads one of its parameters, and ``baseline_stored`` says how they are stored: candidates
-    that are made from the baseline need both, rounding to nearest and adapters. No weight is read here.
+    config. ``read_baseline`` reads one of its parameters, and ``baseline_stored`` says how they are stored: rounding to
+    nearest needs both. No weight is read here.
     """
     model_type = str(_text_config(config or {}).get("model_type", ""))
     if candidate.startswith(PREFIX):
-        read, own_bits = _require_baseline(candidate, read_baseline, baseline_stored)
-        return RoundedWeights(candidate, baseline, read, own_bits=own_bits, model_type=model_type)
+        if read_baseline is None or baseline_stored is None:
+            raise OptionError(f"{candidate} is made from a baseline, and there is none", fix="name a checkpoint first")
+        return RoundedWeights(candidate, baseline, read_baseline, own_bits=baseline_stored, model_type=model_type)
     if _is_gguf(candidate):
         tensors = GgufTensors(candidate, read_gguf(candidate), baseline, model_type)
         return MatchedWeights(candidate, tensors, baseline)
     folder = resolve(candidate, revision=None, token=token)
-    if is_adapter(folder):
-        read, own_bits = _require_baseline(candidate, read_baseline, baseline_stored)
-        return AdaptedWeights(candidate, folder, baseline, read, own_bits=own_bits)
+    if (folder / "adapter_config.json").is_file():
+        what = f"{candidate} is an adapter, which has no weights of its own to swap"
+        raise ModelError(what, fix="merge it with PEFT's merge_and_unload, and give the merged model")
     facts = inspect(candidate, revision=None, token=token)
     own = str(_text_config(facts.config).get("model_type", ""))
     if own and model_type and own != model_type:
@@ -92,12 +98,6 @@ def candidate_fingerprint(candidate: str, token: str | None = None) -> str:
     return hashlib.sha256("\n".join(f"{p.name} {remembered_sha256(p)}" for p in kept).encode()).hexdigest()
 
 
-def _require_baseline(candidate: str, read: Read | None, stored: Stored | None) -> tuple[Read, Stored]:
-    if read is None or stored is None:
-        raise OptionError(f"{candidate} is made from a baseline, and there is none", fix="name a checkpoint first")
-    return read, stored
-
-
 def _reader(candidate: str, facts: ModelFacts, baseline: Mapping[str, Shape]) -> tuple[TensorReader, tuple[str, ...]]:
     """What reads a checkpoint's tensors, and notes about it."""
     files, _ = weight_files(facts.path)
@@ -107,16 +107,11 @@ def _reader(candidate: str, facts: ModelFacts, baseline: Mapping[str, Shape]) ->
         bits = facts.bits_per_weight
         return plain, (EMULATED.format(candidate, bits),) if facts.emulated_bytes is not None else ()
     method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
-    if method == "compressed-tensors":
-        compressed = CompressedTensors(candidate, plain, quantization)
-        return compressed, compressed.notes
-    if method in ("gptq", "awq"):
-        return PackedIntegers(candidate, plain, quantization), ()
-    if method == "fp8":
-        floats = Float8Tensors(candidate, plain, quantization)
-        return floats, floats.notes
     if method == "exl3":
         return Exl3Tensors(candidate, plain, shapes_in_files(baseline)), ()
+    if method in READERS:
+        reader = READERS[method](candidate, plain, quantization)
+        return reader, reader.notes
     raise ModelError(
         f"{candidate} is quantized by the method {method!r}, whose weights scoremode cannot read", fix=OTHER_FORMAT
     )

@@ -17,8 +17,7 @@ WING = Wing(
     abilities={
         ("layer_states", "llamacpp"): f"{HERE}.engines.llamacpp_layers:open_layers",
         ("layer_states", "transformers"): f"{HERE}.engines.transformers_layers:open_layers",
-        ("layer_states", "vllm"): f"{HERE}.engines.vllm_layer_engine:open_layers",
-        ("swaps", "transformers"): f"{HERE}.engines.transformers_swapper:open_swapper",
+        ("layer_states", "vllm"): f"{HERE}.engines.vllm_layers:open_layers",
     },
     offers={"page": (f"{HERE}.page:PAGE",)},
 )

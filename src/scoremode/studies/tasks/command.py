@@ -1,71 +1,13 @@
-"""``scoremode tasks`` and ``scoremode lm-eval``: their flags, and what they print."""
+"""``scoremode tasks``: its flags, and what it prints."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import replace
 
-from scoremode.reports.command import flags, streams
+from scoremode.reports.command import flags
 from scoremode.reports.command.output import checked_report, command_line, show, verdict, write_report
 from scoremode.reports.command.verb import Verb
-
-LM_EVAL_HELP = """\
-usage: scoremode lm-eval [run] --tasks TASK … --model_args model=MODEL,… [flags]
-       scoremode lm-eval ls tasks | validate --tasks TASK …
-
-lm-evaluation-harness's own command line, with its flags unchanged. --model is
-scoremode unless another is given.
-
-arguments of the model (--model_args NAME=VALUE,…):
-  model            a folder, a name on the hub, a GGUF file, or what an engine
-                   calls its models (also: pretrained)
-  engine           as in scoremode ppl --engine (default: what fits the model)
-  tokenizer        another tokenizer
-  max_length       tokens fed at most (default: the model's context)
-  add_bos_token    True or False (default: as the tokenizer does by itself)
-  prefix_token_id  the token before texts without context (default: BOS or EOS)
-  out              folder for the score of every token, as Parquet
-  greedy           measured, or unknown-is-false for engines without ranks
-  and every option of the engine by its name: dtype, device, batch_tokens, …
-
-The flags of lm-eval itself: scoremode lm-eval run --help
-
-examples:
-  scoremode lm-eval --tasks arc_easy --model_args model=org/model
-  scoremode lm-eval --tasks piqa --limit 100 --model_args model=Q4_K_M.gguf
-"""
-
-
-class LmEvalVerb(Verb):
-    summary = "lm-evaluation-harness's own command line, with its tasks scored by any engine here"
-    examples = (
-        "scoremode lm-eval --tasks arc_easy --model_args model=org/model",
-        "scoremode lm-eval ls tasks",
-    )
-    passes_all_on = True
-    prints_json = False
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("words", nargs=argparse.REMAINDER)
-
-    def run(self, parsed: argparse.Namespace) -> int:
-        return run_lm_eval(parsed.words)
-
-
-def run_lm_eval(words: Sequence[str]) -> int:
-    """Runs the harness with these command-line words, unchanged."""
-    if not words or words[0] in ("-h", "--help", "--help-all"):
-        print(LM_EVAL_HELP, end="")
-        streams.check()
-        return 0
-    from scoremode.studies.tasks import registering
-
-    try:
-        registering.run(words)
-    except SystemExit as ended:  # argparse of the harness has printed its help or its complaint
-        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    return 0
 
 
 class TasksVerb(Verb):

@@ -23,7 +23,7 @@ from scoremode.core.plan.recipes import rolling_spans
 from scoremode.core.text.files import is_text
 from scoremode.core.text.tokenizer import HuggingFaceTokenizer, TextTokenizer
 from scoremode.core.verbs.scoring import Continuation
-from scoremode.errors import InputError, ModelError, OptionError, print_line
+from scoremode.errors import InputError, ModelError, OptionError, one_line, print_line
 from scoremode.values import Ids
 
 
@@ -98,12 +98,12 @@ class HarnessEncoder:
             return self.tokenizer.ids(text, special=special)
         return self.tokenizer.encode(text, special=special).ids
 
-    def pair_of_task(self, pair: tuple[str, str], task: str | None, document: int | None) -> Encoded:
-        """Encodes like ``pair``, and names the document in errors."""
+    def request(self, request: Any) -> Encoded:
+        """Encodes a request of the harness, and names its document in errors."""
         try:
-            return self.pair(*pair)
+            return self.pair(*request.args)
         except InputError as error:
-            where = f"document {document} of {task}: " if task else ""
+            where = f"document {request.doc_id} of {request.task_name}: " if request.task_name else ""
             raise InputError(where + error.message, fix=error.fix) from None
 
     def pair(self, context: str, continuation: str) -> Encoded:
@@ -165,10 +165,50 @@ def rolling(encoder: HarnessEncoder, text: str) -> list[Continuation]:
     return found
 
 
-def _shortened(text: str, *, end: bool = False) -> str:
-    if len(text) <= 40:
+def _shortened(text: str, length: int = 40, *, end: bool = False) -> str:
+    if len(text) <= length:
         return repr(text)
-    return repr("…" + text[-40:] if end else text[:40] + "…")
+    return repr("…" + text[-length:] if end else text[:length] + "…")
+
+
+class Tally:
+    """Counts all requests, and those that were cut or split oddly, since the model was made."""
+
+    def __init__(self) -> None:
+        self.requests = self.spanning = self.truncated = self.truncated_tokens = 0
+        self._examples: dict[str, str] = {}
+        self._told = (0, 0)
+
+    def add(self, request: Any, encoded: Encoded) -> None:
+        self.requests += 1
+        self.spanning += encoded.spanning
+        self.truncated += encoded.truncated > 0
+        self.truncated_tokens += encoded.truncated
+        for name in ("spanning", "truncated"):
+            if getattr(encoded, name) and name not in self._examples:
+                before, after = _shortened(request.args[0], 30, end=True), _shortened(request.args[1], 30)
+                where = f"document {request.doc_id} of {request.task_name}: " if request.task_name else ""
+                self._examples[name] = one_line(f"{where}{before} + {after}")
+
+    def tell(self) -> None:
+        """Prints to standard error how many requests were cut or split oddly since the last call."""
+        spanning, truncated = self.spanning - self._told[0], self.truncated - self._told[1]
+        self._told = (self.spanning, self.truncated)
+        if spanning:
+            print_line(
+                f"scoremode: in {spanning} of {self.requests} requests a token spans the end of the context, so that "
+                f"the harness's rule scores other tokens than the text has; as in {self._examples['spanning']}"
+            )
+        if truncated:
+            print_line(
+                f"scoremode: {truncated} of {self.requests} requests were longer than the context and lost "
+                f"{self.truncated_tokens} tokens on their left; as in {self._examples['truncated']}"
+            )
+
+    def as_json(self) -> dict[str, Any]:
+        names = ("spanning", "truncated", "truncated_tokens")
+        counts = {name: getattr(self, name) for name in names}
+        return {"loglikelihood": self.requests, **counts, "examples": dict(self._examples)}
 
 
 # ── conversations ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -186,41 +226,25 @@ def render(
 ) -> str:
     """Renders a conversation up to the start of the answer. Without ``open_turn``, ends inside the last message."""
     if hugging_face is None:
-        if more:
-            raise OptionError(
-                f"{next(iter(more))}: this tokenizer's chat template takes no arguments", fix="leave it out"
-            )
-        return _opened(tokenizer.render_chat(messages, open_turn=open_turn), messages, open_turn)
+        if more or not open_turn:
+            what = next(iter(more), "a prefix of answers")
+            raise OptionError(f"{what}: this tokenizer's chat template takes no arguments", fix="leave it out")
+        return tokenizer.render_chat(messages, open_turn=True)
     if not hugging_face.chat_template:
         raise ModelError("this model has no chat template", fix="leave --apply_chat_template out")
+
+    def rendered(some: list[dict[str, Any]]) -> str:
+        how = {"add_generation_prompt": open_turn, "continue_final_message": not open_turn}
+        return str(hugging_face.apply_chat_template(some, tokenize=False, **how, **more))
+
     try:
-        return _with_transformers(hugging_face, messages, open_turn, more)
+        return rendered(messages)
     except Exception as error:  # templates raise their own errors and Python's errors
         others = [message for message in messages if message["role"] != "system"]
         if len(others) == len(messages):
             raise ModelError(f"the chat template refused a conversation ({error})", fix="check its roles") from None
         _say_once("scoremode: this chat template takes no system message: it was left out")
-        return _with_transformers(hugging_face, others, open_turn, more)
-
-
-def _with_transformers(hugging_face: Any, messages: list[dict[str, Any]], open_turn: bool, more: Any) -> str:
-    return str(
-        hugging_face.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=open_turn, continue_final_message=not open_turn, **more
-        )
-    )
-
-
-def _opened(rendered: str, messages: list[dict[str, Any]], open_turn: bool) -> str:
-    """Returns a rendered conversation. Without ``open_turn``, cuts it after the last message, to be continued."""
-    if open_turn or not messages:
-        return rendered
-    last = str(messages[-1]["content"]).strip()
-    at = rendered.rfind(last)
-    if at < 0:
-        raise ModelError("the chat template does not show the last message as it is", fix="leave the prefix out")
-    with_spaces = str(messages[-1]["content"]).lstrip()
-    return rendered[: at + len(with_spaces if rendered.startswith(with_spaces, at) else last)]
+        return rendered(others)
 
 
 @cache

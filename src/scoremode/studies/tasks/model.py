@@ -1,14 +1,15 @@
 """A model for lm-evaluation-harness that runs on any engine of scoremode.
 
 requests ─▶ chunks of whole documents ─▶ encoding.py ─▶ likelihoods ─▶ (log-likelihood, greedy?) for the harness
-                                                             └──────▶ token_scores.py: the score of every token
+
+It scores texts and writes none: tasks with generated answers are run by the harness's own back ends.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import Any
 from weakref import WeakSet
 
 import numpy as np
+from lm_eval.api.model import TemplateLM
+from tqdm import tqdm
 
 from scoremode.core.disk.files import write_atomically
 from scoremode.core.disk.manifests import differing_fields, without_secrets
@@ -23,13 +26,11 @@ from scoremode.core.engine.base import Engine
 from scoremode.core.engine.plugin import Work
 from scoremode.core.strict_json import read_object
 from scoremode.core.verbs.question import identify, library_versions
-from scoremode.core.verbs.run_contents import Words, describe_model
+from scoremode.core.verbs.run_contents import describe_model
 from scoremode.core.verbs.scoring import Continuation, Likelihood, likelihoods
 from scoremode.errors import EngineError, InputError, OptionError, RunError, print_line
 from scoremode.studies.tasks import model_arguments
-from scoremode.studies.tasks.encoding import Encoded, HarnessEncoder, hugging_face_tokenizer, render, rolling
-from scoremode.studies.tasks.token_scores import ScoredRequest, Tally, TokenScoreFolder
-from scoremode.studies.tasks.writing import GeneratingModel, request_bar
+from scoremode.studies.tasks.encoding import Encoded, HarnessEncoder, Tally, hugging_face_tokenizer, render, rolling
 from scoremode.values import Ints
 
 CHUNK = 2048  # requests that are encoded and scored at a time, extended to the end of the last document
@@ -38,7 +39,7 @@ OPEN: WeakSet[ScoremodeLM] = WeakSet()
 """All models that were created, so that a command line can close them."""
 
 
-class ScoremodeLM(GeneratingModel):
+class ScoremodeLM(TemplateLM):  # type: ignore[misc]
     """Scores requests of lm-evaluation-harness with any engine. Nothing is loaded before the first request.
 
     >>> lm = ScoremodeLM(model="table:uniform", prefix_token_id=0)
@@ -71,7 +72,6 @@ class ScoremodeLM(GeneratingModel):
             prefix=self.settings.prefix_token_id,
         )
         self.tokenizer = hugging_face_tokenizer(self.subject.tokenizer)
-        self.folder = TokenScoreFolder(Path(self.settings.out)) if self.settings.out is not None else None
         self.tally = Tally()
         self._facts: Any = None  # facts of the engine, after it was opened
         OPEN.add(self)
@@ -86,35 +86,30 @@ class ScoremodeLM(GeneratingModel):
     # ── methods that the harness calls ───────────────────────────────────────────────────────────────────────────────
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Returns (log-likelihood, is every token the model's first choice?) for each continuation."""
-        self._refuse_thinking(requests)
         _refuse_empty(requests)
         answers: list[tuple[float, bool]] = []
-        with self._call() as keep, request_bar(len(requests), "loglikelihood", disable_tqdm) as bar:
+        with self._call(len(requests), "loglikelihood", disable_tqdm) as bar:
             for chunk in chunks_of_documents(requests):
-                encoded = [self.encoder.pair_of_task(r.args, r.task_name, r.doc_id) for r in chunk]
+                encoded = [self.encoder.request(one) for one in chunk]
                 found = self._score([one.asked for one in encoded], _groups(chunk, encoded), bar)
-                scored = [ScoredRequest(r, [(e.asked, f)], e) for r, e, f in zip(chunk, encoded, found, strict=True)]
                 for request, own, likelihood in zip(chunk, encoded, found, strict=True):
                     answers.append((likelihood.log_prob, self._greedy(likelihood)))
                     self.cache_hook.add_partial("loglikelihood", request.args, answers[-1])
                     self.tally.add(request, own)
-                keep(scored)
         self.tally.tell()
         return answers
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Returns the log-likelihood of each text, scored in windows as long as the model's context."""
         answers: list[float] = []
-        with self._call() as keep, request_bar(len(requests), "loglikelihood_rolling", disable_tqdm) as bar:
+        with self._call(len(requests), "loglikelihood_rolling", disable_tqdm) as bar:
             for part in self._texts(requests):
                 windows = [window for _, own in part for window in own]
                 found = iter(self._score(windows, np.arange(len(windows))))
-                scored = [ScoredRequest(request, [(w, next(found)) for w in own]) for request, own in part]
-                for one in scored:
-                    answers.append(math.fsum(likelihood.log_prob for _, likelihood in one.windows))
-                    self.cache_hook.add_partial("loglikelihood_rolling", one.request.args, answers[-1])
+                for request, own in part:
+                    answers.append(math.fsum(next(found).log_prob for _ in own))
+                    self.cache_hook.add_partial("loglikelihood_rolling", request.args, answers[-1])
                     bar.update(1)
-                keep(scored)
         return answers
 
     def _loglikelihood_tokens(
@@ -122,11 +117,36 @@ class ScoremodeLM(GeneratingModel):
     ) -> list[tuple[float, bool]]:
         """Answers requests that are given as ids, for code of the harness that encodes by itself."""
         encoded = [self.encoder.ids(np.array(context), np.array(target)) for _, context, target in requests]
-        with request_bar(len(requests), "loglikelihood", disable_tqdm) as bar:
+        with self._call(len(requests), "loglikelihood", disable_tqdm) as bar:
             found = self._score([one.asked for one in encoded], np.arange(len(encoded)), bar)
-        return [(likelihood.log_prob, self._greedy(likelihood)) for likelihood in found]
+            return [(likelihood.log_prob, self._greedy(likelihood)) for likelihood in found]
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        self.check_tasks({str(request.task_name): "generate_until" for request in requests})
+        return []
+
+    def check_tasks(self, output_types: Mapping[str, str]) -> None:
+        """Refuses tasks, given by name with their output types, whose answers are generated; loads nothing."""
+        if writing := [name for name, kind in output_types.items() if kind == "generate_until"]:
+            raise OptionError(
+                f"scoremode scores texts and generates none, which {writing[0]} needs",
+                fix="run that task with --model hf or --model vllm; scoremode tasks reads these logs as well",
+            )
 
     # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    @contextmanager
+    def _call(self, count: int, what: str, disable_tqdm: bool) -> Iterator[Any]:
+        """Yields the harness's own progress bar for one call.
+
+        A model whose weights may change between calls is closed afterwards, and the next call opens it again.
+        """
+        try:
+            with tqdm(total=count, desc=f"Running {what} requests", disable=disable_tqdm or not count) as bar:
+                yield bar
+        finally:
+            if self.held.plugin.opens_for_each_question:
+                self.held.close()
+
     def engine(self, longest: int) -> Engine:
         """Returns the open engine; opens it if it is closed or was opened for shorter windows."""
         engine = self.held.engine(Work(longest, shares_prompts=True))
@@ -169,23 +189,7 @@ class ScoremodeLM(GeneratingModel):
         if part:
             yield part
 
-    # ── stored results ───────────────────────────────────────────────────────────────────────────────────────────────
-    @contextmanager
-    def _call(self) -> Iterator[Callable[[Sequence[ScoredRequest]], None]]:
-        """Opens a context for one call of the harness; yields a function that stores the scores of requests.
-
-        A model whose weights may change between calls is closed afterwards, and the next call opens it again.
-        """
-        try:
-            if self.folder is None:
-                yield lambda _: None
-            else:
-                with self.folder.call(Words(self.subject.tokenizer)) as keep:
-                    yield keep
-        finally:
-            if self.held.plugin.opens_for_each_question:
-                self.held.close()
-
+    # ── facts for the harness ────────────────────────────────────────────────────────────────────────────────────────
     def identity(self) -> dict[str, Any]:
         """Returns the facts that stored answers must share with this model; known before anything is loaded."""
         names = ("add_bos_token", "prefix_token_id", "greedy")
@@ -218,16 +222,16 @@ class ScoremodeLM(GeneratingModel):
             "versions": {**library_versions(self.held.engine_name), **(facts.versions if facts else {})},
             **opened,
             "requests": self.tally.as_json(),
-            "scores_of_tokens": str(self.folder.path) if self.folder is not None else None,
         }
-        if self.folder is not None and self.folder.calls:
-            self.folder.describe(info)
         return {"model_dtype": facts.dtype if facts else None, "model_revision": subject.revision, "scoremode": info}
 
-    # ── the tokenizer ────────────────────────────────────────────────────────────────────────────────────────────────
     @property
     def prefix_token_id(self) -> int:
         return self.encoder.prefix
+
+    @property
+    def eot_token_id(self) -> int | None:
+        return self.subject.tokenizer.facts.eos
 
     @property
     def tokenizer_name(self) -> str:
@@ -241,24 +245,6 @@ class ScoremodeLM(GeneratingModel):
         if self.settings.enable_thinking is not None:
             more["enable_thinking"] = self.settings.enable_thinking
         return render(self.subject.tokenizer, self.tokenizer, chat_history, add_generation_prompt, more)
-
-    # ── refusals ─────────────────────────────────────────────────────────────────────────────────────────────────────
-    def check_tasks(self, output_types: Mapping[str, str]) -> None:
-        """Refuses tasks, given by name with their output types, that this engine cannot answer; loads nothing."""
-        writing = [name for name, kind in output_types.items() if kind == "generate_until"]
-        if writing:
-            try:
-                self.require_generation()
-            except EngineError as error:
-                raise EngineError(f"{error.message} (here: {writing[0]})", fix=error.fix) from None
-
-    def _refuse_thinking(self, requests: Sequence[Any]) -> None:
-        if self.settings.enable_thinking:
-            names = sorted({request.task_name for request in requests if request.task_name})
-            raise OptionError(
-                f"enable_thinking is not for log-likelihoods, which {', '.join(names) or 'these requests'} ask for",
-                fix="leave enable_thinking out",
-            )
 
     def close(self) -> None:
         """Stops the engine. The next request opens it again."""
@@ -323,12 +309,10 @@ def claim_cache(database: Path, answers: int, wanted: Mapping[str, Any]) -> None
     The keys of the cache are the texts of a request, without the model: one file used for two models gives the first
     model's answers for both. So a file beside the cache names the model.
     """
-    owner = owner_file(database)
+    owner, fix = owner_file(database), "give another --use_cache"
     if not owner.exists():
         if answers:
-            raise RunError(
-                f"{database} holds {answers} answers of a model that is not known", fix="give another --use_cache"
-            )
+            raise RunError(f"{database} holds {answers} answers of a model that is not known", fix=fix)
         write_atomically(owner, json.dumps({"for": CACHE_KIND, "identity": wanted}, indent=1).encode() + b"\n")
         return
     try:
@@ -337,9 +321,7 @@ def claim_cache(database: Path, answers: int, wanted: Mapping[str, Any]) -> None
         found = {}
     known = found.get("identity")
     if found.get("for") != CACHE_KIND or not isinstance(known, dict):
-        raise RunError(f"{owner} is damaged or is not a file of scoremode", fix="give another --use_cache")
+        raise RunError(f"{owner} is damaged or is not a file of scoremode", fix=fix)
     if differing := differing_fields(known, wanted):
-        raise RunError(
-            f"{database} holds answers of another model or other settings (it differs in: {differing})",
-            fix="give another --use_cache",
-        )
+        what = f"{database} holds answers of another model or other settings (it differs in: {differing})"
+        raise RunError(what, fix=fix)

@@ -12,11 +12,7 @@ WING = Wing(
     },
     verbs={
         "compare models": {"tasks": f"{HERE}.command:TasksVerb"},
-        "with other programs": {"lm-eval": f"{HERE}.command:LmEvalVerb"},
-    },
-    abilities={
-        ("generates", "transformers"): f"{HERE}.engines.transformers_generator:open_generator",
-        ("generates", "vllm"): f"{HERE}.engines.vllm_generator:VllmGenerator",
+        "with other programs": {"lm-eval": f"{HERE}.lm_eval_command:LmEvalVerb"},
     },
     offers={"page": (f"{HERE}.page:PAGE",), "prompts": (f"{HERE}.prompts:QUESTIONS",)},
 )

@@ -140,3 +140,10 @@ def test_refusals_name_what_differs(tmp_path: Path) -> None:
         assert "\n" not in str(refusal.value)
         assert refusal.value.fix
     assert CONFIG["model_type"] == "llama"
+
+
+def test_an_adapter_is_to_be_merged_first(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelError, match="is an adapter") as refused:
+        opened(str(tmp_path), llama_tensors())
+    assert "merge_and_unload" in refused.value.fix

@@ -19,7 +19,7 @@ from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.errors import EngineError
 from scoremode.head.precision import full_float32
 from scoremode.studies.attribution.engines.layer_hooks import LayerHooks
-from scoremode.studies.attribution.layer_states import BaselineLayers, States, fed_tokens
+from scoremode.studies.attribution.layer_states import LayerStates, States, fed_tokens
 from scoremode.values import Ids
 
 
@@ -29,8 +29,11 @@ def open_layers(
     return TransformersLayers(plugin.open(subject, options, work))
 
 
-class TransformersLayers(BaselineLayers):
-    """Keeps the states of forward passes by hooks on the decoder layers. The model itself is not changed."""
+class TransformersLayers(LayerStates):
+    """Keeps the states of forward passes by hooks on the decoder layers. The model itself is not changed.
+
+    It can be a baseline: its layers can also be fed the states of another model.
+    """
 
     def __init__(self, engine: TransformersEngine) -> None:
         self.engine, self.facts = engine, engine.facts
@@ -46,6 +49,7 @@ class TransformersLayers(BaselineLayers):
             yield np.stack([place[0].cpu().numpy() for place in places])
 
     def states_otherwise(self, window: Window) -> States:
+        """The states of a window, computed in ``unusual_way``."""
         ids = window.ids[: fed_tokens(window)]
         context = self.facts.context_length
         padding = PADDING if context is None or len(ids) + PADDING <= context else 0

@@ -56,6 +56,9 @@ class SwappableModel:
         first = next(name for name, module in engine.model.named_modules() if module is self.layers[0])
         self.layers_name = first.rpartition(".")[0]  # as in ``model.layers``
         self.parameters: dict[str, torch.nn.Parameter] = dict(engine.model.named_parameters())
+        are_floats = all(p.is_floating_point() and p.element_size() > 1 for p in self.parameters.values())
+        if not are_floats or getattr(engine.model.config, "quantization_config", None):
+            raise ModelError("the weights of the baseline are quantized", fix="give the model before it was quantized")
         self.notes: list[str] = []
         self._opened = ExitStack()
         self._kept: KeptStates | None = None

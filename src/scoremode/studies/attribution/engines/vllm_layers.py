@@ -1,17 +1,73 @@
-"""Hidden states between layers in vLLM's workers: hooks keep those of a step, and the pooler takes the rows it needs.
+"""Hidden states between the layers of a model that vLLM serves, for profiles by depth.
 
-Loaded only inside vLLM's processes. The pooler knows which rows of a step belong to which request, so chunks, batches
-and preemption need nothing more. Every tensor-parallel rank has the same states, after its exchanges.
+engine ──prompts──▶ vLLM's scheduler and kernels ──hooks on the layers──▶ pooler ──rows of each prompt──▶ engine
+
+``WorkerLayers`` lives in vLLM's processes: hooks keep the states of a step, and the pooler takes the rows it needs. The
+pooler knows which rows of a step belong to which request, so chunks, batches and preemption need nothing more. Every
+tensor-parallel rank has the same states, after its exchanges.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from scoremode.core.engine.plugin import Work
+from scoremode.core.models.subject import Subject
+from scoremode.core.scores.answers import Window
+from scoremode.core.scores.packing import Words
+from scoremode.engines.vllm import VllmPlugin
+from scoremode.engines.vllm.engine import VllmEngine
+from scoremode.engines.vllm.support import LaunchArguments, VllmOptions
+from scoremode.engines.vllm.wire import Request
+from scoremode.errors import OptionError
 from scoremode.studies.attribution.engines.layer_hooks import LayerHooks
+from scoremode.studies.attribution.layer_states import LayerStates, States, fed_tokens
+
+KEEPER = "studies.attribution.engines.vllm_layers:WorkerLayers"
+EAGER = "without compilation and CUDA graphs (--enforce-eager), as hooks on layers need"
+
+
+def open_layers(plugin: VllmPlugin, subject: Subject, options: VllmOptions, work: Work) -> VllmLayers:
+    assert subject.checkpoint is not None
+    facts = subject.checkpoint
+    taken = LaunchArguments.of(options, work, facts.context_length)
+    return VllmLayers(str(facts.path), taken, context=facts.context_length, notes=facts.notes)
+
+
+class VllmLayers(VllmEngine, LayerStates):
+    """An engine whose workers keep the states between layers. vLLM runs eagerly: compiled code calls no hooks."""
+
+    def __init__(self, model: str, options: LaunchArguments, **more: Any) -> None:
+        if options.arguments().get("pipeline_parallel_size", 1) != 1:
+            raise OptionError(
+                "--pipeline-parallel-size: a stage knows the states of its own layers only",
+                fix="use --tensor-parallel-size",
+            )
+        extra = {name: value for name, value in options.extra.items() if name != "enforce_eager"}
+        super().__init__(model, replace(options, step_keeper=KEEPER, enforce_eager=True, extra=extra), **more)
+        config = self.llm.llm_engine.vllm_config.model_config.hf_text_config
+        self.layers, self.width = int(config.num_hidden_layers), int(config.hidden_size)
+        self.facts = replace(self.facts, notes=(*self.facts.notes, f"vLLM ran {EAGER}"))
+
+    def states(self, windows: Sequence[Window]) -> Iterator[States]:
+        waiting: dict[str, int] = {}
+        for index, window in enumerate(windows):
+            self._check(window, index)
+            rows = np.arange(fed_tokens(window), dtype=np.int32)
+            asked = Request(rows, np.zeros((len(rows), 1), np.int32), extra="kept")
+            waiting[self._submit(window.ids[: len(rows)], asked)] = index
+        found: dict[int, Words] = {}
+        for index in range(len(windows)):
+            while index not in found:
+                found |= {waiting[answer.name]: answer.words for answer in self._step()}
+            lines = found.pop(index).view(np.float32).reshape(-1, self.layers + 1, self.width)
+            yield np.ascontiguousarray(lines.swapaxes(0, 1))
 
 
 class WorkerLayers:

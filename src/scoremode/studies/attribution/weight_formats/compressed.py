@@ -2,79 +2,62 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from scoremode.core.installation import pip_install
-from scoremode.core.models.safetensors import BESIDE_WEIGHTS
+from scoremode.core.models.safetensors import BESIDE_WEIGHTS, StoredTensor
 from scoremode.core.models.subject import scheme_of
 from scoremode.errors import ModelError
-from scoremode.studies.attribution.weight_formats.stored import PlainTensors, Shape, StoredWeight
+from scoremode.studies.attribution.weight_formats.stored import ModuleTensors, PlainTensors, Shape
 
 if TYPE_CHECKING:
     import torch
 
-SCALES = ("weight_packed", "weight_scale")  # a module that has one of them is quantized
 FLOATS_IN_BYTES = ("nvfp4", "mxfp4")  # two weights in a byte
 MIXED = "mixed-precision"
 
 
-class CompressedTensors:
+class CompressedTensors(ModuleTensors):
+    leaves = ("weight_packed", "weight", *sorted(BESIDE_WEIGHTS))
+    marks = ("weight_packed", "weight_scale")
+    never_weights = BESIDE_WEIGHTS  # also scales of the K/V cache
+
     def __init__(self, label: str, plain: PlainTensors, quantization: Mapping[str, Any]) -> None:
-        self._plain, self._label = plain, label
         _require_plain_layout(label, quantization)
         self._config = _read_config(label, quantization)
-        leaves = (name.rpartition(".") for name in plain.tensors)
-        modules = dict.fromkeys(module for module, _, leaf in leaves if leaf in SCALES)
-        self._modules = {f"{module}.weight": module for module in modules}
-        self._schemes = {module: self._scheme(module) for module in modules}
-        beside = {f"{module}.{leaf}" for module in modules for leaf in (*BESIDE_WEIGHTS, "weight_packed", "weight")}
-        self.stored = {
-            name: stored
-            for name, stored in plain.stored.items()
-            if name not in beside and name.rpartition(".")[2] not in BESIDE_WEIGHTS  # scales of the K/V cache
-        }
-        self.stored |= {name: self._stored(name, module) for name, module in self._modules.items()}
+        self._schemes: dict[str, tuple[str, Any]] = {}
+        super().__init__(label, plain)
 
     @property
     def notes(self) -> tuple[str, ...]:
         found = []
         if any(scheme.input_activations for _, scheme in self._schemes.values()):
-            found.append(f"{self._label} also rounds activations; here only its weights are put in")
+            found.append(f"{self.label} also rounds activations; here only its weights are put in")
         if any("nvfp4" in kind for kind, _ in self._schemes.values()):
-            found.append(f"compressed-tensors gives the NVFP4 weights of {self._label} in bfloat16")
+            found.append(f"compressed-tensors gives the NVFP4 weights of {self.label} in bfloat16")
         return tuple(found)
 
-    def read(self, name: str) -> torch.Tensor:
+    def _decoded(self, module: str, shape: Shape) -> torch.Tensor:
         import torch
         from compressed_tensors.compressors import BaseCompressor
 
-        module = self._modules.get(name)
-        if module is None:
-            return self._plain.read(name)
         kind, scheme = self._schemes[module]
         compressor = BaseCompressor.get_value_from_registry(kind)
-        state = {leaf: self._plain.raw(f"{module}.{leaf}") for leaf in self._leaves(module)}
+        state = {leaf: self.plain.raw(f"{module}.{leaf}") for leaf in self.parts_of(module)}
         for leaf in ("weight_scale", "weight_global_scale"):  # 16-bit scales would round the products
             if leaf in state and state[leaf].dtype in (torch.float16, torch.bfloat16):
                 state[leaf] = state[leaf].float()
         try:
             weight: torch.Tensor = compressor.decompress(state, scheme)["weight"]
+            if tuple(weight.shape) != shape:
+                raise ValueError("its shape is another")
         except Exception as error:  # the library checks little: what is missing or does not fit raises anything
-            raise self._damaged(module, f"{type(error).__name__}: {error}") from None
-        if tuple(weight.shape) != self.stored[name].shape:
-            raise self._damaged(module, "its shape is another")
+            reason = f"{type(error).__name__}: {error}"[:200]
+            what = f"{module} of {self.label} cannot be de-quantized ({reason})"
+            raise ModelError(what, fix="download it again") from None
         return weight.detach().float()
-
-    def _damaged(self, module: str, reason: str) -> ModelError:
-        what = f"{module} of {self._label} cannot be de-quantized ({reason[:200]})"
-        return ModelError(what, fix="download it again")
-
-    def _leaves(self, module: str) -> Iterator[str]:
-        known = ("weight_packed", "weight", *sorted(BESIDE_WEIGHTS))
-        return (leaf for leaf in known if f"{module}.{leaf}" in self._plain.tensors)
 
     def _scheme(self, module: str) -> tuple[str, Any]:
         """The format and the scheme of a module, by the groups of the config: names before classes."""
@@ -87,27 +70,23 @@ class CompressedTensors:
         by_class = [group for group in groups if {"Linear", "Embedding"} & set(group.targets)]
         chosen = next(iter([*by_name, *by_class]), None)
         if chosen is None or chosen.weights is None:
-            raise ModelError(f"{self._label} does not say how {module} is quantized", fix="check its config.json")
+            raise ModelError(f"{self.label} does not say how {module} is quantized", fix="check its config.json")
         named = chosen.format or (self._config.format if self._config.format != MIXED else None)
         kind = getattr(named, "value", named) or infer_module_format(torch.nn.Linear, chosen).value
         return str(kind), chosen
 
-    def _stored(self, name: str, module: str) -> StoredWeight:
-        kind, scheme = self._schemes[module]
-        shape = self._shape(module, kind)
-        tensors = [self._plain.tensors[f"{module}.{leaf}"] for leaf in self._leaves(module)]
-        bits = 8 * sum(tensor.end - tensor.begin for tensor in tensors) / max(math.prod(shape), 1)
-        return StoredWeight(name, shape, bits, _format(kind, scheme))
+    def _described(self, module: str, parts: Mapping[str, StoredTensor]) -> tuple[Shape, str]:
+        kind, scheme = self._schemes[module] = self._scheme(module)
+        return self._shape(module, kind, parts), _format(kind, scheme)
 
-    def _shape(self, module: str, kind: str) -> Shape:
-        tensors = self._plain.tensors
-        if f"{module}.weight_shape" in tensors:
-            return tuple(int(size) for size in self._plain.raw(f"{module}.weight_shape").flatten())
-        if f"{module}.weight_packed" not in tensors:
-            return tensors[f"{module}.weight"].shape
-        shape = tensors[f"{module}.weight_packed"].shape
+    def _shape(self, module: str, kind: str, parts: Mapping[str, StoredTensor]) -> Shape:
+        if "weight_shape" in parts:
+            return tuple(int(size) for size in self.plain.raw(f"{module}.weight_shape").flatten())
+        if "weight_packed" not in parts:
+            return parts["weight"].shape
+        shape = parts["weight_packed"].shape
         if len(shape) != 2 or not any(float_kind in kind for float_kind in FLOATS_IN_BYTES):
-            raise ModelError(f"{self._label} lacks {module}.weight_shape", fix="download it again")
+            raise ModelError(f"{self.label} lacks {module}.weight_shape", fix="download it again")
         return shape[0], 2 * shape[1]
 
 

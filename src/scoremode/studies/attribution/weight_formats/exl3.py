@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from scoremode.core.models.safetensors import TRELLIS, StoredTensor
 from scoremode.errors import ModelError
-from scoremode.studies.attribution.weight_formats.stored import PlainTensors, Shape, StoredWeight
+from scoremode.studies.attribution.weight_formats.stored import ModuleTensors, PlainTensors, Shape
 
 if TYPE_CHECKING:
     import torch
@@ -30,32 +30,26 @@ BLOCK = 128  # of the Hadamard matrices
 STATES = 1 << 16
 DECODED_TOGETHER = 1 << 22  # weights
 MULTIPLIERS = {"mcg": 0xCBAC1FED, "mul1": 0x83DCD12D}  # of two of the formulas, stored beside the tiles
-BESIDE = (TRELLIS, "suh", "svh", "su", "sv", *MULTIPLIERS)
 FLOATS, WORDS = ("F16", "BF16", "F32"), ("I16", "U16")
 PLAIN = "3inst"  # the formula without a stored number
 WIDTHS = (*range(16, 129, 16), 24, 40, 56)  # words of a tile: 1 to 8 bits, 1.5, 2.5 and 3.5
 
 
-class Exl3Tensors:
+class Exl3Tensors(ModuleTensors):
     """A TensorReader for an EXL3 checkpoint. ``shapes`` has the sizes before they were filled up, by name."""
 
-    def __init__(self, label: str, plain: PlainTensors, shapes: Mapping[str, Shape]) -> None:
-        self._label, self._plain = label, plain
-        modules = [name.removesuffix(f".{TRELLIS}") for name in plain.tensors if name.endswith(f".{TRELLIS}")]
-        self._modules = {f"{module}.weight": module for module in modules}
-        beside = {f"{module}.{leaf}" for module in modules for leaf in BESIDE}
-        self.stored = {name: stored for name, stored in plain.stored.items() if name not in beside}
-        self.stored |= {name: self._stored(name, module, shapes.get(name)) for name, module in self._modules.items()}
+    leaves, marks = (TRELLIS, "suh", "svh", "su", "sv", *MULTIPLIERS), (TRELLIS,)
 
-    def read(self, name: str) -> torch.Tensor:
-        module = self._modules.get(name)
-        if module is None:
-            return self._plain.read(name)
+    def __init__(self, label: str, plain: PlainTensors, shapes: Mapping[str, Shape]) -> None:
+        self._shapes = shapes
+        super().__init__(label, plain)
+
+    def _decoded(self, module: str, shape: Shape) -> torch.Tensor:
         import torch
 
-        outputs, inputs = self.stored[name].shape
-        formula = next((name for name in MULTIPLIERS if f"{module}.{name}" in self._plain.tensors), PLAIN)
-        trellis = self._plain.raw(f"{module}.{TRELLIS}")
+        outputs, inputs = shape
+        formula = next((name for name in MULTIPLIERS if f"{module}.{name}" in self.plain.tensors), PLAIN)
+        trellis = self.plain.raw(f"{module}.{TRELLIS}")
         by_input, by_output = self._factors(f"{module}.su"), self._factors(f"{module}.sv")
         weight = torch.empty(inputs, outputs)
         rows = BLOCK // TILE * max(1, DECODED_TOGETHER // (BLOCK * TILE * trellis.shape[1]))
@@ -68,28 +62,25 @@ class Exl3Tensors:
 
     def _factors(self, name: str) -> torch.Tensor:
         """One factor for each input or output. Older files store their signs alone, 16 in a word."""
-        if f"{name}h" in self._plain.tensors:
-            return self._plain.raw(f"{name}h").float()
+        if f"{name}h" in self.plain.tensors:
+            return self.plain.raw(f"{name}h").float()
         import torch
 
-        words = self._plain.raw(name).to(torch.int32)[:, None]
+        words = self.plain.raw(name).to(torch.int32)[:, None]
         return (1 - 2 * (words >> torch.arange(16, dtype=torch.int32) & 1)).reshape(-1).float()
 
-    def _stored(self, name: str, module: str, wanted: Shape | None) -> StoredWeight:
-        tensors = self._plain.tensors
-        parts = {leaf: tensors[key] for leaf in BESIDE if (key := f"{module}.{leaf}") in tensors}
+    def _described(self, module: str, parts: Mapping[str, StoredTensor]) -> tuple[Shape, str]:
         if wrong := next(self._wrong_parts(module, parts), None):
-            raise ModelError(f"{module}.{wrong} of {self._label} is missing or damaged", fix="download it again")
+            raise ModelError(f"{module}.{wrong} of {self.label} is missing or damaged", fix="download it again")
         rows, columns, width = parts[TRELLIS].shape
-        sizes = columns * TILE, rows * TILE
-        if wanted is not None and len(wanted) == 2 and all(0 <= sizes[i] - wanted[i] < BLOCK for i in (0, 1)):
+        sizes, wanted = (columns * TILE, rows * TILE), self._shapes.get(f"{module}.weight", ())
+        if len(wanted) == 2 and all(0 <= sizes[i] - wanted[i] < BLOCK for i in (0, 1)):
             sizes = wanted[0], wanted[1]
-        bits = 8 * sum(part.end - part.begin for part in parts.values()) / (sizes[0] * sizes[1])
-        return StoredWeight(name, sizes, bits, f"EXL3 {width / 16:g} bit")
+        return sizes, f"EXL3 {width / 16:g} bit"
 
     def _wrong_parts(self, module: str, parts: Mapping[str, StoredTensor]) -> Iterator[str]:
         """The parts of a matrix that are missing, or are not what EXL3 stores there. Another formula is not guessed."""
-        if f"{module}.weight" in self._plain.tensors:
+        if f"{module}.weight" in self.plain.tensors:
             yield "weight"  # beside its tiles
         shape, dtype = parts[TRELLIS].shape, parts[TRELLIS].dtype
         widths = WIDTHS if "mul1" in parts else WIDTHS[:8]
@@ -107,7 +98,7 @@ class Exl3Tensors:
         marks = [leaf for leaf in MULTIPLIERS if leaf in parts]
         for leaf in marks:
             is_number = len(marks) == 1 and parts[leaf].dtype in ("I32", "U32") and parts[leaf].size == 1
-            if not is_number or int(self._plain.raw(f"{module}.{leaf}")) & 0xFFFFFFFF != MULTIPLIERS[leaf]:
+            if not is_number or int(self.plain.raw(f"{module}.{leaf}")) & 0xFFFFFFFF != MULTIPLIERS[leaf]:
                 yield leaf
 
 

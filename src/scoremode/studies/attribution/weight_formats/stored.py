@@ -1,9 +1,10 @@
-"""What is known about a candidate's weights, the contracts of a file format and of a candidate, and plain tensors."""
+"""What is known about a candidate's weights, and the readers of checkpoints: plain tensors, and quantized modules."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -84,3 +85,56 @@ class PlainTensors:
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{self.tensors[name].file} cannot be read ({error})", fix="download it again") from None
         return found.clone()
+
+
+class ModuleTensors:
+    """A TensorReader for checkpoints that store a quantized matrix as several tensors of its module.
+
+    A subclass says which modules are quantized, what their shapes and formats are, and how they are decoded. All other
+    tensors are read as they are.
+    """
+
+    leaves: tuple[str, ...]  # the names of tensors that may belong to a quantized matrix
+    marks: tuple[str, ...]  # a module that has one of these is quantized
+    never_weights: Iterable[str] = ()  # names of tensors that are not weights in any module
+
+    def __init__(self, label: str, plain: PlainTensors) -> None:
+        self.label, self.plain = label, plain
+        self._modules = {f"{module}.weight": module for module in self._quantized()}
+        beside = {f"{module}.{leaf}" for module in self._modules.values() for leaf in self.leaves}
+        self.stored = {
+            name: stored
+            for name, stored in plain.stored.items()
+            if name not in beside and name.rpartition(".")[2] not in self.never_weights
+        }
+        self.stored |= {name: self._stored(name, module) for name, module in self._modules.items()}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return ()
+
+    def read(self, name: str) -> torch.Tensor:
+        module = self._modules.get(name)
+        return self.plain.read(name) if module is None else self._decoded(module, self.stored[name].shape)
+
+    def parts_of(self, module: str) -> dict[str, StoredTensor]:
+        tensors = self.plain.tensors
+        return {leaf: tensors[name] for leaf in self.leaves if (name := f"{module}.{leaf}") in tensors}
+
+    def _quantized(self) -> Iterable[str]:
+        split = (name.rpartition(".") for name in self.plain.tensors)
+        return dict.fromkeys(module for module, _, leaf in split if leaf in self.marks)
+
+    def _stored(self, name: str, module: str) -> StoredWeight:
+        parts = self.parts_of(module)
+        shape, kind = self._described(module, parts)
+        bits = 8 * sum(part.end - part.begin for part in parts.values()) / max(math.prod(shape), 1)
+        return StoredWeight(name, shape, bits, kind)
+
+    def _described(self, module: str, parts: Mapping[str, StoredTensor]) -> tuple[Shape, str]:
+        """The shape of a quantized matrix, and its format; ModelError if its parts cannot be right."""
+        raise NotImplementedError
+
+    def _decoded(self, module: str, shape: Shape) -> torch.Tensor:
+        """A quantized matrix: float32, on the CPU."""
+        raise NotImplementedError

@@ -13,7 +13,7 @@ import pytest
 
 from scoremode.cli.main import main
 from scoremode.core.installation import pip_install
-from scoremode.studies.tasks import registering
+from scoremode.studies.tasks import lm_eval_command
 from tests import forked
 from tests.studies.tasks import tasks
 from tests.studies.tasks.tasks import write_tasks
@@ -31,8 +31,8 @@ def only_own_tasks() -> Iterator[None]:
 @needs_harness
 @pytest.mark.usefixtures("only_own_tasks")
 def test_the_command_line_runs_tasks(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = write_tasks(tmp_path / "tasks", ["own_choice", "own_writing"])
-    words = ["lm-eval", "--tasks", "own_choice,own_writing", "--include-path", str(folder), "--limit", "2"]
+    folder = write_tasks(tmp_path / "tasks", ["own_choice"])
+    words = ["lm-eval", "--tasks", "own_choice", "--include-path", str(folder), "--limit", "2"]
     words += [
         "--model-args",
         f"pretrained={tiny},dtype=float32",
@@ -43,7 +43,6 @@ def test_the_command_line_runs_tasks(tiny: Path, tmp_path: Path, capsys: pytest.
     assert main(words) == 0
     shown = capsys.readouterr()
     assert "|own_choice" in shown.out
-    assert "|own_writing" in shown.out
     (results,) = (tmp_path / "out").rglob("results_*.json")
     told = json.loads(results.read_text())["config"]
     assert told["model"] == "scoremode"
@@ -55,14 +54,15 @@ def test_the_command_line_runs_tasks(tiny: Path, tmp_path: Path, capsys: pytest.
 
 @needs_harness
 @pytest.mark.usefixtures("only_own_tasks")
-def test_a_task_that_the_engine_cannot_answer_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = write_tasks(tmp_path / "tasks", ["own_writing"])
-    words = ["lm-eval", "--tasks", "own_writing", "--include_path", str(folder), "--model_args", "model=table:uniform"]
-    assert main(words) == 2
+def test_a_task_with_generated_answers_is_refused_before_a_weight_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_tasks(tmp_path / "tasks", ["own_choice", "own_writing"])
+    words = ["lm-eval", "--tasks", "own_choice,own_writing", "--include_path", str(folder)]
+    assert main([*words, "--model_args", "model=table:uniform"]) == 2
     last = capsys.readouterr().err.strip().split("\n")[-1]
-    assert last.startswith("scoremode: the table engine cannot generate text")
-    assert "own_writing" in last
-    assert "--engine" in last
+    assert last.startswith("scoremode: scoremode scores texts and generates none, which own_writing needs")
+    assert "--model hf" in last
 
 
 @needs_harness
@@ -83,7 +83,7 @@ def test_a_task_that_is_not_there_is_one_line(
 def test_the_harness_keeps_its_own_models() -> None:
     """Registering first would hide them: it loads them only while its registry is empty."""
     code = (
-        "from scoremode.studies.tasks.registering import register\n"
+        "from scoremode.studies.tasks.lm_eval_command import register\n"
         "register(); register()\n"
         "from lm_eval.api.registry import get_model\n"
         "print(get_model('dummy').__name__, get_model('scoremode').__name__)"
@@ -94,18 +94,18 @@ def test_the_harness_keeps_its_own_models() -> None:
 
 @needs_harness
 def test_a_model_that_the_user_names_is_left_alone() -> None:
-    assert registering.with_model(["--tasks", "x"]) == ["run", "--model", "scoremode", "--tasks", "x"]
-    assert registering.with_model(["run", "--tasks", "x"]) == ["run", "--model", "scoremode", "--tasks", "x"]
+    assert lm_eval_command.with_model(["--tasks", "x"]) == ["run", "--model", "scoremode", "--tasks", "x"]
+    assert lm_eval_command.with_model(["run", "--tasks", "x"]) == ["run", "--model", "scoremode", "--tasks", "x"]
     for words in (["--model", "hf"], ["-M", "hf"], ["--model=hf"], ["--config", "run.yaml"]):
-        assert registering.with_model([*words, "--tasks", "x"]) == ["run", *words, "--tasks", "x"]
+        assert lm_eval_command.with_model([*words, "--tasks", "x"]) == ["run", *words, "--tasks", "x"]
     for words in (["ls", "tasks"], ["validate", "--tasks", "x"], ["run", "--help"], ["--help"]):
-        assert registering.with_model(words) == words
+        assert lm_eval_command.with_model(words) == words
 
 
 def test_without_the_harness_one_line_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(registering, "find_spec", lambda name: None)
+    monkeypatch.setattr(lm_eval_command, "find_spec", lambda name: None)
     assert main(["lm-eval", "--tasks", "x"]) == 2
     assert capsys.readouterr().err == f"scoremode: lm-evaluation-harness is not installed; {pip_install('lm-eval')}\n"
 
@@ -120,5 +120,5 @@ def test_the_entry_point_names_the_class() -> None:
     """For releases of the harness after 0.4.13. An installation from before this was declared has none."""
     found = [point.value for point in entry_points(group="lm_eval.models") if point.name == "scoremode"]
     declared = (Path(__file__).resolve().parents[3] / "pyproject.toml").read_text()
-    assert f'scoremode = "{registering.TARGET}"' in declared
-    assert found in ([], [registering.TARGET])
+    assert f'scoremode = "{lm_eval_command.TARGET}"' in declared
+    assert found in ([], [lm_eval_command.TARGET])

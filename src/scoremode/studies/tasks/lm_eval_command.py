@@ -1,7 +1,8 @@
-"""``scoremode`` as a model of lm-evaluation-harness, and the harness's own command line with it."""
+"""``scoremode lm-eval``: lm-evaluation-harness's own command line, with ``scoremode`` as one of its models."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,20 +11,68 @@ from typing import Any
 
 from scoremode.core.installation import pip_install
 from scoremode.errors import InputError, ScoremodeError
+from scoremode.reports.command import streams
+from scoremode.reports.command.verb import Verb
 
 NAME = "scoremode"
 TARGET = "scoremode.studies.tasks.model:ScoremodeLM"
 COMMANDS = ("run", "ls", "validate")
+LM_EVAL_HELP = """\
+usage: scoremode lm-eval [run] --tasks TASK … --model_args model=MODEL,… [flags]
+       scoremode lm-eval ls tasks | validate --tasks TASK …
+
+lm-evaluation-harness's own command line, with its flags unchanged. --model is
+scoremode unless another is given.
+
+arguments of the model (--model_args NAME=VALUE,…):
+  model            a folder, a name on the hub, a GGUF file, or what an engine
+                   calls its models (also: pretrained)
+  engine           as in scoremode ppl --engine (default: what fits the model)
+  tokenizer        another tokenizer
+  max_length       tokens fed at most (default: the model's context)
+  add_bos_token    True or False (default: as the tokenizer does by itself)
+  prefix_token_id  the token before texts without context (default: BOS or EOS)
+  greedy           measured, or unknown-is-false for engines without ranks
+  and every option of the engine by its name: dtype, device, batch_tokens, …
+
+The flags of lm-eval itself: scoremode lm-eval run --help
+
+examples:
+  scoremode lm-eval --tasks arc_easy --model_args model=org/model
+  scoremode lm-eval --tasks piqa --limit 100 --model_args model=Q4_K_M.gguf
+"""
 
 
-def require_harness() -> None:
-    if find_spec("lm_eval") is None:
-        raise InputError("lm-evaluation-harness is not installed", fix=pip_install("lm-eval"))
+class LmEvalVerb(Verb):
+    summary = "lm-evaluation-harness's own command line, with its tasks scored by any engine here"
+    examples = (
+        "scoremode lm-eval --tasks arc_easy --model_args model=org/model",
+        "scoremode lm-eval ls tasks",
+    )
+    passes_all_on = True
+    prints_json = False
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("words", nargs=argparse.REMAINDER)
+
+    def run(self, parsed: argparse.Namespace) -> int:
+        """Runs the harness with the words of the command line, unchanged."""
+        words = parsed.words
+        if not words or words[0] in ("-h", "--help", "--help-all"):
+            print(LM_EVAL_HELP, end="")
+            streams.check()
+            return 0
+        try:
+            run(words)
+        except SystemExit as ended:  # argparse of the harness has printed its help or its complaint
+            return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        return 0
 
 
 def register() -> None:
-    """Make ``--model scoremode`` known to the harness in this process."""
-    require_harness()
+    """Makes ``--model scoremode`` known to the harness in this process."""
+    if find_spec("lm_eval") is None:
+        raise InputError("lm-evaluation-harness is not installed", fix=pip_install("lm-eval"))
     import lm_eval.models  # noqa: F401 - first: the harness loads its own models only while none is registered
     from lm_eval.api.registry import model_registry
 

@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 import yaml
 
-from scoremode.studies.attribution.recipe import write_recipes
-from scoremode.studies.attribution.recipes.exllamav3 import exllamav3_recipe
-from scoremode.studies.attribution.recipes.llama_quantize import llama_quantize_recipe, type_of
-from scoremode.studies.attribution.recipes.llm_compressor import llm_compressor_recipe
-from scoremode.studies.attribution.recipes.mixture import Mixture, precision_of
+from scoremode.studies.attribution.tool_recipes import (
+    Mixture,
+    exllamav3_recipe,
+    llama_quantize_recipe,
+    llm_compressor_recipe,
+    precision_of,
+    type_of,
+    write_recipes,
+)
 from scoremode.studies.attribution.weights import StoredWeight
 
 MODULES = ("self_attn.q_proj", "self_attn.k_proj", "mlp.down_proj")
@@ -218,7 +222,6 @@ def test_keys_of_experts_for_exllamav3(model_type: str, name: str, expected: set
         ("GPTQ 3 bit", 3, None, True),
         ("AWQ 4 bit g128", 4, 128, True),
         ("W8A8", 8, None, True),
-        ("bfloat16 + LoRA", 16, None, True),
         ("IQ3_XXS", 3, 32, False),
         ("Q4_1", 4, 32, False),
         ("TQ1_0", 4, 32, False),

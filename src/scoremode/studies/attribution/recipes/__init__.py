@@ -1,1 +1,0 @@
-"""A mixture of precisions, written down for the tools that quantize: one file per tool."""

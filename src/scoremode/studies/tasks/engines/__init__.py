@@ -1,1 +1,0 @@
-"""Engines that generate the answers of tasks."""
