@@ -36,7 +36,7 @@ PHASES = {  # function -> phase; the time of inner phases is subtracted from out
     "scoremode.engines.vllm.engine.VllmEngine._self_test": "vLLM self-test and compilation",
     "scoremode.core.engine.registry.open_engine": "opening the engine, the rest",
     "scoremode.core.verbs.scoring.UnfinishedRun.score": "scoring",
-    "scoremode.core.store.runs.save": "saving",
+    "scoremode.core.store.runs.Claim.save": "saving",
     "scoremode.core.verbs.scoring.make_manifest": "statistics",
 }
 

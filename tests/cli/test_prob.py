@@ -158,7 +158,7 @@ def test_what_other_settings_left_is_refused_by_name(
 ) -> None:
     before = (tmp_path / "results.jsonl.partial").read_bytes()
     line = refused(*interrupted, *changes)
-    assert f"results.jsonl.partial holds results of another question (it differs in: {differs})" in line
+    assert f"results.jsonl contains results of another question (it differs in: {differs})" in line
     assert line.endswith("; give another --out, or --fresh")
     assert (tmp_path / "results.jsonl.partial").read_bytes() == before
 

@@ -421,30 +421,7 @@ KLDS: dict[str, Damage] = {damage.__name__: damage for damage in (removed, empti
 }
 
 
-def impossible_entropy(path: Path) -> None:
-    """The entropy of the first target becomes 7, which is above ln 512, under a new checksum."""
-    from scoremode.core.disk.records import RecordFile, read_record_header
-    from scoremode.core.scores.journal import SECONDS
-    from scoremode.core.scores.schema import BUILT_IN
-
-    header = read_record_header(path)
-    assert header is not None
-    file = RecordFile(path, header)
-    records = [(number, bytearray(body)) for number, _, body in file.replay()]
-    file.close()
-    path.unlink()
-    number, body = records[0]
-    targets = (len(body) - SECONDS.size) // sum(column.numpy_type.itemsize for column in BUILT_IN.scores)
-    before = sum(column.numpy_type.itemsize for column in BUILT_IN.scores[: BUILT_IN.names.index("entropy")])
-    struct.pack_into("<d", body, SECONDS.size + before * targets, 7.0)
-    file = RecordFile(path, header)
-    for number, body in records:
-        file.append(number, bytes(body))
-    file.close()
-
-
 JOURNALS: dict[str, Damage] = {
-    "impossible-entropy": impossible_entropy,
     "emptied": emptied,
     "halved": halved,
     "lengthened": lengthened,
@@ -510,7 +487,6 @@ ROLLOUTS: dict[str, Damage] = {
     "another-finish": _first("finish", "tired"),
     "not-sorted": _first("prompt", 7),
     "a-text-less": _texts(lambda columns: [column.pop() for column in columns.values()]),
-    "another-file": file_of("notes.txt", holding("mine")),
 }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scoremode.core.disk.records import RecordFile, read_record_header
+from scoremode.core.disk.records import RecordFile, identity_in
 from scoremode.errors import RunError
 
 HEADER = {"work": "one"}
@@ -87,7 +87,7 @@ def test_a_file_of_another_computation_is_refused_and_not_changed(tmp_path: Path
     assert (tmp_path / "r").read_bytes() == before
 
 
-@pytest.mark.parametrize("line", [b"", b'{"a": 1}', b"[" * 100_000 + b"\n", b"\xff\n", b"[1]\n", b'{"a": NaN}\n'])
-def test_a_header_that_is_not_one_is_none(tmp_path: Path, line: bytes) -> None:
+@pytest.mark.parametrize("line", [b"", b'{"identity": {}', b"[" * 100_000 + b"\n", b"\xff\n", b"[1]\n", b"NaN\n"])
+def test_a_header_that_is_not_one_has_no_identity(tmp_path: Path, line: bytes) -> None:
     (tmp_path / "r").write_bytes(line)
-    assert read_record_header(tmp_path / "r") is None
+    assert identity_in(tmp_path / "r") is None

@@ -17,7 +17,6 @@ from scoremode.core.scores.packing import PackedAnswers, from_message, read_dive
 from scoremode.core.scores.schema import BUILT_IN, DIVERGENCE
 from scoremode.core.statistics.comparison import comparison_statistics
 from scoremode.core.store.runs import SCORES
-from scoremode.engines.table import engine as table_engine
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, InputError
 from scoremode.head.divergence import define_divergence
@@ -87,27 +86,6 @@ def test_an_interrupted_comparison_resumes_with_all_of_them(tmp_path: Path) -> N
     resumed, whole = compared(tmp_path), compared(tmp_path, "again")
     for name in NAMES:
         np.testing.assert_array_equal(getattr(resumed.divergences, name), getattr(whole.divergences, name))
-
-
-def test_a_run_that_an_older_scoremode_began_resumes_with_kl_alone_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Table.most = 3
-    with monkeypatch.context() as older:
-        older.setattr(table_engine, "_distances", lambda logp, logq: {"kl": table_engine._kl(logp, logq)})
-        with pytest.raises(EngineError, match="it dies"):
-            compared(tmp_path)
-    Table.most = None
-    resumed, whole = compared(tmp_path), compared(tmp_path, "again")
-    assert resumed.divergences.measured == ("kl",)
-    np.testing.assert_array_equal(resumed.kl, whole.kl)
-    note = (
-        "an older scoremode began this run, so kl_reverse, total_variation and same_first are left out; "
-        "--fresh measures them"
-    )
-    for key in ("notes", "model_notes"):
-        assert note in sm.load(Path(str(resumed.path))).manifest[key]
-    assert note not in whole.candidate.manifest["notes"]
 
 
 def test_through_two_replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import scoremode as sm
 from scoremode.core.scores import parquet as columns
 from scoremode.core.scores.answers import measured
 from scoremode.core.scores.parquet import ColumnFile, Rows
-from scoremode.core.store.runs import SCORES, save
+from scoremode.core.store.runs import SCORES, Claim
 from scoremode.errors import RunError
 
 TEXT = "Thé quick brown fox jumps over the lazy dog. " * 20
@@ -80,7 +80,7 @@ def test_what_fails_while_writing_leaves_the_old_file(run: sm.Run, tmp_path: Pat
         raise RuntimeError("the power went")
 
     with pytest.raises(RuntimeError):
-        save(path.parent, blocks(), {}, len(run.scores))  # type: ignore[arg-type]
+        Claim(path.parent, {}).save(blocks(), {}, len(run.scores))  # type: ignore[arg-type]
     assert path.read_bytes() == before
     assert {p.name for p in path.parent.iterdir()} == {SCORES, "manifest.json"}
 

@@ -1,25 +1,21 @@
-"""Files from before columns became optional: they open, resume, and are still written the same way."""
+"""Runs from before columns became optional: they open, and are still written the same way."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 import scoremode as sm
-from scoremode.core.engine.base import Want
 from scoremode.core.engine.baseline import StoredBaseline
 from scoremode.core.references.reader import Reference
 from scoremode.core.scores.answers import measured
-from scoremode.core.scores.journal import Journal, inspect_journal
 from scoremode.core.scores.schema import BUILT_IN
-from scoremode.core.store.runs import JOURNAL, MANIFEST, SCORES
+from scoremode.core.store.runs import MANIFEST, SCORES
 from scoremode.core.verbs.finished_runs import of_runs
 from scoremode.core.verbs.question import Question
 from scoremode.engines.table.engine import TableEngine
@@ -40,14 +36,6 @@ def stored_baseline() -> StoredBaseline:
     return StoredBaseline(Reference.open(KEPT / "reference"), asked().plan)
 
 
-def reopened(folder: Path, name: str) -> Journal:
-    """A copy of a journal, opened to resume."""
-    shutil.copy(KEPT / name / JOURNAL, folder)
-    identity = inspect_journal(folder / JOURNAL).identity
-    assert identity is not None
-    return Journal(folder / JOURNAL, identity, asked().plan, with_kl=name.endswith("kl"), vocabulary=256)
-
-
 @pytest.mark.parametrize("name", ["run", "reference", "candidate"])
 def test_a_run_opens_with_every_column(name: str) -> None:
     run = sm.load(KEPT / name)
@@ -66,43 +54,6 @@ def test_a_reference_is_still_a_baseline() -> None:
     (found,) = of_runs(str(KEPT / "reference"), [str(KEPT / "candidate")])
     assert found.statistics()["kl_max"] == 0.0
     assert found.statistics()["same_top"] == 1.0
-
-
-@pytest.mark.parametrize("name", ["unfinished", "unfinished-kl"])
-def test_a_journal_resumes_with_every_column(tmp_path: Path, name: str) -> None:
-    journal = reopened(tmp_path, name)
-    assert journal.done.tolist() == [i < WINDOWS for i in range(7)]
-    assert journal.measured == BUILT_IN.names
-    engine, plan = TableEngine(LOGITS), asked().plan
-    want = Want(against=stored_baseline()) if name.endswith("kl") else Want()
-    for index, answers in engine.score(plan, journal.done.copy(), want):
-        journal.add(index, answers, SECONDS)
-    stored = sm.load(KEPT / "run").scores
-    for column, values in journal.rows(0, plan.targets).columns():
-        assert np.array_equal(values, getattr(stored, column)), column
-
-
-@pytest.mark.parametrize("name", ["unfinished", "unfinished-kl"])
-def test_a_journal_of_all_columns_is_written_byte_for_byte_as_before(tmp_path: Path, name: str) -> None:
-    before = (KEPT / name / JOURNAL).read_bytes()
-    identity, plan = inspect_journal(KEPT / name / JOURNAL).identity, asked().plan
-    assert identity is not None
-    journal = Journal(tmp_path / JOURNAL, identity, plan, with_kl=name.endswith("kl"), vocabulary=256)
-    want = Want(against=stored_baseline()) if name.endswith("kl") else Want()
-    for index, answers in TableEngine(LOGITS).score(plan, journal.done.copy(), want):
-        if index < WINDOWS:  # with the only column of a divergence that there was
-            journal.add(index, replace(answers, kl_reverse=None, total_variation=None, same_first=None), SECONDS)
-    journal.close()
-    assert (tmp_path / JOURNAL).read_bytes() == before
-
-
-def test_a_journal_with_kl_alone_is_resumed_with_kl_alone(tmp_path: Path) -> None:
-    journal = reopened(tmp_path, "unfinished-kl")
-    plan = asked().plan
-    for index, answers in TableEngine(LOGITS).score(plan, journal.done.copy(), Want(against=stored_baseline())):
-        assert answers.divergences == ("kl", "kl_reverse", "total_variation", "same_first")
-        journal.add(index, answers, SECONDS)
-    assert journal.rows_and_divergences(0, plan.targets)[1].measured == ("kl",)
 
 
 def test_columns_are_written_as_before(tmp_path: Path) -> None:

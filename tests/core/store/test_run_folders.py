@@ -182,7 +182,7 @@ def at_every_step(left, target):
         return call
     for name in ("unlink", "replace", "mkdir", "open"):
         setattr(os, name, counted(name, getattr(os, name)))
-    for owner, name in ((records.RecordFile, "append"), (writer.StatesWriter, "flush")):
+    for owner, name in ((records.RecordFile, "append"), (writer.StatesWriter, "write")):
         def called(*given, true=getattr(owner, name)):
             step()
             return true(*given)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.core.disk.records import RecordFile
-from scoremode.core.scores.journal import first_line, header
+from scoremode.core.disk.records import RecordFile, first_line
+from scoremode.core.scores.journal import HEADER
 from scoremode.core.store.runs import JOURNAL, MANIFEST
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import ModelError, OptionError, RunError
@@ -44,7 +44,7 @@ def test_the_table_holds_every_target_with_its_text(tmp_path: Path) -> None:
 
 def test_an_unfinished_run_is_not_taken_for_whole(tmp_path: Path) -> None:
     identity = {"model": "m", "plan": "p", "engine": "e"}
-    records = RecordFile(tmp_path / JOURNAL, header(identity))
+    records = RecordFile(tmp_path / JOURNAL, {**HEADER, "identity": identity})
     records.append(0, b"something scored")
     records.close()
     with pytest.raises(RunError, match="unfinished"):
@@ -55,13 +55,15 @@ def test_an_unfinished_run_is_not_taken_for_whole(tmp_path: Path) -> None:
 
 def test_a_journal_without_scores_does_not_block_another_run(tmp_path: Path) -> None:
     """A kill while the engine loads must not reserve the folder for that run."""
-    (tmp_path / JOURNAL).write_bytes(first_line({"model": "m", "plan": "p", "engine": "e"}))
+    (tmp_path / JOURNAL).write_bytes(first_line({**HEADER, "identity": {"model": "m"}}))
     assert not make(tmp_path).cached
 
 
-@pytest.mark.parametrize("records", [b"", b"scor" + bytes(60)])
-def test_a_journal_of_the_format_before_is_refused_and_fresh_replaces_it(tmp_path: Path, records: bytes) -> None:
-    (tmp_path / JOURNAL).write_bytes(b'{"model": "m", "plan": "p", "engine": "e"}\n' + records)
+def test_a_journal_of_the_format_before_is_refused_and_fresh_replaces_it(tmp_path: Path) -> None:
+    identity = make(tmp_path / "run").manifest["identity"]
+    records = RecordFile(tmp_path / JOURNAL, {"format": 2, "identity": identity})
+    records.append(0, b"something scored")
+    records.close()
     with pytest.raises(RunError, match="another version of scoremode") as caught:
         make(tmp_path)
     assert "--fresh" in caught.value.fix

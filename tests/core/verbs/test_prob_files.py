@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 import os
@@ -13,9 +14,10 @@ from typing import Any
 import pytest
 
 from scoremode.core.disk.locks import Lock
+from scoremode.core.disk.manifests import sealed
 from scoremode.core.disk.records import HEAD, RecordFile
 from scoremode.core.verbs.prob import many_pairs
-from scoremode.core.verbs.prob.many_pairs import ResultFiles, Written, _seal, check_results, question, score_to_file
+from scoremode.core.verbs.prob.many_pairs import Written, check_results, question, score_to_file
 from scoremode.core.verbs.prob.sequence import SequenceProbability
 from scoremode.errors import InputError, RunError
 from scoremode.values import NUMERICS
@@ -31,12 +33,21 @@ def small_chunks() -> Iterator[None]:
         yield
 
 
+class Files:
+    """The names of a file of results and of those beside it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.manifest, self.partial, self.lock = (
+            path.with_name(name.format(path.name)) for name in ("{}", "{}.manifest.json", "{}.partial", ".{}.lock")
+        )
+
+
 def score(folder: Path, pairs: Any = PAIRS, *, fresh: bool = False, **settings: Any) -> Written:
     with SequenceProbability("table:uniform", **settings) as lm:
         return score_to_file(lm, pairs, check_results(str(folder / "r.jsonl"), "--out"), fresh=fresh)
 
 
-def begin(folder: Path, chunks: int = 2) -> ResultFiles:
+def begin(folder: Path, chunks: int = 2) -> Files:
     """Score some chunks of the pairs and stop, as an interruption does."""
     done: list[int] = []
     original = SequenceProbability.score
@@ -51,7 +62,7 @@ def begin(folder: Path, chunks: int = 2) -> ResultFiles:
         patch.setattr(SequenceProbability, "score", stopping)
         with pytest.raises(KeyboardInterrupt):
             score(folder)
-    return ResultFiles(folder / "r.jsonl")
+    return Files(folder / "r.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +142,7 @@ def test_a_kill_at_any_step_leaves_what_the_same_command_accepts(tmp_path: Path,
         ended = process.exitcode == 0
         assert score(folder).count == len(PAIRS)
         assert (folder / "r.jsonl").read_bytes() == whole, f"killed at step {steps}"
-        names = {p.name for p in folder.iterdir() if not p.name.endswith(".tmp")}
+        names = {p.name for p in folder.iterdir() if not p.name.endswith((".tmp", ".lock"))}
         assert names == {"r.jsonl", "r.jsonl.manifest.json"}
         steps += 1
     assert steps > 20, "too few steps to be a test"
@@ -173,9 +184,7 @@ def test_a_changed_partial_file_changes_no_result(
     assert files.path.read_bytes() == whole
 
 
-@pytest.mark.parametrize(
-    "data", [b"my notes\n", b'{"pairs": "others"}\n{"nonsense": 1}\n', b'{"for": "scoremode prob", "identity": 3}\n']
-)
+@pytest.mark.parametrize("data", [b"my notes\n", b'{"pairs": "others"}\n{"nonsense": 1}\n'])
 @pytest.mark.parametrize("fresh", [False, True])
 def test_a_partial_file_that_is_not_ours_is_never_touched(tmp_path: Path, data: bytes, fresh: bool) -> None:
     (tmp_path / "r.jsonl.partial").write_bytes(data)
@@ -186,13 +195,13 @@ def test_a_partial_file_that_is_not_ours_is_never_touched(tmp_path: Path, data: 
 
 # ── a finished file ──────────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.fixture
-def finished(tmp_path: Path) -> ResultFiles:
+def finished(tmp_path: Path) -> Files:
     score(tmp_path)
-    return ResultFiles(tmp_path / "r.jsonl")
+    return Files(tmp_path / "r.jsonl")
 
 
 def test_a_finished_file_is_read_and_no_engine_starts(
-    finished: ResultFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def starting(*_: Any) -> Any:
         raise AssertionError("an engine was started")
@@ -203,16 +212,16 @@ def test_a_finished_file_is_read_and_no_engine_starts(
     assert contents(tmp_path) == before
 
 
-def test_fresh_scores_again(finished: ResultFiles, tmp_path: Path, whole: bytes) -> None:
+def test_fresh_scores_again(finished: Files, tmp_path: Path, whole: bytes) -> None:
     os.utime(finished.path, (1, 1))
     assert score(tmp_path, fresh=True) == Written(len(PAIRS), reused=False)
     assert finished.path.read_bytes() == whole
     assert finished.path.stat().st_mtime > 1
 
 
-def test_a_finished_file_of_another_question_is_refused_by_what_differs(finished: ResultFiles, tmp_path: Path) -> None:
+def test_a_finished_file_of_another_question_is_refused_by_what_differs(finished: Files, tmp_path: Path) -> None:
     before = contents(tmp_path)
-    with pytest.raises(RunError, match=r"holds results of another question \(it differs in: boundary, pairs\)"):
+    with pytest.raises(RunError, match=r"contains results of another question \(it differs in: boundary, pairs\)"):
         score(tmp_path, PAIRS[:-1], leading_space="add")
     assert contents(tmp_path) == before
     score(tmp_path, PAIRS[:-1], leading_space="add", fresh=True)
@@ -231,7 +240,7 @@ def test_a_finished_file_of_another_question_is_refused_by_what_differs(finished
     ids=["digit", "line removed", "line doubled", "cut"],
 )
 def test_a_finished_file_that_was_changed_is_refused_and_kept(
-    finished: ResultFiles, tmp_path: Path, change: Callable[[bytes], bytes], fresh: bool
+    finished: Files, tmp_path: Path, change: Callable[[bytes], bytes], fresh: bool
 ) -> None:
     """Its changes may be somebody's work."""
     finished.path.write_bytes(change(finished.path.read_bytes()))
@@ -266,35 +275,59 @@ def test_a_file_that_appears_while_scoring_is_not_overwritten(tmp_path: Path, mo
     assert score(tmp_path) == Written(len(PAIRS), reused=False)
 
 
+def test_a_file_that_appears_while_the_engine_opens_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = SequenceProbability.open
+
+    def meanwhile(self: Any, *given: Any) -> Any:
+        (tmp_path / "r.jsonl").write_text("mine")
+        return original(self, *given)
+
+    monkeypatch.setattr(SequenceProbability, "open", meanwhile)
+    with pytest.raises(RunError, match="is not a file of scoremode prob"):
+        score(tmp_path)
+    assert (tmp_path / "r.jsonl").read_text() == "mine"
+
+
 MANIFESTS: dict[str, Callable[[dict[str, Any]], object]] = {
     "sha256 edited": lambda m: m.update(sha256="0" * 64),
     "results edited": lambda m: m.update(results=7),
     "identity edited": lambda m: m["identity"].update(model="other"),
     "of something else": lambda m: m.update({"for": "my program"}),
-    "sealed anew with a wrong type": lambda m: (m.update(identity=3), m.pop("seal"), m.update(seal=_seal(m))),
-    "sealed anew without sha256": lambda m: (m.pop("sha256"), m.pop("seal"), m.update(seal=_seal(m))),
+    "sealed anew with a wrong type": lambda m: (m.update(identity=3), m.update(sealed(m))),
+    "sealed anew without sha256": lambda m: (m.pop("sha256"), m.update(sealed(m))),
 }
 
 
 @pytest.mark.parametrize("fresh", [False, True])
 @pytest.mark.parametrize("edit", MANIFESTS.values(), ids=MANIFESTS.keys())
 def test_a_manifest_that_was_changed_vouches_for_nothing(
-    finished: ResultFiles, tmp_path: Path, edit: Callable[[dict[str, Any]], object], fresh: bool
+    finished: Files, tmp_path: Path, edit: Callable[[dict[str, Any]], object], fresh: bool
 ) -> None:
     value = json.loads(finished.manifest.read_bytes())
     edit(value)
     finished.manifest.write_text(json.dumps(value))
     before = contents(tmp_path)
-    with pytest.raises(RunError, match=r"r\.jsonl\.manifest\.json is damaged"):
+    with pytest.raises(RunError, match=r"r\.jsonl\.manifest\.json (is damaged|was changed)"):
         score(tmp_path, fresh=fresh)
     assert contents(tmp_path) == before
 
 
 @pytest.mark.parametrize("data", [b"{", b"\xff\xfe", b"[" * 100_000, b"[]"])
-def test_a_manifest_that_is_no_json_is_refused(finished: ResultFiles, tmp_path: Path, data: bytes) -> None:
+def test_a_manifest_that_is_no_json_is_refused(finished: Files, tmp_path: Path, data: bytes) -> None:
     finished.manifest.write_bytes(data)
     with pytest.raises(RunError, match="is damaged"):
         score(tmp_path)
+
+
+def test_results_with_the_seal_of_earlier_versions_are_read(finished: Files, tmp_path: Path) -> None:
+    """Their seal was over JSON with spaces."""
+    value = json.loads(finished.manifest.read_bytes())
+    del value["seal"]
+    value["seal"] = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    finished.manifest.write_text(json.dumps(value))
+    assert score(tmp_path) == Written(len(PAIRS), reused=True)
 
 
 # ── identity and lock ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -342,7 +375,7 @@ def test_settings_of_vllm_are_part_of_the_identity(tiny: Path) -> None:
 
 def test_a_second_process_is_refused_before_its_engine_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scoremode.core.engine.registry.open_engine", lambda *_: pytest.fail("an engine was started"))
-    lock = Lock(ResultFiles(tmp_path / "r.jsonl").lock)
+    lock = Lock(Files(tmp_path / "r.jsonl").lock)
     assert lock.acquire()
     with pytest.raises(RunError, match=r"another process is writing .*r\.jsonl; wait for it, or give another --out"):
         score(tmp_path)
@@ -354,7 +387,7 @@ def test_links_to_one_file_share_its_lock_and_its_results(tmp_path: Path, whole:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "r.jsonl").symlink_to(tmp_path / "a" / "r.jsonl")
-    lock = Lock(ResultFiles(tmp_path / "a" / "r.jsonl").lock)
+    lock = Lock(Files(tmp_path / "a" / "r.jsonl").lock)
     assert lock.acquire()
     with pytest.raises(RunError, match="another process is writing"):
         score(tmp_path / "b")
@@ -366,7 +399,7 @@ def test_links_to_one_file_share_its_lock_and_its_results(tmp_path: Path, whole:
 
 
 def test_nothing_is_lost_when_fresh_cannot_start_its_engine(
-    finished: ResultFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(*_: Any) -> Any:
         raise MemoryError

@@ -61,7 +61,7 @@ def test_results_are_found_again_and_foreign_files_are_kept(bucket: Bucket, else
         elsewhere()
         assert model.prob("ab", ["c", "d"], out=uri) == first
         assert bucket.objects() == before
-        with pytest.raises(RunError, match=f"{uri} holds results of another question"):
+        with pytest.raises(RunError, match=f"{uri} contains results of another question"):
             model.prob("ab", ["c", "e"], out=uri)
         assert len(model.prob("ab", ["c", "e", "f"], out=uri, fresh=True)) == 3
         bucket.put("mine.jsonl", b'{"mine": 1}\n')

@@ -1,4 +1,4 @@
-"""The contents of the cache folder: entries with a kind, a size and an age, and the locks of those in use.
+"""The cache folder: its entries, each with an age, a size and a lock, and their removal.
 
 runs/DIGEST, references/DIGEST   run folders; DIGEST is computed from the run's identity
 attributions/DIGEST              measured units of candidates (studies/attribution/folder.py)
@@ -13,27 +13,30 @@ KIND/.removed-NAME-TOKEN         an entry whose removal was interrupted
 An entry is ours if scoremode uses its name and the names of all its files. Anything else is foreign: it is not listed,
 measured, opened, followed or removed.
 
-A process that writes an entry holds the lock file in it; a process that reads it may share a lock on its mark.
-``mark_used`` and ``hold_entry`` do nothing for folders that are not entries of the cache, and do not fail if the cache
-is not writable.
+A process that writes an entry holds the lock file in it; a process that reads it may share a lock on its mark. To be
+removed, an entry is locked, inspected again and renamed; then its files are deleted. ``mark_used`` and ``hold_entry``
+do nothing for folders that are not entries of the cache, and do not fail if the cache is not writable.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import secrets
+import shutil
 import stat
 import time
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from scoremode.core.cache.units import counts_in_words, moment, parse_size, size_words
 from scoremode.core.disk import folders
-from scoremode.core.disk.folders import JOURNAL, LOCK, MANIFEST, MODEL_MARK, PLACE
-from scoremode.core.disk.locks import open_locked, share_until_exit
-from scoremode.errors import RunError
+from scoremode.core.disk.folders import JOURNAL, LOCK, MANIFEST, MODEL_MARK, PLACE, SCORES, cache_folder
+from scoremode.core.disk.locks import Lock, open_locked, share_until_exit
+from scoremode.errors import OptionError, RunError, print_line
 
 MARKS = {
     "runs": MANIFEST,
@@ -48,14 +51,18 @@ MARKS = {
 }
 """By kind: the file that is written last. Its modification time is the entry's last use."""
 KINDS = tuple(MARKS)
+LIMITED = ("references", "runs", "attributions", "texts", "files", "tokenizers")  # what the limit applies to
+JOURNALS = {JOURNAL, folders.PARTIAL_ATTRIBUTION}
 DIGEST = re.compile(r"[0-9a-f]{20}")
 LOG = re.compile(r"[a-z]+-[0-9]+-[0-9a-f]{8}\.log")
-CONVERSION = re.compile(r"\.[\w.-]+\.[a-z0-9_]{8}")  # a folder made by tempfile.mkdtemp in core/models/embedded.py
-CONVERTING = 3600.0  # seconds; a conversion takes about one minute and holds no lock
 LEFTOVER = re.compile(r"\.removed-[\w.-]+-[0-9a-f]{16}")
-COLUMN = re.compile(r"[a-z_]+\.(bin|wide)")  # a column of tokens; one that is being written in a larger type
+COLUMN = re.compile(r"[a-z_]+\.(bin|wide)")  # of tokens
 
-Stats = dict[str, os.stat_result]
+DEFAULT_LIMIT = 50 * 10**9
+FILLED_AFTER_REMOVAL = 0.9  # share of the limit that stays filled, so that not every run causes another removal
+IN_USE = "another process is using it"
+CHANGED = "it was used just now"
+GONE = "another process removed it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,22 +77,14 @@ class Entry:
 
 def entries(root: Path, kinds: Iterable[str] = KINDS) -> Iterator[Entry]:
     """The entries of these kinds, in no particular order. Links are not followed."""
-    for folder in _scan(root):
-        if folder.name in kinds and folder.is_dir(follow_symlinks=False):
-            found = (inspect_entry(folder.name, Path(one.path)) for one in _scan(folder.path))
-            yield from (entry for entry in found if entry is not None and not _may_be_converting(entry))
-
-
-def _scan(folder: Path | str) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as found:
-            return list(found)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise RunError(
-            f"{folder} cannot be read ({error.strerror})", fix="set SCOREMODE_CACHE to a folder of your own"
-        ) from None
+    for kind in kinds:
+        folder = root / kind
+        try:
+            names = os.listdir(folder) if folder.is_dir() and not folder.is_symlink() else []
+        except OSError as error:
+            fix = "set SCOREMODE_CACHE to a folder of your own"
+            raise RunError(f"{folder} cannot be read ({error.strerror})", fix=fix) from None
+        yield from (entry for name in names if (entry := inspect_entry(kind, folder / name)) is not None)
 
 
 def inspect_entry(kind: str, path: Path) -> Entry | None:
@@ -95,60 +94,46 @@ def inspect_entry(kind: str, path: Path) -> Entry | None:
         if kind == "logs":
             ours = stat.S_ISREG(info.st_mode) and LOG.fullmatch(path.name)
             return Entry(kind, path, info.st_size, info.st_mtime) if ours else None
-        named = kind == "models" or DIGEST.fullmatch(path.name) or LEFTOVER.fullmatch(path.name)
-        files = _files(path) if named and stat.S_ISDIR(info.st_mode) else None
+        if not stat.S_ISDIR(info.st_mode):
+            return None
+        files = _files(path)
     except OSError:
         return None
-    if files is None or not _is_ours(kind, path.name, files):
-        return None
+    if not LEFTOVER.fullmatch(path.name):
+        named = kind == "models" or DIGEST.fullmatch(path.name)
+        if not named or not _is_ours(kind, files):
+            return None
     # not the folder's own time, which a lock file changes
-    telling = files.keys() & {MARKS[kind], JOURNAL, folders.PARTIAL_ATTRIBUTION} or files.keys() - {LOCK}
+    telling = files.keys() & {MARKS[kind], *JOURNALS} or files.keys() - {LOCK}
     used = max((files[name].st_mtime for name in telling), default=info.st_mtime)
     return Entry(kind, path, sum(found.st_size for found in files.values()), used)
 
 
-def _may_be_converting(entry: Entry) -> bool:
-    return entry.kind == "models" and time.time() - entry.used < CONVERTING and not mark_of(entry.path).exists()
-
-
-def _is_ours(kind: str, name: str, files: Stats) -> bool:
-    """Did scoremode make all files of a folder with this name?"""
-    if LEFTOVER.fullmatch(name):
-        return True
+def _is_ours(kind: str, files: dict[str, os.stat_result]) -> bool:
     if kind == "models":
-        begun = CONVERSION.fullmatch(name) and all(file.split(os.sep)[0] in ("model", LOCK) for file in files)
-        return MODEL_MARK in files or bool(begun)
-    if kind == "files" and PLACE not in files and sum(not file.startswith(".") for file in files) > 1:
-        return False  # a copy is one file, which may have any name
+        return MODEL_MARK in files
     return all(stat.S_ISREG(found.st_mode) and _is_our_file(kind, file) for file, found in files.items())
 
 
 def _is_our_file(kind: str, name: str) -> bool:
     """May a folder of this kind contain a file of this name?"""
-    if os.sep in name:
-        return False
-    if kind == "files" or name in (LOCK, MARKS[kind]) or folders.is_temporary(name):
+    if name in (LOCK, MARKS[kind]) or folders.is_temporary(name):
         return True
-    if kind == "attributions":
-        return name == folders.PARTIAL_ATTRIBUTION
+    if kind in ("runs", "references"):
+        return name in (SCORES, JOURNAL, PLACE) or folders.is_reference_file(name)
     if kind == "texts":
         return COLUMN.fullmatch(name) is not None
-    known = name in (folders.SCORES, JOURNAL, PLACE) or folders.is_reference_file(name)
-    return kind in ("runs", "references") and known
+    return name == folders.PARTIAL_ATTRIBUTION if kind == "attributions" else kind == "files" and os.sep not in name
 
 
-def _files(folder: Path) -> Stats:
-    """Every file in a folder, by relative name; links are not followed."""
-    found: Stats = {}
-    waiting = [(str(folder), "")]
-    while waiting:
-        here, before = waiting.pop()
-        with os.scandir(here) as inside:
-            for entry in inside:
-                if entry.is_dir(follow_symlinks=False):
-                    waiting.append((entry.path, f"{before}{entry.name}{os.sep}"))
-                else:
-                    found[before + entry.name] = entry.stat(follow_symlinks=False)
+def _files(folder: Path) -> dict[str, os.stat_result]:
+    """Every file and link in a folder, by relative name; links are not followed."""
+    found = {}
+    for here, inside, names in os.walk(folder):
+        for path in (os.path.join(here, name) for name in (*names, *inside)):
+            info = os.lstat(path)
+            if not stat.S_ISDIR(info.st_mode):
+                found[os.path.relpath(path, folder)] = info
     return found
 
 
@@ -162,7 +147,7 @@ def is_cached(folder: Path) -> bool:
     """Is this an entry of the cache? A folder that a user created there is not."""
     kind = folder.parent
     named = DIGEST.fullmatch(folder.name) is not None or kind.name == "models"
-    return named and kind.name in KINDS and os.path.abspath(kind.parent) == os.path.abspath(folders.cache_folder())
+    return named and kind.name in KINDS and os.path.abspath(kind.parent) == os.path.abspath(cache_folder())
 
 
 def mark_used(folder: Path) -> None:
@@ -188,3 +173,121 @@ def hold_model(folder: Path) -> None:
     """Protect a converted model from removal until this process ends."""
     mark_used(folder)
     share_until_exit(mark_of(folder))
+
+
+# ── removal ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+@dataclass(slots=True)
+class Outcome:
+    """What a removal did, or would do."""
+
+    removed: list[Entry] = field(default_factory=list)
+    skipped: list[tuple[Entry, str]] = field(default_factory=list)  # with the reason
+    left: int = 0  # bytes of the remaining entries
+
+    @property
+    def freed(self) -> int:
+        return sum(entry.size for entry in self.removed)
+
+
+def evict(
+    found: Iterable[Entry], *, older_than: float | None = None, larger_than: int | None = None, dry_run: bool = False
+) -> Outcome:
+    """Remove entries not used for ``older_than`` seconds, then the least recently used beyond ``larger_than`` bytes."""
+    waiting, now = sorted(found, key=lambda entry: entry.used), time.time()
+    outcome = Outcome(left=sum(entry.size for entry in waiting))
+    for entry in waiting:
+        old = older_than is not None and max(0.0, now - entry.used) >= older_than
+        if not old and (larger_than is None or outcome.left <= larger_than):
+            continue
+        reason = remove(entry, dry_run=dry_run)
+        if reason is None:
+            outcome.removed.append(entry)
+        else:
+            outcome.skipped.append((entry, reason))
+        if reason in (None, GONE):
+            outcome.left -= entry.size
+    return outcome
+
+
+def remove(entry: Entry, *, dry_run: bool = False) -> str | None:
+    """Remove an entry; return the reason if it was not removed."""
+    try:
+        if entry.kind == "logs":
+            if not dry_run:
+                entry.path.unlink()
+            return None
+        with ExitStack() as held:
+            reason = _take(entry, held, dry_run=dry_run)
+            if reason is not None or dry_run:
+                return reason
+            away = entry.path.with_name(f".removed-{entry.path.name.lstrip('.')}-{secrets.token_hex(8)}")
+            entry.path.rename(away)
+        shutil.rmtree(away, ignore_errors=True)
+        return "not all of it could be deleted" if away.exists() else None
+    except (OSError, RunError) as error:  # Lock raises RunError
+        if not os.path.lexists(entry.path):
+            return GONE
+        return f"it cannot be removed ({error.strerror})" if isinstance(error, OSError) else error.message
+
+
+def _take(entry: Entry, held: ExitStack, *, dry_run: bool) -> str | None:
+    """Lock the entry and inspect it again, because it may have changed; return the reason if it must stay."""
+    lock = Lock(entry.path / LOCK)
+    # a dry run creates no lock file: if there is none, no process holds the lock
+    if not (_lock_existing(lock.path, held) if dry_run else lock.acquire()):
+        return IN_USE
+    held.callback(lock.release)
+    if not _lock_existing(mark_of(entry.path), held):
+        return IN_USE
+    now = inspect_entry(entry.kind, entry.path)
+    # creating the lock changed the time of an empty folder
+    return CHANGED if now is None or (now.used > entry.used and now.size) else None
+
+
+def _lock_existing(path: Path, held: ExitStack) -> bool:
+    """Lock a file exclusively, if it exists; False if a reader has a shared lock on it (``hold_entry``)."""
+    with suppress(FileNotFoundError):
+        file = open_locked(path, shared=False)
+        if file is None:
+            return False
+        held.callback(os.close, file)
+    return True
+
+
+# ── the limit ────────────────────────────────────────────────────────────────────────────────────────────────────────
+def cache_limit() -> int | None:
+    """The most bytes of entries of the kinds in LIMITED: ``$SCOREMODE_CACHE_LIMIT``; None: no limit."""
+    given = os.environ.get("SCOREMODE_CACHE_LIMIT", "").strip()
+    if not given:
+        return DEFAULT_LIMIT
+    try:
+        return None if given.lower() == "none" else parse_size(given) or None
+    except ValueError as error:
+        raise OptionError(f"SCOREMODE_CACHE_LIMIT: {error}", fix="or none, for no limit") from None
+
+
+def make_room(kept: Path) -> None:
+    """Remove the least recently used entries if the cache exceeds its limit. ``kept`` is the newest entry.
+
+    An entry that alone exceeds the limit does not push out others: it does not count, and it is the first to go.
+    """
+    limit = cache_limit()
+    if limit is None or not is_cached(kept):
+        return
+    with suppress(OSError, RunError):  # a failed removal must not fail the run
+        root = cache_folder()
+        found = list(entries(root, LIMITED))
+        others = [entry for entry in found if entry.path != root / kept.parent.name / kept.name]
+        gone = evict((entry for entry in others if entry.size > limit), older_than=0.0).removed
+        total, fitting = (sum(e.size for e in some if e.size <= limit) for some in (found, others))
+        if total > limit:
+            target = int(limit * FILLED_AFTER_REMOVAL) - (total - fitting)
+            gone += evict((entry for entry in others if entry.size <= limit), larger_than=target).removed
+        if gone:
+            counted = counts_in_words({kind: sum(entry.kind == kind for entry in gone) for kind in LIMITED})
+            newest = moment(max(entry.used for entry in gone) + 60).astimezone()  # to the minute, and never too early
+            freed = size_words(sum(entry.size for entry in gone))
+            print_line(
+                f"cache: removed {counted} ({freed}), last used before {newest:%Y-%m-%d %H:%M}, to stay "
+                f"below {size_words(limit)}; SCOREMODE_CACHE_LIMIT changes the limit"
+            )

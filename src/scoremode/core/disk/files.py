@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,8 +16,9 @@ from pathlib import Path
 from stat import S_IMODE, S_ISDIR, S_ISREG
 from typing import IO, Any
 
-from scoremode.core.disk.folders import HASHES, TEMPORARY, cache_folder
+from scoremode.core.disk.folders import HASHES, TEMPORARY, cache_folder, give_another
 from scoremode.core.strict_json import read_object
+from scoremode.errors import RunError
 
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 LONGEST_WRITE = 1 << 30  # bytes per call
@@ -79,6 +81,24 @@ def write_at(file: int, data: bytes | memoryview, offset: int) -> None:
     while rest:
         written = os.pwrite(file, rest[:LONGEST_WRITE], offset)
         rest, offset = rest[written:], offset + written
+
+
+@contextmanager
+def disk_errors(folder: Path, needed: int | None = None) -> Iterator[None]:
+    """Turns OSError into RunError with a message of one line; ``needed`` bytes are mentioned if the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise RunError(
+                f"{folder} cannot be written ({error.strerror or error})", fix=give_another(folder)
+            ) from None
+        sizes = ""
+        with suppress(OSError):
+            free = f"{shutil.disk_usage(folder).free / 1e9:.2f} GB free"
+            sizes = f" ({free})" if needed is None else f" (the states take {needed / 1e9:.2f} GB, {free})"
+        fix = "free some space and run the same command again to resume, or give another --out"
+        raise RunError(f"the disk of {folder} is full{sizes}", fix=fix) from None
 
 
 def file_sha256(path: Path) -> str:

@@ -28,7 +28,8 @@ ROLLOUTS, TEXTS, PARTIAL_TEXTS = "rollouts.json", "texts.parquet", "partial.roll
 ATTRIBUTION, PARTIAL_ATTRIBUTION = "attribution.json", "attribution.journal"  # of an attribution
 
 REFERENCE, HEAD = "reference.json", "head.safetensors"  # of a reference, beside the files of its run
-PARTIAL, ROWS, PARTIAL_HEAD = "partial.reference.json", "partial.rows", ".head.safetensors.partial"
+ROWS = "partial.rows"
+PARTIAL, PARTIAL_HEAD = "partial.reference.json", ".head.safetensors.partial"  # older versions wrote these
 SHARD_NAME = re.compile(r"states-\d{5,}\.safetensors")
 
 MODEL_MARK, ANSWERS, TOKENS_MARK, FILE_MARK = "scoremode.json", "answers.records", "tokens.json", ".file.json"
@@ -81,13 +82,11 @@ def give_another(folder: Path) -> str:
 Mark = Callable[[Path], bool]
 
 
-def own_files(
-    folder: Path, what: str, marks: Mapping[str, Mark], finished: Collection[str] = (), *, others_stay: bool = False
-) -> set[str]:
-    """Returns the names of the files in a folder. Raises RunError if scoremode did not make them.
+def own_files(folder: Path, what: str, marks: Mapping[str, Mark], finished: Collection[str] = ()) -> set[str]:
+    """Returns the names of the files in a folder. Raises RunError if scoremode did not make those with our names.
 
     ``marks`` says for each of our names how the content is recognized. One of the ``finished`` files is enough for all
-    of them, so that the rest of a damaged result can be replaced. With ``others_stay``, other names are left alone.
+    of them, so that the rest of a damaged result can be replaced. Other names beside ours are left alone.
     """
     try:
         present = {p.name for p in folder.iterdir() if not p.name.startswith(".")} if folder.exists() else set()
@@ -95,7 +94,7 @@ def own_files(
     except OSError as error:
         raise RunError(f"{folder} cannot be read ({error.strerror})", fix=give_another(folder)) from None
     vouched = own | (set(finished) if own & set(finished) else set())
-    foreign = (present & marks.keys() if others_stay and own else present) - vouched
+    foreign = (present & marks.keys() if own else present) - vouched
     if foreign:
         name = min(foreign, key=lambda name: (name in marks, name))
         what = f"{folder} is not {what}: it contains {harmless(name)}, which scoremode did not make"

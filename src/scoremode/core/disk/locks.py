@@ -28,7 +28,6 @@ class Lock:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.has_waited = False  # True once it had to wait for another process
         self._file: int | None = None
 
     def acquire(self, *, waiting: str | None = None) -> bool:
@@ -37,6 +36,7 @@ class Lock:
         A process that may wait creates the folder, because the cache may have removed it in the meantime.
         """
         assert self._file is None, "this lock is already held"
+        is_told = False
         while True:
             file = self._open(make_folder=waiting is not None)
             try:
@@ -44,9 +44,9 @@ class Lock:
                     if waiting is None:
                         os.close(file)
                         return False
-                    if not self.has_waited:
+                    if not is_told:
                         print_line(waiting)
-                    self.has_waited = True
+                    is_told = True
                     self._flock(file, fcntl.LOCK_EX)
                 if self._is_current(file):
                     self._file = file
@@ -97,12 +97,10 @@ class Lock:
 
 
 @contextmanager
-def hold_lock(path: Path, *, busy: RunError | None = None, waiting: str | None = None) -> Iterator[None]:
-    """Holds a lock inside the block. If another process holds it, prints ``waiting`` and waits, or raises ``busy``."""
+def hold_lock(path: Path, *, waiting: str) -> Iterator[None]:
+    """Holds a lock inside the block. If another process holds it, prints ``waiting`` and waits."""
     lock = Lock(path)
-    if not lock.acquire(waiting=waiting):
-        assert busy is not None
-        raise busy
+    lock.acquire(waiting=waiting)
     try:
         yield
     finally:

@@ -23,8 +23,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from scoremode.core.disk.files import write_atomically
 from scoremode.core.strict_json import read_object
-from scoremode.errors import RunError, harmless
+from scoremode.errors import RunError, harmless, readable
 
 SEAL = "seal"
 DEEPEST = 16  # levels of nesting; scoremode's own manifests have far fewer
@@ -48,7 +49,7 @@ def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 def is_sealed(manifest: Mapping[str, Any]) -> bool:
     """Is the manifest unchanged since it was sealed?"""
-    return manifest.get(SEAL) == _digest(manifest)
+    return manifest.get(SEAL) in (_digest(manifest), _digest(manifest, (", ", ": ")))  # results of prob had spaces once
 
 
 def is_manifest(path: Path) -> bool:
@@ -60,9 +61,9 @@ def is_manifest(path: Path) -> bool:
     return SEAL in found and isinstance(found.get("identity"), dict)
 
 
-def _digest(manifest: Mapping[str, Any]) -> str:
+def _digest(manifest: Mapping[str, Any], separators: tuple[str, str] = (",", ":")) -> str:
     bare = {name: value for name, value in manifest.items() if name != SEAL}
-    return hashlib.sha256(json.dumps(bare, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(bare, sort_keys=True, separators=separators).encode()).hexdigest()
 
 
 def differing_fields(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
@@ -104,6 +105,15 @@ def read_sealed(path: Path, form: type[msgspec.Struct], *, format: int, fix: str
     if wrong := unusable_field(found, form):
         raise RunError(f"{path} is damaged (no usable {harmless(wrong)})", fix=fix)
     return found
+
+
+def write_sealed(path: Path, content: Mapping[str, Any], form: type[msgspec.Struct]) -> dict[str, Any]:
+    """Writes a manifest with its seal, and returns it as it will be read: tuples are lists."""
+    whole = sealed(json.loads(readable(json.dumps(content, ensure_ascii=False, allow_nan=False))))
+    wrong = unusable_field(whole, form)
+    assert wrong is None, f"an invalid manifest: no usable {wrong}"
+    write_atomically(path, json.dumps(whole, indent=1).encode())
+    return whole
 
 
 def is_line(value: Any) -> bool:

@@ -18,6 +18,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +41,15 @@ class RecordFile:
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
         """Creates the file, or opens it to resume. Raises RunError if it belongs to another computation."""
         self.path = path
-        line = json.dumps(header, sort_keys=True, allow_nan=False).encode() + b"\n"
+        line = first_line(header)
         self._seed = zlib.crc32(line)
         self._file = path.open("a+b", buffering=0)
         try:
             found = os.pread(self._file.fileno(), len(line), 0)
             if found != line:
                 if found and not line.startswith(found):
-                    raise RunError(f"{path} belongs to another computation", fix="give another --out")
+                    what = f"{path} belongs to another computation, or to another version of scoremode"
+                    raise RunError(what, fix="give another --out, or --fresh to begin again")
                 self._file.truncate(0)
                 self._write(line)
         except BaseException:
@@ -107,6 +109,11 @@ class RecordFile:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+def first_line(header: Mapping[str, Any]) -> bytes:
+    """Returns a record file without records, as bytes."""
+    return json.dumps(header, sort_keys=True, allow_nan=False).encode() + b"\n"
+
+
 def is_record_file(path: Path, beginning: bytes) -> bool:
     """Was this file begun with a header that begins like this? Its first line may be damaged or cut."""
     with open_regular(path) as file:
@@ -114,12 +121,19 @@ def is_record_file(path: Path, beginning: bytes) -> bool:
     return start.startswith(beginning) or beginning.startswith(start) or MAGIC in start
 
 
-def read_record_header(path: Path) -> dict[str, Any] | None:
-    """Returns the header of a record file, or None if it was not written completely."""
-    with open_regular(path) as file:
-        line = file.readline(LONGEST_HEADER)
+def has_records(path: Path) -> bool:
+    """Does a file contain records, perhaps damaged ones?"""
+    with suppress(OSError), open_regular(path) as file:
+        return MAGIC in file.read(LONGEST_HEADER)
+    return False
+
+
+def identity_in(path: Path) -> dict[str, Any] | None:
+    """Returns the identity in the header of a record file; None if there is none that can be read."""
     try:
-        value = parse(line) if line.endswith(b"\n") else None
-    except ValueError:
+        with open_regular(path) as file:
+            header = parse(file.readline(LONGEST_HEADER))
+    except (OSError, ValueError):
         return None
-    return value if isinstance(value, dict) else None
+    identity = header.get("identity") if isinstance(header, dict) else None
+    return identity if isinstance(identity, dict) else None

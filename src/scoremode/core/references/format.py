@@ -10,7 +10,7 @@ import math
 import shlex
 import stat
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -21,11 +21,13 @@ from msgspec import Meta
 
 from scoremode.core.disk.files import open_regular, write_atomically
 from scoremode.core.disk.folders import PARTIAL, REFERENCE, ROWS, is_reference_file, shard_name
-from scoremode.core.disk.manifests import Sha256, Text, read_sealed, sealed, unusable_field
+from scoremode.core.disk.manifests import Sha256, Text, read_sealed
+from scoremode.core.disk.records import first_line, identity_in
 from scoremode.core.strict_json import read_object
 from scoremode.errors import RunError
 
 FORMAT = 2
+ROWS_HEADER = {"for": "reference"}  # the first line of partial.rows, which has the identity and the layout besides
 RAW_DTYPES: dict[str, np.dtype[Any]] = {
     "bfloat16": np.dtype("<u2"),
     "float16": np.dtype("<f2"),
@@ -107,11 +109,6 @@ class ShardLayout(msgspec.Struct, frozen=True):
             before += rows
 
 
-def head_file(head: Mapping[str, Any], width: int) -> TensorFile:
-    bias = [("bias", head["bias_dtype"], (head["rows"],))] if head["has_bias"] else []
-    return TensorFile.of(("weight", head["dtype"], (head["rows"], width)), *bias)
-
-
 def estimate_bytes(targets: int, width: int, dtype: str, vocabulary: int) -> dict[str, int]:
     """Returns the size of a reference on disk, and the size of float16 logits for comparison.
 
@@ -141,12 +138,11 @@ class HeadManifest(msgspec.Struct):
     bias_dtype: Dtype | None
     scale: Factor
     softcap: Factor | None
-
-
-class HashedHead(HeadManifest):
-    """The description of a head in a finished reference."""
-
     sha256: Sha256
+
+    def as_file(self, width: int) -> TensorFile:
+        bias = [("bias", self.bias_dtype, (self.rows,))] if self.bias_dtype else []
+        return TensorFile.of(("weight", self.dtype, (self.rows, width)), *bias)
 
 
 class ShardManifest(msgspec.Struct):
@@ -173,19 +169,10 @@ class ReferenceManifest(msgspec.Struct):
     identity: dict[str, Any]
     vocabulary: Ids
     shards: list[ShardManifest]
-    head: HashedHead
+    head: HeadManifest
     method_settings: dict[str, Any] = {}
     corpus: str = ""
     corpus_sha256: Text = ""
-
-
-class PartialManifest(msgspec.Struct):
-    """The fields of partial.reference.json."""
-
-    format: Literal[2]
-    ready: bool
-    identity: dict[str, Any]
-    layout: dict[str, Any]
 
 
 def remake_fix(folder: Path) -> str:
@@ -201,90 +188,52 @@ def read_reference_manifest(folder: Path) -> dict[str, Any]:
     """Returns the checked manifest of a finished reference; raises RunError if it is missing, changed or invalid."""
     path, remake = folder / REFERENCE, remake_fix(folder)
     if not path.exists():
-        if (folder / PARTIAL).exists():
+        if (folder / ROWS).exists():
             raise RunError(f"{folder} contains an unfinished reference", fix="run the same command again to resume")
         raise RunError(f"{folder} is not a reference", fix=f"make one: {_command(folder)}")
     manifest = read_sealed(path, ReferenceManifest, format=FORMAT, fix=remake)
-    if wrong := manifest_problem(manifest):
+    if wrong := _problem(msgspec.convert(manifest, ReferenceManifest), msgspec.convert(manifest, ShardLayout)):
         raise RunError(f"{path} is damaged ({wrong})", fix=remake)
     return manifest
 
 
-def manifest_problem(manifest: Mapping[str, Any]) -> str | None:
+def _problem(manifest: ReferenceManifest, layout: ShardLayout) -> str | None:
     """Says which fields of a reference's manifest do not fit each other; None if all do."""
-    layout = msgspec.convert(manifest, ShardLayout)
-    if len(manifest["shards"]) != layout.shards:
+    head = manifest.head
+    if len(manifest.shards) != layout.shards:
         return "its list of files does not cover the targets"
-    for shard, entry in enumerate(manifest["shards"]):
+    for shard, entry in enumerate(manifest.shards):
         # file names are fixed, so that a manifest cannot refer to files outside its folder
         name, (_, rows) = shard_name(shard), layout.shard_range(shard)
-        if entry["file"] != name or entry["rows"] != rows:
+        if entry.file != name or entry.rows != rows:
             return f"file {shard} is not {name} with {rows} rows"
-    if manifest["vocabulary"] > manifest["head"]["vocabulary"]:
+    if manifest.vocabulary > head.vocabulary:
         return "no usable vocabulary"
-    return head_problem(manifest["head"])
-
-
-def head_problem(head: Any) -> str | None:
-    """Says what is wrong with a head's description; None if it is consistent."""
-    if not isinstance(head, dict) or unusable_field(head, HeadManifest):
-        return "no usable head"
-    if head["vocabulary"] > head["rows"]:
+    if head.vocabulary > head.rows:
         return "its head has fewer rows than ids"
-    if head["has_bias"] != (head["bias_dtype"] is not None):
-        return "has_bias and bias_dtype disagree"
-    return None
-
-
-def write_partial(
-    folder: Path, identity: Mapping[str, Any], layout: ShardLayout | None = None, *, ready: bool = False
-) -> None:
-    """Writes partial.reference.json. ``ready`` means that rows may be written, because their space is allocated."""
-    known = {
-        "format": FORMAT,
-        "ready": ready,
-        "identity": identity,
-        "layout": msgspec.to_builtins(layout) if layout else {},
-    }
-    write_atomically(folder / PARTIAL, json.dumps(sealed({**known, "head": None})).encode())
-
-
-def read_partial(folder: Path) -> dict[str, Any] | None:
-    """Returns the contents of partial.reference.json; None if there is no unfinished reference."""
-    path = folder / PARTIAL
-    if not path.exists():
-        return None
-    return read_sealed(path, PartialManifest, format=FORMAT, fix="start again with --fresh")
+    return "has_bias and bias_dtype disagree" if head.has_bias != (head.bias_dtype is not None) else None
 
 
 # ── the folder ───────────────────────────────────────────────────────────────────────────────────────────────────────
-def identity_in(folder: Path) -> dict[str, Any] | None:
-    """Returns the identity of the reference in a folder, even if unfinished or damaged; None if it cannot be read."""
-    for name in (REFERENCE, PARTIAL):
-        with suppress(ValueError, OSError):
-            identity = read_object(folder / name).get("identity")
-            if isinstance(identity, dict):
-                return identity
-    return None
-
-
 def is_reference(folder: Path) -> bool:
     """Does the folder contain a reference, finished or not, with a readable identity?"""
-    return identity_in(folder) is not None
+    for name in (REFERENCE, PARTIAL):
+        with suppress(ValueError, OSError):
+            if isinstance(read_object(folder / name).get("identity"), dict):
+                return True
+    return identity_in(folder / ROWS) is not None
 
 
 def discard(folder: Path) -> None:
     """Removes a reference's own files, finished or not; does nothing if there is none. The caller holds the lock.
 
-    First, partial.reference.json is replaced by one that says that no rows are written. That file is removed last. So
-    after a kill the remaining files are still known to be ours, and the next writer starts from the beginning.
+    First, partial.rows is replaced by one of no reference, and it is removed last. So after a kill the remaining files
+    are still known to be ours, and the next writer discards them.
     """
     if not any((folder / name).exists() for name in (REFERENCE, PARTIAL, ROWS)):
         return
     with suppress(OSError):  # a full disk must not prevent the removal
-        write_partial(folder, identity_in(folder) or {})
-    for name in (REFERENCE, ROWS):
-        (folder / name).unlink(missing_ok=True)
-    for path in sorted(folder.iterdir(), key=lambda p: p.name == PARTIAL):
+        write_atomically(folder / ROWS, first_line({**ROWS_HEADER, "identity": {}}))
+    for path in sorted(folder.iterdir(), key=lambda p: (p.name == ROWS, p.name != REFERENCE)):
         if is_reference_file(path.name):
             path.unlink(missing_ok=True)

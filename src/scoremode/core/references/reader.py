@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import struct
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +20,11 @@ from scoremode.core.disk.uri import Place, stored_at
 from scoremode.core.references.format import (
     DATA_START,
     RAW_DTYPES,
-    HashedHead,
+    HeadManifest,
+    ReferenceManifest,
     ShardLayout,
+    ShardManifest,
     TensorFile,
-    head_file,
     read_reference_manifest,
     remake_fix,
 )
@@ -33,11 +32,6 @@ from scoremode.errors import RunError
 from scoremode.values import Raw
 
 CHUNK = 1 << 20  # bytes that are read together
-
-RowRecord = tuple[int, int, int]
-"""First row, number of rows, crc32 of the rows."""
-
-ROW_RECORD = struct.Struct("<QQII")  # a RowRecord, and the crc32 of its bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +45,7 @@ class Reference:
 
     folder: Path
     manifest: Mapping[str, Any]
+    files: ReferenceManifest  # the same, typed
     layout: ShardLayout
     place: Place | None = None  # the URI of the original, if the folder is a copy
     fetch: FetchFile | None = None  # brings files that a copy lacks, when they are first needed
@@ -72,23 +67,28 @@ class Reference:
         folder = Path(folder)
         manifest = read_reference_manifest(folder)
         mark_used(folder)
-        layout, head = msgspec.convert(manifest, ShardLayout), manifest["head"]
-        files = [(entry, layout.shard_file(shard)) for shard, entry in enumerate(manifest["shards"])]
-        files.append((head, head_file(head, layout.width)))
-        if fetch is not None or partial:  # the rows that are needed are here, or are fetched
-            files = [(entry, expected) for entry, expected in files if (folder / entry["file"]).exists()]
-        for entry, expected in files:
-            _require_sound(folder, entry["file"], expected.problem(folder / entry["file"]))
-        for entry, _ in files if verify else ():
+        layout = msgspec.convert(manifest, ShardLayout)
+        opened = Reference(folder, manifest, msgspec.convert(manifest, ReferenceManifest), layout, place, fetch)
+        for number in range(layout.shards + 1):
+            entry, expected = opened._file(number)
+            path = folder / entry.file
+            if (fetch is not None or partial) and not path.exists():
+                continue  # the rows that are needed are here, or are fetched
+            problem = expected.problem(path)
             try:
-                changed = remembered_sha256(folder / entry["file"]) != entry["sha256"]
-                problem = "was changed after the reference was made" if changed else None
+                if problem is None and verify and remembered_sha256(path) != entry.sha256:
+                    problem = "was changed after the reference was made"
             except OSError as error:
                 problem = f"cannot be read ({error.strerror})"
-            _require_sound(folder, entry["file"], problem)
-        opened = Reference(folder, manifest, layout, place, fetch=fetch)
+            _require_sound(folder, entry.file, problem)
         hold_entry(folder, opened)  # its files are opened later, when rows are read
         return opened
+
+    def _file(self, number: int) -> tuple[ShardManifest | HeadManifest, TensorFile]:
+        """A file, and how it must be: a shard, or the head after all shards."""
+        if number == self.layout.shards:
+            return self.head, self.head.as_file(self.width)
+        return self.files.shards[number], self.layout.shard_file(number)
 
     @property
     def targets(self) -> int:
@@ -105,11 +105,11 @@ class Reference:
     @property
     def vocabulary(self) -> int:
         """Number of ids that get a probability; the head's rows after them are padding."""
-        return int(self.manifest["vocabulary"])
+        return self.files.vocabulary
 
-    @cached_property
-    def head(self) -> HashedHead:
-        return msgspec.convert(self.manifest["head"], HashedHead)
+    @property
+    def head(self) -> HeadManifest:
+        return self.files.head
 
     def rows(self, first: int, count: int, into: Raw | None = None) -> Raw:
         """The raw states (count, width) of consecutive targets, as a new array or in the one given."""
@@ -121,12 +121,13 @@ class Reference:
     def fetch_rows(self, first: int, count: int) -> None:
         """Fetches the files that contain these rows, if this is a copy that lacks them."""
         for shard, _, _, _ in self.layout.pieces(first, count) if self.fetch is not None else ():
-            self._fetch_file(self.manifest["shards"][shard], self.layout.shard_file(shard))
+            self._fetch_file(shard)
 
-    def _fetch_file(self, entry: Mapping[str, Any], expected: TensorFile) -> None:
-        path = self.folder / entry["file"]
+    def _fetch_file(self, number: int) -> None:
+        entry, expected = self._file(number)
+        path = self.folder / entry.file
         if self.fetch is not None and not path.exists():
-            self.fetch(path.name, expected.size, entry["sha256"])
+            self.fetch(path.name, expected.size, entry.sha256)
             _require_sound(self.folder, path.name, expected.problem(path))
 
     def head_weight(self) -> Raw:
@@ -134,7 +135,7 @@ class Reference:
 
         Changes stay in memory and never reach the file (torch warns about read-only arrays).
         """
-        self._fetch_file(self.manifest["head"], head_file(self.manifest["head"], self.width))
+        self._fetch_file(self.layout.shards)
         shape = (self.head.rows, self.width)
         return np.memmap(self.folder / HEAD, RAW_DTYPES[self.head.dtype], "c", DATA_START, shape)
 
@@ -143,7 +144,7 @@ class Reference:
         head = self.head
         if head.bias_dtype is None:
             return None
-        self._fetch_file(self.manifest["head"], head_file(self.manifest["head"], self.width))
+        self._fetch_file(self.layout.shards)
         at = DATA_START + head.rows * self.width * RAW_DTYPES[head.dtype].itemsize
         return np.fromfile(self.folder / HEAD, RAW_DTYPES[head.bias_dtype], head.rows, offset=at)
 
@@ -182,28 +183,6 @@ def read_rows(folder: Path, layout: ShardLayout, first: int, count: int, *, into
             _require_sound(folder, path.name, f"cannot be read ({error.strerror})")
         _require_sound(folder, path.name, "was truncated" if rest else None)
     return rows
-
-
-# ── which rows of an unfinished reference are written ────────────────────────────────────────────────────────────────
-def packed_record(first: int, count: int, checksum: int) -> bytes:
-    """A record of partial.rows, which says that these rows are written and have this checksum."""
-    body = ROW_RECORD.pack(first, count, checksum, 0)[:-4]
-    return body + struct.pack("<I", zlib.crc32(body))
-
-
-def row_records(data: bytes, layout: ShardLayout) -> tuple[list[RowRecord], int]:
-    """The records in the bytes of partial.rows, and where they end: a kill may leave the last one incomplete.
-
-    A record counts only if the rows still have its checksum. A later record of the same rows overrides an earlier one.
-    """
-    records, at = list[RowRecord](), 0
-    while at + ROW_RECORD.size <= len(data):
-        first, count, checksum, own = ROW_RECORD.unpack_from(data, at)
-        if own != zlib.crc32(data[at : at + ROW_RECORD.size - 4]) or first + count > layout.targets:
-            break
-        records.append((first, count, checksum))
-        at += ROW_RECORD.size
-    return records, at
 
 
 def rows_checksum(folder: Path, layout: ShardLayout, first: int, count: int) -> int:

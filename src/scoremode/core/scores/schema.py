@@ -242,10 +242,6 @@ class Schema:
         """Returns the columns with these names, in the order of the schema."""
         return tuple(column for column in self.scores if column.name in names)
 
-    def in_order(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Returns these names in the order of the schema."""
-        return tuple(name for name in self.names if name in names)
-
     def set_problem(self, names: Sequence[str]) -> str | None:
         """Returns the problem of a set of columns, in words, or None if the set is valid.
 

@@ -1,49 +1,55 @@
-"""A folder for one result: which process may write into it, whether the result is finished, and what is left of it.
+"""A result that is written over time: who may write it, whether it is finished, and what is left of it.
 
-Finished parts are records of a journal, whose first line has the identity of the result. Files are written in this
-order: journal, columns, manifest with a seal. With --fresh, a new journal replaces the old one before old files are
-removed. So after a kill the folder always contains a finished result, or a journal of the one that was being made.
+identity ─▶ other results and files of others are refused ─▶ lock ─▶ journal of finished parts ─▶ data ─▶ manifest
+
+The first line of the journal has the identity of the result; each of its records is a finished part. The manifest has
+the identity, hashes of the data, and a seal. With --fresh, a new journal replaces the old one before old files are
+removed. So after a kill there is always a finished result, or a journal of the one that was being made.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from scoremode.core.cache.entries import is_cached
+import msgspec
+
+from scoremode.core.cache.entries import cache_limit, is_cached, make_room, mark_used
 from scoremode.core.disk.files import write_atomically
 from scoremode.core.disk.folders import LOCK, TEMPORARY, Mark, give_another, own_files
 from scoremode.core.disk.locks import Lock
-from scoremode.core.disk.manifests import differing_fields, is_manifest, sealed
-from scoremode.core.disk.records import RecordFile, is_record_file, read_record_header
-from scoremode.errors import RunError, harmless, readable
+from scoremode.core.disk.manifests import differing_fields, is_manifest, read_sealed, write_sealed
+from scoremode.core.disk.records import RecordFile, first_line, has_records, identity_in, is_record_file
+from scoremode.errors import RunError, harmless
 
 WAITING = "another process is scoring the same; waiting for it (Ctrl-C to stop)"
-FIRST_BYTES = 4096
 
 Finished = TypeVar("Finished")
 
 
-class ResumableFolder(Generic[Finished]):
-    """A folder for one result: inside a ``with`` block, the finished result, or else the right to write there.
+class Resumable(Generic[Finished]):
+    """Files of one result: inside a ``with`` block, the finished result, or else the right to write it.
 
-    A folder that contains something else is never changed, unless it is another result and ``fresh`` is given.
+    What is there and is not this result is never changed, unless it is another result and ``fresh`` is given.
     """
 
-    kind: ClassVar[str]  # in the first line of the journal
     what: ClassVar[str]  # such a folder, in words
-    manifest: ClassVar[str]  # names of files
-    journal: ClassVar[str]
-    others: ClassVar[Mapping[str, Mark]] = {}
     other: ClassVar[str]  # another result, in words, with the names of fields that differ
     replace: ClassVar[str] = "give another --out, or --fresh to replace it"
     again: ClassVar[str] = "score again with --fresh"
+    form: ClassVar[type[msgspec.Struct]]  # of its manifest
+    format: ClassVar[int] = 0
+    header: ClassVar[Mapping[str, Any]]  # the first line of its journal, which has the identity besides
+    shares_folder: ClassVar[bool] = False  # are there other results in its folder?
+    keeps_journal: ClassVar[bool] = False  # does a finished result keep its journal, because records may be added?
+    manifest: str  # names of files
+    journal: str
 
     def __init__(self, folder: Path, identity: dict[str, Any], *, fresh: bool = False) -> None:
         self.folder, self.identity, self._fresh = folder, identity, fresh
+        self.named = folder  # by the user
         self.finished: Finished | None = None
         self._lock: Lock | None = None
         self._records: RecordFile | None = None
@@ -52,105 +58,141 @@ class ResumableFolder(Generic[Finished]):
         require_possible(self.folder)
         try:
             self.finished = self._take()
+            if self.finished is not None:
+                mark_used(self.folder)
         except BaseException:
             self.release()
             raise
+        if self.finished is not None and not self.keeps_journal:
+            self.release()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.release()
 
     def release(self) -> None:
-        """Close the journal and release the folder's lock; does nothing if it is not held."""
+        """Close the journal and release the lock; does nothing if it is not held."""
         if self._records is not None:
             self._records.close()
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
+    # ── what is there ────────────────────────────────────────────────────────────────────────────────────────────────
     def _take(self) -> Finished | None:
-        """Lock the folder and return its finished result; None if it has none."""
-        self._finished_manifest()  # raises before a folder is made
-        self._lock, _ = lock_folder(self.folder, waits=is_cached(self.folder))
-        found = self._finished_manifest()
-        return None if found is None else self._open(found)
+        """Return the finished result; if there is none, take the lock and return None."""
+        found, cached = None, is_cached(self.folder)
+        if cached:
+            cache_limit()  # raises if the limit is invalid, before anything is scored
+        try:
+            found = self._find()  # raises before anything is created
+        except RunError:
+            if self.folder.exists() or not cached:
+                raise  # else the cache removed the folder at the same time
+        if found is None or (self.folder / self.journal).exists():
+            self._lock = self._acquire()
+            found = self._find()  # again, because it may have changed before the lock
+            if found is not None and not self.keeps_journal:
+                self._remove_journal()  # a process was killed just before it did this
+        return found
 
-    def _open(self, manifest: dict[str, Any]) -> Finished:
-        raise NotImplementedError
+    def _acquire(self) -> Lock:
+        return lock_folder(self.folder, waits=is_cached(self.folder))
 
-    def _read_manifest(self) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def _finished_manifest(self) -> dict[str, Any] | None:
-        """Refuse a folder with anything else in it; return the manifest if this result is finished."""
-        begins = json.dumps({"for": self.kind}).encode()[:-1]
-        marks = {self.manifest: is_manifest, **self.others, self.journal: lambda path: is_record_file(path, begins)}
-        present = own_files(self.folder, self.what, marks, {self.manifest, *self.others})
+    def _find(self) -> Finished | None:
+        """Return the finished result; None if this one may be written; RunError if it may not."""
+        present = self._present()
         if self._fresh:
             return None
-        begun = self._identity_of_journal() if self.journal in present else None
+        path = self.folder / self.journal
+        begun = identity_in(path)
         if self.manifest in present:
-            found = self._read_manifest()
-            if found["identity"] == self.identity or begun != self.identity:  # else --fresh was killed
-                self._require_same(found["identity"])
-                return found
-        elif begun is not None:
+            try:
+                manifest = self._read_manifest()
+                self._require_same(manifest["identity"])
+                return self._open(manifest)
+            except RunError:
+                if begun != self.identity or (self.keeps_journal and has_records(path)):
+                    raise
+                return None  # a process with --fresh was killed before it removed the old result
+        if begun != self.identity and has_records(path):
+            if begun is None:
+                raise RunError(f"{path} is damaged: its first line cannot be read", fix=self.again)
             self._require_same(begun)
-        elif lonely := self.others.keys() & present:
+        if self.journal not in present and (lonely := self._data().keys() & present):
             raise RunError(f"{self.folder} contains {min(lonely)} without its manifest", fix=self.again)
         return None
 
-    def _identity_of_journal(self) -> dict[str, Any] | None:
-        """Return the identity in the journal; None if a kill left less than its first line."""
-        path = self.folder / self.journal
-        identity = (read_record_header(path) or {}).get("identity")
-        if isinstance(identity, dict):
-            return identity
-        if self._first_line().startswith(path.read_bytes()[:FIRST_BYTES]):
-            return None
-        raise RunError(f"{path} is damaged: its first line cannot be read", fix=self.again)
+    def _present(self) -> set[str]:
+        """The names of the files that are there; RunError if one is not ours."""
+        finished = {self.manifest: is_manifest, **self._data()}
+        return own_files(self.folder, self.what, {**finished, self.journal: self._is_journal}, finished)
 
-    def _require_same(self, known: dict[str, Any]) -> None:
+    def _is_journal(self, path: Path) -> bool:
+        return is_record_file(path, first_line(self.header)[:-2])
+
+    def _data(self) -> Mapping[str, Mark]:
+        """Names of the files beside the manifest and the journal, and how each is recognized."""
+        return {}
+
+    def _read_manifest(self) -> dict[str, Any]:
+        return read_sealed(self.folder / self.manifest, self.form, format=self.format, fix=self.again)
+
+    def _open(self, manifest: dict[str, Any]) -> Finished:
+        """Check and open the finished result; RunError if its data does not fit its manifest."""
+        raise NotImplementedError
+
+    def _require_same(self, known: dict[str, Any], where: object = None) -> None:
         if differing := differing_fields(known, self.identity):
-            raise RunError(f"{self.folder} contains {self.other.format(differing)}", fix=self.replace)
-
-    def _header(self) -> dict[str, Any]:
-        return {"for": self.kind, "identity": self.identity}
-
-    def _first_line(self) -> bytes:
-        return json.dumps(self._header(), sort_keys=True, allow_nan=False).encode() + b"\n"
+            raise RunError(f"{where or self.named} contains {self.other.format(differing)}", fix=self.replace)
 
     # ── write ────────────────────────────────────────────────────────────────────────────────────────────────────────
-    def _open_journal(self) -> RecordFile:
-        """Take the folder over: open the journal, and remove the files of another result."""
-        path = self.folder / self.journal
-        if self._fresh:
-            write_atomically(path, self._first_line())
-        self._remove(self.manifest, *self.others)
-        self._records = RecordFile(path, self._header())
+    def begin(self) -> None:
+        """Take over what is there. Call it when the model is ready: if it does not start, nothing is lost.
+
+        The journal stays if it is this result's.
+        """
+        assert self._lock is not None, "there is no lock"
+        self._present()  # raises if somebody put a file of their own there meanwhile
+        fresh, self._fresh, path = self._fresh, False, self.folder / self.journal
+        if fresh or identity_in(path) != self.identity:
+            write_atomically(path, first_line(self._header()))
+        if fresh or not self.keeps_journal:
+            self._discard(fresh=fresh)
+
+    def _discard(self, *, fresh: bool) -> None:
+        """Remove the files of another result, or of a result that is made again."""
+        self._remove(self.manifest, *self._data())
+
+    def _header(self) -> dict[str, Any]:
+        return {**self.header, "identity": self.identity}
+
+    def open_journal(self) -> RecordFile:
+        if self._records is not None:
+            self._records.close()
+        self._records = RecordFile(self.folder / self.journal, self._header())
         return self._records
 
     def _remove(self, *names: str) -> None:
         """Remove these files, and incomplete ones that a killed process left."""
-        for path in (*(self.folder / name for name in names), *self.folder.glob(TEMPORARY)):
+        incomplete = () if self.shares_folder else self.folder.glob(TEMPORARY)
+        for path in (*(self.folder / name for name in names), *incomplete):
             path.unlink(missing_ok=True)
 
-    def _write_manifest(self, content: dict[str, Any]) -> dict[str, Any]:
-        whole = sealed_as_read(content)
-        write_atomically(self.folder / self.manifest, json.dumps(whole, indent=1).encode())
+    def _remove_journal(self) -> None:
+        self._remove(self.journal)
+
+    def finish(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """Write the manifest, when all data is there; then remove the journal."""
+        whole = write_sealed(self.folder / self.manifest, manifest, self.form)
+        if not self.keeps_journal:
+            self._remove_journal()
+        make_room(self.folder)
         return whole
 
 
-def sealed_as_read(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Return a manifest with its seal, as it will be read from its file: tuples are lists."""
-    return sealed(json.loads(readable(json.dumps(manifest, ensure_ascii=False, allow_nan=False))))
-
-
-def lock_folder(folder: Path, *, waits: bool, name: str | None = None) -> tuple[Lock, bool]:
-    """Lock a folder, which is created if needed; return the lock, and whether another process held it first.
-
-    ``name`` is what the user calls the folder.
-    """
+def lock_folder(folder: Path, *, waits: bool, name: str | None = None) -> Lock:
+    """Lock a folder, which is created if needed. ``name`` is what the user calls the folder."""
     lock = Lock(folder / LOCK)
     while True:
         try:
@@ -159,7 +201,7 @@ def lock_folder(folder: Path, *, waits: bool, name: str | None = None) -> tuple[
             raise RunError(f"{folder} cannot be created ({error.strerror})", fix=give_another(folder)) from None
         try:
             if lock.acquire(waiting=WAITING if waits else None):
-                return lock, lock.has_waited
+                return lock
         except RunError:
             if folder.exists() or not is_cached(folder):
                 raise

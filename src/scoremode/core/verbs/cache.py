@@ -8,8 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from scoremode.core.cache.entries import KINDS, Entry, entries, mark_of
-from scoremode.core.cache.eviction import cache_limit, evict
+from scoremode.core.cache.entries import KINDS, Entry, cache_limit, entries, evict, mark_of
 from scoremode.core.cache.units import moment
 from scoremode.core.disk.folders import cache_folder
 from scoremode.core.disk.manifests import is_line

@@ -242,7 +242,7 @@ class LazyModel:
             if isinstance(folder, Place):
                 yield stack.enter_context(store_of(folder).claim(folder, identity, fresh=fresh, kind=kind))
             else:
-                yield stack.enter_context(runs.Claim(folder, identity, fresh=fresh, waits=out is None))
+                yield stack.enter_context(runs.Claim(folder, identity, fresh=fresh))
 
 
 def outliving(model: LazyModel, run: Run, out: str | Path | Place | None) -> Run:

@@ -171,7 +171,6 @@ def _score_and_store(
         run.forget_except(writer.complete_windows(plan.target_offsets))
         for index, answers in run.answers(Want(states=True)):
             writer.write(int(plan.target_offsets[index]), states_in(answers))
-            writer.flush()
             run.keep(index, answers)
         manifest = run.manifest() | {"question": question}
         writer.write_head(head.weight, head.bias, scale=head.scale, softcap=head.softcap, vocabulary=head.vocabulary)

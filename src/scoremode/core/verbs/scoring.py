@@ -239,17 +239,13 @@ class UnfinishedRun:
         announce(self.progress, "computing statistics and saving")
         journal = self.journal
         found = make_manifest(self.asked, self.engine.facts, journal, journal.seconds, self.claim.identity)
-        if journal.left_out:
-            words = f"an older scoremode began this run, so {listed(journal.left_out)} are left out"
-            note = f"{words}; --fresh measures them"
-            found |= {key: [*found[key], note] for key in ("notes", "model_notes")}
         add_account(found, self.engine.account())
         return found
 
     def save(self, manifest: dict[str, Any]) -> Run:
         """Saves the finished run in its folder and returns it."""
         rows, targets = rows_to_keep(self.asked, self.journal), self.asked.plan.targets
-        return self.claim.publish(runs.save(self.claim.folder, rows, manifest, targets))
+        return self.claim.publish(self.claim.save(rows, manifest, targets))
 
 
 def score_run(asked: Question, engine: Engine, claim: runs.Claim, progress: Progress | None = None) -> Run:

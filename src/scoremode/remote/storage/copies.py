@@ -19,8 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from scoremode.core.cache.entries import mark_used
-from scoremode.core.cache.eviction import cache_limit, make_room
+from scoremode.core.cache.entries import cache_limit, make_room, mark_used
 from scoremode.core.disk.files import file_sha256, write_atomically
 from scoremode.core.disk.folders import FILE_MARK, HEAD, LOCK, MANIFEST, REFERENCE, SCORES, SHARD_NAME, cache_folder
 from scoremode.core.disk.locks import hold_lock, share_until_exit

@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import Any
 
 from scoremode.core.arguments import SERVERS
-from scoremode.core.cache.eviction import cache_limit
+from scoremode.core.cache.entries import cache_limit
 from scoremode.core.disk.folders import (
     JOURNAL,
     LOCK,
@@ -33,8 +33,8 @@ from scoremode.core.disk.folders import (
     cache_folder,
     is_reference_file,
 )
+from scoremode.core.disk.records import identity_in
 from scoremode.core.disk.uri import Place
-from scoremode.core.scores import journal
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
 from scoremode.core.strict_json import parse
@@ -78,13 +78,13 @@ class RemoteClaim(runs.Claim):
         found = self._published()  # raises before anything is written
         if found is not None:
             return found
-        self._lock, _ = runs.lock_folder(self.folder, waits=False, name=str(self.place))
+        self._lock = runs.lock_folder(self.folder, waits=False, name=str(self.place))
         alias_path(str(self.folder), str(self.place))
         self._goes_on = self._is_left_here()
         self._take_place()
         found = self._published()  # again, because it may have changed meanwhile
         if found is None:
-            found = runs.existing_run(self.folder, self.identity, fresh=self._fresh)
+            found = self._find()
             if found is not None:  # it was not sent, or not all of it
                 if (self.folder / REFERENCE).exists():
                     super().check_reference()
@@ -128,14 +128,14 @@ class RemoteClaim(runs.Claim):
             )
         if known is None or self._replaces:
             return None
-        runs.require_same(place, known, self.identity)
+        self._require_same(known, place)
         return replace(runs.load(place), cached=True)
 
     def _is_left_here(self) -> bool:
         """Was a process killed here, or its upload cut, that was writing this run, or one that is replaced now?"""
         if self._repository is not None or not self._remote_lock.is_ours():
             return False
-        begun = journal.inspect_journal(self.folder / JOURNAL).identity
+        begun = identity_in(self.folder / JOURNAL)
         return self._replaces or self.identity in (begun, _identity_in(self._manifests().get(MANIFEST, b"")))
 
     def check_reference(self) -> None:

@@ -31,7 +31,7 @@ def worked_on_here(place: Place, _fresh: bool) -> Iterator[Path]:
     folder = cache_folder() / FILES / hashlib.sha256(str(place).encode()).hexdigest()[:20]
     path, objects = folder / place.name, Objects(place.parent)
     here = [path.with_name(path.name + ending) for ending in (".manifest.json", "", ".partial")]
-    lock, _ = lock_folder(folder, waits=False, name=str(place))
+    lock = lock_folder(folder, waits=False, name=str(place))
     remote_lock = RemoteLock(place, objects, f"{place.name}.{LOCK_OBJECT}", folder)
     try:
         alias_path(str(path), str(place))

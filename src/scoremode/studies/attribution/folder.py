@@ -12,13 +12,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from scoremode.core.cache.entries import mark_used
-from scoremode.core.cache.eviction import make_room
 from scoremode.core.disk.folders import ATTRIBUTION, PARTIAL_ATTRIBUTION
-from scoremode.core.disk.manifests import Count, Text, is_sealed, unusable_field
-from scoremode.core.disk.records import RecordFile
-from scoremode.core.store.resumable import ResumableFolder
-from scoremode.core.strict_json import read_object
+from scoremode.core.disk.manifests import Count, Text
+from scoremode.core.store.resumable import Resumable
 from scoremode.errors import RunError
 
 AGAIN = "measure again with --fresh"
@@ -96,43 +92,30 @@ class ManifestForm(msgspec.Struct):
     served: dict[str, ServedForm] = {}
 
 
-class AttributionFolder(ResumableFolder[dict[str, Any]]):
+class AttributionFolder(Resumable[dict[str, Any]]):
     """A folder for an attribution: inside a ``with`` block, its finished manifest, or else the right to write there."""
 
-    kind, manifest, journal = "attribution", ATTRIBUTION, PARTIAL_ATTRIBUTION
     what, other, again = "a folder of an attribution", "another attribution (it differs in: {})", AGAIN
+    manifest, form = ATTRIBUTION, ManifestForm
+    journal, header, keeps_journal = PARTIAL_ATTRIBUTION, {"for": "attribution"}, True
 
     def __init__(self, folder: Path, identity: dict[str, Any], *, fresh: bool = False) -> None:
         super().__init__(folder, json.loads(json.dumps(identity)), fresh=fresh)
         self.records: dict[int, bytes] = {}  # of units that were measured
 
-    def _read_manifest(self) -> dict[str, Any]:
-        path = self.folder / ATTRIBUTION
-        try:
-            found = read_object(path)
-        except (ValueError, OSError):
-            found = {}
-        wrong = unusable_field(found, ManifestForm)
-        if wrong is not None or not is_sealed(found):
-            what = "" if wrong is None else f" (no usable {wrong})"
-            raise RunError(f"{path} is damaged or was changed{what}", fix=AGAIN)
-        return found
-
     def _open(self, manifest: dict[str, Any]) -> dict[str, Any]:
         if not (self.folder / PARTIAL_ATTRIBUTION).exists():
             raise RunError(f"{self.folder} contains {ATTRIBUTION} without its journal", fix=AGAIN)
-        self._read_records()
-        mark_used(self.folder)
+        if self._lock is not None:
+            self._read_records()
         return manifest
 
     def _read_records(self) -> None:
-        if self._records is None:
-            self._records = RecordFile(self.folder / PARTIAL_ATTRIBUTION, self._header())
-        self.records = {number: body for number, _, body in self._records.replay()}
+        self.records = {number: body for number, _, body in self.open_journal().replay()}
 
     def begin(self) -> None:
         """Takes the folder over when the model is ready; ``records`` has what was measured before."""
-        self._remove(*(ATTRIBUTION, PARTIAL_ATTRIBUTION) if self._fresh else ())
+        super().begin()
         self._read_records()
 
     def add(self, number: int, body: bytes) -> None:
@@ -141,6 +124,4 @@ class AttributionFolder(ResumableFolder[dict[str, Any]]):
         self.records[number] = body
 
     def save(self, manifest: dict[str, Any]) -> dict[str, Any]:
-        whole = self._write_manifest({"identity": self.identity, **manifest})
-        make_room(self.folder)
-        return whole
+        return self.finish({"identity": self.identity, **manifest})

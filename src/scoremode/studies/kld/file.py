@@ -22,8 +22,6 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,14 +29,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from scoremode.core.disk.files import DISK_FULL, open_regular, write_at
+from scoremode.core.disk.files import disk_errors, open_regular, write_at
 from scoremode.core.disk.stores import store_of
 from scoremode.core.disk.uri import Place, may_be_stored, name_in, stored_at
 from scoremode.core.engine.base import StoredDistributions
 from scoremode.core.scores.answers import Answers, Window
 from scoremode.errors import EngineError, InputError, RunError
 from scoremode.head.budget import FLOOR, LARGEST_CODE, LEFT_OUT, words_of
-from scoremode.values import Bools, Floats, Ids, Ints, Raw
+from scoremode.values import Floats, Ids, Ints, Raw
 
 MAGIC = b"_logits_"
 HEADER = struct.Struct("<8s3i")
@@ -294,26 +292,14 @@ class KldWriter:
         """Creates the file, or opens it to resume if its sizes and tokens are the same."""
         self.path, self.layout = path, layout
         start = layout.beginning(tokens)[len(MAGIC) :]
-        with self._refusals():
+        with disk_errors(path.parent):
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             is_whole = os.fstat(self._file).st_size == layout.size
-            if not is_whole or os.pread(self._file, len(start), len(MAGIC)) != start:
+            self.is_new = not is_whole or os.pread(self._file, len(start), len(MAGIC)) != start
+            if self.is_new:
                 os.ftruncate(self._file, 0)
                 write_at(self._file, bytes(len(MAGIC)) + start, 0)
                 os.ftruncate(self._file, layout.size)
-
-    def complete_chunks(self) -> Bools:
-        """Returns which chunks are written. A missing record is all zeros; a written one has a negative second float.
-
-        Records are read, not mapped: on a full tmpfs, access to a mapped hole ends the process.
-        """
-        step = 2 * self.layout.words
-        found = np.zeros(self.layout.chunks, np.bool_)
-        for chunk in range(self.layout.chunks):
-            begin = self.layout.offset(chunk)
-            starts = (os.pread(self._file, 8, at) for at in range(begin, begin + step * self.layout.rows, step))
-            found[chunk] = all(struct.unpack("<2f", start)[1] < 0 for start in starts)
-        return found
 
     def write(self, chunk: int, records: Raw) -> None:
         """Writes the records (rows, words) of a chunk, and waits until they are on disk."""
@@ -325,16 +311,13 @@ class KldWriter:
                 f"the distributions of chunk {chunk} cannot be kept: a logit is NaN or infinite",
                 fix="try --dtype float32; if it stays, the weights are damaged",
             )
-        with self._refusals():
+        with disk_errors(self.path.parent):
             write_at(self._file, np.ascontiguousarray(records).data, self.layout.offset(chunk))
             os.fsync(self._file)
 
     def finish(self, target: Path) -> None:
-        """Writes the magic number and renames the file to ``target``. Raises RunError if a chunk is missing."""
-        missing = int((~self.complete_chunks()).sum())
-        if missing:
-            raise RunError(f"{self.path} lacks {missing} of {self.layout.chunks} chunks", fix="give --fresh")
-        with self._refusals():
+        """Writes the magic number and renames the file to ``target``, when all chunks are written."""
+        with disk_errors(self.path.parent):
             write_at(self._file, MAGIC, 0)
             os.fsync(self._file)
             os.replace(self.path, target)
@@ -347,12 +330,3 @@ class KldWriter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @contextmanager
-    def _refusals(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            full = error.errno in DISK_FULL
-            fix = "free some space and run the same command again to resume" if full else "give another file to --kld"
-            raise RunError(f"{self.path} cannot be written ({error.strerror})", fix=fix) from None

@@ -78,7 +78,8 @@ class KldTarget:
             UnfinishedRun(asked, worker, claim, progress) as unfinished,
             KldWriter(claim.folder / RECORDS, layout, _chunk_tokens(asked.plan)) as writer,
         ):
-            unfinished.forget_except(writer.complete_chunks())
+            # a chunk is on disk before the journal has its scores, unless somebody removed the file
+            unfinished.forget_except(np.full(layout.chunks, not writer.is_new))
             for index, answers in unfinished.answers(Want(records=True)):
                 if answers.records is None:
                     raise EngineError("the engine gave no distributions", fix=FAULT)

@@ -230,7 +230,7 @@ def _write(
 ) -> Rollouts:
     """Writes every text that the folder lacks, then its files."""
     rooms = task.rooms
-    done = claim.begin(rooms)
+    done = claim.begin_texts(rooms)
     for number in np.flatnonzero(~done & (np.array(rooms) == 0)).tolist():
         claim.add(number, np.zeros(0, np.int32), np.zeros(0), np.zeros(0), "context")
         done[number] = True

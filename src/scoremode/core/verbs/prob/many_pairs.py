@@ -8,8 +8,9 @@ FILE.manifest.json    the question that FILE answers, and the sha256 of FILE
 FILE.partial          while scoring: the results so far, one record for each chunk of pairs (records.py)
 .FILE.lock            while a process works on FILE
 
-The manifest gets its name before FILE does, and is removed after FILE. So, whenever a kill comes, a FILE without a
-manifest was written by somebody else, and is left as it is.
+How they are written, resumed and replaced is the same for every result (core/store/resumable.py), except that the
+manifest gets its name before FILE does, and is removed after FILE. So, whenever a kill comes, a FILE without a manifest
+was written by somebody else, and is left as it is.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from scoremode.core.disk.files import file_sha256, open_regular, write_atomically, written_atomically
-from scoremode.core.disk.locks import hold_lock
-from scoremode.core.disk.manifests import differing_fields
-from scoremode.core.disk.records import RecordFile, read_record_header
-from scoremode.core.strict_json import parse, read_object
+import msgspec
+
+from scoremode.core.disk.files import file_sha256, open_regular, written_atomically
+from scoremode.core.disk.locks import Lock
+from scoremode.core.disk.manifests import Count, Sha256, write_sealed
+from scoremode.core.store.resumable import Resumable
+from scoremode.core.strict_json import parse
 from scoremode.core.verbs.outputs import Output, check_output, has_content
 from scoremode.core.verbs.prob.boundary import EncodedPair, longest_of
 from scoremode.core.verbs.prob.sequence import SequenceProbability, SequenceScore
@@ -42,8 +45,6 @@ KEPT = 1 << 14  # pairs that stay in memory as tokens; other pairs are encoded a
 EXAMPLE = 'use rows like {"prompt": "…", "target": "…"}'
 CHUNK = 256  # pairs scored between two writes
 KIND, FORMAT = "scoremode prob", 2  # format 2: small groups share a batch, which may change last digits
-BEGINNING = json.dumps({"for": KIND}).encode()[:-1]  # the first bytes of every .partial
-DISCARD = "give another --out, or --fresh"
 
 
 # ── pairs ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -164,18 +165,14 @@ def score_to_file(
     Results of another question, and files that are not ours, are refused before the engine is started. ``fresh``
     discards results that are ours.
     """
-    files = ResultFiles(output.path)
-    busy = RunError(f"another process is writing {output.name}", fix="wait for it, or give another --out")
-    with hold_lock(files.lock, busy=busy):
-        identity = question(lm, pairs)
-        count = files.check(identity, fresh=fresh)
-        if count is not None and not fresh:
-            return Written(count, reused=True)
+    with ResultFiles(output.path, question(lm, pairs), fresh=fresh) as files:
+        if files.finished is not None:
+            return Written(files.finished, reused=True)
         encoded = EncodedChunks(lm, pairs, CHUNK)
-        if fresh:
-            lm.open(encoded.longest)  # first: nothing is lost if the engine cannot be opened
-            files.discard()
-        _finish_chunks(encoded, files, identity, progress)
+        if not files.is_begun:
+            lm.open(encoded.longest)  # first: nothing is lost or made if the engine cannot be opened
+        files.begin()
+        _finish_chunks(encoded, files, progress)
     return Written(len(pairs), reused=False)
 
 
@@ -207,50 +204,73 @@ def check_results(name: str, flag: str) -> Output:
     """Checks a file for results before the model is loaded; a file without our manifest beside it is refused."""
 
     def is_ours(output: Output) -> bool:
-        return output.place is not None or has_content(ResultFiles(output.path).manifest)  # a URI is checked later
+        return output.place is not None or has_content(manifest_of(output.path))  # a URI is checked later
 
     return check_output(name, flag, "a file of scoremode prob", is_ours)
 
 
-class ResultFiles:
-    """FILE with the results, and the manifest, .partial and lock next to it."""
+def manifest_of(path: Path) -> Path:
+    """Returns the path of the manifest beside FILE."""
+    return path.with_name(path.name + ".manifest.json")
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.manifest = path.with_name(path.name + ".manifest.json")
-        self.partial = path.with_name(path.name + ".partial")
-        self.lock = path.with_name(f".{path.name}.lock")
 
-    def check(self, identity: dict[str, Any], *, fresh: bool) -> int | None:
-        """Refuses files that are not ours and, unless ``fresh``, files that answer another question.
+class ResultsManifest(msgspec.Struct, rename={"for_": "for"}):
+    """The fields of FILE.manifest.json."""
 
-        Returns how many results there are; None if they are not complete.
-        """
-        manifest, finished = self._read_manifest(), has_content(self.path)
-        if finished and manifest is None:
-            raise RunError(f"{self.path} exists and is not a file of scoremode prob", fix="give another --out")
-        if finished and manifest is not None:
-            if not fresh:
-                _require_same(self.path, manifest["identity"], identity)
-            if file_sha256(self.path) != manifest["sha256"]:
-                raise RunError(
-                    f"{self.path} was changed after scoremode wrote it", fix="move it away, or give another --out"
-                )
-        begun = self._read_partial()
-        if begun is not None and not fresh:
-            _require_same(self.partial, begun, identity)
-        if not finished or manifest is None:
-            return None
-        if not fresh:
-            self.partial.unlink(missing_ok=True)  # of the same question: a process was killed just before removing this
+    for_: Literal["scoremode prob"]
+    identity: dict[str, Any]
+    results: Count
+    sha256: Sha256
+
+
+class ResultFiles(Resumable[int]):
+    """FILE with the results, and the manifest, .partial and lock next to it; if it is finished, how many there are."""
+
+    other, again = "results of another question (it differs in: {})", "give another --out, or delete it"
+    replace = "give another --out, or --fresh"
+    form, header, shares_folder = ResultsManifest, {"for": KIND}, True
+
+    def __init__(self, path: Path, identity: dict[str, Any], *, fresh: bool = False) -> None:
+        super().__init__(path.parent, identity, fresh=fresh)
+        self.path = self.named = path
+        self.manifest, self.journal = manifest_of(path).name, path.name + ".partial"
+
+    @property
+    def is_begun(self) -> bool:
+        """Are there results that this call can use?"""
+        return not self._fresh and has_content(self.folder / self.journal)
+
+    def _acquire(self) -> Lock:
+        lock = Lock(self.path.with_name(f".{self.path.name}.lock"))
+        if not lock.acquire():
+            raise RunError(f"another process is writing {self.path}", fix="wait for it, or give another --out")
+        return lock
+
+    def _present(self) -> set[str]:
+        names = (self.path.name, self.manifest, self.journal)
+        present = {name for name in names if has_content(self.folder / name)}
+        if self.manifest in present:
+            self._read_manifest()
+        foreign = "exists and is not a file of scoremode prob"
+        if self.journal in present and not self._is_journal(self.folder / self.journal):
+            raise RunError(f"{self.folder / self.journal} {foreign}", fix="give another --out")
+        if self.path.name not in present:
+            return present - {self.manifest}  # somebody moved FILE away, or it was never renamed
+        if self.manifest not in present:
+            raise RunError(f"{self.path} {foreign}", fix="give another --out")
+        if file_sha256(self.path) != self._read_manifest()["sha256"]:
+            raise RunError(
+                f"{self.path} was changed after scoremode wrote it", fix="move it away, or give another --out"
+            )
+        return present
+
+    def _open(self, manifest: dict[str, Any]) -> int:
         return int(manifest["results"])
 
-    def discard(self) -> None:
-        """Removes FILE, its manifest and its .partial. Call ``check`` first."""
-        for path in (self.path, self.manifest, self.partial):
-            path.unlink(missing_ok=True)
+    def _discard(self, *, fresh: bool) -> None:
+        self._remove(self.path.name, self.manifest)
 
-    def finish(self, bodies: Iterable[bytes], identity: dict[str, Any], count: int) -> None:
+    def save(self, bodies: Iterable[bytes], count: int) -> None:
         """Writes FILE and its manifest from the scored chunks, and removes the .partial."""
         if has_content(self.path):
             raise RunError(
@@ -262,74 +282,24 @@ class ResultFiles:
             for body in bodies:
                 digest.update(body)
                 file.write(body)
-            manifest = {"for": KIND, "identity": identity, "results": count, "sha256": digest.hexdigest()}
-            sealed = {**manifest, "seal": _seal(manifest)}
-            write_atomically(self.manifest, json.dumps(sealed, indent=1, allow_nan=False).encode() + b"\n")
-        self.partial.unlink()
-
-    def _read_manifest(self) -> dict[str, Any] | None:
-        """Returns the manifest, or None if there is none; raises RunError if it is not ours or was changed."""
-        try:
-            found = read_object(self.manifest)
-        except ValueError:
-            if not has_content(self.manifest):
-                return None
-            found = {}
-        seal = found.pop("seal", None)
-        whole = isinstance(found.get("identity"), dict) and isinstance(found.get("results"), int)
-        if found.get("for") != KIND or not whole or "sha256" not in found or seal != _seal(found):
-            raise RunError(
-                f"{self.manifest} is damaged or is not a file of scoremode prob", fix="give another --out, or delete it"
-            )
-        return found
-
-    def _read_partial(self) -> dict[str, Any] | None:
-        """Returns the identity in a .partial; None if there is no .partial, or if its first line is incomplete."""
-        if not has_content(self.partial):
-            return None
-        with open_regular(self.partial) as file:
-            beginning = file.read(len(BEGINNING))
-        header = read_record_header(self.partial)
-        if not BEGINNING.startswith(beginning) or (header is not None and not isinstance(header.get("identity"), dict)):
-            raise RunError(f"{self.partial} exists and is not a file of scoremode prob", fix="give another --out")
-        return header["identity"] if header is not None else None
+            manifest = {"for": KIND, "identity": self.identity, "results": count, "sha256": digest.hexdigest()}
+            write_sealed(self.folder / self.manifest, manifest, self.form)
+        (self.folder / self.journal).unlink()
 
 
-def _finish_chunks(
-    encoded: EncodedChunks, files: ResultFiles, identity: dict[str, Any], progress: Progress | None
-) -> None:
-    """Scores the chunks that the .partial lacks, then writes all results into FILE.
-
-    The .partial is made when the first chunk is scored. The caller holds the lock.
-    """
-    lm, header, pairs = encoded.lm, {"for": KIND, "identity": identity}, len(encoded.pairs)
-    records = RecordFile(files.partial, header) if has_content(files.partial) else None
-    try:
-        places = {} if records is None else {number: place for number, place, _ in records.replay()}
-        missing = [number for number in range(encoded.count) if number not in places]
-        if missing:
-            lm.open(encoded.longest)  # with room for the longest pair of all chunks, even if its chunk is done
-        for number in missing:
-            lines = _lines(lm.score(encoded[number]))
-            records = records or RecordFile(files.partial, header)
-            places[number] = records.append(number, lines)
-            if progress:
-                progress(min(len(places) * CHUNK, pairs), pairs)
-        assert records is not None, "there is at least one chunk"
-        files.finish((records.body(places[number], number) for number in range(encoded.count)), identity, pairs)
-    finally:
-        if records is not None:
-            records.close()
+def _finish_chunks(encoded: EncodedChunks, files: ResultFiles, progress: Progress | None) -> None:
+    """Scores the chunks that the .partial lacks, then writes all results into FILE."""
+    lm, pairs, records = encoded.lm, len(encoded.pairs), files.open_journal()
+    places = {number: place for number, place, _ in records.replay()}
+    missing = [number for number in range(encoded.count) if number not in places]
+    if missing:
+        lm.open(encoded.longest)  # with room for the longest pair of all chunks, even if its chunk is done
+    for number in missing:
+        places[number] = records.append(number, _lines(lm.score(encoded[number])))
+        if progress:
+            progress(min(len(places) * CHUNK, pairs), pairs)
+    files.save((records.body(places[number], number) for number in range(encoded.count)), pairs)
 
 
 def _lines(results: list[SequenceScore]) -> bytes:
     return "".join(result.as_line() + "\n" for result in results).encode()
-
-
-def _require_same(path: Path, known: dict[str, Any], wanted: dict[str, Any]) -> None:
-    if differing := differing_fields(known, wanted):
-        raise RunError(f"{path} holds results of another question (it differs in: {differing})", fix=DISCARD)
-
-
-def _seal(manifest: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
