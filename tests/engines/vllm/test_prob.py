@@ -49,9 +49,6 @@ def test_a_soft_cap_and_a_bias_are_honoured(kind: str, tmp_path: Path) -> None:
     Judge(tmp_path).check(window, answers, 5e-4)
 
 
-PROMPTS = [[5, 6, 7, 8], [9, 10], [11, 12, 13]]
-
-
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog does not mind. " * 20
 ASKED: dict[str, Any] = {"text": TEXT, "context_length": 64}
 
