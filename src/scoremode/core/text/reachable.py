@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 HUB = "https://huggingface.co"
-SECONDS = 5.0  # for looking up the name and connecting
+SECONDS = 2.5  # for looking up the name and connecting
 OFFLINE = ("huggingface_hub.constants", "datasets.config")  # modules with a setting HF_HUB_OFFLINE
 PORTS = {"https": 443, "http": 80}
 

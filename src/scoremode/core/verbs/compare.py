@@ -59,14 +59,17 @@ def compare(
     baseline_options: EngineOptionArguments | None = None,
     out: str | Path | None = None,
     fresh: bool = False,
+    keep: bool = False,
     columns: Sequence[str] = (),
     progress: Progress | None = None,
     **arguments: Unpack[AllArguments],
 ) -> Comparisons:
     """Compares candidates (models or runs) with a baseline: a model, a reference, a ``.kld`` file or a finished run.
 
-    A candidate may be a pattern (``quants/*.gguf``) or a folder of several models. If some candidates fail, the others
-    are finished; then CandidatesError is raised, which has the results (``found``) and the reasons (``failed``).
+    A candidate may be a pattern (``quants/*.gguf``, ``org/repo:*`` on the hub) or a folder of several models. Files
+    that are fetched for a pattern are removed after their candidate was scored, unless ``keep``. If some candidates
+    fail, the others are finished; then CandidatesError is raised, which has the results (``found``) and the reasons
+    (``failed``).
 
     ``arguments`` are those of a question, and options of the candidates' engine. A reference and a ``.kld`` file bring
     their own question. A file that only one engine opens is scored by that one; each engine gets the options it has.
@@ -95,6 +98,9 @@ def compare(
     baseline = path_text("baseline", baseline)
     request = CompareRequest(engine, options, baseline_engine, baseline_options, tokenizer)
     model, found = _settings(baseline, expand_candidates(candidates), request, folders)
+    typed = {str(name) for name in (baseline, *candidates)}
+    if not keep:
+        found = [(name, one and replace(one, released=one.model not in typed)) for name, one in found]
     if whole:
         found = [(name, one and one.with_default("divergence", "all")) for name, one in found]
     for one in (model, *(one for _, one in found)):
@@ -260,8 +266,11 @@ def _score_each(
     """
 
     def score_one(settings: ModelSettings, where: Folders) -> Comparison:
-        with closing(settings.prepare()) as model:
-            return score(model, where)
+        try:
+            with closing(settings.prepare()) as model:
+                return score(model, where)
+        finally:
+            settings.release()
 
     def score_share(name: str, replicas: int, progress: Progress) -> Comparison:
         its = replace(models[name], options={**models[name].options, "replicas": replicas})
