@@ -112,7 +112,8 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 self.answer(404, b"{}", X_Error_Code="RevisionNotFound")
             elif repo:
                 about = {"id": id, "sha": repo.commits[-1], "private": repo.private, "gated": False, "disabled": False}
-                self.json({**about, "downloads": 0, "likes": 0, "tags": [], "siblings": []})
+                siblings = [_sibling(path, data) for path, data in repo.files.items()]
+                self.json({**about, "downloads": 0, "likes": 0, "tags": [], "siblings": siblings})
 
         def tree(self, _: bytes, kind: str, id: str, revision: str, folder: str | None = None) -> None:
             repo = self.repo(f"{kind}/{id}")
@@ -198,7 +199,7 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             oid = repo.commits[-1]
             self.json({"success": True, "commitOid": oid, "commitUrl": f"{hub.address}/{kind}/{id}/commit/{oid}"})
 
-        def resolve(self, _: bytes, kind: str, id: str, revision: str, path: str) -> None:
+        def resolve(self, _: bytes, id: str, revision: str, path: str, kind: str = "models") -> None:
             repo = self.repo(f"{kind}/{id}")
             if repo is None:
                 return
@@ -210,9 +211,8 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 first, last = asked.removeprefix("bytes=").split("-")
                 data = data[int(first) : int(last or len(data)) + 1]
             hub.sent[path] = hub.sent.get(path, 0) + len(data)
-            self.answer(
-                206 if asked else 200, data, ETag=f'"{_blob(repo.files[path])}"', X_Repo_Commit=repo.commits[-1]
-            )
+            tag = f'"{_tag(repo.files[path])}"'
+            self.answer(206 if asked else 200, data, ETag=tag, X_Linked_Etag=tag, X_Repo_Commit=repo.commits[-1])
 
     repo = r"(?P<kind>datasets|models|spaces)/(?P<id>[^/]+/[^/]+)"
     routes: list[tuple[str, Callable[..., None]]] = [
@@ -225,6 +225,7 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
         (rf"/{repo}\.git/info/lfs/objects/batch", Handler.batch),
         (r"/lfs/(?P<oid>[0-9a-f]{64})", Handler.upload),
         (rf"/{repo}/resolve/(?P<revision>[^/]+)/(?P<path>.+)", Handler.resolve),
+        (r"/(?P<id>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>.+)", Handler.resolve),  # of models
     ]
     return Handler
 
@@ -232,6 +233,17 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
 def add_commit(repo: Repo, message: str) -> None:
     repo.messages.append(message)
     repo.commits.append(hashlib.sha1(f"{len(repo.commits)} {message}".encode()).hexdigest())
+
+
+def _sibling(path: str, data: bytes) -> dict[str, Any]:
+    """A file as the hub lists it; a large one with its hash."""
+    large = {"lfs": {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 134}}
+    return {"rfilename": path, "size": len(data), "blobId": _blob(data), **(large if len(data) >= LARGE else {})}
+
+
+def _tag(data: bytes) -> str:
+    """The hash by which the client names a file in its cache."""
+    return hashlib.sha256(data).hexdigest() if len(data) >= LARGE else _blob(data)
 
 
 def _blob(data: bytes) -> str:

@@ -29,6 +29,7 @@ GONE = {
     "engines/llamacpp": ["ppl smollm2-135m --text words --engine llamacpp"],
     "engines/server": ["ppl smollm2-135m --text words --engine http://localhost:1"],
     "engines/vllm": ["ppl smollm2-135m --text words --engine vllm"],
+    "remote/models": ["ppl ollama:llama3.2:3b --text words"],
     "remote/ray": ["ppl smollm2-135m --text words --replicas 2"],
     "remote/service": ["serve smollm2-135m"],
     "remote/storage": ["ppl smollm2-135m --text words --out s3://bucket/run"],

@@ -67,6 +67,7 @@ class CompareVerb(Verb):
         kept = {
             "--out DIR": "keep the runs there; an interrupted comparison resumes",
             "--fresh": "score again even if runs are there, and replace them",
+            "--keep": "keep files that are fetched for org/repo:*; else each is removed after it was scored",
             "--fail-if RULE …": 'as in "kl_mean > 0.02" or "same_top < 0.9 surely"',
             "--by-depth": "also KL by depth in the window (always if K/V types are compared)",
             **{flag: about for part in offered_parts() for flag, about in part.flags.items()},
@@ -102,6 +103,7 @@ class CompareVerb(Verb):
                     *(parsed.candidates or ()),
                     out=parsed.out,
                     fresh=parsed.fresh,
+                    keep=parsed.keep,
                     columns=[*more, *(rule.name for rule in rules)],
                     progress=progress,
                     **flags.question(parsed),

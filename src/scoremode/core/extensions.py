@@ -18,8 +18,8 @@ HOUSE = Path(__file__).parents[1]
 PACKAGE = __name__.split(".", maxsplit=1)[0]
 KINDS = frozenset(
     {
-        *("baseline", "candidate-variants", "comparison-layout", "corpus", "model-method", "notebook", "page"),
-        *("page-writer", "part", "prompts", "reference-output", "replicas", "store"),
+        *("baseline", "candidate-variants", "comparison-layout", "corpus", "model-method", "model-names", "notebook"),
+        *("page", "page-writer", "part", "prompts", "reference-output", "replicas", "store"),
     }
 )
 """The kinds of things that the house asks for; docs/design.md says who asks."""

@@ -18,7 +18,7 @@ from urllib.request import getproxies, proxy_bypass
 from scoremode.errors import one_line
 
 HUB = "https://huggingface.co"
-SECONDS = 5.0  # for looking up the name and connecting
+SECONDS = 2.5  # for looking up the name and connecting
 OFFLINE = ("huggingface_hub.constants", "datasets.config")  # modules with a setting HF_HUB_OFFLINE
 PORTS = {"https": 443, "http": 80}
 LOGIN = "accept its terms on its page, then log in with: hf auth login (or set HF_TOKEN)"

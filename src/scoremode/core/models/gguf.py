@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from scoremode.core.disk.files import open_regular
+from scoremode.core.models.names import reader_of
 from scoremode.core.models.sizes import ModelSizes, add_up
 from scoremode.errors import ModelError
 
@@ -98,8 +99,12 @@ def gguf_constants() -> ModuleType:
 
 
 def find_files(name: str) -> tuple[Path, ...]:
-    """Finds the files of a model that is named by a GGUF file, one of several parts, or a folder with one model."""
-    path = Path(name).expanduser()
+    """Finds the files of a model that is named by a GGUF file, one of several parts, or a folder with one model.
+
+    A name that is no path is given to the wing that reads it.
+    """
+    reader = reader_of(name)
+    path = Path(name).expanduser() if reader is None else reader.find(name)
     if path.is_dir():
         models = gguf_models(path)
         if not models:

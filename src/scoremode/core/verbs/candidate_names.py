@@ -18,6 +18,7 @@ from scoremode.core.arguments import path_text
 from scoremode.core.disk.folders import MANIFEST
 from scoremode.core.disk.uri import is_uri
 from scoremode.core.models.gguf import SPLIT, SUFFIX, gguf_models
+from scoremode.core.models.names import reader_of
 from scoremode.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,9 @@ def expand_candidates(given: Sequence[str | os.PathLike[str]]) -> list[str]:
 
 
 def _expanded(name: str) -> list[str]:
-    path = Path(name).expanduser()
+    path, reader = Path(name).expanduser(), reader_of(name)
+    if reader is not None:
+        return reader.expand(name)
     if is_uri(name) or path.is_file():
         return [name]
     if path.is_dir():

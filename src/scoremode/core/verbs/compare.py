@@ -58,14 +58,17 @@ def compare(
     baseline_options: EngineOptionArguments | None = None,
     out: str | Path | None = None,
     fresh: bool = False,
+    keep: bool = False,
     columns: Sequence[str] = (),
     progress: Progress | None = None,
     **arguments: Unpack[AllArguments],
 ) -> Comparisons:
     """Compares candidates (models or runs) with a baseline: a model, a reference, a ``.kld`` file or a finished run.
 
-    A candidate may be a pattern (``quants/*.gguf``) or a folder of several models. If some candidates fail, the others
-    are finished; then CandidatesError is raised, which has the results (``found``) and the reasons (``failed``).
+    A candidate may be a pattern (``quants/*.gguf``, ``org/repo:*`` on the hub) or a folder of several models. Files
+    that are fetched for a pattern are removed after their candidate was scored, unless ``keep``. If some candidates
+    fail, the others are finished; then CandidatesError is raised, which has the results (``found``) and the reasons
+    (``failed``).
 
     ``arguments`` are those of a question, and options of the candidates' engine. A reference and a ``.kld`` file bring
     their own question. A file that only one engine opens is scored by that one; each engine gets the options it has.
@@ -94,6 +97,9 @@ def compare(
     baseline = path_text("baseline", baseline)
     request = CompareRequest(engine, options, baseline_engine, baseline_options, tokenizer)
     model, found = _settings(baseline, expand_candidates(candidates), request, folders)
+    typed = {str(name) for name in (baseline, *candidates)}
+    if not keep:
+        found = [(name, one and replace(one, released=one.model not in typed)) for name, one in found]
     if whole:
         found = [(name, one and one.with_default("divergence", "all")) for name, one in found]
     for one in (model, *(one for _, one in found)):
@@ -261,8 +267,11 @@ def _score_each(
     """
 
     def score_one(name: str) -> Comparison:
-        with closing(models[name].prepare()) as model:
-            return score(model, folders)
+        try:
+            with closing(models[name].prepare()) as model:
+                return score(model, folders)
+        finally:
+            models[name].release()
 
     try:
         return score_in_turn(list(models), score_one, folders.progress), {}

@@ -17,6 +17,7 @@ from scoremode.core.disk.uri import Place, may_be_stored, name_in
 from scoremode.core.engine.options import Options
 from scoremode.core.engine.plugin import EnginePlugin
 from scoremode.core.engine.registry import engine_for, read_options, require, share_options
+from scoremode.core.models.names import reader_of
 from scoremode.core.scores.columns import Divergences
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.statistics.equivalence import answer_targets
@@ -66,6 +67,7 @@ class ModelSettings:
     options: Mapping[str, Any]
     tokenizer: str | None
     name: str | None = None  # of the candidate, if it is not that of the model
+    released: bool = False  # are files that were fetched for it removed after it was scored?
 
     @property
     def called(self) -> str:
@@ -92,6 +94,12 @@ class ModelSettings:
         model = LazyModel.named(self.model, self.plugin, self.options, self.tokenizer)
         model.variant = self.name
         return model
+
+    def release(self) -> None:
+        """Removes the files that were fetched for it, if they are not to be kept."""
+        reader = reader_of(self.model) if self.released else None
+        if reader is not None:
+            reader.release(self.model)
 
 
 def is_stored(baseline: str) -> bool:

@@ -43,9 +43,10 @@ class LlamaCppPlugin(EnginePlugin):
 
     def claims(self, model: str) -> bool:
         from scoremode.core.models.gguf import SUFFIX, gguf_models
+        from scoremode.core.models.names import reader_of
 
         path = Path(model).expanduser()
-        if model.lower().endswith(SUFFIX):
+        if model.lower().endswith(SUFFIX) or reader_of(model) is not None:
             return True
         return path.is_dir() and not any(path.glob("*.safetensors")) and bool(gguf_models(path))
 

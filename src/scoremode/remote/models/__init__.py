@@ -1,0 +1,1 @@
+"""Models by the names that people already have: those of GGUF files on the hub, and Ollama's."""

@@ -1,0 +1,204 @@
+"""GGUF files on the Hugging Face hub.
+
+org/repo:Q4_K_M       the file, or the parts of a split one, of that quantization
+org/repo/file.gguf    that file; for a split one, its first part
+org/repo:*            every quantization (candidates of ``compare``), the smallest first
+
+A file is fetched by the hub's own client, into its own cache, resumed if it was interrupted, and compared with the hash
+that the hub states. Without a network, what is in the cache is used.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from scoremode.core.cache.units import size_words
+from scoremode.core.disk.files import remembered_sha256
+from scoremode.core.hub import explain_hub_error, offline_if_unreachable, quiet
+from scoremode.core.models.gguf import SPLIT, SUFFIX
+from scoremode.errors import ModelError, print_line
+
+BY_TYPE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+):(?P<type>[\w.*-]+)")
+BY_FILE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)/(?P<file>(?:[\w. +-]+/)*[\w. +-]+\.gguf)", re.IGNORECASE)
+LOCAL = (".", "/", "~")  # how names of files and folders of this machine begin
+TYPE = re.compile(
+    r"(?:^|[-._/])((?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|MXFP4(?:_MOE)?|NVFP4|BF16|F16|F32))(?=[-._/]|$)",
+    re.IGNORECASE,
+)
+PROJECTOR = "mmproj"  # files for images, which are no language models
+EVERY = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """A GGUF model of a repository: one file, or the parts of a split one."""
+
+    type: str | None  # such as Q4_K_M, as the names of its files say; None if they do not
+    files: tuple[str, ...]
+    size: int | None  # bytes of all files; None if the hub was not asked
+    hashes: tuple[str | None, ...]  # sha256 of each file, as the hub states them
+
+    @property
+    def words(self) -> str:
+        name = self.type or self.files[0]
+        return name if self.size is None else f"{name} ({size_words(self.size)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The GGUF models of a repository at one commit, the smallest first."""
+
+    commit: str
+    models: tuple[HubModel, ...]
+
+
+@dataclass
+class HubNames:
+    """Reads the names of GGUF files on the hub."""
+
+    fetched: dict[str, list[Path]] = field(default_factory=dict)  # by name: files that were not in the cache before
+
+    def claims(self, name: str) -> bool:
+        if name.startswith(LOCAL):
+            return False
+        by_file = BY_FILE.fullmatch(name)  # in a folder of this machine, it is a file that is missing there
+        return bool(BY_TYPE.fullmatch(name)) or (by_file is not None and not Path(name).parents[-2].exists())
+
+    def expand(self, name: str) -> list[str]:
+        if not name.endswith(f":{EVERY}"):
+            return [name]
+        repo = name.removesuffix(f":{EVERY}")
+        models = listing(repo).models
+        types = [model.type for model in models]
+        return [
+            f"{repo}:{model.type}" if model.type and types.count(model.type) == 1 else f"{repo}/{model.files[0]}"
+            for model in models
+        ]
+
+    def find(self, name: str) -> Path:
+        model, repo, commit = _chosen(name)
+        paths = [
+            self._fetch(name, repo, commit, file, sha) for file, sha in zip(model.files, model.hashes, strict=True)
+        ]
+        return paths[0]
+
+    def _fetch(self, name: str, repo: str, commit: str, file: str, sha256: str | None) -> Path:
+        from huggingface_hub import hf_hub_download, try_to_load_from_cache
+
+        here = try_to_load_from_cache(repo, file, revision=commit)
+        if not isinstance(here, str):
+            print_line(f"scoremode: fetching {file} of {repo} from the hub")
+            here = _ask(name, lambda: hf_hub_download(repo, file, revision=commit, endpoint=_endpoint()))
+            self.fetched.setdefault(name, []).append(Path(here))
+        path = Path(here)
+        if sha256 is not None and remembered_sha256(path) != sha256:
+            _remove(path)
+            raise ModelError(
+                f"{file} of {repo} does not have the hash that the hub states", fix="run it again to fetch it"
+            )
+        return path
+
+    def release(self, name: str) -> None:
+        for path in self.fetched.pop(name, ()):
+            _remove(path)
+
+
+HUB_NAMES = HubNames()
+
+
+def _remove(path: Path) -> None:
+    """Removes a file from the hub's cache: its content, and the link that names it."""
+    path.resolve().unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+
+
+def _chosen(name: str) -> tuple[HubModel, str, str]:
+    """The model that a name names, its repository and its commit; ModelError lists those that exist."""
+    if by_file := BY_FILE.fullmatch(name):
+        repo, wanted = by_file["repo"], by_file["file"]
+        its = listing(repo)
+        found = [model for model in its.models if wanted in model.files]
+    else:
+        repo, wanted = name.split(":")
+        its = listing(repo)
+        found = [model for model in its.models if (model.type or "").lower() == wanted.lower()]
+    if len(found) == 1:
+        return found[0], repo, its.commit
+    there = ", ".join(model.words for model in its.models)
+    if not found:
+        fix = f"choose one of {there}" if there else "give a repository with GGUF files"
+        raise ModelError(f"{repo} has no {wanted}", fix=fix)
+    files = ", ".join(f"{repo}/{model.files[0]}" for model in found)
+    raise ModelError(f"{repo} has {len(found)} models of the type {wanted}", fix=f"choose one of {files}")
+
+
+@cache
+def listing(repo: str) -> Listing:
+    """The GGUF models of a repository; from the client's cache if the hub cannot be reached."""
+    from huggingface_hub import HfApi, constants
+
+    with offline_if_unreachable() as reachable, quiet():
+        if not reachable or constants.HF_HUB_OFFLINE:
+            return _in_cache(repo, "offline mode is on" if reachable else "the hub cannot be reached")
+        info = _ask(repo, lambda: HfApi(endpoint=_endpoint()).model_info(repo, files_metadata=True))
+    siblings: list[Any] = [one for one in info.siblings or () if one.rfilename.lower().endswith(SUFFIX)]
+    files = [(one.rfilename, one.size, one.lfs and one.lfs.sha256) for one in siblings]
+    return Listing(str(info.sha), _models(files))
+
+
+def _in_cache(repo: str, reason: str) -> Listing:
+    """The models of a repository that were fetched before, at the newest commit."""
+    from huggingface_hub import constants
+
+    root = Path(constants.HF_HUB_CACHE, f"models--{repo.replace('/', '--')}", "snapshots")
+    snapshots = sorted(root.glob("*/"), key=lambda folder: folder.stat().st_mtime)
+    if not snapshots:
+        raise ModelError(f"{repo} is not on this machine, and {reason}", fix="fetch it first, or give a local file")
+    newest = snapshots[-1]
+    files = [(str(path.relative_to(newest)), None, None) for path in newest.rglob(f"*{SUFFIX}")]
+    return Listing(newest.name, _models(files))
+
+
+def _endpoint() -> str | None:
+    """Another address of the hub than the usual one; the client reads it only when it is imported."""
+    return os.environ.get("HF_ENDPOINT") or None
+
+
+def _ask(name: str, ask: Any) -> Any:
+    try:
+        return ask()
+    except Exception as error:  # the hub's client raises many types; all of them mean "no file"
+        reason, fix = explain_hub_error(error)
+        raise ModelError(f"{name} could not be fetched from the Hugging Face hub: {reason}", fix=fix) from None
+
+
+def _models(files: Sequence[tuple[str, int | None, str | None]]) -> tuple[HubModel, ...]:
+    """Puts the parts of split models together, and leaves out projectors of images."""
+    parts: dict[str, list[tuple[str, int | None, str | None]]] = {}
+    for file in sorted(files):
+        name = file[0].rpartition("/")[2]
+        split = SPLIT.match(file[0])
+        if not name.lower().startswith(PROJECTOR):
+            parts.setdefault(file[0] if split is None else f"{split[1]}-of-{split[3]}", []).append(file)
+    found = []
+    for each in parts.values():
+        names, sizes, hashes = zip(*each, strict=True)
+        size = None if None in sizes else sum(sizes)
+        found.append(HubModel(_type_in(names[0]), names, size, hashes))
+    return tuple(sorted(found, key=lambda model: (model.size or 0, model.files)))
+
+
+def _type_in(file: str) -> str | None:
+    """The quantization in the name of a file, or in that of its folder.
+
+    >>> [_type_in(name) for name in ("a-8B-Q4_K_M.gguf", "UD-Q2_K_XL/a-00001-of-00002.gguf", "a.f16.gguf", "a.gguf")]
+    ['Q4_K_M', 'UD-Q2_K_XL', 'f16', None]
+    """
+    found = TYPE.findall(file.removesuffix(SUFFIX))
+    return found[-1] if found else None

@@ -1,0 +1,119 @@
+"""Models that Ollama keeps on this machine: ollama:llama3.2:3b. Nothing is started and nothing is fetched.
+
+A manifest lists the layers of a model by their hashes; the layer with the weights is a GGUF file among the blobs:
+
+    manifests/registry.ollama.ai/library/llama3.2/3b ──digest of the layer "…image.model"──▶ blobs/sha256-…
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from scoremode.core.cache.units import size_words
+from scoremode.core.disk.files import remembered_sha256
+from scoremode.core.strict_json import read_object
+from scoremode.errors import ModelError
+
+PREFIX = "ollama:"
+REGISTRY, LIBRARY, LATEST = "registry.ollama.ai", "library", "latest"
+WEIGHTS = "application/vnd.ollama.image.model"
+SERVICE = Path("/usr/share/ollama/.ollama/models")  # where Ollama keeps them if it runs as a service
+
+
+class Layer(msgspec.Struct):
+    """A part of a model."""
+
+    mediaType: str  # noqa: N815 - as in the manifest
+    digest: str
+    size: int = 0
+
+
+class Manifest(msgspec.Struct):
+    """A model of Ollama."""
+
+    layers: list[Layer]
+
+
+class OllamaNames:
+    """Reads the names of Ollama's models."""
+
+    def claims(self, name: str) -> bool:
+        return name.startswith(PREFIX)
+
+    def expand(self, name: str) -> list[str]:
+        return [name]
+
+    def release(self, name: str) -> None:
+        """Nothing was fetched."""
+
+    def find(self, name: str) -> Path:
+        root = next((folder for folder in folders() if (folder / "manifests").is_dir()), None)
+        if root is None:
+            raise ModelError(
+                "Ollama keeps no models on this machine", fix="set OLLAMA_MODELS to the folder that has them"
+            )
+        manifest = root / "manifests" / manifest_of(name.removeprefix(PREFIX))
+        if not manifest.is_file():
+            there = ", ".join(sorted(_known(root))) or "none"
+            raise ModelError(
+                f"Ollama has no {name.removeprefix(PREFIX)}", fix=f"ollama pull it, or choose one of: {there}"
+            )
+        layer = _weights(manifest)
+        path = root / "blobs" / layer.digest.replace(":", "-")
+        if not path.is_file():
+            raise ModelError(f"{manifest} names a file that is not there: {path}", fix="ollama pull it again")
+        if remembered_sha256(path) != layer.digest.removeprefix("sha256:"):
+            raise ModelError(f"{path} does not have the hash in its name", fix="ollama pull it again")
+        return path
+
+
+OLLAMA_NAMES = OllamaNames()
+
+
+def folders() -> list[Path]:
+    """Where Ollama keeps models: OLLAMA_MODELS alone if it is set."""
+    said = os.environ.get("OLLAMA_MODELS")
+    return [Path(said).expanduser()] if said else [Path.home() / ".ollama" / "models", SERVICE]
+
+
+def manifest_of(model: str) -> str:
+    """The place of a model's manifest, from ``name[:tag]``, ``owner/name[:tag]`` or ``host/owner/name[:tag]``.
+
+    >>> manifest_of("llama3.2:3b"), manifest_of("hf.co/org/repo:Q4_K_M")
+    ('registry.ollama.ai/library/llama3.2/3b', 'hf.co/org/repo/Q4_K_M')
+    """
+    name, _, tag = model.partition(":")
+    parts = name.split("/")
+    if not 1 <= len(parts) <= 3 or not all(parts) or ".." in parts or "/" in tag or tag == "..":
+        raise ModelError(f"{PREFIX}{model} is not a name of Ollama", fix=f"give a name such as {PREFIX}llama3.2:3b")
+    return "/".join([*[REGISTRY, LIBRARY][: 3 - len(parts)], *parts, tag or LATEST])
+
+
+def _weights(manifest: Path) -> Layer:
+    """The layer with the weights; ModelError if the manifest has none."""
+    try:
+        found = msgspec.convert(read_object(manifest), Manifest)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{manifest} cannot be read ({error})", fix="ollama pull it again") from None
+    layer = next((one for one in found.layers if one.mediaType == WEIGHTS), None)
+    digest = "" if layer is None else layer.digest.removeprefix("sha256:")
+    if layer is None or len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
+        raise ModelError(f"{manifest} has no GGUF file", fix="choose a model that Ollama runs by llama.cpp")
+    return layer
+
+
+def _known(root: Path) -> Iterator[str]:
+    """The names of all models with their sizes, as Ollama lists them."""
+    for path in sorted(root.glob("manifests/*/*/*/*")):
+        host, owner, name, tag = path.parts[-4:]
+        shown: list[Any] = [part for part in (host, owner) if part not in (REGISTRY, LIBRARY)]
+        try:
+            size = f" ({size_words(_weights(path).size)})"
+        except ModelError:
+            size = ""
+        yield f"{PREFIX}{'/'.join([*shown, name])}:{tag}{size}"
