@@ -79,15 +79,15 @@ def line_of(text: str, label: str) -> str:
 def test_an_interrupted_run_resumes_to_the_same_numbers(
     tmp_path: Path, using: Using, columns: tuple[str, ...], torn: int
 ) -> None:
-    """Its journal names its columns only where some are missing, and an engine that gives others does not resume it."""
+    """Its journal names its columns, and an engine that gives others does not resume it."""
     using(PartialEngine(*columns, windows=4))
     with pytest.raises(KeyboardInterrupt):
         sm.ppl("table:uniform", out=tmp_path / "run", **QUESTION)
     journal = tmp_path / "run" / JOURNAL
     first = journal.read_bytes().partition(b"\n")[2]
     _, number, length, _ = HEAD.unpack_from(first)
-    assert number == (0 if columns == ALL else COLUMNS_ARE)
-    assert columns == ALL or json.loads(first[HEAD.size : HEAD.size + length]) == ["logprob", *columns]
+    assert number == COLUMNS_ARE
+    assert json.loads(first[HEAD.size : HEAD.size + length]) == ["logprob", *columns]
     journal.write_bytes(journal.read_bytes()[: -torn or None])
     if not torn:  # a torn end is cut off
         before = journal.read_bytes()
@@ -100,28 +100,6 @@ def test_an_interrupted_run_resumes_to_the_same_numbers(
     whole = scored(tmp_path / "whole", *columns)
     assert resumed.to_arrow().equals(whole.to_arrow())
     assert resumed.manifest["metrics"] == whole.manifest["metrics"]
-
-
-@every_subset
-def test_a_journal_names_its_columns(tmp_path: Path, using: Using, columns: tuple[str, ...]) -> None:
-    using(PartialEngine(*columns, windows=1))
-    with pytest.raises(KeyboardInterrupt):
-        sm.ppl("table:uniform", out=tmp_path / "run", **QUESTION)
-    first = (tmp_path / "run" / JOURNAL).read_bytes().partition(b"\n")[2]
-    _, number, length, _ = HEAD.unpack_from(first)
-    assert number == COLUMNS_ARE
-    assert json.loads(first[HEAD.size : HEAD.size + length]) == ["logprob", *columns]
-
-
-def test_an_engine_that_gives_other_columns_does_not_resume_the_run(tmp_path: Path, using: Using) -> None:
-    using(PartialEngine("rank", windows=2))
-    with pytest.raises(KeyboardInterrupt):
-        sm.ppl("table:uniform", out=tmp_path / "run", **QUESTION)
-    before = (tmp_path / "run" / JOURNAL).read_bytes()
-    using(PartialEngine(*ALL))
-    with pytest.raises(RunError, match="has logprob and rank for each target, but the engine now gives logprob, r"):
-        sm.ppl("table:uniform", out=tmp_path / "run", **QUESTION)
-    assert (tmp_path / "run" / JOURNAL).read_bytes() == before
 
 
 # ── what an engine may not do ────────────────────────────────────────────────────────────────────────────────────────
