@@ -13,10 +13,10 @@ from scoremode.core.plan.build import make_plan
 from scoremode.core.plan.plan import Plan
 from scoremode.core.plan.recipes import find_method
 from scoremode.core.scores.answers import Answers
-from scoremode.core.scores.journal import Journal
+from scoremode.core.scores.journal import COLUMNS_ARE, SECONDS, Journal
 from scoremode.core.scores.schema import BUILT_IN, KL, ROUNDING
 from scoremode.engines.table.engine import TableEngine
-from scoremode.errors import EngineError
+from scoremode.errors import EngineError, RunError
 from tests.core.plan.test_recipes import tokens_of
 from tests.partial_engine import SUBSETS, PartialEngine, named
 
@@ -69,6 +69,31 @@ def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
     data[-5] ^= 1
     (tmp_path / "j").write_bytes(bytes(data))
     assert Journal(tmp_path / "j", IDENTITY, plan).done.tolist()[:2] == [True, False]
+
+
+def forged_bodies(plan: Plan) -> dict[str, tuple[int, bytes]]:
+    """Records with right checksums that nobody but a forger writes: number and body."""
+    count = int(plan.target_counts[1])
+    nan = SECONDS.pack(1.0) + np.full(count, np.nan).tobytes() + np.ones(count, "<i8").tobytes()
+    return {
+        "a window that the plan does not have": (len(plan), nan),
+        "another length": (1, nan[:-1]),
+        "NaN": (1, nan),
+        "columns that do not go together": (COLUMNS_ARE, b'["rank"]'),
+        "no list of columns": (COLUMNS_ARE, b"1"),
+    }
+
+
+@pytest.mark.parametrize("name", forged_bodies(small_plan()))
+def test_a_forged_record_is_refused(tmp_path: Path, name: str) -> None:
+    plan, path = small_plan(), tmp_path / "j"
+    journal = Journal(path, IDENTITY, plan)
+    count = int(plan.target_counts[0])
+    journal.add(0, Answers(np.full((count, 1), -1.0), rank=np.ones((count, 1), np.int64)), 1.0)
+    journal._file.append(*forged_bodies(plan)[name])
+    journal.close()
+    with pytest.raises(RunError, match="cannot be resumed"):
+        Journal(path, IDENTITY, plan)
 
 
 # ── journals without some columns ────────────────────────────────────────────────────────────────────────────────────

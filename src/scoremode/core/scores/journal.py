@@ -25,6 +25,7 @@ from scoremode.core.scores.answers import FAULT, Answers
 from scoremode.core.scores.columns import Divergences, Scores
 from scoremode.core.scores.packing import flat_columns
 from scoremode.core.scores.schema import BUILT_IN, Array, Column, chosen_divergences, contradiction
+from scoremode.core.strict_json import parse
 from scoremode.errors import EngineError, RunError, listed
 from scoremode.values import Bools, Ints
 
@@ -86,20 +87,33 @@ class Journal:
         return tuple(column.name for column in self.columns)
 
     def _replay_record(self, window: int, at: int, body: bytes) -> None:
-        """A checksum says that ``add`` or ``forget`` wrote this record for this run, so its values were checked."""
-        if window == COLUMNS_ARE:
-            names = json.loads(body)
-            self.columns = (*BUILT_IN.chosen(names), *chosen_divergences(names))
-        elif body:
-            self._index_record(window, at, SECONDS.unpack_from(body)[0])
-        else:
-            self.done[window] = False
+        """Takes over a record. Files are not trusted: its values are checked like those of an engine."""
+        try:
+            if window == COLUMNS_ARE:
+                names = parse(body)
+                self.columns = (*BUILT_IN.chosen(names), *chosen_divergences(names))
+                problem = BUILT_IN.set_problem(names[: len(BUILT_IN.chosen(names))])
+            elif body:
+                problem = self._problem(self._split(body, int(self._counts[window])))
+                self._index_record(window, at, SECONDS.unpack_from(body)[0])
+            else:
+                self.done[window], problem = False, None
+        except (ValueError, IndexError, TypeError):  # a length, a window or a name that this run does not have
+            problem = "a record does not belong to it"
+        if problem is not None:
+            raise RunError(f"{self.path} cannot be resumed: {problem}", fix="score again with --fresh")
+
+    def _problem(self, columns: Mapping[str, Array]) -> str | None:
+        """The first value that no model can give, in words; None if there is none."""
+        return BUILT_IN.impossible_value(columns, self.vocabulary, self.least_kl) or contradiction(columns)
 
     def _split(self, body: bytes, targets: int) -> dict[str, Array]:
         found, place = {}, SECONDS.size
         for column in self.columns:
             found[column.name] = np.frombuffer(body, column.numpy_type, targets, place)
             place += found[column.name].nbytes
+        if place != len(body):
+            raise ValueError("a record of another length")
         return found
 
     def _index_record(self, window: int, at: int, seconds: float) -> None:
@@ -120,7 +134,7 @@ class Journal:
                 fix="score again with --fresh",
             )
         found = flat_columns([answers], columns)
-        problem = BUILT_IN.impossible_value(found, self.vocabulary, self.least_kl) or contradiction(found)
+        problem = self._problem(found)
         if problem is not None:
             raise _unusable_scores(f"in window {window} {problem}")
         if not self.columns:
