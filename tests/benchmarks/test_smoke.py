@@ -42,17 +42,7 @@ class Row:
         return f"{self.script} {self.words}"
 
 
-ONLY_HELP = (
-    "decode",
-    "gpu_checks",
-    "harness",
-    "replica_faults",
-    "replicas",
-    "rollouts",
-    "scale",
-    "service",
-    "vllm_engine",
-)
+ONLY_HELP = "decode gpu_checks harness replica_faults replicas rollouts scale service vllm_engine".split()
 HEAD = "--device cpu --rows 20 --repeats 1"
 ROWS = (
     Row(
