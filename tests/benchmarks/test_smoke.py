@@ -42,7 +42,10 @@ class Row:
         return f"{self.script} {self.words}"
 
 
-ONLY_HELP = "decode gpu_checks harness replica_faults replicas rollouts scale service vllm_engine".split()
+ONLY_HELP = (
+    *("decode", "gpu_checks", "harness", "replica_faults", "replicas"),
+    *("rollouts", "scale", "service", "vllm_engine"),
+)
 HEAD = "--device cpu --rows 20 --repeats 1"
 ROWS = (
     Row(
