@@ -16,7 +16,7 @@ from scoremode.core.text.slices import Slicing, read_rules
 from scoremode.core.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer
 from scoremode.core.text.tokens import Tokens, first_tokens, tokenize
 from scoremode.errors import CorpusError, OptionError
-from scoremode.studies.rollouts.prompted_texts import written_slices
+from scoremode.studies.rollouts.texts import written_slices
 from tests.core.text.tokenizers_at_hand import KINDS, wrapped
 
 RULES = ("é=<é>..</é>", "b=<b>..</b>")

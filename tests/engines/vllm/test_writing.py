@@ -16,7 +16,7 @@ import scoremode as sm
 from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import choose, open_for
 from scoremode.errors import OptionError
-from scoremode.studies.rollouts.engines.drawing import filtered
+from scoremode.studies.rollouts.engines.writers import filtered
 from scoremode.studies.rollouts.texts import Rollouts
 from scoremode.studies.rollouts.writing import DrawingRules, WritingRequest
 from scoremode.values import Ids

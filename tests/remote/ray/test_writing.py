@@ -13,7 +13,7 @@ import pytest
 import scoremode as sm
 from scoremode.errors import InputError
 from scoremode.remote.ray.replica_pool import ReplicaPool
-from scoremode.studies.rollouts.engines.replicated_writer import ReplicatedWriter
+from scoremode.studies.rollouts.writing import ReplicatedWriter
 
 PROMPTS = [f"the cat sat on mat {n}" for n in range(9)]
 HOW: dict[str, Any] = {"temperature": 1, "samples": 2, "max_tokens": 6, "sequences": 4, "seed": 3}

@@ -13,7 +13,7 @@ import scoremode as sm
 from scoremode.core.models.facts import resolve
 from scoremode.core.text.tokenizer import HuggingFaceTokenizer
 from scoremode.errors import CorpusError, ModelError
-from scoremode.studies.rollouts.answers import read_answers
+from scoremode.studies.rollouts.prompts import read_answers
 from tests.command_line import Command
 
 ROWS = [{"prompt": f"{n} and then ", "answer": "abcdef"[n:]} for n in range(5)] + [{"prompt": "open"}]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from scoremode.errors import EngineError
-from scoremode.studies.rollouts.engines.drawing import draw, filtered
+from scoremode.studies.rollouts.engines.writers import draw, filtered
 from scoremode.studies.rollouts.writing import DrawingRules
 
 RULES = [

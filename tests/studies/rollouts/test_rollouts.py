@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import scoremode as sm
-from scoremode.studies.rollouts.engines.table_writer import TableWriter
+from scoremode.studies.rollouts.engines.writers import TableWriter
 from scoremode.studies.rollouts.prompts import read_prompts
 from scoremode.studies.rollouts.texts import Rollouts
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
@@ -207,8 +207,8 @@ class _KeptStates:
     """The candidate's states of all windows, in a mapped temporary file."""
 
     text: _ProfiledText
-    shape: tuple[int, int]  # places, width
-    numbers: Any  # float32, the states of the windows one after another
+    starts: Ints  # (windows + 1,) of the tokens of each window
+    numbers: Any  # (places, tokens, width) float32
 
     @staticmethod
     def of(file: Any, text: _ProfiledText, served: LayerStates) -> _KeptStates:
@@ -223,38 +223,25 @@ class _KeptStates:
             )
         if size >= TOLD_FROM:
             print_line(f"scoremode: the states between layers take {size_words(size)}, in {tempfile.gettempdir()}")
-        return _KeptStates(text, (places, width), np.memmap(file, np.float32, "w+", shape=(size // 4,)))
+        starts = np.cumsum([0, *text.fed])
+        return _KeptStates(text, starts, np.memmap(file, np.float32, "w+", shape=(places, int(starts[-1]), width)))
 
     def of_window(self, index: int) -> Any:
         """The part of the file for one window, (places, tokens, width)."""
-        places, width = self.shape
-        begin = sum(self.text.fed[:index]) * places * width
-        count = self.text.fed[index]
-        return self.numbers[begin : begin + places * count * width].reshape(places, count, width)
+        return self.numbers[:, self.starts[index] : self.starts[index + 1]]
 
     def fill(self, served: LayerStates, progress: Progress | None) -> None:
-        for begin, windows in self._together():
-            for index, states in enumerate(served.states(windows), begin):
+        """Asks for as many windows at a time as TOGETHER allows. All count as the longest: a batch may be padded."""
+        places, tokens, width = self.numbers.shape
+        count = max(1, TOGETHER // (4 * places * width * max(self.text.fed)))
+        for begin in range(0, len(self.text.windows), count):
+            for index, states in enumerate(served.states(self.text.windows[begin : begin + count]), begin):
                 own = self.of_window(index)
                 if states.shape != own.shape:
                     raise EngineError("the engine gave states of another size", fix="this is a fault of the engine")
                 own[:] = states
                 if progress is not None:
-                    progress(sum(self.text.fed[: index + 1]), 2 * sum(self.text.fed))
-
-    def _together(self) -> Iterator[tuple[int, Sequence[Window]]]:
-        """Windows in order, as many at a time as TOGETHER allows; with the index of the first."""
-        begin = 0
-        while begin < len(self.text.windows):
-            end = begin + 1
-            while end < len(self.text.windows) and self._bytes(begin, end + 1) <= TOGETHER:
-                end += 1
-            yield begin, self.text.windows[begin:end]
-            begin = end
-
-    def _bytes(self, begin: int, end: int) -> int:
-        """The bytes of the states of some windows, all as long as the longest: a batch may be padded."""
-        return 4 * self.shape[0] * self.shape[1] * max(self.text.fed[begin:end]) * (end - begin)
+                    progress(int(self.starts[index + 1]), 2 * tokens)
 
 
 def _compared(layers: TransformersLayers, kept: _KeptStates, progress: Progress | None) -> ProfileSums:
@@ -262,7 +249,7 @@ def _compared(layers: TransformersLayers, kept: _KeptStates, progress: Progress 
     text = kept.text
     sums = ProfileSums(layers.layers, text.group_count)
     noisy = set(np.linspace(0, len(text.windows) - 1, min(NOISE_WINDOWS, len(text.windows))).astype(int).tolist())
-    fed = sum(text.fed)
+    fed = int(kept.starts[-1])
     for index, (window, groups) in enumerate(zip(text.windows, text.groups, strict=True)):
         served, rows = np.array(kept.of_window(index)), window.rows
         (own,) = layers.states([window])
@@ -271,5 +258,5 @@ def _compared(layers: TransformersLayers, kept: _KeptStates, progress: Progress 
         if index in noisy:
             sums.add_noise(groups, own[:, rows], layers.states_otherwise(window)[:, rows])
         if progress is not None:
-            progress(fed + sum(text.fed[: index + 1]), 2 * fed)
+            progress(fed + int(kept.starts[index + 1]), 2 * fed)
     return sums

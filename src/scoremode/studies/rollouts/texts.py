@@ -4,7 +4,7 @@ DIR/partial.rollouts   while texts are written: each finished text (core/disk/re
 DIR/texts.parquet      a row for each text, sorted by prompt and sample
 DIR/rollouts.json      who wrote them and how, the sha256 of texts.parquet, and a seal; written last
 
-Nothing in a folder is trusted: types, lengths, numbers and hashes are checked when it is opened.
+The manifest is sealed and has the hash of the texts: both are checked when a folder is opened.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -29,11 +29,10 @@ from scoremode.core.disk.uri import is_uri
 from scoremode.core.strict_json import read_object
 from scoremode.core.text.corpus import Corpus, CorpusKind
 from scoremode.core.text.documents import RereadDocuments
-from scoremode.core.text.slices import SliceRule
+from scoremode.core.text.slices import ANSWER, PROMPT, SliceRule, Slicing
 from scoremode.core.text.tokenizer import TextTokenizer
-from scoremode.core.text.tokens import Tokens
+from scoremode.core.text.tokens import SpelledIds, Tokens, lone_bytes, tokens_of_ids
 from scoremode.errors import CorpusError, ModelError, RunError
-from scoremode.studies.rollouts.prompted_texts import tokens_digest, tokens_of_texts
 from scoremode.values import Floats, Ids, Ints, frozen
 
 if TYPE_CHECKING:
@@ -45,8 +44,6 @@ FINISHES = ("stop", "length", "context")
 """How a text ended: with an end token, at the most tokens that were allowed, or where the model's context was full."""
 
 AGAIN = "write them again with --fresh"
-MOST_IDS = 1 << 22  # more than any vocabulary has: a table of larger ids would fill the memory
-ROUNDING = 1e-6  # nats above 0 that a log-probability in float32 may have
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,7 +93,6 @@ class Rollouts:
             raise RunError(f"{path / TEXTS} was changed after it was written", fix=AGAIN)
         try:
             found = _read_texts(path / TEXTS)
-            _check(found, manifest)
         except ValueError as error:
             raise RunError(f"{path / TEXTS} cannot be used: {error}", fix=AGAIN) from None
         return Rollouts(**found, manifest=manifest, path=str(path))
@@ -278,27 +274,6 @@ def _values(column: Any) -> Any:
     return [flat[begin:end] for begin, end in pairwise(edges)]
 
 
-def _check(found: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
-    """Raises ValueError if the columns contradict each other or the manifest, or have a value that cannot be."""
-    prompt, sample, written = found["prompt"], found["sample"], found["written"]
-    counts = {"texts": len(prompt), "written_tokens": sum(map(len, written)), "prompts": len(np.unique(prompt))}
-    for name, count in counts.items():
-        if count != manifest[name]:
-            raise ValueError(f"it has {count:,} {name.replace('_', ' ')} instead of {manifest[name]:,}")
-    places = list(zip(prompt.tolist(), sample.tolist(), strict=True))
-    if places != sorted(set(places)) or (places and min(map(min, places)) < 0):
-        raise ValueError("its rows are not sorted by prompt and sample")
-    for number, finish in enumerate(found["finish"]):
-        own = [found[name][number] for name in ("written", "logprob", "raw_logprob")]
-        if finish not in FINISHES or len({*map(len, own)}) != 1 or not len(found["prompt_ids"][number]):
-            raise ValueError(f"row {number} has another finish or other lengths than a text can have")
-        if any(((ids < 0) | (ids >= MOST_IDS)).any() for ids in (own[0], found["prompt_ids"][number])):
-            raise ValueError(f"row {number} has an id that no model has")
-        known = own[2:] if "logprob" in manifest.get("missing", ()) else own[1:]
-        if not all((numbers <= ROUNDING).all() for numbers in known):  # written so that NaN is refused
-            raise ValueError(f"row {number} has a log-probability that cannot be")
-
-
 # ── a finished text in the journal ───────────────────────────────────────────────────────────────────────────────────
 def pack(ids: Ids, logprob: Floats, raw_logprob: Floats, finish: str) -> bytes:
     """The body of a record: how the text ended, ids, and log-probabilities."""
@@ -321,4 +296,83 @@ def prompts_digest(prompts: Iterable[Ids], answers: Iterable[str | None]) -> str
     hasher = hashlib.sha256()
     for ids, answer in zip(prompts, answers, strict=True):
         hasher.update(json.dumps([ids.tolist(), answer]).encode() + b"\n")
+    return hasher.hexdigest()
+
+
+# ── texts after prompts as tokens: a document for each, its prompt as context, and the tokens after it as targets ────
+def tokens_of_texts(
+    prompt: Ints,
+    prompt_ids: Sequence[Ids],
+    written: Sequence[Ids],
+    tokenizer: TextTokenizer,
+    *,
+    rules: Sequence[SliceRule],
+    notes: Sequence[str],
+) -> tuple[RereadDocuments, Tokens]:
+    """Makes documents and tokens with exactly the given ids.
+
+    ``prompt`` numbers the prompt of each text: texts of one prompt are not independent. ``rules`` are slices.
+    """
+    known = tokenizer.pieces()
+    ids = [np.concatenate(pair) for pair in zip(prompt_ids, written, strict=True)]
+    spelled = [SpelledIds.of(one, known) for one in ids]
+    empty, lone = sum(not len(one) for one in written), sum(one.lone for one in spelled)
+    said = [f"{empty:,} of {len(ids):,} texts have no written token, and so no target"] if empty else []
+    said += [lone_bytes(lone)] if lone else []
+    texts = [one.text for one in spelled]
+    size = sum(len(one.raw) for one in spelled)
+    corpus = Corpus("texts after prompts", "documents", lambda: iter(texts), "", len(ids), size)  # never hashed
+    tokens, slicing = tokens_of_ids(ids, spelled, tokenizer), Slicing(rules)
+    lengths = np.diff(tokens.doc_starts)
+    place = np.arange(len(tokens)) - np.repeat(tokens.doc_starts[:-1], lengths)
+    tokens = replace(
+        tokens,
+        target_mask=frozen(place >= np.repeat([len(one) for one in prompt_ids], lengths)),
+        doc_group=frozen(prompt),
+        slices=frozen(_slices(slicing, prompt_ids, ids, tokenizer, known)),
+        slice_names=slicing.names,
+        notes=(*notes, *said, *slicing.finish()),
+    )
+    return RereadDocuments(corpus, "texts", tokenizer, rules=tuple(rules)), tokens
+
+
+def _slices(
+    slicing: Slicing, prompts: Sequence[Ids], ids: Sequence[Ids], tokenizer: TextTokenizer, known: list[bytes]
+) -> Ids:
+    """Returns the slice of every token. Markers may be special tokens, which have names and no text."""
+    used = np.unique(np.concatenate(ids))
+    named = [*known, *[b""] * (int(used.max(initial=-1)) + 1 - len(known))]
+    for token in used.tolist():
+        named[token] = named[token] or tokenizer.token_text(token).encode()
+    found = []
+    for prompt, one in zip(prompts, ids, strict=True):
+        text = SpelledIds.of(one, named)
+        begin = int(text.ends[len(prompt) - 1]) if len(prompt) else 0
+        found.append(written_slices(slicing, text.text, text.ends, begin))
+    return np.concatenate(found)
+
+
+def written_slices(slicing: Slicing, text: str, char_end: Ints, written_from: int) -> Ids:
+    """The codes of the tokens of a prompt and what a model wrote after it.
+
+    ``text`` is both, ``char_end`` where each token ends in it, and ``written_from`` the first character that the model
+    wrote. The prompt is the slice "prompt"; the rest is divided like a turn of an assistant in a chat.
+
+    >>> slicing = Slicing()
+    >>> codes = written_slices(slicing, "Hi<think>a</think>b", np.array([2, 10, 18, 19]), 2)
+    >>> [slicing.names[code] for code in codes]
+    ['prompt', 'thinking', 'thinking', 'answer']
+    """
+    prompt = [(0, written_from, PROMPT)] if written_from else []
+    sliced = slicing.document(text, [*prompt, *slicing.turn(text, written_from, len(text))], outside=ANSWER)
+    return sliced.label(np.concatenate([[0], char_end[:-1]]).astype(np.int64), char_end)
+
+
+def tokens_digest(pieces: Sequence[bytes], ids: Iterable[Ids]) -> str:
+    """A hash of the bytes that all used ids stand for. Equal hashes: two tokenizers agree on all of these tokens."""
+    used = np.unique(np.concatenate([np.zeros(0, np.int32), *ids]))
+    hasher = hashlib.sha256()
+    for token in used.tolist():
+        piece = pieces[token] if token < len(pieces) else b""
+        hasher.update(f"{token}:{len(piece)}:".encode() + piece)
     return hasher.hexdigest()

@@ -16,11 +16,11 @@ WING = Wing(
         "compare models": {"mismatch": f"{HERE}.command:MismatchVerb"},
     },
     abilities={
-        ("writes", engine): f"{HERE}.engines.{engine}_writer:open_writer"
-        for engine in ("llamacpp", "server", "table", "transformers", "vllm")
+        **{("writes", name): f"{HERE}.engines.writers:open_{name}" for name in ("llamacpp", "table", "transformers")},
+        **{("writes", name): f"{HERE}.engines.{name}_writer:open_writer" for name in ("server", "vllm")},
     },
     offers={
-        "corpus": (f"{HERE}.texts:CORPUS", f"{HERE}.answers:CORPUS"),
+        "corpus": (f"{HERE}.texts:CORPUS", f"{HERE}.prompts:CORPUS"),
         "page": (f"{HERE}.page:PAGE",),
         "part": (f"{HERE}.comparing:PART",),
     },

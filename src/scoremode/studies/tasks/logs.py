@@ -45,6 +45,7 @@ class TaskDocument:
     gold: tuple[int, ...] | None = None  # right choices; None if they are not known
     lengths: tuple[int, ...] | None = None  # characters of each choice, without the delimiter; None if not known
     hashes: tuple[str, ...] = ()  # of the document, its prompt and its target, by lm-eval
+    answer: str | None = None  # the right text, with the delimiter before it, if a text was generated
 
     @property
     def chosen_in_context(self) -> bool:
@@ -247,7 +248,10 @@ def _document(row: Mapping[str, Any], delimiter: str | None) -> tuple[TaskDocume
     if not asked or not all(isinstance(text, str) for text in (*hashes, *(one[0] for one in asked))):
         raise ValueError("its arguments or hashes are not texts")
     if len(asked[0]) < 2 or not isinstance(asked[0][1], str):
-        return TaskDocument(row["doc_id"], ((asked[0][0], ""),), hashes=hashes), None
+        target = row["target"]
+        target = target[0] if isinstance(target, list) and target else target
+        answer = (delimiter or "") + target if isinstance(target, str) and target else None
+        return TaskDocument(row["doc_id"], ((asked[0][0], ""),), hashes=hashes, answer=answer), None
     resps = row["resps"]
     if len(resps) != len(asked) or not all(isinstance(one[1], str) for one in asked):
         raise ValueError("its answers are not those to its arguments")

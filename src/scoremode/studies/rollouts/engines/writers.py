@@ -1,0 +1,248 @@
+"""Texts that engines of this process write, token by token, by one rule for drawing.
+
+A writer of an engine feeds its model; ``TextsInProgress`` draws from the logits and knows which texts have ended. The
+rules are applied in the order temperature, min-p, top-k, top-p. All of it is float64, on the device of the logits; an
+id and two numbers per row leave it. A row is drawn with one uniform number, which belongs to its text and step alone: a
+text depends neither on the texts beside it nor on the device.
+
+Transformers     shortest prompt      then one token of each text per step
+text 0           │ p p p p p          │ d d d d d d       d: drawn, p: of its prompt
+text 1           │ p p p p p          │ p p d d d         a longer prompt is fed to its end meanwhile
+
+There, all texts of a batch begin at position 0 and advance together, so no text needs padding or a mask, and a text is
+computed as the decode path would replay it. llama.cpp reads each prompt at once, up to its last token; from there on,
+one token of each text is fed in every step, as llama-server does. A table needs its last token alone.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scoremode.core.engine.plugin import EnginePlugin, Work
+from scoremode.core.models.subject import Subject
+from scoremode.core.plan.path import DecodePath
+from scoremode.errors import EngineError
+from scoremode.studies.rollouts.writing import (
+    DrawingRules,
+    Tell,
+    Writer,
+    WritingRequest,
+    WrittenTokens,
+    batches_of_texts,
+    end_tokens,
+)
+from scoremode.values import Bools, Floats, Ids, Ints
+
+if TYPE_CHECKING:
+    from scoremode.engines.llamacpp.engine import LlamaCppEngine
+    from scoremode.engines.table.engine import TableEngine
+    from scoremode.engines.transformers.engine import TransformersEngine
+
+
+def draw(logits: Tensor, rules: DrawingRules, uniform: Floats) -> tuple[Ids, Floats, Floats]:
+    """Draws a token from each row of logits (n, vocabulary); ``uniform`` (n,) are numbers from 0 to below 1.
+
+    Returns the ids, their log-probabilities in the distribution that they were drawn from, and in the model's own.
+    """
+    x = logits.double()
+    if rules.is_greedy:
+        chosen = (x == x.amax(1, keepdim=True)).int().argmax(1)  # of equal ones, the lowest id
+        drawn = torch.zeros_like(x[:, 0])
+    else:
+        kept = filtered(x / rules.temperature, rules)
+        chosen = _at(kept.softmax(1), torch.from_numpy(uniform).to(x.device))
+        drawn = _logprob(kept, chosen)
+    raw = _logprob(x, chosen)
+    found = torch.stack([chosen.double(), drawn, raw]).cpu().numpy()  # an id is exact in float64
+    if np.isnan(found).any():
+        raise EngineError("the model gives NaN", fix="try --dtype float32; if it stays, the weights are damaged")
+    return found[0].astype(np.int32), np.minimum(found[1], 0.0), np.minimum(found[2], 0.0)
+
+
+def filtered(x: Tensor, rules: DrawingRules) -> Tensor:
+    """Returns scaled logits in which the tokens that the rules leave out are -inf. Equal logits are kept together."""
+    if rules.min_p:
+        x = _without(x, x < x.amax(1, keepdim=True) + math.log(rules.min_p))
+    if 0 < rules.top_k < x.shape[1]:
+        x = _without(x, x < x.topk(rules.top_k, 1).values[:, -1:])
+    if rules.top_p < 1:
+        ranked, order = x.sort(dim=1, descending=True, stable=True)
+        share = ranked.softmax(1)
+        before = share.cumsum(1) - share  # probability of the tokens that rank higher
+        x = _without(x, torch.zeros_like(x, dtype=torch.bool).scatter(1, order, before >= rules.top_p))
+    return x
+
+
+def _without(x: Tensor, left_out: Tensor) -> Tensor:
+    return x.masked_fill(left_out, -math.inf)
+
+
+def _at(share: Tensor, uniform: Tensor) -> Tensor:
+    """The token at which the sum of the probabilities of all ids up to it exceeds a uniform number."""
+    total = share.cumsum(1)
+    found = torch.searchsorted(total, (uniform * total[:, -1])[:, None], right=True)[:, 0]
+    return torch.where(found < share.shape[1], found, share.argmax(1))  # the product may round up to the whole sum
+
+
+def _logprob(x: Tensor, chosen: Tensor) -> Tensor:
+    found: Tensor = x.gather(1, chosen[:, None])[:, 0] - x.logsumexp(1)
+    return found
+
+
+class TextsInProgress:
+    """Texts that are written side by side: what was drawn for each, what it is fed next, and which have ended."""
+
+    def __init__(self, asked: Sequence[WritingRequest], rules: DrawingRules, ends: frozenset[int]) -> None:
+        self.asked, self.rules, self.ends = asked, rules, ends
+        self._drawn: list[list[tuple[int, float, float]]] = [[] for _ in asked]
+        self._numbers = [np.random.Generator(np.random.Philox(key=one.seed)) for one in asked]
+        self.ended: Bools = np.zeros(len(asked), np.bool_)
+
+    def draw(self, places: Ints, logits: Tensor) -> Ids:
+        """Draws a token for the texts at these places from their rows of logits, and returns the tokens."""
+        uniform = np.array([self._numbers[place].random() for place in places])
+        ids, logprob, raw = draw(logits, self.rules, uniform)
+        for place, *one in zip(places.tolist(), ids.tolist(), logprob.tolist(), raw.tolist(), strict=True):
+            own: Any = self._drawn[place]
+            own.append(tuple(one))
+            self.ended[place] = one[0] in self.ends or len(own) >= self.asked[place].room
+        return ids
+
+    def written(self, place: int) -> WrittenTokens:
+        """Returns the text at a place."""
+        ids, logprob, raw = zip(*self._drawn[place], strict=True)
+        return WrittenTokens(np.array(ids, np.int32), np.array(logprob), np.array(raw))
+
+
+class BatchWriter(Writer):
+    """Writes texts side by side with an engine that is open for the decode path, and closes that engine."""
+
+    def __init__(self, engine: Any, ends: frozenset[int], rules: DrawingRules) -> None:
+        self.engine, self.facts, self.size = engine, engine.facts, engine.path.sequences
+        self.ends, self.rules = ends, rules
+
+    def write(self, asked: Sequence[WritingRequest], done: Bools, tell: Tell) -> Iterator[tuple[int, WrittenTokens]]:
+        for batch in batches_of_texts(asked, self.size):
+            if done[batch].all():
+                continue
+            texts = TextsInProgress([asked[i] for i in batch], self.rules, self.ends)
+            try:
+                for place in self._write(texts, tell):
+                    if not done[batch[place]]:
+                        yield int(batch[place]), texts.written(place)
+            except torch.OutOfMemoryError:
+                raise EngineError(
+                    f"{len(batch)} texts side by side do not fit in this device's memory",
+                    fix=f"give --sequences {max(1, len(batch) // 2)}, or fewer --max-tokens",
+                ) from None
+
+    @abstractmethod
+    def _write(self, texts: TextsInProgress, tell: Tell) -> Iterator[int]:
+        """Writes the texts of a batch; yields the place of each when it has ended."""
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def _opened(plugin: EnginePlugin, subject: Subject, options: Any, work: Work) -> Any:
+    return plugin.open(subject, options, replace(work, path=work.path or DecodePath()))
+
+
+# ── Transformers ─────────────────────────────────────────────────────────────────────────────────────────────────────
+def open_transformers(plugin: EnginePlugin, subject: Subject, options: Any, work: Work, rules: DrawingRules) -> Writer:
+    return TransformersWriter(_opened(plugin, subject, options, work), end_tokens(subject), rules)
+
+
+class TransformersWriter(BatchWriter):
+    engine: TransformersEngine
+
+    def _write(self, texts: TextsInProgress, tell: Tell) -> Iterator[int]:
+        from scoremode.engines.transformers import batches
+
+        prompts = [one.prompt for one in texts.asked]
+        reached = min(map(len, prompts))
+        cache, places = self.engine.cache.empty(), np.arange(len(prompts))
+        rows = self.engine.fed(np.stack([prompt[:reached] for prompt in prompts]), cache)
+        while len(places):
+            following = np.array([prompts[i][min(reached, len(prompts[i]) - 1)] for i in places], np.int32)
+            own = np.flatnonzero([reached >= len(prompts[i]) and not texts.ended[i] for i in places])
+            if len(own):
+                logits = self.engine.logits_of(rows[torch.from_numpy(own).to(rows.device)])
+                following[own] = texts.draw(places[own], logits)
+                tell(len(own))
+                yield from (int(i) for i in places[own] if texts.ended[i])
+            left = np.flatnonzero(~texts.ended[places])
+            if not len(left):
+                return
+            if 2 * len(left) <= len(places) and self.engine.cache.name is None:
+                cache = batches.selected(cache, torch.from_numpy(left).to(rows.device))
+                places, following = places[left], following[left]
+            rows = self.engine.fed(following[:, None], cache)
+            reached += 1
+
+    def account(self) -> list[str]:
+        return list(self.engine.account().get("notes", ()))
+
+
+# ── llama.cpp ────────────────────────────────────────────────────────────────────────────────────────────────────────
+def open_llamacpp(plugin: EnginePlugin, subject: Subject, options: Any, work: Work, rules: DrawingRules) -> Writer:
+    engine = _opened(plugin, subject, options, work)
+    return LlamaCppWriter(engine, engine.end_tokens(), rules)
+
+
+class LlamaCppWriter(BatchWriter):
+    engine: LlamaCppEngine
+
+    def _write(self, texts: TextsInProgress, tell: Tell) -> Iterator[int]:
+        self.engine.clear()
+        prompts = [one.prompt for one in texts.asked]
+        for place, prompt in enumerate(prompts):
+            self._read(place, prompt[:-1])
+        places = np.arange(len(prompts))
+        ids, positions = np.array([p[-1] for p in prompts]), np.array([len(p) - 1 for p in prompts])
+        while len(places):
+            logits = self.engine.feed(ids, positions, places, np.arange(len(places)))
+            ids = texts.draw(places, logits)
+            tell(len(places))
+            yield from (int(place) for place in places if texts.ended[place])
+            left = ~texts.ended[places]
+            places, ids, positions = places[left], ids[left], positions[left] + 1
+
+    def _read(self, place: int, prompt: Ids) -> None:
+        step = self.engine.at_once
+        for begin in range(0, len(prompt), step):
+            part = prompt[begin : begin + step]
+            positions = np.arange(begin, begin + len(part))
+            self.engine.feed(part, positions, np.full(len(part), place), np.zeros(0, np.int64))
+
+
+# ── tables ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def open_table(plugin: EnginePlugin, subject: Subject, options: Any, work: Work, rules: DrawingRules) -> Writer:
+    table: Any = plugin.open(subject, options, work)
+    return TableWriter(table, rules)
+
+
+class TableWriter(Writer):
+    """Writes texts with a table, one after the other. A table has no end token."""
+
+    def __init__(self, table: TableEngine, rules: DrawingRules) -> None:
+        self.table, self.rules, self.facts = table, rules, table.facts
+        self.ends = frozenset[int]()
+
+    def write(self, asked: Sequence[WritingRequest], done: Bools, tell: Tell) -> Iterator[tuple[int, WrittenTokens]]:
+        for number in np.flatnonzero(~done).tolist():
+            text = TextsInProgress([asked[number]], self.rules, self.ends)
+            last = int(asked[number].prompt[-1])
+            while not text.ended[0]:
+                line = self.table.logprobs[last % len(self.table.logprobs)]
+                last = int(text.draw(np.zeros(1, np.int64), torch.from_numpy(line[None]))[0])
+                tell(1)
+            yield number, text.written(0)
