@@ -15,7 +15,7 @@ from scoremode.core.statistics.comparison import Comparison, comparison_statisti
 from scoremode.core.statistics.equivalence import equivalence
 from scoremode.core.statistics.gate import check, parse
 from scoremode.errors import OptionError
-from scoremode.reports.terminal.part_tables import equivalence_lines
+from scoremode.reports.parts import equivalence_blocks
 from tests.command_line import Command
 from tests.core.statistics.test_comparison import compared
 from tests.reports.test_table import drawn
@@ -140,7 +140,7 @@ def test_margins_that_mean_nothing_are_refused(margin: float) -> None:
 
 def test_it_is_shown_and_fit_for_json() -> None:
     found = [of_documents([[0.001 * n] for n in range(9)]).no_worse_than(0.01)]
-    assert "q4: " in drawn(equivalence_lines(found))
+    assert "q4: " in drawn(equivalence_blocks(found))
     as_json = found[0].as_json()
     assert json.loads(json.dumps(as_json, allow_nan=False)) == as_json
     assert as_json["no_worse"] is True

@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from rich.console import Console
 
 import scoremode as sm
 from scoremode.core.disk.records import HEAD
@@ -30,14 +29,15 @@ from scoremode.core.store.runs import JOURNAL, MANIFEST, SCORES
 from scoremode.core.verbs.finished_runs import of_runs
 from scoremode.core.verbs.prob.sequence import SequenceScore
 from scoremode.errors import EngineError, RunError
-from scoremode.reports.html.notebooks import comparison_html, run_html
+from scoremode.reports.comparisons import summary
+from scoremode.reports.html.notebooks import notebook_html
 from scoremode.reports.html.page import render
 from scoremode.reports.model_card import markdown
-from scoremode.reports.terminal.comparison_tables import comparison_table
-from scoremode.reports.terminal.run_tables import run_table, sequence_table
+from scoremode.reports.runs import run_blocks, sequence_blocks
 from scoremode.studies.kld.statistics import llamacpp_statistics, llamacpp_text
 from scoremode.values import Bools
 from tests.partial_engine import ALL, LOGITS, SUBSETS, PartialEngine, named
+from tests.reports.test_table import drawn
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 4
 COLUMNS = BUILT_IN.names
@@ -62,11 +62,8 @@ def scored(out: Path, *columns: str, **more: Any) -> sm.Run:
     return sm.ppl("table:uniform", engine=PartialEngine(*columns, **more), out=out, **QUESTION)
 
 
-def printed(parts: list[Any]) -> str:
-    console = Console(width=140, record=True, file=open("/dev/null", "w"))  # noqa: SIM115 - never read
-    for part in parts:
-        console.print(part)
-    return console.export_text()
+def printed(parts: Sequence[Any]) -> str:
+    return drawn(parts, width=140)
 
 
 def line_of(text: str, label: str) -> str:
@@ -238,7 +235,7 @@ def test_a_first_choice_without_its_probability_is_refused(tmp_path: Path) -> No
 # ── for people ───────────────────────────────────────────────────────────────────────────────────────────────────────
 @every_subset
 def test_the_table_says_not_measured(tmp_path: Path, columns: tuple[str, ...]) -> None:
-    shown = printed(run_table(scored(tmp_path / "run", *columns)))
+    shown = printed(run_blocks(scored(tmp_path / "run", *columns)))
     for label, column in (("mean rank", "rank"), ("top-1 accuracy", "rank"), ("entropy (nats)", "entropy")):
         assert ("not measured" in line_of(shown, label)) == (column not in columns), label
     worst = shown[shown.index("worst-predicted tokens") :]
@@ -263,7 +260,7 @@ def test_the_report_shows_nothing_that_was_not_measured(tmp_path: Path, columns:
 
 @every_subset
 def test_a_notebook_shows_not_measured(tmp_path: Path, columns: tuple[str, ...]) -> None:
-    cells = run_html(scored(tmp_path / "run", *columns))
+    cells = notebook_html(scored(tmp_path / "run", *columns))
     assert cells.count("not measured") == sum(column not in columns for column in NEEDS.values())
 
 
@@ -296,7 +293,7 @@ def test_every_other_number_of_a_comparison_needs_logprobs_alone(tmp_path: Path,
 
 def test_the_comparison_table_says_not_measured_and_why(tmp_path: Path) -> None:
     found = compared(tmp_path, ("rank",), ("rank",))
-    shown = printed(comparison_table([found], [found.statistics()]))
+    shown = printed(summary([found], [found.statistics()]).blocks())
     row = shown.splitlines().index(line_of(shown, "candidate"))
     assert " ".join(shown.split("\n")[row + line].split()[-1 - (line == 0)] for line in (0, 1)) == "not measured"
     assert "same top: not measured (no first choices from the baseline and candidate)" in shown
@@ -333,7 +330,7 @@ def test_the_report_of_a_comparison_says_why_there_is_no_same_top(tmp_path: Path
     found = compared(tmp_path, (), ALL)
     page = render([found], [found.statistics()])
     assert "Same top: not measured (no first choices from the baseline)." in page
-    assert "not measured" in comparison_html(found)
+    assert "not measured" in (notebook_html(found) or "")
 
 
 @every_subset
@@ -382,7 +379,7 @@ def test_ranks_of_tokens_are_null_where_they_were_not_measured(columns: tuple[st
 
 def test_the_table_of_targets_has_no_rank_where_none_was_measured() -> None:
     some, full = (
-        printed(sequence_table(sm.prob("table:uniform", prompt="ab", targets=["cd"], engine=PartialEngine(*columns))))
+        printed(sequence_blocks(sm.prob("table:uniform", prompt="ab", targets=["cd"], engine=PartialEngine(*columns))))
         for columns in ((), ALL)
     )
     assert "#" not in some

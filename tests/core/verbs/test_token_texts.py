@@ -9,7 +9,7 @@ import pytest
 
 import scoremode as sm
 from scoremode.core.scores.answers import measured
-from scoremode.reports.terminal.run_tables import worst_table
+from scoremode.reports.runs import worst_table
 from tests.gguf_files import gguf_of
 from tests.reports.test_table import drawn
 

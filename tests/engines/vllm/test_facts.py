@@ -14,10 +14,10 @@ import scoremode as sm
 from scoremode.core.store import runs
 from scoremode.engines.table import TablePlugin
 from scoremode.engines.vllm.self_test import unread_cache_note
+from scoremode.reports.comparisons import comparison_json, summary
 from scoremode.reports.html.page import render
 from scoremode.reports.model_card import markdown
 from scoremode.reports.publish import published_json
-from scoremode.reports.terminal.comparison_tables import comparison_json, comparison_table
 
 
 def config(cache: str, *, mla: bool = False, sparse: bool = False) -> Any:
@@ -85,5 +85,5 @@ def test_the_line_is_stored_and_shown_everywhere(monkeypatch: pytest.MonkeyPatch
     assert words in html.unescape(markdown(found, statistics)).replace("\\", "")
     assert comparison_json(found, statistics)["candidates"][0]["notes"] == [line]
     assert published_json(found, statistics)[0]["notes"] == [line]
-    table = "".join(str(part) for part in comparison_table(found, statistics))
+    table = "".join(str(part) for part in summary(found, statistics).blocks())
     assert f"table:successor: {line}" in table

@@ -20,8 +20,8 @@ from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.verbs.reference import FileArguments
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, InputError, RunError
+from scoremode.reports.comparisons import comparison_json
 from scoremode.reports.model_card import markdown
-from scoremode.reports.terminal.comparison_tables import comparison_json
 from scoremode.reports.text import model_notes
 from scoremode.studies.kld.file import MAGIC, KldFile
 from scoremode.studies.kld.statistics import llamacpp_statistics
