@@ -7,9 +7,9 @@ import math
 from typing import Any
 
 import pytest
-from scoremode.reports.terminal.comparison_tables import comparison_json
 
 from scoremode.core.statistics.comparison import comparison_statistics
+from scoremode.reports.comparisons import comparison_json
 from scoremode.reports.model_card import markdown
 from scoremode.reports.served import LONGEST, PartSize, ServedModel, in_groups, served, served_manifest
 from scoremode.reports.text import middle_cut, without_common_start

@@ -164,7 +164,7 @@ def _lines(found: Sequence[Comparison], statistics: Sequence[Statistics]) -> lis
         its = served_manifest(c.baseline.manifest)
         name = ", ".join(filter(None, (public_name(_baseline_name(c)), baseline_cache([c]))))
         details = (its.line or "how it was served", served_facts(c.baseline.manifest, its))
-        row = Row(name, "baseline", _below(its, of_rows), details=details, is_reference=True)
+        row = Row(name, "baseline", _below(its, of_rows), page_only=bool(lines), details=details, is_reference=True)
         together = [t for d, t in zip(found, statistics, strict=True) if run_key(d.baseline) == run_key(c.baseline)]
         own = {
             "ppl_candidate": Cell(baseline_perplexity(together)),
