@@ -10,7 +10,6 @@ from scoremode.core.scores.schema import BUILT_IN
 from scoremode.core.statistics.gate import too_few
 from scoremode.core.store.run import NEEDS, Run
 from scoremode.reports.numbers import RUN_MEASURES, RunMeasure, basis, with_error
-from scoremode.reports.parts import run_slices
 from scoremode.reports.table import NOTHING, Block, Cell, Column, Facts, Note, Row, Table, count, estimate, words
 from scoremode.reports.text import (
     NOT_MEASURED,
@@ -84,6 +83,17 @@ def model_line(m: Mapping[str, Any]) -> str:
     types = list(dict.fromkeys(str(settings[name]) for name in CACHE_TYPES if name in settings))
     cache = [] if types in USUAL_CACHES else [f"K/V cache {'/'.join(types)}"]
     return ", ".join([f"{m['model']} on {m['engine']}", str(m["dtype"]), f"head {m['head']}", m["device"], *cache])
+
+
+def run_slices(run: Run) -> list[Block]:
+    """The perplexity of each slice of a run's text; nothing if there are less than two."""
+    metrics = run.by_slice()
+    perplexities = [its["perplexity"] for its in metrics.values()]
+    columns = [
+        Column("targets", [count(one.n) for one in perplexities]),
+        Column("perplexity", [estimate(one) for one in perplexities]),
+    ]
+    return ["", Table(list(map(Row, metrics)), columns, "by slice of the text")] if len(metrics) > 1 else []
 
 
 # ── several runs ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -13,8 +13,8 @@ from scoremode.core.scores.answers import measured
 from scoremode.core.scores.columns import Divergences
 from scoremode.core.statistics import parts
 from scoremode.core.statistics.depth import depth_edges
+from scoremode.reports.comparisons import depth_blocks, depth_json
 from scoremode.reports.html.charts import charts_section
-from scoremode.reports.parts import depth_blocks, depth_json
 from tests.command_line import Command
 
 WORDS = "the cat sat on the mat and the dog ran away from it over a hill "

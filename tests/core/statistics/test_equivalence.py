@@ -15,7 +15,7 @@ from scoremode.core.statistics.comparison import Comparison, comparison_statisti
 from scoremode.core.statistics.equivalence import equivalence
 from scoremode.core.statistics.gate import check, parse
 from scoremode.errors import OptionError
-from scoremode.reports.parts import equivalence_blocks
+from scoremode.reports.comparisons import equivalence_blocks
 from tests.command_line import Command
 from tests.core.statistics.test_comparison import compared
 from tests.reports.test_table import drawn

@@ -20,7 +20,7 @@ from scoremode.core.statistics.ranking import closest, pairs_tested
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.outputs import check_report
 from scoremode.errors import InputError, RunError, UnknownArgumentError
-from scoremode.reports.comparisons import summary
+from scoremode.reports.comparisons import slices_blocks, summary
 from scoremode.reports.html.charts import charts_section
 from scoremode.reports.html.provenance import provenance_section
 from scoremode.reports.html.scored_text import TEXT_TARGETS, page_data, text_section, worst_view
@@ -28,9 +28,9 @@ from scoremode.reports.html.size_chart import size_section
 from scoremode.reports.html.templating import fill, fill_page
 from scoremode.reports.model_card import markdown
 from scoremode.reports.numbers import Statistics
-from scoremode.reports.parts import ResultPart, offered_parts, run_slices, slices_blocks
+from scoremode.reports.parts import ResultPart, offered_parts
 from scoremode.reports.publish import compact, metadata
-from scoremode.reports.runs import runs_notes, runs_table
+from scoremode.reports.runs import run_slices, runs_notes, runs_table
 from scoremode.reports.served import distinct_baselines, run_key, run_name
 from scoremode.reports.table import Block, Note
 from scoremode.reports.text import listed

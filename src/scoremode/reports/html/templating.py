@@ -78,6 +78,7 @@ def _environment() -> jinja2.Environment:
     made = environment(escaped)
     made.filters["px"] = lambda value: f"{value:.1f}".removesuffix(".0")
     made.filters["capital"] = capital
+    made.filters["sentence"] = lambda text: capital(text) + ("" if text.endswith((".", "…")) else ".")
     made.tests["table"] = lambda block: isinstance(block, Table)
     made.tests["facts"] = lambda block: isinstance(block, Facts)
     made.tests["note"] = lambda block: isinstance(block, Note)
