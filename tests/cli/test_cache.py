@@ -47,7 +47,7 @@ def test_runs_are_listed_newest_use_first_with_totals(command: Command, root: Pa
     assert "40 d ago" in line
     assert line.endswith("ago   table:uniform, text, sliding-once, table")
     assert any(line.startswith("2 runs, ") for line in lines)
-    assert lines[-1].startswith(f"{root}: ")
+    assert any(line.startswith(f"{root}: ") for line in lines)
 
 
 def test_as_json(command: Command, root: Path) -> None:

@@ -194,7 +194,7 @@ def test_shown_in_a_terminal_on_a_page_and_as_a_table(tmp_path: Path) -> None:
     ):
         assert words in shown
     page = Path(str(sm.report(tmp_path / "page.html", far))).read_text()
-    for words in ("&lt;b&gt;fsdp&lt;/b&gt;", "64 to 100", "thinking", "a &lt;note&gt;"):
+    for words in ("&lt;b&gt;fsdp&lt;/b&gt;", "64 to 100", "thinking", "A &lt;note&gt;."):
         assert words in page
     assert "<b>fsdp" not in page
     table = far.to_arrow()
