@@ -50,7 +50,7 @@ def tasks_table(found: Sequence[TasksComparison], title: str = "") -> Table:
     }
     shots = [count(c.settings["num_fewshot"].get(r["name"])) for c, r in own]
     card = {f"{found[0].baseline_name} (baseline)": "accuracy_baseline", found[0].name: "accuracy_candidate"}
-    p = [number(r["mcnemar"]) for r in rows]
+    p = [Cell(NOTHING if r["mcnemar"] is None else f"{r['mcnemar']:.2g}") for r in rows]
     columns = [
         Column("", shots, page="", card="few-shot"),
         counts("documents", rows, "documents", card="documents"),
