@@ -35,7 +35,7 @@ def kept(command: Command, text: str, days: float = 0.0) -> str:
 def test_an_empty_cache(command: Command, root: Path) -> None:
     outcome = command("cache")
     assert (outcome.code, outcome.err) == (0, "")
-    assert outcome.out == f"{root}: 0 B, limit 50 GB for runs, references and texts\n"
+    assert " ".join(outcome.out.split()) == f"{root}: 0 B, limit 50 GB for runs, references and texts"
 
 
 def test_runs_are_listed_newest_use_first_with_totals(command: Command, root: Path) -> None:
@@ -45,9 +45,9 @@ def test_runs_are_listed_newest_use_first_with_totals(command: Command, root: Pa
     assert order == [new, old]
     [line] = [line for line in lines if line.startswith(old)]
     assert "40 d ago" in line
-    assert line.endswith("ago  table:uniform, text, sliding-once, table")
+    assert line.endswith("ago   table:uniform, text, sliding-once, table")
     assert any(line.startswith("2 runs, ") for line in lines)
-    assert lines[-1].startswith(f"{root}: ")
+    assert any(line.startswith(f"{root}: ") for line in lines)
 
 
 def test_as_json(command: Command, root: Path) -> None:

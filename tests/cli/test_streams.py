@@ -16,7 +16,7 @@ import pytest
 from rich.text import Text
 
 from scoremode.reports.command import streams
-from scoremode.reports.terminal.console import console
+from scoremode.reports.terminal import console
 from tests import forked
 
 PROGRAM = f"{shlex.quote(sys.executable)} -c 'from scoremode.cli.main import entry; entry()'"

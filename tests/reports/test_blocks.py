@@ -10,9 +10,9 @@ import pytest
 from rich.cells import cell_len
 
 from scoremode.core.statistics.comparison import BY_NAME, Comparison, comparison_statistics
+from scoremode.reports.comparisons import comparison_table, summary
 from scoremode.reports.numbers import shown_statistic
-from scoremode.reports.terminal.comparison_tables import comparison_table
-from scoremode.reports.terminal.console import BlockTable, TableColumn
+from scoremode.reports.table import Cell, Column, Row, Table
 from tests.reports.demo import make_demo, make_formats
 from tests.reports.test_table import drawn
 
@@ -35,7 +35,7 @@ MAY_LEAVE = ("kl_p99", "kl_median", "kl_max")
 def test_no_number_is_cut(long_names: tuple[list[Comparison], list[dict[str, Any]]], width: int) -> None:
     """A column is shown whole or named as left out, and the columns that matter most always stay."""
     comparisons, statistics = long_names
-    out = drawn(comparison_table(comparisons, statistics)[:1], width=width)
+    out = drawn([comparison_table(comparisons, statistics)], width=width)
     assert max(map(cell_len, out.splitlines())) <= width
     left_out = out.rpartition("left out at this width:")[2] if "left out" in out else ""
     stays = [name for name in MAY_LEAVE if measured_column(name) not in left_out]
@@ -56,31 +56,35 @@ def measured_column(name: str) -> str:
 
 
 def test_eighty_columns_have_one_table(long_names: tuple[list[Comparison], list[dict[str, Any]]]) -> None:
-    out = drawn(comparison_table(*long_names)[:1], width=80)
+    out = drawn([comparison_table(*long_names)], width=80)
     assert "\n\n" not in out.strip()
     assert "left out at this width: " in out
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_short_names_still_differ(long_names: tuple[list[Comparison], list[dict[str, Any]]], width: int) -> None:
-    out = drawn(comparison_table(*long_names)[:1], width=width)
+    out = drawn([comparison_table(*long_names)], width=width)
     names = [line.split("  ")[0] for line in out.splitlines() if "…" in line]
     assert len(set(names)) == 10
 
 
+def numbered(names: list[str], *cells: str) -> Table:
+    return Table(list(map(Row, names)), [Column("n", list(map(Cell, cells)))])
+
+
 def test_names_that_only_differ_in_the_middle_are_told_apart() -> None:
     names = ["a" * 30 + str(i) + "b" * 30 for i in range(3)]
-    out = drawn([BlockTable(names, [TableColumn("n", ["1", "2", "3"])])], width=30)
+    out = drawn([numbered(names, "1", "2", "3")], width=30)
     flat = out.replace("\n", "").replace(" ", "")
     for i in range(3):
         assert f"a{i}b" in flat
-    wide = drawn([BlockTable(names, [TableColumn("n", ["1", "2", "3"])])], width=80)
+    wide = drawn([numbered(names, "1", "2", "3")], width=80)
     assert all(name in wide for name in names)
 
 
 def test_a_table_that_fits_is_one_table() -> None:
     comparisons = make_demo(6000)[0]
-    out = drawn(comparison_table(comparisons, [comparison_statistics(c) for c in comparisons])[:1], width=100)
+    out = drawn([comparison_table(comparisons, [comparison_statistics(c) for c in comparisons])], width=100)
     assert "\n\n" not in out.strip()
     titles = ["ppl", "ratio", "KL mean", "KL median", "KL 99%", "KL max", "same top", "documents"]
     assert re.split("  +", out.splitlines()[0].strip()) == titles
@@ -89,7 +93,7 @@ def test_a_table_that_fits_is_one_table() -> None:
 
 def test_wide_letters_count_twice() -> None:
     names = ["模型" * 20 + "甲", "模型" * 20 + "乙"]
-    out = drawn([BlockTable(names, [TableColumn("n", ["123456789", "1"])])], width=40)
+    out = drawn([numbered(names, "123456789", "1")], width=40)
     assert max(map(cell_len, out.splitlines())) <= 40
     assert "123456789" in out
     assert "甲" in out
@@ -102,7 +106,7 @@ def test_markup_in_a_name_or_a_format_is_drawn_as_it_is() -> None:
         made[0], name="[/red]", manifest={**made[0].manifest, "model_format": "[/bold] \x1b[31m"}
     )
     found = [changed, made[1]]
-    out = drawn(comparison_table(found, [comparison_statistics(c) for c in found]), width=160)
+    out = drawn(summary(found, [comparison_statistics(c) for c in found]).blocks(), width=160)
     assert "[/red]" in out
     assert "[/bold] �[31m" in out
     assert "\x1b" not in out

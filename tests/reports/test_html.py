@@ -20,13 +20,13 @@ from scoremode.core.statistics.depth import places_of
 from scoremode.core.store.run import Run
 from scoremode.errors import InputError
 from scoremode.reports.html import drawing
-from scoremode.reports.html.notebooks import comparison_html, comparisons_html, run_html
+from scoremode.reports.html.notebooks import notebook_html
 from scoremode.reports.html.page import render, write
-from scoremode.reports.html.provenance import commands_of, run_name
+from scoremode.reports.html.provenance import commands_of
 from scoremode.reports.html.scored_text import column, page_data, reading_order
-from scoremode.reports.html.tables import comparisons_table
 from scoremode.reports.html.templating import asset, escaped, visible
 from scoremode.reports.numbers import file_size
+from scoremode.reports.served import run_name
 from scoremode.values import rounded
 from tests.house import HOUSE
 from tests.reports.demo import base_logprob, make_baseline, make_comparison, make_demo, make_facts, make_run
@@ -201,13 +201,15 @@ def test_no_two_templates_have_one_name() -> None:
 
 def test_notebook_tables_are_escaped() -> None:
     comparisons, _, runs = hostile()
-    for table in (run_html(runs[0]), comparison_html(comparisons[0]), comparisons_html(Comparisons(comparisons))):
+    for value in (runs[0], comparisons[0], Comparisons(comparisons)):
+        table = notebook_html(value)
+        assert table is not None
         parsed = Page(table)
         assert parsed.wrong == []
         allowed = "table caption thead tbody tr th td span div small"
         assert {tag for tag, _ in parsed.tags} <= set(allowed.split())
         table.encode()
-    assert "± 0.31" in Page(run_html(runs[0])).text
+    assert "± 0.31" in Page(notebook_html(runs[0]) or "").text
 
 
 def test_a_hundred_thousand_tokens_fit_into_eight_megabytes() -> None:
@@ -416,7 +418,7 @@ def test_the_baseline_has_its_own_size_in_the_table() -> None:
     comparison, statistics = make_comparison(
         "q4", make_baseline(50, bits_per_weight=16.0, weight_bytes=2**20), seed=2, bits_per_weight=4.5
     )
-    table = comparisons_table([comparison], [statistics])
+    table = render([comparison], [statistics])
     assert re.findall(r'<td data-label="Bits/weight">([\d.]+)', table) == ["16.00", "4.50"]
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from scoremode.core.statistics.comparison import comparison_statistics
+from scoremode.reports.comparisons import comparison_json
 from scoremode.reports.model_card import markdown
 from scoremode.reports.served import LONGEST, PartSize, ServedModel, in_groups, served, served_manifest
-from scoremode.reports.terminal.comparison_tables import comparison_json
 from scoremode.reports.text import middle_cut, without_common_start
 from tests.reports.demo import make_baseline, make_comparison, make_formats
 

@@ -15,7 +15,6 @@ from scoremode.reports.html.drawing import MARKS, mark_path
 from scoremode.reports.html.size_chart import (
     DRAWN,
     SCREENS,
-    Box,
     Point,
     SizeChart,
     has_place,
@@ -222,20 +221,19 @@ def test_marks_differ_for_many_groups() -> None:
 
 
 def test_names_avoid_marks_and_each_other() -> None:
-    marks = [(200.0 + 12 * (i % 3), 150.0 + 10 * (i // 3)) for i in range(6)]
-    names = [f"candidate {i}" for i in range(6)]
-    spots = place_names(names, marks, 13, Box(0, 0, 600, 400))
-    boxes = [spot.box for spot in spots if spot]
+    marks = [(200.0 + 90 * (i % 3), 150.0 + 30 * (i // 3)) for i in range(6)]
+    names = [f"model {i}" for i in range(6)]
+    boxes = [spot.box for spot in place_names(names, marks, SCREENS[0]) if spot]
     assert len(boxes) == 6
-    for i, box in enumerate(boxes):
-        assert box.right - box.left == pytest.approx(text_width(names[i], 13))
-        assert sum(box.overlap(other) for other in boxes[i + 1 :]) <= 0.3 * box.area
+    for i, (left, top, right, bottom) in enumerate(boxes):
+        assert right - left == pytest.approx(text_width(names[i], SCREENS[0].text))
+        for other in boxes[i + 1 :]:
+            assert right <= other[0] or other[2] <= left or bottom <= other[1] or other[3] <= top
 
 
 def test_a_name_without_room_is_left_out_and_counted(made: Made) -> None:
-    crowd = [(100.0, 100.0)] * 40
-    spots = place_names(["a long name of a model"] * 40, crowd, 13, Box(0, 0, 200, 200))
+    spots = place_names(["a long name of a model"] * 40, [(300.0, 200.0)] * 40, SCREENS[0])
     assert 0 < sum(spot is None for spot in spots) < 40
-    comparisons = [dataclasses.replace(made[0][0], name=f"{i} of many long names") for i in range(40)]
-    page = size_section(comparisons, [made[1][0]] * 40)
+    comparisons = [dataclasses.replace(made[0][0], name=f"{i} of many long names") for i in range(20)]
+    page = size_section(comparisons, [made[1][0]] * 20)
     assert re.search(r"\d+ names had no room beside the marks", page)

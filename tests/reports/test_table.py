@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,16 +13,17 @@ from rich.console import Console
 import scoremode as sm
 from scoremode.core.verbs.prob.sequence import SequenceScore, TokenScore
 from scoremode.reports.numbers import with_error
-from scoremode.reports.terminal.console import console, listing
-from scoremode.reports.terminal.run_tables import plan_table, run_table, sequence_table
+from scoremode.reports.runs import plan_blocks, run_blocks, sequence_blocks
+from scoremode.reports.table import Fact, Facts
+from scoremode.reports.terminal import console, renderable
 from scoremode.values import Estimate
 
 
-def drawn(parts: list[Any], width: int = 200) -> str:
+def drawn(parts: Sequence[Any], width: int = 200) -> str:
     out = io.StringIO()
     screen = Console(file=out, width=width, highlight=False, emoji=False)
     for part in parts:
-        screen.print(part)
+        screen.print(renderable(part))
     return out.getvalue()
 
 
@@ -69,20 +71,20 @@ def test_a_stored_infinity_comes_back() -> None:
 
 
 def test_an_infinite_perplexity_is_drawn() -> None:
-    assert "unbounded" in drawn(run_table(sm.ppl("table:successor", text="abd")))
+    assert "unbounded" in drawn(run_blocks(sm.ppl("table:successor", text="abd")))
 
 
 def test_the_worst_tokens_stand_in_their_context() -> None:
-    assert "bc«x»" in drawn(run_table(sm.ppl("table:successor", text="abcxyz")))
+    assert "bc«x»" in drawn(run_blocks(sm.ppl("table:successor", text="abcxyz")))
 
 
 def test_markup_in_the_text_is_drawn_as_it_is() -> None:
-    out = drawn(run_table(sm.ppl("table:uniform", text="a[/b]"), worst=9))
+    out = drawn(run_blocks(sm.ppl("table:uniform", text="a[/b]"), worst=9))
     assert "[/b«]»" in out
 
 
 def test_escape_sequences_of_the_text_are_not_drawn() -> None:
-    out = drawn(run_table(sm.ppl("table:uniform", text="a\x1b[31mb\x07"), worst=99))
+    out = drawn(run_blocks(sm.ppl("table:uniform", text="a\x1b[31mb\x07"), worst=99))
     assert "\x1b" not in out
     assert "\x07" not in out
 
@@ -90,45 +92,45 @@ def test_escape_sequences_of_the_text_are_not_drawn() -> None:
 def test_a_token_wider_than_its_column_does_not_break_the_table() -> None:
     run = sm.ppl("table:uniform", text="ab")
     run.facts.text[0] = "x" * 500
-    assert "logprob" in drawn(run_table(run), width=100)
+    assert "logprob" in drawn(run_blocks(run), width=100)
 
 
 def test_a_plan_shows_its_first_windows() -> None:
-    out = drawn(plan_table(sm.plan("table:uniform", text="abcdefgh", context_length=4, stride=2)))
+    out = drawn(plan_blocks(sm.plan("table:uniform", text="abcdefgh", context_length=4, stride=2)))
     assert "feeds 0…3, scores 1…3" in out
     assert "feeds 2…5, scores 4…5" in out
 
 
 def test_a_prompt_is_shown_where_there_are_several() -> None:
-    out = drawn(sequence_table([score(), score(prompt="Another\nprompt")]))
+    out = drawn(sequence_blocks([score(), score(prompt="Another\nprompt")]))
     assert "Another⏎prompt" in out
 
 
 def test_a_spanning_token_is_said() -> None:
-    out = drawn(sequence_table([score(boundary="spanning", condition=" Fran")]))
+    out = drawn(sequence_blocks([score(boundary="spanning", condition=" Fran")]))
     assert "begins with ' Fran'" in out
 
 
 def test_an_added_space_is_said() -> None:
-    assert "--leading-space add" in drawn(sequence_table([score(leading_space="add")]))
+    assert "--leading-space add" in drawn(sequence_blocks([score(leading_space="add")]))
 
 
 def test_a_clean_boundary_needs_no_words() -> None:
-    assert "spans" not in drawn(sequence_table([score()]))
+    assert "spans" not in drawn(sequence_blocks([score()]))
 
 
 def test_a_probability_of_zero_is_drawn() -> None:
     impossible = score(log_prob=-math.inf, prob=0.0, perplexity=math.inf)
-    assert "-inf" in drawn(sequence_table([impossible]))
+    assert "-inf" in drawn(sequence_blocks([impossible]))
 
 
 def test_markup_in_targets_and_prompts_is_drawn_as_it_is() -> None:
-    out = drawn(sequence_table([score("[/red]"), score("[red]", prompt="[/bold]")]))
+    out = drawn(sequence_blocks([score("[/red]"), score("[red]", prompt="[/bold]")]))
     assert [word for word in ("'[/red]'", "'[red]'", "[/bold]") if word not in out] == []
 
 
 def test_a_listing_draws_markup_as_it_is() -> None:
-    assert "[/x] y" in drawn(listing([("name", "[/x] y")]))
+    assert "[/x] y" in drawn([Facts([Fact("name", "[/x] y")])])
 
 
 def test_lines_are_not_folded_where_nobody_watches() -> None:

@@ -26,6 +26,7 @@ from scoremode.reports.parts import comparison_parts, offered_parts
 if TYPE_CHECKING:
     from scoremode.core.statistics.comparison import Comparison
     from scoremode.reports.parts import ResultPart
+    from scoremode.reports.table import Block
 
 logger = logging.getLogger(__name__)
 
@@ -140,10 +141,10 @@ def _show_comparison(
     parts: Sequence[ResultPart],
 ) -> None:
     """Prints a comparison in the layout that was asked for; ``parts`` are shown below its table."""
+    from scoremode.reports.comparisons import comparison_json, summary
     from scoremode.reports.model_card import markdown, model_index
     from scoremode.reports.numbers import read_columns
     from scoremode.reports.publish import layouts
-    from scoremode.reports.terminal.comparison_tables import comparison_json, comparison_table
     from scoremode.reports.text import shown
 
     layout = next((one for name, one in layouts().items() if getattr(parsed, name)), None)
@@ -165,11 +166,11 @@ def _show_comparison(
                     row.update({part.field: own} if own else {})
             return told
 
-        def tables() -> list[Any]:
-            table = comparison_table(found, statistics, read_columns(parsed.columns))
-            return [*table, *(line for part in parts for line in part.lines())]
+        def blocks() -> list[Block]:
+            shown = summary(found, statistics, read_columns(parsed.columns)).blocks()
+            return [*shown, *(block for part in parts for block in part.blocks())]
 
-        show(parsed, facts, tables)
+        show(parsed, facts, blocks)
 
 
 def _tell_failed(failed: Mapping[str, ScoremodeError]) -> int:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from scoremode.core.cache.units import parse_age, parse_size
 from scoremode.errors import OptionError, did_you_mean
 from scoremode.reports.command import flags
-from scoremode.reports.command.output import print_json, print_parts, show
+from scoremode.reports.command.output import print_blocks, print_json, show
 from scoremode.reports.command.verb import Verb
 
 KINDS = ("runs", "references", "attributions", "models", "logs", "tasks", "texts", "files", "tokenizers")
@@ -32,7 +32,7 @@ class MethodsVerb(Verb):
 
     def run(self, parsed: argparse.Namespace) -> None:
         from scoremode.core.plan.recipes import Method, find_method, methods
-        from scoremode.reports.terminal.console import listing
+        from scoremode.reports.table import Fact, Facts
 
         def facts(method: Method) -> dict[str, Any]:
             return {name: getattr(method, name) for name in METHOD_FACTS} | {"drawn": inspect.getdoc(method.windows)}
@@ -44,8 +44,8 @@ class MethodsVerb(Verb):
             without = f"{chosen[0].summary}\n(its windows are drawn in a docstring, which python -OO removes)"
             sys.stdout.write(f"{inspect.getdoc(chosen[0].windows) or without}\n")
         else:
-            refused = [(one.name, f"cannot be used: {one.problem}") for one in methods().refused]
-            print_parts(listing([*((m.name, m.summary) for m in chosen), *refused]))
+            refused = [Fact(one.name, f"cannot be used: {one.problem}") for one in methods().refused]
+            print_blocks([Facts([*(Fact(m.name, m.summary) for m in chosen), *refused], bold=True)])
 
 
 class EnginesVerb(Verb):
@@ -60,10 +60,10 @@ class EnginesVerb(Verb):
 
     def run(self, parsed: argparse.Namespace) -> None:
         from scoremode.core.verbs.doctor import list_engines
-        from scoremode.reports.terminal.installation_tables import engines_table
+        from scoremode.reports.installation import engines_facts
 
         found = list_engines()
-        show(parsed, lambda: found, lambda: engines_table(found))
+        show(parsed, lambda: found, lambda: [engines_facts(found)])
 
 
 class DoctorVerb(Verb):
@@ -82,10 +82,10 @@ class DoctorVerb(Verb):
 
     def run(self, parsed: argparse.Namespace) -> None:
         from scoremode.core.verbs.doctor import examine, require_good
-        from scoremode.reports.terminal.installation_tables import doctor_table
+        from scoremode.reports.installation import doctor_facts
 
         found = examine(parsed.engine)
-        show(parsed, lambda: found, lambda: doctor_table(found))
+        show(parsed, lambda: found, lambda: [doctor_facts(found)])
         require_good(found)
 
 
@@ -103,10 +103,10 @@ class ShowVerb(Verb):
 
     def run(self, parsed: argparse.Namespace) -> None:
         from scoremode.core.store.runs import load
-        from scoremode.reports.terminal.run_tables import run_table
+        from scoremode.reports.runs import run_blocks
 
         found = load(parsed.run_folder)
-        show(parsed, found.summary, lambda: run_table(found, parsed.worst))
+        show(parsed, found.summary, lambda: run_blocks(found, parsed.worst))
 
 
 class CacheVerb(Verb):
@@ -135,7 +135,7 @@ class CacheVerb(Verb):
 
     def run(self, parsed: argparse.Namespace) -> None:
         from scoremode.core.verbs.cache import list_cache, prune_cache
-        from scoremode.reports.terminal.installation_tables import cache_lines, prune_lines
+        from scoremode.reports.installation import cache_blocks, prune_blocks
 
         kinds = tuple(parsed.kind or ())
         if parsed.action is None:
@@ -147,10 +147,7 @@ class CacheVerb(Verb):
             )
         else:
             raise OptionError(f"scoremode cache has no '{parsed.action}'", fix=did_you_mean(parsed.action, ["prune"]))
-        if parsed.json:
-            print_json(found)
-        else:
-            print("\n".join((prune_lines if parsed.action else cache_lines)(found)))
+        show(parsed, lambda: found, lambda: (prune_blocks if parsed.action else cache_blocks)(found))
 
 
 def _refuse_flags_of_prune(parsed: argparse.Namespace) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from scoremode.core import extensions
 from scoremode.errors import InputError, OptionError
 from scoremode.reports.command import flags
-from scoremode.reports.command.output import print_json_list, print_parts, progress_bar, show
+from scoremode.reports.command.output import print_blocks, print_json_list, progress_bar, show
 from scoremode.reports.command.verb import Verb
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class PplVerb(Verb):
 
     def run(self, parsed: argparse.Namespace) -> None:
         from scoremode.core.verbs.session import ppl_many
-        from scoremode.reports.terminal.run_tables import questions_table, run_table
+        from scoremode.reports.runs import questions_blocks, run_blocks
 
         questions = flags.questions(parsed)
         with progress_bar("scoring") as progress:
@@ -60,10 +60,10 @@ class PplVerb(Verb):
             )
         first = found[0]
         if len(found) > 1:
-            show(parsed, lambda: [run.summary() for run in found], lambda: questions_table(found))
+            show(parsed, lambda: [run.summary() for run in found], lambda: questions_blocks(found))
             return
         again = ["", f"read from {first.path}, where it was scored before; --fresh scores it again"]
-        show(parsed, first.summary, lambda: run_table(first, parsed.worst) + (again if first.cached else []))
+        show(parsed, first.summary, lambda: run_blocks(first, parsed.worst) + (again if first.cached else []))
 
 
 class PlanVerb(Verb):
@@ -80,12 +80,12 @@ class PlanVerb(Verb):
 
     def run(self, parsed: argparse.Namespace) -> None:
         from scoremode.core.verbs.dry_run import plan
-        from scoremode.reports.terminal.run_tables import plan_table
+        from scoremode.reports.runs import plan_blocks
 
         given = flags.model_arguments(parsed)
         with progress_bar("planning") as progress:
             made = [plan(parsed.model, progress=progress, **one, **given) for one in flags.questions(parsed)]
-        parts = [part for one in made for part in ("", *plan_table(one))]
+        parts = [part for one in made for part in ("", *plan_blocks(one))]
         show(parsed, lambda: made[0] if len(made) == 1 else made, lambda: parts[1:])
 
 
@@ -121,7 +121,7 @@ class ReferenceVerb(Verb):
 
     def run(self, parsed: argparse.Namespace) -> None:
         from scoremode.core.verbs.reference import reference
-        from scoremode.reports.terminal.run_tables import run_table
+        from scoremode.reports.runs import run_blocks
 
         outputs = extensions.offered("reference-output")
         files = {output.name: getattr(parsed, output.name) for output in outputs}
@@ -141,7 +141,7 @@ class ReferenceVerb(Verb):
         kept = [f"kept in {parsed.out}; scoremode compare {parsed.out} CANDIDATE"] if parsed.out else []
         kept += [line for output in outputs if files[output.name] for line in output.used_by(files[output.name])]
         facts = {**result.summary(), "reference": parsed.out, **files}
-        show(parsed, lambda: facts, lambda: [*run_table(result, 0), "", *kept])
+        show(parsed, lambda: facts, lambda: [*run_blocks(result, 0), "", *kept])
 
 
 class ProbVerb(Verb):
@@ -185,7 +185,7 @@ class ProbVerb(Verb):
 
     def run(self, parsed: argparse.Namespace) -> None:
         from scoremode.core.verbs.prob.sequence import SequenceProbability
-        from scoremode.reports.terminal.run_tables import sequence_table
+        from scoremode.reports.runs import sequence_blocks
 
         if parsed.fresh and parsed.out is None:
             raise OptionError("--fresh without --out has nothing to discard", fix="leave --fresh out")
@@ -208,7 +208,7 @@ class ProbVerb(Verb):
                 print_json_list(result.as_json() for results in sections for result in results)
             else:
                 for results in sections:
-                    print_parts(sequence_table(results))
+                    print_blocks(sequence_blocks(results))
 
 
 def _scored(lm: SequenceProbability, pairs: Pairs) -> Iterator[list[SequenceScore]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -18,42 +18,29 @@ import numpy as np
 from markupsafe import Markup
 
 from scoremode.core.statistics.comparison import BY_NAME, Comparison
-from scoremode.core.statistics.statistic import Statistic
 from scoremode.errors import RunError, harmless
+from scoremode.reports.comparisons import summary
 from scoremode.reports.jinja import environment
-from scoremode.reports.numbers import SHOWN, baseline_perplexity, file_size, shown_statistic
+from scoremode.reports.numbers import shown_statistic
 from scoremode.reports.public_text import command_of_question, public_command, public_name, public_words
-from scoremode.reports.served import (
-    ServedModel,
-    are_variants,
-    baseline_name,
-    engine_version,
-    in_order,
-    served,
-    served_manifest,
-)
-from scoremode.reports.text import model_notes, noise_words, notes_on_candidates, top_words
-from scoremode.reports.verdicts import rule_words, verdicts
-from scoremode.values import rounded, usable
+from scoremode.reports.served import are_variants, engine_version
+from scoremode.reports.table import NOTHING, Table
+from scoremode.reports.text import method_words
+from scoremode.values import usable
 
 if TYPE_CHECKING:
     import jinja2
 
-NOTHING = "–"
-ServedCell = Callable[[ServedModel], str]
 # an entity never opens or closes anything in Markdown, but its character may; `_` stays legible in names like Q4_K_M
 ENTITIES = str.maketrans({c: f"&#{ord(c)};" for c in "\\`|<>&*[]~$@"} | {"_": "\\_"})
 LINK_STARTS = re.compile(r"(?i):(?=//)|(?<=www)\.|(?<=mailto):|(?<=xmpp):")  # GFM turns bare addresses into links
-# settings of a method: those that are shown first, and what they are called
-SETTINGS = {"context_length": "context", "stride": "stride", "path": "path"}
 
 
 @cache
 def _environment() -> jinja2.Environment:
     made = environment(lambda value: value if isinstance(value, Markup) else Markup(escaped_markdown(value)))
     made.filters["one_line"] = lambda text: Markup(" ".join(line for line in text.split("\n") if line))
-    made.globals.update(cell=cell, code=code, plain_number=plain_number, quoted=quoted)
-    made.globals.update(NOTHING=NOTHING)
+    made.globals.update(code=code, plain_number=plain_number, quoted=quoted)
     return made
 
 
@@ -79,16 +66,6 @@ def code(text: str) -> Markup:
     return Markup(f"{fence}{space}{plain}{space}{fence}")
 
 
-def cell(statistics: Mapping[str, Any], name: str, percent: bool = False) -> str:
-    """A number of tasks as in ``12.74 ± 0.31``; a dash if there is no value."""
-    return " ".join(rounded(statistics.get(name), statistics.get(f"{name}_stderr"), percent=percent)).rstrip()
-
-
-def shown_cell(measure: Statistic, statistics: Mapping[str, Any]) -> str:
-    """A statistic of a comparison; a dash if there is no value."""
-    return " ".join(shown_statistic(measure, statistics)).rstrip()
-
-
 def quoted(text: str) -> Markup:
     """Text as a JSON string, not escaped to ASCII: YAML readers do not join the halves of an escaped surrogate pair."""
     return Markup(json.dumps(harmless(text), ensure_ascii=False))
@@ -112,84 +89,35 @@ def markdown(comparisons: Sequence[Comparison], statistics: Sequence[Mapping[str
     for c in comparisons:
         if c.baseline.plan_digest != first.baseline.plan_digest:
             raise RunError(f"{first.name} and {c.name} were scored by different plans", fix="publish them separately")
-    facts = [served(c) for c in comparisons]
-    columns = {measure.name: measure.card for measure in SHOWN if measure.card}
-    judged = verdicts(comparisons, statistics)
-    notes = [noise_words(first, statistics[0]), *(f"Baseline: {note}" for note in model_notes(first.baseline))]
-    notes += notes_on_candidates(comparisons)
+    shown = summary(comparisons, statistics)
     return fill_card(
         "model_card.md",
-        table=Markup(card_table(comparisons, statistics, _kinds([served_manifest(m), *facts]), columns)),
-        verdicts=[(comparisons[i].name, public_words(judged[i].sentence), judged[i].scale) for i in in_order(facts)],
-        verdict_rule=rule_words(comparisons),
+        table=Markup(markdown_table(shown.table)),
+        verdicts=[(name, public_words(its.sentence), its.scale) for _, name, its in shown.verdicts],
+        verdict_rule=shown.how[0],
         m=m,
         corpus=public_name(str(m["corpus"])),
         s=statistics[0],
         rule=method_words(m),
         plan=first.baseline.plan_digest,
         served_by=engine_words({"baseline": m} | {f"candidate {c.name}": c.candidate.manifest for c in comparisons}),
-        notes=[public_words(note) for note in (*notes, *dict.fromkeys(map(top_words, comparisons))) if note],
+        notes=[public_words(note.text) for note in shown.notes],
         commands=public_commands(comparisons) or _asked_again(comparisons),
     )
 
 
-def card_table(
-    comparisons: Sequence[Comparison],
-    statistics: Sequence[Mapping[str, Any]],
-    kinds: Mapping[str, ServedCell],
-    columns: Mapping[str, str],
-    *,
-    role: str = "baseline",
-) -> str:
-    """The table of every card: the baseline, then the candidates in groups of one format and engine.
-
-    ``kinds`` are columns that say how a model was served, ``columns`` titles of statistics by name.
-    """
-    manifest, facts = comparisons[0].baseline.manifest, [served(c) for c in comparisons]
-    named = f"{baseline_name(comparisons, public_name(str(manifest['model'])))} ({role})"
-    own = {"ppl_candidate": baseline_perplexity(statistics)}
-    header = ["model", *kinds, *columns.values()]
-    base = served_manifest(manifest)
-    rows = [[named, *(cell(base) for cell in kinds.values()), *(own.get(name, NOTHING) for name in columns)]]
-    for i in in_order(facts):
-        numbers = [shown_cell(BY_NAME[name], statistics[i]) for name in columns]
-        rows.append([comparisons[i].name, *(cell(facts[i]) for cell in kinds.values()), *numbers])
-    ruled = ["---" if title in ("model", "format", "engine") else "---:" for title in header]
-    lines = [header, ruled, *(map(escaped_markdown, row) for row in rows)]
+def markdown_table(table: Table) -> str:
+    """The columns of a table that have a title for cards."""
+    columns = [column for column in table.columns if column.card]
+    header = [table.corner or "model", *(escaped_markdown(column.card) for column in columns)]
+    lines = [header, ["---", *("---:" if column.number else "---" for column in columns)]]
+    for i, row in enumerate(table.rows):
+        if row.page_only:
+            continue
+        name = escaped_markdown(f"{row.name} ({row.tag})" if row.tag else row.name)
+        cells = [NOTHING if cell is None else cell.words for cell in (column.cells[i] for column in columns)]
+        lines.append([f"**{name}**" if row.strong else name, *map(escaped_markdown, cells)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def bits_cell(its: ServedModel) -> str:
-    return NOTHING if its.bits_per_weight is None else f"{its.bits_per_weight:.2f}"
-
-
-def size_cell(its: ServedModel) -> str:
-    return file_size(its.size)
-
-
-def _kinds(facts: Sequence[ServedModel]) -> dict[str, ServedCell]:
-    """Columns that say how each row was served; the first of the facts are the baseline's.
-
-    Format and engine, if a format is known or engines differ; bits per weight if any candidate has them, else size.
-    """
-    found: dict[str, ServedCell] = {}
-    formats = [f.format_and_body for f in facts]
-    if any(formats):
-        found["format"] = lambda its: its.format_and_body or NOTHING
-    if any(formats) or len({f.engine for f in facts}) > 1:
-        found["engine"] = lambda its: its.engine or NOTHING
-    if any(f.bits_per_weight is not None for f in facts[1:]):
-        found["bits overall" if any("-bit body" in text for text in formats) else "bits per weight"] = bits_cell
-    elif any(f.size is not None for f in facts[1:]):
-        found["size"] = size_cell
-    return found
-
-
-def method_words(manifest: Mapping[str, Any]) -> str:
-    settings = manifest.get("method_settings", {})
-    ordered = [name for name in SETTINGS if name in settings] + sorted(settings.keys() - SETTINGS.keys())
-    given = ", ".join(f"{SETTINGS.get(name, name)} {settings[name]}" for name in ordered)
-    return f"{manifest['method']} ({given})" if given else str(manifest["method"])
 
 
 def engine_words(manifests: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:

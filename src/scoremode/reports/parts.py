@@ -14,15 +14,16 @@ if TYPE_CHECKING:
     from scoremode.core.statistics.comparison import Comparison
     from scoremode.core.statistics.equivalence import Equivalence
     from scoremode.reports.command.flags import Flags
+    from scoremode.reports.table import Block
 
 
 @dataclass(frozen=True, slots=True)
 class ResultPart:
-    """A field of each candidate in the JSON, lines below the table, and a section of the page."""
+    """A field of each candidate in the JSON, blocks below the table, and a section of the page."""
 
     field: str
     facts: Callable[[], Sequence[Any]]  # for each candidate; an empty one is left out
-    lines: Callable[[], Sequence[Any]]
+    blocks: Callable[[], Sequence[Block]]
     title: str = ""  # of the section
     section: Callable[[], str] = str  # HTML; '' if it has none
 
@@ -46,12 +47,12 @@ def comparison_parts(
     found: Sequence[Comparison], *, by_depth: bool, beside: Sequence[ResultPart], tested: Sequence[Equivalence]
 ) -> list[ResultPart]:
     """The parts that these comparisons have, in the order in which they are shown; ``beside`` are those of wings."""
+    from scoremode.reports.comparisons import depth_blocks, depth_json, equivalence_blocks, slices_blocks, slices_json
     from scoremode.reports.served import are_variants
-    from scoremode.reports.terminal import part_tables as tables
 
-    depth = ResultPart("by_depth", lambda: tables.depth_json(found), lambda: tables.depth_table(found))
-    slices = ResultPart("by_slice", lambda: tables.slices_json(found), lambda: tables.slices_table(found))
+    depth = ResultPart("by_depth", lambda: depth_json(found), lambda: depth_blocks(found))
+    slices = ResultPart("by_slice", lambda: slices_json(found), lambda: slices_blocks(found))
     facts = [one.as_json() for one in tested]
-    equivalence = ResultPart("equivalence", lambda: facts, lambda: tables.equivalence_lines(tested))
+    equivalence = ResultPart("equivalence", lambda: facts, lambda: equivalence_blocks(tested))
     first = [depth] if by_depth or are_variants(found) else []
     return [*first, slices, *beside, *([equivalence] if tested else [])]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -23,23 +23,21 @@ from scoremode.core import extensions
 from scoremode.core.statistics.comparison import BY_NAME, Comparison
 from scoremode.errors import InputError, RunError
 from scoremode.head.budget import FIRST
+from scoremode.reports.comparisons import bits_cell, card_table
 from scoremode.reports.model_card import (
-    NOTHING,
-    bits_cell,
-    card_table,
     code,
     escaped_markdown,
     markdown,
-    method_words,
+    markdown_table,
     model_index,
     plain_number,
     quoted,
-    size_cell,
 )
-from scoremode.reports.numbers import statistics_for_people
+from scoremode.reports.numbers import file_size, statistics_for_people
 from scoremode.reports.public_text import public_name, public_words
 from scoremode.reports.served import served, served_manifest
-from scoremode.reports.text import model_notes
+from scoremode.reports.table import NOTHING, Cell
+from scoremode.reports.text import method_words, model_notes
 from scoremode.reports.verdicts import verdicts
 from scoremode.version import __version__
 
@@ -74,8 +72,10 @@ def _how(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) ->
 def compact(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> str:
     """A table of five columns, and one line that says how it was made."""
     columns = {"ppl_candidate": "perplexity", "kl_mean": "KL", "same_top": "same top"}
-    table = card_table(comparisons, statistics, {"size": size_cell}, columns)
-    return f"{table}\n\n{_how(comparisons, statistics)}\n"
+    table = card_table(
+        comparisons, statistics, ("size", lambda its: Cell(file_size(its.size)) if its else None), columns
+    )
+    return f"{markdown_table(table)}\n\n{_how(comparisons, statistics)}\n"
 
 
 def exl3(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> str:
@@ -86,10 +86,11 @@ def exl3(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) ->
         "kl_reverse_mean": "KL divergence (quantized, original)",
     }
     columns |= {name: f"top-{count} agreement" for name, count in tops.items()} | {"ppl_candidate": "perplexity"}
-    table = card_table(comparisons, statistics, {"bpw": bits_cell}, columns, role="original")
+    table = card_table(comparisons, statistics, ("bpw", bits_cell), columns)
+    table = replace(table, rows=[replace(row, tag=row.tag.replace("baseline", "original")) for row in table.rows])
     is_whole = all(s["kl_reverse_mean"] is not None and s["top5_same"] is not None for s in statistics)
     missing = "" if is_whole else f" {NOTHING} in a row of a model: not measured, or infinite."
-    return f"{table}\n\n{_how(comparisons, statistics)}{missing}\n"
+    return f"{markdown_table(table)}\n\n{_how(comparisons, statistics)}{missing}\n"
 
 
 class ComparisonLayout(Protocol):

@@ -8,6 +8,8 @@ from typing import Any
 
 from scoremode.core.engine.registry import all_options
 from scoremode.core.statistics.comparison import Comparison
+from scoremode.core.store.run import Run
+from scoremode.reports.numbers import Statistics, file_size
 from scoremode.reports.text import middle_cut
 
 PARTS = ("body", "embedding", "head")
@@ -134,11 +136,6 @@ def baseline_cache(comparisons: Sequence[Comparison]) -> str:
     return served_manifest(comparisons[0].baseline.manifest).kv_cache if are_variants(comparisons) else ""
 
 
-def baseline_name(comparisons: Sequence[Comparison], model: str) -> str:
-    """The name of the baseline's model, with the types of its K/V cache if candidates differ in theirs."""
-    return ", ".join(word for word in (model, baseline_cache(comparisons)) if word)
-
-
 def engine_version(manifest: Mapping[str, Any]) -> str:
     """The version of the engine's own library; '' if the manifest does not say it."""
     versions, engine = manifest.get("versions"), _words(manifest.get("engine"))
@@ -185,3 +182,75 @@ def in_groups(facts: Sequence[ServedModel]) -> dict[str, list[int]]:
     for members in found.values():  # an unknown size comes last
         members.sort(key=lambda i: -(facts[i].bits_per_weight or 0.0))
     return found
+
+
+# ── runs and the facts of a served model ──────────────────────────────────────────────────────────────────────────────
+def run_key(run: Run) -> object:
+    """A key that is equal for two objects of the same run: its folder, or of a run in memory what it says of itself."""
+    if run.path is not None:
+        return run.path
+    said = (str(run.manifest.get(name)) for name in ("model", "identity", "engine_settings", "metrics"))
+    return run.plan_digest, *said
+
+
+def distinct_baselines(
+    comparisons: Sequence[Comparison], statistics: Sequence[Statistics]
+) -> list[tuple[Comparison, Statistics]]:
+    """The first comparison with each baseline."""
+    found: dict[object, tuple[Comparison, Statistics]] = {}
+    for c, s in zip(comparisons, statistics, strict=True):
+        found.setdefault(run_key(c.baseline), (c, s))
+    return list(found.values())
+
+
+def run_name(run: Run, among: Sequence[Run] = ()) -> str:
+    """The model's name, with the text, engine or folder added if the model alone would not tell the runs apart."""
+    m = run.manifest
+    parts = [str(m.get("model", "run"))]
+    for name in ("corpus", "engine", "dtype", "method"):
+        if len({str(other.manifest.get(name)) for other in among}) > 1:
+            parts.append(str(m.get(name)))
+    named = " · ".join(parts)
+    twins = [other for other in among if [str(other.manifest.get("model", "run"))] == parts[:1]]
+    return f"{named} · {run.path}" if len(parts) == 1 and len(twins) > 1 and run.path else named
+
+
+def served_facts(m: Mapping[str, Any], its: ServedModel | None = None) -> dict[str, str]:
+    """How a model was served: its format and sizes, the engine, its versions, kernels and settings.
+
+    ``its`` are the sizes to show, if they are not those of the manifest.
+    """
+    settings, its = m.get("engine_settings") or {}, its or served_manifest(m)
+    bits = its.bits_per_weight
+    stored_as = "size of the file that emulates it" if its.is_emulated else "size of the weights"
+    sizes = (("size that it would have", its.emulated_bytes), (stored_as, its.stored_bytes))
+    parts = {
+        f"size of the {part.name}": f"{part.bits_per_weight:,.3f} bits per weight, {file_size(part.stored_bytes)}, "
+        f"{part.weights:,} weights"
+        for part in its.parts
+    }
+    return known(
+        {
+            "format": m.get("model_format"),
+            "bits per weight": None if bits is None else f"{bits:.3f}, all weights together",
+            **{label: None if count is None else f"{file_size(count)} ({count:,} bytes)" for label, count in sizes},
+            **parts,
+            "engine": m.get("engine"),
+            "versions": pairs(m.get("versions")),
+            "dtype": m.get("dtype"),
+            "device": m.get("device"),
+            "head": m.get("head"),
+            "head kernel": settings.get("head_kernel"),
+            "engine settings": pairs({k: v for k, v in settings.items() if k != "head_kernel"}),
+        }
+    )
+
+
+def known(facts: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in facts.items() if value not in (None, "")}
+
+
+def pairs(values: Any) -> str:
+    if not isinstance(values, Mapping):
+        return "" if values is None else str(values)
+    return ", ".join(f"{k} {v}" for k, v in values.items() if v is not None and v != "")

@@ -14,6 +14,8 @@ from scoremode.errors import harmless
 from scoremode.values import rounded
 
 NOT_MEASURED = "not measured"
+# settings of a method: those that are shown first, and what they are called
+SETTINGS = {"context_length": "context", "stride": "stride", "path": "path", "sequences": "sequences"}
 VISIBLE = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
@@ -51,6 +53,27 @@ def middle_cut(text: str, width: int, measure: Callable[[str], int] = len) -> st
         if measure(shorter) <= width:
             return shorter
     return ""
+
+
+def start_cut(text: str, width: int, measure: Callable[[str], int] = len) -> str:
+    """Shortens a text to ``width`` by cutting its start, between two words if it has any.
+
+    >>> start_cut("in the middle of a sentence", 14)
+    '…of a sentence'
+    """
+    shorter = text
+    while shorter and measure(shorter) + (shorter is not text) > width:
+        shorter = shorter.partition(" ")[2] if " " in shorter else shorter[1:]
+    return shorter if shorter == text else f"…{shorter}"
+
+
+def method_words(manifest: Mapping[str, Any], *, brief: bool = False) -> str:
+    """A method and its settings, as in ``sliding-once (context 2048, stride 512)``; ``brief``: the main ones."""
+    settings = manifest.get("method_settings", {})
+    ordered = [name for name in SETTINGS if name in settings]
+    ordered += [] if brief else sorted(settings.keys() - SETTINGS.keys())
+    given = ", ".join(f"{SETTINGS.get(name, name.replace('_', ' '))} {settings[name]}" for name in ordered)
+    return f"{manifest.get('method')} ({given})" if given else str(manifest.get("method"))
 
 
 def without_common_start(names: Sequence[str]) -> list[str]:
@@ -110,17 +133,6 @@ def model_notes(run: Run) -> list[str]:
 def default_text(run: Run) -> list[str]:
     """The note that says which text was taken where none was given."""
     return [note for note in run.manifest.get("notes") or [] if str(note).startswith(DEFAULT_NOTE)]
-
-
-def notes_on_candidates(comparisons: Sequence[Comparison]) -> list[str]:
-    """Notes on the candidates' models, by name, without those that are also true of the baseline's model."""
-    return [
-        f"candidate {c.name}: {note}"
-        for c in comparisons
-        if not c.is_of_paths  # see ``path_notes``
-        for note in model_notes(c.candidate)
-        if note not in model_notes(c.baseline)
-    ]
 
 
 def noise_words(comparison: Comparison, statistics: Mapping[str, Any]) -> str:

@@ -13,8 +13,8 @@ from scoremode.core.scores.answers import measured
 from scoremode.core.scores.columns import Divergences
 from scoremode.core.statistics import parts
 from scoremode.core.statistics.depth import depth_edges
+from scoremode.reports.comparisons import depth_blocks, depth_json
 from scoremode.reports.html.charts import charts_section
-from scoremode.reports.terminal.part_tables import depth_json, depth_table
 from tests.command_line import Command
 
 WORDS = "the cat sat on the mat and the dog ran away from it over a hill "
@@ -73,7 +73,7 @@ def test_values_that_are_not_finite_are_counted(compared: sm.Comparison) -> None
     kl[5] = np.inf
     found = replace(compared, divergences=Divergences(kl=kl))
     assert [row.unbounded for row in found.by_depth()] == [1, 0, 0, 0]
-    assert any("1 value is not finite and left out" in str(part) for part in depth_table([found]))
+    assert any("1 value is not finite and left out" in str(part) for part in depth_blocks([found]))
     assert depth_json([found])[0][0]["unbounded"] == 1
 
 

@@ -16,8 +16,8 @@ from scoremode.core.scores.answers import measured
 from scoremode.core.scores.columns import Divergences
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.verbs import question
+from scoremode.reports.comparisons import slices_json
 from scoremode.reports.html.page import render
-from scoremode.reports.terminal.part_tables import slices_json
 from tests.command_line import Command, Refused
 from tests.core.text.test_slices import EVERY
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from rich.console import Console
 
 import scoremode as sm
 from scoremode.core.disk.records import HEAD
@@ -30,14 +29,15 @@ from scoremode.core.store.runs import JOURNAL, MANIFEST, SCORES
 from scoremode.core.verbs.finished_runs import of_runs
 from scoremode.core.verbs.prob.sequence import SequenceScore
 from scoremode.errors import EngineError, RunError
-from scoremode.reports.html.notebooks import comparison_html, run_html
+from scoremode.reports.comparisons import summary
+from scoremode.reports.html.notebooks import notebook_html
 from scoremode.reports.html.page import render
 from scoremode.reports.model_card import markdown
-from scoremode.reports.terminal.comparison_tables import comparison_table
-from scoremode.reports.terminal.run_tables import run_table, sequence_table
+from scoremode.reports.runs import run_blocks, sequence_blocks
 from scoremode.studies.kld.statistics import llamacpp_statistics, llamacpp_text
 from scoremode.values import Bools
 from tests.partial_engine import ALL, LOGITS, SUBSETS, PartialEngine, named
+from tests.reports.test_table import drawn
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 4
 COLUMNS = BUILT_IN.names
@@ -62,11 +62,8 @@ def scored(out: Path, *columns: str, **more: Any) -> sm.Run:
     return sm.ppl("table:uniform", engine=PartialEngine(*columns, **more), out=out, **QUESTION)
 
 
-def printed(parts: list[Any]) -> str:
-    console = Console(width=140, record=True, file=open("/dev/null", "w"))  # noqa: SIM115 - never read
-    for part in parts:
-        console.print(part)
-    return console.export_text()
+def printed(parts: Sequence[Any]) -> str:
+    return drawn(parts, width=140)
 
 
 def line_of(text: str, label: str) -> str:
@@ -216,14 +213,14 @@ def test_a_first_choice_without_its_probability_is_refused(full: sm.Run, tmp_pat
 # ── for people ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_the_table_and_a_notebook_say_not_measured(given: Given) -> None:
     columns, run = given
-    shown = printed(run_table(run))
+    shown = printed(run_blocks(run))
     for label, column in (("mean rank", "rank"), ("top-1 accuracy", "rank"), ("entropy (nats)", "entropy")):
         assert ("not measured" in line_of(shown, label)) == (column not in columns), label
     worst = shown[shown.index("worst-predicted tokens") :]
     assert worst.count("not measured") == 8 * (("rank" not in columns) + ("top" not in columns))
     assert "nan" not in shown
     assert "None" not in shown
-    assert run_html(run).count("not measured") == sum(column not in columns for column in NEEDS.values())
+    assert (notebook_html(run) or "").count("not measured") == sum(column not in columns for column in NEEDS.values())
 
 
 def test_the_report_shows_nothing_that_was_not_measured(given: Given) -> None:
@@ -263,9 +260,8 @@ def test_a_comparison_lacks_the_same_top_alone_where_a_run_has_no_first_choices(
 
 def test_the_comparison_table_says_not_measured_and_why(tmp_path: Path) -> None:
     found = compared(tmp_path, ("rank",), ("rank",))
-    shown = printed(comparison_table([found], [found.statistics()]))
-    row = shown.splitlines().index(line_of(shown, "candidate"))
-    assert " ".join(shown.split("\n")[row + line].split()[-1 - (line == 0)] for line in (0, 1)) == "not measured"
+    shown = printed(summary([found], [found.statistics()]).blocks())
+    assert "  not measured  " in line_of(shown, "candidate")
     assert "same top: not measured (no first choices from the baseline and candidate)" in shown
 
 
@@ -279,10 +275,10 @@ def test_gates_ranks_cards_and_pages_say_that_there_is_no_same_top(tmp_path: Pat
     ranked = rank([replace(found, name="unknown"), replace(known, name="known")], by="same_top")
     assert [(r.name, r.place) for r in ranked] == [("known", 1), ("unknown", None)]
     card = markdown([found], [statistics])
-    assert card.splitlines()[3].endswith("| – |")
+    assert card.splitlines()[3].endswith("| not measured |")
     assert "Same top: not measured (no first choices from candidate)." in card
     assert "Same top: not measured (no first choices from candidate)." in render([found], [statistics])
-    assert "not measured" in comparison_html(found)
+    assert "not measured" in (notebook_html(found) or "")
     theirs = llamacpp_statistics(found)
     assert "same_top" not in theirs
     assert "Same top p: not measured" in llamacpp_text(theirs)
@@ -334,7 +330,7 @@ def test_ranks_of_tokens_are_null_where_they_were_not_measured(columns: tuple[st
 
 def test_the_table_of_targets_has_no_rank_where_none_was_measured() -> None:
     some, full = (
-        printed(sequence_table(sm.prob("table:uniform", prompt="ab", targets=["cd"], engine=PartialEngine(*columns))))
+        printed(sequence_blocks(sm.prob("table:uniform", prompt="ab", targets=["cd"], engine=PartialEngine(*columns))))
         for columns in ((), ALL)
     )
     assert "#" not in some

@@ -14,7 +14,7 @@ from scoremode.core.scores.answers import measured
 from scoremode.core.verbs.question import identify
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import OptionError, RunError
-from scoremode.reports.terminal.run_tables import worst_table
+from scoremode.reports.runs import worst_table
 from scoremode.values import NUMERICS
 from tests.gguf_files import gguf_of
 from tests.makers import ask

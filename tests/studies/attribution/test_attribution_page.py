@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 import scoremode as sm
 from scoremode.errors import InputError
 from scoremode.studies.attribution.cells import Cells, Damage
 from scoremode.studies.attribution.page import depth, render_attribution
 from scoremode.studies.attribution.result import Attribution, CandidateDamage, Recipe, Uniform, UnitDamage
-from scoremode.studies.attribution.tables import attribution_tables
+from scoremode.studies.attribution.tables import attribution_blocks
+from tests.reports.test_table import drawn
 
 HOSTILE = '<script>alert("x")</script>&\u202e'
 KINDS = ("q_proj", "k_proj", "down_proj", "norms")
@@ -45,10 +45,7 @@ def attribution(by: str = "matrix", layers: int = 5, name: str = "candidate") ->
 
 
 def shown(found: Attribution) -> str:
-    console = Console(width=140, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    for part in attribution_tables(found.as_json()):
-        console.print(part)
-    return console.export_text()
+    return drawn(attribution_blocks(found.as_json()), width=140)
 
 
 @pytest.mark.parametrize("by", ["layer", "matrix"])
@@ -58,7 +55,7 @@ def test_the_page_has_every_part(by: str) -> None:
     assert all(f'id="{name}"' in page for name in ("account", "bars", "recipe", "units"))
     assert page.count('class="heat') == (2 * (5 * 3 + 3) if by == "matrix" else 0)  # cells and the scale; no norms
     assert "beats candidate (4.50 bits per weight) on held-out windows, surely" in page
-    assert "served: KL" in page
+    assert "<dt>served</dt>" in page
     assert "noise floor" in page
 
 

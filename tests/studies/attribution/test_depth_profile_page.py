@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from scoremode.studies.attribution.depth_profile import DepthProfile, Place
 from scoremode.studies.attribution.page import depth_profile_charts, depth_profile_section
 from scoremode.studies.attribution.routing import routing_of
-from scoremode.studies.attribution.tables import depth_profile_table, routing_table
+from scoremode.studies.attribution.tables import depth_profile_blocks, routing_blocks
 from scoremode.values import Estimate
+from tests.reports.test_table import drawn
 
 
 def estimate(value: float) -> Estimate:
@@ -49,20 +49,17 @@ HEALTHY = [0.0, 0.01, 0.012, 0.011]
 BROKEN = [0.0, 0.01, 0.5, 0.011]
 
 
-def printed(parts: list[Any], width: int = 140) -> str:
-    console = Console(width=width, record=True, file=io.StringIO())
-    for part in parts:
-        console.print(part)
-    return console.export_text()
+def printed(parts: Sequence[Any]) -> str:
+    return drawn(parts, width=140)
 
 
 def test_table_marks_the_layer_that_is_out_of_line() -> None:
-    text = printed(depth_profile_table(profile(BROKEN)))
+    text = printed(depth_profile_blocks(profile(BROKEN)))
     assert "layer 1 ◀" in text
     assert "layer 1 is out of line: its own error is 0.5" in text
     assert "before the final norm: 100 tokens of 4 windows, errors over documents" in text
     assert "the noise floor is exceeded from layer 0 on" in text
-    healthy = printed(depth_profile_table(profile(HEALTHY)))
+    healthy = printed(depth_profile_blocks(profile(HEALTHY)))
     assert "◀" not in healthy
     assert "no layer is out of line" in healthy
 
@@ -70,7 +67,7 @@ def test_table_marks_the_layer_that_is_out_of_line() -> None:
 def test_table_of_a_profile_without_a_noise_floor_and_with_notes() -> None:
     found = profile(HEALTHY, notes=("a note",))
     found = replace(found, places=tuple(replace(place, noise=None) for place in found.places))
-    text = printed(depth_profile_table(found))
+    text = printed(depth_profile_blocks(found))
     assert "no error is above the noise floor" in text
     assert "a note" in text
 
@@ -101,6 +98,6 @@ def test_table_of_routes() -> None:
     b[1, :5] = 1
     kl = np.where(np.arange(10) < 5, 3.0, 1.0)
     found = routing_of(("b", "c"), ("layer 0", "layer 1"), (a, b), kl, np.arange(10), of_experts=4)
-    text = printed(routing_table(found))
+    text = printed(routing_blocks(found))
     assert re.search(r"layer 1 +50\.00% ± 16\.67%|layer 1 +50% ± 17%", text)
     assert "of the tokens have other experts in at least one layer; they hold 75" in text

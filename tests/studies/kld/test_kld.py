@@ -20,8 +20,8 @@ from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.verbs.reference import FileArguments
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, InputError, RunError
+from scoremode.reports.comparisons import comparison_json
 from scoremode.reports.model_card import markdown
-from scoremode.reports.terminal.comparison_tables import comparison_json
 from scoremode.reports.text import model_notes
 from scoremode.studies.kld.file import MAGIC, KldFile
 from scoremode.studies.kld.statistics import llamacpp_statistics
@@ -121,7 +121,7 @@ def test_several_candidates_and_their_report(tmp_path: Path) -> None:
     assert [c.name for c in found] == ["table:uniform", "table:successor"]
     assert found[1].statistics()["kl_infinite"] == len(kl_of(found[1]))
     page = sm.report(tmp_path / "report.html", *found).read_text()
-    assert "Baseline: 16-bit baseline" in page, "in the note below the table, not only in the provenance"
+    assert ": 16-bit baseline" in page, "in the note below the table, not only in the provenance"
     assert "16-bit baseline" in markdown(found, [c.statistics() for c in found])
     assert "16-bit" in " ".join(comparison_json(found, [c.statistics() for c in found])["baseline_notes"])
 

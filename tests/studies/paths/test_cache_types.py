@@ -133,7 +133,7 @@ def test_an_interrupted_grid_resumes(file: Path, tmp_path: Path) -> None:
 def test_cards_and_pages_of_kept_runs_have_the_names(file: Path, command: Command, tmp_path: Path) -> None:
     table = command("compare", file, *GRID, *FLAGS, "--out", tmp_path / "out")
     assert table.code == 0, table.err
-    assert "\nk f16 v f16\n" in table.out  # below the name of the baseline
+    assert "\nwider.gguf, k f16 v f16" in table.out
     card = command("card", tmp_path / "out")
     assert "wider.gguf, k f16 v f16 (baseline)" in card.out
     assert all(name.replace("_", "\\_") in card.out for name in NAMES)

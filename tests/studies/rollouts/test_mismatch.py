@@ -16,7 +16,7 @@ import scoremode as sm
 from scoremode.core.scores.columns import Divergences
 from scoremode.errors import InputError, OptionError
 from scoremode.studies.rollouts.mismatch_statistics import FIELDS, Mismatch
-from scoremode.studies.rollouts.tables import mismatch_tables
+from scoremode.studies.rollouts.tables import mismatch_blocks
 from scoremode.values import Floats, Ids, Ints
 from tests.makers import VOCABULARY, make_tiny_model, make_tokenizer
 from tests.reports.test_table import drawn
@@ -184,7 +184,7 @@ def test_no_tokens() -> None:
 
 def test_shown_in_a_terminal_on_a_page_and_as_a_table(tmp_path: Path) -> None:
     far = replace(small(), position=np.tile([0, 100], 4), names=("base", "<b>fsdp</b>"), notes=("a <note>",))
-    shown = drawn(mismatch_tables(far.statistics(), far.by_position(), far.by_slice()))
+    shown = drawn(mismatch_blocks(far.statistics(), far.by_position(), far.by_slice()))
     for words in (
         "<b>fsdp</b> against the rollouts of base",
         "outside 0.8 to 1.2",
@@ -194,7 +194,7 @@ def test_shown_in_a_terminal_on_a_page_and_as_a_table(tmp_path: Path) -> None:
     ):
         assert words in shown
     page = Path(str(sm.report(tmp_path / "page.html", far))).read_text()
-    for words in ("&lt;b&gt;fsdp&lt;/b&gt;", "64 to 100", "thinking", "a &lt;note&gt;"):
+    for words in ("&lt;b&gt;fsdp&lt;/b&gt;", "64 to 100", "thinking", "A &lt;note&gt;."):
         assert words in page
     assert "<b>fsdp" not in page
     table = far.to_arrow()

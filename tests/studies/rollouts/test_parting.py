@@ -11,7 +11,7 @@ import pytest
 from scoremode.errors import RunError
 from scoremode.studies.rollouts.parting import Partings, Survival, partings
 from scoremode.studies.rollouts.readings import text_ratios
-from scoremode.studies.rollouts.tables import parting_table, text_ratios_table
+from scoremode.studies.rollouts.tables import parting_blocks, text_ratios_blocks
 from scoremode.values import Bools, Ints
 from tests.reports.test_table import drawn
 
@@ -191,12 +191,12 @@ def test_once_every_text_has_parted_none_goes_on() -> None:
 # ── shown ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_tables_show_both_figures() -> None:
     found = of_texts([(n, "=" * n + "~==x"[: n % 5]) for n in range(1, 40)])
-    shown = drawn(parting_table([("q4", found.statistics())]))
+    shown = drawn(parting_blocks([(0, "q4", found.statistics())]))
     assert "without a parting" in shown
     assert "near-ties" in shown
     text = np.repeat(np.arange(6), 2)
     reads = text_ratios(text, text, np.full(12, -1.0), np.linspace(-2, -1, 12)).statistics()
-    assert "perplexity ratio" in drawn(text_ratios_table([("base", "q4", reads), ("q4", "base", reads)]))
+    assert "perplexity ratio" in drawn(text_ratios_blocks([(0, "base", "q4", reads), (1, "q4", "base", reads)]))
 
 
 @pytest.mark.parametrize("texts", [5, 10, 20])

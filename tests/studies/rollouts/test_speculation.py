@@ -13,7 +13,7 @@ import pytest
 from scoremode.errors import RunError
 from scoremode.studies.rollouts import speculation as module
 from scoremode.studies.rollouts.speculation import acceptances, constant_rate, expected_steps, speculation
-from scoremode.studies.rollouts.tables import speculation_table
+from scoremode.studies.rollouts.tables import speculation_blocks
 from scoremode.values import Floats
 from tests.reports.test_table import drawn
 
@@ -197,7 +197,7 @@ def test_it_is_shown_and_fit_for_json() -> None:
     text = np.repeat(np.arange(6), 100)
     found = speculation(text, text, np.random.default_rng(5).random(600)).statistics()
     assert json.loads(json.dumps(found, allow_nan=False)) == found
-    shown = drawn(speculation_table("small-model", found))
+    shown = drawn(speculation_blocks("small-model", found))
     assert "small-model as a draft model" in shown
     assert "8 drafted" in shown
     assert "64 to 99" in shown

@@ -20,17 +20,18 @@ from scoremode.reports.command.logs import is_quiet
 
 if TYPE_CHECKING:
     from scoremode.core.verbs.progress import Progress
+    from scoremode.reports.table import Block
 
 logger = logging.getLogger(__name__)
 RULE_HOLDS = 1  # the exit code
 
 
-def show(parsed: argparse.Namespace, facts: Callable[[], Any], parts: Callable[[], list[Any]]) -> None:
-    """Prints the facts as JSON if ``--json`` was given, else the parts as tables and text."""
+def show(parsed: argparse.Namespace, facts: Callable[[], Any], blocks: Callable[[], Iterable[Block]]) -> None:
+    """Prints the facts as JSON if ``--json`` was given, else the blocks as tables and text."""
     if parsed.json:
         print_json(facts())
     else:
-        print_parts(parts())
+        print_blocks(blocks())
 
 
 def indented(value: Any) -> str:
@@ -58,12 +59,12 @@ def print_json_list(values: Iterable[dict[str, Any]]) -> None:
     sys.stdout.write("\n]\n" if opened else "[]\n")
 
 
-def print_parts(parts: Iterable[Any]) -> None:
-    from scoremode.reports.terminal.console import console
+def print_blocks(blocks: Iterable[Block]) -> None:
+    from scoremode.reports.terminal import console, renderable
 
     out = console()
-    for part in parts:
-        out.print(part)
+    for block in blocks:
+        out.print(renderable(block))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from rich.progress import Progress as Bar
 from rich.text import Text
 
 from scoremode.core.verbs.progress import ProgressState
-from scoremode.reports.terminal.console import PlainConsole
+from scoremode.reports.terminal import PlainConsole
 
 if TYPE_CHECKING:
     from collections.abc import Callable

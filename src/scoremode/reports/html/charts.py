@@ -15,10 +15,10 @@ from scoremode.core.statistics.depth import deepest, depth_edges, means_by_stret
 from scoremode.core.statistics.streams import array_blocks
 from scoremode.core.store.run import Run
 from scoremode.reports.html.drawing import SMALL, Axis, Chart, Shape, both_ways, linear, logarithmic, plain
-from scoremode.reports.html.provenance import distinct_baselines, run_name
 from scoremode.reports.html.series import Series, StreamedColumn, delta_logprob, surprise
 from scoremode.reports.html.templating import fill
 from scoremode.reports.numbers import Statistics
+from scoremode.reports.served import distinct_baselines, run_name
 from scoremode.reports.text import counted
 from scoremode.values import Floats, Ints, usable
 

@@ -12,20 +12,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
+from markupsafe import Markup
+
 from scoremode.core import extensions
 from scoremode.core.statistics.comparison import Comparison, are_of_paths
 from scoremode.core.statistics.ranking import closest, pairs_tested
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.outputs import check_report
 from scoremode.errors import InputError, RunError, UnknownArgumentError
+from scoremode.reports.comparisons import slices_blocks, summary
 from scoremode.reports.html.charts import charts_section
-from scoremode.reports.html.provenance import distinct_baselines, provenance_section, run_key
+from scoremode.reports.html.provenance import provenance_section
 from scoremode.reports.html.scored_text import TEXT_TARGETS, page_data, text_section, worst_view
 from scoremode.reports.html.size_chart import size_section
-from scoremode.reports.html.tables import publish_section, summary_section
-from scoremode.reports.html.templating import fill_page
+from scoremode.reports.html.templating import fill, fill_page
+from scoremode.reports.model_card import markdown
 from scoremode.reports.numbers import Statistics
 from scoremode.reports.parts import ResultPart, offered_parts
+from scoremode.reports.publish import compact, metadata
+from scoremode.reports.runs import run_slices, runs_notes, runs_table
+from scoremode.reports.served import distinct_baselines, run_key, run_name
+from scoremode.reports.table import Block, Note
 from scoremode.reports.text import listed
 from scoremode.values import usable
 
@@ -80,6 +87,35 @@ def render(
     )
 
 
+def summary_section(
+    comparisons: Sequence[Comparison], statistics: Sequence[Statistics], alone: Sequence[Run], more: Sequence[str]
+) -> Markup:
+    """The tables of comparisons, of runs alone, and of slices of their texts."""
+    names = [run_name(run, alone) for run in alone]
+    blocks: list[Block] = [*slices_blocks(comparisons)] if comparisons else []
+    if alone:
+        blocks += [runs_table(alone, names, "Run"), *map(Note, runs_notes(alone, names))]
+    for name, run in zip(names, alone, strict=True):
+        slices = run_slices(run)
+        blocks += [Note(name, "bold"), *slices] if slices and len(alone) > 1 else slices
+    shown = summary(comparisons, statistics, more) if comparisons else None
+    marked = shown is not None and any(cell and cell.mark for column in shown.table.columns for cell in column.cells)
+    return fill("summary.html", summary=shown, marked=marked, blocks=blocks)
+
+
+def publish_section(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> Markup:
+    """The texts of a model card, to copy; a text that cannot be made is left out, with the reason."""
+    found, notes = [], []
+    if not comparisons or any(s.get("targets") is None for s in statistics):
+        return Markup()
+    for title, make in (("Markdown table", markdown), ("Compact table", compact), ("Metadata (model-index)", metadata)):
+        try:
+            found.append((title, make(comparisons, statistics)))
+        except RunError as refused:
+            notes.append(f"{title}: {refused}.")
+    return fill("publish.html", texts=found, notes=notes)
+
+
 def _title(candidates: Sequence[str], baselines: Sequence[Run], texts: str, *, of_paths: bool) -> str:
     if not baselines:
         return "Nothing to report"
@@ -112,7 +148,7 @@ class ResultPage:
     render: Callable[[Sequence[Any]], str]
     refusal: tuple[str, str]  # what is wrong with results that cannot be on this page, and what to do
     several: bool = False  # can one page show several of them?
-    in_notebooks: Callable[[Any], str] | None = None
+    blocks: Callable[[Any], Sequence[Block]] | None = None  # what notebooks show of it
 
 
 def result_pages() -> list[ResultPage]:

@@ -20,10 +20,10 @@ from scoremode.core.scores.columns import Scores, TargetFacts
 from scoremode.core.statistics.comparison import BY_NAME, Comparison
 from scoremode.core.store.run import Run
 from scoremode.core.text.token_text import owned
-from scoremode.reports.html.provenance import run_name
 from scoremode.reports.html.series import StreamedColumn, delta_logprob
 from scoremode.reports.html.templating import fill, visible
 from scoremode.reports.numbers import Statistics
+from scoremode.reports.served import run_name
 from scoremode.values import Ints, usable
 
 TEXT_TARGETS = 250_000  # most targets per text; a page with more would not open on a phone

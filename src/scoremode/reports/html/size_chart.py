@@ -6,7 +6,6 @@ It is drawn twice, wide for a desktop and narrow for a phone; the style sheet sh
 from __future__ import annotations
 
 import itertools
-import math
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,17 +26,15 @@ from scoremode.values import rounded, usable
 
 Missing = dict[str, list[str]]  # why candidates are not drawn, and their names
 XY = tuple[float, float]  # x and y of a drawing; y grows downwards
+Box = tuple[float, float, float, float]  # left, top, right and bottom
 
 DECADE = 8.0  # values that differ by this factor are drawn on a logarithmic axis
 FAR_BELOW = 1e-3  # a noise floor further below the candidates would squeeze them together
 LARGEST = 1e300
 CANNOT = "not a number that can be drawn"
 
-DISTANCES = (9.0, 20.0, 33.0, 48.0)  # of a name from its mark
+DISTANCES = (9.0, 18.0)  # of a name from its mark
 DIRECTIONS = ((1, 0), (-1, 0), (1, -1), (-1, -1), (1, 1), (-1, 1), (0, -1), (0, 1))
-NEAR = 16.0  # further away, a line leads from the name to its mark
-HIDDEN = 0.3  # the share of a name that may be covered before it is left out
-
 
 SCREENS = (
     Frame("wide", 920, 430, 66, 14, 30, 44, text=13, longest=30),
@@ -204,17 +201,8 @@ class SizeChart:
 
     def names(self, frame: Frame) -> list[Spot | None]:
         """Where each name is written; None if there is no room for it."""
-        places, level = self._places(frame), self._level(frame)
-        taken = [level.note] if level else []
-        for p, (x, _) in zip(self.points, places, strict=True):
-            high, low = (frame.y(self.height(end)) for end in p.ends)
-            taken.append(Box(x - 4, high, x + 4, low))
-        corners = [places[i] for i in self.front]
-        for (x, y), (right, below) in itertools.pairwise([*corners, (frame.x(1), corners[-1][1])]):
-            taken += [Box(x, y - 2, right, y + 2), Box(right - 2, min(y, below), right + 2, max(y, below))]
-        names = [middle_cut(p.label, frame.longest) for p in self.points]
-        inside = Box(frame.left + 2, frame.top - 8, frame.width - 2, frame.height - frame.bottom - 2)
-        return place_names(names, places, frame.text, inside, taken)
+        level, names = self._level(frame), [middle_cut(p.label, frame.longest) for p in self.points]
+        return place_names(names, self._places(frame), frame, [level.box] if level else [])
 
     def _level(self, frame: Frame) -> Level | None:
         """The line that shows the baseline or the noise floor; None if there is neither."""
@@ -229,25 +217,7 @@ class SizeChart:
             words = f"noise floor{', at most' if min(self.floors) < value else ''} {plain(value)}"
             words += ", below this chart" if unseen else ""
         base, right = y + frame.text if baseline else y - 4, frame.x(1) - 3
-        return Level(y, words, Box(right - text_width(words, frame.text), base - frame.text, right, base + 3))
-
-
-class Box(NamedTuple):
-    """A rectangle of a drawing; y grows downwards."""
-
-    left: float
-    top: float
-    right: float
-    bottom: float
-
-    def overlap(self, other: Box) -> float:
-        wide = min(self.right, other.right) - max(self.left, other.left)
-        high = min(self.bottom, other.bottom) - max(self.top, other.top)
-        return wide * high if wide > 0 and high > 0 else 0.0
-
-    @property
-    def area(self) -> float:
-        return (self.right - self.left) * (self.bottom - self.top)
+        return Level(y, words, (right - text_width(words, frame.text), base - frame.text, right, base + 3))
 
 
 class Level(NamedTuple):
@@ -255,7 +225,7 @@ class Level(NamedTuple):
 
     y: float
     words: str
-    note: Box
+    box: Box
 
 
 class Spot(NamedTuple):
@@ -265,7 +235,6 @@ class Spot(NamedTuple):
     y: float  # of the base line
     anchor: str  # of SVG text: start, middle or end
     box: Box
-    far: bool  # a line leads to its mark
 
 
 def text_width(text: str, size: float) -> float:
@@ -275,25 +244,17 @@ def text_width(text: str, size: float) -> float:
 
 
 def place_names(
-    names: Sequence[str], marks: Sequence[XY], size: float, within: Box, taken: Sequence[Box] = ()
+    names: Sequence[str], marks: Sequence[XY], frame: Frame, taken: Sequence[Box] = ()
 ) -> list[Spot | None]:
-    """A spot for each name, beside its mark; None if there is no room for it.
-
-    ``taken`` are boxes covered by other things, such as error bars. The most crowded marks are served first.
-    """
-    covered = [*(Box(x - 7, y - 7, x + 7, y + 7) for x, y in marks), *taken]
-    found: list[Spot | None] = [None] * len(names)
-    room = [
-        min((math.dist(mark, other) for j, other in enumerate(marks) if j != i), default=math.inf)
-        for i, mark in enumerate(marks)
-    ]
-    for i in sorted(range(len(names)), key=room.__getitem__):
-        inside = [s for s in _spots(names[i], marks[i], size) if s.box.overlap(within) >= s.box.area * (1 - 1e-9)]
-        hidden = [sum(spot.box.overlap(box) for box in covered) / spot.box.area for spot in inside]
-        if hidden and min(hidden) <= HIDDEN:
-            spot = inside[hidden.index(min(hidden))]
-            found[i] = spot
-            covered.append(spot.box)
+    """The first spot beside each mark that covers no mark and no other name; None if there is none."""
+    covered = [*((x - 6, y - 6, x + 6, y + 6) for x, y in marks), *taken]
+    within = (frame.left, frame.top - 8, frame.width, frame.height - frame.bottom)
+    found = list[Spot | None]()
+    for name, mark in zip(names, marks, strict=True):
+        tried = (s for s in _spots(name, mark, frame.text) if _is_inside(s.box, within))
+        spot = next((s for s in tried if not any(_overlap(s.box, other) for other in covered)), None)
+        covered += [spot.box] if spot else []
+        found.append(spot)
     return found
 
 
@@ -301,8 +262,15 @@ def _spots(name: str, mark: XY, size: float) -> Iterator[Spot]:
     """The spots for a name that are tried, the best first."""
     width = text_width(name, size)
     for distance, (right, down) in itertools.product(DISTANCES, DIRECTIONS):
-        reach = distance / math.hypot(right, down)
-        x, middle = mark[0] + right * reach, mark[1] + down * (reach + (size / 2 if not right else 0))
+        x, middle = mark[0] + right * distance, mark[1] + down * (distance + (size / 2 if not right else 0))
         left = x if right > 0 else x - width if right < 0 else x - width / 2
-        box = Box(left, middle - size * 0.6, left + width, middle + size * 0.6)
-        yield Spot(x, middle + size * 0.35, ("middle", "start", "end")[right], box, distance > NEAR)
+        box = (left, middle - size * 0.6, left + width, middle + size * 0.6)
+        yield Spot(x, middle + size * 0.35, ("middle", "start", "end")[right], box)
+
+
+def _is_inside(box: Box, other: Box) -> bool:
+    return box[0] >= other[0] and box[1] >= other[1] and box[2] <= other[2] and box[3] <= other[3]
+
+
+def _overlap(box: Box, other: Box) -> bool:
+    return box[0] < other[2] and other[0] < box[2] and box[1] < other[3] and other[1] < box[3]

@@ -20,6 +20,7 @@ from markupsafe import Markup, escape
 
 from scoremode.reports.html.drawing import SERIES, line_style, mark_path
 from scoremode.reports.jinja import environment
+from scoremode.reports.table import Cell, Column, Facts, Note, Table, capital, number
 from scoremode.reports.text import counted, middle_cut
 from scoremode.values import rounded, usable
 from scoremode.version import __version__
@@ -61,22 +62,28 @@ def escaped(text: object) -> Markup:
     return text if isinstance(text, Markup) else escape(visible(text))
 
 
-def cell_with_error(value: Any, stderr: Any = None, *, percent: bool = False) -> Markup:
-    """The number and its error as HTML."""
-    return as_html(rounded(value, stderr, percent=percent))
+def cell_html(column: Column, cell: Cell) -> Markup:
+    """The number and its error, with the minus sign of typography."""
+    text, error = (part.replace("-", "−") if column.number else part for part in (cell.text, cell.error))
+    return escaped(text) + (Markup(' <span class="error">{}</span>').format(escaped(error)) if error else "")
 
 
-def as_html(found: tuple[str, str]) -> Markup:
-    """A rounded number and its error as HTML, with the minus sign of typography."""
-    number, error = (text.replace("-", "−") for text in found)
-    return escape(number) + (Markup(' <span class="error">{}</span>').format(error) if error else "")
+def number_html(value: Any, stderr: Any = None, *, percent: bool = False) -> Markup:
+    cell = number(value, stderr, percent=percent)
+    return cell_html(Column("", [cell]), cell)
 
 
 @cache
 def _environment() -> jinja2.Environment:
     made = environment(escaped)
     made.filters["px"] = lambda value: f"{value:.1f}".removesuffix(".0")
-    made.globals.update(number=cell_with_error, rounded=rounded, usable=usable, counted=counted, middle_cut=middle_cut)
+    made.filters["capital"] = capital
+    made.filters["sentence"] = lambda text: capital(text) + ("" if text.endswith((".", "…")) else ".")
+    made.tests["table"] = lambda block: isinstance(block, Table)
+    made.tests["facts"] = lambda block: isinstance(block, Facts)
+    made.tests["note"] = lambda block: isinstance(block, Note)
+    made.globals.update(number=number_html, cell_html=cell_html)
+    made.globals.update(rounded=rounded, usable=usable, counted=counted, middle_cut=middle_cut)
     made.globals.update(SERIES=SERIES, line_style=line_style, mark_path=mark_path, version=__version__)
     return made
 

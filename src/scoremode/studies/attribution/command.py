@@ -65,7 +65,7 @@ class AttributeVerb(Verb):
             (self._served if parsed.by == "served" else self._routes)(parsed, output)
             return
         from scoremode.studies.attribution.attribute import attribute
-        from scoremode.studies.attribution.tables import attribution_tables, depth_profile_table
+        from scoremode.studies.attribution.tables import attribution_blocks, depth_profile_blocks
 
         with progress_bar("swapping") as progress:
             found = attribute(
@@ -85,8 +85,8 @@ class AttributeVerb(Verb):
         facts = found.as_json()
         facts["notes"] += notes
         facts["profiles"] = [profile.as_json() for profile in profiles]
-        tables = [part for profile in profiles for part in ("", *depth_profile_table(profile))]
-        show(parsed, lambda: facts, lambda: [*attribution_tables(facts), *tables])
+        tables = [part for profile in profiles for part in ("", *depth_profile_blocks(profile))]
+        show(parsed, lambda: facts, lambda: [*attribution_blocks(facts), *tables])
         if output:
             from scoremode.studies.attribution.page import render_attribution
 
@@ -94,11 +94,11 @@ class AttributeVerb(Verb):
 
     def _served(self, parsed: argparse.Namespace, output: Any) -> None:
         """Only the profile: hidden states between the layers of the served model."""
-        from scoremode.studies.attribution.tables import depth_profile_table
+        from scoremode.studies.attribution.tables import depth_profile_blocks
 
         with progress_bar("comparing layers") as progress:
             found = _profile(parsed, parsed.candidates[0], progress)
-        show(parsed, found.as_json, lambda: depth_profile_table(found))
+        show(parsed, found.as_json, lambda: depth_profile_blocks(found))
         if output:
             from scoremode.studies.attribution.page import render_profile
 
@@ -107,14 +107,14 @@ class AttributeVerb(Verb):
     def _routes(self, parsed: argparse.Namespace, output: Any) -> None:
         """Only the routes of a mixture of experts."""
         from scoremode.studies.attribution.routing import routing
-        from scoremode.studies.attribution.tables import routing_table
+        from scoremode.studies.attribution.tables import routing_blocks
 
         if output:
             raise OptionError("--by routes has no page", fix="leave --report out, or give --json")
         arguments = {**flags.question(parsed), **flags.model_arguments(parsed)}
         with progress_bar("scoring") as progress:
             found = routing(parsed.baseline, parsed.candidates[0], progress=progress, **arguments)
-        show(parsed, found.as_json, lambda: routing_table(found))
+        show(parsed, found.as_json, lambda: routing_blocks(found))
 
 
 def _require_alone(parsed: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""The HTML page of an attribution: the account, a map of layers and matrices, bars with errors, profiles, all figures.
+"""The HTML page of an attribution: its tables, a map of layers and matrices, bars with errors, profiles.
 
 It needs no script: figures are shown as titles when the pointer rests on a cell or a bar.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,21 +15,20 @@ from markupsafe import Markup
 from scoremode.reports.html.drawing import SMALL, Axis, Chart, Frame, Shape, linear, logarithmic, plain
 from scoremode.reports.html.page import ResultPage
 from scoremode.reports.html.templating import fill, fill_page
+from scoremode.reports.table import Note, estimate
 from scoremode.studies.attribution.depth_profile import DepthProfile, Place
-from scoremode.studies.attribution.result import Attribution, CandidateDamage, UnitDamage, ordered
+from scoremode.studies.attribution.result import Attribution, CandidateDamage, UnitDamage
 from scoremode.studies.attribution.tables import (
-    PREDICTED,
-    account_lines,
+    account_facts,
     attribution_notes,
     candidate_bits,
-    chosen_words,
-    saves_bits,
-    unit_rows,
+    depth_profile_notes,
+    recipe_blocks,
+    units_table,
 )
-from scoremode.values import Estimate, Floats, rounded
+from scoremode.values import Estimate, Floats
 
 DECADES = 2  # of the colours of a map: a hundredth of the largest, and less, is almost white
-NAMED_PARTS = 6  # units that have a segment of their own in the account
 WIDE, NARROW = ("wide", 760.0), ("narrow", 380.0)
 LEAST = 1e-9  # smaller errors, and errors of exactly zero, are drawn at the lower end
 DOT = 2.2  # radius of a point
@@ -39,8 +37,7 @@ DOT = 2.2  # radius of a point
 # ── charts of a profile by layer ─────────────────────────────────────────────────────────────────────────────────────
 def depth_profile_section(found: DepthProfile) -> Markup:
     """The charts as a section of a page, with the verdict and the notes."""
-    facts = [found.verdict, "Hidden states after each decoder layer are compared, before the final norm."]
-    notes = [*facts, f"Noise floor: the baseline against itself, {found.unusual_way}.", *found.notes]
+    notes = [note.text for note in depth_profile_notes(found)]
     return fill("charts.html", names=[found.names[1]], figures=depth_profile_charts(found), noise=True, notes=notes)
 
 
@@ -87,8 +84,7 @@ def _chart(title: str, text: str, along: Axis, values: Sequence[Estimate], place
         for i, e in part
     ]
     dots = [
-        Shape("dot", _dot(*at), 0, f"{places[i].name}: {' '.join(rounded(e.value, e.stderr)).rstrip()}")
-        for at, (i, e) in zip(line, points, strict=True)
+        Shape("dot", _dot(*at), 0, f"{places[i].name}: {_words(e)}") for at, (i, e) in zip(line, points, strict=True)
     ]
     shapes = [Shape("band", f"{SMALL.path(band)}Z", 0), Shape("line", SMALL.path(line), 0, title), *dots]
     return Chart(title, text, along, up, shapes)
@@ -108,32 +104,24 @@ def _dot(x: float, y: float) -> str:
 def render_attribution(found: Attribution, profiles: Sequence[DepthProfile] = (), more: Sequence[str] = ()) -> str:
     """Renders the page of an attribution, with profiles of served candidates, and more notes."""
     facts = found.as_json()
-    candidates = [
-        {
-            "facts": c,
-            "account": _account(found, own),
-            "lines": account_lines(c),
-            "bits": candidate_bits(c),
-            "saves_bits": saves_bits(c),
-            "rows": unit_rows(c),
-            "maps": _maps(found, own),
-            "bars": _bars(found, own),
-        }
-        for own, c in zip(found.candidates, facts["candidates"], strict=True)
-    ]
-    left_out = [*(() if any(c["maps"] for c in candidates) else ("map",)), *(() if "recipe" in facts else ("recipe",))]
-    left_out += [] if profiles else ["charts"]
+    candidates = []
+    for own, c in zip(found.candidates, facts["candidates"], strict=True):
+        account = account_facts(c)
+        account.line("size", candidate_bits(c))
+        drawn = {"maps": _maps(found, own), "bars": _bars(found, own)}
+        candidates.append({"name": own.name, "account": account, "units": units_table(c), **drawn})
+    recipe = facts.get("recipe")
+    there = {"map": any(c["maps"] for c in candidates), "recipe": recipe is not None, "charts": bool(profiles)}
     return fill_page(
         "attribution.html",
         title=f"Where {', '.join(c.name for c in found.candidates)} differs from {found.baseline}",
         facts=facts,
         candidates=candidates,
-        notes=[*attribution_notes(facts), *more],
+        notes=[Note(line) for line in (*attribution_notes(facts), *more)],
         profiles=[depth_profile_section(profile) for profile in profiles],
-        recipe=facts.get("recipe"),
-        units_from="" if found.recipe is None else chosen_words(facts["recipe"]),
-        predicted=PREDICTED,
-        left_out=left_out,
+        recipe=recipe_blocks(recipe) if recipe is not None else [],
+        chosen={} if recipe is None else recipe["chosen"],
+        left_out=[name for name, is_there in there.items() if not is_there],
     )
 
 
@@ -150,7 +138,7 @@ def figures(found: Attribution, one: UnitDamage) -> str:
     said = [
         f"{one.name}: KL {_words(found.kl(one))}",
         f"Δ log-probability {_words(moved)}",
-        f"same first choice {' '.join(rounded(same.value, same.stderr, percent=True))}",
+        f"same first choice {estimate(same, percent=True).words}",
         *([f"{one.bits:.2f} bits per weight ({one.format})"] if one.bits_saved > 0 else []),
     ]
     each = found.kl_per_gigabit(one)
@@ -158,57 +146,7 @@ def figures(found: Attribution, one: UnitDamage) -> str:
 
 
 def _words(e: Estimate) -> str:
-    return " ".join(rounded(e.value, e.stderr)).strip().replace("-", "−")
-
-
-# ── the account ──────────────────────────────────────────────────────────────────────────────────────────────────────
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A piece of the account: from where to where on the axis."""
-
-    begin: float
-    end: float
-    kind: str  # its CSS class
-    title: str
-
-
-def _account(found: Attribution, candidate: CandidateDamage) -> Markup:
-    """The account as one stacked bar: units, then interaction, then what is not in the weights."""
-    account = found.account(candidate)
-    changed = [one for one in ordered(found, candidate.units) if one.damage.is_changed]
-    if not all(math.isfinite(e.value) for e in (account.parts, account.whole)):
-        return Markup()
-    segments, at = [], 0.0
-    for one in changed[:NAMED_PARTS]:
-        size = found.kl(one).value
-        segments.append(Segment(at, at + size, "part", figures(found, one)))
-        at += size
-    if changed[NAMED_PARTS:]:
-        rest = len(changed) - NAMED_PARTS
-        words = f"{rest} other units: KL {_words(found.cells.mean(_sum(changed[NAMED_PARTS:])))}"
-        segments.append(Segment(at, account.parts.value, "part others", words))
-    rows = [("sum of parts", segments)]
-    whole = Segment(0.0, account.whole.value, "whole", f"all weights: KL {_words(account.whole)}")
-    steps = [("interaction", account.parts, account.interaction, account.whole, "interaction")]
-    if account.rest is not None and account.served is not None:
-        steps.append(("rest", account.whole, account.rest, account.served, "rest"))
-    for name, before, step, after, kind in steps:
-        rows.append((name, [Segment(before.value, after.value, kind, f"{name}: KL {_words(step)}")]))
-        rows += [("all weights", [whole])] if name == "interaction" else []
-    if account.served is not None:
-        rows.append(("served", [Segment(0.0, account.served.value, "whole", f"served: KL {_words(account.served)}")]))
-    ends = [e.value for e in (account.parts, account.whole, account.served) if e is not None]
-    axis = linear(0.0, max(*ends, 1e-12) * 1.04, "KL, nats per token")
-    frames = [
-        Frame(kind, width, 26 * len(rows) + 52, 130 if kind == "wide" else 96, 22, 8, 40)
-        for kind, width in (WIDE, NARROW)
-    ]
-    return fill("account_chart.html", frames=frames, axis=axis, rows=rows, each=26)
-
-
-def _sum(units: Sequence[UnitDamage]) -> Floats:
-    total: Floats = np.sum([one.damage.kl for one in units], axis=0)
-    return total
+    return estimate(e).words.replace("-", "−")
 
 
 # ── the map ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -313,7 +251,8 @@ def _bars(found: Attribution, candidate: CandidateDamage) -> list[Markup]:
 def _bar_chart(found: Attribution, title: str, groups: Mapping[str, Sequence[UnitDamage]]) -> Markup:
     bars = []
     for name, units in groups.items():
-        kl = found.cells.mean(_sum(units), within="positive")
+        total: Floats = np.sum([one.damage.kl for one in units], axis=0)
+        kl = found.cells.mean(total, within="positive")
         together = f"{name}, {len(units)} units: KL {_words(kl)}"
         bars.append((name, kl, figures(found, units[0]) if len(units) == 1 else together))
     finite = [b for _, kl, _ in bars for b in (kl.value, kl.high) if b is not None and math.isfinite(b)]

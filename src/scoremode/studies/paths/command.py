@@ -58,11 +58,11 @@ class PathsVerb(Verb):
                 **flags.question(parsed),
                 **flags.model_arguments(parsed),
             )
-        from scoremode.reports.terminal.comparison_tables import comparison_json, comparison_table
+        from scoremode.reports.comparisons import comparison_json, summary
 
         found = [replace(c, manifest={**c.manifest, "command": command_line()}) for c in made]
         statistics = [c.statistics() for c in found]
-        show(parsed, lambda: comparison_json(found, statistics), lambda: comparison_table(found, statistics))
+        show(parsed, lambda: comparison_json(found, statistics), lambda: summary(found, statistics).blocks())
         if output:
             from scoremode.reports.html.page import render
 
@@ -96,10 +96,10 @@ class NoiseVerb(Verb):
 
     def run(self, parsed: argparse.Namespace) -> None:
         from scoremode.studies.paths.noise import noise, parse_vary
-        from scoremode.studies.paths.tables import noise_table
+        from scoremode.studies.paths.tables import noise_blocks
 
         vary = parse_vary(parsed.vary or ())
         question, given = flags.question(parsed), flags.model_arguments(parsed)
         with progress_bar("scoring") as progress:
             found = noise(parsed.model, vary=vary, repeat=parsed.repeat, progress=progress, **question, **given)
-        show(parsed, found.as_json, lambda: noise_table(found))
+        show(parsed, found.as_json, lambda: noise_blocks(found))

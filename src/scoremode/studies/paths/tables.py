@@ -1,55 +1,51 @@
-"""The tables of ``scoremode noise``, for a terminal."""
+"""What ``scoremode noise`` shows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
-from rich.text import Text
-
-from scoremode.reports.terminal.console import BlockTable, TableColumn
-from scoremode.reports.text import counted, shown
+from scoremode.reports.table import Block, Cell, Column, Note, Row, Table, words
+from scoremode.reports.text import counted
 from scoremode.studies.paths.noise import Noise
 
 
-def noise_table(noise: Noise) -> list[Any]:
-    """Makes the tables of ``scoremode noise``: drift per target, then perplexity, whole sequences and repeats."""
-    names = list(noise.settings[0].settings)
-    header = ", ".join(name.replace("_", "-") for name in names) or "setting"
-    labels, drifts, rest = [header], list[tuple[str, ...]](), list[tuple[str, ...]]()
-    for s in noise.settings:
-        d, r = s.drift, s.repeats
+def noise_blocks(noise: Noise) -> list[Block]:
+    """Drift per target, then perplexity, whole sequences and repeats."""
+    settings, plan = noise.settings, noise.plan
+    corner = ", ".join(name.replace("_", "-") for name in settings[0].settings) or "setting"
+    rows = []
+    for s in settings:
         values = ["default" if value is None else str(value) for value in s.settings.values()]
-        labels.append(shown(", ".join(values) or s.facts.engine))
-        drifts.append((s.facts.head, _size(d.mean, "+"), *map(_size, (d.mean_abs, d.rms, d.p999, d.max))))
-        again = ("–", "–") if r is None else (_size(r.rms), _size(r.max))
-        ratio = f"{s.perplexity_ratio:.6f}" if math.isfinite(s.perplexity_ratio) else "–"
-        rest.append((f"{s.perplexity:,.5f}", ratio, _size(d.sequence_rms), _size(d.sequence_max), *again))
-    first = _settings_table(labels, ("head", "mean", "mean |d|", "rms", "99.9%", "max"), drifts)
-    titles = ("perplexity", "ratio", "seq. rms", "seq. max", "repeat rms", "repeat max")
-    second = _settings_table(labels, titles, rest)
-    plan = noise.plan
+        rows.append(Row(", ".join(values) or s.facts.engine))
+    drift = [
+        words("head", [s.facts.head for s in settings]),
+        Column("mean", [Cell(_size(s.drift.mean, "+")) for s in settings]),
+        Column("mean |d|", [Cell(_size(s.drift.mean_abs)) for s in settings]),
+        Column("rms", [Cell(_size(s.drift.rms)) for s in settings]),
+        Column("99.9%", [Cell(_size(s.drift.p999)) for s in settings]),
+        Column("max", [Cell(_size(s.drift.max)) for s in settings]),
+    ]
+    ratios = [s.perplexity_ratio for s in settings]
+    rest = [
+        Column("perplexity", [Cell(f"{s.perplexity:,.5f}") for s in settings]),
+        Column("ratio", [Cell(f"{ratio:.6f}" if math.isfinite(ratio) else "–") for ratio in ratios]),
+        Column("seq. rms", [Cell(_size(s.drift.sequence_rms)) for s in settings]),
+        Column("seq. max", [Cell(_size(s.drift.sequence_max)) for s in settings]),
+        Column("repeat rms", [Cell("–" if s.repeats is None else _size(s.repeats.rms)) for s in settings]),
+        Column("repeat max", [Cell("–" if s.repeats is None else _size(s.repeats.max)) for s in settings]),
+    ]
+    second = f"perplexity; drift of whole {noise.sequences}; drift of the same setting when repeated"
     scored = f"{counted(plan.targets, 'targets')} in {counted(len(plan), 'windows')} of {noise.corpus}"
     about = f"{scored}, {noise.model}; {noise.repeat} {'pass' if noise.repeat == 1 else 'passes'}"
     return [
-        Text("drift of log-probabilities against the first setting, nats per target", "bold"),
-        first,
-        Text(),
-        Text(f"perplexity; drift of whole {noise.sequences}; drift of the same setting when repeated", "bold"),
-        second,
-        Text(),
-        *(Text(shown(s.promise), "red" if "finding:" in s.promise else "") for s in noise.settings if s.promise),
-        *(Text(shown(note), "yellow") for note in plan.notes),
-        Text(shown(about), "dim"),
+        Table(rows, drift, "drift of log-probabilities against the first setting, nats per target", corner),
+        "",
+        Table(rows, rest, second, corner),
+        "",
+        *(Note(s.promise, "red" if "finding:" in s.promise else "") for s in settings if s.promise),
+        *(Note(note, "yellow") for note in plan.notes),
+        Note(about, "dim"),
     ]
-
-
-def _settings_table(labels: Sequence[str], titles: Sequence[str], rows: Sequence[Sequence[str]]) -> BlockTable:
-    """Makes a table of settings; the first of the labels is their title."""
-    cells = zip(titles, zip(*rows, strict=True), strict=True)
-    columns = [TableColumn(title, its, number=title != "head") for title, its in cells]
-    return BlockTable(labels[1:], columns, title=labels[0])
 
 
 def _size(value: float, sign: str = "") -> str:

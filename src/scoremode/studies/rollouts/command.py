@@ -67,7 +67,7 @@ class RolloutsVerb(Verb):
 
     def run(self, parsed: argparse.Namespace) -> None:
         from scoremode.studies.rollouts.rollouts import rollouts
-        from scoremode.studies.rollouts.tables import rollouts_table
+        from scoremode.studies.rollouts.tables import rollouts_blocks
 
         if (parsed.prompts is None) == (not parsed.prompt):
             what = "--prompts and --prompt were given together" if parsed.prompt else "no prompt was given"
@@ -87,7 +87,7 @@ class RolloutsVerb(Verb):
                 **given,
                 **flags.model_arguments(parsed),
             )
-        show(parsed, lambda: found.manifest, lambda: rollouts_table(found, parsed.out))
+        show(parsed, lambda: found.manifest, lambda: rollouts_blocks(found, parsed.out))
 
 
 def _reader(parsed: argparse.Namespace) -> Callable[[Progress | None], Prompts] | None:
@@ -134,7 +134,7 @@ class MismatchVerb(Verb):
         from scoremode.core.store.runs import is_run, load
         from scoremode.studies.rollouts.mismatch import mismatch
         from scoremode.studies.rollouts.mismatch_statistics import CLIP, EXAMPLE, FIELDS
-        from scoremode.studies.rollouts.tables import mismatch_tables
+        from scoremode.studies.rollouts.tables import mismatch_blocks
 
         for text in parsed.fail_if or ():
             gate.parse(text, FIELDS, EXAMPLE)  # refuses a wrong rule before an hour of scoring
@@ -150,7 +150,7 @@ class MismatchVerb(Verb):
             )
         s, by_position, by_slice = found.statistics(), found.by_position(), found.by_slice()
         facts = {**s, "by_position": by_position, "by_slice": by_slice}
-        show(parsed, lambda: facts, lambda: mismatch_tables(s, by_position, by_slice))
+        show(parsed, lambda: facts, lambda: mismatch_blocks(s, by_position, by_slice))
         if output:
             from scoremode.studies.rollouts.page import render_mismatch
 

@@ -37,17 +37,17 @@ def readings_part(
         raise OptionError("drafts are about texts that a model wrote", fix="give rollouts=, too")
     words = readings(found, rollouts, count, drafts=drafts)
 
-    def lines() -> list[Any]:
-        from scoremode.studies.rollouts.tables import readings_tables
+    def blocks() -> list[Any]:
+        from scoremode.studies.rollouts.tables import readings_blocks
 
-        return readings_tables(words)
+        return readings_blocks(words)
 
     def section() -> str:
         from scoremode.studies.rollouts.page import readings_section
 
         return readings_section(words)
 
-    return ResultPart("own_words", lambda: [one.as_json() for one in words], lines, "Own words", section)
+    return ResultPart("own_words", lambda: [one.as_json() for one in words], blocks, "Own words", section)
 
 
 DRAFTS = {"--drafts": "with rollouts: also what the candidates would save as draft models"}

@@ -12,11 +12,12 @@ from scoremode.reports.html.charts import doubling
 from scoremode.reports.html.drawing import SMALL, Axis, Chart, Shape, linear, plain
 from scoremode.reports.html.page import ResultPage
 from scoremode.reports.html.templating import fill, fill_page
+from scoremode.reports.table import Note
 from scoremode.studies.rollouts.mismatch_statistics import Mismatch
 from scoremode.studies.rollouts.parting import Partings
 from scoremode.studies.rollouts.readings import Reading
 from scoremode.studies.rollouts.speculation import Speculation
-from scoremode.studies.rollouts.tables import EXAMPLES, example_words, mismatch_facts
+from scoremode.studies.rollouts.tables import mismatch_blocks, readings_blocks
 from scoremode.values import Estimate
 
 POINTS = 96  # lengths at which survival is drawn
@@ -29,8 +30,7 @@ def readings_section(words: Sequence[Reading]) -> Markup:
     """What the texts of rollouts say about candidates; nothing if there are none."""
     parted = [(i, one.reader, one.partings) for i, one in enumerate(words) if one.partings is not None]
     drafts = [(i, one.reader, one.drafts) for i, one in enumerate(words) if one.drafts is not None]
-    read = [one for one in words if one.read is not None]
-    if not (parted or drafts or read):
+    if not (blocks := readings_blocks(words)):
         return Markup()
     charts = [_survival(parted), _acceptance(drafts), _tokens_per_step(drafts)]
     return fill(
@@ -38,10 +38,7 @@ def readings_section(words: Sequence[Reading]) -> Markup:
         writer=words[0].writer,
         names=[one.reader for one in words],
         figures=[chart for chart in charts if chart is not None],
-        parted=[(i, name, found.statistics()) for i, name, found in parted],
-        read=[(i, one.reader, one.read.statistics()) for i, one in enumerate(words) if one.read is not None],
-        drafts=[(i, name, found.statistics()) for i, name, found in drafts],
-        examples=[(EXAMPLES.format(reader=one.reader), example_words(one)) for one in words if one.examples],
+        blocks=blocks,
     )
 
 
@@ -114,19 +111,9 @@ def _within(up: Axis, value: float) -> float:
 
 def render_mismatch(found: Mismatch) -> str:
     s = found.statistics()
-    by_position = [(f"{row['first']:,} to {row['last']:,}", row) for row in found.by_position()]
-    return fill_page(
-        "mismatch.html",
-        title=f"{s['name']} against the rollouts of {s['rollout']}",
-        s=s,
-        facts=dict(mismatch_facts(s)),
-        tables=[
-            ("position", "By position in the text", "Tokens of the text", by_position if len(by_position) > 1 else []),
-            ("slice", "By slice", "Slice", [(row["slice"], row) for row in found.by_slice()]),
-        ],
-        left_out=[name for name, rows in (("position", by_position[1:]), ("slice", found.by_slice())) if not rows],
-        has_kl=found.kl is not None,
-    )
+    title, *blocks = mismatch_blocks(s, found.by_position(), found.by_slice())
+    assert isinstance(title, Note), "the name of the result"
+    return fill_page("mismatch.html", title=title.text, tokens=s["tokens"], blocks=blocks)
 
 
 REFUSAL = ("a mismatch has a page of its own", "write several reports")

@@ -1,4 +1,4 @@
-"""Texts that a model wrote, as tables for a terminal: what was written, partings, changes, mismatch, drafts."""
+"""What is shown of texts that a model wrote: the texts, partings, changes, mismatch, drafts."""
 
 from __future__ import annotations
 
@@ -6,95 +6,91 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from rich.text import Text
 
-from scoremode.reports.terminal.comparison_tables import above_error
-from scoremode.reports.terminal.console import BlockTable, Facts, TableColumn
-from scoremode.reports.terminal.run_tables import model_line
+from scoremode.reports.runs import model_line
+from scoremode.reports.table import Block, Cell, Column, Facts, Note, Row, Table, counts, number, numbers
 from scoremode.reports.text import counted, shown
 from scoremode.studies.rollouts.readings import Reading
 from scoremode.studies.rollouts.texts import Rollouts
 from scoremode.values import rounded
 
-Row = Mapping[str, Any]
+Fields = Mapping[str, Any]
 FILTERS = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}  # of draws, and what leaves nothing out
 
 
-def _column(title: str, rows: Sequence[Row], name: str, **how: Any) -> TableColumn:
-    return TableColumn(title, [above_error(row, name, **how) for row in rows])
+def _stretch(row: Fields) -> Row:
+    return Row(f"{row['first']:,} to {row['last']:,}")
 
 
-def _counts(title: str, rows: Sequence[Row], name: str) -> TableColumn:
-    return TableColumn(title, ["-" if row[name] is None else f"{row[name]:,}" for row in rows])
+# ── texts that candidates read ───────────────────────────────────────────────────────────────────────────────────────
+def readings_blocks(found: Sequence[Reading]) -> list[Block]:
+    """What texts that a model wrote say about candidates: partings, ratios, examples, drafts."""
+    parted = [(i, one.reader, one.partings.statistics()) for i, one in enumerate(found) if one.partings is not None]
+    read = [(i, one.writer, one.reader, one.read.statistics()) for i, one in enumerate(found) if one.read is not None]
+    blocks = [*parting_blocks(parted)] if parted else []
+    blocks += text_ratios_blocks(read) if read else []
+    for one in (one for one in found if one.examples):
+        blocks += ["", Note(f"where {one.reader} would most clearly have written something else", "bold")]
+        for before, sentence in example_words(one):
+            blocks += [Note(f"after “{before}”", "dim"), Note(f"  {sentence}")]
+    for one in found:
+        blocks += ["", *speculation_blocks(one.reader, one.drafts.statistics())] if one.drafts is not None else []
+    return blocks
 
 
-def _stretch(row: Row) -> str:
-    return f"{row['first']:,} to {row['last']:,}"
-
-
-# ── partings and texts of their own ──────────────────────────────────────────────────────────────────────────────────
-def parting_table(found: Sequence[tuple[str, Row]]) -> list[Any]:
+def parting_blocks(found: Sequence[tuple[int, str, Fields]]) -> list[Block]:
     """Where candidates part from greedy texts: each name with ``Partings.statistics()`` of the same texts."""
-    rows = [s for _, s in found]
-    summary = BlockTable(
-        [shown(name) for name, _ in found],
-        [
-            _counts("texts", rows, "texts"),
-            _column("without a parting", rows, "without_parting", percent=True),
-            _column("near-ties too", rows, "without_other_choice", percent=True),
-            _counts("half part by token", rows, "median_parting"),
-            _counts("other choices", rows, "other_choices"),
-            _counts("near-ties", rows, "near_ties"),
-        ],
-    )
+    rows = [s for *_, s in found]
+    without, ties = "no other choice is beyond the noise", "the candidate has the same first choice at every token"
+    columns = [
+        counts("texts", rows, "texts"),
+        numbers("without a parting", rows, "without_parting", percent=True, about=f"share of texts at which {without}"),
+        numbers("near-ties too", rows, "without_other_choice", percent=True, about=f"share of texts at which {ties}"),
+        counts("half part by token", rows, "median_parting", about="the length that at most half of the texts reach"),
+        counts("other choices", rows, "other_choices", about="tokens at which it has another first choice"),
+        counts("near-ties", rows, "near_ties", about="those of them that are within the noise"),
+    ]
+    summary = Table([Row(name, series=i) for i, name, _ in found], columns, "partings", "candidate")
     lines = [row["survival"] for row in rows]
     if not lines[0]:
-        return [summary]
-    lengths = [counted(row["length"], "tokens") for row in lines[0]]
-    curves = [_bounded(shown(name), own) for (name, _), own in zip(found, lines, strict=True)]
+        return ["", summary]
+    lengths = [Row(counted(row["length"], "tokens")) for row in lines[0]]
+    curves = [
+        Column(name, [_bounded(r) for r in own], page=name) for (_, name, _), own in zip(found, lines, strict=True)
+    ]
+    title = "texts that go on without a parting, with 95 % bounds (Kaplan-Meier)"
     noise = rows[0]["noise"]
     floor = f"at most {noise:.3g} nats likelier than the text's token" if noise else "exactly as likely"
     words = f"a near-tie is another first choice that is {floor}"
     return [
+        "",
         summary,
         "",
-        Text("texts that go on without a parting, with 95 % bounds (Kaplan-Meier)", "bold"),
-        BlockTable(lengths, [_counts("texts left", lines[0], "texts"), *curves]),
-        Text(f"{words}; errors are over {counted(rows[0]['groups'], 'prompts')}", "dim"),
+        Table(lengths, [counts("texts left", lines[0], "texts"), *curves], title),
+        Note(f"{words}; errors are over {counted(rows[0]['groups'], 'prompts')}", "dim"),
     ]
 
 
-def _bounded(title: str, rows: Sequence[Row]) -> TableColumn:
-    cells = []
-    for row in rows:
-        value, low, high = (
-            "-" if row[name] is None else f"{100 * row[name]:.1f}%"
-            for name in ("no_parting", "no_parting_low", "no_parting_high")
-        )
-        cells.append(f"{value}\n{low} to {high}" if low != "-" else value)
-    return TableColumn(title, cells)
+def _bounded(row: Fields) -> Cell:
+    names = ("no_parting", "no_parting_low", "no_parting_high")
+    value, low, high = ("–" if row[name] is None else f"{100 * row[name]:.1f}%" for name in names)
+    return Cell(value, f"{low} to {high}" if row["no_parting_low"] is not None else "")
 
 
-def text_ratios_table(found: Sequence[tuple[str, str, Row]]) -> list[Any]:
-    """What a reader thinks of a writer's sampled texts: writer, reader, and ``TextRatios.statistics()``."""
+def text_ratios_blocks(found: Sequence[tuple[int, str, str, Fields]]) -> list[Block]:
+    """What readers think of a writer's sampled texts: ``TextRatios.statistics()``."""
     rows = [s for *_, s in found]
-    table = BlockTable(
-        [shown(f"texts of {writer}, read by {reader}") for writer, reader, _ in found],
-        [
-            _counts("texts", rows, "texts"),
-            _counts("tokens", rows, "tokens"),
-            _column("log-ratio per text", rows, "log_ratio", sign="+"),
-            _column("perplexity ratio", rows, "ppl_ratio"),
-        ],
-    )
+    ratio = "its perplexity on the texts, divided by the writer's own"
+    columns = [
+        counts("texts", rows, "texts"),
+        counts("tokens", rows, "tokens"),
+        numbers("log-ratio per text", rows, "log_ratio", sign="+", about="mean of Σ (ln reader − ln writer), nats"),
+        numbers("perplexity ratio", rows, "ppl_ratio", about=ratio),
+    ]
+    names = [Row(f"texts of {writer}, read by {reader}", series=i) for i, writer, reader, _ in found]
     impossible = sum(row["impossible"] for row in rows)
-    notes = (
-        [f"{counted(impossible, 'tokens')} of the texts have probability zero for their reader"] if impossible else []
-    )
-    return [table, *(Text(note, "yellow") for note in notes)]
-
-
-EXAMPLES = "where {reader} would most clearly have written something else"
+    note = f"{counted(impossible, 'tokens')} of the texts have probability zero for their reader"
+    return ["", Table(names, columns), *([Note(note, "yellow")] if impossible else [])]
 
 
 def example_words(words: Reading) -> list[tuple[str, str]]:
@@ -115,111 +111,97 @@ def _chance(p: float) -> str:
     return f"{100 * p:.1f}%" if p == 0 or p >= 0.001 else "below 0.1%"
 
 
-def readings_tables(found: Sequence[Reading]) -> list[Any]:
-    """What texts that a model wrote say about candidates."""
-    parted = [(one.reader, one.partings.statistics()) for one in found if one.partings is not None]
-    read = [(one.writer, one.reader, one.read.statistics()) for one in found if one.read is not None]
-    parts = ["", *parting_table(parted)] if parted else []
-    parts += ["", *text_ratios_table(read)] if read else []
-    for one in (one for one in found if one.examples):
-        parts += ["", Text(shown(EXAMPLES.format(reader=one.reader)), "bold")]
-        for before, sentence in example_words(one):
-            parts += [Text(f"after “{before}”", "dim"), Text(f"  {sentence}")]
-    for one in found:
-        parts += ["", *speculation_table(one.reader, one.drafts.statistics())] if one.drafts is not None else []
-    return parts
+def speculation_blocks(draft: str, s: Fields) -> list[Block]:
+    """What a draft model would give: its name and ``Speculation.statistics()``."""
+    drafts, rows = s["drafts"], s["by_position"]
+    rate = number(s["acceptance"], s["acceptance_stderr"], percent=True).words
+    columns = [
+        numbers("tokens per step", drafts, "tokens_per_step", about="expected, by speculative sampling"),
+        Column("last one accepted", [number(row["accepted_at"][-1], percent=True) for row in drafts]),
+        numbers("Σ Π overlap", drafts, "by_overlap"),
+        Column("constant rate", [number(row["constant_rate"]) for row in drafts]),
+    ]
+    title = f"{draft} as a draft model: {rate} of its tokens would be accepted"
+    found: list[Block] = [Table([Row(f"{row['draft']} drafted") for row in drafts], columns, title)]
+    if len(rows) > 1:
+        columns = [counts("tokens", rows, "targets"), numbers("accepted", rows, "acceptance", percent=True)]
+        found += ["", Table(list(map(_stretch, rows)), columns, "by position in the text")]
+    return found
 
 
 # ── trainer against rollout ──────────────────────────────────────────────────────────────────────────────────────────
-def mismatch_facts(s: Row) -> list[tuple[str, str]]:
-    """The main numbers of a trainer against rollouts, by label."""
+def mismatch_facts(s: Fields) -> Facts:
+    """The main numbers of a trainer against rollouts."""
 
     def said(name: str, *, percent: bool = False) -> str:
-        return " ".join(rounded(s[name], s.get(f"{name}_stderr"), percent=percent)).rstrip()
+        return number(s[name], s.get(f"{name}_stderr"), percent=percent).words
 
     def spread(prefix: str) -> str:
         names = ("min", "p01", "median", "p99", "max")
         return " · ".join(rounded(s[f"{prefix}_{name}"])[0] for name in names)
 
-    low, high = s["clip"]
-    exact = [("KL(rollout‖trainer), exact", said("kl"))] if s["kl_infinite"] is not None else []
-    return [
-        ("texts", f"{s['tokens']:,} tokens of {counted(s['samples'], 'samples')}, {counted(s['prompts'], 'prompts')}"),
-        *exact,
-        *((f"k{i}", said(f"k{i}")) for i in (1, 2, 3)),
-        ("ratios: min, 1 %, median, 99 %, max", spread("ratio")),
-        (f"outside {low:g} to {high:g}", said("outside_clip", percent=True)),
-        ("effective sample size", said("effective_sample_size", percent=True)),
-        ("ratios of sequences", spread("sequence_ratio")),
-        (f"sequences outside {low:g} to {high:g}", said("sequence_outside_clip", percent=True)),
-        ("effective sample size of sequences", said("sequence_effective_sample_size", percent=True)),
-        ("impossible for the trainer", counted(s["zero_probability"], "tokens")),
-    ]
-
-
-def mismatch_tables(s: Row, by_position: Sequence[Row], by_slice: Sequence[Row]) -> list[Any]:
-    """A trainer against rollouts: ``Mismatch.statistics()``, ``by_position()`` and ``by_slice()``."""
-    facts = Facts()
-    for label, value in mismatch_facts(s):
-        facts.line(label, shown(value))
-    parts: list[Any] = [Text(shown(f"{s['name']} against the rollouts of {s['rollout']}"), "bold"), facts]
-    for title, rows, names in (
-        ("by position in the text", by_position, [_stretch(row) for row in by_position]),
-        ("by slice", by_slice, [shown(str(row["slice"])) for row in by_slice]),
-    ):
-        if len(rows) > (rows is by_position):  # a single stretch would repeat the mean
-            kl = [_column("KL", rows, "kl")] if rows[0].get("kl") is not None else []
-            share = _column("outside clip", rows, "outside_clip", percent=True)
-            parts += ["", Text(title, "bold")]
-            parts.append(BlockTable(names, [_counts("tokens", rows, "tokens"), _column("k3", rows, "k3"), *kl, share]))
-    return [*parts, *(Text(shown(note), "yellow") for note in s["notes"])]
-
-
-# ── drafts ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-def speculation_table(draft: str, s: Row) -> list[Any]:
-    """What a draft model would give: its name and ``Speculation.statistics()``."""
-    drafts = s["drafts"]
-    rate = " ".join(rounded(s["acceptance"], s["acceptance_stderr"], percent=True)).rstrip()
-    lengths = BlockTable(
-        [f"{row['draft']} drafted" for row in drafts],
-        [
-            _column("tokens per step", drafts, "tokens_per_step"),
-            TableColumn("last one accepted", [rounded(row["accepted_at"][-1], percent=True)[0] for row in drafts]),
-            _column("Σ Π overlap", drafts, "by_overlap"),
-            TableColumn("constant rate", [rounded(row["constant_rate"])[0] for row in drafts]),
-        ],
+    (low, high), facts = s["clip"], Facts()
+    facts.line(
+        "texts", f"{s['tokens']:,} tokens of {counted(s['samples'], 'samples')}, {counted(s['prompts'], 'prompts')}"
     )
-    parts = [Text(shown(f"{draft} as a draft model: {rate} of its tokens would be accepted"), "bold"), lengths]
-    rows = s["by_position"]
-    if len(rows) > 1:
-        column = _column("accepted", rows, "acceptance", percent=True)
-        table = BlockTable([_stretch(row) for row in rows], [_counts("tokens", rows, "targets"), column])
-        parts += ["", Text("by position in the text", "bold"), table]
-    return parts
+    if s["kl_infinite"] is not None:
+        facts.line("KL(rollout‖trainer), exact", said("kl"))
+    for name in ("k1", "k2", "k3"):
+        facts.line(name, said(name))
+    facts.line("ratios: min, 1 %, median, 99 %, max", spread("ratio"))
+    facts.line(f"outside {low:g} to {high:g}", said("outside_clip", percent=True))
+    facts.line("effective sample size", said("effective_sample_size", percent=True))
+    facts.line("ratios of sequences", spread("sequence_ratio"))
+    facts.line(f"sequences outside {low:g} to {high:g}", said("sequence_outside_clip", percent=True))
+    facts.line("effective sample size of sequences", said("sequence_effective_sample_size", percent=True))
+    facts.line("impossible for the trainer", counted(s["zero_probability"], "tokens"))
+    return facts
+
+
+def mismatch_blocks(s: Fields, by_position: Sequence[Fields], by_slice: Sequence[Fields]) -> list[Block]:
+    """A trainer against rollouts: ``Mismatch.statistics()``, ``by_position()`` and ``by_slice()``."""
+    found: list[Block] = [Note(f"{s['name']} against the rollouts of {s['rollout']}", "bold"), mismatch_facts(s)]
+    for title, rows, names in (
+        (
+            "by position in the text",
+            by_position[:0] if len(by_position) < 2 else by_position,
+            map(_stretch, by_position),
+        ),
+        ("by slice", by_slice, (Row(str(row["slice"])) for row in by_slice)),
+    ):
+        if rows:  # a single stretch would repeat the mean
+            kl = [numbers("KL", rows, "kl", about="exact KL(rollout‖trainer)")] if rows[0].get("kl") is not None else []
+            columns = [
+                counts("tokens", rows, "tokens"),
+                numbers("k3", rows, "k3", page="k3", about="mean of r − 1 − ln r, nats per token"),
+                *kl,
+                numbers("outside clip", rows, "outside_clip", percent=True, about="share of ratios outside the range"),
+            ]
+            found += ["", Table(list(names), columns, title)]
+    return [*found, *(Note(note, "yellow") for note in s["notes"])]
 
 
 # ── rollouts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def rollouts_table(found: Rollouts, folder: str) -> list[Any]:
+def rollouts_blocks(found: Rollouts, folder: str) -> list[Block]:
     """What was written, how it ended, and what to do with it."""
-    m, table = found.manifest, Facts()
+    m, facts = found.manifest, Facts()
     lengths = [len(ids) for ids in found.written]
-    table.line("texts", f"{len(found):,} of {found.prompts:,} prompts")
-    table.line("tokens", f"{found.tokens:,} written, {np.mean(lengths):,.1f} per text")
-    table.line("ended by", ", ".join(f"{name} {count:,}" for name, count in m["finish"].items() if count))
-    table.line("drawn", drawn_line(m))
+    facts.line("texts", f"{len(found):,} of {found.prompts:,} prompts")
+    facts.line("tokens", f"{found.tokens:,} written, {np.mean(lengths):,.1f} per text")
+    facts.line("ended by", ", ".join(f"{name} {count:,}" for name, count in m["finish"].items() if count))
+    facts.line("drawn", drawn_line(m))
     if found.tokens:
         raw = np.concatenate(found.raw_logprob)
-        table.line("logprob", f"{raw.mean():.4f} per token in the model's own distribution")
+        facts.line("logprob", f"{raw.mean():.4f} per token in the model's own distribution")
     for note in m["notes"]:
-        table.line("", Text(shown(note), "yellow"))
-    table.line("model", model_line(m))
+        facts.line("", note, style="yellow")
+    facts.line("model", model_line(m))
     if m.get("tokens_per_second") is not None:
-        table.line("speed", f"{m['tokens_per_second']:,.0f} tokens/s")
-    name = shown(folder)
-    return [table, Text(), Text(f"kept in {name}; scoremode ppl MODEL --corpus rollouts:{name}")]
+        facts.line("speed", f"{m['tokens_per_second']:,.0f} tokens/s")
+    return [facts, "", Note(f"kept in {folder}; scoremode ppl MODEL --corpus rollouts:{folder}")]
 
 
-def drawn_line(manifest: dict[str, Any]) -> str:
+def drawn_line(manifest: Mapping[str, Any]) -> str:
     """How tokens were drawn, in a few words."""
     sampling = manifest["sampling"]
     if not sampling["temperature"]:

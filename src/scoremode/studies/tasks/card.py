@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from markupsafe import Markup
+
 from scoremode.errors import RunError
-from scoremode.reports.model_card import engine_words, fill_card, public_commands
+from scoremode.reports.model_card import engine_words, fill_card, markdown_table, public_commands
 from scoremode.studies.tasks.results import TasksComparison
-from scoremode.studies.tasks.tables import other_metrics, shown_rows
+from scoremode.studies.tasks.tables import tasks_notes, tasks_table
 
 
 def tasks_markdown(found: Sequence[TasksComparison]) -> str:
@@ -16,12 +18,11 @@ def tasks_markdown(found: Sequence[TasksComparison]) -> str:
     return fill_card(
         "tasks_card.md",
         found=found,
-        shown_rows=shown_rows,
+        tables=[Markup(markdown_table(tasks_table([c]))) for c in found],
         served_by=engine_words(
             {f"{first.baseline_name} (baseline)": first.baseline, **{c.name: c.candidate for c in found}}
         ),
-        others=other_metrics(found),
-        notes=list(dict.fromkeys(note for c in found for note in c.notes)),
+        notes=[note.text for note in tasks_notes(found)],
         commands=public_commands(found),
     )
 

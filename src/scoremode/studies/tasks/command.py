@@ -48,7 +48,7 @@ class TasksVerb(Verb):
         rows = [rule.task for rule in rules if rule.task is not None]
         found = tasks(parsed.baseline, *parsed.candidates, tasks=parsed.tasks, metric=parsed.metric, rows=rows)
         from scoremode.studies.tasks.card import tasks_markdown, tasks_model_index
-        from scoremode.studies.tasks.tables import tasks_json, tasks_tables
+        from scoremode.studies.tasks.tables import tasks_blocks, tasks_json
 
         found = [replace(c, manifest={"command": command_line()}) for c in found]
         if parsed.markdown:
@@ -56,7 +56,7 @@ class TasksVerb(Verb):
         elif parsed.model_index:
             print("\n".join(map(tasks_model_index, found)))
         else:
-            show(parsed, lambda: tasks_json(found), lambda: tasks_tables(found))
+            show(parsed, lambda: tasks_json(found), lambda: tasks_blocks(found))
         if output:
             from scoremode.studies.tasks.page import render_tasks
 

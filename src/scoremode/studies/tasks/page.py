@@ -14,11 +14,13 @@ from markupsafe import Markup
 
 from scoremode.reports.html.drawing import Frame, linear
 from scoremode.reports.html.page import ResultPage
-from scoremode.reports.html.provenance import distinct_commands, served_facts
-from scoremode.reports.html.templating import cell_with_error, fill, fill_page
+from scoremode.reports.html.provenance import distinct_commands
+from scoremode.reports.html.templating import fill, fill_page
+from scoremode.reports.served import served_facts
+from scoremode.reports.table import Note
 from scoremode.reports.text import listed
-from scoremode.studies.tasks.results import ALL, Flip, TasksComparison, softmax
-from scoremode.studies.tasks.tables import other_metrics, shown_rows
+from scoremode.studies.tasks.results import Flip, TasksComparison, softmax
+from scoremode.studies.tasks.tables import shown_rows, tasks_blocks, tasks_method, tasks_notes, tasks_table
 
 FLIPS_SHOWN = 25  # documents per task and candidate; a page with thousands would not open on a phone
 LONGEST_QUESTION, LONGEST_CHOICE = 1500, 600  # characters; a question's end is shown, because examples come first
@@ -39,11 +41,8 @@ def render_tasks(found: Sequence[TasksComparison]) -> str:
         best=max(found, key=lambda c: -math.inf if c.overall["recovery"] is None else c.overall["recovery"]),
         tasks=len(first.tasks),
         baseline=first.baseline_name,
-        candidates=[(c.name, shown_rows(c), _flips(c)) for c in found],
-        with_norm=any(row["acc_norm_baseline"] is not None for c in found for row in c.rows),
-        all=ALL,
-        top=first.top,
-        others=[*other_metrics(found), *dict.fromkeys(note for c in found for note in c.notes)],
+        candidates=[(c.name, _flips(c)) for c in found],
+        blocks=[tasks_table(found), *tasks_notes(found), *map(Note, tasks_method(found))],
         chart=recovery_chart([[c.row(r["name"]) for c in found] for r in shown_rows(first)], names),
         most=FLIPS_SHOWN,
         provenance=fill("provenance.html", commands=commands, first=("Tasks", _task_facts(first)), runs=facts),
@@ -129,17 +128,5 @@ def _task_facts(c: TasksComparison) -> dict[str, str]:
     return {name: str(value) for name, value in facts.items() if value not in (None, "")}
 
 
-def tasks_html(comparison: TasksComparison) -> str:
-    """A comparison on tasks as a table for notebooks: recovery and flips of every row."""
-    rows = []
-    for row in shown_rows(comparison):
-        said = cell_with_error(row["recovery"], row["recovery_stderr"], percent=True)
-        if row["lost_documents"] is not None:
-            said += f", {row['lost_documents']:,} lost, {row['gained_documents']:,} gained"
-        rows.append((f"{row['name']}, {row['metric']}", said))
-    caption = f"{comparison.name}: recovery of {comparison.baseline_name}"
-    return str(fill("notebook.html", caption=caption, rows=rows))
-
-
 REFUSAL = ("comparisons on tasks and on texts do not share a page", "write two reports")
-PAGE = ResultPage(TasksComparison, render_tasks, REFUSAL, several=True, in_notebooks=tasks_html)
+PAGE = ResultPage(TasksComparison, render_tasks, REFUSAL, several=True, blocks=lambda found: tasks_blocks([found]))

@@ -1,21 +1,31 @@
-"""Comparisons on tasks as tables for a terminal and as JSON."""
+"""Comparisons on tasks: the table of each candidate, notes, and JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.text import Text
-
 from scoremode.core.statistics.groups import FEWEST
 from scoremode.reports.served import served_manifest
-from scoremode.reports.terminal.comparison_tables import above_error
-from scoremode.reports.terminal.console import BlockTable, TableColumn
-from scoremode.reports.text import counted, shown
+from scoremode.reports.table import (
+    NOTHING,
+    Block,
+    Cell,
+    Column,
+    Note,
+    Row,
+    Table,
+    count,
+    counts,
+    number,
+    numbers,
+    words,
+)
+from scoremode.reports.text import counted
 from scoremode.studies.tasks.results import Flip, TasksComparison
 from scoremode.values import rounded
 
-Row = Mapping[str, Any]
+Fields = Mapping[str, Any]
 
 
 def shown_rows(comparison: TasksComparison) -> list[dict[str, Any]]:
@@ -23,17 +33,118 @@ def shown_rows(comparison: TasksComparison) -> list[dict[str, Any]]:
     return comparison.rows if len(comparison.top) > 1 or not comparison.rows[:-1] else comparison.rows[:-1]
 
 
-def other_metrics(found: Sequence[TasksComparison]) -> list[str]:
-    """lm-eval's metrics that are not means over documents, as in ``lambada_openai: perplexity 5.02, of q4 5.31``."""
+# ── the table ────────────────────────────────────────────────────────────────────────────────────────────────────────
+def tasks_table(found: Sequence[TasksComparison], title: str = "") -> Table:
+    """One row per task and candidate; several candidates are groups of the table."""
+    own = [(c, r) for c in found for r in shown_rows(c)]
+    rows = [r for _, r in own]
+    common = all(part in ("acc", "acc_norm") for r in rows for part in r["metric"].split(" / "))
+    measures = [
+        name
+        for name in ("acc", "acc_norm", *(() if common else ("accuracy",)))
+        if any(r[f"{name}_baseline"] is not None for r in rows)
+    ]
+    about = {
+        "acc": "share of documents whose right answer is the likeliest: baseline → candidate",
+        "acc_norm": "the same, with log-probabilities divided by the length of the answer",
+    }
+    shots = [count(c.settings["num_fewshot"].get(r["name"])) for c, r in own]
+    card = {f"{found[0].baseline_name} (baseline)": "accuracy_baseline", found[0].name: "accuracy_candidate"}
+    p = [Cell(NOTHING if r["mcnemar"] is None else f"{r['mcnemar']:.2g}") for r in rows]
+    columns = [
+        Column("", shots, page="", card="few-shot"),
+        counts("documents", rows, "documents", card="documents"),
+        *(numbers("", rows, name, percent=True, page="", card=title) for title, name in card.items()),
+        *(
+            Column(f"{name}, %", [_accuracy(r, name) for r in rows], page=f"{name}, %", about=about.get(name, ""))
+            for name in measures
+        ),
+        Column(
+            "recovery",
+            [_recovery(r) for r in rows],
+            card="recovery",
+            about="the candidate's metric divided by the baseline's",
+        ),
+        words("of", [r["metric"] for r in rows], page=""),
+        counts("lost", rows, "lost_documents", card="lost", about="right in the baseline, wrong in the candidate"),
+        counts(
+            "gained", rows, "gained_documents", card="gained", about="wrong in the baseline, right in the candidate"
+        ),
+        Column("p", p, page="McNemar p", card="p", about="exact: how likely so uneven flips are by chance"),
+        numbers("", rows, "changed", percent=True, page="Changed", about="documents with another answer, right or not"),
+        numbers(
+            "margin",
+            rows,
+            "margin_shift",
+            sign="+",
+            about="change of the right answer's lead over the best other, nats",
+        ),
+        numbers("KL", rows, "kl_choices", about="KL(baseline‖candidate) over the choices, nats"),
+    ]
+    several = len(found) > 1
+    names = [Row(r["name"], r["metric"], strong=r["kind"] != "task", group=c.name if several else "") for c, r in own]
+    return Table(names, columns, title, corner="task")
+
+
+def _accuracy(r: Fields, name: str) -> Cell:
+    """The baseline's and the candidate's share, and the candidate's error, in percent without its sign."""
+    if r[f"{name}_baseline"] is None:
+        return Cell(NOTHING)
+    error = r[f"{name}_candidate_stderr"]
+    before, after = (
+        rounded(r[f"{name}_{side}"], supports=error, percent=True)[0] for side in ("baseline", "candidate")
+    )
+    said = rounded(r[f"{name}_candidate"], error, percent=True)[1]
+    return Cell(f"{before} → {after}".replace("%", ""), said.replace("%", ""))
+
+
+def _recovery(r: Fields) -> Cell:
+    if r["recovery"] is None and r["accuracy_baseline"] == 0:
+        return Cell("undefined")
+    return number(r["recovery"], r["recovery_stderr"], percent=True)
+
+
+# ── notes ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def tasks_blocks(found: Sequence[TasksComparison]) -> list[Block]:
+    """One table per candidate, then what a reader must know."""
+    tables = [part for c in found for part in (tasks_table([c], f"{c.name} against {c.baseline_name}"), "")]
+    return [*tables, *tasks_notes(found), *(Note(line, "dim") for line in tasks_method(found))]
+
+
+def tasks_notes(found: Sequence[TasksComparison]) -> list[Note]:
+    """Notes of the logs, and lm-eval's metrics that are not means over documents."""
+    notes = [Note(note, "yellow") for note in dict.fromkeys(note for c in found for note in c.notes)]
     lines = []
     for task in found[0].tasks:
         for metric in task.paired.lm_eval.keys() - task.paired.metrics.keys():
             pairs = [next(t for t in c.tasks if t.name == task.name).paired.lm_eval[metric] for c in found]
             others = ", ".join(f"of {c.name} {cand:.4g}" for c, (_, cand) in zip(found, pairs, strict=True))
             lines.append(f"{task.name}: {metric} {pairs[0][0]:.4g}, {others}")
-    return sorted(lines)
+    return notes + list(map(Note, sorted(lines)))
 
 
+def tasks_method(found: Sequence[TasksComparison]) -> list[str]:
+    """How the tasks were measured, in a few lines."""
+    first = found[0]
+    documents = first.overall["documents"]
+    shots = {task.shots for task in first.tasks}
+    said = "an unknown number of" if None in shots else " or ".join(str(n) for n in sorted(n or 0 for n in shots))
+    error = (
+        "± is one standard error over documents; recovery's is paired"
+        if documents >= FEWEST
+        else f"too few documents for an error ({documents}, {FEWEST} are needed)"
+    )
+    lines = [
+        f"lm-eval {first.settings['lm_eval']}, {counted(documents, 'documents')}, {said} few-shot examples; {error}",
+        "lost: right in the baseline, wrong in the candidate; p: exact McNemar; margin: shift of the right answer's "
+        "lead in nats; KL: over the choices, in nats",
+    ]
+    if len(first.top) > 1:
+        lines.append(f"all: the mean over {', '.join(first.top)}, which count alike; lost and gained are sums")
+    return lines
+
+
+# ── JSON ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def tasks_json(found: Sequence[TasksComparison]) -> dict[str, Any]:
     first = found[0]
     return {
@@ -69,78 +180,3 @@ def _flip_json(flip: Flip) -> dict[str, Any]:
         "baseline_chose": flip.chosen[0],
         "candidate_chose": flip.chosen[1],
     }
-
-
-def tasks_tables(found: Sequence[TasksComparison]) -> list[Any]:
-    """One table per candidate, then what a reader must know."""
-    parts: list[Any] = []
-    for comparison in found:
-        title = f"{comparison.name} against {comparison.baseline_name}"
-        parts += [Text(shown(title), "bold"), _table(shown_rows(comparison)), ""]
-    notes = dict.fromkeys(note for comparison in found for note in comparison.notes)
-    parts += [Text(shown(note), "yellow") for note in notes]
-    parts += [Text(shown(line)) for line in other_metrics(found)]
-    return [*parts, *(Text(shown(line), "dim") for line in _method(found))]
-
-
-def _table(rows: Sequence[Row]) -> BlockTable:
-    common = all(part in ("acc", "acc_norm") for r in rows for part in r["metric"].split(" / "))
-    columns = [
-        TableColumn("documents", [f"{r['documents']:,}" for r in rows]),
-        *(
-            TableColumn(f"{name}, %", [_accuracy(r, name) for r in rows])
-            for name in ("acc", "acc_norm", *(() if common else ("accuracy",)))
-            if any(r[f"{name}_baseline"] is not None for r in rows)
-        ),
-        TableColumn("recovery", [_recovery(r) for r in rows]),
-        TableColumn("of", [r["metric"] for r in rows], number=False),
-        TableColumn("lost", [_count(r["lost_documents"]) for r in rows]),
-        TableColumn("gained", [_count(r["gained_documents"]) for r in rows]),
-        TableColumn("p", ["-" if r["mcnemar"] is None else f"{r['mcnemar']:.2g}" for r in rows]),
-        TableColumn("margin", [above_error(r, "margin_shift", sign="+") for r in rows]),
-        TableColumn("KL", [above_error(r, "kl_choices") for r in rows]),
-    ]
-    return BlockTable([shown(str(r["name"])) for r in rows], columns)
-
-
-def _accuracy(r: Row, name: str) -> str:
-    """The baseline's and the candidate's share above the candidate's error, in percent without its sign."""
-    if r[f"{name}_baseline"] is None:
-        return "-"
-    error = r[f"{name}_candidate_stderr"]
-    before, after = (
-        rounded(r[f"{name}_{side}"], supports=error, percent=True)[0] for side in ("baseline", "candidate")
-    )
-    said = rounded(r[f"{name}_candidate"], error, percent=True)[1]
-    return f"{before} → {after}\n{said}".replace("%", "").rstrip()
-
-
-def _recovery(row: Row) -> str:
-    if row["recovery"] is None and row["accuracy_baseline"] == 0:
-        return "undefined"
-    return above_error(row, "recovery", percent=True)
-
-
-def _count(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"
-
-
-def _method(found: Sequence[TasksComparison]) -> list[str]:
-    """How the tasks were measured, in a few lines."""
-    first = found[0]
-    documents = first.overall["documents"]
-    shots = {task.shots for task in first.tasks}
-    said = "an unknown number of" if None in shots else " or ".join(str(n) for n in sorted(n or 0 for n in shots))
-    error = (
-        "± is one standard error over documents; recovery's is paired"
-        if documents >= FEWEST
-        else f"too few documents for an error ({documents}, {FEWEST} are needed)"
-    )
-    lines = [
-        f"lm-eval {first.settings['lm_eval']}, {counted(documents, 'documents')}, {said} few-shot examples; {error}",
-        "lost: right in the baseline, wrong in the candidate; p: exact McNemar; margin: shift of the right answer's "
-        "lead in nats; KL: over the choices, in nats",
-    ]
-    if len(first.top) > 1:
-        lines.append(f"all: the mean over {', '.join(first.top)}, which count alike; lost and gained are sums")
-    return lines

@@ -1,0 +1,402 @@
+"""Comparisons of models: the table, a verdict on each candidate, and notes, made once for every output; and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from scoremode.core.scores.schema import DIVERGENCE, KL
+from scoremode.core.statistics.comparison import BY_NAME, Comparison, are_of_paths
+from scoremode.core.statistics.equivalence import Equivalence
+from scoremode.core.statistics.gate import too_few
+from scoremode.core.statistics.parts import PairedPart
+from scoremode.core.statistics.ranking import pairs_tested, rank
+from scoremode.core.statistics.statistic import Statistic
+from scoremode.core.store.run import Run
+from scoremode.errors import RunError
+from scoremode.reports.numbers import (
+    Statistics,
+    baseline_perplexity,
+    file_size,
+    shown_statistic,
+    shown_statistics,
+    statistics_for_people,
+)
+from scoremode.reports.public_text import public_name
+from scoremode.reports.served import (
+    ServedModel,
+    baseline_cache,
+    distinct_baselines,
+    in_order,
+    run_key,
+    served,
+    served_facts,
+    served_manifest,
+)
+from scoremode.reports.table import NOTHING, Block, Cell, Column, Note, Row, Table, count, estimate, number, words
+from scoremode.reports.text import (
+    NOT_MEASURED,
+    counted,
+    default_text,
+    method_words,
+    model_notes,
+    noise_words,
+    path_notes,
+    top_words,
+)
+from scoremode.reports.verdicts import Verdict, rule_words, verdicts
+from scoremode.values import usable
+
+OVERLAP = 0.05  # share of the fed tokens that are not scored: with fewer, the depth is that of the context
+SAID_IF_MISSING = {"top", *(column.name for column in DIVERGENCE if column is not KL)}
+STYLES = {"changed, worse": "red", "changed, better": "green", "changed": "yellow"}
+BITS = "stored bits per weight, all weights together; the size of the weights below"
+
+
+def comparison_json(found: Sequence[Comparison], statistics: Sequence[Statistics]) -> dict[str, Any]:
+    baseline = found[0].baseline
+    return {
+        "baseline": baseline.manifest["model"],
+        "baseline_served": served_manifest(baseline.manifest).as_json(),
+        "method": baseline.manifest["method"],
+        "plan_digest": baseline.plan_digest,
+        "baseline_notes": [*default_text(baseline), *model_notes(baseline)],
+        "candidates": [
+            {
+                **s,
+                "verdict": verdict.level,
+                "sentence": verdict.sentence,
+                "scale": verdict.scale,
+                "for_people": statistics_for_people(s, statistics),
+                **served(c).as_json(),
+                "notes": model_notes(c.candidate),
+                "noise_floor_perturbed": c.noise_perturbed if c.noise_kl is not None else None,
+                **{name: c.manifest[name] for name in ("kl_missing", "rerun", "promise") if c.manifest.get(name)},
+            }
+            for c, s, verdict in zip(found, statistics, verdicts(found, statistics), strict=True)
+        ],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What is shown of comparisons in every output."""
+
+    table: Table
+    verdicts: Sequence[tuple[int, str, Verdict]]  # number and name of each candidate, in the order of the table
+    notes: Sequence[Note]
+    how: Sequence[str]  # how verdicts and numbers were reached
+
+    def blocks(self) -> list[Block]:
+        """The summary for a terminal."""
+        said = list[Block]()
+        for _, name, verdict in self.verdicts:
+            said.append(Note(f"{name}: {verdict.sentence}", STYLES.get(verdict.level, "")))
+            said += [Note(verdict.scale, "dim")] if verdict.scale else []
+        return [self.table, "", *said, "", *self.notes, *(Note(line, "dim") for line in self.how)]
+
+
+def summary(found: Sequence[Comparison], statistics: Sequence[Statistics], more: Sequence[str] = ()) -> Summary:
+    """``more`` are the names of statistics that the table has in addition to the usual ones."""
+    judged, order = verdicts(found, statistics), in_order([served(c) for c in found])
+    return Summary(
+        comparison_table(found, statistics, more),
+        [(i, found[i].name, judged[i]) for i in order],
+        comparison_notes(found, statistics),
+        [rule_words(found), *dict.fromkeys(map(_method_line, found, statistics))],
+    )
+
+
+# ── the table ────────────────────────────────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A row, what serves it, and its cells by the name of a statistic; ``own`` are those of a baseline or its noise."""
+
+    row: Row
+    its: ServedModel | None
+    number: int | None = None  # of the candidate
+    own: Mapping[str, Cell] | None = None
+
+
+def comparison_table(found: Sequence[Comparison], statistics: Sequence[Statistics], more: Sequence[str] = ()) -> Table:
+    """Baselines and their noise floors, then candidates in groups of one format and engine."""
+    lines, of_paths = _lines(found, statistics), are_of_paths(found)
+    columns = [*_served_columns(lines), *_size_columns(lines, of_paths=of_paths)]
+    for statistic in shown_statistics(found, more):
+        is_known = statistic.name in more or any(s.get(statistic.name) is not None for s in statistics)
+        terminal = statistic.column
+        columns.append(
+            statistic_column(
+                statistic,
+                lines,
+                statistics,
+                marks={}
+                if of_paths
+                else _best_and_worst(statistic, statistics),  # paths differ by little: none is best
+                title=terminal.title if terminal else "",
+                leaves=terminal.leaves if terminal else 0,
+                page=statistic.label if is_known else "",
+                card=statistic.card,
+            )
+        )
+    kind = str(found[0].baseline.manifest.get("stderr_groups", "groups")).partition(" of ")[0]  # a heading is short
+    groups = [
+        None if line.number is None else Cell(f"{statistics[line.number].get('groups') or 0:,}") for line in lines
+    ]
+    columns.append(Column(kind, groups, page="", leaves=4))
+    return Table([line.row for line in lines], columns, corner="")
+
+
+def card_table(
+    found: Sequence[Comparison],
+    statistics: Sequence[Statistics],
+    served_as: tuple[str, Callable[[ServedModel | None], Cell | None]],
+    chosen: Mapping[str, str],
+) -> Table:
+    """A table for a card: a column that says how models were served, then statistics; each with its title."""
+    lines, (title, cell) = _lines(found, statistics), served_as
+    columns = [Column("", [cell(line.its) for line in lines], page="", card=title)]
+    columns += [statistic_column(BY_NAME[name], lines, statistics, card=title) for name, title in chosen.items()]
+    return Table([line.row for line in lines], columns)
+
+
+def _lines(found: Sequence[Comparison], statistics: Sequence[Statistics]) -> list[_Line]:
+    facts, lines = [served(c) for c in found], list[_Line]()
+    of_rows = [served_manifest(c.baseline.manifest) for c, _ in distinct_baselines(found, statistics)] + facts
+    for c, s in distinct_baselines(found, statistics):
+        its = served_manifest(c.baseline.manifest)
+        name = ", ".join(filter(None, (public_name(_baseline_name(c)), baseline_cache([c]))))
+        details = (its.line or "how it was served", served_facts(c.baseline.manifest, its))
+        row = Row(name, "baseline", _below(its, of_rows), page_only=bool(lines), details=details, is_reference=True)
+        together = [t for d, t in zip(found, statistics, strict=True) if run_key(d.baseline) == run_key(c.baseline)]
+        own = {
+            "ppl_candidate": Cell(baseline_perplexity(together)),
+            "bits_per_byte_candidate": number(s.get("bits_per_byte_baseline")),
+        }
+        lines.append(_Line(row, its, own=own))
+        floors = {name: s.get(f"noise_floor_{name}") for name in ("kl_mean", "kl_p99")}
+        if any(usable(value) is not None for value in floors.values()):
+            row = Row("noise floor", "baseline against itself", page_only=True, is_reference=True)
+            lines.append(_Line(row, None, own={name: number(value) for name, value in floors.items()}))
+    several = len({its.group for its in facts}) > 1
+    for i in in_order(facts):
+        c, its = found[i], facts[i]
+        details = (its.line or "how it was served", served_facts(c.candidate.manifest, its))
+        group = its.group if several else ""
+        lines.append(_Line(Row(c.name, "", _below(its, of_rows), group=group, series=i, details=details), its, i))
+    return lines
+
+
+def _baseline_name(c: Comparison) -> str:
+    return c.baseline_name if "model" in c.baseline.manifest or c.is_of_paths else "baseline"
+
+
+def _below(its: ServedModel, among: Sequence[ServedModel]) -> list[str]:
+    """The format and the engine of a row, if those of other rows differ."""
+    known = [(its.format_and_body, {f.format_and_body for f in among}), (its.engine, {f.engine for f in among})]
+    said = ", ".join(own for own, all_of_them in known if own and len(all_of_them) > 1)
+    return [said] if any(len(all_of_them) > 1 for _, all_of_them in known) else []
+
+
+def _served_columns(lines: Sequence[_Line]) -> list[Column]:
+    """Format and engine on a card, if a format is known or engines differ."""
+    facts = [line.its for line in lines if line.its is not None]
+    has_format = any(f.format_and_body for f in facts)
+    found = []
+    if has_format:
+        found.append(("format", [f.its.format_and_body if f.its else "" for f in lines]))
+    if has_format or len({f.engine for f in facts}) > 1:
+        found.append(("engine", [f.its.engine if f.its else "" for f in lines]))
+    return [words("", [cell or NOTHING for cell in cells], page="", card=title) for title, cells in found]
+
+
+def _size_columns(lines: Sequence[_Line], *, of_paths: bool) -> list[Column]:
+    """Bits per weight and sizes. In a terminal, only if the rows differ in how they are served."""
+    facts = [line.its for line in lines if line.its is not None]
+    candidates = [line.its for line in lines if line.number is not None and line.its is not None]
+    overall = any("-bit body" in f.format_and_body for f in facts)
+    terminal = card = page = about = ""
+    if any(f.bits_per_weight is not None for f in candidates):
+        card = "bits overall" if overall else "bits per weight"
+        page, about = "Bits/weight", BITS
+    elif any(f.size is not None for f in candidates):
+        page, about = "Size", "the stored size of the weights"
+    if any(f.bits_per_weight is not None for f in facts) and any(line.row.below for line in lines):
+        terminal = "bits\noverall" if overall else "bits"
+    found = [Column(terminal, [bits_cell(line.its) for line in lines], page="", card=card)] if terminal or card else []
+    if page:
+        with_size = [size_and_bits(line.its) for line in lines]
+        found.append(Column("", with_size, page="" if of_paths else page, about=about, card="" if card else "size"))
+    return found  # one model has one size, so paths show none
+
+
+def bits_cell(its: ServedModel | None) -> Cell | None:
+    return None if its is None or its.bits_per_weight is None else Cell(f"{its.bits_per_weight:.2f}")
+
+
+def size_and_bits(its: ServedModel | None) -> Cell | None:
+    """Bits per weight above the size of the weights, as far as they are known."""
+    if its is None or (its.size is None and its.bits_per_weight is None):
+        return None
+    stored = "" if its.size is None else file_size(its.size)
+    return Cell(stored) if its.bits_per_weight is None else Cell(f"{its.bits_per_weight:.2f}", stored)
+
+
+def statistic_column(
+    statistic: Statistic,
+    lines: Sequence[_Line],
+    statistics: Sequence[Statistics],
+    *,
+    marks: Mapping[int, str] | None = None,
+    title: str = "",
+    page: str = "",
+    **how: Any,
+) -> Column:
+    cells = []
+    for line in lines:
+        if line.number is None:
+            cells.append((line.own or {}).get(statistic.name))
+        else:
+            cells.append(_cell(statistic, statistics[line.number], (marks or {}).get(line.number, "")))
+    return Column(title, cells, page=page, about=statistic.about, **how)
+
+
+def _cell(statistic: Statistic, s: Statistics, mark: str) -> Cell:
+    value = s.get(statistic.name)
+    if value is None and statistic.needs in SAID_IF_MISSING:
+        return Cell(NOT_MEASURED)
+    if isinstance(value, bool):
+        return Cell("yes" if value else "no")
+    return Cell(*shown_statistic(statistic, s), mark)
+
+
+def _best_and_worst(measure: Statistic, statistics: Sequence[Statistics]) -> dict[int, str]:
+    """The candidates with the best and the worst value of a column.
+
+    None if all values are equal, or if there are fewer than three: every cell would be the best or the worst.
+    """
+    values = [(usable(s.get(measure.name)), i) for i, s in enumerate(statistics)]
+    costs = {i: measure.cost(value) for value, i in values if value is not None}
+    if measure.better == "none" or len(costs) < 3 or len(set(costs.values())) < 2:
+        return {}
+    ends = {max(costs.values()): "worst", min(costs.values()): "best"}
+    return {i: ends[cost] for i, cost in costs.items() if cost in ends}
+
+
+# ── notes ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def comparison_notes(found: Sequence[Comparison], statistics: Sequence[Statistics]) -> list[Note]:
+    """What a reader must know: the noise floor, notes on models, what is missing, and who cannot be told apart."""
+    baselines = distinct_baselines(found, statistics)
+    notes = [Note(line, "yellow") for c, _ in baselines for line in default_text(c.baseline)]
+    notes += [Note(words) for words in dict.fromkeys(noise_words(c, s) for c, s in baselines) if words]
+    of_models: dict[str, list[str]] = {}  # by note, because many models may share one
+    for run in dict.fromkeys([*(c.baseline for c, _ in baselines), *(c.candidate for c in found)]):
+        for note in model_notes(run):
+            name = run.manifest.get("variant") or public_name(str(run.manifest.get("model", "model")))
+            of_models.setdefault(note, []).append(name)
+    notes += [Note(f"{', '.join(dict.fromkeys(names))}: {note}", "yellow") for note, names in of_models.items()]
+    missing = [*(c.manifest.get("kl_missing") for c in found), *map(top_words, found)]
+    notes += [Note(str(why)) for why in dict.fromkeys(missing) if why]
+    notes += [Note(line, "red" if ": finding: " in line else "dim") for line in path_notes(found)]
+    if len(found) < 2 or any(c.kl is None or c.is_of_paths for c in found):
+        return notes
+    with suppress(RunError, ValueError):  # candidates of different baselines or texts have no order
+        ties = [(entry.name, entry.tied_with) for entry in rank(list(found)) if entry.tied_with]
+        notes += [Note(f"{name} cannot be told apart from {', '.join(others)}", "yellow") for name, others in ties]
+    return notes + [Note(words, "dim") for words in [pairs_tested(len(found))] if words]
+
+
+def _method_line(c: Comparison, s: Statistics) -> str:
+    m, groups = c.baseline.manifest, int(usable(s.get("groups")) or 0)
+    kind = str(m.get("stderr_groups", "groups"))
+    rests_on = f"± over {counted(groups, kind)}" if s.get("worse_stderr") is not None else too_few(groups, kind)
+    return f"{method_words(m)}, {counted(int(usable(s.get('targets')) or 0), 'targets')}, {rests_on}"
+
+
+# ── means over parts of the targets ──────────────────────────────────────────────────────────────────────────────────
+def depth_json(found: Sequence[Comparison]) -> list[list[dict[str, Any]]]:
+    """For each candidate its means, stretch by stretch."""
+    return [[means.as_json() for means in c.by_depth()] for c in found]
+
+
+def slices_json(found: Sequence[Comparison]) -> list[list[dict[str, Any]]]:
+    """For each candidate its means, slice by slice."""
+    return [[means.as_json() for means in c.by_slice()] for c in found]
+
+
+def depth_blocks(found: Sequence[Comparison]) -> list[Block]:
+    """A table with one row per stretch of depth and one column per candidate, and what a reader must know of it.
+
+    It shows KL, or the difference of logprobs if a candidate has no KL.
+    """
+    means = [c.by_depth() for c in found]
+    if any(len(rows) < 2 for rows in means):
+        return []  # a single stretch would repeat the mean
+    title = f"{_measure(found)} by depth in the window (distance from its first scored token)"
+    rows = [Row(f"{row.first:,} to {row.last:,}") for row in means[0]]
+    table = Table(rows, [_targets(means[0]), *_kl_or_delta(found, means)], title)
+    notes = [*_left_out(means, "depth"), *_overlap(found[0].baseline)]
+    return ["", table, *(Note(note, "yellow") for note in notes)]
+
+
+def slices_blocks(found: Sequence[Comparison]) -> list[Block]:
+    """A table with one row per slice of the text: several measures of one candidate, or one measure of several."""
+    means = [{row.name: row for row in c.by_slice()} for c in found]
+    known = {name: row for rows in reversed(means) for name, row in rows.items()}  # finished runs may differ in them
+    if len(known) < 2:
+        return []  # a single slice would repeat the mean
+    title, rows = "by slice of the text", list(known.values())
+    if len(found) == 1:
+        columns = [Column("KL mean", [estimate(row.kl) for row in rows])] if found[0].kl is not None else []
+        columns.append(Column("Δ logprob", [estimate(row.delta_logprob) for row in rows]))
+        columns.append(Column("same top", [estimate(row.same_top, percent=True) for row in rows]))
+    else:
+        columns = _kl_or_delta(found, [[its.get(name) for name in known] for its in means])
+        title = f"{_measure(found)} {title}"
+    notes = _left_out([list(its.values()) for its in means], "slice")
+    table = Table(list(map(Row, known)), [_targets(rows), *columns], title)
+    return ["", table, *(Note(note, "yellow") for note in notes)]
+
+
+def equivalence_blocks(found: Sequence[Equivalence]) -> list[Block]:
+    """The verdict on each candidate, in a sentence."""
+    notes = [Note(f"{one.name}: {one.sentence}", "" if one.no_worse else "red") for one in found]
+    return ["", Note("change of the log-probability of the right text", "bold"), *notes]
+
+
+def _measure(found: Sequence[Comparison]) -> str:
+    return "KL mean" if all(c.kl is not None for c in found) else "Δ logprob"
+
+
+def _targets(rows: Sequence[PairedPart]) -> Column:
+    return Column("targets", [count(row.delta_logprob.n) for row in rows])
+
+
+def _kl_or_delta(found: Sequence[Comparison], means: Sequence[Sequence[PairedPart | None]]) -> list[Column]:
+    """A column for each candidate: KL, or the difference of logprobs if one of them has no KL."""
+    has_kl = all(c.kl is not None for c in found)
+
+    def cell(row: PairedPart | None) -> Cell:
+        return estimate(None if row is None else row.kl if has_kl else row.delta_logprob)
+
+    return [Column(c.name, [cell(row) for row in rows], page=c.name) for c, rows in zip(found, means, strict=True)]
+
+
+def _left_out(means: Sequence[Sequence[PairedPart]], kind: str) -> list[str]:
+    omitted = sum(row.unbounded for rows in means for row in rows)
+    are = "is" if omitted == 1 else "are"
+    return [f"{counted(omitted, 'values')} {are} not finite and left out of the means by {kind}"] if omitted else []
+
+
+def _overlap(run: Run) -> list[str]:
+    """Says that windows overlap, so that the context of a target is longer than its depth."""
+    fed, scored = int(run.manifest["forward_tokens"]), int(run.manifest["targets"]) + int(run.manifest["windows"])
+    if fed - scored <= OVERLAP * fed:
+        return []
+    share = f"{100 * (fed - scored) / fed:.0f} %"
+    return [
+        f"windows overlap: {share} of the fed tokens are context that is not scored, and depth is counted after them; "
+        "with --stride equal to --context-length, depth is the length of the context"
+    ]

@@ -1,0 +1,232 @@
+"""What the verbs that score show: runs, plans, and probabilities of targets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from scoremode.core.statistics.gate import too_few
+from scoremode.core.store.run import NEEDS, Run
+from scoremode.reports.numbers import METRICS, RUN_MEASURES, RunMeasure, basis, with_error
+from scoremode.reports.table import NOTHING, Block, Cell, Column, Facts, Note, Row, Table, count, estimate, words
+from scoremode.reports.text import (
+    NOT_MEASURED,
+    context_before,
+    counted,
+    method_words,
+    middle_cut,
+    shown,
+    worst_targets,
+)
+from scoremode.values import Estimate
+
+if TYPE_CHECKING:
+    from scoremode.core.verbs.prob.sequence import SequenceScore, TokenScore
+
+LONGEST_CONTEXT = 56  # characters of a target and the text before it
+CACHE_TYPES = ("kv_cache_dtype", "cache_type_k", "cache_type_v", "cache_bits_k", "cache_bits_v")  # engines' settings
+USUAL_CACHES: tuple[list[str], ...] = ([], ["auto"], ["f16"], ["16"])  # the types that engines choose themselves
+
+
+def run_blocks(run: Run, worst: int = 8) -> list[Block]:
+    """What ``scoremode ppl`` and ``scoremode show`` print."""
+    found: list[Block] = [run_facts(run), *run_slices(run)]
+    return [*found, "", worst_table(run, worst)] if worst else found
+
+
+def run_facts(run: Run) -> Facts:
+    """The numbers of a run, and where they come from."""
+    m, facts = run.manifest, Facts()
+    groups, metrics = str(m.get("stderr_groups", "groups")), _metrics(run)
+    for one in RUN_MEASURES:
+        if (found := metrics.get(one.name)) is not None:
+            rests_on = basis(found, groups, percent=one.percent) if found.stderr is not None else ""
+            style = "bold" if one.name == "perplexity" else ""
+            facts.line(one.terminal, with_error(found, percent=one.percent), rests_on, style)
+        elif one.name in {metric.name for metric in METRICS}:
+            facts.line(one.terminal, NOT_MEASURED, style="dim")
+    first = metrics.get(RUN_MEASURES[0].name)
+    if first is not None and first.stderr is None and math.isfinite(first.value):
+        facts.line("", basis(first, groups), style="yellow")
+    facts.line("", "")
+    covered = f"{100 * m['coverage']:.1f}% of the {m['tokens']:,} tokens covered"
+    facts.line("tokens scored", f"{m['targets']:,} in {counted(m['windows'], 'windows')}, {covered}")
+    facts.line("method", method_words(m, brief=True))
+    for note in m["notes"]:
+        facts.line("", note, style="yellow")
+    facts.line("text", f"{m['corpus']} ({m['corpus_bytes']:,} bytes, sha256 {m['corpus_sha256'][:12]}…)")
+    facts.line("model", model_line(m))
+    if (speed := m["tokens_per_second"]) is not None:
+        facts.line("speed", f"{speed:,.0f} tokens/s ({m['forward_tokens']:,} tokens fed in {m['seconds']:.1f} s)")
+    facts.line("plan", m["plan_digest"][:16] + "…")
+    return facts
+
+
+def _metrics(run: Run) -> dict[str, Estimate]:
+    stored = run.manifest.get("metrics", {})
+    return {name: Estimate.from_json(value) for name, value in stored.items() if value is not None}
+
+
+def model_line(m: Mapping[str, Any]) -> str:
+    """Returns the model of a manifest and how it was computed, with the types of its K/V cache if they were chosen.
+
+    >>> m = {"model": "m", "engine": "transformers", "dtype": "float32", "head": "exact-fp32", "device": "cpu"}
+    >>> model_line({**m, "engine_settings": {"kv_cache_dtype": "int4"}})
+    'm on transformers, float32, head exact-fp32, cpu, K/V cache int4'
+    """
+    settings = m.get("engine_settings") or {}
+    types = list(dict.fromkeys(str(settings[name]) for name in CACHE_TYPES if name in settings))
+    cache = [] if types in USUAL_CACHES else [f"K/V cache {'/'.join(types)}"]
+    return ", ".join([f"{m['model']} on {m['engine']}", str(m["dtype"]), f"head {m['head']}", m["device"], *cache])
+
+
+def run_slices(run: Run) -> list[Block]:
+    """The perplexity of each slice of a run's text; nothing if there are less than two."""
+    metrics = run.by_slice()
+    perplexities = [its["perplexity"] for its in metrics.values()]
+    columns = [
+        Column("targets", [count(one.n) for one in perplexities]),
+        Column("perplexity", [estimate(one) for one in perplexities]),
+    ]
+    return ["", Table(list(map(Row, metrics)), columns, "by slice of the text")] if len(metrics) > 1 else []
+
+
+# ── several runs ─────────────────────────────────────────────────────────────────────────────────────────────────────
+def runs_table(found: Sequence[Run], names: Sequence[str], corner: str) -> Table:
+    """One row per run: its numbers. A terminal shows those that all methods have."""
+    metrics = [_metrics(run) for run in found]
+    columns = [words("method", [method_words(run.manifest, brief=True) for run in found], page="")]
+    for one in RUN_MEASURES:
+        if one.name in NEEDS or any(one.name in own for own in metrics):
+            title = one.terminal if one.name in ("perplexity", "bits_per_byte") else ""
+            cells = [_measured(own.get(one.name), one) for own in metrics]
+            columns.append(Column(title, cells, page=one.label))
+    columns.append(Column("targets", [count(len(run.scores)) for run in found], page="Tokens"))
+    return Table([Row(name, series=i) for i, name in enumerate(names)], columns, corner=corner)
+
+
+def _measured(found: Estimate | None, one: RunMeasure) -> Cell:
+    if found is None:
+        return Cell(NOT_MEASURED if one.name in NEEDS else NOTHING)
+    return estimate(found, percent=one.percent) if math.isfinite(found.value) else Cell(with_error(found))
+
+
+def runs_notes(found: Sequence[Run], names: Sequence[str]) -> list[str]:
+    """What the errors of a table of runs are based on, and what was not measured."""
+    lines = []
+    for name, run in zip(names, found, strict=True):
+        kind, known = str(run.manifest.get("stderr_groups", "groups")), _metrics(run)
+        first = known.get("perplexity")
+        if first is not None and math.isfinite(first.value):
+            rests_on = f"± is one standard error over {counted(first.groups, kind)}"
+            lines.append(f"{name}: {too_few(first.groups, kind) if first.stderr is None else rests_on}")
+        missing = [one.terminal.partition(" (")[0] for one in RUN_MEASURES if one.name in NEEDS.keys() - known.keys()]
+        missing += [] if run.scores.has("top") else ["first choices"]
+        lines += [f"{name}: {', '.join(missing)} {NOT_MEASURED}"] if missing else []
+    return lines
+
+
+def questions_blocks(found: Sequence[Run]) -> list[Block]:
+    """One row per question (a text and a method) to one model."""
+    about: dict[str, list[str]] = {}  # each note once, with the questions that it is about
+    for run in found:
+        for note in dict.fromkeys(run.manifest["notes"]):
+            about.setdefault(note, []).append(f"{run.manifest['corpus']} by {run.manifest['method']}")
+    notes = [note if len(named) == len(found) else f"{', '.join(named)}: {note}" for note, named in about.items()]
+    table = runs_table(found, [run.manifest["corpus"] for run in found], "text")
+    below: list[Block] = ["", *(Note(note, "yellow") for note in notes)] if notes else []
+    return [Note(model_line(found[0].manifest), "dim"), "", table, *below]
+
+
+# ── targets ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def worst_table(run: Run, most: int) -> Table:
+    """Targets in their context."""
+    found, ranked = worst_targets(run, most), run.scores.has("rank")
+    rows = []
+    for index in found:
+        token = middle_cut(shown(str(run.facts.value("text", index))), LONGEST_CONTEXT // 2)
+        before = shown(context_before(run, index, LONGEST_CONTEXT))
+        rows.append(Row(f"{before[len(token) :] if len(before) == LONGEST_CONTEXT else before}«{token}»"))
+    columns = [
+        Column("logprob", [Cell(f"{run.scores.value('logprob', index):.2f}") for index in found]),
+        Column("rank", [count(int(run.scores.value("rank", i))) if ranked else Cell(NOT_MEASURED) for i in found]),
+        words("the model expected", [middle_cut(_expected(run, i), LONGEST_CONTEXT // 2) for i in found]),
+    ]
+    return Table(rows, columns, "worst-predicted tokens", "in context", cut="start")
+
+
+def _expected(run: Run, index: int) -> str:
+    """Returns the model's first choice and its probability."""
+    if not (run.facts.has("top_text") and run.scores.has("top_logprob")):
+        return NOT_MEASURED
+    word, logprob = run.facts.value("top_text", index), run.scores.value("top_logprob", index)
+    return f"{shown(str(word))!r} p={math.exp(logprob):.2f}"
+
+
+def sequence_blocks(results: Sequence[SequenceScore]) -> list[Block]:
+    """Targets and their probabilities, below their prompt if there are several, and what to know of them."""
+    ranked = any(t.rank is not None for r in results for t in r.tokens)
+    prompts = list(dict.fromkeys(r.prompt for r in results))
+    lines: list[tuple[str, SequenceScore | None]] = []
+    for prompt in prompts:
+        lines += [(prompt, None)] if len(prompts) > 1 else []
+        lines += [(repr(shown(r.target)), r) for r in results if r.prompt == prompt]
+    found = [r for _, r in lines]
+    columns = [
+        Column("log prob", [Cell("" if r is None else f"{r.log_prob:.5f}") for r in found]),
+        Column("prob", [Cell("" if r is None else f"{r.prob:.4g}") for r in found]),
+        Column("perplexity", [Cell("" if r is None else f"{r.perplexity:,.4g}") for r in found]),
+        words(
+            "tokens (logprob, rank)" if ranked else "tokens (logprob; rank not measured)",
+            ["" if r is None else "\n".join(map(_token, r.tokens)) for r in found],
+            flows=True,
+        ),
+    ]
+    return [Table([Row(name) for name, _ in lines], columns, corner="target"), *_boundary_notes(results)]
+
+
+def _token(token: TokenScore) -> str:
+    return f"{shown(token.text)!r} {token.logprob:.3f}" + ("" if token.rank is None else f" #{token.rank}")
+
+
+def _boundary_notes(results: Iterable[SequenceScore]) -> list[Note]:
+    spanning = list(dict.fromkeys(r.condition for r in results if r.boundary == "spanning"))
+    added = any(r.leading_space == "add" for r in results)
+    notes = [
+        Note(f"a token spans the end of the prompt: scored given that it begins with {shown(part)!r}", "yellow")
+        for part in spanning
+    ]
+    return notes + [Note("a leading space was added to targets without one (--leading-space add)", "yellow")] * added
+
+
+# ── plans ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def plan_blocks(plan: Mapping[str, Any]) -> list[Block]:
+    facts = Facts()
+    facts.line("method", method_words(plan, brief=True))
+    for note in plan["notes"]:
+        facts.line("", note, style="yellow")
+    size = f"{counted(plan['documents'], 'documents')}, {counted(plan['tokens'], 'tokens')}"
+    facts.line("text", f"{plan['corpus']}, {size}")
+    facts.line("windows", f"{plan['windows']:,}")
+    facts.line("targets", f"{plan['targets']:,} ({100 * plan['coverage']:.1f}% of the tokens covered)")
+    facts.line("forward tokens", f"{plan['forward_tokens']:,}")
+    for w in plan["first_windows"]:
+        lead = f"[{w['lead']}] + " if w["lead"] >= 0 else ""
+        line = f"feeds {lead}{w['feeds_from']}…{w['feeds_to'] - 1}, scores {w['scores_from']}…{w['scores_to'] - 1}"
+        facts.line("", line, style="dim")
+    memory, kept = plan["memory"], plan["reference"]
+    if any(memory[name] for name in ("weights", "activations", "logits")):  # else the model is on a server, or a table
+        names = [name for name in ("weights", "activations", "logits", "kv_cache") if name in memory]
+        parts = ", ".join(f"{name.replace('kv_', 'K/V ')} {in_bytes(memory[name])}" for name in names)
+        whole = in_bytes(memory["logits_if_whole"])
+        facts.line("memory, about", f"{parts} (all logits at once would take {whole})")
+    if kept:
+        logits = in_bytes(kept["logits_fp16"])
+        facts.line("as a reference", f"{in_bytes(kept['total'])} on disk (float16 logits would take {logits})")
+    facts.line("plan digest", plan["plan_digest"])
+    return [facts]
+
+
+def in_bytes(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
