@@ -1,4 +1,4 @@
-"""Two replicas behind one address, by vLLM's own ``--data-parallel-size``."""
+"""Two replicas behind one address, by vLLM's own ``--data-parallel-size``, with the routes of older versions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ TEXT = "the cat sat on the mat and the dog ran to the park with the cat " * 60
 
 
 def test_both_replicas_answer(small_llama: Path, tmp_path: Path) -> None:
-    served = ServedModel(small_llama, tmp_path, "--data-parallel-size", "2")
+    """The middleware is what vLLM 0.24 and 0.25 get, which have no endpoint plugins."""
+    served = ServedModel(small_llama, tmp_path, "--data-parallel-size", "2", SCOREMODE_SERVICE_MIDDLEWARE="1")
     try:
         served.start()
         ours = sm.ppl("llama", engine=served.address, tokenizer=str(small_llama), text=TEXT, context_length=100)
@@ -24,6 +25,7 @@ def test_both_replicas_answer(small_llama: Path, tmp_path: Path) -> None:
         assert served.interrupt() in (0, 130)
     finally:
         served.kill()
+    assert "ScoreMiddleware" in served.said()
     assert status == 200, told
     counted = re.findall(
         r'^vllm:request_success_total\{engine="(\d)",finished_reason="stop".* (\S+)$', metrics.decode(), re.M

@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import re
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from scoremode.cli.main import main
 from scoremode.core.installation import pip_install
 from scoremode.engines.vllm import VllmPlugin, support
 from scoremode.errors import ModelError, OptionError
-from scoremode.remote.service import starting
+from scoremode.remote.service import starting, watching
 from scoremode.remote.service.starting import ServiceOptions, command, read_flags
 
 NEEDS_VLLM = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM")
@@ -165,7 +168,24 @@ def test_the_process_becomes_the_server(monkeypatch: pytest.MonkeyPatch) -> None
     found: dict[str, Any] = {}
     monkeypatch.setattr(os, "execve", lambda program, words, environment: found.update(words=words, **environment))
     become: Any = starting.become
-    become(starting.Command(["/bin/true", "x"], {"A": "1"}, "http://x", "m"))
+    become(starting.Command(["/bin/true", "x"], {"A": "1"}, "http://x", "m"), is_quiet=True)
     assert (found["words"], found["A"]) == (["/bin/true", "x"], "1")
     assert found["SCOREMODE_VLLM_PARENT"] == str(os.getpid())
     assert len(found["SCOREMODE_SERVICE_INSTANCE"]) == 32
+
+
+def test_progress_is_told_until_the_server_accepts_connections(capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+        threading.Timer(0.5, server.listen).start()
+        watching.watch("127.0.0.1", port, os.getppid(), every=0.1, poll=0.02)
+    *waiting, ready = capfd.readouterr().err.splitlines()
+    assert waiting[0] == "scoremode: vLLM is still starting: loading weights or warming up (0 s so far)"
+    assert 1 <= len(waiting) <= 6
+    assert re.fullmatch(rf"scoremode: ready after \d+ s: the server answers at 127.0.0.1:{port}", ready)
+
+
+def test_a_server_that_ended_is_not_waited_for(capfd: pytest.CaptureFixture[str]) -> None:
+    watching.watch("127.0.0.1", 1, parent=-1)
+    assert capfd.readouterr().err == ""

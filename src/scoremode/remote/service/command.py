@@ -6,7 +6,7 @@ import argparse
 import logging
 import shlex
 
-from scoremode.reports.command import flags
+from scoremode.reports.command import flags, logs
 from scoremode.reports.command.verb import Verb
 
 logger = logging.getLogger(__name__)
@@ -55,4 +55,4 @@ class ServeVerb(Verb):
         asked = f"scoremode ppl {shlex.quote(made.model)} --engine {made.address} --corpus wikitext2"
         logger.info("the server loads its libraries and the weights, warms up and tests itself, which takes minutes")
         logger.info("it will answer at %s; then type: %s", made.address, asked)
-        become(made)
+        become(made, is_quiet=logs.is_quiet())

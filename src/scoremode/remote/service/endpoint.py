@@ -1,4 +1,7 @@
-"""The routes under /v1/scoremode, which vLLM finds as an endpoint plugin. Loaded only inside vLLM's front end."""
+"""The routes under /v1/scoremode. vLLM finds them by an endpoint plugin from version 0.26 on, by a middleware before.
+
+Both are extension points of vLLM. This file is loaded only inside vLLM's front end.
+"""
 
 from __future__ import annotations
 
@@ -140,6 +143,31 @@ class ScoreEndpoint:
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         """Starts the service. vLLM calls this before it listens, and ends if the self-test fails."""
         await self.service.start(engine_client, names_of(args))
+
+
+class ScoreMiddleware:
+    """The same routes for versions of vLLM without endpoint plugins, named with vLLM's flag ``--middleware``.
+
+    A middleware is called when the application starts, and the application holds the engine. The routes are added to
+    the application itself, so the key is checked before them, as for every other route.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self.app, self.service = app, ScoreService()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            application = scope["app"]
+            self.service.attach(application)
+            try:
+                await self.service.start(application.state.engine_client, names_of(application.state.args))
+            except Exception as error:
+                logger.error("scoremode: %s", error)
+                await receive()
+                why = str(error) if isinstance(error, ScoremodeError) else f"{type(error).__name__}: {error}"
+                await send({"type": "lifespan.startup.failed", "message": why})
+                return
+        await self.app(scope, receive, send)
 
 
 def names_of(args: Any) -> list[str]:

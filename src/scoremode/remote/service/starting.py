@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import socket
+import subprocess
 import sys
 import uuid
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 from scoremode.core.arguments import read_key, secret_on_command_line
 from scoremode.core.disk.manifests import command_without_secrets, is_secret
@@ -25,9 +27,10 @@ from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.engines.vllm.wire import KEY
 from scoremode.errors import InputError, ModelError, OptionError
 from scoremode.head.budget import check_kernel_name
-from scoremode.remote.service import requests
+from scoremode.remote.service import requests, watching
 from scoremode.remote.service.access import KEYS, digest_of
 
+MIDDLEWARE = "scoremode.remote.service.endpoint.ScoreMiddleware"  # before vLLM 0.26, which has endpoint plugins
 ACCESS = "scoremode.remote.service.access.Access"
 ENDPOINT_GROUP = "vllm.endpoint_plugins"
 OTHER_GROUPS = (
@@ -130,8 +133,6 @@ def command(model: str, options: ServiceOptions, flags: Sequence[str]) -> Comman
     options.limits()
     installed = support.installed_version()
     support.check_version(installed, options.allow_untested)
-    if tuple(map(int, installed.split(".")[:2])) < (0, 26):
-        raise InputError(f"vLLM {installed} has no endpoint plugins", fix="install vLLM 0.26 or later")
     support.check_plugin()
     check_kernel_name(options.head_kernel)
     if options.head_kernel and options.head == "as-served":
@@ -144,8 +145,13 @@ def command(model: str, options: ServiceOptions, flags: Sequence[str]) -> Comman
     name, folder = given.get("served_model_name") or model, _folder(model, given.get("revision"))
     named = ["--served-model-name", model] if model == EMBEDDED and name == model else []
     words = [*_program(folder), *flags, *named, *_score_mode(folder, given, options)]
-    words += ["--middleware", ACCESS]
-    environment = {**_environment(given), "VLLM_PLUGINS": _plugins(), **keys}
+    environment = {**_environment(given), **keys}
+    has_endpoints = tuple(map(int, installed.split(".")[:2])) >= (0, 26)
+    if has_endpoints and os.environ.get("SCOREMODE_SERVICE_MIDDLEWARE") != "1":
+        environment["VLLM_PLUGINS"] = _plugins()
+    else:
+        words += ["--middleware", MIDDLEWARE]
+    words += ["--middleware", ACCESS]  # the last one is the outermost
     shown = "localhost" if host in ("0.0.0.0", "::") else host
     scheme = "https" if given.get("ssl_certfile") else "http"
     return Command(words, environment, f"{scheme}://{shown}:{port}", name)
@@ -290,12 +296,16 @@ def _plugins() -> str:
     return ",".join(dict.fromkeys(names))
 
 
-def become(made: Command) -> NoReturn:
+def become(made: Command, *, is_quiet: bool = False) -> NoReturn:
     """Replace this process by the server: signals reach it, and its exit code is ours."""
     own = {
         plugin.PARENT: str(os.getpid()),  # it stays when the process becomes another program
         "SCOREMODE_SERVICE_INSTANCE": uuid.uuid4().hex,
     }
+    if not is_quiet and "--uds" not in made.words:  # a socket of the file system has no address to watch
+        parts = urlsplit(made.address)
+        told = [parts.hostname or "localhost", str(parts.port or PORT), str(os.getpid())]
+        subprocess.Popen([sys.executable, "-I", watching.__file__, *told], stdin=subprocess.DEVNULL)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(made.words[0], made.words, {**os.environ, **made.environment, **own})
