@@ -338,11 +338,20 @@ def test_a_wrong_model_is_refused_with_the_names_that_are_served(served: SmallSe
 
 
 # ── who is there ─────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_servers_that_cannot_score_a_text(served: SmallServer) -> None:
-    served.forms = ()
-    with pytest.raises(EngineError, match="does not score prompts") as caught:
+@pytest.mark.parametrize(
+    ("path", "value", "says", "fix"),
+    [
+        ("/props", {"default_generation_settings": {}, "model_path": "/m/a b.gguf"}, "llama-server", "'/m/a b.gguf'"),
+        ("/props", {"default_generation_settings": {}}, "is a llama-server", "ppl MODEL.gguf"),
+        ("/api/version", {"version": "0.12"}, "is Ollama", "ppl ollama:small"),
+        ("/other", {}, "does not score prompts", "prompt_logprobs"),
+    ],
+)
+def test_servers_that_cannot_score_a_text(served: SmallServer, path: str, value: Any, says: str, fix: str) -> None:
+    served.forms, served.more = (), {path: value}
+    with pytest.raises(EngineError, match=says) as caught:
         ask(served)
-    assert "scoremode ppl MODEL.gguf" in caught.value.fix
+    assert fix in caught.value.fix
 
 
 def test_nothing_at_the_address() -> None:
@@ -361,7 +370,7 @@ def test_a_server_that_is_starting() -> None:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(("127.0.0.1", 0))
         starting.port = taken.getsockname()[1]
-        with pytest.raises(EngineError, match="--patience SECONDS waits for a server that is starting"):
+        with pytest.raises(EngineError, match=f"the server at http://127.0.0.1:{starting.port} is starting"):
             sm.ppl("small", engine=f"http://127.0.0.1:{starting.port}", text=TEXT)
     begin = threading.Timer(1.0, starting.start)
     begin.start()

@@ -7,9 +7,11 @@ harmless characters and without the key. Redirects are not followed, so the key 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import random
+import socket
 import ssl
 import threading
 import time
@@ -18,6 +20,7 @@ from dataclasses import dataclass
 from functools import cache
 from http.cookiejar import DefaultCookiePolicy
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -146,17 +149,24 @@ class Link:
                 reason = self._harmless(str(failure))
                 unreadable += isinstance(failure, UnreadableError)
                 if first_contact and not failure.connects and not self._waits_for_start:
-                    raise EngineError(
-                        f"nothing answers at {self.root} ({reason})",
-                        fix="start the server, or check the address and the proxy that the environment names; "
-                        "--patience SECONDS waits for a server that is starting",
-                    ) from None
+                    raise self._unreachable(reason) from None
                 if unreadable >= UNREADABLE_TRIES:
                     raise EngineError(
                         f"{self.root}{path} does not answer as an inference server does ({reason})",
                         fix="check the address",
                     ) from None
                 self._wait(failure.wait, reason, tries, began)
+
+    def _unreachable(self, reason: str) -> EngineError:
+        """The error for a server that cannot be reached; it may be starting."""
+        if _is_held(self.root):
+            message = f"the server at {self.root} is starting, or has just ended: its port is taken, but not open"
+            return EngineError(message, fix="try again, or give --patience SECONDS to wait for it")
+        return EngineError(
+            f"nothing answers at {self.root} ({reason})",
+            fix="start the server, or check the address and the proxy that the environment names; "
+            "--patience SECONDS waits for a server that is starting",
+        )
 
     def _wait(self, wait: float | None, reason: str, tries: int, began: float) -> None:
         """Sleeps until the next try; raises an error if ``patience`` would be exceeded."""
@@ -313,3 +323,17 @@ def _trusted() -> ssl.SSLContext:
             f"the certificates that the environment names cannot be read ({one_line(str(error))[:200]})",
             fix="correct or unset SSL_CERT_FILE and SSL_CERT_DIR",
         ) from None
+
+
+def _is_held(root: str) -> bool:
+    """Does a program on this machine hold the port of an address? Servers do while they load, before they listen."""
+    parts = urlsplit(root)
+    with contextlib.suppress(OSError):
+        for family, kind, _, _, place in socket.getaddrinfo(parts.hostname, parts.port or 0, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind) as tried:
+                try:
+                    tried.bind(place)
+                except OSError as error:  # an address of another machine cannot be bound either, for another reason
+                    if error.errno == errno.EADDRINUSE:
+                        return True
+    return False

@@ -12,6 +12,7 @@ A scoring service gives more facts than other servers: all facts that decide its
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
@@ -59,7 +60,7 @@ def look(link: Link, model: str, *, first_contact: bool = False) -> ServerFacts:
     entries = [e for e in listed if _has_name(e)] if isinstance(listed, list) else []
     if not entries:
         said = f"{reply.status}{': ' + reply.words if reply.words else ''}" if not reply.good else "it lists no model"
-        raise _unfit(f"{link.root}{MODELS} names no model ({said})")
+        raise _unfit(link, model, f"{link.root}{MODELS} names no model ({said})")
     found = next((e for name in ("id", "root") for e in entries if e.get(name) == model), None)
     if found is None:
         names = [harmless(e["id"])[:200] for e in entries]
@@ -317,12 +318,20 @@ def find_form(link: Link, model: str) -> tuple[Form, PromptScores]:
             return form, ask(link, form, model, FIRST_IDS, final=frozenset({500, 501}))
         except (RefusedError, WrongAnswerError) as wrong:
             reasons.append(f"{form.name}: {wrong}")
-    raise _unfit(f"{link.root} does not score prompts ({reasons[0]}; {reasons[-1]})")
+    raise _unfit(link, model, f"{link.root} does not score prompts ({reasons[0]}; {reasons[-1]})")
 
 
-def _unfit(why: str) -> EngineError:
+def _unfit(link: Link, model: str, why: str) -> EngineError:
+    """The error for a server that cannot score prompts. Of llama-server and Ollama, it names the file that can be."""
+    props = link.get("/props", final=ANYTHING).fields
+    if "default_generation_settings" in props:
+        name, file = "a llama-server", props.get("model_path")
+        scored = shlex.quote(harmless(file)) if isinstance(file, str) and file else "MODEL.gguf"
+    elif isinstance(link.get("/api/version", final=ANYTHING).fields.get("version"), str):
+        name, scored = "Ollama", shlex.quote(f"ollama:{model}")
+    else:
+        return EngineError(why, fix="give the address of a server that has prompt_logprobs, or echo with logprobs")
     return EngineError(
-        why,
-        fix="give the address of a server that has prompt_logprobs, or echo with logprobs; instead of llama-server or "
-        "Ollama, score the file: scoremode ppl MODEL.gguf",
+        f"{link.root} is {name}, which scores the tokens that it generates, not those of a text",
+        fix=f"score its file by llama.cpp, as it is served, on the server's machine: scoremode ppl {scored}",
     )
