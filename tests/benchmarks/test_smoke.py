@@ -12,7 +12,6 @@ import contextlib
 import math
 import re
 import shlex
-import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -38,13 +37,15 @@ class Row:
     words: str  # {name}: the value of a fixture
     figures: tuple[str, ...]
     needs: str = ""  # a package
-    own_process: bool = False  # leaves traces in its process
 
     def __str__(self) -> str:
         return f"{self.script} {self.words}"
 
 
-ONLY_HELP = ("decode", "gpu_checks", "harness", "replica_faults", "rollouts", "scale", "service", "vllm_engine")
+ONLY_HELP = (
+    *("decode", "gpu_checks", "harness", "replica_faults", "replicas"),
+    *("rollouts", "scale", "service", "vllm_engine"),
+)
 HEAD = "--device cpu --rows 20 --repeats 1"
 ROWS = (
     Row(
@@ -112,13 +113,6 @@ ROWS = (
         ("by hand, row by row +# rows/s +# MB", "scoremode prob --out +# rows/s +# MB .* # x by hand"),
     ),
     Row("prob_rows", "--driver --targets 20480", ("windows of   512 targets: +# scored +# resumed +# read",)),
-    Row(
-        "replicas",
-        "--scaling --driver --replicas 1 --windows 4 --wait 0.01 --driver-windows 64",
-        ("1 replica .* # s  1.000 x one", "# million targets/s in # s, driver's own memory # MB"),
-        needs="ray",
-        own_process=True,
-    ),
     Row(
         "same_numbers",
         "record {recorded} --only ppl-table-uniform-gptq reference-table",
@@ -259,13 +253,6 @@ def run_here(row: Row, words: list[str], patch: pytest.MonkeyPatch, capsys: pyte
     return said.out + said.err
 
 
-def run_in_process(row: Row, words: list[str]) -> str:
-    command = [sys.executable, str(FOLDER / f"{row.script}.py"), *words]
-    done = forked.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return str(done.stdout + done.stderr)
-
-
 # ── tests ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_it_runs_and_prints_its_figures(
@@ -275,7 +262,7 @@ def test_it_runs_and_prints_its_figures(
         pytest.skip(f"needs {row.needs}")
     names = re.findall(r"(?<!\{)\{(\w+)\}", row.words)
     words = shlex.split(row.words.format(**{name: request.getfixturevalue(name) for name in names}))
-    printed = run_in_process(row, words) if row.own_process else run_here(row, words, monkeypatch, capsys)
+    printed = run_here(row, words, monkeypatch, capsys)
     for figure in row.figures:
         found = re.search(figure.replace("#", NUMBER), printed)
         assert found, f"{figure!r} is not in:\n{printed}"
