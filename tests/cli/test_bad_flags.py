@@ -194,7 +194,7 @@ def test_every_flag_that_takes_a_string_refuses_nothing(refused: Refused) -> Non
 
 OTHERS_FLAGS = {
     *("--no-deps", "--force-reinstall"),  # of pip
-    *("--gen_kwargs", "--use_cache", "--model_args", "--apply_chat_template"),  # of lm-eval
+    *("--model", "--gen_kwargs", "--use_cache", "--model_args", "--apply_chat_template"),  # of lm-eval
     *("--logprobs-mode", "--hf-overrides", "--data-parallel-size", "--port"),  # of vllm serve
     "--kl-divergence-base",  # of llama-perplexity
 }

@@ -4,7 +4,7 @@ DIR/partial.rollouts   while texts are written: each finished text (core/disk/re
 DIR/texts.parquet      a row for each text, sorted by prompt and sample
 DIR/rollouts.json      who wrote them and how, the sha256 of texts.parquet, and a seal; written last
 
-The manifest is sealed and has the hash of the texts: both are checked when a folder is opened.
+Nothing in a folder is trusted: types, lengths, numbers and hashes are checked when it is opened.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -44,6 +44,8 @@ FINISHES = ("stop", "length", "context")
 """How a text ended: with an end token, at the most tokens that were allowed, or where the model's context was full."""
 
 AGAIN = "write them again with --fresh"
+MOST_IDS = 1 << 22  # more than any vocabulary has: a table of larger ids would fill the memory
+ROUNDING = 1e-6  # nats above 0 that a log-probability in float32 may have
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,6 +95,7 @@ class Rollouts:
             raise RunError(f"{path / TEXTS} was changed after it was written", fix=AGAIN)
         try:
             found = _read_texts(path / TEXTS)
+            _check(found, manifest)
         except ValueError as error:
             raise RunError(f"{path / TEXTS} cannot be used: {error}", fix=AGAIN) from None
         return Rollouts(**found, manifest=manifest, path=str(path))
@@ -272,6 +275,27 @@ def _values(column: Any) -> Any:
     edges = np.concatenate([[0], np.cumsum(column.value_lengths().to_numpy(zero_copy_only=False))]).tolist()
     flat = frozen(column.flatten().to_numpy())
     return [flat[begin:end] for begin, end in pairwise(edges)]
+
+
+def _check(found: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
+    """Raises ValueError if the columns contradict each other or the manifest, or have a value that cannot be."""
+    prompt, sample, written = found["prompt"], found["sample"], found["written"]
+    counts = {"texts": len(prompt), "written_tokens": sum(map(len, written)), "prompts": len(np.unique(prompt))}
+    for name, count in counts.items():
+        if count != manifest[name]:
+            raise ValueError(f"it has {count:,} {name.replace('_', ' ')} instead of {manifest[name]:,}")
+    places = list(zip(prompt.tolist(), sample.tolist(), strict=True))
+    if places != sorted(set(places)) or (places and min(map(min, places)) < 0):
+        raise ValueError("its rows are not sorted by prompt and sample")
+    for number, finish in enumerate(found["finish"]):
+        own = [found[name][number] for name in ("written", "logprob", "raw_logprob")]
+        if finish not in FINISHES or len({*map(len, own)}) != 1 or not len(found["prompt_ids"][number]):
+            raise ValueError(f"row {number} has another finish or other lengths than a text can have")
+        if any(((ids < 0) | (ids >= MOST_IDS)).any() for ids in (own[0], found["prompt_ids"][number])):
+            raise ValueError(f"row {number} has an id that no model has")
+        known = own[2:] if "logprob" in manifest.get("missing", ()) else own[1:]
+        if not all((numbers <= ROUNDING).all() for numbers in known):  # written so that NaN is refused
+            raise ValueError(f"row {number} has a log-probability that cannot be")
 
 
 # ── a finished text in the journal ───────────────────────────────────────────────────────────────────────────────────

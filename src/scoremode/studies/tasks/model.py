@@ -130,7 +130,7 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
         if writing := [name for name, kind in output_types.items() if kind == "generate_until"]:
             raise OptionError(
                 f"scoremode scores texts and generates none, which {writing[0]} needs",
-                fix="run that task with --model hf or --model vllm; scoremode tasks reads these logs as well",
+                fix="run scoremode lm-eval --model hf --tasks TASK; scoremode tasks reads these logs as well",
             )
 
     # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -44,7 +44,7 @@ def task_prompts(
         raise UnknownArgumentError(f"{name} is no argument of task_prompts, which reads logs of lm-eval", fix=RUN)
     require_flag("apply_chat_template", apply_chat_template)
     name = path_text("a folder that lm-eval wrote", log)
-    if not Path(name).expanduser().exists():
+    if not name or not Path(name).expanduser().exists():
         raise InputError(f"{name or 'an empty name'} is not a folder that lm-eval wrote", fix=RUN)
     found = read_log(name)
     for task, results in found.results.items():
