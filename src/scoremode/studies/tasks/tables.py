@@ -33,17 +33,13 @@ def shown_rows(comparison: TasksComparison) -> list[dict[str, Any]]:
     return comparison.rows if len(comparison.top) > 1 or not comparison.rows[:-1] else comparison.rows[:-1]
 
 
-# ── the table ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def tasks_table(found: Sequence[TasksComparison], title: str = "") -> Table:
     """One row per task and candidate; several candidates are groups of the table."""
     own = [(c, r) for c in found for r in shown_rows(c)]
     rows = [r for _, r in own]
     common = all(part in ("acc", "acc_norm") for r in rows for part in r["metric"].split(" / "))
-    measures = [
-        name
-        for name in ("acc", "acc_norm", *(() if common else ("accuracy",)))
-        if any(r[f"{name}_baseline"] is not None for r in rows)
-    ]
+    names = ("acc", "acc_norm", *(() if common else ("accuracy",)))
+    measures = [name for name in names if any(r[f"{name}_baseline"] is not None for r in rows)]
     about = {
         "acc": "share of documents whose right answer is the likeliest: baseline → candidate",
         "acc_norm": "the same, with log-probabilities divided by the length of the answer",
@@ -59,41 +55,26 @@ def tasks_table(found: Sequence[TasksComparison], title: str = "") -> Table:
             Column(f"{name}, %", [_accuracy(r, name) for r in rows], page=f"{name}, %", about=about.get(name, ""))
             for name in measures
         ),
-        Column(
-            "recovery",
-            [_recovery(r) for r in rows],
-            card="recovery",
-            about="the candidate's metric divided by the baseline's",
-        ),
+        Column("recovery", [_recovery(r) for r in rows], card="recovery", about="candidate divided by baseline"),
         words("of", [r["metric"] for r in rows], page=""),
         counts("lost", rows, "lost_documents", card="lost", about="right in the baseline, wrong in the candidate"),
-        counts(
-            "gained", rows, "gained_documents", card="gained", about="wrong in the baseline, right in the candidate"
-        ),
+        counts("gained", rows, "gained_documents", card="gained", about="wrong in the baseline, now right"),
         Column("p", p, page="McNemar p", card="p", about="exact: how likely so uneven flips are by chance"),
         numbers("", rows, "changed", percent=True, page="Changed", about="documents with another answer, right or not"),
-        numbers(
-            "margin",
-            rows,
-            "margin_shift",
-            sign="+",
-            about="change of the right answer's lead over the best other, nats",
-        ),
+        numbers("margin", rows, "margin_shift", sign="+", about="change of the right answer's lead, nats"),
         numbers("KL", rows, "kl_choices", about="KL(baseline‖candidate) over the choices, nats"),
     ]
     several = len(found) > 1
-    names = [Row(r["name"], r["metric"], strong=r["kind"] != "task", group=c.name if several else "") for c, r in own]
-    return Table(names, columns, title, corner="task")
+    lines = [Row(r["name"], r["metric"], strong=r["kind"] != "task", group=c.name if several else "") for c, r in own]
+    return Table(lines, columns, title, corner="task")
 
 
 def _accuracy(r: Fields, name: str) -> Cell:
     """The baseline's and the candidate's share, and the candidate's error, in percent without its sign."""
     if r[f"{name}_baseline"] is None:
         return Cell(NOTHING)
-    error = r[f"{name}_candidate_stderr"]
-    before, after = (
-        rounded(r[f"{name}_{side}"], supports=error, percent=True)[0] for side in ("baseline", "candidate")
-    )
+    error, sides = r[f"{name}_candidate_stderr"], (r[f"{name}_{side}"] for side in ("baseline", "candidate"))
+    before, after = (rounded(value, supports=error, percent=True)[0] for value in sides)
     said = rounded(r[f"{name}_candidate"], error, percent=True)[1]
     return Cell(f"{before} → {after}".replace("%", ""), said.replace("%", ""))
 
@@ -104,7 +85,6 @@ def _recovery(r: Fields) -> Cell:
     return number(r["recovery"], r["recovery_stderr"], percent=True)
 
 
-# ── notes ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def tasks_blocks(found: Sequence[TasksComparison]) -> list[Block]:
     """One table per candidate, then what a reader must know."""
     tables = [part for c in found for part in (tasks_table([c], f"{c.name} against {c.baseline_name}"), "")]
@@ -129,11 +109,8 @@ def tasks_method(found: Sequence[TasksComparison]) -> list[str]:
     documents = first.overall["documents"]
     shots = {task.shots for task in first.tasks}
     said = "an unknown number of" if None in shots else " or ".join(str(n) for n in sorted(n or 0 for n in shots))
-    error = (
-        "± is one standard error over documents; recovery's is paired"
-        if documents >= FEWEST
-        else f"too few documents for an error ({documents}, {FEWEST} are needed)"
-    )
+    error = "± is one standard error over documents; recovery's is paired"
+    error = error if documents >= FEWEST else f"too few documents for an error ({documents}, {FEWEST} are needed)"
     lines = [
         f"lm-eval {first.settings['lm_eval']}, {counted(documents, 'documents')}, {said} few-shot examples; {error}",
         "lost: right in the baseline, wrong in the candidate; p: exact McNemar; margin: shift of the right answer's "
@@ -144,7 +121,6 @@ def tasks_method(found: Sequence[TasksComparison]) -> list[str]:
     return lines
 
 
-# ── JSON ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def tasks_json(found: Sequence[TasksComparison]) -> dict[str, Any]:
     first = found[0]
     return {
