@@ -144,8 +144,9 @@ class TableEngine(Engine):
         if not len(new):
             return
         for name, values in closed_form(self.logprobs[new]).items():
-            shape = (len(self.logprobs), *values.shape[1:])
-            self._columns.setdefault(name, np.zeros(shape, values.dtype))[new] = values
+            if name not in self._columns:
+                self._columns[name] = np.zeros((len(self.logprobs), *values.shape[1:]), values.dtype)
+            self._columns[name][new] = values
         self._known[new] = True
 
     def _defined(self, lines: Ids, targets: Ids, names: Sequence[str]) -> dict[str, Raw]:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -32,9 +32,10 @@ from scoremode.values import Bools, Estimate, Floats, Range
 EXTRA = 0.5  # how many documents are added as lost, and as many as gained
 COMMON = ("acc", "acc_norm")  # metrics that always have their own fields
 
-T = TypeVar("T")
 Pair = tuple[Floats, Floats]
 """Values of the baseline and of the candidate, one per document."""
+WeightedPairs = Sequence[tuple[Pair, float]]
+"""Those of the tasks of a row, with their weights."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,15 +71,18 @@ def row_statistics(name: str, kind: str, parts: Parts) -> dict[str, Any]:
     return {"name": name, "kind": kind, "metric": " / ".join(metrics), **computed(STATISTICS, parts)}
 
 
-def _known(parts: Parts, value: Callable[[PairedTask], T | None]) -> list[tuple[T, float]]:
-    """Returns a value of each of a row's tasks, with their weights, or an empty list if any task has none."""
-    known = [(found, w) for task, w in parts if (found := value(task)) is not None]
-    return known if len(known) == len(parts) else []
+Of = Callable[[PairedTask], Any]
+"""What one task has; None if it does not have it."""
 
 
-def _over_tasks(name: str, about: str, value: Callable[[PairedTask], Any], estimate: Callable[[Any], Any]) -> Statistic:
-    """A number of a row, from a value of each of its tasks; None if a task does not have it."""
-    return Statistic(name, about, of=lambda parts: estimate(found) if (found := _known(parts, value)) else None)
+def _over_tasks(name: str, about: str, of: Of, estimate: Callable[[Any], Any], has_error: bool = True) -> Statistic:
+    """A number of a row, from something that each of its tasks has, with their weights; None if one does not."""
+
+    def found(parts: Parts) -> Any:
+        known = [(value, w) for task, w in parts if (value := of(task)) is not None]
+        return estimate(known) if known and len(known) == len(parts) else None
+
+    return Statistic(name, about, of=found, has_error=has_error)
 
 
 def _of_metric(prefix: str, accuracy: str, metric: str | None) -> tuple[Statistic, ...]:
@@ -91,43 +95,35 @@ def _of_metric(prefix: str, accuracy: str, metric: str | None) -> tuple[Statisti
         found = pairs(task)
         return found if found is not None and all(map(is_binary, found)) else None
 
-    def lost(found: Any, i: int = 0) -> list[tuple[Bools, float]]:
-        return [(pair[i] > pair[1 - i], w) for pair, w in found]
+    def counts(found: WeightedPairs) -> list[int]:
+        return [sum(int(hits.sum()) for hits, _ in _turned(found, side)) for side in (0, 1)]
 
-    def counted(name: str, about: str, count: Callable[[int, int], float]) -> Statistic:
-        def of(found: Any) -> float:
-            return count(*(sum(int(one.sum()) for one, _ in lost(found, i)) for i in (0, 1)))
-
-        return replace(_over_tasks(f"{prefix}{name}", about, flips, of), has_error=False)
-
-    sides = ((side, partial(_right, side=i)) for i, side in enumerate(("baseline", "candidate")))
     return (
-        *(_over_tasks(f"{accuracy}_{side}", f"mean metric of the {side}", pairs, right) for side, right in sides),
+        _over_tasks(f"{accuracy}_baseline", "mean metric of the baseline", pairs, partial(_right, side=0)),
+        _over_tasks(f"{accuracy}_candidate", "mean metric of the candidate", pairs, partial(_right, side=1)),
         _over_tasks(f"{accuracy}_difference", "candidate minus baseline", pairs, difference),
         _over_tasks(f"{prefix}recovery", "candidate / baseline", pairs, recovery),
-        _over_tasks(
-            f"{prefix}flips", "share that flips", flips, lambda found: share([(a != b, w) for (a, b), w in found])
-        ),
-        _over_tasks(f"{prefix}lost", "share that turns wrong", flips, lambda found: share(lost(found))),
-        _over_tasks(f"{prefix}gained", "share that turns right", flips, lambda found: share(lost(found, 1))),
-        counted("lost_documents", "documents that turn wrong", lambda lost, gained: lost),
-        counted("gained_documents", "documents that turn right", lambda lost, gained: gained),
-        counted("mcnemar", "the chance of so uneven a split", mcnemar),
+        _over_tasks(f"{prefix}flips", "share that flips", flips, lambda x: share([(a != b, w) for (a, b), w in x])),
+        _over_tasks(f"{prefix}lost", "share that turns wrong", flips, lambda x: share(_turned(x, 0))),
+        _over_tasks(f"{prefix}gained", "share that turns right", flips, lambda x: share(_turned(x, 1))),
+        _over_tasks(f"{prefix}lost_documents", "that turn wrong", flips, lambda x: counts(x)[0], has_error=False),
+        _over_tasks(f"{prefix}gained_documents", "that turn right", flips, lambda x: counts(x)[1], has_error=False),
+        _over_tasks(f"{prefix}mcnemar", "of so uneven a split", flips, lambda x: mcnemar(*counts(x)), has_error=False),
     )
 
 
-def _right(pairs: Sequence[tuple[Pair, float]], side: int) -> Estimate:
+def _turned(pairs: WeightedPairs, better: int) -> list[tuple[Bools, float]]:
+    return [(pair[better] > pair[1 - better], w) for pair, w in pairs]
+
+
+def _right(pairs: WeightedPairs, side: int) -> Estimate:
     """The mean metric of one model: a share if every document is either right or wrong under both."""
-    values = [(pair[side], w) for pair, w in pairs]
     binary = all(is_binary(own) for pair, _ in pairs for own in pair)
-    return share([(one > 0, w) for one, w in values]) if binary else mean(values)
+    return share([(pair[side] > 0, w) for pair, w in pairs]) if binary else mean([(p[side], w) for p, w in pairs])
 
 
-def _shift(of: str, about: str) -> Statistic:
-    def estimate(pairs: Sequence[tuple[Pair, float]]) -> Estimate:
-        return mean([(candidate - baseline, w) for (baseline, candidate), w in pairs])
-
-    return _over_tasks(f"{of}_shift", about, attrgetter(of), estimate)
+def _shift(pairs: WeightedPairs) -> Estimate:
+    return mean([(candidate - baseline, w) for (baseline, candidate), w in pairs])
 
 
 def is_binary(values: Floats) -> bool:
@@ -184,7 +180,7 @@ def wilson(value: float, size: float) -> tuple[float, float]:
     return max(0.0, min(value, middle - reach)), min(1.0, max(value, middle + reach))
 
 
-def recovery(pairs: Sequence[tuple[Pair, float]]) -> Estimate:
+def recovery(pairs: WeightedPairs) -> Estimate:
     """Returns candidate / baseline with its paired error; NaN if the baseline is 0.
 
     >>> both, lost = (np.ones(90), np.ones(90)), (np.ones(10), np.zeros(10))
@@ -209,7 +205,7 @@ def recovery(pairs: Sequence[tuple[Pair, float]]) -> Estimate:
     return Estimate(value, value * stderr if value else q / p * stderr, n, n, bounds.freedom, low, high)
 
 
-def difference(pairs: Sequence[tuple[Pair, float]]) -> Estimate:
+def difference(pairs: WeightedPairs) -> Estimate:
     """Returns candidate minus baseline with its paired error."""
     n = sum(len(base) for (base, _), _ in pairs)
     value = sum(w * float((cand - base).mean()) for (base, cand), w in pairs)
@@ -284,9 +280,9 @@ STATISTICS = (
     *_of_metric("", "accuracy", None),
     *(one for metric in COMMON for one in _of_metric(f"{metric}_", metric, metric)),
     _over_tasks("changed", "share with another answer", attrgetter("changed"), share),
-    _shift("gold", "change of the right answer's log-probability"),
-    _shift("margin", "change of the right answer's lead over the best other"),
-    _shift("margin_norm", "the same per character"),
+    _over_tasks("gold_shift", "change of the right answer's log-probability", attrgetter("gold"), _shift),
+    _over_tasks("margin_shift", "change of its lead over the best other", attrgetter("margin"), _shift),
+    _over_tasks("margin_norm_shift", "the same per character", attrgetter("margin_norm"), _shift),
     _over_tasks("kl_choices", "KL over the choices", attrgetter("kl"), lambda found: mean(found, "positive")),
 )
 FIELDS = fields_of(STATISTICS)
