@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from scoremode.core.engine.base import Engine, Want
+    from scoremode.core.engine.base import Engine, Wanted
     from scoremode.core.scores.answers import Answers, WindowList
 
 HERE = Path(__file__).resolve().parent
@@ -45,7 +45,7 @@ def own_windows(prompts: Iterable[Any]) -> WindowList:
     return WindowList(tuple(Window(ids, np.arange(len(ids) - 1, dtype=np.int32), ids[1:, None]) for ids in arrays))
 
 
-def score_all(engine: Engine, windows: WindowList, want: Want | None = None) -> list[Answers]:
+def score_all(engine: Engine, windows: WindowList, want: Wanted | None = None) -> list[Answers]:
     """The answers of all windows, in their order."""
     import numpy as np
 

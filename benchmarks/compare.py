@@ -22,7 +22,7 @@ from typing import Any
 
 from common import peak_mib
 
-from scoremode.core.engine.base import Want
+from scoremode.core.engine.base import Wanted
 
 MEMORY = """
 import resource, sys, tempfile
@@ -89,7 +89,7 @@ def timed(given: argparse.Namespace) -> dict[str, Any]:
             alone, against = [], []
             for _ in range(given.repeat + 1):
                 alone.append(_seconds(worker.score(plan, _none(plan))))
-                against.append(_seconds(worker.score(plan, _none(plan), Want(against=baseline))))
+                against.append(_seconds(worker.score(plan, _none(plan), Wanted(against=baseline))))
             facts = worker.facts
         finally:
             worker.close()

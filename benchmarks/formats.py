@@ -25,12 +25,12 @@ import numpy as np
 from common import own_windows, peak_mib, score_all
 
 from scoremode.core.engine.plugin import Work
-from scoremode.core.engine.registry import Chosen, choose, open_engine
+from scoremode.core.engine.registry import ChosenEngine, choose, open_engine
 from scoremode.core.scores.answers import WindowList
 from scoremode.core.text.corpus import load
 
 
-def windows_of(chosen: Chosen, corpus: str, context: int, count: int) -> WindowList:
+def windows_of(chosen: ChosenEngine, corpus: str, context: int, count: int) -> WindowList:
     """Disjoint windows of which every token but the first is a target."""
     text = "\n\n".join(load(corpus).texts())[: 12 * context * count]
     return own_windows(chosen.subject.tokenizer.encode(text, special=False).ids[: context * count].reshape(-1, context))

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from scoremode.core.engine.base import SCORES, Engine, EngineFacts, Want
+from scoremode.core.engine.base import SCORES, Engine, EngineFacts, Wanted
 from scoremode.core.engine.plugin import Capabilities, EnginePlugin, Work
 from scoremode.core.models.subject import Subject
 from scoremode.core.scores.answers import Answers, WindowSource
@@ -37,7 +37,7 @@ class FreeEngine(Engine):
         self.facts = EngineFacts("free", "float64", "cpu", "closed-form", 256, None)
         self._made: dict[int, Answers] = {}
 
-    def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
+    def score(self, source: WindowSource, done: Bools, want: Wanted = SCORES) -> Iterator[tuple[int, Answers]]:
         for index in np.flatnonzero(~done).tolist():
             rows = len(source.window(index).rows)
             if rows not in self._made:

@@ -42,7 +42,7 @@ from common import (
     write_config,
 )
 
-from scoremode.core.engine.base import Want
+from scoremode.core.engine.base import Wanted
 from scoremode.core.engine.baseline import states_in
 from scoremode.core.scores.answers import measured
 
@@ -208,7 +208,7 @@ class Against(Ours):
         }
         with StatesWriter(folder, **shape, identity={}) as writer:
             begin = time.perf_counter()
-            for i, answers in self.engine.score(own_windows(ids), np.zeros(len(ids), np.bool_), Want(states=True)):
+            for i, answers in self.engine.score(own_windows(ids), np.zeros(len(ids), np.bool_), Wanted(states=True)):
                 writer.write(i * a_prompt, states_in(answers))
             say(f"states kept at {ids.size / (time.perf_counter() - begin):,.0f} tokens/s")
             shape_of_logits: dict[str, Any] = {
@@ -221,7 +221,7 @@ class Against(Ours):
         self.baseline = StoredBaseline(stored, offsets=np.arange(len(ids) + 1) * a_prompt)
 
     def run(self, ids: Any) -> Any:
-        return score_all(self.engine, own_windows(ids), Want(against=self.baseline))
+        return score_all(self.engine, own_windows(ids), Wanted(against=self.baseline))
 
     def mean_logprob(self, result: Any, ids: Any) -> float | None:
         largest = max(float(abs(measured(answers.kl)).max()) for answers in result)

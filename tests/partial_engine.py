@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.core.engine.base import SCORES, Want
+from scoremode.core.engine.base import SCORES, Wanted
 from scoremode.core.scores.answers import Answers, WindowSource
 from scoremode.engines.table.engine import TableEngine
 from scoremode.values import Bools
@@ -36,7 +36,7 @@ class PartialEngine(TableEngine):
         super().__init__(logits)
         self.given, self.windows = columns, windows
 
-    def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
+    def score(self, source: WindowSource, done: Bools, want: Wanted = SCORES) -> Iterator[tuple[int, Answers]]:
         for count, (index, answers) in enumerate(super().score(source, done, want)):
             if count == self.windows:
                 raise KeyboardInterrupt

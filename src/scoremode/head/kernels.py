@@ -97,21 +97,21 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChosenKernel:
     """The kernel for a head, and a note that says why a faster kernel was skipped; empty if none was skipped."""
 
     kernel: Kernel
     note: str = ""
 
 
-def describe_kernel(choice: Choice | None) -> dict[str, str]:
+def describe_kernel(choice: ChosenKernel | None) -> dict[str, str]:
     """Returns the entries for a run's settings: the kernel's name, and its note if it has one."""
     if choice is None:
         return {"head_kernel": "logits"}  # the model itself computes logits, a few rows at a time
     return {"head_kernel": choice.kernel.name} | ({"head_kernel_note": choice.note} if choice.note else {})
 
 
-def choose(head: Head, forced: str | None = None, *, divergence: bool = True) -> Choice:
+def choose(head: Head, forced: str | None = None, *, divergence: bool = True) -> ChosenKernel:
     """Returns the fastest kernel for this head's device, dtype and shape that agrees with the definition.
 
     Without ``divergence`` only the kernel's scores are compared with the definition: half as much must be compiled.
@@ -121,7 +121,7 @@ def choose(head: Head, forced: str | None = None, *, divergence: bool = True) ->
     for name in _candidates(head, forced):
         problem = _problem(name, _kind(head), divergence)
         if problem is None:
-            return Choice(_kernel(name), "; ".join(skipped))
+            return ChosenKernel(_kernel(name), "; ".join(skipped))
         skipped.append(f"{name} skipped: {problem}")
         if forced:
             raise OptionError(f"--head-kernel {forced} cannot be used here: {problem}", fix="leave --head-kernel out")

@@ -9,7 +9,7 @@ import pytest
 
 import scoremode as sm
 from scoremode.core.engine.plugin import Work
-from scoremode.core.engine.registry import Chosen, choose, known_engines
+from scoremode.core.engine.registry import ChosenEngine, choose, known_engines
 from scoremode.core.models.sizes import cache_bytes, values_per_token
 from scoremode.core.plan.path import DecodePath
 from scoremode.core.verbs import model, reference
@@ -19,7 +19,7 @@ from tests.makers import make_tiny_model
 CONFIG: dict[str, Any] = {"num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 256}
 
 
-def kv_cache(chosen: Chosen, tokens: int) -> int | None:
+def kv_cache(chosen: ChosenEngine, tokens: int) -> int | None:
     work = Work(tokens, path=DecodePath(sequences=1))
     return chosen.plugin.memory_need(chosen.subject, chosen.options, work).cache
 
@@ -74,7 +74,7 @@ def test_vllm_has_the_type_of_its_option(tiny: Path) -> None:
     plugin, subject = known_engines()["vllm"], checkpoint_subject(str(tiny))
 
     def size(**options: Any) -> int | None:
-        return kv_cache(Chosen(plugin, plugin.options.of(options), subject), 100)
+        return kv_cache(ChosenEngine(plugin, plugin.options.of(options), subject), 100)
 
     whole, half = size(dtype="bfloat16"), size(dtype="bfloat16", kv_cache_dtype="fp8")
     assert whole is not None

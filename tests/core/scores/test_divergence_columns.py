@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import scoremode as sm
-from scoremode.core.engine.base import Want
+from scoremode.core.engine.base import Wanted
 from scoremode.core.scores.answers import Answers, Window
 from scoremode.core.scores.packing import PackedAnswers, from_message, read_divergences, to_message
 from scoremode.core.scores.schema import BUILT_IN, DIVERGENCE
@@ -37,8 +37,8 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> None:
 class Table(TableEngine):
     most: int | None = None  # divergences before it fails
 
-    def score(self, source: Any, done: Any, want: Want | None = None) -> Any:
-        for number, found in enumerate(super().score(source, done, want or Want())):
+    def score(self, source: Any, done: Any, want: Wanted | None = None) -> Any:
+        for number, found in enumerate(super().score(source, done, want or Wanted())):
             if number == self.most and want and want.against:
                 raise EngineError("it dies", fix="again")
             yield found

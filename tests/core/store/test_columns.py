@@ -14,7 +14,7 @@ import pytest
 import scoremode as sm
 from scoremode.core.scores import parquet as columns
 from scoremode.core.scores.answers import measured
-from scoremode.core.scores.parquet import ColumnFile, Rows
+from scoremode.core.scores.parquet import ColumnFile, RunRows
 from scoremode.core.store.runs import SCORES, Claim
 from scoremode.errors import RunError
 
@@ -76,7 +76,7 @@ def test_what_fails_while_writing_leaves_the_old_file(run: sm.Run, tmp_path: Pat
     before = path.read_bytes()
 
     def blocks() -> object:
-        yield Rows(run.scores, run.facts, run.divergences)
+        yield RunRows(run.scores, run.facts, run.divergences)
         raise RuntimeError("the power went")
 
     with pytest.raises(RuntimeError):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scoremode.core.engine.base import SCORES, Want
+from scoremode.core.engine.base import SCORES, Wanted
 from scoremode.core.plan.build import plan_of_pairs
 from scoremode.core.scores.answers import Answers, WindowSource, measured
 from scoremode.core.verbs.scoring import Continuation, Likelihood, answered, likelihoods
@@ -51,7 +51,7 @@ class Faulty(TableEngine):
         super().__init__(LOGITS)
         self.fault = fault
 
-    def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
+    def score(self, source: WindowSource, done: Bools, want: Wanted = SCORES) -> Iterator[tuple[int, Answers]]:
         for index, answers in super().score(source, done, want):
             if self.fault == "nan":
                 yield index, Answers(np.full_like(answers.logprob, np.nan))

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import scoremode as sm
-from scoremode.core.engine.base import SCORES, Engine, EngineFacts, Want
+from scoremode.core.engine.base import SCORES, Engine, EngineFacts, Wanted
 from scoremode.core.engine.logits import LogitsCursor, LogitsReducer
 from scoremode.core.plan.plan import Plan
 from scoremode.core.scores.answers import Answers, Window, WindowSource
@@ -294,7 +294,7 @@ class HalfTable(Engine):
                 yield slice(begin, end), rows
                 rows.fill_(float("nan"))  # as the next decode does
 
-    def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
+    def score(self, source: WindowSource, done: Bools, want: Wanted = SCORES) -> Iterator[tuple[int, Answers]]:
         reducer = LogitsReducer(source, want, torch.device("cpu"), self.table.shape[1])
         for index in np.flatnonzero(~done).tolist():
             window = source.window(index)

@@ -17,7 +17,7 @@ import scoremode as sm
 from scoremode.core.disk.records import HEAD
 from scoremode.core.engine import registry
 from scoremode.core.engine.base import SCORES as ONLY_SCORES
-from scoremode.core.engine.base import Want
+from scoremode.core.engine.base import Wanted
 from scoremode.core.scores.answers import Answers, WindowSource
 from scoremode.core.scores.journal import COLUMNS_ARE
 from scoremode.core.scores.parquet import ColumnFile
@@ -107,7 +107,7 @@ class Changing(PartialEngine):
         super().__init__(*ALL)
         self.change = change
 
-    def score(self, source: WindowSource, done: Bools, want: Want = ONLY_SCORES) -> Iterator[tuple[int, Answers]]:
+    def score(self, source: WindowSource, done: Bools, want: Wanted = ONLY_SCORES) -> Iterator[tuple[int, Answers]]:
         for index, answers in super().score(source, done, want):
             yield index, self.change(index, answers)
 

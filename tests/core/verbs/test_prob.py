@@ -17,7 +17,7 @@ import torch
 
 import scoremode as sm
 from scoremode.core.engine import registry
-from scoremode.core.engine.base import SCORES, Engine, Want
+from scoremode.core.engine.base import SCORES, Engine, Wanted
 from scoremode.core.scores.answers import Answers, WindowSource, measured
 from scoremode.core.verbs.prob import sequence
 from scoremode.core.verbs.prob.sequence import SequenceProbability, SequenceScore
@@ -206,7 +206,7 @@ class Faulty(TableEngine):
         super().__init__(np.zeros((1, VOCABULARY)))
         self.asked = 0
 
-    def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
+    def score(self, source: WindowSource, done: Bools, want: Wanted = SCORES) -> Iterator[tuple[int, Answers]]:
         self.asked += 1
         for index, answers in super().score(source, done):
             impossible = np.full_like(answers.logprob, -np.inf)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from scoremode.core.engine.base import StoredDistributions, Want
+from scoremode.core.engine.base import StoredDistributions, Wanted
 from scoremode.core.engine.baseline import LiveBaseline
 from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import choose, open_engine
@@ -36,7 +36,7 @@ def engine_for(file: Path, longest: int = 128, **options: Any) -> LlamaCppEngine
 def scored(engine: Any, source: WindowSource, done: tuple[int, ...] = (), **want: Any) -> dict[int, Answers]:
     mask = np.zeros(len(source), np.bool_)
     mask[list(done)] = True
-    return dict(engine.score(source, mask, Want(**want)))
+    return dict(engine.score(source, mask, Wanted(**want)))
 
 
 def random_ids(length: int, seed: int = 0) -> Ids:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import scoremode as sm
-from scoremode.core.engine.base import Want
+from scoremode.core.engine.base import Wanted
 from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import choose, open_engine
 from scoremode.core.plan.path import DecodePath
@@ -42,7 +42,7 @@ def engine_of(model: Path, path: DecodePath | None) -> TransformersEngine:
 def scored(engine: Any, done: tuple[int, ...] = (), source: Any = SOURCE, **want: Any) -> dict[int, Answers]:
     mask = np.zeros(len(source), np.bool_)
     mask[list(done)] = True
-    return dict(engine.score(source, mask, Want(**want)))
+    return dict(engine.score(source, mask, Wanted(**want)))
 
 
 @pytest.fixture(scope="module")

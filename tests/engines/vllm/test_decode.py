@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scoremode.core.engine.base import Want
+from scoremode.core.engine.base import Wanted
 from scoremode.core.engine.baseline import StoredBaseline
 from scoremode.core.plan.path import DecodePath
 from scoremode.core.references.reader import Reference
@@ -146,11 +146,11 @@ def test_divergence_and_states_are_those_of_the_step(
     plan = LazyModel.named(str(small_llama), "transformers", {}, None).ask(question).plan
     stored = StoredBaseline(Reference.open(tmp_path / "reference"), plan)
     done = np.zeros(len(plan), np.bool_)
-    found = dict(engine.score(plan, done, Want(against=stored)))
+    found = dict(engine.score(plan, done, Wanted(against=stored)))
     kl = np.concatenate([answers.kl for _, answers in sorted(found.items()) if answers.kl is not None])
     assert len(kl) > 100
     assert np.abs(kl).max() < 1e-6
-    for index, answers in engine.score(plan, done, Want(states=True)):
+    for index, answers in engine.score(plan, done, Wanted(states=True)):
         assert answers.states is not None
         theirs = stored.states(index, plan.window(index))
         assert np.abs(answers.states - theirs).max() < 1e-3 * np.abs(theirs).max()

@@ -16,7 +16,7 @@ from scoremode.engines.table.engine import TableEngine
 from scoremode.engines.vllm.engine import VllmEngine
 from scoremode.engines.vllm.processes import VllmLog
 from scoremode.engines.vllm.support import LaunchArguments
-from scoremode.engines.vllm.wire import Extra, Request
+from scoremode.engines.vllm.wire import ExtraResults, Request
 from scoremode.errors import EngineError
 from scoremode.values import Bools
 
@@ -37,7 +37,7 @@ class Starved(VllmEngine):
         self.log = VllmLog()
         self._batch_tokens = self.options.max_num_batched_tokens or 0
 
-    def _stream(self, source: WindowSource, done: Bools, extra: Extra) -> Iterator[tuple[int, Answers, Words]]:
+    def _stream(self, source: WindowSource, done: Bools, extra: ExtraResults) -> Iterator[tuple[int, Answers, Words]]:
         self.asked.append(int((~done).sum()))
         for index, answers in TableEngine(np.zeros((1, 9))).score(source, done):
             yield index, answers, np.zeros((len(measured(answers.entropy)), 0), np.int32)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from scoremode.core.engine.base import Want
+from scoremode.core.engine.base import Wanted
 from scoremode.core.engine.baseline import StoredBaseline
 from scoremode.core.models.facts import inspect
 from scoremode.core.references.reader import Reference
@@ -207,7 +207,9 @@ def against(engine: Any, kept: Path) -> Found:
     plan = ask("smollm2-135m", text=real_text(), **ASKED).plan
     parts = {
         index: (answers.kl, answers.logprob[:, 0])
-        for index, answers in engine.score(plan, np.zeros(len(plan), bool), Want(against=StoredBaseline(stored, plan)))
+        for index, answers in engine.score(
+            plan, np.zeros(len(plan), bool), Wanted(against=StoredBaseline(stored, plan))
+        )
     }
     return Found(*(np.concatenate([parts[i][k] for i in range(len(plan))]) for k in (0, 1)))
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from scoremode.core.engine.base import SCORES, Engine, Want
+from scoremode.core.engine.base import SCORES, Engine, Wanted
 from scoremode.core.engine.plugin import Capabilities, EnginePlugin, Work
 from scoremode.core.models.subject import Subject
 from scoremode.core.scores.answers import Answers, WindowList, WindowSource
@@ -56,7 +56,7 @@ class PacedEngine(TableEngine):
                 ((_, known[shape]),) = super().score(WindowList((source.window(index),)), np.zeros(1, np.bool_))
             yield index, known[shape]
 
-    def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
+    def score(self, source: WindowSource, done: Bools, want: Wanted = SCORES) -> Iterator[tuple[int, Answers]]:
         if "free" in self.told:
             yield from self._free(source, done)
             return

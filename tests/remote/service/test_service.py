@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.core.engine.base import Want
+from scoremode.core.engine.base import Wanted
 from scoremode.core.engine.messages import Asked
 from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import choose
@@ -66,7 +66,7 @@ def engine_of(served: ServedModel, *, alone: bool = False) -> ServiceEngine:
     )
 
 
-def scored(engine: Any, source: WindowSource, want: Want | None = None) -> list[Answers]:
+def scored(engine: Any, source: WindowSource, want: Wanted | None = None) -> list[Answers]:
     done = np.zeros(len(source), np.bool_)
     found = dict(engine.score(source, done, want) if want else engine.score(source, done))
     assert sorted(found) == list(range(len(source))), "each window exactly once"
@@ -300,7 +300,7 @@ def test_two_clients_at_once(served: ServedModel) -> None:
 def test_what_a_service_cannot_give(served: ServedModel, tmp_path: Path) -> None:
     engine = engine_of(served)
     with pytest.raises(EngineError, match="no hidden states, whole distributions or KL"):
-        scored(engine, WindowList(windows()), Want(states=True))
+        scored(engine, WindowList(windows()), Wanted(states=True))
     long = Window(np.full(257, 5, np.int32), np.zeros(1, np.int32), np.full((1, 1), 5, np.int32))
     with pytest.raises(sm.ScoremodeError, match="give --context-length 256"):
         scored(engine, WindowList((long,)))

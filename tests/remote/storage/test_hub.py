@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.core.disk.uri import Place, located
+from scoremode.core.disk.uri import RemotePath, located
 from scoremode.errors import InputError, RunError, StorageError
 from scoremode.remote.storage.hub import Repository
 from scoremode.remote.storage.runs import RemoteClaim
@@ -207,7 +207,7 @@ def test_names_that_cannot_be_read_are_one_line_in_seconds(hub: Hub, monkeypatch
 def test_the_parts_of_a_name() -> None:
     def parts(uri: str) -> tuple[str, str, str | None, str]:
         place = located(uri)
-        assert isinstance(place, Place)
+        assert isinstance(place, RemotePath)
         found = Repository.of(place)
         return found.kind, found.name, found.revision, found.folder
 

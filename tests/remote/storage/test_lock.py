@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scoremode.core.disk.uri import Place, parse
+from scoremode.core.disk.uri import RemotePath, parse
 from scoremode.errors import RunError
 from scoremode.remote.storage.lock import LOCK_OBJECT, RemoteLock
 from scoremode.remote.storage.objects import Objects
@@ -18,20 +18,22 @@ from tests.s3 import Bucket
 
 
 @pytest.fixture
-def place() -> Place:
+def place() -> RemotePath:
     return parse(f"memory://lock-{secrets.token_hex(4)}")
 
 
-def lock_of(place: Place, folder: Path) -> RemoteLock:
+def lock_of(place: RemotePath, folder: Path) -> RemoteLock:
     folder.mkdir(exist_ok=True)
     return RemoteLock(place, Objects(place), LOCK_OBJECT, folder)
 
 
-def names(place: Place) -> list[str]:
+def names(place: RemotePath) -> list[str]:
     return [found.name for found in Objects(place).listed()]
 
 
-def test_only_one_work_folder_has_the_lock(place: Place, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_only_one_work_folder_has_the_lock(
+    place: RemotePath, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     first, second = lock_of(place, tmp_path / "first"), lock_of(place, tmp_path / "second")
     first.acquire()
     said = f"process {os.getpid()} on .* has been writing into {place} since 20.* UTC; .* delete {place}/lock.json"
@@ -46,7 +48,7 @@ def test_only_one_work_folder_has_the_lock(place: Place, tmp_path: Path, capfd: 
     assert capfd.readouterr().err == ""
 
 
-def test_a_lock_that_was_left_goes_to_the_same_work_folder(place: Place, tmp_path: Path) -> None:
+def test_a_lock_that_was_left_goes_to_the_same_work_folder(place: RemotePath, tmp_path: Path) -> None:
     assert not lock_of(place, tmp_path / "first").is_ours()
     lock_of(place, tmp_path / "first").acquire()  # never released
     again = lock_of(place, tmp_path / "first")
@@ -62,7 +64,7 @@ def test_a_lock_that_was_left_goes_to_the_same_work_folder(place: Place, tmp_pat
 
 
 @pytest.mark.parametrize("content", [b"", b"[" * 50_000, b"[]", b'{"process": null, "host": "x"}'])
-def test_a_lock_with_any_content_counts(place: Place, tmp_path: Path, content: bytes) -> None:
+def test_a_lock_with_any_content_counts(place: RemotePath, tmp_path: Path, content: bytes) -> None:
     Objects(place).write(LOCK_OBJECT, content)
     with pytest.raises(RunError, match="process 0 on an unknown machine has been writing into"):
         lock_of(place, tmp_path / "second").acquire()
@@ -87,7 +89,7 @@ def test_of_two_writers_that_begin_at_once_one_is_refused(bucket: Bucket, tmp_pa
     places, ready = [parse(bucket.uri(f"run-{number}")) for number in range(5)], threading.Barrier(10)
     refused = list[str]()
 
-    def begin(place: Place, folder: Path) -> None:
+    def begin(place: RemotePath, folder: Path) -> None:
         lock = lock_of(place, folder)
         ready.wait()
         try:

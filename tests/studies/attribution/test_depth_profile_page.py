@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scoremode.studies.attribution.depth_profile import DepthProfile, Place
+from scoremode.studies.attribution.depth_profile import DepthPoint, DepthProfile
 from scoremode.studies.attribution.page import depth_profile_charts, depth_profile_section
 from scoremode.studies.attribution.routing import routing_of
 from scoremode.studies.attribution.tables import depth_profile_blocks, routing_blocks
@@ -24,7 +24,7 @@ def estimate(value: float) -> Estimate:
 
 def profile(own: list[float], **changes: Any) -> DepthProfile:
     places = tuple(
-        Place(
+        DepthPoint(
             "embedding" if i == 0 else f"layer {i - 1}",
             estimate(0.0 if i == 0 else 0.01 * i),
             estimate(1 - 0.001 * i),

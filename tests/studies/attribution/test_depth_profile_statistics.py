@@ -11,8 +11,8 @@ from scoremode.studies.attribution.depth_profile import (
     HARMLESS,
     OUT_OF_LINE,
     SMALLEST,
+    DepthPoint,
     DepthProfile,
-    Place,
     ProfileSums,
     out_of_line,
 )
@@ -24,14 +24,14 @@ def random_states(seed: int, tokens: int, places: int = LAYERS + 1) -> np.ndarra
     return np.random.default_rng(seed).normal(size=(places, tokens, WIDTH)).astype(np.float32)
 
 
-def added(windows: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]], groups: int) -> tuple[Place, ...]:
+def added(windows: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]], groups: int) -> tuple[DepthPoint, ...]:
     sums = ProfileSums(LAYERS, groups)
     for one in windows:
         sums.add(*one)
     return sums.places()
 
 
-def profile(places: tuple[Place, ...]) -> DepthProfile:
+def profile(places: tuple[DepthPoint, ...]) -> DepthProfile:
     return DepthProfile(("b", "c"), ("transformers", "served"), places, 1, 1, "documents", "otherwise")
 
 

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 import torch
 
-from scoremode.core.engine.base import Want
+from scoremode.core.engine.base import Wanted
 from scoremode.core.engine.baseline import HeldBaseline
 from scoremode.core.scores.answers import Answers, Window, WindowList
 from scoremode.engines.transformers.choices import TransformersOptions
 from scoremode.engines.transformers.engine import TransformersEngine
-from scoremode.engines.transformers.kept_states import Place, choose_place
+from scoremode.engines.transformers.kept_states import StatesPlace, choose_place
 from scoremode.errors import EngineError
 from scoremode.head.matrix import Head
 from scoremode.studies.attribution.engines.transformers_swaps import ALL_LAYERS, SwappableModel
 from tests.makers import VOCABULARY, make_family
 
-BYTES = Place("memory", 0, logits=1)
+BYTES = StatesPlace("memory", 0, logits=1)
 
 
 def family(kind: str) -> Any:
@@ -58,7 +58,7 @@ def opened(model: Any) -> TransformersEngine:
 
 
 @contextmanager
-def recorded(model: Any, source: WindowList, place: Place = BYTES) -> Iterator[SwappableModel]:
+def recorded(model: Any, source: WindowList, place: StatesPlace = BYTES) -> Iterator[SwappableModel]:
     with SwappableModel(opened(model)) as swaps:
         list(swaps.record(source, range(len(swaps.layers) + 1), place))
         yield swaps
@@ -70,7 +70,7 @@ def held(baseline: Any, source: WindowList) -> HeldBaseline:
 
 def compared(baseline: HeldBaseline, candidate: Any, source: WindowList) -> dict[int, Answers]:
     """What ``compare`` gets: a whole candidate against the states and the head of the baseline."""
-    return dict(opened(candidate).score(source, np.zeros(len(source), np.bool_), Want(against=baseline)))
+    return dict(opened(candidate).score(source, np.zeros(len(source), np.bool_), Wanted(against=baseline)))
 
 
 def noisy(model: Any, name: str) -> torch.Tensor:
@@ -135,9 +135,11 @@ def test_swaps_start_as_late_as_they_can(kind: str) -> None:
         assert 0 not in calls
 
 
-@pytest.mark.parametrize("place", [Place("memory", 0), Place("memory", 0, logits=1), Place("file", 0)])
+@pytest.mark.parametrize(
+    "place", [StatesPlace("memory", 0), StatesPlace("memory", 0, logits=1), StatesPlace("file", 0)]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_models_own_weights_diverge_by_exactly_nothing(place: Place, dtype: torch.dtype) -> None:
+def test_the_models_own_weights_diverge_by_exactly_nothing(place: StatesPlace, dtype: torch.dtype) -> None:
     source = windows()
     with recorded(family("llama").to(dtype), source, place) as swaps:
         for start in range(4):
@@ -158,7 +160,7 @@ def test_logits_of_the_baseline_are_computed_once(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Head, "logits", counted)
     rows = sum(len(source.window(i).rows) for i in range(len(source)))
-    for place, expected in ((BYTES, [2, 1, 1]), (Place("memory", 0), [2, 2, 2])):
+    for place, expected in ((BYTES, [2, 1, 1]), (StatesPlace("memory", 0), [2, 2, 2])):
         with recorded(family("llama"), source, place) as swaps:
             for times in expected:
                 products.clear()
@@ -216,8 +218,8 @@ def test_the_place_follows_the_size() -> None:
     assert choose_place(100, cpu, memory=1000).kind == "memory"
     assert choose_place(600, cpu, memory=1000, disk=10**6).kind == "file"
     assert "600 B" in choose_place(600, cpu, memory=1000, disk=10**6).words
-    assert choose_place(100, cpu, 25, memory=1000) == Place("memory", 100, logits=25)
-    assert choose_place(100, cpu, 26, memory=1000) == Place("memory", 100)
+    assert choose_place(100, cpu, 25, memory=1000) == StatesPlace("memory", 100, logits=25)
+    assert choose_place(100, cpu, 26, memory=1000) == StatesPlace("memory", 100)
     assert "logits: about 25 B" in choose_place(100, cpu, 25, memory=1000).words
     with pytest.raises(EngineError, match="no room"):
         choose_place(600, cpu, memory=1000, disk=10)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.core.engine.base import SCORES, Want
+from scoremode.core.engine.base import SCORES, Wanted
 from scoremode.core.extensions import offered
 from scoremode.core.scores.answers import Answers, measured
 from scoremode.core.statistics.comparison import Comparison
@@ -254,7 +254,7 @@ def test_a_foreign_folder_beside_the_file_is_left_alone(tmp_path: Path, fresh: b
 
 def test_an_engine_without_distributions_is_told_so(tmp_path: Path) -> None:
     class Plain(TableEngine):
-        def score(self, source: Any, done: Any, want: Want = SCORES) -> Any:
+        def score(self, source: Any, done: Any, want: Wanted = SCORES) -> Any:
             for index, answers in super().score(source, done):
                 yield index, Answers(answers.logprob)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from scoremode.core.engine.base import SCORES, Engine, Want
+from scoremode.core.engine.base import SCORES, Engine, Wanted
 from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import choose, open_engine
 from scoremode.core.scores.answers import Answers, Window, WindowList, WindowSource
@@ -35,7 +35,7 @@ class Remembering(Engine):
     def forget_prompts(self) -> None:
         self.forgotten += 1
 
-    def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
+    def score(self, source: WindowSource, done: Bools, want: Wanted = SCORES) -> Iterator[tuple[int, Answers]]:
         self.seen = [source.window(index) for index in range(len(source))]
         if self.hits:
             self.rows_after_hits += 30

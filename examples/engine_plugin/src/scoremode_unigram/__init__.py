@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from scoremode.core.engine.base import SCORES, Answers, Engine, EngineFacts, Want
+from scoremode.core.engine.base import SCORES, Answers, Engine, EngineFacts, Wanted
 from scoremode.core.engine.options import Options, option
 from scoremode.core.engine.plugin import Capabilities, EnginePlugin, Work
 from scoremode.core.models.subject import Subject
@@ -35,7 +35,7 @@ class UnigramEngine(Engine):
             "unigram", dtype="float64", device="cpu", head="closed-form", vocabulary=256, context_length=None
         )
 
-    def score(self, source: Any, done: Any, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
+    def score(self, source: Any, done: Any, want: Wanted = SCORES) -> Iterator[tuple[int, Answers]]:
         for index in np.flatnonzero(~done).tolist():
             yield index, Answers(logprob=self.logprobs[source.window(index).targets])
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.core import extensions
-from scoremode.core.disk.uri import Place, located, stored_at
+from scoremode.core.disk.uri import RemotePath, located, stored_at
 from scoremode.errors import InputError
 
 FetchFile = Callable[[str, int, str], None]
@@ -21,35 +21,35 @@ FetchFile = Callable[[str, int, str], None]
 class Store:
     """What a store of files behind URIs can do. Copies lie in the cache; all errors are ScoremodeErrors."""
 
-    has_file: Callable[[Place], bool]
+    has_file: Callable[[RemotePath], bool]
     """Is there a file?"""
 
-    read: Callable[[Place, int], bytes | None]
+    read: Callable[[RemotePath, int], bytes | None]
     """The first bytes of a file, at most so many; None if there is no such file."""
 
-    write: Callable[[Place, bytes], None]
+    write: Callable[[RemotePath, bytes], None]
     """Writes a file whole."""
 
-    problem_with_output: Callable[[Place], str | None]
+    problem_with_output: Callable[[RemotePath], str | None]
     """Why no file may be written there, as in "is a folder"; None if one may."""
 
-    copy_of_file: Callable[[Place], Path]
+    copy_of_file: Callable[[RemotePath], Path]
     """A copy of a file as it is now."""
 
-    copies_of_texts: Callable[[Place, tuple[str, ...]], list[Path]]
+    copies_of_texts: Callable[[RemotePath, tuple[str, ...]], list[Path]]
     """Copies of a file, of the files that match a pattern, or of those in a folder with one of these endings."""
 
-    copy_of_run: Callable[[Place], tuple[Path, FetchFile]]
+    copy_of_run: Callable[[RemotePath], tuple[Path, FetchFile]]
     """A folder with a copy of a finished run, and what fetches the files of a reference that it still lacks."""
 
     claim: Callable[..., Any]
     """Of a place, an identity, ``fresh`` and ``kind``: a ``Claim`` (store/runs.py) that sends the finished run."""
 
-    worked_on_here: Callable[[Place, bool], AbstractContextManager[Path]]
+    worked_on_here: Callable[[RemotePath, bool], AbstractContextManager[Path]]
     """A local file to write results to, found as a stopped process left it; sent at the end. The bool is ``fresh``."""
 
 
-def store_of(place: Place) -> Store:
+def store_of(place: RemotePath) -> Store:
     """What reads and writes a place; InputError if that part of scoremode is not installed."""
     found = extensions.offered("store")
     if not found:
@@ -61,10 +61,10 @@ def store_of(place: Place) -> Store:
     return store
 
 
-def is_there(given: str | os.PathLike[str] | Place, name: str) -> bool:
+def is_there(given: str | os.PathLike[str] | RemotePath, name: str) -> bool:
     """Does a folder, here or behind a URI, contain a file of that name?"""
     where = stored_at(given)
-    if isinstance(where, Place):
+    if isinstance(where, RemotePath):
         return store_of(where).has_file(where / name)
     return (where / name).is_file()
 
@@ -72,4 +72,4 @@ def is_there(given: str | os.PathLike[str] | Place, name: str) -> bool:
 def local_file(given: str | os.PathLike[str]) -> Path:
     """The file that a path or a URI names, or its copy."""
     where = located(given)
-    return store_of(where).copy_of_file(where) if isinstance(where, Place) else where
+    return store_of(where).copy_of_file(where) if isinstance(where, RemotePath) else where

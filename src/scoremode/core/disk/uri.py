@@ -36,7 +36,7 @@ CREDENTIALS = "leave it out: credentials come from the environment, a profile or
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RemotePath:
     """A file or a folder behind a URI. ``str()`` gives the URI, which has no secrets.
 
     >>> str(parse("s3a://runs/base/") / "scores.parquet")
@@ -51,16 +51,16 @@ class Place:
         settings = "&".join(f"{name}={value}" for name, value in self.settings)
         return f"{self.scheme}://{self.path}" + (f"?{settings}" if settings else "")
 
-    def __truediv__(self, name: str) -> Place:
-        return Place(self.scheme, f"{self.path}/{name}", self.settings)
+    def __truediv__(self, name: str) -> RemotePath:
+        return RemotePath(self.scheme, f"{self.path}/{name}", self.settings)
 
     @property
     def name(self) -> str:
         return self.path.rpartition("/")[2]
 
     @property
-    def parent(self) -> Place:
-        return Place(self.scheme, self.path.rpartition("/")[0], self.settings)
+    def parent(self) -> RemotePath:
+        return RemotePath(self.scheme, self.path.rpartition("/")[0], self.settings)
 
     @property
     def root(self) -> str:
@@ -92,19 +92,19 @@ def require_path(text: str) -> None:
 
 def may_be_stored(given: object) -> bool:
     """Can a run be stored at this URI? Not at an http address, which may be the name of a model."""
-    if isinstance(given, Place):
+    if isinstance(given, RemotePath):
         return True
     found = URI.match(given) if isinstance(given, str) else None
     return found is not None and found[1].lower() not in SERVERS
 
 
-def located(given: str | os.PathLike[str] | Place) -> Path | Place:
+def located(given: str | os.PathLike[str] | RemotePath) -> Path | RemotePath:
     """Returns the location that a text names: a path of this machine, or a place behind a URI.
 
     >>> located("runs/base"), located("file:///runs/base")
     (PosixPath('runs/base'), PosixPath('/runs/base'))
     """
-    if isinstance(given, Place):
+    if isinstance(given, RemotePath):
         return given
     text = os.fspath(given)
     require_path(text)
@@ -118,7 +118,7 @@ def located(given: str | os.PathLike[str] | Place) -> Path | Place:
     return Path("/" + path)
 
 
-def stored_at(given: str | os.PathLike[str] | Place) -> Path | Place:
+def stored_at(given: str | os.PathLike[str] | RemotePath) -> Path | RemotePath:
     """Returns the location of a run or a reference. An http address is not one, but may be the name of a model."""
     return located(given) if not isinstance(given, str) or may_be_stored(given) else Path(given)
 
@@ -136,7 +136,7 @@ def name_in(given: str) -> str:
     return parse(given).name if may_be_stored(given) and not given.startswith("file:") else Path(given).name
 
 
-def parse(text: str) -> Place:
+def parse(text: str) -> RemotePath:
     """Returns the place that a URI names. Raises InputError if it is invalid or has a secret, which is not repeated."""
     scheme, _, rest = text.partition("://")
     scheme = SAME.get(scheme.lower(), scheme.lower())
@@ -152,7 +152,7 @@ def parse(text: str) -> Place:
         raise InputError(f"{scheme}://{rest} names no {what}", fix=f"as in {scheme}://{example}")
     if any(part in ("", ".", "..") for part in path.split("/")):
         raise InputError(f"{scheme}://{path} has an empty part, or . or ..", fix="give the whole name")
-    return Place(scheme, path, settings)
+    return RemotePath(scheme, path, settings)
 
 
 def _split_settings(scheme: str, rest: str) -> tuple[str, tuple[tuple[str, str], ...]]:

@@ -128,7 +128,7 @@ def require_one_vocabulary(baseline: int, candidate: int | None) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class Wanted:
     """Results that are wanted of each window in addition to its scores."""
 
     states: bool = False  # the final hidden states of the rows asked for
@@ -136,7 +136,7 @@ class Want:
     records: bool = False  # the whole distribution of each row in 16 bits: head.sixteen_bits.encode_records
 
 
-SCORES = Want()
+SCORES = Wanted()
 """Nothing but scores."""
 
 
@@ -151,7 +151,7 @@ class Engine(ABC):
     watch: Callable[[int], None] | None = None  # is told how many tokens of windows without an answer yet were fed
 
     @abstractmethod
-    def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
+    def score(self, source: WindowSource, done: Bools, want: Wanted = SCORES) -> Iterator[tuple[int, Answers]]:
         """Answers of every window that is not ``done``, with its index, in any order.
 
         Which windows share a batch must follow from ``source`` alone, never from ``done``, so that an interrupted run

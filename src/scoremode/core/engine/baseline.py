@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scoremode.core.engine.base import Engine, NoiseFloor, StoredHead, Want
+from scoremode.core.engine.base import Engine, NoiseFloor, StoredHead, Wanted
 from scoremode.core.plan.plan import Plan
 from scoremode.core.references.reader import Reference
 from scoremode.core.scores.answers import FAULT, Answers, Window, WindowSource
@@ -74,7 +74,7 @@ class LiveBaseline:
             self._held |= _states_of(self.engine, self.plan, alone)
             return
         if self._coming is None:
-            self._coming = self.engine.score(self.plan, ~self._wanted, Want(states=True))
+            self._coming = self.engine.score(self.plan, ~self._wanted, Wanted(states=True))
         before = time.perf_counter()
         for found, answers in self._coming:
             self._held[found] = states_in(answers)
@@ -138,7 +138,7 @@ def states_in(answers: Answers) -> Raw:
 
 
 def _states_of(engine: Engine, source: WindowSource, done: Bools) -> dict[int, Raw]:
-    return {index: states_in(answers) for index, answers in engine.score(source, done, Want(states=True))}
+    return {index: states_in(answers) for index, answers in engine.score(source, done, Wanted(states=True))}
 
 
 def states_dtype(engine: Engine, head: StoredHead) -> str:

@@ -18,7 +18,7 @@ from scoremode.core.engine.base import (
     LogitsBaseline,
     StoredDistributions,
     StoredHead,
-    Want,
+    Wanted,
     WholeDistributions,
     require_one_vocabulary,
 )
@@ -266,7 +266,7 @@ class LogitsOfStates:
 
 
 def with_distributions(
-    answered: Iterator[tuple[int, Answers]], source: WindowSource, want: Want, made: LogitsOfStates
+    answered: Iterator[tuple[int, Answers]], source: WindowSource, want: Wanted, made: LogitsOfStates
 ) -> Iterator[tuple[int, Answers]]:
     """Adds the wanted records, or the divergence from whole distributions, to answers that have hidden states.
 

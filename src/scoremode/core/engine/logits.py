@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scoremode.core.engine.base import SCORES, UNIFORM, Engine, LogitsBaseline, Want
+from scoremode.core.engine.base import SCORES, UNIFORM, Engine, LogitsBaseline, Wanted
 from scoremode.core.engine.distributions import (
     IndexedWindow,
     RowsOf,
@@ -39,7 +39,7 @@ class Reduced:
 class LogitsReducer:
     """Reduces the logits of a plan's rows to the results that are wanted, a few rows at a time."""
 
-    def __init__(self, source: WindowSource, want: Want, device: torch.device, vocabulary: int) -> None:
+    def __init__(self, source: WindowSource, want: Wanted, device: torch.device, vocabulary: int) -> None:
         self.want, self.device, self.vocabulary = want, device, vocabulary
         self.width = min(source.vocabulary or vocabulary, vocabulary)
         self.against = None if want.against is None else load_baseline(want.against, device, vocabulary)

@@ -198,7 +198,7 @@ def check_values(given: Mapping[str, Any]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenEngine:
     """An engine, its options and the model that it will score; nothing is opened yet."""
 
     plugin: EnginePlugin
@@ -212,14 +212,14 @@ class Chosen:
 
 def choose(
     model: str, engine: str | None = None, given: Mapping[str, Any] | None = None, tokenizer: str | None = None
-) -> Chosen:
+) -> ChosenEngine:
     """Chooses the engine for a model and reads its options; refuses here what can be refused before it is opened."""
     plugin = choose_engine(engine, model)
     options = read_options(plugin, given or {})
-    return Chosen(plugin, options, plugin.subject(model, options, tokenizer))
+    return ChosenEngine(plugin, options, plugin.subject(model, options, tokenizer))
 
 
-def open_engine(chosen: Chosen, work: Work) -> Engine:
+def open_engine(chosen: ChosenEngine, work: Work) -> Engine:
     """Start an engine on a model: the one place where weights are loaded."""
     return chosen.plugin.open(chosen.subject, chosen.options, work)
 
@@ -259,7 +259,7 @@ def can(plugin: EnginePlugin, what: str) -> bool:
     return what in plugin.abilities or (not able.scores_only and plugin.name in extensions.engines_with(what))
 
 
-def open_for(chosen: Chosen, ability: str, work: Work, *more: Any) -> Any:
+def open_for(chosen: ChosenEngine, ability: str, work: Work, *more: Any) -> Any:
     """Opens a model for an ability that its engine has. Who asks for the ability says what is returned."""
     opens = chosen.plugin.abilities.get(ability) or extensions.ability(ability, chosen.plugin.name)
     assert opens is not None, "require comes first"

@@ -16,7 +16,7 @@ from scoremode.core.cache.entries import hold_entry, mark_used
 from scoremode.core.disk.files import open_regular, remembered_sha256
 from scoremode.core.disk.folders import HEAD, shard_name
 from scoremode.core.disk.stores import FetchFile, store_of
-from scoremode.core.disk.uri import Place, stored_at
+from scoremode.core.disk.uri import RemotePath, stored_at
 from scoremode.core.references.format import (
     DATA_START,
     RAW_DTYPES,
@@ -47,7 +47,7 @@ class Reference:
     manifest: Mapping[str, Any]
     files: ReferenceManifest  # the same, typed
     layout: ShardLayout
-    place: Place | None = None  # the URI of the original, if the folder is a copy
+    place: RemotePath | None = None  # the URI of the original, if the folder is a copy
     fetch: FetchFile | None = None  # brings files that a copy lacks, when they are first needed
 
     @staticmethod
@@ -56,7 +56,7 @@ class Reference:
         *,
         verify: bool = True,
         partial: bool = False,
-        place: Place | None = None,
+        place: RemotePath | None = None,
         fetch: FetchFile | None = None,
     ) -> Reference:
         """The reference in this folder, which may be a copy of the one at ``place``.
@@ -149,10 +149,10 @@ class Reference:
         return np.fromfile(self.folder / HEAD, RAW_DTYPES[head.bias_dtype], head.rows, offset=at)
 
 
-def open_reference(given: str | os.PathLike[str] | Place) -> Reference:
+def open_reference(given: str | os.PathLike[str] | RemotePath) -> Reference:
     """The reference in a folder, or a copy of the one behind a URI, checked."""
     where = stored_at(given)
-    if not isinstance(where, Place):
+    if not isinstance(where, RemotePath):
         return Reference.open(where)
     folder, fetch = store_of(where).copy_of_run(where)
     return Reference.open(folder, place=where, fetch=fetch)

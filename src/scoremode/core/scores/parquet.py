@@ -27,7 +27,7 @@ NEAR = 64  # columns of row groups that ``value`` keeps
 TEXTS = frozenset(column.name for column in FACTS if column.dtype == "text")
 
 
-class Rows(NamedTuple):
+class RunRows(NamedTuple):
     """Consecutive targets with everything that a run stores about them."""
 
     scores: Scores
@@ -37,15 +37,15 @@ class Rows(NamedTuple):
 
 def to_arrow(scores: Scores, facts: TargetFacts, divergences: Divergences) -> Any:
     """A pyarrow Table with one row per target: its position, its token and its scores."""
-    return _table({"": Rows(scores, facts, divergences)})
+    return _table({"": RunRows(scores, facts, divergences)})
 
 
-def pair_to_arrow(baseline: Rows, candidate: Rows) -> Any:
+def pair_to_arrow(baseline: RunRows, candidate: RunRows) -> Any:
     """A pyarrow Table of two runs of one plan: each score once as ``…_baseline`` and once as ``…_candidate``."""
     return _table({"_baseline": baseline, "_candidate": candidate})
 
 
-def _table(sides: dict[str, Rows]) -> Any:
+def _table(sides: dict[str, RunRows]) -> Any:
     """A pyarrow Table of the same targets in one or two runs, by the endings of their columns' names."""
     import pyarrow as pa
 
@@ -116,7 +116,7 @@ def load_library() -> None:
     import pyarrow.parquet  # noqa: F401
 
 
-def write(file: IO[bytes], blocks: Iterable[Rows]) -> None:
+def write(file: IO[bytes], blocks: Iterable[RunRows]) -> None:
     """Write blocks into an open file; each becomes a row group and is not kept in memory.
 
     While one block is compressed, which needs no Python, the next is made.

@@ -19,7 +19,7 @@ import numpy as np
 from scoremode.core.plan.path import PREFILL
 from scoremode.core.scores.answers import measured
 from scoremode.core.scores.frames import ArrowTable, few_lines
-from scoremode.core.scores.parquet import Rows, pair_to_arrow
+from scoremode.core.scores.parquet import RunRows, pair_to_arrow
 from scoremode.core.scores.schema import DIVERGENCE, KL
 from scoremode.core.statistics.depth import DepthMeans, by_depth
 from scoremode.core.statistics.equivalence import Equivalence, answer_change, answer_logprob, equivalence, is_answer
@@ -337,7 +337,7 @@ class Comparison(PairedRuns, ArrowTable):
 
     def to_arrow(self) -> Any:
         """Every column of both runs, one row per target, as a ``pyarrow.Table``."""
-        base, cand = (Rows(run.scores, run.facts, self.divergences) for run in (self.baseline, self.candidate))
+        base, cand = (RunRows(run.scores, run.facts, self.divergences) for run in (self.baseline, self.candidate))
         return pair_to_arrow(base, cand)
 
     def __repr__(self) -> str:

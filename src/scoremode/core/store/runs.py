@@ -21,7 +21,7 @@ from scoremode.core.disk.files import file_sha256, written_atomically
 from scoremode.core.disk.folders import JOURNAL, LOCK, MANIFEST, ROWS, SCORES, Mark, is_reference_file
 from scoremode.core.disk.records import identity_in
 from scoremode.core.disk.stores import is_there, store_of
-from scoremode.core.disk.uri import Place, stored_at
+from scoremode.core.disk.uri import RemotePath, stored_at
 from scoremode.core.references.format import discard, is_reference
 from scoremode.core.references.reader import Reference
 from scoremode.core.references.writer import SHARD_BYTES
@@ -60,7 +60,7 @@ class Claim(Resumable[Run]):
         if fresh or identity_in(self.folder / ROWS) != self.identity:  # else it is this run's own reference
             discard(self.folder)
 
-    def save(self, blocks: Iterable[parquet.Rows], manifest: dict[str, Any], targets: int) -> Run:
+    def save(self, blocks: Iterable[parquet.RunRows], manifest: dict[str, Any], targets: int) -> Run:
         """Write the columns, then the manifest; then remove the journals."""
         columns = self.folder / SCORES
         with written_atomically(columns) as file:
@@ -86,19 +86,19 @@ def is_identity(value: Any) -> bool:
 
 
 # ── finished runs ────────────────────────────────────────────────────────────────────────────────────────────────────
-def is_run(folder: str | Path | Place) -> bool:
+def is_run(folder: str | Path | RemotePath) -> bool:
     """Does the folder contain a finished run?"""
     return is_there(folder, MANIFEST)
 
 
-def load(folder: str | Path | Place) -> Run:
+def load(folder: str | Path | RemotePath) -> Run:
     """Load a finished run from a folder or a URI; RunError if its seal or its hash does not match.
 
     >>> load("runs/base").perplexity            # doctest: +SKIP
     >>> load("s3://bucket/runs/base").kl        # doctest: +SKIP
     """
     where = stored_at(folder)
-    path = store_of(where).copy_of_run(where)[0] if isinstance(where, Place) else where
+    path = store_of(where).copy_of_run(where)[0] if isinstance(where, RemotePath) else where
     manifest = read_run_manifest(path)
     require_columns(path / SCORES, manifest)
     return replace(_opened(path, manifest), path=str(where))

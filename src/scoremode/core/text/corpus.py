@@ -29,7 +29,7 @@ from typing import Any, Literal, Protocol, TypedDict, Unpack, cast, runtime_chec
 from scoremode.core import entry_points, extensions
 from scoremode.core.arguments import path_text, require_text, whole_number
 from scoremode.core.disk.stores import store_of
-from scoremode.core.disk.uri import Place, is_uri, located, require_path
+from scoremode.core.disk.uri import RemotePath, is_uri, located, require_path
 from scoremode.core.entry_points import Plugins
 from scoremode.core.text.files import (
     PIECE,
@@ -285,7 +285,9 @@ def _local_texts(uri: str) -> list[str]:
     """The path that a file:// URI names; of other URIs, paths of copies of the texts."""
     try:
         where = located(uri)
-        return list(map(str, store_of(where).copies_of_texts(where, TEXTS) if isinstance(where, Place) else [where]))
+        return list(
+            map(str, store_of(where).copies_of_texts(where, TEXTS) if isinstance(where, RemotePath) else [where])
+        )
     except (InputError, StorageError) as error:
         raise CorpusError(error.message, fix=error.fix) from None
 

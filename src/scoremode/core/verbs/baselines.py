@@ -23,7 +23,7 @@ import numpy as np
 from scoremode.core import extensions
 from scoremode.core.disk.folders import REFERENCE
 from scoremode.core.disk.stores import is_there
-from scoremode.core.engine.base import Baseline, Engine, Want, WholeDistributions, only_one_way
+from scoremode.core.engine.base import Baseline, Engine, Wanted, WholeDistributions, only_one_way
 from scoremode.core.engine.baseline import LiveBaseline, StoredBaseline, live_baseline, noise_facts, noise_floor
 from scoremode.core.engine.registry import require
 from scoremode.core.plan.comparable import ComparableFacts, difference, first_difference, require_comparable
@@ -72,7 +72,7 @@ class ComparisonBaseline(Protocol):
 
     def beside(
         self, candidate: LazyModel, question: Mapping[str, Any], folders: Folders
-    ) -> AbstractContextManager[Against]:
+    ) -> AbstractContextManager[OpenBaseline]:
         """Opens it for one candidate; refuses a candidate that cannot be compared with it."""
 
     def finished(self, question: Mapping[str, Any], folders: Folders) -> Run:
@@ -80,7 +80,7 @@ class ComparisonBaseline(Protocol):
 
 
 @dataclass
-class Against:
+class OpenBaseline:
     """A baseline that is open for one candidate: the question to both, the baseline's distributions, and its run."""
 
     asked: Question
@@ -120,7 +120,7 @@ class Against:
 
 
 @dataclass
-class AgainstStored(Against):
+class OpenStoredBaseline(OpenBaseline):
     """A baseline whose run is finished and whose distributions are stored."""
 
     run: Run
@@ -143,7 +143,7 @@ class AgainstStored(Against):
         return first_targets(self.run, candidate, self.asked)
 
 
-def compare_with(beside: AbstractContextManager[Against], candidate: LazyModel, folders: Folders) -> Comparison:
+def compare_with(beside: AbstractContextManager[OpenBaseline], candidate: LazyModel, folders: Folders) -> Comparison:
     """Compares a candidate with a baseline of any kind, in one pass over the plan. A run that is there is read."""
     out = folders.of(candidate)
     with (
@@ -158,12 +158,12 @@ def compare_with(beside: AbstractContextManager[Against], candidate: LazyModel, 
     return as_comparison(name_of(candidate), run_p, run_q, run_q.divergences, against.missing)
 
 
-def _score(against: Against, candidate: LazyModel, claim: runs.Claim) -> Run:
+def _score(against: OpenBaseline, candidate: LazyModel, claim: runs.Claim) -> Run:
     rows = against.rows(candidate)
     how: dict[str, Any] = {"with_kl": rows is not None, "least_kl": against.least_kl}
     with UnfinishedRun(against.asked, against.engine(candidate), claim, against.folders.progress, **how) as run:
         against.begin(run)
-        for index, answers in run.answers(Want(against=rows)):
+        for index, answers in run.answers(Wanted(against=rows)):
             against.keep()
             run.keep(index, answers)
         manifest = run.manifest()
@@ -207,7 +207,7 @@ class FinishedRun:
 
     def beside(
         self, candidate: LazyModel, question: Mapping[str, Any], folders: Folders
-    ) -> AbstractContextManager[Against]:
+    ) -> AbstractContextManager[OpenBaseline]:
         raise no_states(self.name, candidate.subject.name)
 
     def finished(self, question: Mapping[str, Any], folders: Folders) -> Run:
@@ -244,7 +244,7 @@ class StoredReference:
         return {name: replace(one, tokenizer=one.tokenizer or cut_by) for name, one in models.items()}
 
     @contextmanager
-    def beside(self, candidate: LazyModel, question: Mapping[str, Any], folders: Folders) -> Iterator[Against]:
+    def beside(self, candidate: LazyModel, question: Mapping[str, Any], folders: Folders) -> Iterator[OpenBaseline]:
         """A question about the first windows of its plan is answered too, with the rows of those windows alone."""
         require(candidate.plugin, "divergence", "be compared with a reference")
         kept = {name: value for name, value in self._question(question).items() if name != "tokenizer"}
@@ -252,7 +252,7 @@ class StoredReference:
         if not self._has_more(candidate, kept, question, asked):
             self._require_comparable(asked)
         noise = {name: self.run.manifest.get(name) for name in NOISE}
-        yield AgainstStored(asked, folders, self.run, lambda: StoredBaseline(self.states, asked.plan), noise)
+        yield OpenStoredBaseline(asked, folders, self.run, lambda: StoredBaseline(self.states, asked.plan), noise)
 
     def finished(self, question: Mapping[str, Any], folders: Folders) -> Run:
         return self.run
@@ -307,7 +307,7 @@ class LiveModel:
         return models
 
     @contextmanager
-    def beside(self, candidate: LazyModel, question: Mapping[str, Any], folders: Folders) -> Iterator[Against]:
+    def beside(self, candidate: LazyModel, question: Mapping[str, Any], folders: Folders) -> Iterator[OpenBaseline]:
         self._require(candidate, question)
         first = self.model.ask(question, folders.progress)
         known, ids = comparable_facts(first), first.tokens.ids
@@ -318,7 +318,7 @@ class LiveModel:
         own = replace(asked, subject=self.model.subject)
         fresh = folders.fresh and self.run is None
         with self.model.claimed(own, folders.folder("baseline"), fresh=fresh) as claim, ExitStack() as opened:
-            against = AgainstLive(asked, folders, self.model, own, claim, opened, self.run or claim.finished)
+            against = OpenLiveBaseline(asked, folders, self.model, own, claim, opened, self.run or claim.finished)
             yield against
             self.run = against.run
 
@@ -344,7 +344,7 @@ class LiveModel:
 
 
 @dataclass
-class AgainstLive(Against):
+class OpenLiveBaseline(OpenBaseline):
     """A model beside one candidate. Its own answers go into its own run, so that they need no second pass."""
 
     model: LazyModel

@@ -23,7 +23,15 @@ import numpy as np
 
 from scoremode.core.disk.folders import cache_folder
 from scoremode.core.engine.plugin import EnginePlugin, SelfTest, Work
-from scoremode.core.engine.registry import Chosen, can, find_engine, known_engines, open_engine, read_options, registry
+from scoremode.core.engine.registry import (
+    ChosenEngine,
+    can,
+    find_engine,
+    known_engines,
+    open_engine,
+    read_options,
+    registry,
+)
 from scoremode.core.extensions import wings
 from scoremode.core.installation import installed_versions
 from scoremode.core.models.embedded import CONVERSION, EMBEDDED, EMBEDDED_INSTALL, SMALL_VOCABULARY, make_small_llama
@@ -246,7 +254,7 @@ def _engine_error(plugin: EnginePlugin, folder: Path, test: SelfTest) -> tuple[f
     options = read_options(plugin, test.options)
     if test.logprob is not None:
         windows: tuple[Window, ...] = (_own(np.arange(9)),)
-        found, _ = _scored(Chosen(plugin, options, plugin.subject(test.model, options, None)), windows)
+        found, _ = _scored(ChosenEngine(plugin, options, plugin.subject(test.model, options, None)), windows)
         return float(np.abs(found[0].logprob - test.logprob).max()), f"{test.logprob:.4f} for every token"
     random, facts = np.random.default_rng(0), inspect(str(folder))
     windows = tuple(_own(random.integers(3, SMALL_VOCABULARY, length)) for length in LENGTHS)
@@ -258,7 +266,7 @@ def _engine_error(plugin: EnginePlugin, folder: Path, test: SelfTest) -> tuple[f
         context_length=facts.context_length,
         checkpoint=facts,
     )
-    found, about = _scored(Chosen(plugin, options, subject), windows)
+    found, about = _scored(ChosenEngine(plugin, options, subject), windows)
     truth = _judge(folder, windows)
     gaps = [
         np.abs(getattr(found[i], name) - getattr(truth[i], name)).max() for i in range(len(windows)) for name in COLUMNS
@@ -266,7 +274,7 @@ def _engine_error(plugin: EnginePlugin, folder: Path, test: SelfTest) -> tuple[f
     return float(np.max(gaps)), f"{sum(LENGTHS) - len(LENGTHS)} targets; {about}"
 
 
-def _scored(chosen: Chosen, windows: tuple[Window, ...]) -> tuple[dict[int, Answers], str]:
+def _scored(chosen: ChosenEngine, windows: tuple[Window, ...]) -> tuple[dict[int, Answers], str]:
     """The scores of windows, and the engine that computed them in words."""
     with closing(open_engine(chosen, Work(longest=max(LENGTHS)))) as worker:
         found = dict(worker.score(WindowList(windows), np.zeros(len(windows), np.bool_)))

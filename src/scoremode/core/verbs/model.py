@@ -16,12 +16,12 @@ from scoremode.core.arguments import path_text
 from scoremode.core.cache.units import size_words
 from scoremode.core.disk.folders import entry_folder
 from scoremode.core.disk.stores import store_of
-from scoremode.core.disk.uri import Place, located, may_be_stored, shown
+from scoremode.core.disk.uri import RemotePath, located, may_be_stored, shown
 from scoremode.core.engine import registry
 from scoremode.core.engine.base import Engine, EngineFacts
 from scoremode.core.engine.options import Options
 from scoremode.core.engine.plugin import Capabilities, EnginePlugin, Work
-from scoremode.core.engine.registry import Chosen
+from scoremode.core.engine.registry import ChosenEngine
 from scoremode.core.models.subject import Subject
 from scoremode.core.plan.path import DECODE, PREFILL, DecodePath
 from scoremode.core.store import runs
@@ -75,7 +75,7 @@ class LazyModel:
 
     def __init__(
         self,
-        chosen: Chosen,
+        chosen: ChosenEngine,
         *,
         many_questions: bool = False,
         spread: Spread | None = None,
@@ -130,14 +130,14 @@ class LazyModel:
                         fix=f"give {option} where the engine is made",
                     )
             subject = registry.choose(name, None, given, tokenizer).subject
-            return cls(Chosen(GivenEngine(engine), Options(), subject), many_questions=many_questions)
+            return cls(ChosenEngine(GivenEngine(engine), Options(), subject), many_questions=many_questions)
         spread, given = read_spread(given)
         if spread is not None:
             replicas_class().require()
         with ONE_AT_A_TIME:
             plugin = engine if isinstance(engine, EnginePlugin) else registry.choose_engine(engine, name)
             read = registry.read_options(plugin, given)
-            chosen = Chosen(plugin, read, plugin.subject(name, read, tokenizer))
+            chosen = ChosenEngine(plugin, read, plugin.subject(name, read, tokenizer))
         return cls(chosen, many_questions=many_questions, spread=spread, tokenizer=tokenizer)
 
     @property
@@ -225,7 +225,7 @@ class LazyModel:
     def claimed(
         self,
         asked: Question,
-        out: str | Path | Place | None,
+        out: str | Path | RemotePath | None,
         *,
         fresh: bool = False,
         kind: str = "runs",
@@ -239,13 +239,13 @@ class LazyModel:
                 yield stack.enter_context(runs.Claim(Path(temporary), identity))
                 return
             folder = located(out) if out is not None else entry_folder(kind, identity)
-            if isinstance(folder, Place):
+            if isinstance(folder, RemotePath):
                 yield stack.enter_context(store_of(folder).claim(folder, identity, fresh=fresh, kind=kind))
             else:
                 yield stack.enter_context(runs.Claim(folder, identity, fresh=fresh))
 
 
-def outliving(model: LazyModel, run: Run, out: str | Path | Place | None) -> Run:
+def outliving(model: LazyModel, run: Run, out: str | Path | RemotePath | None) -> Run:
     """A run of a model that stays readable after its claim ends: read into memory if its folder goes away."""
     return run if out is not None or not model.is_given else in_memory(run)
 
@@ -289,8 +289,8 @@ def wrapped(
 ) -> LazyModel:
     """Makes a LazyModel of a model that is loaded already, and of its tokenizer.
 
-    The engine with the ability "wraps" makes a ``Chosen`` of them. If not ``strict``, it leaves options that such a
-    model does not have to the other models of a comparison, instead of refusing them.
+    The engine with the ability "wraps" makes a ``ChosenEngine`` of them. If not ``strict``, it leaves options that
+    such a model does not have to the other models of a comparison, instead of refusing them.
     """
     plugin = next(plugin for plugin in registry.known_engines().values() if "wraps" in plugin.abilities)
     if engine not in (None, plugin.name):

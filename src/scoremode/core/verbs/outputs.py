@@ -27,7 +27,7 @@ from scoremode.core.arguments import SERVERS
 from scoremode.core.disk.files import write_atomically
 from scoremode.core.disk.folders import JOURNAL, MANIFEST, SCORES
 from scoremode.core.disk.stores import store_of
-from scoremode.core.disk.uri import Place, is_uri, located, require_path
+from scoremode.core.disk.uri import RemotePath, is_uri, located, require_path
 from scoremode.core.references.format import is_reference
 from scoremode.core.strict_json import LARGEST, read_object
 from scoremode.errors import InputError, RunError, print_line
@@ -47,7 +47,7 @@ class Output:
     is_stream: bool = False  # a device, a FIFO or an open file of this process, which is never replaced
     is_link: bool = False
     descriptor: int | None = None  # for /dev/stdout and similar names
-    place: Place | None = None  # set for a URI, which has no path
+    place: RemotePath | None = None  # set for a URI, which has no path
 
     def __str__(self) -> str:
         return f"{self.name} (a link to {self.path})" if self.is_link else self.name

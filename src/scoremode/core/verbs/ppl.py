@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from scoremode.core.disk.uri import Place
+from scoremode.core.disk.uri import RemotePath
 from scoremode.core.engine.base import Engine
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.arguments import AllArguments, spelled_out, split_arguments
@@ -51,7 +51,7 @@ def ppl_of(
     model: LazyModel,
     question: Mapping[str, Any],
     *,
-    out: str | Path | Place | None = None,
+    out: str | Path | RemotePath | None = None,
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> Run:

@@ -13,8 +13,8 @@ from typing import Any, Protocol, TypedDict, Unpack
 
 from scoremode.core import extensions
 from scoremode.core.cache.units import size_words
-from scoremode.core.disk.uri import Place
-from scoremode.core.engine.base import Engine, Want
+from scoremode.core.disk.uri import RemotePath
+from scoremode.core.engine.base import Engine, Wanted
 from scoremode.core.engine.baseline import StoredBaseline, noise_facts, noise_floor, states_dtype, states_in
 from scoremode.core.engine.registry import require
 from scoremode.core.references.format import RAW_DTYPES
@@ -45,7 +45,7 @@ class ReferenceOutput(Protocol):
         """Lines that say what to do with the file."""
 
     def check(
-        self, file: str | Path, question: Mapping[str, Any], *, fresh: bool, out: str | Path | Place | None
+        self, file: str | Path, question: Mapping[str, Any], *, fresh: bool, out: str | Path | RemotePath | None
     ) -> CheckedOutput:
         """Refuses a file that cannot be written, and a question that it cannot have; ``out`` is made before it."""
 
@@ -58,7 +58,7 @@ class CheckedOutput(Protocol):
     def score(self, model: LazyModel, progress: Progress | None) -> Run:
         """Scores the question and writes the file alone; the run is not kept."""
 
-    def convert(self, folder: str | Path | Place, asked: Question, progress: Progress | None) -> None:
+    def convert(self, folder: str | Path | RemotePath, asked: Question, progress: Progress | None) -> None:
         """Writes the file from a reference, without the model."""
 
 
@@ -114,7 +114,7 @@ def split_files(arguments: Mapping[str, Any]) -> tuple[Files, dict[str, Any]]:
 def reference_of(
     model: LazyModel,
     question: dict[str, Any],
-    out: str | Path | Place | None = None,
+    out: str | Path | RemotePath | None = None,
     *,
     files: Files = [],  # noqa: B006 - it is only read
     tokenizer: str | None = None,
@@ -169,7 +169,7 @@ def _score_and_store(
     ):
         # after a kill, the journal may contain windows whose states are incomplete
         run.forget_except(writer.complete_windows(plan.target_offsets))
-        for index, answers in run.answers(Want(states=True)):
+        for index, answers in run.answers(Wanted(states=True)):
             writer.write(int(plan.target_offsets[index]), states_in(answers))
             run.keep(index, answers)
         manifest = run.manifest() | {"question": question}

@@ -14,7 +14,7 @@ from scoremode.core import extensions
 if TYPE_CHECKING:
     from scoremode.core.engine.base import Engine, EngineFacts
     from scoremode.core.engine.plugin import Work
-    from scoremode.core.engine.registry import Chosen
+    from scoremode.core.engine.registry import ChosenEngine
     from scoremode.core.verbs.progress import Progress
     from scoremode.values import Bools, Ints
 
@@ -75,7 +75,7 @@ class Worker:
     about: Any = None  # what else the driver must know of it
 
 
-OpenWorker = Callable[["Chosen", "Work"], Worker]
+OpenWorker = Callable[["ChosenEngine", "Work"], Worker]
 
 
 def _one_result(said: Any) -> Iterable[tuple[int, Any]]:
@@ -121,9 +121,9 @@ class Pool(Protocol):
 class Replicas(Protocol):
     """A model that runs as several replicas. A wing offers its class under the kind "replicas"."""
 
-    chosen: Chosen  # with the options of one replica
+    chosen: ChosenEngine  # with the options of one replica
 
-    def __init__(self, chosen: Chosen, spread: Spread, tokenizer: str | None) -> None:
+    def __init__(self, chosen: ChosenEngine, spread: Spread, tokenizer: str | None) -> None:
         """Refuses an engine or resources that cannot work, before a text is read."""
 
     def engine(self, work: Work, progress: Progress | None) -> Engine:

@@ -16,7 +16,7 @@ from scoremode.core.models.subject import Subject
 from scoremode.core.plan.plan import Plan, TargetBlock
 from scoremode.core.scores.columns import CodedTexts, Scores, TargetFacts
 from scoremode.core.scores.journal import Journal
-from scoremode.core.scores.parquet import Rows
+from scoremode.core.scores.parquet import RunRows
 from scoremode.core.scores.schema import BUILT_IN
 from scoremode.core.statistics.estimate import as_json
 from scoremode.core.statistics.groups import Grouping, grouping, weights_of
@@ -145,12 +145,12 @@ def processor_name() -> str:
 
 
 # ── columns ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def rows_to_keep(asked: Question, journal: Journal) -> Iterator[Rows]:
+def rows_to_keep(asked: Question, journal: Journal) -> Iterator[RunRows]:
     """Yields the columns of a run block by block: the scores, and the position of each target."""
     words, groups = Words(asked.subject.tokenizer), grouping(asked.plan)
     for block in asked.plan.blocks():
         scores, divergences = journal.rows_and_divergences(block.begin, block.end)
-        yield Rows(scores, target_facts(asked, block, scores, words, groups), divergences)
+        yield RunRows(scores, target_facts(asked, block, scores, words, groups), divergences)
         asked.tokens.release_pages()
 
 

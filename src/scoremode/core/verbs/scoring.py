@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from scoremode.core.engine.base import SCORES, Engine, Want
+from scoremode.core.engine.base import SCORES, Engine, Wanted
 from scoremode.core.plan.build import plan_of_pairs
 from scoremode.core.plan.plan import Plan
 from scoremode.core.scores.answers import FAULT, Answers, WindowSource, check_answers, check_divergence
@@ -54,7 +54,7 @@ def answered(
     engine: Engine,
     source: WindowSource,
     done: Bools | None = None,
-    want: Want = SCORES,
+    want: Wanted = SCORES,
     *,
     progress: Progress | None = None,
     least_kl: float = 0.0,
@@ -214,7 +214,7 @@ class UnfinishedRun:
         for window in np.flatnonzero(self.journal.done & ~complete).tolist():
             self.journal.forget(window)
 
-    def answers(self, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
+    def answers(self, want: Wanted = SCORES) -> Iterator[tuple[int, Answers]]:
         """Yields the answers to windows that the journal lacks. The caller passes each answer to ``keep``."""
         announce(self.progress, "scoring")
         plan, done = self.asked.plan, self.journal.done.copy()
@@ -229,7 +229,7 @@ class UnfinishedRun:
         self.journal.add(index, answers, now - self._last if seconds is None else seconds)
         self._last = now
 
-    def score(self, want: Want = SCORES) -> None:
+    def score(self, want: Wanted = SCORES) -> None:
         """Scores every window that the journal lacks."""
         for index, answers in self.answers(want):
             self.keep(index, answers)

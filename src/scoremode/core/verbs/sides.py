@@ -13,7 +13,7 @@ import numpy as np
 from scoremode.core import extensions
 from scoremode.core.disk.folders import REFERENCE
 from scoremode.core.disk.stores import is_there
-from scoremode.core.disk.uri import Place, may_be_stored, name_in
+from scoremode.core.disk.uri import RemotePath, may_be_stored, name_in
 from scoremode.core.engine.options import Options
 from scoremode.core.engine.plugin import EnginePlugin
 from scoremode.core.engine.registry import engine_for, read_options, require, share_options
@@ -145,15 +145,15 @@ def short(name: str) -> str:
 class Folders:
     """Where the runs of a comparison go."""
 
-    out: Path | Place | None
+    out: Path | RemotePath | None
     fresh: bool
     progress: Progress | None
 
-    def folder(self, name: str) -> Path | Place | None:
+    def folder(self, name: str) -> Path | RemotePath | None:
         """The folder for the run of that name. Of a name that is a path, the last part is used."""
         return None if self.out is None else self.out / (name_in(name) or "candidate")
 
-    def of(self, candidate: LazyModel) -> Path | Place | None:
+    def of(self, candidate: LazyModel) -> Path | RemotePath | None:
         """The folder for a candidate's run, named after the variant or the model; spaces become hyphens."""
         variant = candidate.variant
         return self.folder(candidate.subject.name if variant is None else variant.replace(" ", "-"))

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scoremode.core.engine.base import SCORES, EngineFacts, Want
+from scoremode.core.engine.base import SCORES, EngineFacts, Wanted
 from scoremode.core.engine.distributions import IndexedWindow
 from scoremode.core.engine.logits import LogitsReducer, Reduced, judge_probe
 from scoremode.core.engine.steps import Feed, StepEngine, StepRow, feeds, score_side_by_side
@@ -223,7 +223,7 @@ class ExllamaEngine(StepEngine):
                 raise EngineError(words, fix="leave --path out, and report this model")
 
     # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
+    def score(self, source: WindowSource, done: Bools, want: Wanted = SCORES) -> Iterator[tuple[int, Answers]]:
         if want.states:
             raise EngineError(
                 "ExLlamaV3's head is quantized, so no reference can be kept",

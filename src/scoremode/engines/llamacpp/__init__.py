@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from scoremode.core.engine.plugin import Capabilities, EnginePlugin, MemoryNeed, Placement, SelfTest, Work
 from scoremode.core.installation import pip_install
 from scoremode.core.plan.path import CHUNKED, PATHS
-from scoremode.engines.llamacpp.llamacpp_options import Choices, LlamaCppOptions
+from scoremode.engines.llamacpp.llamacpp_options import LlamaCppOptions, LlamaCppParameters
 
 if TYPE_CHECKING:
     from scoremode.core.models.subject import Subject
@@ -59,7 +59,7 @@ class LlamaCppPlugin(EnginePlugin):
         from scoremode.engines.llamacpp.library import library
 
         brought = f"{library().package} {library().version}"
-        return {**options.identity(), **Choices.of(options).settings(), "library": brought}
+        return {**options.identity(), **LlamaCppParameters.of(options).settings(), "library": brought}
 
     def open(self, subject: Subject, options: LlamaCppOptions, work: Work) -> LlamaCppEngine:
         from scoremode.core.models.gguf import read_gguf
@@ -73,14 +73,14 @@ class LlamaCppPlugin(EnginePlugin):
         from scoremode.engines.llamacpp.gguf_subject import cache_bytes, memory_of
         from scoremode.engines.llamacpp.library import library
 
-        facts, choices = read_gguf(subject.name), Choices.of(options)
+        facts, choices = read_gguf(subject.name), LlamaCppParameters.of(options)
         size = super().memory_need(subject, options, work).size
         size += memory_of(facts, subject.vocabulary or 0, choices, work.longest or 0)
         may_offload = options.n_gpu_layers != 0 and library().call.llama_supports_gpu_offload()
         return MemoryNeed(size, None if may_offload else False, cache_bytes(facts, choices, work.cached_tokens))
 
     def chunked(self, options: LlamaCppOptions, tokens: int) -> LlamaCppOptions:
-        return replace(options, n_ubatch=tokens, n_batch=max(tokens, Choices.of(options).n_batch))
+        return replace(options, n_ubatch=tokens, n_batch=max(tokens, LlamaCppParameters.of(options).n_batch))
 
     def placement(self, options: LlamaCppOptions) -> Placement:
         # a build for GPUs uses them without being asked: give --gpus-per-replica 1

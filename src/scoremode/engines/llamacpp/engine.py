@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scoremode.core.engine.base import SCORES, EngineFacts, Want
+from scoremode.core.engine.base import SCORES, EngineFacts, Wanted
 from scoremode.core.engine.batching import common_prefix, prompt_groups
 from scoremode.core.engine.distributions import IndexedWindow
 from scoremode.core.engine.logits import LogitsReducer, judge_probe
@@ -24,7 +24,12 @@ from scoremode.core.models.gguf import GgufFacts, gguf_constants
 from scoremode.core.plan.path import DecodePath
 from scoremode.core.scores.answers import Answers, Window, WindowSource
 from scoremode.engines.llamacpp.library import Batch, Library, freed_with, library
-from scoremode.engines.llamacpp.llamacpp_options import FLASH_ATTENTION, MOST_THREADS, Choices, LlamaCppOptions
+from scoremode.engines.llamacpp.llamacpp_options import (
+    FLASH_ATTENTION,
+    MOST_THREADS,
+    LlamaCppOptions,
+    LlamaCppParameters,
+)
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.values import Bools, Ids
 
@@ -48,7 +53,7 @@ class LlamaCppEngine(StepEngine):
         self._llama: Library = library()
         self._held = freed_with(self)
         self._model = self._context = None
-        self.choices, self.vocabulary = Choices.of(options), vocabulary
+        self.choices, self.vocabulary = LlamaCppParameters.of(options), vocabulary
         self.path, self.threads = path, options.threads or min(cores(), MOST_THREADS)
         if path is not None and path.sequences > self.choices.n_batch:
             few = f"--n-batch {self.choices.n_batch} has no room for a step of {path.sequences} sequences"
@@ -219,7 +224,7 @@ class LlamaCppEngine(StepEngine):
                 yield feed.rows, logits if len(feed.rows) == len(asked) else logits[feed.lines]
 
     # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
+    def score(self, source: WindowSource, done: Bools, want: Wanted = SCORES) -> Iterator[tuple[int, Answers]]:
         if want.states:
             raise EngineError(
                 "llama.cpp does not give hidden states with the head that belongs to them",
@@ -277,7 +282,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _require_whole_blocks(facts: GgufFacts, choices: Choices) -> None:
+def _require_whole_blocks(facts: GgufFacts, choices: LlamaCppParameters) -> None:
     """Refuse a quantized cache whose blocks do not divide a head: llama.cpp would end the process."""
     constants = gguf_constants()
     width, heads = facts.number("embedding_length"), facts.number("attention.head_count")

@@ -33,7 +33,7 @@ from scoremode.core.text.tokenizer import (
     require_parts,
 )
 from scoremode.engines.llamacpp.library import Library, freed_with, library
-from scoremode.engines.llamacpp.llamacpp_options import Choices
+from scoremode.engines.llamacpp.llamacpp_options import LlamaCppParameters
 from scoremode.errors import CorpusError, ModelError
 from scoremode.values import Ids, Ints
 
@@ -246,7 +246,7 @@ class LlamaTokenizer:
 
 
 # ── memory, estimated from the header ─────────────────────────────────────────────────────────────────────────────────
-def cache_bytes(facts: GgufFacts, choices: Choices, tokens: int) -> int:
+def cache_bytes(facts: GgufFacts, choices: LlamaCppParameters, tokens: int) -> int:
     """The bytes of the keys and values of so many tokens, about."""
     types, sizes = gguf_constants().GGMLQuantizationType, gguf_constants().GGML_QUANT_SIZES
     width, layers = facts.number("embedding_length") or 0, facts.number("block_count") or 0
@@ -259,7 +259,7 @@ def cache_bytes(facts: GgufFacts, choices: Choices, tokens: int) -> int:
     return found
 
 
-def memory_of(facts: GgufFacts, vocabulary: int, choices: Choices, longest: int) -> int:
+def memory_of(facts: GgufFacts, vocabulary: int, choices: LlamaCppParameters, longest: int) -> int:
     """The bytes of the logits of a decode, of keys and values, and of the largest intermediate results, about."""
     width, heads = facts.number("embedding_length") or 0, facts.number("attention.head_count") or 1
     logits = min(longest, choices.n_batch) * vocabulary * 4

@@ -38,7 +38,7 @@ class LlamaCppOptions(Options):
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class LlamaCppParameters:
     """The parameters that are passed to llama.cpp. They are part of every run's identity."""
 
     n_batch: int
@@ -49,7 +49,7 @@ class Choices:
     n_gpu_layers: int | None
 
     @staticmethod
-    def of(options: LlamaCppOptions) -> Choices:
+    def of(options: LlamaCppOptions) -> LlamaCppParameters:
         n_batch = options.n_batch or 2048
         n_ubatch = min(options.n_ubatch or 512, n_batch)
         if options.n_ubatch is not None and options.n_ubatch > n_batch:
@@ -62,7 +62,7 @@ class Choices:
             raise OptionError(
                 f"--cache-type-v {values} works in llama.cpp only with flash attention", fix="add --flash-attn on"
             )
-        return Choices(n_batch, n_ubatch, keys, values, flash, options.n_gpu_layers)
+        return LlamaCppParameters(n_batch, n_ubatch, keys, values, flash, options.n_gpu_layers)
 
     def settings(self) -> dict[str, Any]:
         """Returns the parameters that may change a score, under llama.cpp's names."""

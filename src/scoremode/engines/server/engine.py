@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from scoremode.core.engine.base import SCORES, Engine, EngineFacts, Want
+from scoremode.core.engine.base import SCORES, Engine, EngineFacts, Wanted
 from scoremode.core.engine.batching import in_groups
 from scoremode.core.engine.messages import Asked, read_answers
 from scoremode.core.scores import parquet
@@ -99,7 +99,7 @@ class ServerEngine(RequestEngine):
             notes=subject.notes_with(found.notes),
         )
 
-    def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
+    def score(self, source: WindowSource, done: Bools, want: Wanted = SCORES) -> Iterator[tuple[int, Answers]]:
         if want.states or want.against is not None:
             raise EngineError("a server gives no hidden states", fix="use an engine that loads the model itself")
         if source.vocabulary is not None:
@@ -207,7 +207,7 @@ class ServiceEngine(RequestEngine):
             notes=subject.notes_with(service.notes),
         )
 
-    def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
+    def score(self, source: WindowSource, done: Bools, want: Wanted = SCORES) -> Iterator[tuple[int, Answers]]:
         if want != SCORES:
             raise EngineError(
                 "a server gives scores, and no hidden states, whole distributions or KL",

@@ -20,7 +20,7 @@ from scoremode.core.engine.base import (
     NoiseFloor,
     StoredDistributions,
     StoredHead,
-    Want,
+    Wanted,
     WholeDistributions,
     require_one_vocabulary,
 )
@@ -75,7 +75,7 @@ class TableEngine(Engine):
         with np.errstate(divide="ignore"):
             return TableEngine(np.log(np.roll(np.eye(256), 1, axis=1)))
 
-    def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
+    def score(self, source: WindowSource, done: Bools, want: Wanted = SCORES) -> Iterator[tuple[int, Answers]]:
         if isinstance(source, Plan) and want == SCORES:
             yield from self._score_blocks(source, done)
             return

@@ -30,12 +30,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from scoremode.core.engine.registry import Chosen
+    from scoremode.core.engine.registry import ChosenEngine
     from scoremode.core.models.subject import Subject
     from scoremode.engines.transformers.engine import TransformersEngine
 
 
-def wrap(plugin: TransformersPlugin, model: Any, tokenizer: Any, options: Mapping[str, Any], **how: Any) -> Chosen:
+def wrap(
+    plugin: TransformersPlugin, model: Any, tokenizer: Any, options: Mapping[str, Any], **how: Any
+) -> ChosenEngine:
     """The ability "wraps": see core/verbs/model.py."""
     from scoremode.engines.transformers.wrapped import wrapped
 

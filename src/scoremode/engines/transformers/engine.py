@@ -25,7 +25,7 @@ from scoremode.core.engine.base import (
     EngineFacts,
     NoiseFloor,
     StoredHead,
-    Want,
+    Wanted,
     WholeDistributions,
 )
 from scoremode.core.engine.batching import batches_by_length, batches_side_by_side, common_prefix, in_touched_batches
@@ -50,7 +50,7 @@ from scoremode.engines.transformers.choices import TransformersOptions, choose_b
 from scoremode.engines.transformers.loading import agree, find_head, load_model
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.head.chunked import diverge_from_logits, score_rows
-from scoremode.head.kernels import Choice, choose, describe_kernel
+from scoremode.head.kernels import ChosenKernel, choose, describe_kernel
 from scoremode.head.matrix import Head
 from scoremode.head.precision import EXACT, full_float32, require_float32
 from scoremode.values import Bools, Ids, Ints
@@ -93,7 +93,7 @@ class TransformersEngine(Engine):
         self._other_batches: OtherBatches | None = None  # how windows are batched while the noise floor is measured
         if model.dtype == torch.float32:
             require_float32(model.device)
-        self.choice: Choice | None = None  # the kernel that scores; None if the model computes its own logits
+        self.choice: ChosenKernel | None = None  # the kernel that scores; None if the model computes its own logits
         self._forced_kernel, self._divergence_is_checked = options.head_kernel, False
         self._whole_divergence = options.divergence == "all"
         self.head, self.vocabulary = self._choose_head(options.head or "exact", options.head_kernel)
@@ -241,7 +241,7 @@ class TransformersEngine(Engine):
         if self.cache.name is not None and not bool(self._stepped(ids, 1, self.cache.empty()).isfinite().all()):
             raise ModelError(f"{name} gives NaN with an {self.cache.name} cache", fix="leave --kv-cache-dtype out")
 
-    def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
+    def score(self, source: WindowSource, done: Bools, want: Wanted = SCORES) -> Iterator[tuple[int, Answers]]:
         needs_distributions = want.records or isinstance(want.against, WholeDistributions)
         against: DeviceStates | None = None
         if want.against is not None and not isinstance(want.against, WholeDistributions) and not want.records:
@@ -285,7 +285,7 @@ class TransformersEngine(Engine):
         self._other_batches = OtherBatches.of(self._batches(source), padding)
         try:
             with other_threads(self.model.device) as threads:
-                found = self.score(source, done, Want(against=baseline))
+                found = self.score(source, done, Wanted(against=baseline))
                 kl = [answers.kl for _, answers in found if answers.kl is not None]
                 return NoiseFloor(np.concatenate(kl), self._other_batches.words(done, threads))
         except EngineError as error:  # two windows may not fit in memory even if one does

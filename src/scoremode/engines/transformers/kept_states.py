@@ -28,7 +28,7 @@ LOGITS_SHARE_OF_MEMORY = 0.125  # replicas on one machine see the same free memo
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StatesPlace:
     """Where states are kept: ``gpu``, ``memory`` or ``file``, and how many bytes there will be, about."""
 
     kind: str
@@ -44,7 +44,7 @@ class Place:
 
 def choose_place(
     size: int, device: torch.device, logits: int = 0, *, memory: int | None = None, disk: int | None = None
-) -> Place:
+) -> StatesPlace:
     """Chooses where ``size`` bytes of states go, and whether so many bytes of logits are kept, too.
 
     EngineError if there is no room for the states. ``memory`` and ``disk`` are the free bytes, if the caller knows
@@ -58,15 +58,15 @@ def choose_place(
     return replace(place, logits=logits) if beside + logits <= room else place
 
 
-def _place_of_states(size: int, device: torch.device, memory: int | None, disk: int | None) -> Place:
+def _place_of_states(size: int, device: torch.device, memory: int | None, disk: int | None) -> StatesPlace:
     if device.type == "cuda" and size <= SHARE * free_on(device):
-        return Place("gpu", size)
+        return StatesPlace("gpu", size)
     memory = available() if memory is None else memory
     if memory is None or size <= SHARE * memory:
-        return Place("memory", size)
+        return StatesPlace("memory", size)
     disk = shutil.disk_usage(tempfile.gettempdir()).free if disk is None else disk
     if size <= disk:
-        return Place("file", size)
+        return StatesPlace("file", size)
     raise EngineError(
         f"the states between layers take about {size_words(size)}, and there is no room for them",
         fix="give fewer tokens (--max-windows N), or set TMPDIR to a larger disk",
@@ -76,7 +76,7 @@ def _place_of_states(size: int, device: torch.device, memory: int | None, disk: 
 class KeptStates:
     """States by key. What was put is what comes back, bit for bit, on the model's device."""
 
-    def __init__(self, place: Place, device: torch.device) -> None:
+    def __init__(self, place: StatesPlace, device: torch.device) -> None:
         self.place, self.device = place, device
         self._held: dict[Hashable, Tensor] = {}
         self._file = tempfile.TemporaryFile(prefix="scoremode-states-") if place.kind == "file" else None  # noqa: SIM115

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from scoremode.core.engine.base import Engine
 from scoremode.core.engine.plugin import Capabilities, EnginePlugin, Work
-from scoremode.core.engine.registry import Chosen
+from scoremode.core.engine.registry import ChosenEngine
 from scoremode.core.models.subject import Subject
 from scoremode.core.plan.path import PATHS, DecodePath
 from scoremode.core.text.tokenizer import HuggingFaceTokenizer
@@ -20,7 +20,7 @@ from scoremode.errors import ModelError, OptionError
 OF_LOADED = ("batch_tokens", "divergence", "head", "head_kernel", "kv_cache_dtype")
 
 
-def wrapped(model: Any, tokenizer: Any, options: Mapping[str, Any], *, name: str | None, strict: bool) -> Chosen:
+def wrapped(model: Any, tokenizer: Any, options: Mapping[str, Any], *, name: str | None, strict: bool) -> ChosenEngine:
     """Wraps a causal LM that is loaded already, and its tokenizer.
 
     Options that such a model does not have are refused; if not ``strict``, they are left to other models.
@@ -35,7 +35,7 @@ def wrapped(model: Any, tokenizer: Any, options: Mapping[str, Any], *, name: str
         raise OptionError(what, fix="give the tokenizer itself: tokenizer=AutoTokenizer.from_pretrained(…)")
     read = TransformersOptions.of({option: options.get(option) for option in OF_LOADED})
     known = name or getattr(plugin.model.config, "_name_or_path", None) or type(plugin.model).__name__
-    return Chosen(plugin, read, plugin.subject(str(known), read, tokenizer))
+    return ChosenEngine(plugin, read, plugin.subject(str(known), read, tokenizer))
 
 
 class WrappedModel(EnginePlugin):

@@ -17,7 +17,7 @@ from scoremode.core.engine.base import (
     Engine,
     NoiseFloor,
     StoredHead,
-    Want,
+    Wanted,
     WholeDistributions,
     require_one_vocabulary,
 )
@@ -38,7 +38,7 @@ from scoremode.engines.vllm.self_test import (
 )
 from scoremode.engines.vllm.start import start
 from scoremode.engines.vllm.support import LaunchArguments
-from scoremode.engines.vllm.wire import Extra, Job, Request, states_words
+from scoremode.engines.vllm.wire import ExtraResults, Job, Request, states_words
 from scoremode.errors import EngineError, InputError, ModelError, OptionError
 from scoremode.values import Bools, Ids, Ints
 
@@ -127,7 +127,7 @@ class VllmEngine(Engine):
         self.close()
 
     # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
+    def score(self, source: WindowSource, done: Bools, want: Wanted = SCORES) -> Iterator[tuple[int, Answers]]:
         """Answers of every window that is not ``done``, as they finish.
 
         vLLM forms batches from whatever is in flight, so a resumed run gives the same numbers only up to float noise.
@@ -149,16 +149,16 @@ class VllmEngine(Engine):
             if want.against.place is None:
                 raise EngineError("vLLM needs a reference to compare with", fix="make one with scoremode reference")
             require_one_vocabulary(want.against.head.vocabulary, self.facts.vocabulary)
-            extra = Extra("kl", DIVERGENCE_WORDS, *want.against.place)
+            extra = ExtraResults("kl", DIVERGENCE_WORDS, *want.against.place)
             for index, answers, words in self._score(source, done, extra):
                 yield index, answers.apart(read_divergences(words))
         else:
-            for index, answers, _ in self._score(source, done, Extra()):
+            for index, answers, _ in self._score(source, done, ExtraResults()):
                 yield index, answers
 
     def _with_states(self, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers]]:
         head = self._head_facts()
-        extra = Extra("states", words=states_words(head.width, head.itemsize))
+        extra = ExtraResults("states", words=states_words(head.width, head.itemsize))
         for index, answers, words in self._score(source, done, extra):
             raw = words.view(RAW[head.dtype]).reshape(len(words), -1)
             yield index, replace(answers, states=np.ascontiguousarray(raw[:, : head.width]))
@@ -175,7 +175,7 @@ class VllmEngine(Engine):
             return NoiseFloor(None, "the windows are too short to be shortened further")
         self._one_by_one = True
         try:
-            found = self._score(shortened, left_out, Extra("kl", DIVERGENCE_WORDS, *baseline.place))
+            found = self._score(shortened, left_out, ExtraResults("kl", DIVERGENCE_WORDS, *baseline.place))
             kl = [read_divergences(words)["kl"][counted[index]] for index, _, words in found]
         finally:
             self._one_by_one = False
@@ -220,7 +220,7 @@ class VllmEngine(Engine):
             found = [answer for answer in self._step() if answer.name == name]
         return found[0].words
 
-    def _score(self, source: WindowSource, done: Bools, extra: Extra) -> Iterator[tuple[int, Answers, Words]]:
+    def _score(self, source: WindowSource, done: Bools, extra: ExtraResults) -> Iterator[tuple[int, Answers, Words]]:
         answered = done.copy()
         while not answered.all():
             try:
@@ -243,7 +243,7 @@ class VllmEngine(Engine):
         self._begin()
         return True
 
-    def _stream(self, source: WindowSource, done: Bools, extra: Extra) -> Iterator[tuple[int, Answers, Words]]:
+    def _stream(self, source: WindowSource, done: Bools, extra: ExtraResults) -> Iterator[tuple[int, Answers, Words]]:
         """One pass over the windows that are not done, with a bounded number of prompts in flight."""
         jobs: deque[Job] = deque()  # missing rows of windows whose first rows were in the prefix cache
         flying: dict[str, Job] = {}
@@ -281,7 +281,7 @@ class VllmEngine(Engine):
         with contextlib.suppress(Exception):  # a dead engine has forgotten them
             self.llm.llm_engine.abort_request(names)
 
-    def _jobs(self, source: WindowSource, done: Bools, extra: Extra) -> Iterator[Job]:
+    def _jobs(self, source: WindowSource, done: Bools, extra: ExtraResults) -> Iterator[Job]:
         """A job for each window that is not done, in plan order; windows with a common prefix follow each other."""
         order, shared = in_groups(source, done)
         for index in order.tolist():

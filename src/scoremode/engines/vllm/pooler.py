@@ -41,7 +41,7 @@ from scoremode.head.divergence import (
     finish_divergence,
     gather_own,
 )
-from scoremode.head.kernels import Choice, choose, describe_kernel
+from scoremode.head.kernels import ChosenKernel, choose, describe_kernel
 from scoremode.head.matrix import Head
 from scoremode.head.precision import product_precision
 
@@ -65,7 +65,7 @@ class Settings:
         return Settings(**given)
 
 
-class Kind(NamedTuple):
+class BatchKey(NamedTuple):
     """The properties of a request that must be equal for rows to be scored together."""
 
     k: int
@@ -76,8 +76,8 @@ class Kind(NamedTuple):
     reference: str
 
     @staticmethod
-    def of(q: Request) -> Kind:
-        return Kind(q.targets.shape[1], q.vocabulary, q.gather, q.self_test, q.extra, q.reference)
+    def of(q: Request) -> BatchKey:
+        return BatchKey(q.targets.shape[1], q.vocabulary, q.gather, q.self_test, q.extra, q.reference)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +91,9 @@ class Part:
     finished: bool
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> BatchKey:
         """The kind of this part; parts of one kind are scored together."""
-        return Kind.of(self.request)
+        return BatchKey.of(self.request)
 
     @property
     def baseline_rows(self) -> np.ndarray[Any, Any]:
@@ -128,7 +128,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         self._settings = settings
         self._shard: Shard | None = None
         self._rows = 0  # rows per step, reduced after running out of memory; 0: as in the settings
-        self._choice: Choice | None = None
+        self._choice: ChosenKernel | None = None
         self._asks_for_logits = not settings.exact
         self._baseline: WorkerBaseline | None = None  # the baseline that KL is measured against
         self._keeper: StepKeeper | None = load(settings.step_keeper)(model) if settings.step_keeper else None
@@ -169,7 +169,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
             hidden_states, parts[0].kind, rows, asked, np.concatenate([p.baseline_rows for p in parts])
         )
 
-    def score_rows(self, hidden_states: Tensor, kind: Kind, rows: Any, asked: Any, stored: Any) -> Tensor:
+    def score_rows(self, hidden_states: Tensor, kind: BatchKey, rows: Any, asked: Any, stored: Any) -> Tensor:
         """Returns the lines of some rows of the hidden states, int32 (rows, words).
 
         ``asked`` are the targets of each row. ``stored`` are the numbers of the rows in the reference.
@@ -198,11 +198,11 @@ class ScorePooler(Pooler):  # type: ignore[misc]
                 logger.warning("scoremode: out of memory; the head now takes %d rows at a time", step)
                 torch.accelerator.empty_cache()
 
-    def can_wait(self, kind: Kind, hidden_states: Tensor) -> bool:
+    def can_wait(self, kind: BatchKey, hidden_states: Tensor) -> bool:
         """Are these rows scored from their hidden states alone, so that this can be done after the step as well?"""
         return not (kind.gather or kind.self_test) and self._kernel_of(hidden_states) is not None
 
-    def _words(self, kind: Kind, hidden_states: Tensor) -> int:
+    def _words(self, kind: BatchKey, hidden_states: Tensor) -> int:
         """Returns the number of words per line of this kind, which is needed even if a step has no requested rows."""
         if kind.self_test:
             return 2 * line_words(kind.k) + 3 + KERNEL_WORDS
@@ -210,7 +210,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
             return line_words(kind.k) + as_words(self._matrix_of(hidden_states[:1])[0]).shape[1]
         return line_words(kind.k) + (DIVERGENCE_WORDS if kind.extra == "kl" else 0)
 
-    def _lines(self, hidden: Tensor, targets: Tensor, kind: Kind, stored: Any) -> Tensor:
+    def _lines(self, hidden: Tensor, targets: Tensor, kind: BatchKey, stored: Any) -> Tensor:
         if kind.self_test:
             return self._self_test(hidden, targets, kind.gather, kind.vocabulary)
         if kind.extra == "kl":
@@ -229,7 +229,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
             self._shard = self._tap.logits(hidden_states[:1], gather=False)[1]
         return self._shard
 
-    def _kernel_of(self, like: Tensor) -> Choice | None:
+    def _kernel_of(self, like: Tensor) -> ChosenKernel | None:
         """Returns the kernel for this head; None if it is not a plain matrix, so that the model computes the logits."""
         if self._choice is None and not self._asks_for_logits:
             random = torch.Generator().manual_seed(0)  # a few rows of random numbers, the same on every rank
@@ -249,12 +249,12 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         ours = head.logits(rows)
         return x.shape == ours.shape and bool(((ours - x).abs() <= 1e-3 * (1 + x.abs())).all())
 
-    def _same_everywhere(self, head: Head) -> Choice:
+    def _same_everywhere(self, head: Head) -> ChosenKernel:
         """Chooses the same kernel on every rank, because the exchanges between ranks must match."""
         choice = choose(head, self._settings.head_kernel)
         if every_rank(choice.kernel.name == "fused") or not any_rank(choice.kernel.name == "fused"):
             return choice
-        return Choice(choose(head, "plain").kernel, "ranks disagreed on the fused kernel")
+        return ChosenKernel(choose(head, "plain").kernel, "ranks disagreed on the fused kernel")
 
     def _answer(self, hidden: Tensor, targets: Tensor, gather: bool, vocabulary: int) -> Tensor:
         return to_words(self._columns_of(hidden, targets, gather, vocabulary))
@@ -293,7 +293,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         facts = (str(head.weight.dtype), rows, head.weight.shape[1], head.scale, head.softcap, head.bias is not None)
         return {"stored_head": " ".join(map(str, facts))}
 
-    def _answer_with_kl(self, hidden: Tensor, targets: Tensor, kind: Kind, stored: Any) -> Tensor:
+    def _answer_with_kl(self, hidden: Tensor, targets: Tensor, kind: BatchKey, stored: Any) -> Tensor:
         """Returns one line of scores per row, each followed by the divergence from the baseline in float64."""
         baseline = self._baseline_of(kind)
         x, head, shard, share = self._projected(hidden, kind.gather, kind.vocabulary)
@@ -311,7 +311,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         made = finish_divergence(part, at_q)
         return with_divergence(made.q, made)
 
-    def _baseline_of(self, kind: Kind) -> WorkerBaseline:
+    def _baseline_of(self, kind: BatchKey) -> WorkerBaseline:
         if self._baseline is None or self._baseline.folder != kind.reference:
             self._baseline = None  # the old head is freed before another one is loaded
             self._baseline = WorkerBaseline(kind.reference)

@@ -30,7 +30,7 @@ from torch import Tensor
 from vllm.v1.sample.logits_processor import LogitsProcessor as V1Processor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
-from scoremode.engines.vllm.pooler import Kind, ScorePooler, Settings, to_device
+from scoremode.engines.vllm.pooler import BatchKey, ScorePooler, Settings, to_device
 from scoremode.engines.vllm.replayed_texts import Held, HostCopy, Members, Sequence, Step, Texts
 from scoremode.engines.vllm.tap import Shard, Tap
 from scoremode.engines.vllm.wire import Replay
@@ -204,7 +204,7 @@ class ReplayProcessor(V1Processor, V2Processor):  # type: ignore[misc]
                 self._reduce(hidden, kind, [step])
         self._tap.end_step()
 
-    def _hold(self, hidden: Tensor, kind: Kind, step: Step) -> None:
+    def _hold(self, hidden: Tensor, kind: BatchKey, step: Step) -> None:
         """Keeps the hidden states of a step, to be scored with those of other steps."""
         if self._held is None or not self._held.has_room_for(kind, len(step.rows)):
             self.flush()
@@ -221,7 +221,7 @@ class ReplayProcessor(V1Processor, V2Processor):  # type: ignore[misc]
             self._reduce(self._held.states, self._held.kind, self._held.steps)
             self._held.steps, self._held.used = [], 0
 
-    def _reduce(self, hidden: Tensor, kind: Kind, steps: list[Step]) -> None:
+    def _reduce(self, hidden: Tensor, kind: BatchKey, steps: list[Step]) -> None:
         """Scores rows of the hidden states, and gives the lines to their texts.
 
         The rows of a text are put together, because a reference has them together.

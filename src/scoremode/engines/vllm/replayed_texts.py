@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from scoremode.core.scores.packing import Words
-from scoremode.engines.vllm.pooler import Kind
+from scoremode.engines.vllm.pooler import BatchKey
 from scoremode.engines.vllm.wire import Replay
 from scoremode.values import Bools, Ints
 
@@ -46,7 +46,7 @@ class Sequence:
     """A text that is being replayed. It outlives its row in the batch: it may be preempted, or wait to be fetched."""
 
     replay: Replay
-    kind: Kind
+    kind: BatchKey
     slot: int  # its place in the tables of ``Texts``
     sampled: list[int] = field(default_factory=list)  # V1 runner: vLLM's own list of the tokens sampled so far
     returns: int = -1  # how often the request came back into the batch after it had left
@@ -71,7 +71,7 @@ class Texts:
 
     def add(self, replay: Replay) -> Sequence:
         slot = self.sequences.index(None) if None in self.sequences else len(self.sequences)
-        found = Sequence(replay, Kind.of(replay.request), slot)
+        found = Sequence(replay, BatchKey.of(replay.request), slot)
         self.sequences[slot : slot + 1] = [found]
         rows, steps = replay.request.rows, len(replay.forced) + 1
         self._make_room(slot + 1, max(steps, len(rows)), found.kind.k)
@@ -137,7 +137,7 @@ class Members:
     rows: Ints  # of the batch (V1), or slots of vLLM's (V2)
     slots: Ints
     sampled: list[list[int]]
-    kinds: list[tuple[Kind, Bools]]  # which members are of a kind
+    kinds: list[tuple[BatchKey, Bools]]  # which members are of a kind
 
     @staticmethod
     def of(batch: dict[int, Sequence]) -> Members:
@@ -163,13 +163,13 @@ class Step:
 class Held:
     """Hidden states of several steps that wait to be scored together, all of one kind."""
 
-    def __init__(self, like: Tensor, kind: Kind, least: int) -> None:
+    def __init__(self, like: Tensor, kind: BatchKey, least: int) -> None:
         room = min(HELD_ROWS, HELD_BYTES // (like.shape[1] * like.element_size()))
         self.states = like.new_empty(max(least, room), like.shape[1])
         self.kind, self.used = kind, 0
         self.steps: list[Step] = []
 
-    def has_room_for(self, kind: Kind, rows: int) -> bool:
+    def has_room_for(self, kind: BatchKey, rows: int) -> bool:
         return kind == self.kind and self.used + rows <= len(self.states)
 
     def keep(self, hidden: Tensor, index: Tensor, step: Step) -> None:

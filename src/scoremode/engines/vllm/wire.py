@@ -104,7 +104,7 @@ def states_words(d: int, itemsize: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Extra:
+class ExtraResults:
     """Results that are requested in addition to the scores."""
 
     kind: Literal["", "states", "kl"] = ""
@@ -121,7 +121,7 @@ class Job:
     window: Window  # the requested part: the whole window, or only the first rows, which the prefix cache skipped
     read_cache: bool
     vocabulary: int  # ids from this one upwards get no probability; 0: all ids count
-    extra: Extra
+    extra: ExtraResults
     lines: Words | None = None
 
     def take(self, words: Words, block: int) -> Job | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.core.engine.base import SCORES, Baseline, Engine, NoiseFloor, StoredHead, Want
+from scoremode.core.engine.base import SCORES, Baseline, Engine, NoiseFloor, StoredHead, Wanted
 from scoremode.core.engine.batching import in_touched_batches, prompt_groups
 from scoremode.core.scores.answers import Answers, WindowSource, prescribed_batches
 from scoremode.core.scores.packing import PackedAnswers
@@ -86,7 +86,7 @@ class ReplicatedEngine(Engine):
         self._is_accounted = False
         self.pool, self.facts, self.longest = pool, pool.facts, pool.about
 
-    def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
+    def score(self, source: WindowSource, done: Bools, want: Wanted = SCORES) -> Iterator[tuple[int, Answers]]:
         if done.all():
             return
         if self._is_accounted:
@@ -100,7 +100,7 @@ class ReplicatedEngine(Engine):
         if want.against is not None:  # the first divergence chooses the kernel that the facts name
             self.facts = self.pool.ask("facts")
 
-    def _pieces(self, source: WindowSource, done: Bools, want: Want) -> Pieces:
+    def _pieces(self, source: WindowSource, done: Bools, want: Wanted) -> Pieces:
         batches = self._batches_of(source)
         pieces = list(batches.pieces(done, self.pool.sharers))
         against = None if want.against is None else SentBaseline.of(want.against)  # opened by each replica

@@ -19,7 +19,7 @@ from typing import Any
 from scoremode.core.installation import pip_install
 from scoremode.core.verbs.replicas import Spread
 from scoremode.errors import EngineError, OptionError, one_line
-from scoremode.remote.ray.room import NOT_OPEN, Room
+from scoremode.remote.ray.room import NOT_OPEN, ClusterRoom
 
 START = "start one with ray start --head, or leave --ray out to start Ray on this machine"
 CONNECT_SECONDS = 3.0
@@ -30,7 +30,7 @@ TOKEN_SETTINGS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 class Cluster:
     """A connection to Ray. A Ray that was started here is stopped when the connection is closed."""
 
-    def __init__(self, spread: Spread, room: Room) -> None:
+    def __init__(self, spread: Spread, room: ClusterRoom) -> None:
         for name, value in QUIET.items():
             os.environ.setdefault(name, value)
         try:
@@ -46,7 +46,7 @@ class Cluster:
             with own_signals():
                 self._connect(spread, room)
 
-    def _connect(self, spread: Spread, room: Room) -> None:
+    def _connect(self, spread: Spread, room: ClusterRoom) -> None:
         shared: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
         silence()
         if self.address is None:
@@ -77,7 +77,7 @@ class Cluster:
     def _nodes(self) -> list[dict[str, float]]:
         return [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
 
-    def fitting(self, room: Room) -> int:
+    def fitting(self, room: ClusterRoom) -> int:
         """How many replicas the nodes of the cluster could hold if nothing else ran on them."""
         wanted = [(kind, n) for kind, n in (("GPU", room.gpus), ("CPU", room.cpus)) if n > 0]
         fits = [[int(node.get(kind, 0.0) / n + 1e-9) for kind, n in wanted] for node in self._nodes()]

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from scoremode.core.disk.manifests import without_secrets
-from scoremode.core.engine.base import Engine, EngineFacts, NoiseFloor, StoredDistributions, Want
+from scoremode.core.engine.base import Engine, EngineFacts, NoiseFloor, StoredDistributions, Wanted
 from scoremode.core.engine.baseline import HeldBaseline, StoredBaseline
 from scoremode.core.engine.plugin import Work
-from scoremode.core.engine.registry import Chosen, choose, open_engine
+from scoremode.core.engine.registry import ChosenEngine, choose, open_engine
 from scoremode.core.installation import installed_versions
 from scoremode.core.references.reader import Reference
 from scoremode.core.scores.answers import check_shapes
@@ -48,7 +48,7 @@ class ReplicaSpec:
     facts: Mapping[str, str]  # of the driver, see ``facts_of``
     open_worker: OpenWorker
 
-    def require_same(self, chosen: Chosen) -> None:
+    def require_same(self, chosen: ChosenEngine) -> None:
         """Refuses a node that has other weights, another tokenizer, other libraries or other settings."""
         here = facts_of(chosen)
         names = [name for name in {**self.facts, **here} if here.get(name) != self.facts.get(name)]
@@ -58,7 +58,7 @@ class ReplicaSpec:
             raise EngineError(f"{host} has other {words} for {self.model}{values}", fix=OTHER_FILES)
 
 
-def facts_of(chosen: Chosen) -> dict[str, str]:
+def facts_of(chosen: ChosenEngine) -> dict[str, str]:
     """What must be the same on every node: weights, tokenizer, versions of libraries, and settings of the engine."""
     subject, settings = chosen.subject, without_secrets(dict(chosen.settings()))
     found = {"weights": subject.fingerprint, "tokenizer": subject.tokenizer.facts.fingerprint}
@@ -157,7 +157,7 @@ def block_seconds(replicas: int) -> float:
     return max(BLOCK_SECONDS, replicas / BLOCKS_PER_SECOND)
 
 
-def open_scoring(chosen: Chosen, work: Work) -> Worker:
+def open_scoring(chosen: ChosenEngine, work: Work) -> Worker:
     engine = open_engine(chosen, work)
     return Worker(ScoringWorker(engine), engine.facts, engine.longest)
 
@@ -173,7 +173,7 @@ class ScoringWorker:
         return self.engine.facts
 
     def score(
-        self, subset: WindowSubset, done: Bools, want: Want, against: SentBaseline | None, oldest: float
+        self, subset: WindowSubset, done: Bools, want: Wanted, against: SentBaseline | None, oldest: float
     ) -> Iterator[PackedAnswers]:
         """Yields the answers of a piece in blocks, none of which waits for more than ``oldest`` seconds."""
         if against is not None:

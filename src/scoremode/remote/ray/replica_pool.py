@@ -16,7 +16,7 @@ from scoremode.errors import EngineError, InputError, ScoremodeError
 from scoremode.remote.ray.ray_cluster import Cluster, reason_of
 from scoremode.remote.ray.replica import Finished, Opened, Replica, ReplicaSpec
 from scoremode.remote.ray.replica_log import ReplicaLog, ReplicaStats
-from scoremode.remote.ray.room import Room
+from scoremode.remote.ray.room import ClusterRoom
 from scoremode.values import Bools
 
 AHEAD = 8  # items of a replica's stream that may wait to be read
@@ -101,7 +101,7 @@ def environment_of(spread: Spread) -> dict[str, str]:
 class ReplicaPool:
     """The replicas of a model. It is open as soon as one replica is ready; the others join later."""
 
-    def __init__(self, spec: ReplicaSpec, room: Room, spread: Spread, progress: Progress | None) -> None:
+    def __init__(self, spec: ReplicaSpec, room: ClusterRoom, spread: Spread, progress: Progress | None) -> None:
         self.room, self.replicas = room, list[ReplicaHandle]()
         self.show: Callable[[str], None] | None = getattr(progress, "detail", None)  # gets the number of ready replicas
         self._shown = 0.0  # when ``show`` was last called

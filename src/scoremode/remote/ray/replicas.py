@@ -18,7 +18,7 @@ from scoremode.remote.ray.room import read_spread, room_for
 
 if TYPE_CHECKING:
     from scoremode.core.engine.plugin import Work
-    from scoremode.core.engine.registry import Chosen
+    from scoremode.core.engine.registry import ChosenEngine
     from scoremode.core.verbs.progress import Progress
     from scoremode.remote.ray.engine import ReplicatedEngine
     from scoremode.remote.ray.replica_pool import ReplicaPool
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class RayReplicas:
     """A model that runs as several replicas on Ray: see ``core.verbs.replicas.Replicas``."""
 
-    def __init__(self, chosen: Chosen, spread: Spread, tokenizer: str | None) -> None:
+    def __init__(self, chosen: ChosenEngine, spread: Spread, tokenizer: str | None) -> None:
         if not chosen.plugin.able().replicas:
             raise OptionError(f"the {chosen.plugin.name} engine cannot run as replicas", fix="leave --replicas out")
         self.require()

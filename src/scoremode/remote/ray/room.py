@@ -20,7 +20,7 @@ NOT_OPEN = "this replica was started again and is not open yet"
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class ClusterRoom:
     """The GPUs and CPUs that one replica needs, all on one node.
 
     >>> Room(gpus=2.0, cpus=1.0).words
@@ -36,7 +36,7 @@ class Room:
         return " and ".join(part for part in parts if not part.startswith("0 ")) or "nothing"
 
 
-def room_for(spread: Spread, plugin: EnginePlugin, options: Options) -> Room:
+def room_for(spread: Spread, plugin: EnginePlugin, options: Options) -> ClusterRoom:
     """Returns the resources of one replica; refuses impossible ones before Ray is started."""
     place = plugin.placement(options)
     if place.over_nodes:
@@ -53,7 +53,7 @@ def room_for(spread: Spread, plugin: EnginePlugin, options: Options) -> Room:
             fix=f"give --gpus-per-replica {ranks}, or leave it out",
         )
     cpus = float(ranks) if spread.cpus_per_replica is None else spread.cpus_per_replica
-    return Room(gpus, cpus)
+    return ClusterRoom(gpus, cpus)
 
 
 def read_spread(given: Mapping[str, Any]) -> Spread:

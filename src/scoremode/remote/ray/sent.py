@@ -11,7 +11,7 @@ import numpy as np
 
 from scoremode.core.disk.files import remembered_sha256
 from scoremode.core.disk.folders import cache_folder
-from scoremode.core.disk.uri import Place
+from scoremode.core.disk.uri import RemotePath
 from scoremode.core.engine.base import Baseline, StoredDistributions, WholeDistributions
 from scoremode.core.engine.baseline import StoredBaseline
 from scoremode.core.references.reader import Reference, open_reference
@@ -120,6 +120,6 @@ class SentBaseline:
         return found
 
 
-def _uri(place: Place | None) -> str | None:
+def _uri(place: RemotePath | None) -> str | None:
     """The URI, if other machines can read it, else None: memory:// belongs to this process alone."""
     return None if place is None or place.scheme == "memory" else str(place)

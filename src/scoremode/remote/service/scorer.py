@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from scoremode.core.engine.base import SCORES, Engine, EngineFacts, Want
+from scoremode.core.engine.base import SCORES, Engine, EngineFacts, Wanted
 from scoremode.core.engine.messages import Asked
 from scoremode.core.engine.options import Options
-from scoremode.core.engine.registry import Chosen
+from scoremode.core.engine.registry import ChosenEngine
 from scoremode.core.models.subject import Subject
 from scoremode.core.scores.answers import Answers, WindowSource
 from scoremode.core.scores.packing import Words, line_words, read_lines
@@ -34,14 +34,14 @@ from scoremode.engines.vllm.self_test import (
     request_for_test,
     require_agreement,
 )
-from scoremode.engines.vllm.wire import Extra, Job, Request
+from scoremode.engines.vllm.wire import ExtraResults, Job, Request
 from scoremode.errors import EngineError
 from scoremode.remote.service.requests import Limits, ModelLimits, TooLargeError, check
 from scoremode.values import Bools, Ids
 
 PROB_EXAMPLE = 'send {"prompt": "The capital of France is", "targets": [" Paris", " London"]}'
 AT_A_TIME = 4  # requests of the prob route that are answered at once
-NO_EXTRA = Extra()
+NO_EXTRA = ExtraResults()
 
 
 class Scorer:
@@ -136,7 +136,7 @@ class ScorerEngine(Engine):
     def __init__(self, scorer: Scorer, loop: asyncio.AbstractEventLoop) -> None:
         self.scorer, self.loop, self.facts = scorer, loop, scorer.facts
 
-    def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
+    def score(self, source: WindowSource, done: Bools, want: Wanted = SCORES) -> Iterator[tuple[int, Answers]]:
         if want != SCORES:
             raise EngineError("this engine gives scores only", fix="leave out what else is wanted")
         todo = [int(i) for i in np.flatnonzero(~done)]
@@ -177,7 +177,7 @@ class ProbScorer:
     def _answer(self, given: ProbForm, engine: ScorerEngine) -> dict[str, Any]:
         name, facts = self.name, engine.facts
         subject = Subject(name, self.tokenizer, name, vocabulary=facts.vocabulary, context_length=facts.context_length)
-        held = LazyModel(Chosen(GivenEngine(engine), Options(), subject))
+        held = LazyModel(ChosenEngine(GivenEngine(engine), Options(), subject))
         rules: dict[str, Any] = {rule: getattr(given, rule) for rule in ("leading_space", "spanning", "add_bos")}
         lm = SequenceProbability(held, **{rule: value for rule, value in rules.items() if value is not None})
         pairs = list(paired(given.prompt, given.targets))

@@ -24,7 +24,7 @@ from scoremode.core.disk.files import file_sha256, write_atomically
 from scoremode.core.disk.folders import FILE_MARK, HEAD, LOCK, MANIFEST, REFERENCE, SCORES, SHARD_NAME, cache_folder
 from scoremode.core.disk.locks import hold_lock, share_until_exit
 from scoremode.core.disk.stores import FetchFile
-from scoremode.core.disk.uri import Place
+from scoremode.core.disk.uri import RemotePath
 from scoremode.core.strict_json import parse
 from scoremode.errors import CorpusError, RunError, StorageError, alias_path, harmless
 from scoremode.remote.storage.lock import LOCK_OBJECT
@@ -36,7 +36,7 @@ AGAIN = "run the same command again; if it stays, make it again with --fresh"
 
 
 # ── fetch ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-def fetch_once(folder: Path, mark: str, place: Place, fetch: Callable[[], None]) -> None:
+def fetch_once(folder: Path, mark: str, place: RemotePath, fetch: Callable[[], None]) -> None:
     """Calls ``fetch``, which writes the file ``mark`` last, if ``mark`` is missing; waits if another process does."""
     waiting = f"another process is fetching {place}; waiting for it (Ctrl-C to stop)"
     try:
@@ -63,7 +63,7 @@ def fetch_verified(objects: Objects, name: str, to: Path, *, size: int, sha256: 
         raise StorageError(f"{objects.place / name} is not the file that its manifest describes", fix=AGAIN)
 
 
-def copy_of_file(place: Place) -> Path:
+def copy_of_file(place: RemotePath) -> Path:
     """Returns the path of a copy of this file as it is now; raises StorageError if there is no such file."""
     objects, name = (Objects(place.parent), place.name) if "/" in place.path else (Objects(place), "")
     version = objects.version(name)
@@ -91,7 +91,7 @@ def copy_of_file(place: Place) -> Path:
 
 
 # ── texts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-def copies_of_texts(place: Place, endings: tuple[str, ...]) -> list[Path]:
+def copies_of_texts(place: RemotePath, endings: tuple[str, ...]) -> list[Path]:
     """Returns paths of copies of the texts at a place (file, folder or pattern), sorted by their names there."""
     places = _texts_at(place, endings)
     if not places:
@@ -103,13 +103,13 @@ def copies_of_texts(place: Place, endings: tuple[str, ...]) -> list[Path]:
     return [copy_of_file(one) for one in places]
 
 
-def _texts_at(place: Place, endings: tuple[str, ...]) -> list[Place]:
+def _texts_at(place: RemotePath, endings: tuple[str, ...]) -> list[RemotePath]:
     """Returns the files that match a pattern, or those of a folder with one of the endings; else the file itself."""
     from fsspec.utils import glob_translate
 
     parts = place.path.split("/")
     first = next((i for i, part in enumerate(parts) if i and any(sign in part for sign in SIGNS)), len(parts))
-    folder, pattern = Place(place.scheme, "/".join(parts[:first]), place.settings), parts[first:]
+    folder, pattern = RemotePath(place.scheme, "/".join(parts[:first]), place.settings), parts[first:]
     objects = Objects(folder)
     if not pattern:
         found = objects.look()
@@ -132,7 +132,7 @@ OWN_NAME = re.compile(f"{SHARD_NAME.pattern}|{re.escape(HEAD)}|{re.escape(SCORES
 Manifests = dict[str, bytes]
 
 
-def copy_of_run(place: Place) -> tuple[Path, FetchFile]:
+def copy_of_run(place: RemotePath) -> tuple[Path, FetchFile]:
     """The folder with a copy of a finished run, which is fetched if it is not here yet.
 
     Of a reference, the hidden states and the head may be missing: the function fetches those that are needed.
@@ -170,7 +170,7 @@ def copy_folder(manifests: Manifests) -> Path:
     return cache_folder() / ("references" if REFERENCE in manifests else "runs") / digest.hexdigest()[:20]
 
 
-def files_in(manifests: Manifests, place: Place) -> Iterator[tuple[str, str]]:
+def files_in(manifests: Manifests, place: RemotePath) -> Iterator[tuple[str, str]]:
     """Names and hashes of the files that manifests list. Names are fixed: nothing can point elsewhere."""
     for manifest in (REFERENCE, MANIFEST) if REFERENCE in manifests else (MANIFEST,):
         problem = "no usable scores_sha256" if manifest == MANIFEST else "no usable list of files"

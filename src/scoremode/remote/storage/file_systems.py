@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 from scoremode.core.arguments import SERVERS
-from scoremode.core.disk.uri import Place
+from scoremode.core.disk.uri import RemotePath
 from scoremode.core.hub import is_reachable
 from scoremode.errors import InputError, ScoremodeError, StorageError, did_you_mean, one_line
 from scoremode.remote.storage.hub import endpoint, hub_error
@@ -35,7 +35,7 @@ SECRET = re.compile(r"(?i)((?:access|secret|session|sas|account)[\w-]*(?:key|tok
 
 
 # ── open ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-def file_system(place: Place) -> Any:
+def file_system(place: RemotePath) -> Any:
     """fsspec's file system of a place. Nothing is asked of a server yet, except for the region of a bucket."""
     return _opened(place.scheme, place.root, place.settings, endpoint() if place.scheme == "hf" else None)
 
@@ -136,7 +136,7 @@ def _by_fsspec(scheme: str, root: str, hub: str | None) -> Any:
     return kind(**settings)
 
 
-def creating(place: Place) -> Any | None:
+def creating(place: RemotePath) -> Any | None:
     """fsspec's file system of a place, if its mode "xb" is a conditional write of the store; None if there is none.
 
     Arrow has no conditional writes. The packages of fsspec are used if they are installed.
@@ -221,7 +221,7 @@ def reason_of(error: BaseException) -> Reason:
     return Reason(f"{type(error).__name__}: {words}", AGAIN, may_pass=isinstance(error, OSError))
 
 
-def refusal(place: Place, doing: str, error: BaseException) -> StorageError:
+def refusal(place: RemotePath, doing: str, error: BaseException) -> StorageError:
     """The error for an operation that failed for good. ``doing`` completes "cannot …", as in "be read"."""
     if isinstance(error, StorageError):
         return error

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from scoremode.core.disk.uri import Place
+from scoremode.core.disk.uri import RemotePath
 from scoremode.core.hub import causes_of, status_of
 from scoremode.errors import InputError, StorageError
 
@@ -35,7 +35,7 @@ def endpoint() -> str | None:
     return os.environ.get("HF_ENDPOINT") or None
 
 
-def is_repository(place: Place) -> bool:
+def is_repository(place: RemotePath) -> bool:
     """Is this a place in a repository, where a write is a commit? The hub's buckets are not."""
     return place.scheme == "hf" and place.root != BUCKETS
 
@@ -44,14 +44,14 @@ def is_repository(place: Place) -> bool:
 class Repository:
     """A folder of a repository on the hub."""
 
-    place: Place
+    place: RemotePath
     kind: str
     name: str  # OWNER/NAME
     revision: str | None
     folder: str  # inside the repository, with a slash at its end unless it is empty
 
     @staticmethod
-    def of(place: Place) -> Repository:
+    def of(place: RemotePath) -> Repository:
         """The repository that a place names; InputError if its name is incomplete."""
         parts = place.path.split("/")
         kind = KINDS.get(parts[0], "model")
@@ -118,7 +118,7 @@ class MissingRepositoryError(StorageError):
     """There is no such repository, or this user may not see it."""
 
 
-def hub_error(place: Place, doing: str, error: BaseException) -> StorageError:
+def hub_error(place: RemotePath, doing: str, error: BaseException) -> StorageError:
     """The refusal for an error of the hub's client. ``doing`` completes "cannot …", as in "be read"."""
     names = {kind.__name__ for one in causes_of(error) for kind in type(one).__mro__}
     status, may = status_of(error), f"{LOGIN} {'read' if doing == 'be read' else 'write'} it"

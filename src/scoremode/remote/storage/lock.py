@@ -19,7 +19,7 @@ import msgspec
 
 from scoremode.core.disk.files import write_atomically
 from scoremode.core.disk.folders import PLACE
-from scoremode.core.disk.uri import Place
+from scoremode.core.disk.uri import RemotePath
 from scoremode.errors import RunError, StorageError, harmless, print_line
 from scoremode.remote.storage.objects import Objects
 
@@ -48,7 +48,7 @@ class RemoteLock:
     ``objects`` and ``name`` say where the lock object is.
     """
 
-    def __init__(self, of: Place, objects: Objects, name: str, folder: Path) -> None:
+    def __init__(self, of: RemotePath, objects: Objects, name: str, folder: Path) -> None:
         self._of, self._name = of, name
         self.stays = False  # with an upload that was cut
         self._objects, self._note, self._is_held = objects, folder / PLACE, False

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from scoremode.core.arguments import SERVERS, seconds_in
-from scoremode.core.disk.uri import Place
+from scoremode.core.disk.uri import RemotePath
 from scoremode.errors import StorageError, one_line
 from scoremode.remote.storage.file_systems import (
     ADDRESS,
@@ -63,7 +63,7 @@ class Found:
 class Objects:
     """The files in a folder elsewhere, by names relative to it. ``Objects(place)`` asks nothing of a server yet."""
 
-    def __init__(self, place: Place, *, seconds: float | None = None) -> None:
+    def __init__(self, place: RemotePath, *, seconds: float | None = None) -> None:
         """``seconds``: how long a failing request is tried again; by default as long as ``patience`` says."""
         self.place = place
         self._seconds = patience() if seconds is None else seconds
@@ -79,7 +79,7 @@ class Objects:
             inner = str(self._fs._strip_protocol(f"{scheme}://{inner}"))  # without the host, unless it is http
         return f"{inner}/{name}" if name else inner
 
-    def _place(self, name: str) -> Place:
+    def _place(self, name: str) -> RemotePath:
         return self.place / name if name else self.place
 
     def _attempt(self, name: str, doing: str, work: Callable[[], T], *, may_be_absent: bool = False) -> T:

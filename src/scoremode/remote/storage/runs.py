@@ -34,7 +34,7 @@ from scoremode.core.disk.folders import (
     is_reference_file,
 )
 from scoremode.core.disk.records import identity_in
-from scoremode.core.disk.uri import Place
+from scoremode.core.disk.uri import RemotePath
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
 from scoremode.core.strict_json import parse
@@ -56,7 +56,7 @@ class RemoteClaim(runs.Claim):
 
     shard_bytes = 1 << 25  # small files, because a reader fetches those that contain the rows it needs
 
-    def __init__(self, place: Place, identity: dict[str, Any], *, fresh: bool = False, kind: str = "runs") -> None:
+    def __init__(self, place: RemotePath, identity: dict[str, Any], *, fresh: bool = False, kind: str = "runs") -> None:
         if place.scheme in SERVERS:
             raise InputError(f"{place} cannot be written: a server of files is only read", fix="give another --out")
         work = hashlib.sha256(f"work for {place}".encode()).hexdigest()[:20]

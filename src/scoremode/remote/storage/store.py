@@ -16,7 +16,7 @@ from pathlib import Path
 
 from scoremode.core.disk.folders import MANIFEST, SCORES, cache_folder
 from scoremode.core.disk.stores import Store
-from scoremode.core.disk.uri import Place
+from scoremode.core.disk.uri import RemotePath
 from scoremode.core.store.runs import lock_folder
 from scoremode.errors import StorageError, alias_path
 from scoremode.remote.storage.copies import FILES, copies_of_texts, copy_of_file, copy_of_run
@@ -26,7 +26,7 @@ from scoremode.remote.storage.runs import STAYS, RemoteClaim
 
 
 @contextmanager
-def worked_on_here(place: Place, _fresh: bool) -> Iterator[Path]:
+def worked_on_here(place: RemotePath, _fresh: bool) -> Iterator[Path]:
     """Yields a local file to write instead of a URI, and sends it at the end."""
     folder = cache_folder() / FILES / hashlib.sha256(str(place).encode()).hexdigest()[:20]
     path, objects = folder / place.name, Objects(place.parent)
@@ -72,20 +72,20 @@ def _version(path: Path) -> tuple[int, int]:
     return found.st_ino, found.st_mtime_ns
 
 
-def has_file(place: Place) -> bool:
+def has_file(place: RemotePath) -> bool:
     found = Objects(place.parent).look(place.name)
     return found is not None and not found.is_folder
 
 
-def read(place: Place, most: int) -> bytes | None:
+def read(place: RemotePath, most: int) -> bytes | None:
     return Objects(place.parent).read(place.name, most=most)
 
 
-def write(place: Place, data: bytes) -> None:
+def write(place: RemotePath, data: bytes) -> None:
     Objects(place.parent).write(place.name, data)
 
 
-def problem_with_output(place: Place) -> str | None:
+def problem_with_output(place: RemotePath) -> str | None:
     """The server must answer now; whether this user may write shows only later."""
     beside = {found.name: found for found in Objects(place.parent).listed()}
     if place.name in beside and beside[place.name].is_folder:

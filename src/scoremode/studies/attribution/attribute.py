@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 
 from scoremode.core.disk.folders import entry_folder
-from scoremode.core.disk.uri import Place, located
+from scoremode.core.disk.uri import RemotePath, located
 from scoremode.core.engine.plugin import Work
 from scoremode.core.plan.path import DECODE
 from scoremode.core.verbs.arguments import AllArguments, spelled_out, split_arguments
@@ -122,7 +122,7 @@ def attribute(
     request.check(question)
     request.budget.check(write_recipe)
     where = located(out) if out is not None else None
-    if isinstance(where, Place):
+    if isinstance(where, RemotePath):
         raise OptionError("--out of attribute is a folder of this machine", fix="give a folder")
     served = [name for name in request.candidates if not name.startswith(MADE)] if engine else []
     if engine and not served:

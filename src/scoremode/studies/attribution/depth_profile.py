@@ -37,7 +37,7 @@ States = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DepthPoint:
     """One place between the layers of a model, with the errors of the states there."""
 
     name: str  # "embedding" or "layer 7"
@@ -69,7 +69,7 @@ class DepthProfile:
 
     names: tuple[str, str]  # of baseline and candidate
     engines: tuple[str, str]  # which computed them, in words
-    places: tuple[Place, ...]
+    places: tuple[DepthPoint, ...]
     tokens: int
     windows: int
     groups: str  # what the errors are computed over, in words
@@ -77,13 +77,13 @@ class DepthProfile:
     notes: tuple[str, ...] = ()
 
     @property
-    def out_of_line(self) -> tuple[Place, ...]:
+    def out_of_line(self) -> tuple[DepthPoint, ...]:
         """The places whose own error does not fit the others: a broken kernel, a wrong scale, a wrong config."""
         marked = out_of_line([p.own_error.value for p in self.places], [p.not_finite for p in self.places])
         return tuple(place for place, is_out in zip(self.places, marked, strict=True) if is_out)
 
     @property
-    def first_above_noise(self) -> Place | None:
+    def first_above_noise(self) -> DepthPoint | None:
         return next((place for place in self.places if place.is_above_noise), None)
 
     @property
@@ -145,10 +145,10 @@ class _PlaceSums:
         self.error, self.cosine, self.own, self.noise = (GroupSums(groups) for _ in range(4))
         self.not_finite = 0
 
-    def place(self, name: str) -> Place:
+    def place(self, name: str) -> DepthPoint:
         noise = square_root(self.noise.estimate("positive")) if self.noise.n else None
         error = self.error.estimate("positive")
-        return Place(
+        return DepthPoint(
             name,
             square_root(error) if not math.isnan(error.value) else error,
             self.cosine.estimate(),
@@ -191,7 +191,7 @@ class ProfileSums:
         for sums, a, b in zip(self._places, unusual.astype(np.float64), usual.astype(np.float64), strict=True):
             sums.noise.add(groups, length(a - b) ** 2, length(b) ** 2)
 
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[DepthPoint, ...]:
         names = ["embedding", *(f"layer {index}" for index in range(len(self._places) - 1))]
         return tuple(sums.place(name) for sums, name in zip(self._places, names, strict=True))
 

@@ -16,7 +16,7 @@ from scoremode.reports.html.drawing import SMALL, Axis, Chart, Frame, Shape, lin
 from scoremode.reports.html.page import ResultPage
 from scoremode.reports.html.templating import fill, fill_page
 from scoremode.reports.table import Note, estimate
-from scoremode.studies.attribution.depth_profile import DepthProfile, Place
+from scoremode.studies.attribution.depth_profile import DepthPoint, DepthProfile
 from scoremode.studies.attribution.result import Attribution, CandidateDamage, UnitDamage
 from scoremode.studies.attribution.tables import (
     account_facts,
@@ -69,7 +69,7 @@ def _layers(count: int) -> Axis:
     return Axis(axis.place, ticks, "layer")
 
 
-def _chart(title: str, text: str, along: Axis, values: Sequence[Estimate], places: Sequence[Place]) -> Chart:
+def _chart(title: str, text: str, along: Axis, values: Sequence[Estimate], places: Sequence[DepthPoint]) -> Chart:
     floors = [p.noise.value for p in places if p.noise is not None] if values[0] is places[0].error else []
     seen = [max(v, LEAST) for v in (*(e.value for e in values), *floors) if math.isfinite(v) and v > 0] or [LEAST]
     low, high = 10.0 ** math.floor(math.log10(min(seen))), 10.0 ** math.ceil(math.log10(max(seen)) + 1e-9)

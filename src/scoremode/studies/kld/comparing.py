@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from scoremode.core.disk.files import remembered_sha256
-from scoremode.core.engine.base import SCORES, Engine, EngineFacts, Want
+from scoremode.core.engine.base import SCORES, Engine, EngineFacts, Wanted
 from scoremode.core.engine.options import Options
 from scoremode.core.engine.plugin import Capabilities, EnginePlugin, Work
-from scoremode.core.engine.registry import Chosen, require
+from scoremode.core.engine.registry import ChosenEngine, require
 from scoremode.core.models.subject import Subject
 from scoremode.core.plan.build import make_plan
 from scoremode.core.plan.recipes import find_method, llamacpp_chunks
 from scoremode.core.scores.answers import Answers, WindowSource
 from scoremode.core.store.run import Run
 from scoremode.core.text.tokens import text_of_ids
-from scoremode.core.verbs.baselines import Against, AgainstStored
+from scoremode.core.verbs.baselines import OpenBaseline, OpenStoredBaseline
 from scoremode.core.verbs.model import LazyModel
 from scoremode.core.verbs.progress import announce
 from scoremode.core.verbs.question import Question
@@ -57,7 +57,7 @@ class KldBaseline:
             raise OptionError(f"{self.name} has its own tokens and chunks", fix=f"leave {flag} out")
 
     @contextmanager
-    def beside(self, candidate: LazyModel, question: Mapping[str, Any], folders: Folders) -> Iterator[Against]:
+    def beside(self, candidate: LazyModel, question: Mapping[str, Any], folders: Folders) -> Iterator[OpenBaseline]:
         self._require_no_question(question)
         require(candidate.plugin, "divergence", "be compared with a baseline")
         file = KldFile(self.name)
@@ -66,7 +66,7 @@ class KldBaseline:
         # the effects of the baseline's 16 bits are noted with the candidate's numbers too
         notes = (*asked.plan.notes, *(f"baseline: {note}" for note in run.manifest["model_notes"]))
         asked, least = replace(asked, plan=replace(asked.plan, notes=notes)), least_divergence(file.layout.vocabulary)
-        yield AgainstStored(asked, folders, run, lambda: FileBaseline(file), NO_NOISE, least_kl=least)
+        yield OpenStoredBaseline(asked, folders, run, lambda: FileBaseline(file), NO_NOISE, least_kl=least)
 
     def _run(self, file: KldFile, asked: Question, folders: Folders) -> Run:
         """The run of the baseline: the scores in the file."""
@@ -80,7 +80,10 @@ class KldBaseline:
             vocabulary=file.layout.vocabulary,
             files={file.path.name: sha256},
         )
-        model, asked = LazyModel(Chosen(BaseLogitsPlugin(file, doubts), Options(), own)), replace(asked, subject=own)
+        model, asked = (
+            LazyModel(ChosenEngine(BaseLogitsPlugin(file, doubts), Options(), own)),
+            replace(asked, subject=own),
+        )
         with model.claimed(asked, folders.folder("baseline"), fresh=folders.fresh) as claim:
             run = claim.finished or score_run(asked, model.engine(Work()), claim, folders.progress)
         return replace(run, manifest={**run.manifest, "model": self.name})  # the file may have had another name
@@ -140,7 +143,7 @@ class BaseLogitsEngine(Engine):
             context_length=file.layout.context,
         )
 
-    def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
+    def score(self, source: WindowSource, done: Bools, want: Wanted = SCORES) -> Iterator[tuple[int, Answers]]:
         if want != SCORES:
             raise EngineError("a file of base logits has scores only", fix="name a model")
         seen = Coarseness()

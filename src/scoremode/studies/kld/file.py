@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from scoremode.core.disk.files import disk_errors, open_regular, write_at
 from scoremode.core.disk.stores import store_of
-from scoremode.core.disk.uri import Place, may_be_stored, name_in, stored_at
+from scoremode.core.disk.uri import RemotePath, may_be_stored, name_in, stored_at
 from scoremode.core.engine.base import StoredDistributions
 from scoremode.core.scores.answers import Answers, Window
 from scoremode.errors import EngineError, InputError, RunError
@@ -106,8 +106,8 @@ class KldFile:
 
     def __init__(self, path: str | Path) -> None:
         where = stored_at(path)
-        self.place = where if isinstance(where, Place) else None
-        self.path = store_of(where).copy_of_file(where) if isinstance(where, Place) else where
+        self.place = where if isinstance(where, RemotePath) else None
+        self.path = store_of(where).copy_of_file(where) if isinstance(where, RemotePath) else where
         try:
             with open_regular(self.path) as file:
                 self.layout = _read_layout(self.path, file.read(HEADER.size), os.fstat(file.fileno()).st_size)

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from scoremode.core.disk.files import written_atomically
-from scoremode.core.disk.uri import Place
-from scoremode.core.engine.base import Want
+from scoremode.core.disk.uri import RemotePath
+from scoremode.core.engine.base import Wanted
 from scoremode.core.engine.baseline import StoredBaseline
 from scoremode.core.engine.registry import require
 from scoremode.core.plan.path import DECODE
@@ -47,7 +47,9 @@ class KldTarget:
     fresh: bool
 
     @staticmethod
-    def of(name: str | Path, question: Mapping[str, Any], *, fresh: bool, out: str | Path | Place | None) -> KldTarget:
+    def of(
+        name: str | Path, question: Mapping[str, Any], *, fresh: bool, out: str | Path | RemotePath | None
+    ) -> KldTarget:
         asked = _question(question)
         return KldTarget(_check(name, fresh=fresh, made_later=out), asked, fresh)
 
@@ -80,7 +82,7 @@ class KldTarget:
         ):
             # a chunk is on disk before the journal has its scores, unless somebody removed the file
             unfinished.forget_except(np.full(layout.chunks, not writer.is_new))
-            for index, answers in unfinished.answers(Want(records=True)):
+            for index, answers in unfinished.answers(Wanted(records=True)):
                 if answers.records is None:
                     raise EngineError("the engine gave no distributions", fix=FAULT)
                 writer.write(index, answers.records)
@@ -89,7 +91,7 @@ class KldTarget:
             writer.finish(self.output.path)
             return unfinished.save(manifest)
 
-    def convert(self, folder: str | Path | Place, asked: Question, progress: Progress | None) -> None:
+    def convert(self, folder: str | Path | RemotePath, asked: Question, progress: Progress | None) -> None:
         """Writes the distributions of a reference: from its hidden states and its head, without the model."""
         import torch
 
@@ -113,7 +115,7 @@ class KldTarget:
             ) from None
 
 
-def _check(name: str | Path, *, fresh: bool, made_later: str | Path | Place | None) -> Output:
+def _check(name: str | Path, *, fresh: bool, made_later: str | Path | RemotePath | None) -> Output:
     """Checks that the file a user named can be written. Only an older .kld file may be replaced, with ``fresh``."""
     later = None if made_later is None else str(made_later)
     output = check_output(name, "--kld", "a .kld file", lambda o: o.beginning(len(MAGIC)) == MAGIC, made_later=later)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.core.engine.base import SCORES, Engine, Want
+from scoremode.core.engine.base import SCORES, Engine, Wanted
 from scoremode.core.engine.baseline import StoredBaseline
 from scoremode.core.scores.answers import Answers, Window, WindowList, WindowSource
 from scoremode.errors import EngineError
@@ -62,7 +62,7 @@ class TurnsEngine(Engine):
         self.longest = engine.longest
         self._rows = self._after_hits = 0
 
-    def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
+    def score(self, source: WindowSource, done: Bools, want: Wanted = SCORES) -> Iterator[tuple[int, Answers]]:
         turns, rows = cut_into_turns(source, np.flatnonzero(~done), self.tokens)
         assert turns.prefix_group is not None, "turns are grouped by window"
         owners = turns.prefix_group.tolist()

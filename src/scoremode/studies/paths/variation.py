@@ -30,7 +30,7 @@ from scoremode.core.references.reader import open_reference
 from scoremode.core.scores.answers import WindowList
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.store.run import Run
-from scoremode.core.verbs.baselines import Against, compare_with
+from scoremode.core.verbs.baselines import OpenBaseline, compare_with
 from scoremode.core.verbs.memory import require_both_fit
 from scoremode.core.verbs.model import LazyModel, in_memory
 from scoremode.core.verbs.progress import Progress, announce
@@ -127,7 +127,7 @@ def against_first(first: Variation, run: Run, other: Variation, folders: Folders
 
 
 @dataclass
-class AgainstFirst(Against):
+class AgainstFirst(OpenBaseline):
     """The first variation of a model as the baseline of another."""
 
     first: Variation

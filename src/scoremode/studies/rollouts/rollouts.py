@@ -15,7 +15,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from scoremode.core.arguments import whole_number
-from scoremode.core.disk.uri import Place, located
+from scoremode.core.disk.uri import RemotePath, located
 from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import all_options, open_for, require
 from scoremode.core.plan.path import DECODE, DecodePath, read_path
@@ -82,7 +82,7 @@ def rollouts(
         if name not in (*all_options(), *spread_names()):
             raise UnknownArgumentError(f"there is no argument {name}", fix=did_you_mean(name, list(all_options())))
     place = None if out is None else located(out)
-    if isinstance(place, Place):
+    if isinstance(place, RemotePath):
         raise OptionError(f"{place}: rollouts are written to folders of this machine", fix="give a folder to --out")
     read = read_prompts(prompts)
     with closing(LazyModel.named(model, engine, arguments, tokenizer)) as lazy:

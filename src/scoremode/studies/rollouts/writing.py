@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scoremode.core.engine.plugin import Work
-from scoremode.core.engine.registry import Chosen, open_for
+from scoremode.core.engine.registry import ChosenEngine, open_for
 from scoremode.core.models.subject import Subject
 from scoremode.core.strict_json import read_object
 from scoremode.core.verbs.progress import Progress
@@ -111,7 +111,7 @@ def end_tokens(subject: Subject) -> frozenset[int]:
 
 
 # ── replicas ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def open_writing(rules: DrawingRules, chosen: Chosen, work: Work) -> Worker:
+def open_writing(rules: DrawingRules, chosen: ChosenEngine, work: Work) -> Worker:
     writer: Writer = open_for(chosen, "writes", work, rules)
     return Worker(writer, writer.facts, (writer.ends, writer.size, writer.missing))
 

@@ -21,13 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scoremode.core.engine.base import Want
+from scoremode.core.engine.base import Wanted
 from scoremode.core.engine.baseline import states_in
 from scoremode.core.engine.distributions import IndexedWindow, from_raw
 from scoremode.core.scores.answers import Answers, WindowSource
 from scoremode.engines.transformers.batches import rows_needed
 from scoremode.engines.transformers.engine import PROBE_TOKENS, TransformersEngine, replaced
-from scoremode.engines.transformers.kept_states import KeptStates, Place, choose_place
+from scoremode.engines.transformers.kept_states import KeptStates, StatesPlace, choose_place
 from scoremode.engines.transformers.loading import find_head
 from scoremode.errors import EngineError, ModelError
 from scoremode.head.budget import free_on
@@ -38,7 +38,7 @@ from scoremode.head.precision import full_float32
 from scoremode.studies.attribution.engines.layer_hooks import decoder_layers
 
 FINAL = "final"  # key of the final states of a window's rows
-PROBE = Place("memory", 0)
+PROBE = StatesPlace("memory", 0)
 ALL_LAYERS = "a swap computes all layers: they use more than the output of the layer before them"
 
 
@@ -170,7 +170,7 @@ class SwappableModel:
         return any(self.parameters[name] is own for own in self.model.get_input_embeddings().parameters())
 
     # ── the baseline ─────────────────────────────────────────────────────────────────────────────────────────────────
-    def place(self, source: WindowSource, starts: Collection[int]) -> Place:
+    def place(self, source: WindowSource, starts: Collection[int]) -> StatesPlace:
         """Where the states of all windows will be kept, for swaps from these layers on. Nothing is computed."""
         tokens = 0
         for batch in self.engine.batches(source):
@@ -180,13 +180,15 @@ class SwappableModel:
         logits = 4 * rows * self.engine.vocabulary
         return choose_place((len(set(starts) - {0}) * tokens + rows) * each, self.device, logits)
 
-    def record(self, source: WindowSource, starts: Collection[int], place: Place) -> Iterator[tuple[int, Answers]]:
+    def record(
+        self, source: WindowSource, starts: Collection[int], place: StatesPlace
+    ) -> Iterator[tuple[int, Answers]]:
         """Scores all windows with the model's own weights, and keeps the states before each start."""
         self._kept, self._wanted = KeptStates(place, self.device), frozenset(starts) - {0}
         self._logits.clear()
         try:
             done = np.zeros(len(source), np.bool_)
-            for index, answers in self.engine.score(source, done, Want(states=True)):
+            for index, answers in self.engine.score(source, done, Wanted(states=True)):
                 self._kept.put((FINAL, index), from_raw(states_in(answers), self.engine.facts.dtype))
                 yield index, answers
         finally:
