@@ -215,7 +215,7 @@ def test_windows_whose_states_were_lost_are_scored_again(models: tuple[Path, Pat
         with pytest.raises(KeyboardInterrupt):
             reference(str(models[0]), folder, **SMALL)
     notes = folder / "partial.rows"
-    notes.write_bytes(notes.read_bytes()[:-30])  # the last note is torn, and the one before it with it
+    notes.write_bytes(notes.read_bytes()[:-40])  # the last note is torn, and the one before it with it
     forgetting, resumed = Journal.forget, []
 
     def noted(self: Journal, window: int) -> None:
