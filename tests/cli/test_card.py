@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import scoremode as sm
-from scoremode.core.verbs.card import MARKERS
 from scoremode.reports.publish import readme_parts
+from scoremode.reports.readme import MARKERS
 from tests.command_line import Command, Refused
 
 TEXTS = ["one two three", "four five six", "seven eight", "nine ten", "eleven twelve", "some more"]

@@ -101,7 +101,7 @@ def test_an_engine_that_cannot_start_fails_its_self_test(command: Command, monke
     def dies(*_: Any, **__: Any) -> None:
         raise EngineError("it died", fix="try again")
 
-    monkeypatch.setattr("scoremode.core.verbs.doctor.open_engine", dies)
+    monkeypatch.setattr("scoremode.cli.doctor.open_engine", dies)
     outcome = command("doctor", "--engine", "transformers")
     assert outcome.code == 2
     assert "it died" in outcome.err

@@ -83,11 +83,11 @@ class CompareVerb(Verb):
         flags.add(parser.add_mutually_exclusive_group(), {**flags.CARDS, **layouts, **flags.JSON})
 
     def run(self, parsed: argparse.Namespace) -> int:
-        from scoremode.core.statistics import gate
         from scoremode.core.statistics.comparison import comparison_statistics
         from scoremode.core.statistics.equivalence import require_margin
         from scoremode.core.store.runs import is_run
         from scoremode.core.verbs.compare import compare
+        from scoremode.reports import gate
         from scoremode.reports.numbers import read_columns
 
         rules = [gate.parse(text) for text in parsed.fail_if or ()]  # before an hour of scoring
@@ -206,9 +206,8 @@ class CardVerb(Verb):
         flags.add(parser, flags.JSON)
 
     def run(self, parsed: argparse.Namespace) -> None:
-        from scoremode.core.verbs import card
         from scoremode.errors import InputError, OptionError, did_you_mean
-        from scoremode.reports import publish
+        from scoremode.reports import publish, readme
 
         dialect = parsed.dialect or ("json" if parsed.json else "markdown")
         if dialect not in publish.dialects():
@@ -222,13 +221,13 @@ class CardVerb(Verb):
         benchmark = (
             publish.Benchmark(parsed.benchmark, parsed.task_id, parsed.metric or "ppl_candidate") if given else None
         )
-        markers = card.YAML_MARKERS if dialect == "model-index" else card.MARKERS
-        readme = None if parsed.write is None else card.check_readme(parsed.write, markers)  # before columns are read
+        markers = readme.YAML_MARKERS if dialect == "model-index" else readme.MARKERS
+        output = None if parsed.write is None else readme.check_readme(parsed.write, markers)  # before columns are read
         from scoremode.core.statistics.comparison import comparison_statistics
         from scoremode.core.store.runs import is_run
         from scoremode.core.verbs.finished_runs import of_runs
 
-        first, *others = card.run_folders(parsed.run_folders)
+        first, *others = readme.run_folders(parsed.run_folders)
         if not others:
             what = "is one run, and a card compares" if is_run(first) else "is not a folder of compare --out"
             raise InputError(f"{first} {what}", fix="give the baseline's run, then those of its candidates")
@@ -238,11 +237,11 @@ class CardVerb(Verb):
             self._files(parsed, publish.published_files(dialect, found, statistics, benchmark))
             return
         text = publish.readme_parts()[dialect](found, statistics)
-        if readme is None:
+        if output is None:
             print(text, end="")
         else:
-            changed = card.replace_between(readme, text, markers)
-            print(f"{readme} {'now has' if changed else 'already has'} these results")
+            changed = readme.replace_between(output, text, markers)
+            print(f"{output} {'now has' if changed else 'already has'} these results")
 
     def _files(self, parsed: argparse.Namespace, files: dict[str, str]) -> None:
         from pathlib import Path

@@ -59,7 +59,7 @@ class EnginesVerb(Verb):
         flags.add(parser, flags.JSON)
 
     def run(self, parsed: argparse.Namespace) -> None:
-        from scoremode.core.verbs.doctor import list_engines
+        from scoremode.cli.doctor import list_engines
         from scoremode.reports.installation import engines_facts
 
         found = list_engines()
@@ -81,7 +81,7 @@ class DoctorVerb(Verb):
         flags.add(parser, flags.JSON)
 
     def run(self, parsed: argparse.Namespace) -> None:
-        from scoremode.core.verbs.doctor import examine, require_good
+        from scoremode.cli.doctor import examine, require_good
         from scoremode.reports.installation import doctor_facts
 
         found = examine(parsed.engine)
@@ -134,7 +134,7 @@ class CacheVerb(Verb):
         flags.add(parser, flags.JSON)
 
     def run(self, parsed: argparse.Namespace) -> None:
-        from scoremode.core.verbs.cache import list_cache, prune_cache
+        from scoremode.cli.cache import list_cache, prune_cache
         from scoremode.reports.installation import cache_blocks, prune_blocks
 
         kinds = tuple(parsed.kind or ())

@@ -10,12 +10,11 @@ from typing import Any
 from scoremode.core.scores.schema import DIVERGENCE, KL
 from scoremode.core.statistics.comparison import BY_NAME, Comparison, are_of_paths
 from scoremode.core.statistics.equivalence import Equivalence
-from scoremode.core.statistics.gate import too_few
 from scoremode.core.statistics.parts import PairedPart
-from scoremode.core.statistics.ranking import pairs_tested, rank
 from scoremode.core.statistics.statistic import Statistic
 from scoremode.core.store.run import Run
 from scoremode.errors import RunError
+from scoremode.reports.gate import too_few
 from scoremode.reports.numbers import (
     Statistics,
     baseline_perplexity,
@@ -25,6 +24,7 @@ from scoremode.reports.numbers import (
     statistics_for_people,
 )
 from scoremode.reports.public_text import public_name
+from scoremode.reports.ranking import pairs_tested, rank
 from scoremode.reports.served import (
     ServedModel,
     baseline_cache,

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from scoremode.core.statistics.gate import too_few
 from scoremode.core.store.run import NEEDS, Run
+from scoremode.reports.gate import too_few
 from scoremode.reports.numbers import METRICS, RUN_MEASURES, RunMeasure, basis, with_error
 from scoremode.reports.table import NOTHING, Block, Cell, Column, Facts, Note, Row, Table, count, estimate, words
 from scoremode.reports.text import (

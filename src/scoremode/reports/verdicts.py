@@ -7,7 +7,7 @@ changed                  KL less its error at 95 % (t · stderr) is above the no
                          better or worse is known
 changed, worse, better   the direction: tokens of probability zero, infinite KL, or a perplexity ratio that differs from
                          1: p by Student's t with the paired error, and Holm's method over all candidates, as in the
-                         ranking (core/statistics/ranking.py)
+                         ranking (reports/ranking.py)
 not known                none of these
 
 A model that is compared with itself (``scoremode paths``) has levels of its own:
@@ -30,11 +30,11 @@ import numpy as np
 from scoremode.core.scores.answers import measured
 from scoremode.core.statistics.comparison import BY_NAME, Comparison, are_of_paths
 from scoremode.core.statistics.estimate import LEVEL
-from scoremode.core.statistics.gate import too_few
 from scoremode.core.statistics.groups import are_blocks
 from scoremode.core.statistics.paired import PairedMeans
-from scoremode.core.statistics.ranking import p_value, told_apart
+from scoremode.reports.gate import too_few
 from scoremode.reports.numbers import Statistics, shown_statistic
+from scoremode.reports.ranking import p_value, told_apart
 from scoremode.reports.scale import SOURCE, scale_words
 from scoremode.reports.text import counted
 from scoremode.values import Estimate, digits_of, rounded, usable

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 import scoremode as sm
+from scoremode.cli.cache import list_cache, prune_cache
 from scoremode.core.cache.entries import (
     CHANGED,
     GONE,
@@ -38,7 +39,6 @@ from scoremode.core.disk.folders import entry_folder
 from scoremode.core.disk.locks import Lock
 from scoremode.core.references.reader import Reference
 from scoremode.core.store import runs
-from scoremode.core.verbs.cache import list_cache, prune_cache
 from tests import forked
 
 DAY = 86_400.0
@@ -63,11 +63,11 @@ def wait(path, ignore_errors):
     print("renamed", flush=True)
     time.sleep(60)
 shutil.rmtree = wait
-from scoremode.core.verbs.cache import prune_cache
+from scoremode.cli.cache import prune_cache
 prune_cache(older_than=0.0)
 """
 PRUNES = """
-from scoremode.core.verbs.cache import prune_cache
+from scoremode.cli.cache import prune_cache
 print("begins", flush=True)
 prune_cache(older_than=0.0)
 """

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 import scoremode as sm
+from scoremode.cli.cache import list_cache, prune_cache
 from scoremode.core.cache.token_store import kept_tokens
 from scoremode.core.text.documents import Document
 from scoremode.core.text.tokenizer import ByteTokenizer
 from scoremode.core.text.tokens import TokenBlock, Tokens, TokenStream, tokenize
-from scoremode.core.verbs.cache import list_cache, prune_cache
 from scoremode.core.verbs.model import LazyModel
 from scoremode.errors import CorpusError
 from scoremode.values import MappedFile, release_pages

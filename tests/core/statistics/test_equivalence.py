@@ -13,8 +13,8 @@ from scipy import stats
 
 from scoremode.core.statistics.comparison import Comparison, comparison_statistics
 from scoremode.core.statistics.equivalence import equivalence
-from scoremode.core.statistics.gate import check, parse
 from scoremode.errors import OptionError
+from scoremode.reports.gate import check, parse
 from tests.command_line import Command
 from tests.core.statistics.test_comparison import compared
 

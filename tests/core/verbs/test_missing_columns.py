@@ -23,16 +23,16 @@ from scoremode.core.scores.journal import COLUMNS_ARE
 from scoremode.core.scores.parquet import ColumnFile
 from scoremode.core.scores.schema import BUILT_IN
 from scoremode.core.statistics.comparison import Comparison
-from scoremode.core.statistics.gate import check, parse
-from scoremode.core.statistics.ranking import rank
 from scoremode.core.store.runs import JOURNAL, MANIFEST, SCORES
 from scoremode.core.verbs.finished_runs import of_runs
 from scoremode.core.verbs.prob.sequence import SequenceScore
 from scoremode.errors import EngineError, RunError
 from scoremode.reports.comparisons import summary
+from scoremode.reports.gate import check, parse
 from scoremode.reports.html.notebooks import notebook_html
 from scoremode.reports.html.page import render
 from scoremode.reports.model_card import markdown
+from scoremode.reports.ranking import rank
 from scoremode.reports.runs import run_blocks, sequence_blocks
 from scoremode.studies.kld.statistics import llamacpp_statistics, llamacpp_text
 from scoremode.values import Bools

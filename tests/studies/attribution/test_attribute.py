@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import scoremode as sm
+from scoremode.cli.cache import list_cache
 from scoremode.core.disk.folders import ATTRIBUTION, PARTIAL_ATTRIBUTION
 from scoremode.core.disk.manifests import sealed
-from scoremode.core.verbs.cache import list_cache
 from scoremode.errors import InputError, ModelError, OptionError, RunError
 from scoremode.studies.attribution.result import ordered
 from scoremode.studies.attribution.swap_loop import Job, SwapMeasurement

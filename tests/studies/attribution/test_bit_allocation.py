@@ -30,7 +30,7 @@ def every_mixture(problem: Problem) -> list[tuple[float, float]]:
 def problems(draw: st.DrawFn) -> Problem:
     names = [f"layer {i}" for i in range(draw(st.integers(1, 5)))]
     weights = {name: draw(st.integers(1, 1000)) for name in names}
-    damages = st.floats(0, 5) | st.sampled_from([0.0, 0.125, 1.0])
+    damages = st.floats(0, 5, allow_subnormal=False) | st.sampled_from([0.0, 0.125, 1.0])
     options = {
         name: [
             Option(f"{i}", weights[name] * draw(st.sampled_from([2.5, 4.25, 4.5, 8.5, 16.0])), draw(damages))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from scoremode.core.statistics import gate
+from scoremode.reports import gate
 from scoremode.studies.tasks.rules import TaskRule, parse, why_unknown
 from scoremode.studies.tasks.statistics import (
     FIELDS,

@@ -16,7 +16,6 @@ from markupsafe import Markup
 
 from scoremode.core import extensions
 from scoremode.core.statistics.comparison import Comparison, are_of_paths
-from scoremode.core.statistics.ranking import closest, pairs_tested
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.outputs import check_report
 from scoremode.errors import InputError, RunError, UnknownArgumentError
@@ -30,6 +29,7 @@ from scoremode.reports.model_card import markdown
 from scoremode.reports.numbers import Statistics
 from scoremode.reports.parts import ResultPart, offered_parts
 from scoremode.reports.publish import compact, metadata
+from scoremode.reports.ranking import closest, pairs_tested
 from scoremode.reports.runs import run_slices, runs_notes, runs_table
 from scoremode.reports.served import distinct_baselines, run_key, run_name
 from scoremode.reports.table import Block, Note

@@ -15,11 +15,11 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from scoremode.core.statistics.comparison import Comparison
-from scoremode.core.statistics.ranking import pareto_front
 from scoremode.core.statistics.statistic import Statistic
 from scoremode.reports.html.drawing import Axis, Frame, linear, logarithmic, plain
 from scoremode.reports.html.templating import fill
 from scoremode.reports.numbers import SHOWN, Statistics
+from scoremode.reports.ranking import pareto_front
 from scoremode.reports.served import ServedModel, are_variants, in_groups, served
 from scoremode.reports.text import counted, middle_cut, without_common_start
 from scoremode.values import rounded, usable

@@ -130,8 +130,8 @@ class MismatchVerb(Verb):
         flags.add(parser, flags.JSON)
 
     def run(self, parsed: argparse.Namespace) -> int:
-        from scoremode.core.statistics import gate
         from scoremode.core.store.runs import is_run, load
+        from scoremode.reports import gate
         from scoremode.studies.rollouts.mismatch import mismatch
         from scoremode.studies.rollouts.mismatch_statistics import CLIP, EXAMPLE, FIELDS
         from scoremode.studies.rollouts.tables import mismatch_blocks

@@ -35,10 +35,10 @@ from scoremode.core.scores.answers import measured
 from scoremode.core.scores.frames import ArrowTable, few_lines
 from scoremode.core.scores.schema import ROUNDING
 from scoremode.core.statistics.depth import depth_edges, means_by_stretch
-from scoremode.core.statistics.gate import check, parse, too_few
 from scoremode.core.statistics.statistic import Statistic, computed, fields_of, plain
 from scoremode.core.statistics.streams import quantiles
 from scoremode.errors import InputError
+from scoremode.reports.gate import check, parse, too_few
 from scoremode.values import Bools, Estimate, Floats, Ints, Range
 
 CLIP = (0.8, 1.2)  # ratios inside are not clipped by PPO's usual range

@@ -1,6 +1,6 @@
 """Rules that fail a comparison on tasks: ``--fail-if "arc_easy.recovery < 0.99 surely"``.
 
-rule   = [task "."] name operator number ["surely"]: see core/statistics/gate.py
+rule   = [task "."] name operator number ["surely"]: see reports/gate.py
 task   = a task or a group; without it, the rule is about all tasks
 name   = any number of ``row_statistics``
 """
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scoremode.core.statistics import gate
+from scoremode.reports import gate
 from scoremode.studies.tasks.results import TasksComparison
 from scoremode.studies.tasks.statistics import FIELDS
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scoremode.core.verbs.card import MARKERS, YAML_MARKERS, check_readme, replace_between
 from scoremode.errors import InputError
+from scoremode.reports.readme import MARKERS, YAML_MARKERS, check_readme, replace_between
 
 BEGIN, END = MARKERS
 TEXT = "| a ± b |\n| – |\n"

@@ -13,8 +13,8 @@ import pytest
 
 from scoremode.core.statistics.comparison import Comparison, comparison_statistics
 from scoremode.core.statistics.estimate import GroupSums
-from scoremode.core.statistics.ranking import Ranked, closest, p_value, pareto_front, rank, told_apart
 from scoremode.errors import OptionError, RunError
+from scoremode.reports.ranking import Ranked, closest, p_value, pareto_front, rank, told_apart
 from scoremode.values import Estimate
 from tests.core.statistics.test_comparison import compared
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from scoremode.core.statistics.comparison import FIELDS, comparison_statistics
-from scoremode.core.statistics.gate import Rule, check, parse
 from scoremode.errors import OptionError
+from scoremode.reports.gate import Rule, check, parse
 from tests.core.statistics.test_comparison import compared, random_comparison
 
 Q4: dict[str, Any] = {
