@@ -87,6 +87,7 @@ def _convert(gguf: Path, folder: Path) -> None:
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
         ]
     )
+    tokenizer.eos_token = "<|im_end|>"  # as the GGUF says; Transformers 5.17 takes the BOS token instead
     tokenizer.save_pretrained(folder)
     made = {"source": EMBEDDED_GGUF, "sha256": EMBEDDED_SHA256, "conversion": CONVERSION}
     (folder / "scoremode.json").write_text(json.dumps(made))
