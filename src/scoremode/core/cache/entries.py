@@ -80,7 +80,9 @@ def entries(root: Path, kinds: Iterable[str] = KINDS) -> Iterator[Entry]:
     for kind in kinds:
         folder = root / kind
         try:
-            names = os.listdir(folder) if folder.is_dir() and not folder.is_symlink() else []
+            names = os.listdir(folder) if stat.S_ISDIR(folder.lstat().st_mode) else []
+        except FileNotFoundError:
+            continue
         except OSError as error:
             fix = "set SCOREMODE_CACHE to a folder of your own"
             raise RunError(f"{folder} cannot be read ({error.strerror})", fix=fix) from None
