@@ -6,7 +6,7 @@ models/NAME                      converted checkpoints; scoremode.json is writte
 files/DIGEST                     copies of files behind URIs; results on their way to a URI
 tasks/DIGEST                     answers that scoremode tasks kept before it read logs of lm-eval; nothing reads them
 texts/DIGEST                     tokens of long texts (token_store.py)
-tokenizers/DIGEST                tokenizers as Transformers made them (core/text/tokenizer_file.py)
+tokenizers/DIGEST                tokenizers that earlier versions kept; nothing reads them
 logs/ENGINE-….log                messages of an engine that failed
 KIND/.removed-NAME-TOKEN         an entry whose removal was interrupted
 
