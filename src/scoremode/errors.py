@@ -123,7 +123,7 @@ class BoundaryError(ScoremodeError):
 
 
 class EngineError(ScoremodeError):
-    """The engine gave something that is not a score, or stopped."""
+    """The engine stopped, or gave something that is not a score."""
 
 
 class CandidatesError(ScoremodeError):

@@ -110,7 +110,7 @@ def diverge_in_chunks(
 def diverge_from_logits(
     hidden_p: Tensor, head_p: Head, hidden_q: Tensor, logits_of_q: LogitsOf, targets: Tensor, budget: int = 0
 ) -> Divergence:
-    """Computes a divergence of p from q, whose head is a function from hidden states to logits."""
+    """Computes a divergence of p from q; ``logits_of_q`` makes logits from q's hidden states."""
     step = rows_within(budget, head_p.vocabulary, hidden_q.device.type)
     parts = []
     for rows in (slice(i, i + step) for i in range(0, max(1, len(hidden_q)), step)):

@@ -166,7 +166,7 @@ Planes = tuple[Tensor, Tensor, Tensor]
 
 
 def empty_planes(targets: Tensor) -> Planes:
-    """Returns memory that a kernel fills, for rows with these targets (n, k)."""
+    """Returns unfilled memory for a kernel's results, for targets (n, k)."""
     n, device = len(targets), targets.device
     ids, counts = (torch.empty(shape, dtype=torch.int64, device=device) for shape in ((IDS, n), targets.shape))
     return torch.empty(FLOATS, n, dtype=torch.float32, device=device), ids, counts
@@ -235,7 +235,7 @@ def _row_kernel(kind: str) -> RowKernel | None:
 
 
 def combine(parts: list[Partials]) -> Partials:
-    """Combines the partials of neighbouring slices, given in the order of their ids, and always adds in that order."""
+    """Combines the partials of neighbouring slices, which are given and added in the order of their ids."""
     if len(parts) == 1:
         return parts[0]
     each = torch.stack([p.largest for p in parts])  # (slices, n)

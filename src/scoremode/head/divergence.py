@@ -275,7 +275,7 @@ def _stacked(parts: list[Tensor | None]) -> Tensor | None:
 
 
 def moved_cross(drop_p: Tensor, drop_q: Tensor, total_p: Tensor, cross: Tensor) -> Tensor:
-    """Σ of the ``cross`` of slices (slices, n), each moved from its own largest logits to those of the whole."""
+    """Σ of ``cross`` over slices (slices, n), each shifted to the largest logits of the whole."""
     # a slice without p (empty, or too far below the largest logit) adds nothing, whatever q is there
     share = torch.where(total_p > 0, drop_p.exp(), 0.0)
     return torch.where(share > 0, share * (cross + (drop_p - drop_q) * total_p), 0.0).sum(0)

@@ -145,7 +145,7 @@ def parse(text: str) -> RemotePath:
         raise InputError(f"a {scheme}:// URI contains a user name or a secret, before the @", fix=CREDENTIALS)
     rest, settings = _split_settings(scheme, rest)
     if "\0" in rest or harmless(rest) != rest:
-        raise InputError(f"{scheme}://{rest} has characters that no name has", fix="check the URI")
+        raise InputError(f"{scheme}://{rest} has characters that no name can have", fix="check the URI")
     path = rest.strip("/") if scheme == "memory" or not rest.startswith("/") else ""
     if not path:
         what, example = ("bucket", "BUCKET/FOLDER") if scheme in KNOWN_SETTINGS else ("file or folder", "PATH")

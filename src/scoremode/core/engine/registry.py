@@ -159,19 +159,24 @@ def _not_an_option(plugin: EnginePlugin, name: str) -> OptionError:
 
 
 def all_options() -> dict[str, tuple[list[str], KnownOption]]:
-    """All options of all engines by name: the engines that have it, and the option as the first of them declares it.
+    """All options of all engines by name: the engines that have it, and the option as the default engine declares it.
 
     If engines allow different values, the option here allows any, and its help has what each engine says.
     """
-    found: dict[str, tuple[list[str], KnownOption]] = {}
-    for engine, plugin in known_engines().items():
+    declared: dict[str, dict[str, KnownOption]] = {}
+    for engine, plugin in sorted(known_engines().items(), key=lambda item: not item[1].is_default):
         for name, option in plugin.options.known().items():
-            engines, shared = found.setdefault(name, ([], option))
-            if shared.details.choices != option.details.choices:
-                words = f"{engines[0]}: {_with_choices(shared)}; {engine}: {_with_choices(option)}"
-                found[name] = engines, replace(option, details=replace(option.details, help=words, choices=None))
-            engines.append(engine)
-    return found
+            declared.setdefault(name, {})[engine] = option
+    return {name: ([*own], _shared(own)) for name, own in declared.items()}
+
+
+def _shared(own: Mapping[str, KnownOption]) -> KnownOption:
+    """One option for all engines that have it."""
+    first, *others = own.values()
+    if all(option.details.choices == first.details.choices for option in others):
+        return first
+    words = "; ".join(f"{engine}: {_with_choices(option)}" for engine, option in own.items())
+    return replace(first, details=replace(first.details, help=words, choices=None))
 
 
 def _with_choices(option: KnownOption) -> str:

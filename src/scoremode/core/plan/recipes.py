@@ -186,9 +186,10 @@ def llamacpp(tokens: Tokens, sizes: WindowSizes) -> WindowSpans:
     length = _lengths(tokens)
     short = length[length < 2 * sizes.context]
     if len(short):
+        fits = int(short[0]) // 2
         raise CorpusError(
             f"llamacpp needs at least {2 * sizes.context} tokens (two contexts), the text has {short[0]}",
-            fix=f"give a longer text or --context-length {max(4, int(short[0]) // 2)}",
+            fix="give a longer text" + (f" or --context-length {fits}" if fits >= 3 else ""),
         )
     return llamacpp_chunks(tokens, sizes)
 

@@ -50,7 +50,7 @@ class StatesWriter:
     """Writes a reference's rows in any order, and resumes after a kill.
 
     Call ``write`` before a window's scores are added to the journal. After a resume, windows of the journal whose rows
-    are incomplete here must be scored again: ``journal.done &= writer.complete_windows(offsets)``.
+    are incomplete here must be scored again: ``run.forget_except(writer.complete_windows(offsets))``.
     """
 
     def __init__(

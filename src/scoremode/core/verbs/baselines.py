@@ -247,6 +247,7 @@ class StoredReference:
     def beside(self, candidate: LazyModel, question: Mapping[str, Any], folders: Folders) -> Iterator[OpenBaseline]:
         """A question about the first windows of its plan is answered too, with the rows of those windows alone."""
         require(candidate.plugin, "divergence", "be compared with a reference")
+        question = {name: value for name, value in question.items() if value is not None}
         kept = {name: value for name, value in self._question(question).items() if name != "tokenizer"}
         asked = candidate.ask({**kept, **question}, folders.progress)
         if not self._has_more(candidate, kept, question, asked):
@@ -271,7 +272,7 @@ class StoredReference:
         self, candidate: LazyModel, kept: Mapping[str, Any], question: Mapping[str, Any], asked: Question
     ) -> bool:
         """Is the question about the first windows of its plan, and is the whole plan comparable?"""
-        given = {name: value for name, value in question.items() if value is not None and value != kept.get(name)}
+        given = {name: value for name, value in question.items() if value != kept.get(name)}
         if asked.plan.digest == self.run.plan_digest or not given.keys() & LESS:
             return False
         whole = candidate.ask({**kept, **question, **{name: kept.get(name) for name in LESS}})

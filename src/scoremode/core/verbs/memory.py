@@ -47,7 +47,7 @@ def require_by_logits(baseline: LazyModel, candidate: LazyModel, question: Mappi
 
 
 def require_both_fit(baseline: LazyModel, candidate: LazyModel, longest: int) -> None:
-    """Prints how much memory both models need together, about, and refuses what does not fit; loads neither.
+    """Prints about how much memory both models need, and refuses if it does not fit; loads neither.
 
     A model that is open already has its memory, and is not counted again.
     """

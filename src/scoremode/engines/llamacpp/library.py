@@ -225,7 +225,7 @@ class Library:
 
 
 def freed_with(owner: object) -> ExitStack:
-    """A stack for callbacks that free the memory of an object in llama.cpp: they run once, at the latest at exit."""
+    """A stack of callbacks that free an object of llama.cpp. They run once, with ``owner`` or at exit."""
     stack = ExitStack()
     weakref.finalize(owner, stack.close)
     return stack

@@ -158,7 +158,7 @@ class SameServer:
         return now.instance
 
     def confirm(self, instance: str) -> None:
-        """Checks that the instance that gave an answer is the first one, or has the same facts and scores."""
+        """Checks that an answer came from the first instance, or from one with the same facts and scores."""
         with self._lock:
             for _ in range(TRIES):
                 if instance in self._known:
@@ -171,5 +171,5 @@ def changed(root: str, why: str) -> EngineError:
     return EngineError(
         f"{root} changed: {why}",
         fix="start the server as it was and run the same command again to resume; "
-        "a run of the server as it is now begins with --fresh or in another --out",
+        "to score the server as it is now, give --fresh or another --out",
     )

@@ -99,7 +99,7 @@ class Texts:
         setattr(self, name, new)
 
     def give(self, copy: HostCopy, slots: Ints, asked: Ints) -> None:
-        """Takes the lines of computed rows, each for a requested row of a text. They are read later."""
+        """Receives computed lines, one per requested row of a text, to be read later."""
         self._computed.append((copy, slots, asked))
         if (
             len(self._computed) > WAITING_COPIES

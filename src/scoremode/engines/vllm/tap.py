@@ -65,7 +65,7 @@ class Tap:
             processor._get_logits = partial(self._project, processor, processor._get_logits)
 
     def rows(self, hidden: Tensor, index: Tensor) -> Tensor:
-        """Returns the rows of the hidden states that are scored next."""
+        """Returns the hidden states of the rows that are scored next."""
         return hidden[index]
 
     def logits(self, hidden: Tensor, gather: bool) -> tuple[Tensor, Shard]:
@@ -106,7 +106,7 @@ class Tap:
     def _project(
         self, processor: Any, stock: Any, hidden: Tensor, lm_head: Any, bias: Tensor | None, *rest: Any
     ) -> Tensor | None:
-        """Takes the place of ``LogitsProcessor._get_logits`` on one processor."""
+        """Replaces ``LogitsProcessor._get_logits`` on one processor."""
         if self._mode == "stock":
             served: Tensor | None = stock(hidden, lm_head, bias, *rest)
             return served

@@ -62,7 +62,7 @@ class ReplicaHandle:
 
 
 class Shared:
-    """Work that replicas share: the pieces that wait, and what is done. Which replica does what changes no result."""
+    """Work that replicas share: waiting and finished pieces. No result depends on which replica does what."""
 
     def __init__(self, pieces: Pieces, done: Bools) -> None:
         self.pieces, self.done = pieces, done.copy()

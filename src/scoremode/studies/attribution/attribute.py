@@ -55,7 +55,7 @@ KEPT_AS = ("KL of parts and of the whole is of weights alone: activations are co
 
 @dataclass(frozen=True, slots=True)
 class AttributeRequest:
-    """What a user asked for, beside the question."""
+    """The user's request, without the question."""
 
     baseline: str
     candidates: tuple[str, ...]

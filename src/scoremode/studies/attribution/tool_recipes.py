@@ -34,7 +34,7 @@ BLOCKS = 32  # weights that share a scale in most GGUF types
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """What each parameter of a model is to become."""
+    """The chosen form of each parameter."""
 
     model_type: str  # of the baseline's config
     parameters: Mapping[str, StoredWeight]  # by name; each as the candidate that was chosen for it stores it

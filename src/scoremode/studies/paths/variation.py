@@ -65,7 +65,7 @@ class Variation:
         return engine if self.turn_tokens is None else TurnsEngine(engine, self.turn_tokens)
 
     def score(self, progress: Progress | None, counted: Progress | None) -> Run:
-        """Scores it in any case, and keeps nothing on disk; ``counted`` is told how many tokens are done."""
+        """Always scores, and keeps nothing on disk; ``counted`` is told how many tokens are done."""
         with (
             tempfile.TemporaryDirectory(prefix="scoremode-") as folder,
             self.model.claimed(self.asked, Path(folder)) as claim,
@@ -122,7 +122,7 @@ def rerun(engine: Engine, plan: Plan, logprob: Floats) -> dict[str, Any]:
 
 
 def against_first(first: Variation, run: Run, other: Variation, folders: Folders) -> Comparison:
-    """Compares another variation with the first, of which this is the run. A run of the other that is there is read."""
+    """Compares another variation with the first, whose run is ``run``. If the other has a run already, it is read."""
     return compare_with(nullcontext(AgainstFirst(other.asked, folders, first, run, other)), other.model, folders)
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def asked(parsed: argparse.Namespace) -> dict[str, Any]:
-    """The rollouts that are compared on, read once for all models; nothing for another text."""
+    """The rollouts on which models are compared, read once for all; {} for other texts."""
     from scoremode.studies.rollouts.texts import PREFIX, Rollouts
 
     named = parsed.corpus or []

@@ -27,7 +27,7 @@ Piece = tuple[float, float, Estimate]
 
 
 def readings_section(words: Sequence[Reading]) -> Markup:
-    """What the texts of rollouts say about candidates; nothing if there are none."""
+    """What rollouts say about candidates; empty if there are no readings."""
     parted = [(i, one.reader, one.partings) for i, one in enumerate(words) if one.partings is not None]
     drafts = [(i, one.reader, one.drafts) for i, one in enumerate(words) if one.drafts is not None]
     if not (blocks := readings_blocks(words)):

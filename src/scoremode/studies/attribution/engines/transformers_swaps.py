@@ -183,7 +183,7 @@ class SwappableModel:
     def record(
         self, source: WindowSource, starts: Collection[int], place: StatesPlace
     ) -> Iterator[tuple[int, Answers]]:
-        """Scores all windows with the model's own weights, and keeps the states before each start."""
+        """Scores all windows with its own weights; keeps the states before each of ``starts``."""
         self._kept, self._wanted = KeptStates(place, self.device), frozenset(starts) - {0}
         self._logits.clear()
         try:
