@@ -62,13 +62,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def argument_tables() -> str:
     """Every argument of a question, of an engine and of replicas, each with an anchor that signatures link to."""
     from scoremode.core.engine.registry import all_options
+    from scoremode.core.text.corpus import TextArguments
     from scoremode.core.verbs.arguments import QuestionArguments
     from scoremode.core.verbs.reference import FileArguments
     from scoremode.core.verbs.replicas import SpreadArguments
 
-    owners = {"Of a question": QuestionArguments, "Of a reference": FileArguments, "Of replicas": SpreadArguments}
+    owners = [("Of a text", TextArguments), ("Of a question", QuestionArguments)]
+    owners += [("Of a reference", FileArguments), ("Of replicas", SpreadArguments)]
     parts = []
-    for title, owner in owners.items():
+    for title, owner in owners:
         lines = re.findall(r"^    (\w+): ([^#\n]+?)(?:  # (.*))?$", inspect.getsource(owner), re.MULTILINE)
         parts.append(_table(title, [(name, kind, about) for name, kind, about in lines]))
     options = [

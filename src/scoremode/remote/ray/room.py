@@ -23,7 +23,7 @@ NOT_OPEN = "this replica was started again and is not open yet"
 class ClusterRoom:
     """The GPUs and CPUs that one replica needs, all on one node.
 
-    >>> Room(gpus=2.0, cpus=1.0).words
+    >>> ClusterRoom(gpus=2.0, cpus=1.0).words
     '2 GPUs and 1 CPU'
     """
 
