@@ -303,8 +303,10 @@ def comparison_notes(found: Sequence[Comparison], statistics: Sequence[Statistic
     if len(found) < 2 or any(c.kl is None or c.is_of_paths for c in found):
         return notes
     with suppress(RunError, ValueError):  # candidates of different baselines or texts have no order
-        ties = [(entry.name, entry.tied_with) for entry in rank(list(found)) if entry.tied_with]
-        notes += [Note(f"{name} cannot be told apart from {', '.join(others)}", "yellow") for name, others in ties]
+        ranked = rank(list(found))
+        for number, entry in enumerate(ranked):
+            if others := [one.name for one in ranked[number:] if one.name in entry.tied_with]:
+                notes.append(Note(f"cannot be told apart: {entry.name} from {', '.join(others)}", "yellow"))
     return notes + [Note(words, "dim") for words in [pairs_tested(len(found))] if words]
 
 

@@ -7,6 +7,7 @@ card       ``markdown_table`` in model_card.py
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -140,4 +141,9 @@ Block = Table | Facts | Note | str
 
 
 def capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    """Begins a sentence with a capital, unless it begins with a name, which stays as it is.
+
+    >>> capital("noise floor: 0"), capital("q4-model: a note"), capital("base: a note")
+    ('Noise floor: 0', 'q4-model: a note', 'base: a note')
+    """
+    return text[:1].upper() + text[1:] if re.match(r"[a-z]+[ ,]", text) else text
