@@ -41,8 +41,8 @@ def ours(engine: ServerEngine, windows: WindowList) -> float:
 def plain(engine: ServerEngine, windows: WindowList) -> float:
     """Seconds of one pass of the same requests."""
     subject, form = engine.subject, engine.form
-    bodies = [json.dumps(form.body(subject.served.model, window.ids.tolist())).encode() for window in windows.items]
-    return asyncio.run(_plain(f"{subject.root}/v1/completions", bodies, engine.concurrency))
+    bodies = [json.dumps(form.body(subject.served.model, window.ids.tolist(), 0)).encode() for window in windows.items]
+    return asyncio.run(_plain(f"{subject.root}{form.path}", bodies, engine.concurrency))
 
 
 async def _plain(url: str, bodies: list[bytes], concurrency: int) -> float:

@@ -26,7 +26,7 @@ _HOME = {
     "reference": "core.verbs.reference",
     "Comparison": "core.statistics.comparison",
     "Comparisons": "core.statistics.comparison",
-    "plan": "core.verbs.dry_run",
+    "plan": "core.verbs.plan",
     "prob": "core.verbs.prob.sequence",
     "Progress": "core.verbs.progress",
     "SequenceProbability": "core.verbs.prob.sequence",

@@ -8,7 +8,7 @@ from scoremode.core.store.run import Run as Run
 from scoremode.core.store.runs import load as load
 from scoremode.core.text.tokens import Tokens as Tokens
 from scoremode.core.verbs.compare import compare as compare
-from scoremode.core.verbs.dry_run import plan as plan
+from scoremode.core.verbs.plan import plan as plan
 from scoremode.core.verbs.ppl import ppl as ppl
 from scoremode.core.verbs.prob.sequence import SequenceProbability as SequenceProbability
 from scoremode.core.verbs.prob.sequence import SequenceScore as SequenceScore

@@ -79,7 +79,7 @@ class PlanVerb(Verb):
         flags.add(parser, flags.JSON)
 
     def run(self, parsed: argparse.Namespace) -> None:
-        from scoremode.core.verbs.dry_run import plan
+        from scoremode.core.verbs.plan import plan
         from scoremode.reports.runs import plan_blocks
 
         given = flags.model_arguments(parsed)

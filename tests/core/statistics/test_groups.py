@@ -78,6 +78,13 @@ def test_one_text_too_short_for_stretches_is_cut_into_few_long_blocks() -> None:
     assert (np.diff(groups) >= 0).all()
 
 
+def test_blocks_begin_where_the_first_target_is() -> None:
+    plan = plan_of("llamacpp", 4096, context_length=1024)  # the first half of each window is not scored
+    sizes = np.bincount(groups_of(plan)[1])
+    assert len(sizes) == FEWEST
+    assert sizes[0] > 0.9 * sizes.mean(), "not a block whose first 512 tokens have no score"
+
+
 def test_blocks_never_cross_the_end_of_a_text() -> None:
     plan = plan_of("sliding-once", 3000, 1000, context_length=512, stride=512)
     kind, groups = groups_of(plan)

@@ -17,7 +17,7 @@ from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import choose
 from scoremode.core.scores.answers import Window, WindowList
 from scoremode.engines.server.engine import ServerEngine
-from scoremode.engines.server.served import FORMS as KNOWN_FORMS
+from scoremode.engines.server.forms import FORMS as KNOWN_FORMS
 from scoremode.engines.server.subject import ServedSubject
 from scoremode.errors import MethodError, ModelError
 from scoremode.head.columns import define_columns
@@ -26,7 +26,7 @@ from tests.makers import VOCABULARY
 
 NATS = 2e-4
 TEXT = "the cat sat on the mat and the dog ran to the park with the cat " * 60
-FORMS = (None, *KNOWN_FORMS[1:])
+FORMS = (None, KNOWN_FORMS[-1])
 
 
 def windows() -> list[Window]:

@@ -15,7 +15,7 @@ import scoremode as sm
 from scoremode.core.engine.registry import known_engines
 from scoremode.core.scores.answers import measured
 from scoremode.core.store import runs
-from scoremode.core.verbs.sides import CompareRequest, assign_engines
+from scoremode.core.verbs.compared_models import CompareRequest, assign_engines
 from scoremode.errors import InputError, OptionError
 from scoremode.reports.served import served_manifest
 from scoremode.studies.paths.cache_types import CacheTypes

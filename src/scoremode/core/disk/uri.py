@@ -77,10 +77,10 @@ def is_uri(given: object) -> bool:
     return isinstance(given, str) and URI.match(given) is not None
 
 
-def require_path(text: str) -> None:
+def refuse_broken_uri(text: str) -> None:
     """Refuses a text that is not a URI but starts like one, or like a Windows path. The error shows only its start.
 
-    >>> require_path("runs/base"), require_path("run:1"), require_path("./file:/base")
+    >>> refuse_broken_uri("runs/base"), refuse_broken_uri("run:1"), refuse_broken_uri("./file:/base")
     (None, None, None)
     """
     if ALMOST_URI.match(text) and not is_uri(text):
@@ -107,7 +107,7 @@ def located(given: str | os.PathLike[str] | RemotePath) -> Path | RemotePath:
     if isinstance(given, RemotePath):
         return given
     text = os.fspath(given)
-    require_path(text)
+    refuse_broken_uri(text)
     if not is_uri(text):
         return Path(text)
     if not text.lower().startswith("file://"):

@@ -23,7 +23,8 @@ from scoremode.values import Bools, Ints, Raw
 if TYPE_CHECKING:
     from scoremode.core.engine.logits import LiveLogits
 
-NOISE_WINDOWS, NOISE_TARGETS = 8, 4096  # what the noise floor is measured on, at most
+NOISE_WINDOWS = 8  # of the noise floor: at least so many if the plan has them, and fewer than twice as many
+NOISE_TARGETS = 4096  # of the noise floor, at most, unless the first window has more
 
 
 class LiveBaseline:

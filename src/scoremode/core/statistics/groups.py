@@ -85,7 +85,8 @@ def _blocks(plan: Plan) -> Grouping:
 
     Fewer and longer blocks hold better than many that are alike. There are none if they would be too short.
     """
-    length = (int(plan.last.max(initial=0)) - int(plan.first.min(initial=0))) // FEWEST
+    begin, end = _scored(plan)
+    length = (end - begin) // FEWEST
     if length < SHORTEST:
         return Grouping("", 0, lambda block: np.zeros(len(block), np.int64))
     texts = len(plan.piece_starts)
@@ -108,9 +109,14 @@ def of_blocks(groups: int, kind: str) -> str:
     return f"the error is over {groups} {kind}, and {FEWEST} unrelated texts are needed"
 
 
+def _scored(plan: Plan) -> tuple[int, int]:
+    """The tokens from the one before the first target to the last: unscored ends belong to no group."""
+    return (max(0, int(plan.first.min()) - 1), int(plan.last.max())) if len(plan) else (0, 0)
+
+
 def _part_starts(plan: Plan, parts: Callable[[int, int], int]) -> Ints:
     """Divides each piece, without unscored ends, into equal parts; ``parts`` says how many, from its length and all."""
-    begin, end = int(plan.first.min(initial=0)), int(plan.last.max(initial=0))
+    begin, end = _scored(plan)
     edges = np.unique(np.clip(np.append(plan.piece_starts, len(plan.ids)), begin, end))
     starts = [
         first + np.arange(count) * (stop - first) // count

@@ -29,7 +29,7 @@ from typing import Any, Literal, Protocol, TypedDict, Unpack, cast, runtime_chec
 from scoremode.core import entry_points, extensions
 from scoremode.core.arguments import path_text, require_text, whole_number
 from scoremode.core.disk.stores import store_of
-from scoremode.core.disk.uri import RemotePath, is_uri, located, require_path
+from scoremode.core.disk.uri import RemotePath, is_uri, located, refuse_broken_uri
 from scoremode.core.entry_points import Plugins
 from scoremode.core.text.files import (
     PIECE,
@@ -267,7 +267,7 @@ def expanded(spec: str) -> list[str]:
         return [f"wikitext2:{path}" for path in _local_texts(spec.removeprefix("wikitext2:"))]
     if spec == "-" or spec in corpora().found or spec.startswith("wikitext2:"):
         return [spec]
-    require_path(spec)
+    refuse_broken_uri(spec)
     if os.path.isdir(spec):
         found = _visible_texts(spec)
         what, fix = f"the folder {spec} contains no text", f"put files there that end in {' '.join(TEXTS)}"

@@ -32,13 +32,7 @@ from scoremode.core.scores.answers import check_answers
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
-from scoremode.core.verbs.finished_runs import no_states
-from scoremode.core.verbs.memory import is_by_logits, require_both_fit, require_by_logits
-from scoremode.core.verbs.model import LazyModel, outliving
-from scoremode.core.verbs.ppl import ppl_of
-from scoremode.core.verbs.question import Question
-from scoremode.core.verbs.scoring import UnfinishedRun, check_fits, score_run
-from scoremode.core.verbs.sides import (
+from scoremode.core.verbs.compared_models import (
     NOISE,
     Folders,
     ModelSettings,
@@ -48,6 +42,12 @@ from scoremode.core.verbs.sides import (
     is_stored,
     name_of,
 )
+from scoremode.core.verbs.finished_runs import no_states
+from scoremode.core.verbs.model import LazyModel, outliving
+from scoremode.core.verbs.ppl import ppl_of
+from scoremode.core.verbs.question import Question
+from scoremode.core.verbs.scoring import UnfinishedRun, check_fits, score_run
+from scoremode.core.verbs.two_models import is_by_logits, require_both_fit, require_by_logits
 from scoremode.errors import EngineError, InputError, OptionError
 from scoremode.values import Ids
 

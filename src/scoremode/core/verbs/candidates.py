@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from scoremode.core.verbs.compared_models import short
 from scoremode.core.verbs.progress import Progress, announce
-from scoremode.core.verbs.sides import short
 from scoremode.errors import (
     CandidatesError,
     CorpusError,

@@ -38,13 +38,13 @@ from scoremode.core.verbs.baselines import (
 )
 from scoremode.core.verbs.candidate_names import expand_candidates
 from scoremode.core.verbs.candidates import score_in_turn
+from scoremode.core.verbs.compared_models import CompareRequest, Folders, ModelSettings, assign_engines, is_stored
 from scoremode.core.verbs.finished_runs import of_runs
-from scoremode.core.verbs.memory import is_by_logits
-from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, Side, is_loaded, loaded_sides
+from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, ModelRequest, is_loaded, open_models
 from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.progress_display import shows_progress
 from scoremode.core.verbs.reference import reference_of
-from scoremode.core.verbs.sides import CompareRequest, Folders, ModelSettings, assign_engines, is_stored
+from scoremode.core.verbs.two_models import is_by_logits
 from scoremode.errors import CandidatesError, InputError, ScoremodeError
 
 
@@ -228,11 +228,11 @@ def _side_by_side(baseline: ModelSettings, candidates: Sequence[ModelSettings]) 
 
 
 def _compare_loaded(
-    baseline: GivenModel, sides: Sequence[Side], tokenizer: Any, question: dict[str, Any], folders: Folders
+    baseline: GivenModel, given: Sequence[ModelRequest], tokenizer: Any, question: dict[str, Any], folders: Folders
 ) -> Comparisons:
-    """Compares models of which some are loaded already; ``sides`` begin with the baseline."""
+    """Compares models of which some are loaded already; ``given`` begins with the baseline."""
     stored = not is_loaded(baseline) and is_stored(baseline)
-    models = loaded_sides(sides[1:] if stored else sides, tokenizer)
+    models = open_models(given[1:] if stored else given, tokenizer)
     first = baseline if stored else models.pop(0)
     folders.require_candidates([model.subject.name for model in models])
     found = Comparisons()

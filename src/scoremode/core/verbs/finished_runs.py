@@ -9,7 +9,7 @@ from scoremode.core.scores.columns import Divergences
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
-from scoremode.core.verbs.sides import as_comparison, short
+from scoremode.core.verbs.compared_models import as_comparison, short
 from scoremode.errors import InputError, RunError, harmless
 
 

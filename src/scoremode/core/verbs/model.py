@@ -304,18 +304,18 @@ def tokenizer_name(tokenizer: GivenTokenizer | None) -> str | None:
     return tokenizer if isinstance(tokenizer, str) else None
 
 
-Side = tuple[GivenModel, str | None, Mapping[str, Any]]
+ModelRequest = tuple[GivenModel, str | None, Mapping[str, Any]]
 """A model of a comparison, its engine, and its options."""
 
 
-def loaded_sides(sides: Sequence[Side], tokenizer: GivenTokenizer | None) -> list[LazyModel]:
+def open_models(given: Sequence[ModelRequest], tokenizer: GivenTokenizer | None) -> list[LazyModel]:
     """The models of a comparison of which at least one is loaded already.
 
     If others are named, the loaded ones leave them the options that a loaded model does not have. A tokenizer that is
     loaded belongs to the loaded models; the named ones have their own.
     """
-    all_loaded, found, names = all(is_loaded(model) for model, *_ in sides), list[LazyModel](), set[str]()
-    for model, engine, options in sides:
+    all_loaded, found, names = all(is_loaded(model) for model, *_ in given), list[LazyModel](), set[str]()
+    for model, engine, options in given:
         if is_loaded(model):
             lazy = wrapped(model, tokenizer, options, engine=engine if all_loaded else None, strict=all_loaded)
             name, number = lazy.subject.name, 2

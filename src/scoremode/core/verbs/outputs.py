@@ -27,7 +27,7 @@ from scoremode.core.arguments import SERVERS
 from scoremode.core.disk.files import write_atomically
 from scoremode.core.disk.folders import JOURNAL, MANIFEST, SCORES
 from scoremode.core.disk.stores import store_of
-from scoremode.core.disk.uri import RemotePath, is_uri, located, require_path
+from scoremode.core.disk.uri import RemotePath, is_uri, located, refuse_broken_uri
 from scoremode.core.references.format import is_reference
 from scoremode.core.strict_json import LARGEST, read_object
 from scoremode.errors import InputError, RunError, print_line
@@ -179,7 +179,7 @@ def _checked(text: str, flag: str, made_later: str | Path | None) -> Output:
         raise InputError(f"{flag} was given no file name", fix=f"give a file name to {flag}")
     if is_uri(text):
         return _check_elsewhere(text, flag)
-    require_path(text)
+    refuse_broken_uri(text)
     if (descriptor := _own_descriptor(text)) is not None:
         try:
             os.fstat(descriptor)

@@ -26,6 +26,7 @@ from scoremode.core.verbs.arguments import (
     split_arguments,
 )
 from scoremode.core.verbs.compare import compare_model
+from scoremode.core.verbs.compared_models import Folders
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, tokenizer_name, wrapped
 from scoremode.core.verbs.outputs import worked_on_here
 from scoremode.core.verbs.ppl import ppl_of
@@ -35,7 +36,6 @@ from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.progress_display import shows_progress
 from scoremode.core.verbs.reference import FileArguments, ReferenceArguments, reference_of, split_files
 from scoremode.core.verbs.scoring import Continuation, likelihoods
-from scoremode.core.verbs.sides import Folders
 from scoremode.errors import InputError, OptionError
 from scoremode.values import Floats, Ids
 

@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 
 from scoremode.core.text.tokenizer import TextTokenizer
+from scoremode.engines.server.forms import Form, WrongAnswerError, not_logprobs
 from scoremode.engines.server.link import Link
-from scoremode.engines.server.served import FORMS, MOST, Form, RefusedError, WrongAnswerError, ask, not_logprobs, score
+from scoremode.engines.server.served import MOST, RefusedError, ask, score
 from scoremode.errors import EngineError
 from scoremode.values import Floats, change
 
@@ -114,9 +115,7 @@ def _mass(link: Link, largest: list[list[float]]) -> tuple[float, float]:
 
 
 def _notes(form: Form, mass: tuple[float, float] | None) -> list[str]:
-    found = []
-    if form is not FORMS[0]:
-        found.append("the server has no prompt_logprobs: scored by echo")
+    found = [form.note] if form.note else []
     if mass is None:
         found.append("the server gives one probability a token: that its numbers are log-probabilities is unproven")
     elif mass[1] < PEAKED:

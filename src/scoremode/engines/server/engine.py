@@ -96,7 +96,7 @@ class ServerEngine(RequestEngine):
             device=subject.root,
             head="as-served",
             vocabulary=None,
-            notes=subject.notes_with(found.notes),
+            notes=subject.notes_with((*served.notes, *found.notes)),
         )
 
     def score(self, source: WindowSource, done: Bools, want: Wanted = SCORES) -> Iterator[tuple[int, Answers]]:

@@ -200,7 +200,7 @@ class Link:
             wrong = str(error) if type(error) is ValueError and len(str(error)) < 60 else NOT_JSON
         if status >= 400:
             words = self._harmless(_message(value) or data[: 2 * EXCERPT].decode("utf-8", "replace"))
-        if status in (401, 403) and path.startswith(("/v1", "/tokenize", "/detokenize")):
+        if status in (401, 403) and path.startswith(("/v1", "/tokenize", "/detokenize", "/generate")):
             what = "wants a key" if self._key is None else "refuses the key"
             raise OptionError(
                 f"{self.root} {what} ({status}{': ' + words if words else ''})",

@@ -1,10 +1,4 @@
-"""Reads a server's description of itself, and its scores of prompts in each form that servers use.
-
-prompt_logprobs   {"prompt": ids, "prompt_logprobs": k}    a list: null, then {id: {"logprob": …}} for each token
-echo              {"prompt": ids, "echo": true, …}         lists of the tokens and their log-probabilities, null first
-
-Position 0 has no context and no score. Every answer is checked: it has as many positions as tokens, the ids that were
-sent, and possible log-probabilities. A server writes -9999 for minus infinity, because JSON has no infinity.
+"""Reads a server's description of itself, and asks it for scores of prompts.
 
 A scoring service gives more facts than other servers: all facts that decide its numbers, except the weights.
 """
@@ -13,29 +7,30 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
 import msgspec
-import numpy as np
 
 from scoremode.core.scores.packing import VERSION
+from scoremode.engines.server.forms import FORMS, LONGEST_NAME, Form, PromptScores, WrongAnswerError
 from scoremode.engines.server.link import ANYTHING, NOT_JSON, SMALL, Link
 from scoremode.engines.server.server_options import root_of
 from scoremode.errors import EngineError, ModelError, ScoremodeError, harmless
-from scoremode.values import Floats
 
-COMPLETIONS, MODELS, SERVICE = "/v1/completions", "/v1/models", "/v1/scoremode"
+MODELS, SERVICE, SGLANG = "/v1/models", "/v1/scoremode", "/server_info"
 FIRST_WORD_SECONDS = 10.0  # how long to wait for a server that may not be a service
 BUSY = 503
 BYTES_PER_TOKEN = 2048  # limit for an answer; a token and its score take about a hundred bytes
 FIRST_IDS = (1, 2, 3)  # ids that every vocabulary has
+DECIDING = (  # settings of SGLang that may move its numbers
+    *("dtype", "quantization", "kv_cache_dtype", "enable_fp32_lm_head", "attention_backend", "moe_runner_backend"),
+    *("tp_size", "pp_size", "dp_size", "ep_size", "chunked_prefill_size", "enable_deterministic_inference"),
+    *("revision", "weight_version"),
+)
 SHOWN = 8  # how many served names an error lists
-LONGEST_NAME = 4096  # characters; a name may be a path
 LONGEST_TEXT = 500  # characters of any other text from a server
-FLOOR = -9999.0  # this value and lower ones mean probability zero
-ROUNDING = 1e-4  # nats; a log-probability may be this far above 0
 MOST = 20  # how many of the likeliest tokens servers give by default
 
 
@@ -48,9 +43,19 @@ class ServerFacts:
     max_model_len: int | None
     version: str | None
     system_fingerprint: str | None  # covers version, configuration and parallelism
+    settings: Mapping[str, Any] = field(default_factory=dict)  # what SGLang says instead of a fingerprint
 
     def facts(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        return {name: value for name, value in asdict(self).items() if value not in (None, {})}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is known of the logits behind the scores."""
+        if "enable_fp32_lm_head" not in self.settings:
+            return ()
+        head = "float32" if self.settings["enable_fp32_lm_head"] is True else "the served type"
+        more = "" if head == "float32" else " (--enable-fp32-lm-head of the server would not round them)"
+        return (f"SGLang computes logits in {head}{more} and log-probabilities in float32",)
 
 
 def look(link: Link, model: str, *, first_contact: bool = False) -> ServerFacts:
@@ -72,8 +77,15 @@ def look(link: Link, model: str, *, first_contact: bool = False) -> ServerFacts:
             f"{link.root}{MODELS} names a max_model_len that no model has ({harmless(str(length))[:40]})",
             fix="see to the server",
         )
-    version = _text(link.get("/version", final=ANYTHING).fields, "version")
-    return ServerFacts(found["id"], _text(found, "root"), length, version, None)
+    version, settings = _text(link.get("/version", final=ANYTHING).fields, "version"), dict[str, Any]()
+    if found.get("owned_by") == "sglang":
+        its = link.get(SGLANG, final=ANYTHING).fields
+        version, settings = _text(its, "version"), {name: _setting(its[name]) for name in DECIDING if name in its}
+    return ServerFacts(found["id"], _text(found, "root"), length, version, None, settings)
+
+
+def _setting(value: Any) -> str | int | float | bool | None:
+    return value if value is None or type(value) in (int, float, bool) else harmless(str(value))[:LONGEST_TEXT]
 
 
 def _has_name(entry: Any) -> bool:
@@ -173,99 +185,6 @@ def _printable(value: Any) -> Any:
     return harmless(value)[:LONGEST_TEXT] if isinstance(value, str) else value
 
 
-# ── forms ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-Numbers = tuple[list[Any], list[list[Any]] | None]
-"""The log-probabilities of tokens 1, 2, …, and those of the most likely tokens if they were asked for."""
-
-
-class WrongAnswerError(Exception):
-    """An answer does not fit the request."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PromptScores:
-    """A prompt's scores."""
-
-    logprob: Floats  # (n - 1,) of tokens 1, 2, …, n-1
-    model: str | None
-    fingerprint: str | None
-    largest: list[list[float]] | None = None  # for each position, the log-probabilities of the most likely tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """One way to request a prompt's scores: ``prompt_logprobs``, or ``echo`` with ``logprobs``."""
-
-    name: str
-    echo: bool
-
-    def body(self, model: str, ids: Sequence[int], most: int = 0) -> dict[str, Any]:
-        """Returns the body of a request; ``most`` also requests the log-probabilities of that many likeliest tokens."""
-        asked = {"model": model, "prompt": list(ids), "temperature": 0}
-        if not self.echo:
-            return {**asked, "max_tokens": 1, "prompt_logprobs": most}
-        return {**asked, "max_tokens": 0, "echo": True, "logprobs": max(1, most), "return_tokens_as_token_ids": True}
-
-    def read(self, link: Link, value: Any, ids: Sequence[int], most: int = 0) -> PromptScores:
-        """Reads the scores in an answer with finite numbers. Raises WrongAnswerError if it does not fit the request."""
-        choices = value.get("choices") if isinstance(value, dict) else None
-        if not (isinstance(choices, list) and len(choices) == 1 and isinstance(choices[0], dict)):
-            raise WrongAnswerError("it has no single choice")
-        numbers, largest = (_echoed if self.echo else _prompt_logprobs)(choices[0], ids, most)
-        for one in (numbers, *(largest or ())):
-            if not all(type(x) in (float, int) for x in one):
-                raise WrongAnswerError("a log-probability is not a number")
-        logprob = np.array(numbers, np.float64)
-        if (logprob > ROUNDING).any():
-            raise not_logprobs(link, f"it gives {float(logprob.max()):.3g} as a log-probability")
-        if any(x > ROUNDING for likely in largest or () for x in likely):
-            raise not_logprobs(link, "it gives numbers above 0 as log-probabilities")
-        logprob = np.where(logprob <= FLOOR, -np.inf, np.minimum(logprob, 0.0))
-        said = [value.get(name) for name in ("model", "system_fingerprint")]
-        model, fingerprint = (harmless(text)[:LONGEST_NAME] if isinstance(text, str) else None for text in said)
-        return PromptScores(logprob, model, fingerprint, largest)
-
-
-FORMS = (Form("prompt_logprobs", echo=False), Form("echo", echo=True))
-"""All forms, the best one first. Answers in each of them name the tokens that they are about."""
-
-
-def _echoed(choice: dict[str, Any], ids: Sequence[int], most: int) -> Numbers:
-    found = choice.get("logprobs")
-    if not isinstance(found, dict) or not isinstance(found.get("token_logprobs"), list):
-        raise WrongAnswerError("it has no logprobs of the prompt")
-    listed = found["token_logprobs"]
-    _require_positions(listed, len(ids))
-    if found.get("tokens") != [f"token_id:{i}" for i in ids]:
-        raise WrongAnswerError("it is not about the tokens that were sent")
-    if not most:
-        return listed[1:], None
-    likely = found.get("top_logprobs")
-    if not isinstance(likely, list) or len(likely) != len(ids) or not all(isinstance(one, dict) for one in likely[1:]):
-        raise WrongAnswerError("it has no top_logprobs of the prompt")
-    return listed[1:], [list(one.values()) for one in likely[1:]]
-
-
-def _prompt_logprobs(choice: dict[str, Any], ids: Sequence[int], most: int) -> Numbers:
-    """Reads an answer with one dictionary per token, in which the token's own id must be a key."""
-    listed = choice.get("prompt_logprobs")
-    if not isinstance(listed, list):
-        raise WrongAnswerError("it has no prompt_logprobs")
-    _require_positions(listed, len(ids))
-    try:
-        numbers = [listed[i][str(ids[i])]["logprob"] for i in range(1, len(ids))]
-        return numbers, [[entry["logprob"] for entry in found.values()] for found in listed[1:]] if most else None
-    except (KeyError, TypeError, AttributeError):
-        raise WrongAnswerError("a score is not about the token that was sent") from None
-
-
-def _require_positions(listed: list[Any], wanted: int) -> None:
-    if len(listed) != wanted:
-        raise WrongAnswerError(f"it has {len(listed)} positions for {wanted} tokens")
-    if listed[0] is not None:
-        raise WrongAnswerError("the first token has a score, and nothing precedes it")
-
-
 # ── scores ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 class RefusedError(Exception):
     """The server refuses a request. The message has the HTTP status and the server's words."""
@@ -273,7 +192,7 @@ class RefusedError(Exception):
 
 def ask(link: Link, form: Form, model: str, ids: Sequence[int], most: int = 0, **how: Any) -> PromptScores:
     """Requests the scores of one prompt. Raises RefusedError or WrongAnswerError if the answer has none."""
-    reply = link.post(COMPLETIONS, form.body(model, ids, most), **how)
+    reply = link.post(form.path, form.body(model, ids, most), **how)
     if not reply.good:
         raise RefusedError(f"{reply.status}: {reply.words}")
     return form.read(link, reply.value, ids, most)
@@ -303,13 +222,6 @@ def _fix(words: str) -> str:
     return "see the server's log"
 
 
-def not_logprobs(link: Link, why: str) -> EngineError:
-    return EngineError(
-        f"{link.root} does not answer with log-probabilities ({why})",
-        fix="they look like logits: start the server with --logprobs-mode raw_logprobs",
-    )
-
-
 def find_form(link: Link, model: str) -> tuple[Form, PromptScores]:
     """Returns the first form that this server understands, and the scores that the server gave in this form."""
     reasons = []
@@ -318,7 +230,7 @@ def find_form(link: Link, model: str) -> tuple[Form, PromptScores]:
             return form, ask(link, form, model, FIRST_IDS, final=frozenset({500, 501}))
         except (RefusedError, WrongAnswerError) as wrong:
             reasons.append(f"{form.name}: {wrong}")
-    raise _unfit(link, model, f"{link.root} does not score prompts ({reasons[0]}; {reasons[-1]})")
+    raise _unfit(link, model, f"{link.root} does not score prompts ({'; '.join(reasons)})")
 
 
 def _unfit(link: Link, model: str, why: str) -> EngineError:
@@ -330,7 +242,9 @@ def _unfit(link: Link, model: str, why: str) -> EngineError:
     elif isinstance(link.get("/api/version", final=ANYTHING).fields.get("version"), str):
         name, scored = "Ollama", shlex.quote(f"ollama:{model}")
     else:
-        return EngineError(why, fix="give the address of a server that has prompt_logprobs, or echo with logprobs")
+        return EngineError(
+            why, fix="give the address of a server that has prompt_logprobs, echo with logprobs, or SGLang's /generate"
+        )
     return EngineError(
         f"{link.root} is {name}, which scores the tokens that it generates, not those of a text",
         fix=f"score its file by llama.cpp, as it is served, on the server's machine: scoremode ppl {scored}",

@@ -32,8 +32,9 @@ from scoremode.core.text.tokenizer import (
     TokenizerFacts,
     owned_characters,
 )
+from scoremode.engines.server.forms import Form
 from scoremode.engines.server.link import SMALL, Link, Reply
-from scoremode.engines.server.served import Form, ServerFacts, ServiceFacts, find_form, find_service, look
+from scoremode.engines.server.served import ServerFacts, ServiceFacts, find_form, find_service, look
 from scoremode.engines.server.server_options import PATIENCE, TIMEOUT, ServerOptions, root_of
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.values import Ids, Ints

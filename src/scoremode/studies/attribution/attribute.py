@@ -20,13 +20,13 @@ from scoremode.core.engine.plugin import Work
 from scoremode.core.plan.path import DECODE
 from scoremode.core.verbs.arguments import AllArguments, spelled_out, split_arguments
 from scoremode.core.verbs.compare import compare
+from scoremode.core.verbs.compared_models import CompareRequest, assign_engines, short
 from scoremode.core.verbs.model import GivenTokenizer, LazyModel
 from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.progress_display import shows_progress
 from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.run_contents import describe_engine
 from scoremode.core.verbs.scoring import check_fits
-from scoremode.core.verbs.sides import CompareRequest, assign_engines, short
 from scoremode.errors import InputError, OptionError, RunError, did_you_mean, print_line
 from scoremode.studies.attribution.cells import Cells, Damage, PlanCells
 from scoremode.studies.attribution.folder import AGAIN, AttributionFolder

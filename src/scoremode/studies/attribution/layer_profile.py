@@ -28,11 +28,11 @@ from scoremode.core.scores.answers import Window
 from scoremode.core.statistics.groups import grouping
 from scoremode.core.verbs.arguments import AllArguments, EngineOptionArguments, spelled_out, split_arguments
 from scoremode.core.verbs.baselines import comparable_facts, require_same_question
+from scoremode.core.verbs.compared_models import CompareRequest, assign_engines, name_of
 from scoremode.core.verbs.model import TOLD_FROM, GivenTokenizer, LazyModel
 from scoremode.core.verbs.progress import Progress, announce
 from scoremode.core.verbs.progress_display import shows_progress
 from scoremode.core.verbs.scoring import check_fits
-from scoremode.core.verbs.sides import CompareRequest, assign_engines, name_of
 from scoremode.errors import EngineError, InputError, OptionError, print_line
 from scoremode.studies.attribution.depth_profile import DepthProfile, ProfileSums
 from scoremode.studies.attribution.layer_states import LayerStates, fed_tokens

@@ -21,10 +21,10 @@ from scoremode.core.statistics.estimate import ratio, with_error_fields
 from scoremode.core.statistics.statistic import Statistic, estimates
 from scoremode.core.verbs.arguments import AllArguments, spelled_out, split_arguments
 from scoremode.core.verbs.compare import compare
+from scoremode.core.verbs.compared_models import short
 from scoremode.core.verbs.model import GivenTokenizer, LazyModel
 from scoremode.core.verbs.progress import Progress, announce
 from scoremode.core.verbs.progress_display import shows_progress
-from scoremode.core.verbs.sides import short
 from scoremode.errors import OptionError
 from scoremode.values import Bools, Estimate, Floats, Ints
 

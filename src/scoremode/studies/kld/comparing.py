@@ -20,11 +20,11 @@ from scoremode.core.scores.answers import Answers, WindowSource
 from scoremode.core.store.run import Run
 from scoremode.core.text.tokens import text_of_ids
 from scoremode.core.verbs.baselines import OpenBaseline, OpenStoredBaseline
+from scoremode.core.verbs.compared_models import Folders, ModelSettings
 from scoremode.core.verbs.model import LazyModel
 from scoremode.core.verbs.progress import announce
 from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.scoring import score_run
-from scoremode.core.verbs.sides import Folders, ModelSettings
 from scoremode.errors import EngineError, InputError, ModelError, OptionError
 from scoremode.studies.kld.file import Coarseness, FileBaseline, KldFile, is_kld, least_divergence, read_scores
 from scoremode.values import Bools

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 from scoremode.core.engine.registry import all_options
-from scoremode.core.verbs.sides import CompareRequest, ModelSettings, short
+from scoremode.core.verbs.compared_models import CompareRequest, ModelSettings, short
 from scoremode.errors import OptionError
 from scoremode.studies.paths.variation import combinations
 

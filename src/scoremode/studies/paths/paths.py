@@ -20,13 +20,13 @@ from scoremode.core.plan.path import CACHE_HIT, CHUNK_TOKENS, CHUNKED, DECODE, r
 from scoremode.core.statistics.comparison import Comparison, Comparisons
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.arguments import PATH, AllArguments, spelled_out, split_arguments
-from scoremode.core.verbs.memory import is_by_logits
+from scoremode.core.verbs.compared_models import Folders
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, tokenizer_name
 from scoremode.core.verbs.ppl import ppl_of
 from scoremode.core.verbs.progress import Progress, announce
 from scoremode.core.verbs.progress_display import shows_progress
 from scoremode.core.verbs.reference import reference_of
-from scoremode.core.verbs.sides import Folders
+from scoremode.core.verbs.two_models import is_by_logits
 from scoremode.errors import EngineError, OptionError, did_you_mean
 from scoremode.studies.paths.variation import Variation, against_first
 

@@ -31,12 +31,12 @@ from scoremode.core.scores.answers import WindowList
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.baselines import OpenBaseline, compare_with
-from scoremode.core.verbs.memory import require_both_fit
+from scoremode.core.verbs.compared_models import NOISE, Folders, compared_with
 from scoremode.core.verbs.model import LazyModel, in_memory
 from scoremode.core.verbs.progress import Progress, announce
 from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.scoring import UnfinishedRun, answered, score_run
-from scoremode.core.verbs.sides import NOISE, Folders, compared_with
+from scoremode.core.verbs.two_models import require_both_fit
 from scoremode.studies.paths.turns import TurnsEngine
 from scoremode.values import Floats, change
 

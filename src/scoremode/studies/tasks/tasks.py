@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scoremode.core.verbs.sides import short
+from scoremode.core.verbs.compared_models import short
 from scoremode.errors import InputError, OptionError, UnknownArgumentError, did_you_mean
 from scoremode.studies.tasks.logs import RUN, LoggedModel, number, part, read_log
 from scoremode.studies.tasks.results import TaskPair, TasksComparison, groups_of, pair_task, top_of

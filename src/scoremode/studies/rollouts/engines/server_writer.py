@@ -21,8 +21,9 @@ from scoremode.core.engine.plugin import Work
 from scoremode.core.models.subject import Subject
 from scoremode.engines.server import ServerPlugin
 from scoremode.engines.server.engine import ServerEngine, in_threads
+from scoremode.engines.server.forms import COMPLETIONS, ROUNDING
 from scoremode.engines.server.link import SMALL, Link
-from scoremode.engines.server.served import BYTES_PER_TOKEN, COMPLETIONS, ROUNDING
+from scoremode.engines.server.served import BYTES_PER_TOKEN
 from scoremode.engines.server.server_options import ServerOptions
 from scoremode.errors import EngineError, OptionError
 from scoremode.studies.rollouts.writing import DrawingRules, Tell, Writer, WritingRequest, WrittenTokens

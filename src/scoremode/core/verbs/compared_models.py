@@ -1,4 +1,4 @@
-"""The sides of a comparison: which engine scores which model, where the runs go, and both runs as one value."""
+"""The models of a comparison: which engine scores which model, where the runs go, and both runs as one value."""
 
 from __future__ import annotations
 

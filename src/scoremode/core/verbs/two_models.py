@@ -12,8 +12,8 @@ from scoremode.core.engine.plugin import EnginePlugin, Work
 from scoremode.core.engine.registry import require
 from scoremode.core.free_memory import available
 from scoremode.core.verbs.arguments import asked_path
+from scoremode.core.verbs.compared_models import name_of
 from scoremode.core.verbs.model import LazyModel
-from scoremode.core.verbs.sides import name_of
 from scoremode.errors import EngineError, print_line
 
 

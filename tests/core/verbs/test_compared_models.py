@@ -13,7 +13,7 @@ import pytest
 import scoremode as sm
 from scoremode.core.engine import registry
 from scoremode.core.engine.registry import choose_engine, engine_for, known_engines, share_options
-from scoremode.core.verbs.sides import CompareRequest, assign_engines
+from scoremode.core.verbs.compared_models import CompareRequest, assign_engines
 from scoremode.errors import CandidatesError, InputError, OptionError, RunError
 from tests.gguf_files import gguf_of, require_llamacpp
 from tests.makers import make_tiny_model
