@@ -44,7 +44,7 @@ def test_engines_as_json_are_a_list_of_objects(command: Command) -> None:
     assert {engine["name"] for engine in command("info", "engines", "--json").json} == set(known_engines())
 
 
-# ── report ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── report ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.fixture
 def kept(command: Command, tmp_path: Path) -> Path:
     folder = tmp_path / "run"
