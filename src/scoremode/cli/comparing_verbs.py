@@ -222,15 +222,15 @@ class ReportVerb(Verb):
         from scoremode.reports.readme import run_folders
         from scoremode.reports.runs import run_blocks
 
-        page = getattr(parsed, "output", None)
-        more, output = read_columns(parsed.columns), page and check_report(page)  # before columns are read
+        page: Any = getattr(parsed, "output", None)
+        more, output = read_columns(parsed.columns), check_report(page) if page else None  # before columns are read
         first, *others = run_folders(parsed.run_folders)
         if parsed.worst is not None and (others or page):
             raise OptionError("--worst is about one run in the terminal", fix="leave --worst out")
         if more and not others:
             raise OptionError("--columns is about comparisons", fix="name several runs, or leave --columns out")
         found = of_runs(first, others)
-        if page:
+        if output is not None:
             from scoremode.reports.html.page import render, write
 
             alone = [] if found else [load(first)]

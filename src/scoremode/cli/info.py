@@ -159,7 +159,7 @@ def list_engines() -> list[dict[str, Any]]:
         }
         for name, plugin in known_engines().items()
     ]
-    refused = [
+    refused: list[dict[str, Any]] = [
         {"name": r.name, "summary": None, "default": False, "problem": r.problem, "package": r.package, "about": []}
         for r in registry().refused
     ]

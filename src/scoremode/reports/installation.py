@@ -27,7 +27,7 @@ def info_blocks(about: str | None, found: Any) -> list[Block]:
         return [Facts([*(Fact(one["name"], one["summary"]) for one in found), *refused], bold=True)]
     if about == "engines":
         return [engines_facts(found)]
-    tests = ["", tests_facts(found)] if "self_tests" in found else []
+    tests: list[Block] = ["", tests_facts(found)] if "self_tests" in found else []
     return [installed_facts(found), "", engines_facts(found["engines"]), *tests]
 
 

@@ -96,7 +96,7 @@ def test_values_have_the_type_of_their_flag(text: str, wanted: dict[str, list[An
         ({"dtype": ["float32", "float32"]}, "twice"),
         ({"max-model-len": [1], "max_model_len": [2]}, "twice"),
         ({"trust-remote-code": [True]}, "not a setting to compare"),
-        ({"sequences": [1, 4]}, "not a setting of an engine; use scoremode paths MODEL --vary decode"),
+        ({"sequences": [1, 4]}, "not a setting of an engine; type --vary decode"),
     ],
 )
 def test_bad_settings_are_refused(vary: dict[str, list[Any]], says: str) -> None:

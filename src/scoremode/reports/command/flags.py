@@ -131,7 +131,7 @@ METHOD: Flags = {
 AGAIN = {"--corpus TEXT …": "; may be given again", "--method METHOD …": "; may be given again"}
 QUESTION = tuple(flag.split()[0].removeprefix("--").replace("-", "_") for flag in (*TEXT, *METHOD))
 ENGINE: Flags = {
-    "--engine ENGINE": "see scoremode info engines (default: what fits the model)",
+    "--engine ENGINE": "see scoremode info engines (default: by the model)",
     "--tokenizer FOLDER": "another tokenizer than the model's own",
 }
 REPLICAS: Flags = {

@@ -23,8 +23,8 @@ class PathsVerb(Verb):
         "scoremode paths org/model --vary dtype=float32,bfloat16 --corpus wikitext2",
     )
     everyday = (
-        *(*flags.EVERYDAY_TEXT, "--method", "--context-length", "--max-windows", "--vary", "--sequences"),
-        *("--chunk-tokens", "--repeat", *flags.EVERYDAY_ENGINE, "--out", "--report", "--json"),
+        *(*flags.EVERYDAY_TEXT, "--context-length", "--vary", "--sequences", "--chunk-tokens"),
+        *(*flags.EVERYDAY_ENGINE, "--out", "--report", "--json"),
     )
     epilog = (
         "decode, chunked and cache-hit are compared with prefill, and a few windows are computed again, to tell "
@@ -36,8 +36,8 @@ class PathsVerb(Verb):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         flags.add_model(parser, several_sequences=True)
         group = parser.add_argument_group("comparison")
-        ways = "decode (default), chunked, cache-hit, several with commas; or noise, or a flag: dtype=float32,bfloat16"
-        flags.add(group, {"--vary WAYS …": f"{ways}; flags may be repeated"})
+        ways = "decode (default), chunked, cache-hit; or noise; or flags, as in dtype=float32,bfloat16"
+        flags.add(group, {"--vary WAYS …": ways})
         flags.add(group, {"--chunk-tokens N,…": "of chunked and cache-hit (default: 256)"})
         flags.add(group, {"--repeat N": "of noise and flags: passes over each setting (default: 2)"})
         kept = {
@@ -58,7 +58,8 @@ class PathsVerb(Verb):
         if output and (vary == "noise" or isinstance(vary, dict)):
             raise OptionError("noise has no page", fix="leave --report out")
         with progress_bar("scoring") as progress:
-            found: Any = paths(
+            measure: Any = paths  # what it returns depends on ``vary``
+            found = measure(
                 parsed.model,
                 vary=vary,
                 chunk_tokens=parsed.chunk_tokens,

@@ -44,7 +44,7 @@ class Feeding:
 
 
 @overload
-def paths(
+def paths(  # type: ignore[overload-overlap]  # "noise" is a string, too
     model: GivenModel,
     *,
     vary: Mapping[str, Sequence[Any]] | Literal["noise"],
