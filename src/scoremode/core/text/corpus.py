@@ -109,6 +109,7 @@ class CorpusKind:
     check: Callable[[str], object]  # refuses a name that cannot work; nothing is read
     open: Callable[[str], CorpusSource]  # reads what a name without the prefix stands for
     whole_divergence: bool = False  # do comparisons need more than KL?
+    as_baseline: str = ""  # what to type for a comparison of a model with the texts themselves
 
 
 def kind_of(corpus: Any) -> CorpusKind | None:
@@ -150,7 +151,7 @@ def check_names(spec: Spec | Sequence[Spec] | None = None, **named: Unpack[TextA
         if value is not None and name != "num_samples":
             require_text(name, value)
         if value == "":
-            example = ', as in --text "The quick brown fox"' if name == "text" else ""
+            example = ", as in --text WORDS" if name == "text" else ""
             raise CorpusError(f"{_flag(name)} is empty", fix=f"give it a value{example}")
     text, field, dataset = named.get("text"), named.get("field"), named.get("dataset")
     num_samples = whole_number("num_samples", named.get("num_samples"))

@@ -36,11 +36,12 @@ from scoremode.core.verbs.scoring import check_fits
 from scoremode.core.verbs.session import ModelMethod
 from scoremode.errors import OptionError, did_you_mean
 from scoremode.studies.paths.variation import Variation, combinations
-from scoremode.values import Floats, change
+from scoremode.values import Floats, change, rounded
 
 QUANTILE = 0.999
 SAME_BITS = {"max_num_batched_tokens"}  # settings that move no score of an engine that promises equal bits
-OF_PATHS = ("path", "sequences", "cache")  # how tokens are fed, which ``scoremode paths`` varies
+NOISE = "noise"  # what ``paths`` varies if nothing but the pass differs
+OF_PATHS = ("path", "sequences", "cache")  # how tokens are fed
 
 Setting = dict[str, Any]
 """``engine`` or names of options -> the value of this setting; None is the engine's own choice."""
@@ -91,11 +92,11 @@ class Noise:
     def __repr__(self) -> str:
         widest = max((s.drift.max for s in self.settings), default=0.0)
         again = max((s.repeats.max for s in self.settings if s.repeats is not None), default=None)
-        several = f"{len(self.settings)} settings, which differ by at most {widest:.3g} nats per target"
+        several = f"{len(self.settings)} settings, which differ by at most {rounded(widest)[0]} nats per target"
         return few_lines(
             f"Noise of {self.model} on {self.corpus}, {self.plan.targets:,} targets by {self.plan.method}",
             several if len(self.settings) > 1 else "",
-            f"{self.repeat} passes, which differ by at most {again:.3g} nats" if again is not None else "",
+            f"{self.repeat} passes, which differ by at most {rounded(again)[0]} nats" if again is not None else "",
         )
 
     def as_json(self) -> list[dict[str, Any]]:
@@ -234,7 +235,7 @@ def _known_name(flag: str) -> str:
     if name in may_vary():
         return name
     if name in OF_PATHS:
-        fix = "use scoremode paths MODEL --vary decode,cache-hit --sequences 1,16"
+        fix = "type --vary decode,cache-hit --sequences 1,16"
         raise OptionError(f"--vary {name} is not a setting of an engine", fix=fix)
     for other, (_, option) in all_options().items():
         if name in (other, option.flag.removeprefix("--").replace("-", "_")):
