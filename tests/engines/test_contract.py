@@ -27,7 +27,6 @@ from tests.engines import option_docs
 from tests.house import HOUSE
 
 
-
 # ── nobody knows an engine by name ───────────────────────────────────────────────────────────────────────────────────
 def test_nothing_outside_its_folder_knows_the_word_vllm() -> None:
     """But for scoremode/vllm.py, which is nothing but the short name that people import it by, for the service, which
