@@ -16,8 +16,8 @@ from scoremode.core.engine.registry import GROUP, all_options, known_engines
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "src" / "scoremode" / "core" / "verbs" / "arguments.py"
+PAGES = sorted((ROOT / "docs").glob("*.md"))
 FIELDS = re.compile(r'(class EngineOptionArguments.*?"""\n\n).*?(?=\n\n)', re.DOTALL)
-OPTIONS = re.compile(r"(<!-- options of (\w+) -->).*?<!-- end -->", re.DOTALL)
 TYPES = {"Pairs": "Mapping[str, Any] | Pairs"}
 
 
@@ -39,7 +39,7 @@ def _type(option: KnownOption) -> str:
 
 
 def docs_table(engine: str) -> str:
-    """The options of an engine as a Markdown table, for its page in docs/."""
+    """The options of an engine as a Markdown table."""
     rows = [
         f"| {_flag(option)} | `{option.name}` | {_plain(option)} |\n"
         for option in known_engines()[engine].options.known().values()
@@ -59,25 +59,21 @@ def _plain(option: KnownOption) -> str:
     return option.details.help.replace("|", "\\|") + choices
 
 
-def pages() -> list[Path]:
-    """The pages of docs/ that have a table of an engine."""
-    return [page for page in sorted((ROOT / "docs").glob("*.md")) if OPTIONS.search(page.read_text())]
-
-
 def docs(page: str) -> str:
     """A page with the table between each ``<!-- options of ENGINE -->`` and ``<!-- end -->`` written anew."""
 
     def written(found: re.Match[str]) -> str:
         return f"{found[1]}\n\n{docs_table(found[2])}\n<!-- end -->"
 
-    return OPTIONS.sub(written, page)
+    return re.sub(r"(<!-- options of (\w+) -->).*?<!-- end -->", written, page, flags=re.DOTALL)
 
 
 def main() -> None:
-    """Write core/verbs/arguments.py and the tables of the docs."""
+    """Write core/verbs/arguments.py, and the tables on the pages that have one."""
     FILE.write_text(source())
-    for page in pages():
-        page.write_text(docs(page.read_text()))
+    for page in PAGES:
+        if (text := page.read_text()) != (written := docs(text)):
+            page.write_text(written)
 
 
 if __name__ == "__main__":
