@@ -1,4 +1,4 @@
-"""docs/environment.md and the source agree: every variable that is read or set is on the page, and nothing else is."""
+"""docs/commands.md and the source agree: every variable that is read or set is on the page, and nothing else is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.house import files
 
-PAGE = (Path(__file__).parents[1] / "docs" / "environment.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[1] / "docs" / "commands.md").read_text(encoding="utf-8")
 FAMILIES = ("SCOREMODE_", "VLLM_", "RAY_", "AWS_", "HF_", "NVIDIA_", "OMP_", "TORCH_", "XDG_", "EXL3_", "EXLLAMA")
 NAME = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]*)*")
 READING = ("environ.get", "environ.setdefault", "environ.pop", "getenv")
@@ -35,18 +35,13 @@ def on_page(*titles: str) -> set[str]:
     """Names in the first column of the tables under these headings."""
     found: set[str] = set()
     for title in titles:
-        section = PAGE.split(f"## {title}\n")[1].split("\n## ")[0]
+        section = PAGE.split(f"### {title}\n")[1].split("\n### ")[0]
         cells = re.findall(r"^\| (.*?) \|", section, re.MULTILINE)
         found |= {name for cell in cells for name in re.findall(r"`([A-Z][A-Z0-9_]+)…?`", cell)}
     return found
 
 
-OURS = (
-    "For you to set",
-    "Secrets",
-    "Of other programs, read by scoremode too",
-    "Set by scoremode for its own processes",
-)
+OURS = ("For you to set", "Secrets", "Of other programs", "Set by scoremode for its own processes")
 
 
 def test_every_variable_of_the_source_is_on_the_page() -> None:

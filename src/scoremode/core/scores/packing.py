@@ -217,7 +217,7 @@ VERSION = 2
 CONTENT_TYPE = "application/x-scoremode"
 START = struct.Struct("<8sI")  # magic, version
 TYPES = frozenset({"<i4", "<i8", "<f8"})  # types of arrays
-AGAIN = "see docs/service.md for the form of a message"
+AGAIN = "see docs/server.md for the form of a message"
 
 T = TypeVar("T")
 
