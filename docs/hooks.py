@@ -59,6 +59,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return markdown.replace(ARGUMENTS, argument_tables()) if page.file.src_uri == "api.md" else markdown
 
 
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Without this mark, the theme asks GitHub for the number of stars on every page."""
+    return output.replace('data-md-component="source"', "")
+
+
 def argument_tables() -> str:
     """Every argument of a question, of an engine and of replicas, each with an anchor that signatures link to."""
     from scoremode.core.engine.registry import all_options

@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import scoremode
+from tests.browser import CHROMIUM, Browser
 
 pytest.importorskip("mkdocs")
 pytest.importorskip("mkdocstrings")
@@ -105,3 +106,23 @@ def test_internal_links_lead_to_a_page_and_its_anchor(site: Path, pages: dict[Pa
             if missing:
                 broken.append(f"{path.relative_to(site)}: {link}")
     assert broken == []
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser")
+def test_the_search_finds_pages_on_a_disk(site: Path, tmp_path: Path) -> None:
+    """Opened as a file: the index is a script, and the worker a hidden frame."""
+    browser = Browser(tmp_path)
+    try:
+        browser.screen(1280)
+        browser.open(site / "index.html")
+        found = browser.ask(
+            "new Promise((found) => {"
+            "const field = document.querySelector('[data-md-component=search-query]');"
+            "field.focus(); field.value = 'Pinsker'; field.dispatchEvent(new Event('keyup', {bubbles: true}));"
+            "const look = () => [...document.querySelectorAll('.md-search-result__link')].map((a) => a.href);"
+            "const timer = setInterval(() => look().length && (clearInterval(timer), found(look())), 50); })"
+        )
+        assert "/reading.html" in found[0]
+        assert browser.problems() == []
+    finally:
+        browser.close()

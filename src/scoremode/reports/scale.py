@@ -2,7 +2,7 @@
 
 LLaMA 3 8B     llama.cpp's scoreboard, rows without importance matrix: tools/perplexity/README.md at commit b21e4de;
                figures of 2024 (revision f364eb6, CUDA, f16 original, context 512, the whole test set)
-SmolLM2-135M   measured by the same tool on 60 chunks: docs/compare.md#how-large-is-a-kl has commands and versions
+SmolLM2-135M   measured by the same tool on 60 chunks: docs/reading.md has the versions
 
 The KL of different models, texts and contexts compare only roughly: the same scoreboard has 0.11 for Q2_K of LLaMA 2
 7B, a quarter of that of LLaMA 3 8B. A row of SmolLM2's 576 weights cannot be cut into the blocks of 256 that K types

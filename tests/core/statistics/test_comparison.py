@@ -176,7 +176,7 @@ def test_declarations_have_names_of_their_own_and_say_what_they_are() -> None:
     assert len(FIELDS) == len(set(FIELDS)) == sum(len(statistic.fields) for statistic in STATISTICS)
     assert [statistic.name for statistic in STATISTICS if not statistic.about] == []
     assert {statistic.mean is not None for statistic in STATISTICS if statistic.ranks} == {True}
-    page = (Path(__file__).parents[3] / "docs" / "compare-statistics.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "statistics.md").read_text()
     assert [statistic.name for statistic in STATISTICS if f"`{statistic.name}`" not in page] == []
 
 

@@ -244,7 +244,7 @@ def test_served_is_near_emulated(
 
 
 def test_int8_kernels_are_those_of_the_docs() -> None:
-    """The kernels themselves. Where a release of vLLM changes this, docs/served-and-emulated.md must change too."""
+    """The kernels themselves. Where a release of vLLM changes this, docs/compare.md must change too."""
     machine = platform.machine().lower()
     assert support.rounds_int8_activations() == (machine not in ("aarch64", "arm64"))
     exact = machine not in ("x86_64", "amd64") or bool(torch.cpu._is_vnni_supported())
@@ -252,7 +252,7 @@ def test_int8_kernels_are_those_of_the_docs() -> None:
 
 
 def test_activations_that_are_cut_off_lose_several_times_as_much(cut_off: Found, emulated: list[Found]) -> None:
-    """The finding of docs/served-and-emulated.md, on every machine."""
+    """The finding of docs/compare.md, on every machine."""
     assert cut_off.kl.mean() > 3 * emulated[0].kl.mean()
     assert cut_off.logprob.mean() < emulated[0].logprob.mean()
 

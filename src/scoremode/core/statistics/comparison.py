@@ -1,7 +1,7 @@
 """Two runs of one plan ─▶ numbers with errors. Each is declared once: how it is computed, called and shown.
 
 Means weight a target as the method does (``PairedRuns.weight``); quantiles count each target once. Bounds (``…_low``,
-``…_high``) are 95 % bounds by Student's t, in the statistic's range. docs/compare-statistics.md has every formula.
+``…_high``) are 95 % bounds by Student's t, in the statistic's range. docs/statistics.md has every formula.
 
 To add a statistic, add it to ComparisonNumbers.
 """
@@ -343,7 +343,7 @@ class Comparison(PairedRuns, ArrowTable, ComparisonNumbers):
         return PREFILL if self.is_of_paths else str(self.baseline.manifest["model"])
 
     def statistics(self) -> dict[str, Any]:
-        """Perplexities, divergence and shares, with paired errors: see docs/compare-statistics.md."""
+        """Perplexities, divergence and shares, with paired errors: see docs/statistics.md."""
         return dict(self._statistics)
 
     @cached_property
@@ -401,7 +401,7 @@ class Comparison(PairedRuns, ArrowTable, ComparisonNumbers):
 class Comparisons(UserList[Comparison], ArrowTable):
     """The comparisons of candidates with one baseline: used like a list, and shown by a notebook as one table.
 
-    As a table, it has one row per candidate, with the statistics of docs/compare-statistics.md.
+    As a table, it has one row per candidate, with the statistics of docs/statistics.md.
     """
 
     def to_arrow(self) -> Any:

@@ -13,7 +13,7 @@ Bounds are Student's t with these degrees of freedom, on a scale that keeps them
 
 A share that is the same in all groups would have the error 0. There, each group counts as one yes or no (Clopper and
 Pearson). Both formulas above account for a few large documents that dominate many small ones. With fewer than FEWEST
-groups, the error is None. docs/errors.md shows how often the bounds contain the true mean.
+groups, the error is None. docs/statistics.md shows how often the bounds contain the true mean.
 """
 
 from __future__ import annotations

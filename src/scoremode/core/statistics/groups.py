@@ -11,7 +11,7 @@ blocks of the text             FEWEST equal parts, of at least SHORTEST tokens: 
 too few                        the known pieces; estimates over them have no error
 
 Windows are not independent: neighbouring windows of 2,048 tokens of WikiText-2 have a correlation of 0.5, because an
-article continues from one window to the next. docs/errors.md has the measurements for FEWEST, STRETCH and SHORTEST.
+article continues from one window to the next. docs/statistics.md has the measurements for FEWEST, STRETCH and SHORTEST.
 """
 
 from __future__ import annotations

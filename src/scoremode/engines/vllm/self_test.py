@@ -21,11 +21,11 @@ from scoremode.values import Ids
 TEST_TOKENS, TEST_TARGETS = 12, 3
 CUTS_OFF = (
     "vLLM's kernel on this CPU cuts int8 activations off instead of rounding them: this checkpoint loses more here "
-    "than elsewhere (docs/served-and-emulated.md)"
+    "than elsewhere (docs/compare.md#surprising-results-explained)"
 )
 SATURATES = (
     "vLLM's kernel on this CPU, which has no VNNI, cuts sums of int8 products off at 16 bits: this checkpoint loses "
-    "more here than elsewhere (docs/served-and-emulated.md)"
+    "more here than elsewhere (docs/compare.md#surprising-results-explained)"
 )
 NOT_INVARIANT = "VLLM_BATCH_INVARIANT=1 has no effect in vLLM's build for CPUs: it promises nothing here"
 UNQUANTIZED = ("auto", "float16", "bfloat16", "half", "float32")  # dtypes of a K/V cache
