@@ -169,7 +169,9 @@ class FactColumns:
     ] = None
     slice: Annotated[
         npt.NDArray[np.object_] | None,
-        Column("text", "the part of the text that it begins in, if the text has [slices](corpora.md#slices)", always=False),
+        Column(
+            "text", "the part of the text that it begins in, if the text has [slices](corpora.md#slices)", always=False
+        ),
     ] = None
 
 
