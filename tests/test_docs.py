@@ -11,6 +11,7 @@ any other     is for the eye
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import re
 import shlex
@@ -77,16 +78,15 @@ def test_every_flag_in_the_documentation_exists() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
-def test_every_method_has_a_page_with_its_windows_drawn(method: Method) -> None:
+def test_every_method_has_a_section_with_its_windows_drawn(method: Method) -> None:
     name, drawn = method.name, method.windows.__doc__ or ""
-    page = ROOT / "docs" / "methods" / f"{name}.md"
-    words = " ".join(TEXT[page].split())
+    sections = re.split(r"^## ", TEXT[ROOT / "docs" / "methods.md"], flags=re.MULTILINE)
+    (words,) = [" ".join(section.split()) for section in sections if section.startswith(f"{name}\n")]
     feeds = [line for line in drawn.splitlines() if "[" in line and "score" in line]
     assert feeds
     for line in feeds:
         assert " ".join(line.split()) in words
-    for link in (TEXT[ROOT / "README.md"], TEXT[ROOT / "docs" / "index.md"]):
-        assert f"methods/{name}.md" in link
+    assert f"methods.md#{name})" in TEXT[ROOT / "README.md"]
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name_of)
@@ -128,18 +128,34 @@ def in_shell(command: str, environment: dict[str, str]) -> subprocess.CompletedP
     return done
 
 
+def check_commands(block: str, environment: dict[str, str]) -> None:
+    for chunk in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+        command, *shown = chunk.splitlines()
+        done = in_shell(command, environment)
+        assert done.returncode in (0, 2), f"{command}\n{done.stderr}"
+        refused = bool(shown) and shown[0].startswith("scoremode: ")
+        assert (done.returncode == 2) == refused, f"{command}\n{done.stderr}"
+        if shown:
+            printed = done.stderr if refused else done.stdout
+            assert matches(shown, printed), f"{command}\n{printed}"
+
+
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "console")], ids=name_of)
 def test_commands_run_and_print_what_is_shown(page: Path, shell_environment: dict[str, str]) -> None:
     for block in blocks(page, "console"):
-        for chunk in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-            command, *shown = chunk.splitlines()
-            done = in_shell(command, shell_environment)
-            assert done.returncode in (0, 2), f"{command}\n{done.stderr}"
-            refused = bool(shown) and shown[0].startswith("scoremode: ")
-            assert (done.returncode == 2) == refused, f"{command}\n{done.stderr}"
-            if shown:
-                printed = done.stderr if refused else done.stdout
-                assert matches(shown, printed), f"{command}\n{printed}"
+        check_commands(block, shell_environment)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "tool"), [("from-lm-eval.md", "lm_eval"), ("from-mlx-lm.md", "mlx_lm")])
+def test_another_tool_prints_what_its_page_shows(page: str, tool: str, shell_environment: dict[str, str]) -> None:
+    """The first block of the page: the other tool's command and ours, on stories260K."""
+    if importlib.util.find_spec(tool) is None:
+        pytest.skip(f"needs {tool}")
+    Path("stories260K").symlink_to(ROOT / "tests" / "data" / "stories260K")
+    shell_environment["PATH"] += os.pathsep + str(Path(sys.executable).parent)
+    shell_environment["HF_DATASETS_CACHE"] = str(Path("datasets").absolute())
+    check_commands(blocks(ROOT / "docs" / page, "text")[0], shell_environment)
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=name_of)

@@ -177,7 +177,7 @@ class Mismatch(ArrowTable, MismatchNumbers):
 
     # ── numbers ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def statistics(self) -> dict[str, Any]:
-        """All numbers by name, ready for JSON: see docs/own-words.md. None: not measured, not known or infinite."""
+        """All numbers by name, ready for JSON: see docs/rollouts.md. None: not measured, not known or infinite."""
         return dict(self._statistics)
 
     @cached_property

@@ -154,7 +154,7 @@ class HarnessEncoder:
 
 
 def rolling(encoder: HarnessEncoder, text: str) -> list[Continuation]:
-    """Splits a text into full windows that score each token once. docs/methods/lm-eval-rolling.md draws them."""
+    """Splits a text into full windows that score each token once. docs/methods.md draws them."""
     ids = encoder.text(text)
     found = []
     for span in rolling_spans(0, len(ids), encoder.max_length or len(ids), encoder.prefix):
