@@ -21,7 +21,7 @@ from scoremode.reports.command.output import (
     write_report,
 )
 from scoremode.reports.command.verb import Verb
-from scoremode.reports.parts import comparison_parts, offered_parts
+from scoremode.reports.parts import comparison_outputs, comparison_parts, offered_parts
 
 if TYPE_CHECKING:
     from scoremode.core.statistics.comparison import Comparison
@@ -72,6 +72,7 @@ class CompareVerb(Verb):
             "--fail-if RULE …": 'as in "kl_mean > 0.02" or "same_top < 0.9 surely"',
             "--by-depth": "also KL by depth in the window (always if K/V types are compared)",
             **{flag: about for part in offered_parts() for flag, about in part.flags.items()},
+            **{flag: about for output in comparison_outputs() for flag, about in output.flags.items()},
             **flags.COLUMNS,
             **flags.REPORT,
         }
@@ -95,6 +96,8 @@ class CompareVerb(Verb):
         if parsed.no_worse_than is not None:
             require_margin(parsed.no_worse_than)
         output = checked_report(parsed)
+        for left in comparison_outputs():
+            left.check(parsed)
         failed: dict[str, ScoremodeError] = {}
         asked = [(part, given) for part in offered_parts() if (given := part.asked(parsed))]
         with progress_bar("scoring") as progress:
@@ -127,6 +130,8 @@ class CompareVerb(Verb):
             from scoremode.reports.html.page import render
 
             write_report(parsed, output, render(found, statistics, more=more, beside=beside))
+        for left in comparison_outputs():
+            left.write(parsed, found, statistics)
         worse = [f"{one.name}: {one.sentence}" for one in tested if not one.no_worse]
         kind = str(found[0].baseline.manifest.get("stderr_groups", "groups"))
         code = verdict([*(gate.check(rule, one, kind) for rule in rules for one in statistics), *worse])

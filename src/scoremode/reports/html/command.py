@@ -7,6 +7,7 @@ import argparse
 from scoremode.reports.command import flags
 from scoremode.reports.command.output import print_json
 from scoremode.reports.command.verb import Verb
+from scoremode.reports.parts import report_input
 
 
 class ReportVerb(Verb):
@@ -18,7 +19,7 @@ class ReportVerb(Verb):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         flags.add(parser, {"run_folders RUN …": "folders written with --out; the first is the baseline"})
-        parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the page, as in report.html")
+        parser.add_argument("-o", "--output", metavar="FILE", help="the page, as in report.html")
         flags.add(parser, {**flags.COLUMNS, **flags.JSON})
 
     def run(self, parsed: argparse.Namespace) -> None:
@@ -29,6 +30,9 @@ class ReportVerb(Verb):
         from scoremode.reports.html.page import render, write
         from scoremode.reports.numbers import read_columns
 
+        if (shown := report_input(parsed.run_folders)) is not None:
+            shown.show(parsed)
+            return
         output, more = check_report(parsed.output), read_columns(parsed.columns)  # before columns are read
         first, *others = parsed.run_folders
         found = of_runs(first, others)
