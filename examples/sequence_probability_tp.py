@@ -4,7 +4,8 @@
     python examples/sequence_probability_tp.py                          the embedded model, one process
 
 The size must divide the number of attention heads: the embedded smollm2-135m has 9, so 3 works and 2 does not. In
-float32, different sizes agree to about 1e-5 nats. In lower precision they do not; ``scoremode noise`` measures it.
+float32, different sizes agree to about 1e-5 nats. In lower precision they do not;
+``scoremode paths --vary noise`` measures it.
 
 Needs vLLM: see docs/vllm.md.
 """

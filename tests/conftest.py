@@ -40,7 +40,7 @@ LONGEST = (
 VLLM_FIRST = ("engines/vllm/test_quantized", "engines/vllm/test_parallel", "engines/vllm/test_compare")
 # files that start Ray themselves: its workers are forked from one process, which imports torch once
 RAY = ("remote/ray/test_writing",)
-VLLM = ("engines/vllm/", "engines/server/test_real_server", "remote/service/", "cli/test_doctor")
+VLLM = ("engines/vllm/", "engines/server/test_real_server", "remote/service/", "cli/test_info.py")
 
 
 def pytest_configure() -> None:

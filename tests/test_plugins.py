@@ -95,13 +95,13 @@ def test_the_example_is_as_small_as_its_readme_says() -> None:
 
 
 def test_it_is_listed_by_engines_and_doctor(run: Run) -> None:
-    listed = {engine["name"]: engine for engine in run("engines", "--json").json}
+    listed = {engine["name"]: engine for engine in run("info", "engines", "--json").json}
     assert listed["unigram"]["package"] == "scoremode_unigram"
     assert listed["unigram"]["capabilities"]["rank"] is False
     assert listed["unigram"]["options"] == ["--smoothing"]
-    assert "unigram" in run("engines").out
-    found = run("doctor", "--engine", "table", "--json").json
-    assert {"name": "unigram", "problem": None, "about": []} in found["engines"]
+    assert "unigram" in run("info", "engines").out
+    found = run("info", "--test", "--engine", "table", "--json").json
+    assert {one["name"]: one["problem"] for one in found["engines"]}["unigram"] is None
 
 
 def test_its_scores_are_its_own_and_what_it_does_not_give_is_not_measured(run: Run) -> None:
@@ -135,7 +135,7 @@ def test_every_verb_works_with_it_or_refuses_before_it_is_opened(run: Run, tmp_p
     asked = ("unigram:seen.txt", "--corpus", "text.txt")
     assert run("plan", *asked, "--json").json["engine"] == "unigram"
     assert run("ppl", *asked, "--method", "gptq", "--context-length", "64", "--json").code == 0
-    assert run("noise", *asked, "--repeat", "2", "--json").json[0]["repeat_drift_max"] == 0.0
+    assert run("paths", *asked, "--vary", "noise", "--json").json[0]["repeat_drift_max"] == 0.0
     probs = run("prob", "unigram:seen.txt", "--prompt", "a", "--target", "b", "--json").json
     assert probs[0]["tokens"][0]["rank"] is None
     candidate = ("compare", "table:uniform", *asked, "--out", "both")
@@ -181,7 +181,7 @@ def test_one_that_cannot_be_used_is_named_and_the_others_work(
 ) -> None:
     also = (package(tmp_path / "other", "bad-engine", "scoremode.engines", points, code),)
     (name,) = points
-    listed = run("engines", also=also)
+    listed = run("info", "engines", also=also)
     assert listed.code == 0
     assert f"cannot be used: {says}" in " ".join(listed.out.split()) or says in " ".join(listed.out.split())
     assert run("ppl", "table:uniform", "--text", "one two", also=also).code == 0
@@ -206,7 +206,7 @@ def test_two_with_one_name_are_both_refused(run: Run, tmp_path: Path) -> None:
     refused = run("ppl", "twin:seen.txt", "--engine", "twin", "--text", "one two", also=also)
     assert refused.code == 2
     assert "has the same name; uninstall one of the two" in refused.err
-    assert run("engines", "--json", also=also).code == 0
+    assert run("info", "engines", "--json", also=also).code == 0
     assert run("ppl", "unigram:seen.txt", "--text", "one two", also=also).code == 0
 
 
@@ -228,7 +228,7 @@ CORPUS = NamedCorpus("documents", lambda: lambda: iter(["one text", "another tex
 def test_a_method_of_another_package_is_a_method(run: Run, tmp_path: Path) -> None:
     points = {"every-other": "more_methods:METHOD"}
     also = (package(tmp_path / "other", "more-methods", "scoremode.methods", points, METHOD),)
-    assert "every other window" in run("methods", also=also).out
+    assert "every other window" in run("info", "methods", also=also).out
     asked = ("ppl", "table:uniform", "--corpus", "text.txt", "--method", "every-other", "--json")
     found = run(*asked, also=also).json
     assert found["windows"] == len(range(0, len(LONG) - 63, 128))

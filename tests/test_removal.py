@@ -27,7 +27,7 @@ REMOVED = sorted(
     )
     if (path / "__init__.py").exists() and path.relative_to(HOUSE).as_posix() not in KEPT
 )
-CORE = {"ppl", "compare", "reference"}  # verbs that stay, and lose a flag
+CORE = {"ppl", "compare", "reference", "report"}  # verbs that stay, and lose a flag
 GONE = {
     "engines/exllamav3": ["ppl smollm2-135m --text words --engine exllamav3"],
     "engines/llamacpp": ["ppl smollm2-135m --text words --engine llamacpp"],
@@ -42,7 +42,7 @@ GONE = {
     "studies/attribution": ["attribute smollm2-135m other"],
     "studies/kld": ["reference smollm2-135m --kld base.kld"],
     "studies/paths": ["paths smollm2-135m", "noise smollm2-135m"],
-    "studies/rollouts": ["rollouts smollm2-135m", "mismatch texts smollm2-135m"],
+    "studies/rollouts": ["rollouts smollm2-135m", "mismatch texts smollm2-135m", "compare rollouts:texts smollm2-135m"],
     "studies/tasks": ["tasks a b", "lm-eval --tasks arc_easy"],
 }
 """Commands that each folder takes along. Each is answered in one line that names what was typed."""
@@ -86,6 +86,7 @@ def core_lines(model: str) -> list[str | list[str]]:
         ["prob", model, "--prompt", "Once upon", "--target", " a", "--json"],
         ["compare", model, model, "--text", "Once upon a time", "--json"],
         "compare run run --json",
+        "report run --json",
     ]
 
 

@@ -1,5 +1,8 @@
 """The public names with their types, for editors and type checkers; ``__init__.py`` loads them on first use."""
 
+from scoremode.cli.cache import cache as cache
+from scoremode.cli.commands import completion as completion
+from scoremode.cli.info import info as info
 from scoremode.core.plan.plan import Plan as Plan
 from scoremode.core.scores.columns import Scores as Scores
 from scoremode.core.statistics.comparison import Comparison as Comparison
@@ -19,6 +22,8 @@ from scoremode.core.verbs.session import Model as Model
 from scoremode.core.verbs.session import open as open
 from scoremode.core.verbs.session import wrap as wrap
 from scoremode.errors import ScoremodeError as ScoremodeError
+from scoremode.remote.service.command import serve as serve
+from scoremode.reports.card import card as card
 from scoremode.reports.html.page import report as report
 from scoremode.studies.attribution.attribute import attribute as attribute
 from scoremode.studies.attribution.depth_profile import DepthProfile as DepthProfile
@@ -33,6 +38,7 @@ from scoremode.studies.rollouts.mismatch import mismatch as mismatch
 from scoremode.studies.rollouts.mismatch_statistics import Mismatch as Mismatch
 from scoremode.studies.rollouts.rollouts import rollouts as rollouts
 from scoremode.studies.rollouts.texts import Rollouts as Rollouts
+from scoremode.studies.tasks.lm_eval_command import lm_eval as lm_eval
 from scoremode.studies.tasks.prompts import task_prompts as task_prompts
 from scoremode.studies.tasks.results import TasksComparison as TasksComparison
 from scoremode.studies.tasks.tasks import tasks as tasks

@@ -34,7 +34,7 @@ MISTAKES: list[tuple[list[str], str]] = [
         ["plan", "table:uniform", "--out", "x"],
         "--out belongs to scoremode ppl, scoremode prob, scoremode rollouts, scoremode compare, scoremode reference,",
     ),
-    (["show", "run", "--corpus", "x"], "--corpus belongs to scoremode ppl"),
+    (["report", "run", "--corpus", "x"], "--corpus belongs to scoremode ppl"),
     ([*PPL, "--zzzzzz"], "there is no flag --zzzzzz"),
     (["--context-length", "5", "ppl"], "a command comes first"),
     (["--zzzzzz"], "a command comes first"),
@@ -43,8 +43,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["ppl"], "MODEL is missing; as in scoremode ppl MODEL --corpus FILE"),
     (["ppl", "--corpus", "wikitext2"], "MODEL is missing"),
     (["compare", "--corpus", "wikitext2"], "BASELINE is missing; as in scoremode compare BASELINE CANDIDATE"),
-    (["show"], "RUN is missing"),
-    (["report", "run"], "--output is missing"),
+    (["report"], "RUN is missing"),
     ([*PPL, "--stride"], "--stride needs a value"),
     (["ppl", "table:uniform", "--text", "-hello"], "given as --text=VALUE"),
     # twice
@@ -86,8 +85,8 @@ MISTAKES: list[tuple[list[str], str]] = [
     ],
     (["ppl", "", "--text", "one two"], "MODEL is empty"),
     (["ppl", "table:uniform", "--corpus", "python-docs", "--corpus", ""], "--corpus is empty"),
-    (["methods", ""], "METHOD is empty"),
-    (["show", ""], "RUN is empty"),
+    (["info", "methods", ""], "METHOD is empty"),
+    (["report", ""], "RUN is empty"),
     (["report", "run", "-o", ""], "--output is empty"),
     (["compare", "a", ""], "CANDIDATE is empty"),
     # values that do not exist
@@ -95,7 +94,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     ([*PPL, "--engine", "vlm"], "did you mean 'vllm'?"),
     ([*PPL, "--field", "body"], "--field does not apply to plain text"),
     (["plan", "table:uniform", "--corpus", "python-docs", "--field", "body"], "--field does not apply to plain text"),
-    (["methods", "gpqt"], "did you mean 'gptq'?"),
+    (["info", "methods", "gpqt"], "did you mean 'gptq'?"),
 ]
 
 
@@ -110,7 +109,7 @@ def test_a_mistake_is_named(
 
 @pytest.mark.parametrize("verb", [name for name, verb in VERBS.items() if verb.prints_json])
 def test_no_verb_takes_a_shortened_flag(refused: Refused, verb: str) -> None:
-    assert "did you mean --json?" in refused(verb, *["x"] * (verb not in ("engines", "doctor")), "--jso")
+    assert "did you mean --json?" in refused(verb, *["x"] * (verb != "info"), "--jso")
 
 
 @pytest.mark.parametrize(

@@ -64,11 +64,11 @@ def test_a_line_without_the_name_stays_so(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_flags_change_the_level_of_one_command(command: Command) -> None:
-    assert command("engines", "--quiet").code == 0
+    assert command("info", "engines", "--quiet").code == 0
     assert logs.is_quiet()
-    assert command("engines").code == 0
+    assert command("info", "engines").code == 0
     assert not logs.is_quiet()
-    outcome = command("engines", "--quiet", "--verbose")
+    outcome = command("info", "engines", "--quiet", "--verbose")
     assert (outcome.code, "exclude each other" in outcome.err) == (2, True)
 
 

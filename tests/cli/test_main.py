@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import scoremode
 from scoremode import __version__
 from scoremode.cli import commands as edge
 from tests import forked
@@ -71,7 +72,7 @@ def test_without_a_command_help_is_shown_and_one_line_says_what_is_missing(comma
         ["ppl", "m", "--no-such-flag"],
         ["ppl", "m", "--stride", "many"],
         ["prob", "m", "--leading-space", "maybe"],
-        ["show"],
+        ["report"],
         ["--no-such-flag"],
     ],
 )
@@ -172,9 +173,11 @@ def test_an_argument_that_is_not_utf_8_is_one_line_and_exit_code_2() -> None:
     assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (2, b"", 1)
 
 
-@pytest.mark.parametrize("arguments", [["methods"], ["methods", "--json"], ["engines", "--json"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [["info", "methods"], ["info", "methods", "--json"], ["info", "engines", "--json"]], ids=" ".join
+)
 def test_a_reader_that_leaves_early_is_no_error(arguments: list[str]) -> None:
-    """As in ``scoremode methods | head -1``."""
+    """As in ``scoremode info methods | head -1``."""
     read, write = os.pipe()
     os.close(read)
     try:
@@ -224,3 +227,29 @@ def test_a_terminal_sees_progress() -> None:
         process.wait(60)
     assert b"scoring" in seen
     assert process.returncode == 0
+
+
+# ── verbs ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_there_are_few_verbs_and_each_is_a_function_of_the_same_name() -> None:
+    assert len(edge.VERBS) <= 16
+    assert [verb for verb in edge.VERBS if not callable(getattr(scoremode, verb.replace("-", "_"), None))] == []
+
+
+@pytest.mark.parametrize(
+    ("old", "now"),
+    [
+        ("show runs/base --worst 3", "report runs/base --worst 3"),
+        ("noise m --repeat 3", "paths m --repeat 3 --vary noise"),
+        ("noise", "paths MODEL --vary noise"),
+        ("mismatch written m --clip-low 0.5", "compare rollouts:written m --clip-low 0.5"),
+        ("methods", "info methods"),
+        ("methods gptq", "info methods gptq"),
+        ("engines --json", "info engines --json"),
+        ("doctor --engine table", "info --test --engine table"),
+        (f"show {'x' * 900}", "report RUN"),
+    ],
+)
+def test_a_command_that_became_part_of_another_is_answered_with_that(refused: Refused, old: str, now: str) -> None:
+    assert refused(*old.split()).rstrip().endswith(f"type scoremode {now}")
+    if "x" * 900 not in old:
+        edge.build_parser().parse_args(now.split())

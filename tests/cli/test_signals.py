@@ -210,7 +210,7 @@ class Interrupting:
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Interrupting)
 """
-    process = start(finder, "methods", process=subprocess.Popen)
+    process = start(finder, "info", "methods", process=subprocess.Popen)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
     assert err.startswith("scoremode: interrupted; ")

@@ -19,17 +19,17 @@ TEXT = "--corpus texts.jsonl"
 VERBS = {
     "ppl": f"ppl {{baseline}} {TEXT}",
     "ppl, several": f"ppl {{baseline}} {TEXT} --method sliding-once --method mean-of-texts",
-    "show": "show run",
+    "report": "report run",
     "prob": "prob {baseline} --file pairs.jsonl",
     "plan": f"plan {{baseline}} {TEXT}",
-    "noise": f"noise {{baseline}} {TEXT} --vary batch-tokens=64,256 --max-windows 2",
+    "noise": f"paths {{baseline}} {TEXT} --vary batch-tokens=64,256 --max-windows 2",
     "compare": f"compare {{baseline}} {{candidate}} {TEXT} --by-depth",
     "paths": f"paths {{baseline}} {TEXT} --sequences 1,4",
     "attribute": f"attribute {{baseline}} rtn:4:16 {TEXT}",
     "rollouts": "rollouts {baseline} --prompt France --max-tokens 5 --out rollouts",
-    "methods": "methods",
-    "engines": "engines",
-    "doctor": "doctor --engine table",
+    "methods": "info methods",
+    "engines": "info engines",
+    "info": "info --test --engine table",
     "cache": "cache",
 }
 
@@ -53,7 +53,7 @@ def test_nothing_is_torn(verb: str, folder: Path, command: Command, monkeypatch:
     if verb == "cache":  # of its own: others keep names in theirs that are longer than a line
         monkeypatch.setenv("SCOREMODE_CACHE", str(folder / "cache"))
         command("ppl", "table:uniform", "--text", "abc abd")
-    if verb == "show":
+    if verb == "report":
         command("ppl", BASELINE, "--corpus", "texts.jsonl", "--out", "run")
 
     def printed(width: int) -> str:

@@ -52,15 +52,15 @@ def test_wrong_answers_are_seen(
     code: int, err: str, wrong: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(harness, "run", lambda *_: Outcome(code, "", err))
-    found = problems(Case("planted", "show {good.txt}", ("no good",)), tmp_path / "case", NO_STOCK)
+    found = problems(Case("planted", "report {good.txt}", ("no good",)), tmp_path / "case", NO_STOCK)
     assert all(any(problem.startswith(start) for problem in found) for start in wrong), found
     assert bool(found) == bool(wrong)
 
 
 def test_a_word_in_the_path_of_an_input_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harness, "run", lambda _, words: Outcome(2, "", f"scoremode: {words[1]} is wrong\n"))
-    assert problems(Case("planted", "show {empty.txt}", ("empty",)), tmp_path / "a", NO_STOCK) != []
-    assert problems(Case("planted", "show {empty.txt}", ("empty.txt",)), tmp_path / "b", NO_STOCK) == []
+    assert problems(Case("planted", "report {empty.txt}", ("empty",)), tmp_path / "a", NO_STOCK) != []
+    assert problems(Case("planted", "report {empty.txt}", ("empty.txt",)), tmp_path / "b", NO_STOCK) == []
 
 
 def test_a_lost_file_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,5 +70,5 @@ def test_a_lost_file_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         return Outcome(2, "", "scoremode: no good\n")
 
     monkeypatch.setattr(harness, "run", destroy)
-    found = problems(Case("planted", "show {good.txt} {pairs.jsonl}", ()), tmp_path / "case", NO_STOCK)
+    found = problems(Case("planted", "report {good.txt} {pairs.jsonl}", ()), tmp_path / "case", NO_STOCK)
     assert found == ["good.txt was changed", "pairs.jsonl was removed"]

@@ -9,14 +9,50 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.core.cache.entries import KINDS, Entry, cache_limit, entries, evict, mark_of
-from scoremode.core.cache.units import moment
+from scoremode.core.cache.units import moment, parse_age, parse_size
 from scoremode.core.disk.folders import cache_folder
 from scoremode.core.disk.manifests import is_line
 from scoremode.core.strict_json import read_object
-from scoremode.errors import OptionError
+from scoremode.errors import OptionError, did_you_mean
 
 NAMES = ("source", "place", "model", "baseline", "corpus", "method", "engine")  # fields of manifests that are shown
 NOT_DESCRIBED = ("logs", "tasks", "tokenizers")  # their marks are not manifests
+
+
+def cache(
+    action: str | None = None,
+    *,
+    kind: str | Collection[str] = (),
+    older_than: str | float | None = None,
+    larger_than: str | int | None = None,
+    dry_run: bool = False,
+) -> dict[str, Any]:
+    """Lists the cache folder; with ``action="prune"`` it removes entries instead, unless ``dry_run``.
+
+    Entries go if they were not used for ``older_than`` (``"30d"``, or seconds), and the least recently used until
+    the rest is at most ``larger_than`` (``"10GB"``, or bytes). ``kind`` is ``"runs"``, ``"references"``, … or several.
+
+    >>> cache("prune", larger_than="1TB", dry_run=True)["removed"]
+    []
+    """
+    kinds = (kind,) if isinstance(kind, str) else tuple(kind)
+    for one in kinds:
+        if one not in KINDS:
+            raise OptionError(f"the cache has no kind '{one}'", fix=did_you_mean(one, KINDS))
+    if action is None:
+        given = {"--older-than": older_than, "--larger-than": larger_than, "--dry-run": dry_run or None}
+        for flag, value in given.items():
+            if value is not None:
+                raise OptionError(f"{flag} belongs to prune", fix=f"type scoremode cache prune {flag} …")
+        return list_cache(kinds)
+    if action != "prune":
+        raise OptionError(f"scoremode cache has no '{action}'", fix=did_you_mean(action, ["prune"]))
+    try:
+        age = parse_age(older_than) if isinstance(older_than, str) else older_than
+        size = parse_size(larger_than) if isinstance(larger_than, str) else larger_than
+    except ValueError as error:
+        raise OptionError(str(error), fix="give --older-than 30d, --larger-than 10GB or both") from None
+    return prune_cache(older_than=age, larger_than=size, kinds=kinds, dry_run=dry_run)
 
 
 def list_cache(kinds: Collection[str] = ()) -> dict[str, Any]:

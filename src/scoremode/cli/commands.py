@@ -7,14 +7,15 @@ import contextlib
 import errno
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 
 from scoremode import errors
-from scoremode.cli.comparing_verbs import CardVerb, CompareVerb
-from scoremode.cli.completion import CompletionVerb
+from scoremode.cli.comparing_verbs import CardVerb, CompareVerb, ReportVerb
+from scoremode.cli.completion import CompletionVerb, script
 from scoremode.cli.help import add_help_flags, overview
-from scoremode.cli.listing_verbs import CacheVerb, DoctorVerb, EnginesVerb, MethodsVerb, ShowVerb
+from scoremode.cli.listing_verbs import CacheVerb, InfoVerb
 from scoremode.cli.parser import BAD_INPUT, Parser
 from scoremode.cli.scoring_verbs import PlanVerb, PplVerb, ProbVerb, ReferenceVerb
 from scoremode.core import extensions
@@ -26,18 +27,18 @@ from scoremode.version import __version__
 GROUPS: dict[str, dict[str, Verb]] = {
     "score one model": {"ppl": PplVerb(), "prob": ProbVerb(), "plan": PlanVerb()},
     "compare models": {"compare": CompareVerb(), "reference": ReferenceVerb()},
-    "results": {"show": ShowVerb(), "card": CardVerb(), "cache": CacheVerb()},
+    "results": {"report": ReportVerb(), "card": CardVerb(), "cache": CacheVerb()},
     "with other programs": {},
     "this installation": {
-        "methods": MethodsVerb(),
-        "engines": EnginesVerb(),
-        "doctor": DoctorVerb(),
-        "completion": CompletionVerb(lambda: build_parser()),  # noqa: PLW0108 - it is defined below
+        "info": InfoVerb(),
+        "completion": CompletionVerb(lambda shell: completion(shell)),  # noqa: PLW0108 - it is defined below
     },
 }  # those of the core; wings add theirs
 for group, added in extensions.verbs().items():
     GROUPS.setdefault(group, {}).update({name: extensions.load(address)() for name, address in added.items()})
 VERBS = {name: verb for verbs in GROUPS.values() for name, verb in verbs.items()}
+RENAMED = {old: now for verb in VERBS.values() for old, now in verb.renamed.items()}
+MOST_REPEATED = 200  # characters of a command that a refusal repeats
 OUR_BUG = 70
 
 EXAMPLES = (
@@ -74,6 +75,15 @@ def build_parser(wanted: str | None = None) -> Parser:
         add_help_flags(its)
         its.set_defaults(run=verb.run)
     return parser
+
+
+def completion(shell: str) -> str:
+    """Returns the script that completes commands in bash, zsh or fish; it needs the package shtab.
+
+    >>> "scoremode" in completion("bash")
+    True
+    """
+    return script(build_parser(), shell)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -120,7 +130,7 @@ def _run(given: list[str]) -> int:
         return int(VERBS[given[0]].run(argparse.Namespace(words=given[1:])) or 0)
     parser = build_parser(given[0] if given else None)
     if given and not given[0].startswith("-") and given[0] not in VERBS:
-        return _complain(f"there is no command '{given[0]}'; {did_you_mean(given[0], VERBS)}")
+        return _complain(_no_command(*given))
     try:
         parsed = parser.parse_args(given)
     except SystemExit as ended:  # argparse has printed its help or its complaint
@@ -133,6 +143,15 @@ def _run(given: list[str]) -> int:
         return _complain("--verbose and --quiet exclude each other; give one of them")
     logs.install(verbose=parsed.verbose, quiet=parsed.quiet)
     return int(parsed.run(parsed) or 0)
+
+
+def _no_command(name: str, *words: str) -> str:
+    """What to type instead of a command that there is not, or no longer."""
+    if name not in RENAMED:
+        return f"there is no command '{name}'; {did_you_mean(name, VERBS)}"
+    (now, usual), typed = RENAMED[name], shlex.join(words)
+    now = now.format(typed if 0 < len(typed) <= MOST_REPEATED else usual).rstrip()
+    return f"{name} is part of another command now; type scoremode {now}"
 
 
 def _complain(line: str, code: int = BAD_INPUT) -> int:

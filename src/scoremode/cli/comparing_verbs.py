@@ -1,15 +1,16 @@
-"""The verbs that compare and publish: compare and card. Their flags, and what they print."""
+"""The verbs that compare and publish: compare, report and card. Their flags, and what they print."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from scoremode.core import extensions
-from scoremode.errors import CandidatesError, ScoremodeError
+from scoremode.errors import CandidatesError, OptionError, ScoremodeError
 from scoremode.reports.command import flags
 from scoremode.reports.command.output import (
     checked_report,
@@ -21,7 +22,7 @@ from scoremode.reports.command.output import (
     write_report,
 )
 from scoremode.reports.command.verb import Verb
-from scoremode.reports.parts import comparison_outputs, comparison_parts, offered_parts
+from scoremode.reports.parts import comparison_outputs, comparison_parts, offered_parts, report_input
 
 if TYPE_CHECKING:
     from scoremode.core.statistics.comparison import Comparison
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CANDIDATES_FAILED = 2  # the exit code
+WORST = 8  # tokens that are shown of a run
 
 
 class CompareVerb(Verb):
@@ -51,7 +53,8 @@ class CompareVerb(Verb):
         "--json",
     )
     epilog = (
-        "A BASELINE may also be a reference or a .kld file of llama.cpp; both may be runs kept with --out. "
+        "A BASELINE may also be a reference, a .kld file of llama.cpp, or rollouts:DIR with the trainer as the "
+        "CANDIDATE; both may be runs kept with --out. "
         "Several K/V types, as in --cache-type-k f16,q8_0, are candidates of one model. "
         "Exit code 1: a --fail-if rule holds, or --no-worse-than is not shown; "
         "2: a candidate failed, and the others are shown."
@@ -71,15 +74,13 @@ class CompareVerb(Verb):
             "--keep": "keep files that are fetched for org/repo:*; else each is removed after it was scored",
             "--fail-if RULE …": 'as in "kl_mean > 0.02" or "same_top < 0.9 surely"',
             "--by-depth": "also KL by depth in the window (always if K/V types are compared)",
+            "--no-worse-than NATS": "exit code 1 unless the text is surely not less likely by so many nats per token",
             **{flag: about for part in offered_parts() for flag, about in part.flags.items()},
             **{flag: about for output in comparison_outputs() for flag, about in output.flags.items()},
             **flags.COLUMNS,
             **flags.REPORT,
         }
-        group = parser.add_argument_group("comparison")
-        flags.add(group, kept)
-        margin = "exit code 1 unless the text is surely not less likely by so many nats per token"
-        flags.add(group, {"--no-worse-than NATS": margin}, type=flags.amount)
+        flags.add(parser.add_argument_group("comparison"), kept)
         layouts = {f"--{layout.name}": layout.about for layout in extensions.offered("comparison-layout")}
         flags.add(parser.add_mutually_exclusive_group(), {**flags.CARDS, **layouts, **flags.JSON})
 
@@ -91,6 +92,9 @@ class CompareVerb(Verb):
         from scoremode.reports import gate
         from scoremode.reports.numbers import read_columns
 
+        for part in offered_parts():
+            if (code := part.instead(parsed)) is not None:
+                return code
         rules = [gate.parse(text) for text in parsed.fail_if or ()]  # before an hour of scoring
         more = read_columns(parsed.columns)
         if parsed.no_worse_than is not None:
@@ -146,9 +150,7 @@ def _show_comparison(
     parts: Sequence[ResultPart],
 ) -> None:
     """Prints a comparison in the layout that was asked for; ``parts`` are shown below its table."""
-    from scoremode.reports.comparisons import comparison_json, summary
     from scoremode.reports.model_card import markdown, model_index
-    from scoremode.reports.numbers import read_columns
     from scoremode.reports.publish import layouts
     from scoremode.reports.text import shown
 
@@ -162,20 +164,33 @@ def _show_comparison(
     elif parsed.model_index:
         print("\n".join(map(model_index, found, statistics)))
     else:
+        _show_table(parsed, found, statistics, failed, parts)
 
-        def facts() -> dict[str, Any]:
-            reasons = {"failed": [{"name": name, "reason": str(error)} for name, error in failed.items()]}
-            told = {**comparison_json(found, statistics), **(reasons if failed else {})}
-            for part in parts:
-                for row, own in zip(told["candidates"], part.facts(), strict=True):
-                    row.update({part.field: own} if own else {})
-            return told
 
-        def blocks() -> list[Block]:
-            shown = summary(found, statistics, read_columns(parsed.columns)).blocks()
-            return [*shown, *(block for part in parts for block in part.blocks())]
+def _show_table(
+    parsed: argparse.Namespace,
+    found: Sequence[Comparison],
+    statistics: Sequence[dict[str, Any]],
+    failed: Mapping[str, ScoremodeError],
+    parts: Sequence[ResultPart],
+) -> None:
+    """Prints a comparison as a table or as JSON."""
+    from scoremode.reports.comparisons import comparison_json, summary
+    from scoremode.reports.numbers import read_columns
 
-        show(parsed, facts, blocks)
+    def facts() -> dict[str, Any]:
+        reasons = {"failed": [{"name": name, "reason": str(error)} for name, error in failed.items()]}
+        told = {**comparison_json(found, statistics), **(reasons if failed else {})}
+        for part in parts:
+            for row, own in zip(told["candidates"], part.facts(), strict=True):
+                row.update({part.field: own} if own else {})
+        return told
+
+    def blocks() -> list[Block]:
+        shown = summary(found, statistics, read_columns(parsed.columns)).blocks()
+        return [*shown, *(block for part in parts for block in part.blocks())]
+
+    show(parsed, facts, blocks)
 
 
 def _tell_failed(failed: Mapping[str, ScoremodeError]) -> int:
@@ -185,6 +200,59 @@ def _tell_failed(failed: Mapping[str, ScoremodeError]) -> int:
     again = "the others are kept: the same command scores only these"
     logger.error("%d %s not scored; %s", len(failed), "candidate was" if len(failed) == 1 else "candidates were", again)
     return CANDIDATES_FAILED
+
+
+class ReportVerb(Verb):
+    summary = "runs that were kept with --out, in the terminal or as one HTML page"
+    examples = (
+        "scoremode report runs/base --worst 20",
+        "scoremode report runs/base runs/q4 runs/q8 --output page.html",
+    )
+    renamed: ClassVar[Mapping[str, tuple[str, str]]] = {"show": ("report {}", "RUN")}
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        runs = "a folder written with --out; of several, the first is the baseline of the others"
+        others = "".join(f"; or {kind.about}" for kind in extensions.offered("report-input"))
+        flags.add(parser, {"run_folders RUN …": runs + others})
+        if flags.HAS_PAGES:
+            page = "write the HTML page there, as in page.html (default: show the numbers here)"
+            parser.add_argument("-o", "--output", metavar="FILE", help=page)
+        flags.add(parser, {"--worst N": "of one run: worst-predicted tokens to show (default: 8)"}, type=flags.count)
+        flags.add(parser, {**flags.COLUMNS, **flags.JSON})
+
+    def run(self, parsed: argparse.Namespace) -> None:
+        from scoremode.core.store.runs import load
+        from scoremode.core.verbs.finished_runs import of_runs
+        from scoremode.core.verbs.outputs import check_report
+        from scoremode.reports.numbers import read_columns
+        from scoremode.reports.readme import run_folders
+        from scoremode.reports.runs import run_blocks
+
+        if (shown := report_input(parsed.run_folders)) is not None:
+            shown.show(parsed)
+            return
+        page: Any = getattr(parsed, "output", None)
+        more, output = read_columns(parsed.columns), check_report(page) if page else None  # before columns are read
+        first, *others = run_folders(parsed.run_folders)
+        if parsed.worst is not None and (others or page):
+            raise OptionError("--worst is about one run in the terminal", fix="leave --worst out")
+        if more and not others:
+            raise OptionError("--columns is about comparisons", fix="name several runs, or leave --columns out")
+        found = of_runs(first, others)
+        if output is not None:
+            from scoremode.reports.html.page import render, write
+
+            alone = [] if found else [load(first)]
+            write(page, render(found, [c.statistics() for c in found], runs=alone, more=more))
+            if parsed.json:
+                print_json({"report": page, "runs": 1 + len(others)})
+            output.announce(f"written to {output}", quiet=parsed.json)
+        elif found:
+            parts = comparison_parts(found, by_depth=False, beside=[], tested=[])
+            _show_table(parsed, found, [c.statistics() for c in found], {}, parts)
+        else:
+            run = load(first)
+            show(parsed, run.summary, lambda: run_blocks(run, WORST if parsed.worst is None else parsed.worst))
 
 
 class CardVerb(Verb):
@@ -211,57 +279,16 @@ class CardVerb(Verb):
         flags.add(parser, flags.JSON)
 
     def run(self, parsed: argparse.Namespace) -> None:
-        from scoremode.errors import InputError, OptionError, did_you_mean
-        from scoremode.reports import publish, readme
+        from scoremode.reports.card import published
 
         dialect = parsed.dialect or ("json" if parsed.json else "markdown")
-        if dialect not in publish.dialects():
-            raise OptionError(f"there is no dialect '{dialect}'", fix=did_you_mean(dialect, publish.dialects()))
-        in_files = dialect in publish.FILES
-        if parsed.write is not None and in_files:
-            raise OptionError(f"--write does not fit --dialect {dialect}", fix="give --out DIR")
-        if parsed.out is not None and not in_files:
-            raise OptionError(f"--out does not fit --dialect {dialect}", fix="give --write README.md")
-        given = parsed.benchmark and parsed.task_id
-        benchmark = (
-            publish.Benchmark(parsed.benchmark, parsed.task_id, parsed.metric or "ppl_candidate") if given else None
-        )
-        markers = readme.YAML_MARKERS if dialect == "model-index" else readme.MARKERS
-        output = None if parsed.write is None else readme.check_readme(parsed.write, markers)  # before columns are read
-        from scoremode.core.statistics.comparison import comparison_statistics
-        from scoremode.core.store.runs import is_run
-        from scoremode.core.verbs.finished_runs import of_runs
-
-        first, *others = readme.run_folders(parsed.run_folders)
-        if not others:
-            what = "is one run, and a card compares" if is_run(first) else "is not a folder of compare --out"
-            raise InputError(f"{first} {what}", fix="give the baseline's run, then those of its candidates")
-        found = of_runs(first, others)
-        statistics = [comparison_statistics(c) for c in found]
-        if in_files:
-            self._files(parsed, publish.published_files(dialect, found, statistics, benchmark))
-            return
-        text = publish.readme_parts()[dialect](found, statistics)
-        if output is None:
-            print(text, end="")
+        where = parsed.benchmark, parsed.task_id, parsed.metric
+        found, said = published(*parsed.run_folders, dialect=dialect, write=parsed.write, out=parsed.out, where=where)
+        if said:
+            print("\n".join(said))
+        elif isinstance(found, str):
+            print(found, end="")
+        elif dialect == "json":
+            print_json([json.loads(text) for text in found.values()])
         else:
-            changed = readme.replace_between(output, text, markers)
-            print(f"{output} {'now has' if changed else 'already has'} these results")
-
-    def _files(self, parsed: argparse.Namespace, files: dict[str, str]) -> None:
-        from pathlib import Path
-
-        from scoremode.core.verbs.outputs import write_files
-
-        if parsed.out is None:
-            if parsed.dialect == "json" or parsed.json:
-                import json
-
-                print_json([json.loads(text) for text in files.values()])
-            else:
-                print("".join(f"# {name}\n{text}" for name, text in files.items()), end="")
-            return
-        own = "; scoremode " if parsed.dialect == "eval-results" else '"scoremode": "'  # as publish.py writes it
-        texts = {Path(parsed.out, name): text for name, text in files.items()}
-        for output in write_files(texts, "--out", "a card of scoremode", own):
-            print(f"written to {output}")
+            print("".join(f"# {name}\n{text}" for name, text in found.items()), end="")

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from scoremode.cli.parser import Parser
-from scoremode.errors import InputError
+from scoremode.errors import InputError, OptionError, did_you_mean
 from scoremode.reports.command.verb import Verb
 
 SHELLS = ("bash", "zsh", "fish")
@@ -30,22 +30,28 @@ class CompletionVerb(Verb):
     )
     prints_json = False
 
-    def __init__(self, make_parser: Callable[[], Parser]) -> None:
-        self._make_parser = make_parser  # of the whole command line
+    def __init__(self, script_for: Callable[[str], str]) -> None:
+        self._script_for = script_for  # a shell; it is made from the parser of the whole command line
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
 
     def run(self, parsed: argparse.Namespace) -> None:
-        if importlib.util.find_spec("shtab") is None:
-            raise InputError("tab completion needs the package shtab", fix="pip install 'shtab>=1.13,<2'")
-        import shtab
+        sys.stdout.write(self._script_for(parsed.shell))
 
-        parser = self._make_parser()
-        for verb in parser.verbs().values():
-            for action in verb._actions:
-                _name_values(action, shtab.FILE)
-        sys.stdout.write(shtab.complete(parser, parsed.shell))
+
+def script(parser: Parser, shell: str) -> str:
+    """The script for a shell that completes what the parser reads."""
+    if shell not in SHELLS:
+        raise OptionError(f"there is no completion for '{shell}'", fix=did_you_mean(shell, SHELLS))
+    if importlib.util.find_spec("shtab") is None:
+        raise InputError("tab completion needs the package shtab", fix="pip install 'shtab>=1.13,<2'")
+    import shtab
+
+    for verb in parser.verbs().values():
+        for action in verb._actions:
+            _name_values(action, shtab.FILE)
+    return str(shtab.complete(parser, shell))
 
 
 def _name_values(action: Any, files: dict[str, str]) -> None:

@@ -45,8 +45,8 @@ def verb_help(parser: argparse.ArgumentParser, everyday: Collection[str] | None,
             formatter.add_arguments(shown)
             formatter.end_section()
     formatter.add_text(parser.epilog if everyday is None else None)
-    if "--report" not in parser._option_string_actions:  # it went with the page
-        examples = [one for one in examples if "--report" not in one]
+    for flag in {"--report", "--output"} - parser._option_string_actions.keys():  # they went with the page
+        examples = [one for one in examples if flag not in one]
     return formatter.format_help() + _examples(examples)
 
 

@@ -39,7 +39,7 @@ class PplVerb(Verb):
         several = "(of several questions, each has a folder in DIR)"
         flags.add(keep, {"--out DIR": f"keep the run there; an interrupted one resumes {several}"})
         flags.add(keep, {"--fresh": "score again even if a run is there, and replace it"})
-        flags.add_worst(keep)
+        flags.add(keep, {"--worst N": "worst-predicted tokens to show (default: 8)"}, type=flags.count, default=8)
         flags.add(parser, flags.JSON)
 
     def run(self, parsed: argparse.Namespace) -> None:

@@ -127,7 +127,7 @@ def choose(head: Head, forced: str | None = None, *, divergence: bool = True) ->
             raise OptionError(f"--head-kernel {forced} cannot be used here: {problem}", fix="leave --head-kernel out")
     raise EngineError(
         f"no kernel gives the scores of the definition on {head.weight.device.type} ({skipped[-1]})",
-        fix="use --device cpu, and run scoremode doctor",
+        fix="use --device cpu, and run scoremode info --test",
     )
 
 

@@ -1,4 +1,4 @@
-"""What is shown of the installation: engines, the findings of ``scoremode doctor``, and the cache folder."""
+"""What is shown of the installation: versions, methods, engines, findings of self-tests, and the cache folder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scoremode.core.cache.units import age_words, counts_in_words, size_words
-from scoremode.reports.table import Block, Facts, Note
+from scoremode.core.plan.recipes import methods
+from scoremode.reports.table import Block, Fact, Facts, Note
 
 MISSING = {
     "rank": "ranks",
@@ -17,6 +18,17 @@ MISSING = {
     "divergence": "KL",
 }
 """Capabilities that an engine may lack, in words."""
+
+
+def info_blocks(about: str | None, found: Any) -> list[Block]:
+    """What ``sm.info`` found: about methods, about engines, or about the whole installation."""
+    if about == "methods":
+        refused = [Fact(one.name, f"cannot be used: {one.problem}") for one in methods().refused]
+        return [Facts([*(Fact(one["name"], one["summary"]) for one in found), *refused], bold=True)]
+    if about == "engines":
+        return [engines_facts(found)]
+    tests: list[Block] = ["", tests_facts(found)] if "self_tests" in found else []
+    return [installed_facts(found), "", engines_facts(found["engines"]), *tests]
 
 
 def engines_facts(found: Sequence[Mapping[str, Any]]) -> Facts:
@@ -31,10 +43,12 @@ def engines_facts(found: Sequence[Mapping[str, Any]]) -> Facts:
         missing = [words for key, words in MISSING.items() if not engine["capabilities"][key]]
         if missing:
             facts.line("", f"without {', '.join(missing)}", style="dim")
+        for fact in engine["about"]:
+            facts.line("", f"{fact['label']}: {fact['value']}", style="" if fact["good"] else "yellow")
     return facts
 
 
-def doctor_facts(found: Mapping[str, Any]) -> Facts:
+def installed_facts(found: Mapping[str, Any]) -> Facts:
     facts = Facts()
     for name, number in found["versions"].items():
         facts.line(name, number)
@@ -43,16 +57,15 @@ def doctor_facts(found: Mapping[str, Any]) -> Facts:
         facts.line(device["device"], _device(device))
     for kind, kernel in found["head_kernels"].items():
         facts.line(f"head kernel, {kind}", kernel)
-    for engine in found["engines"]:
-        if engine["problem"] and engine["name"] not in found["not_tested"]:
-            facts.line(f"engine {engine['name']}", engine["problem"], style="yellow")
-        for fact in engine["about"] if not engine["problem"] else ():
-            facts.line(fact["label"], fact["value"], style="" if fact["good"] else "yellow")
     cache, embedded = found["cache"], found["embedded_model"]
     facts.line("cache folder", cache["folder"] + ("" if cache["writable"] else " (cannot be written)"))
     there = "made" if embedded["made"] else "installed, made on first use"
     facts.line(embedded["name"], there if embedded["installed"] else f"not installed: {embedded['fix']}")
-    facts.line("", "")
+    return facts
+
+
+def tests_facts(found: Mapping[str, Any]) -> Facts:
+    facts = Facts()
     for check in found["self_tests"]:
         verdict, style = ("good", "bold green") if check["good"] else ("FAILED", "bold red")
         facts.line(f"self-test: {check['name']}", verdict, f"{check['detail']} ({check['seconds']:.1f} s)", style)

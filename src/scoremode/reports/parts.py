@@ -37,6 +37,8 @@ class OfferedPart:
     """What ``make`` needs, checked and read before anything is scored; nothing if these comparisons lack the part."""
     arguments: tuple[str, ...]  # of ``sm.report``, for ``make``
     make: Callable[..., ResultPart]  # of comparisons
+    instead: Callable[[argparse.Namespace], int | None]
+    """Answers a command whose baseline is of a kind of its own, and returns the exit code; None for all others."""
 
 
 def offered_parts() -> list[OfferedPart]:

@@ -30,7 +30,7 @@ USUAL_CACHES: tuple[list[str], ...] = ([], ["auto"], ["f16"], ["16"])  # the typ
 
 
 def run_blocks(run: Run, worst: int = 8) -> list[Block]:
-    """What ``scoremode ppl`` and ``scoremode show`` print."""
+    """What ``scoremode ppl`` and ``scoremode report`` print."""
     found: list[Block] = [run_facts(run), *run_slices(run)]
     return [*found, "", worst_table(run, worst)] if worst else found
 

@@ -107,7 +107,7 @@ def test_tensors_that_are_not_used_are_said_and_kept(changed: Any, tmp_path: Pat
     (note,) = run.manifest["model_notes"]
     assert note.startswith("5 tensors of the checkpoint are not used: model.layers.0.self_attn.rotary_emb.inv_freq, ")
     assert note in run.manifest["notes"]
-    assert "5 tensors of the checkpoint are not used" in " ".join(command("show", tmp_path / "run").out.split())
+    assert "5 tensors of the checkpoint are not used" in " ".join(command("report", tmp_path / "run").out.split())
 
 
 def test_notes_of_either_model_stand_below_a_comparison(changed: Any, tiny: Path, command: Command) -> None:

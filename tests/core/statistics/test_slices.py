@@ -101,13 +101,13 @@ def test_means_of_a_comparison_are_those_of_the_targets_of_the_slice(compared: C
 def test_a_stored_run_knows_its_slices(texts: str, tmp_path: Path, command: Command) -> None:
     asked = ("ppl", "table:uniform", "--corpus", texts, "--slice", THINK, "--out", tmp_path / "run")
     assert command(*asked).code == 0
-    shown = command("show", tmp_path / "run").out
+    shown = command("report", tmp_path / "run").out
     assert "by slice of the text" in shown
     assert "thinking" in shown
     run = sm.load(tmp_path / "run")
     assert set(run.to_arrow().column("slice").to_pylist()) == {"thinking", "rest"}
     assert [*run.by_slice()] == ["thinking", "rest"]
-    stored = command("show", tmp_path / "run", "--json").json["by_slice"]
+    stored = command("report", tmp_path / "run", "--json").json["by_slice"]
     assert stored["thinking"]["perplexity"]["value"] == pytest.approx(256)
     both = sm.compare(str(tmp_path / "run"), str(tmp_path / "run"))[0]
     assert [row.name for row in both.by_slice()] == ["thinking", "rest"]
@@ -120,7 +120,7 @@ def test_a_run_without_slices_has_no_column(tmp_path: Path, command: Command) ->
     assert run.facts.slice is None
     assert run.by_slice() == {}
     assert sm.compare(str(tmp_path / "run"), str(tmp_path / "run"))[0].by_slice() == []
-    assert "by slice" not in command("show", tmp_path / "run").out
+    assert "by slice" not in command("report", tmp_path / "run").out
 
 
 def test_other_slices_are_another_run(texts: str, tmp_path: Path, refused: Refused) -> None:

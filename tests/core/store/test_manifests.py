@@ -68,8 +68,8 @@ def verbs(folder: Path) -> dict[str, list[list[str]]]:
     page = str(folder / "page.html")
     return {
         "run": [
-            ["show", run],
-            ["show", run, "--json"],
+            ["report", run],
+            ["report", run, "--json"],
             ["report", run, "-o", page],
             ["compare", run, candidate],
             ["ppl", "table:uniform", *FLAGS, "--out", run],
@@ -188,7 +188,7 @@ def test_an_edited_perplexity_is_noticed(stored: Path, tmp_path: Path, capsys: p
         assert main(command) == 2
         assert "was changed after it was written" in capsys.readouterr().err
     shutil.copy(stored / "run" / MANIFEST, path)
-    assert main(["show", str(folder / "run")]) == 0
+    assert main(["report", str(folder / "run")]) == 0
 
 
 def test_columns_of_something_else_are_refused_even_under_their_right_hash(

@@ -96,7 +96,7 @@ def test_values_have_the_type_of_their_flag(text: str, wanted: dict[str, list[An
         ({"dtype": ["float32", "float32"]}, "twice"),
         ({"max-model-len": [1], "max_model_len": [2]}, "twice"),
         ({"trust-remote-code": [True]}, "not a setting to compare"),
-        ({"sequences": [1, 4]}, "not a setting of an engine; use scoremode paths MODEL --vary decode"),
+        ({"sequences": [1, 4]}, "not a setting of an engine; type --vary decode"),
     ],
 )
 def test_bad_settings_are_refused(vary: dict[str, list[Any]], says: str) -> None:
@@ -119,7 +119,7 @@ def test_bad_settings_are_refused(vary: dict[str, list[Any]], says: str) -> None
         (["engine-arg=max_num_seqs"], "give --engine-arg once"),
         (["engine=transformers,table"], "--engine transformers"),
         (["engine=transformers,vlm"], "there is no engine 'vlm'"),
-        (["path=prefill,decode"], "use scoremode paths MODEL --vary decode"),
+        (["path=prefill,decode"], "type --vary decode"),
         (["batch-tokens=32,64", "--batch-tokens", 32], "leave --batch-tokens out"),
         (["dtype=float32", "--repeat", 1], "there is nothing to compare"),
         (["dtype=float32", "--repeat", 0], "--repeat 0 scores nothing"),
@@ -133,7 +133,7 @@ def test_everything_is_refused_before_an_engine_starts(
 
     monkeypatch.setattr(registry, "open_engine", opened)
     flags = [part for text in vary for part in (("--vary", text) if "=" in str(text) or text == "dtype" else (text,))]
-    assert says in refused("noise", tiny, "--text", TEXT, *flags)
+    assert says in refused("paths", tiny, "--text", TEXT, *flags)
 
 
 # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -265,7 +265,7 @@ PROMISED = {
 
 def test_json_has_the_promised_facts(command: Command, tiny: Path) -> None:
     arguments = ["--vary", "dtype=float32,bfloat16", "--vary", "batch-tokens=32,256"]
-    outcome = command("noise", tiny, "--text", TEXT, "--context-length", 32, *arguments, "--json")
+    outcome = command("paths", tiny, "--text", TEXT, "--context-length", 32, *arguments, "--json")
     assert outcome.code == 0, outcome.err
     found = outcome.json
     assert [o["settings"] for o in found] == [
@@ -279,7 +279,7 @@ def test_json_has_the_promised_facts(command: Command, tiny: Path) -> None:
 
 
 def test_the_table_is_for_people(command: Command, tiny: Path) -> None:
-    out = command("noise", tiny, "--text", TEXT, "--vary", "head=exact,as-served", "--dtype", "bfloat16").out
+    out = command("paths", tiny, "--text", TEXT, "--vary", "head=exact,as-served", "--dtype", "bfloat16").out
     words = ("nats per target", "mean |d|", "99.9%", "max", "perplexity", "seq. max", "repeat max", "exact-fp32")
     assert [word for word in words if word not in out] == []
     assert max(map(len, out.splitlines())) <= 100
@@ -287,12 +287,12 @@ def test_the_table_is_for_people(command: Command, tiny: Path) -> None:
 
 def test_one_pass_has_no_repeat_drift(command: Command, tiny: Path) -> None:
     arguments = ["--vary", "dtype=float32,float64", "--repeat", 1]
-    found = command("noise", tiny, "--text", TEXT, *arguments, "--json").json
+    found = command("paths", tiny, "--text", TEXT, *arguments, "--json").json
     assert "repeat_drift_max" not in found[0]
-    assert command("noise", tiny, "--text", TEXT, *arguments).out.count("–") >= 2
+    assert command("paths", tiny, "--text", TEXT, *arguments).out.count("–") >= 2
 
 
 def test_nothing_is_kept(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SCOREMODE_CACHE", str(tmp_path / "cache"))
-    command("noise", "table:uniform", "--text", "one two")
+    command("paths", "table:uniform", "--text", "one two", "--vary", "noise")
     assert not (tmp_path / "cache").exists()

@@ -120,7 +120,7 @@ def test_other_slices_are_another_run(command: Command, written: dict[str, Path]
 
 
 def test_a_trainer_against_rollouts(command: Command, written: dict[str, Path], tmp_path: Path) -> None:
-    asked = ("mismatch", written["drawn"], "table:uniform")
+    asked = ("compare", f"rollouts:{written['drawn']}", "table:uniform")
     found = command(*asked, "--json").json
     assert abs(found["k3"]) < 1e-12
     assert found["samples"] == 12
@@ -131,7 +131,7 @@ def test_a_trainer_against_rollouts(command: Command, written: dict[str, Path], 
     assert (outcome.code, "tokens is" in outcome.err) == (1, True)
     assert command(*asked, "--fail-if", "k4 > 1").code == 2
     assert command(*asked, "--clip-low", "1.5").code == 2
-    assert command("mismatch", tmp_path / "nothing", "table:uniform").code == 2
+    assert command("compare", f"rollouts:{tmp_path}/nothing", "table:uniform").code == 2
     run = sm.ppl("table:uniform", corpus=f"rollouts:{written['drawn']}", out=tmp_path / "run")
-    assert command("mismatch", written["drawn"], tmp_path / "run", "--json").json["k3"] == found["k3"]
+    assert command("compare", asked[1], tmp_path / "run", "--json").json["k3"] == found["k3"]
     assert sm.mismatch(written["drawn"], run).statistics()["tokens"] == found["tokens"]

@@ -47,7 +47,7 @@ class Details:
     identity_name: str | None = None  # if runs that were kept earlier know it by another name
     path: str | None = None  # the only path on which it is read: see core/plan/path.py; None: it is read on all of them
     cache_part: str | None = None  # of a type of the K/V cache: "k", "v" or "kv"; ``compare`` takes several types
-    may_vary: bool = True  # is it worth comparing values of it, as ``scoremode noise`` does?
+    may_vary: bool = True  # is it worth comparing values of it, as ``scoremode paths --vary`` does?
     group: str | None = None  # heading in --help; None: the engine's own
     instead_of_flag: str | None = None  # of a secret, which only Python may pass: what to do on the command line
 

@@ -86,7 +86,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class SelfTest:
-    """How ``scoremode doctor`` tests an engine."""
+    """How ``scoremode info --test`` tests an engine."""
 
     model: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -133,7 +133,7 @@ class EnginePlugin(ABC):
 
     contract: ClassVar[int]  # CONTRACT of the scoremode that it was written for; every plug-in states it itself
     name: ClassVar[str]
-    summary: ClassVar[str]  # one line, for ``scoremode engines``
+    summary: ClassVar[str]  # one line, for ``scoremode info engines``
     capabilities: ClassVar[Capabilities] = Capabilities()
     options: ClassVar[type[Options]] = Options
     instead: ClassVar[Mapping[str, str]] = {}  # an option that it lacks -> what to do instead
@@ -195,5 +195,5 @@ class EnginePlugin(ABC):
         return MemoryNeed(size, self.placement(options).on_gpus)
 
     def self_test(self, checkpoint: Path) -> SelfTest | None:
-        """How ``scoremode doctor`` tests this engine, given a small checkpoint; None: it has no test."""
+        """How ``scoremode info --test`` tests this engine, given a small checkpoint; None: it has no test."""
         return SelfTest(str(checkpoint)) if self.opens_checkpoints else None

@@ -109,6 +109,7 @@ class CorpusKind:
     check: Callable[[str], object]  # refuses a name that cannot work; nothing is read
     open: Callable[[str], CorpusSource]  # reads what a name without the prefix stands for
     whole_divergence: bool = False  # do comparisons need more than KL?
+    as_baseline: str = ""  # what to type for a comparison of a model with the texts themselves
 
 
 def kind_of(corpus: Any) -> CorpusKind | None:

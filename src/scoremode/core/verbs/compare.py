@@ -96,6 +96,8 @@ def compare(
         sides = [its, *((candidate, engine, chosen) for candidate in candidates)]
         return _compare_loaded(baseline, sides, tokenizer, question, folders)
     baseline = path_text("baseline", baseline)
+    if (texts := kind_of(baseline)) is not None:
+        raise InputError(f"{baseline} is a text, not a model", fix=texts.as_baseline or "give it with --corpus")
     request = CompareRequest(engine, options, baseline_engine, baseline_options, tokenizer)
     model, found = _settings(baseline, expand_candidates(candidates), request, folders)
     typed = {str(name) for name in (baseline, *candidates)}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import logging
 import shlex
+import subprocess
+import sys
 
 from scoremode.reports.command import flags, logs
 from scoremode.reports.command.verb import Verb
@@ -56,3 +58,12 @@ class ServeVerb(Verb):
         logger.info("the server loads its libraries and the weights, warms up and tests itself, which takes minutes")
         logger.info("it will answer at %s; then type: %s", made.address, asked)
         become(made, is_quiet=logs.is_quiet())
+
+
+def serve(model: str, *words: str) -> subprocess.Popen[bytes]:
+    """Starts ``scoremode serve`` with these words as a process of its own, which ``terminate()`` ends.
+
+    >>> import scoremode as sm
+    >>> server = sm.serve("org/model-W4A16", "--port", "8000")     # doctest: +SKIP
+    """
+    return subprocess.Popen([sys.executable, "-m", "scoremode", "serve", model, *words])

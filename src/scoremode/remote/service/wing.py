@@ -2,4 +2,7 @@
 
 from scoremode.core.extensions import Wing
 
-WING = Wing(verbs={"with other programs": {"serve": "remote.service.command:ServeVerb"}})
+WING = Wing(
+    names={"serve": "remote.service.command"},
+    verbs={"with other programs": {"serve": "remote.service.command:ServeVerb"}},
+)

@@ -89,7 +89,7 @@ def cache_types(text: str) -> str | list[str]:
     return types if len(types) > 1 else text
 
 
-NUMBERS: Mapping[str, Callable[[str], Any]] = {"N": integer, "N,…": integers}
+NUMBERS: Mapping[str, Callable[[str], Any]] = {"N": integer, "N,…": integers, "NATS": amount, "RATIO": amount}
 EVERYDAY_TEXT = ("--corpus", "--text", "--num-samples")
 EVERYDAY_METHOD = ("--method", "--context-length", "--stride")
 EVERYDAY_ENGINE = ("--engine", "--dtype")
@@ -120,7 +120,7 @@ TEXT: Flags = {
     "--slice NAME=START..END …": "show the text between two markers apart; may be given again (chats: roles always)",
 }
 METHOD: Flags = {
-    "--method METHOD …": "see scoremode methods (default: sliding-once)",
+    "--method METHOD …": "see scoremode info methods (default: sliding-once)",
     "--context-length N": "tokens per window (default: the method's)",
     "--stride N": "tokens between windows (default: the method's)",
     "--max-windows N": "0 for all (default: the method's own limit)",
@@ -131,7 +131,7 @@ METHOD: Flags = {
 AGAIN = {"--corpus TEXT …": "; may be given again", "--method METHOD …": "; may be given again"}
 QUESTION = tuple(flag.split()[0].removeprefix("--").replace("-", "_") for flag in (*TEXT, *METHOD))
 ENGINE: Flags = {
-    "--engine ENGINE": "see scoremode engines (default: what fits the model)",
+    "--engine ENGINE": "see scoremode info engines (default: by the model)",
     "--tokenizer FOLDER": "another tokenizer than the model's own",
 }
 REPLICAS: Flags = {
@@ -157,10 +157,6 @@ def add(parser: Any, flags: Flags, **details: Any) -> None:
         elif value in NUMBERS:
             given["type"] = NUMBERS[value]
         parser.add_argument(name, **{**given, **details})
-
-
-def add_worst(parser: Any) -> None:
-    add(parser, {"--worst N": "worst-predicted tokens to show (default: 8)"}, type=count, default=8)
 
 
 def add_model(

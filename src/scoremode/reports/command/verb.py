@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from typing import ClassVar
 
 
 class Verb:
@@ -15,6 +17,9 @@ class Verb:
     passes_on = False  # are flags that are not ours those of another program?
     passes_all_on = False  # are all of them? ``words`` has them
     prints_json = True  # has it --json?
+    renamed: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    """Commands of older versions that are part of this one: what to type now, with {} for the words after the name, and
+    the words to show where none were typed."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         raise NotImplementedError

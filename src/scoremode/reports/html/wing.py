@@ -4,6 +4,5 @@ from scoremode.core.extensions import Wing
 
 WING = Wing(
     names={"report": "reports.html.page"},
-    verbs={"results": {"report": "reports.html.command:ReportVerb"}},
     offers={"page-writer": ("reports.html.page:write",), "notebook": ("reports.html.notebooks:notebook_html",)},
 )

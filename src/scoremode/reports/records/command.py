@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scoremode.errors import InputError
+from scoremode.errors import InputError, OptionError
 
 if TYPE_CHECKING:
     import argparse
 
     from scoremode.core.statistics.comparison import Comparison
-    from scoremode.core.verbs.outputs import Output
 
 NAME = "record.json"  # of the record in a run's folder
 MARK = b'"scoremode": "'  # every record has it
@@ -61,8 +60,10 @@ def _write_beside_run(out: str, run: str | None, data: bytes) -> None:
     if where is None or str(where.parent) != str(located(out)):
         return  # a run that was finished before: its folder is not ours to write
     file = where / NAME
-    remote = isinstance(file, RemotePath)
-    output: Output = Output(str(file), "--out", Path() if remote else Path(str(file)), place=file if remote else None)
+    if isinstance(file, RemotePath):
+        output = Output(str(file), "--out", Path(), place=file)
+    else:
+        output = Output(str(file), "--out", file)
     if output.exists and MARK not in output.beginning(len(data)):
         raise InputError(f"{file} exists and is not a record of scoremode", fix=f"move it away, or give {FLAG} DIR")
     output.write(data)
@@ -71,7 +72,7 @@ def _write_beside_run(out: str, run: str | None, data: bytes) -> None:
 class RecordsInput:
     """Files of records, from anybody, for ``scoremode report``."""
 
-    about = "records (.json)"
+    about = "records, as in records/*.json"
 
     def claims(self, names: Sequence[str]) -> bool:
         files = [name.endswith(".json") and not Path(name).is_dir() for name in names]
@@ -89,6 +90,8 @@ class RecordsInput:
         from scoremode.reports.records.reading import read
 
         names, page = parsed.run_folders, getattr(parsed, "output", None)
+        if parsed.worst is not None or parsed.columns is not None:
+            raise OptionError("--worst and --columns are about runs", fix="leave them out: these are records")
         if page is None:
             found = grouped(read(names))
             show(parsed, lambda: facts(found), lambda: blocks(found))

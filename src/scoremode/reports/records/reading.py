@@ -27,8 +27,9 @@ FIX = "give records as scoremode compare --records DIR writes them"
 
 Words = Annotated[str, Meta(max_length=2000)]
 Name = Annotated[str, Meta(min_length=1, max_length=300)]
-Number = float | bool | None
-Bits = Annotated[float, Meta(gt=0, le=1024)]
+Number = Annotated[float, Meta(ge=-1e300, le=1e300)] | bool | None
+Bits = Annotated[float, Meta(ge=0.001, le=1024)]
+TINY = 1e-300  # what is smaller is shown as 0
 
 
 class Served(msgspec.Struct):
@@ -97,7 +98,7 @@ class Calibration(msgspec.Struct):
 
 
 class Divergence(msgspec.Struct):
-    mean: float | None
+    mean: Number
     se: NotNegative | None = None
     floor_mean: NotNegative | None = None
 
@@ -187,7 +188,7 @@ def _own(file: str, found: dict[str, Any]) -> Record:
             "baseline's engine and dtype": served_by,
         },
         served_manifest({**found, "model_format": found["format"]}),
-        its.statistics,
+        {name: 0.0 if value and abs(value) < TINY else value for name, value in its.statistics.items()},
         {
             "result": its.sentence,
             "command": its.command,

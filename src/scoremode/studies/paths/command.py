@@ -1,40 +1,45 @@
-"""``scoremode paths`` and ``scoremode noise``: their flags, and what they print."""
+"""``scoremode paths``: its flags, and what it prints."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from scoremode.errors import OptionError
 from scoremode.reports.command import flags
 from scoremode.reports.command.output import checked_report, command_line, progress_bar, show, write_report
 from scoremode.reports.command.verb import Verb
 
+if TYPE_CHECKING:
+    from scoremode.core.statistics.comparison import Comparison
+
 
 class PathsVerb(Verb):
-    summary = "a model decoded, or fed in other ways, against its prefill"
+    summary = "a model against itself: fed in other ways, or computed in other settings"
     examples = (
-        "scoremode paths smollm2-135m --corpus python-docs --sequences 1,16",
         "scoremode paths model.gguf --vary decode,chunked --corpus wikitext2",
+        "scoremode paths org/model --vary dtype=float32,bfloat16 --corpus wikitext2",
     )
     everyday = (
-        *flags.EVERYDAY_TEXT,
-        "--context-length",
-        "--vary",
-        "--sequences",
-        "--chunk-tokens",
-        *flags.EVERYDAY_ENGINE,
-        "--out",
-        "--report",
-        "--json",
+        *(*flags.EVERYDAY_TEXT, "--context-length", "--vary", "--sequences", "--chunk-tokens"),
+        *(*flags.EVERYDAY_ENGINE, "--out", "--report", "--json"),
     )
-    epilog = "The baseline is the prefill path. A few windows are computed again, to tell differences from noise."
+    epilog = (
+        "decode, chunked and cache-hit are compared with prefill, and a few windows are computed again, to tell "
+        "differences from noise. noise scores the same several times, FLAG=A,B under each value; the first values are "
+        "the reference, and nothing is read from the cache."
+    )
+    renamed: ClassVar[Mapping[str, tuple[str, str]]] = {"noise": ("paths {} --vary noise", "MODEL")}
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         flags.add_model(parser, several_sequences=True)
         group = parser.add_argument_group("comparison")
-        about = "decode (default), chunked, cache-hit; several with commas"
-        flags.add(group, {"--vary WAYS": about}, type=lambda text: text.split(","))
+        ways = "decode (default), chunked, cache-hit; or noise; or flags, as in dtype=float32,bfloat16"
+        flags.add(group, {"--vary WAYS …": ways})
         flags.add(group, {"--chunk-tokens N,…": "of chunked and cache-hit (default: 256)"})
+        flags.add(group, {"--repeat N": "of noise and flags: passes over each setting (default: 2)"})
         kept = {
             "--out DIR": "keep all runs there; an interrupted one resumes",
             "--fresh": "score again even if runs are there, and replace them",
@@ -44,62 +49,53 @@ class PathsVerb(Verb):
         flags.add(parser, flags.JSON)
 
     def run(self, parsed: argparse.Namespace) -> None:
+        from scoremode.studies.paths.noise import Noise
         from scoremode.studies.paths.paths import paths
+        from scoremode.studies.paths.tables import noise_blocks
 
+        vary = _read_vary(parsed.vary or [])
         output = checked_report(parsed)
+        if output and (vary == "noise" or isinstance(vary, dict)):
+            raise OptionError("noise has no page", fix="leave --report out")
         with progress_bar("scoring") as progress:
-            made = paths(
+            measure: Any = paths  # what it returns depends on ``vary``
+            found = measure(
                 parsed.model,
-                vary=parsed.vary or "decode",
+                vary=vary,
                 chunk_tokens=parsed.chunk_tokens,
+                repeat=parsed.repeat,
                 out=parsed.out,
                 fresh=parsed.fresh,
                 progress=progress,
                 **flags.question(parsed),
                 **flags.model_arguments(parsed),
             )
-        from scoremode.reports.comparisons import comparison_json, summary
-
-        found = [replace(c, manifest={**c.manifest, "command": command_line()}) for c in made]
-        statistics = [c.statistics() for c in found]
-        show(parsed, lambda: comparison_json(found, statistics), lambda: summary(found, statistics).blocks())
-        if output:
-            from scoremode.reports.html.page import render
-
-            write_report(parsed, output, render(found, statistics))
+        if isinstance(found, Noise):
+            show(parsed, found.as_json, lambda: noise_blocks(found))
+        else:
+            _show_paths(parsed, found, output)
 
 
-class NoiseVerb(Verb):
-    summary = "how far scores move when only the engine's settings do"
-    examples = (
-        "scoremode noise org/model --corpus wikitext2 --max-windows 20",
-        "scoremode noise org/model --vary dtype=float32,bfloat16 --corpus wikitext2",
-    )
-    everyday = (
-        *flags.EVERYDAY_TEXT,
-        "--method",
-        "--max-windows",
-        *flags.EVERYDAY_ENGINE,
-        "--vary",
-        "--repeat",
-        "--json",
-    )
-    epilog = "The first value of each --vary makes the reference. Nothing is read from the cache."
+def _read_vary(given: Sequence[str]) -> Any:
+    """Reads what is varied: ways to feed a model, ``noise``, or flags with their values."""
+    from scoremode.studies.paths.noise import NOISE, may_vary, parse_vary
 
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        flags.add_model(parser)
-        compare = parser.add_argument_group("compare")
-        values = "score under each value: dtype=float32,bfloat16, batch-tokens=512,2048, engine=A,B, …"
-        flags.add(compare, {"--vary FLAG=A,B,… …": values})
-        flags.add(compare, {"--repeat N": "passes over each setting (default: 2)"}, type=int, default=2)
-        flags.add(parser, flags.JSON)
+    settings = [text for text in given if "=" in text or text.replace("-", "_") in may_vary()]
+    ways = [way for text in given if text not in settings for way in text.split(",")]
+    if settings and set(ways) <= {NOISE}:
+        return parse_vary(settings)
+    if settings or (NOISE in ways and ways != [NOISE]):
+        raise OptionError("--vary has ways to feed a model and settings of it", fix="measure them one after the other")
+    return NOISE if ways == [NOISE] else ways or "decode"
 
-    def run(self, parsed: argparse.Namespace) -> None:
-        from scoremode.studies.paths.noise import noise, parse_vary
-        from scoremode.studies.paths.tables import noise_blocks
 
-        vary = parse_vary(parsed.vary or ())
-        question, given = flags.question(parsed), flags.model_arguments(parsed)
-        with progress_bar("scoring") as progress:
-            found = noise(parsed.model, vary=vary, repeat=parsed.repeat, progress=progress, **question, **given)
-        show(parsed, found.as_json, lambda: noise_blocks(found))
+def _show_paths(parsed: argparse.Namespace, made: Sequence[Comparison], output: Any) -> None:
+    from scoremode.reports.comparisons import comparison_json, summary
+
+    found = [replace(c, manifest={**c.manifest, "command": command_line()}) for c in made]
+    statistics = [c.statistics() for c in found]
+    show(parsed, lambda: comparison_json(found, statistics), lambda: summary(found, statistics).blocks())
+    if output:
+        from scoremode.reports.html.page import render
+
+        write_report(parsed, output, render(found, statistics))

@@ -40,7 +40,8 @@ from scoremode.values import Floats, change
 
 QUANTILE = 0.999
 SAME_BITS = {"max_num_batched_tokens"}  # settings that move no score of an engine that promises equal bits
-OF_PATHS = ("path", "sequences", "cache")  # how tokens are fed, which ``scoremode paths`` varies
+NOISE = "noise"  # what ``paths`` varies if nothing but the pass differs
+OF_PATHS = ("path", "sequences", "cache")  # how tokens are fed
 
 Setting = dict[str, Any]
 """``engine`` or names of options -> the value of this setting; None is the engine's own choice."""
@@ -234,7 +235,7 @@ def _known_name(flag: str) -> str:
     if name in may_vary():
         return name
     if name in OF_PATHS:
-        fix = "use scoremode paths MODEL --vary decode,cache-hit --sequences 1,16"
+        fix = "type --vary decode,cache-hit --sequences 1,16"
         raise OptionError(f"--vary {name} is not a setting of an engine", fix=fix)
     for other, (_, option) in all_options().items():
         if name in (other, option.flag.removeprefix("--").replace("-", "_")):

@@ -1,4 +1,4 @@
-"""``scoremode paths``: one model against itself on the same targets, decoded or fed in other ways against prefilled.
+"""``sm.paths``: one model against itself on the same targets, decoded or fed in other ways against prefilled.
 
 prefill ──▶ reference, or logits ──▶ KL, perplexity ratio, differences of logprobs ◀── decode 1, decode 16, chunked 256
                                                                  each beside its own rerun, which shows its noise
@@ -6,11 +6,11 @@ prefill ──▶ reference, or logits ──▶ KL, perplexity ratio, differenc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack, overload
 
 from scoremode.core.arguments import whole_number
 from scoremode.core.disk.uri import located
@@ -20,6 +20,7 @@ from scoremode.core.plan.path import CACHE_HIT, CHUNK_TOKENS, CHUNKED, DECODE, r
 from scoremode.core.statistics.comparison import Comparison, Comparisons
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.arguments import PATH, AllArguments, spelled_out, split_arguments
+from scoremode.core.verbs.baselines import require_none
 from scoremode.core.verbs.memory import is_by_logits
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, tokenizer_name
 from scoremode.core.verbs.ppl import ppl_of
@@ -28,6 +29,7 @@ from scoremode.core.verbs.progress_display import shows_progress
 from scoremode.core.verbs.reference import reference_of
 from scoremode.core.verbs.sides import Folders
 from scoremode.errors import EngineError, OptionError, did_you_mean
+from scoremode.studies.paths.noise import NOISE, Noise, noise
 from scoremode.studies.paths.variation import Variation, against_first
 
 WAYS = (DECODE, CHUNKED, CACHE_HIT)
@@ -41,8 +43,18 @@ class Feeding:
     size: int | None  # sequences side by side, or tokens of a chunk or a turn; None: the default of the decode path
 
 
-@spelled_out(AllArguments)
-@shows_progress
+@overload
+def paths(  # type: ignore[overload-overlap]  # "noise" is a string, too
+    model: GivenModel,
+    *,
+    vary: Mapping[str, Sequence[Any]] | Literal["noise"],
+    repeat: int | None = None,
+    engine: str | None = None,
+    tokenizer: GivenTokenizer | None = None,
+    progress: Progress | None = None,
+    **arguments: Unpack[AllArguments],
+) -> Noise: ...
+@overload
 def paths(
     model: GivenModel,
     *,
@@ -54,7 +66,22 @@ def paths(
     fresh: bool = False,
     progress: Progress | None = None,
     **arguments: Unpack[AllArguments],
-) -> Comparisons:
+) -> Comparisons: ...
+@spelled_out(AllArguments)
+@shows_progress
+def paths(
+    model: GivenModel,
+    *,
+    vary: str | Sequence[str] | Mapping[str, Sequence[Any]] = DECODE,
+    chunk_tokens: int | Sequence[int] | None = None,
+    repeat: int | None = None,
+    engine: str | None = None,
+    tokenizer: GivenTokenizer | None = None,
+    out: str | Path | None = None,
+    fresh: bool = False,
+    progress: Progress | None = None,
+    **arguments: Unpack[AllArguments],
+) -> Comparisons | Noise:
     """Compares a model with itself: the baseline is its prefill path, the candidates are other ways to feed it.
 
     ``vary`` names the ways: ``decode``, ``chunked`` (prefill of ``chunk_tokens`` at a time) and ``cache-hit`` (turns of
@@ -62,9 +89,19 @@ def paths(
     which each number is a candidate. ``arguments`` are those of a question and the engine's options. All runs are kept
     in ``out`` (``prefill``, ``decode-16``, …), else in the cache folder.
 
+    With ``vary="noise"`` the same is computed ``repeat`` times, and with ``{"dtype": ["float32", "bfloat16"]}`` under
+    each value of a setting: the result is a ``Noise``, as of ``sm.noise``.
+
     >>> paths("table:uniform", text="any text", sequences=[1, 4])[1].kl.max()
     np.float64(0.0)
+    >>> paths("table:uniform", text="any text", vary="noise").settings[0].repeats.max
+    0.0
     """
+    if isinstance(vary, Mapping) or vary == NOISE:
+        require_none({"chunk_tokens": chunk_tokens, "out": out, "fresh": fresh}, "noise is computed anew and not kept")
+        how: dict[str, Any] = {"engine": engine, "tokenizer": tokenizer, "progress": progress, **arguments}
+        return noise(model, vary=None if isinstance(vary, str) else vary, repeat=2 if repeat is None else repeat, **how)
+    require_none({"repeat": repeat}, "ways to feed a model are compared once, with a rerun of a few windows")
     if arguments.get("path") is not None:
         raise OptionError("paths measures both paths", fix="leave --path out")
     feeding = {name: arguments.get(name) for name in ("sequences", "prefill_tokens")}

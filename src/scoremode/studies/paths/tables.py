@@ -1,4 +1,4 @@
-"""What ``scoremode noise`` shows."""
+"""What ``scoremode paths --vary noise`` shows."""
 
 from __future__ import annotations
 

@@ -6,10 +6,7 @@ HERE = "studies.paths"
 
 WING = Wing(
     names={"paths": f"{HERE}.paths", "noise": f"{HERE}.noise", "Noise": f"{HERE}.noise"},
-    verbs={
-        "score one model": {"noise": f"{HERE}.command:NoiseVerb"},
-        "compare models": {"paths": f"{HERE}.command:PathsVerb"},
-    },
+    verbs={"compare models": {"paths": f"{HERE}.command:PathsVerb"}},
     offers={
         "candidate-variants": (f"{HERE}.cache_types:CacheTypes",),
         "model-method": (f"{HERE}.noise:NOISE_METHOD",),

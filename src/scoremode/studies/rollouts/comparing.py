@@ -1,4 +1,4 @@
-"""What a comparison on rollouts shows beside its numbers: see readings.py."""
+"""What rollouts add to ``scoremode compare``: readings beside its numbers, and rollouts as a trainer's baseline."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from scoremode.errors import OptionError
+from scoremode.errors import InputError, OptionError
+from scoremode.reports.command import flags
+from scoremode.reports.command.output import checked_report, progress_bar, show, verdict, write_report
 from scoremode.reports.parts import OfferedPart, ResultPart
 
 if TYPE_CHECKING:
@@ -50,5 +52,66 @@ def readings_part(
     return ResultPart("own_words", lambda: [one.as_json() for one in words], blocks, "Own words", section)
 
 
-DRAFTS = {"--drafts": "with rollouts: also what the candidates would save as draft models"}
-PART = OfferedPart(DRAFTS, asked, ("rollouts", "drafts"), readings_part)
+# ── a trainer against rollouts ───────────────────────────────────────────────────────────────────────────────────────
+def compare_trainer(parsed: argparse.Namespace) -> int | None:
+    """Answers ``compare rollouts:DIR TRAINER``; None for every other baseline."""
+    from scoremode.studies.rollouts.texts import PREFIX
+
+    if parsed.baseline.startswith(PREFIX):
+        _require_trainer_alone(parsed)
+        return _show_mismatch(parsed, parsed.baseline.removeprefix(PREFIX))
+    if (parsed.clip_low, parsed.clip_high) != (None, None):
+        raise OptionError("--clip-low and --clip-high are about rollouts", fix=f"give {PREFIX}DIR as the BASELINE")
+    return None
+
+
+def _show_mismatch(parsed: argparse.Namespace, folder: str) -> int:
+    from scoremode.core.store.runs import is_run, load
+    from scoremode.reports import gate
+    from scoremode.studies.rollouts.mismatch import mismatch
+    from scoremode.studies.rollouts.mismatch_statistics import CLIP, EXAMPLE, FIELDS
+    from scoremode.studies.rollouts.tables import mismatch_blocks
+
+    for text in parsed.fail_if or ():
+        gate.parse(text, FIELDS, EXAMPLE)  # refuses a wrong rule before an hour of scoring
+    output, (trainer,) = checked_report(parsed), parsed.candidates
+    low, high = (CLIP[i] if given is None else given for i, given in enumerate((parsed.clip_low, parsed.clip_high)))
+    with progress_bar("scoring") as progress:
+        found = mismatch(
+            folder,
+            load(trainer) if is_run(trainer) else trainer,
+            clip=(low, high),
+            progress=progress,
+            **flags.model_arguments(parsed),
+        )
+    s, by_position, by_slice = found.statistics(), found.by_position(), found.by_slice()
+    facts = {**s, "by_position": by_position, "by_slice": by_slice}
+    show(parsed, lambda: facts, lambda: mismatch_blocks(s, by_position, by_slice))
+    if output:
+        from scoremode.studies.rollouts.page import render_mismatch
+
+        write_report(parsed, output, render_mismatch(found))
+    return verdict(found.failures(*(parsed.fail_if or ())))
+
+
+def _require_trainer_alone(parsed: argparse.Namespace) -> None:
+    from scoremode.core.verbs.baselines import require_none
+    from scoremode.reports.publish import layouts
+
+    if len(parsed.candidates or ()) != 1:
+        raise InputError(f"{parsed.baseline} is compared with one trainer", fix="name one model, or a run that read it")
+    unused = (*flags.QUESTION, *NOT_OF_TRAINERS, *layouts())
+    given = {name: getattr(parsed, name) for name in unused}
+    require_none(given, f"{parsed.baseline} has its own text, and statistics of its own")
+
+
+FLAGS = {
+    "--drafts": "with rollouts: also what the candidates would save as draft models",
+    "--clip-low RATIO": "with the baseline rollouts:DIR: smallest importance ratio (default: 0.8)",
+    "--clip-high RATIO": "with the baseline rollouts:DIR: largest (default: 1.2)",
+}
+NOT_OF_TRAINERS = (
+    *("baseline_engine", "baseline_dtype", "out", "fresh", "keep", "by_depth", "drafts", "columns", "no_worse_than"),
+    *("markdown", "model_index"),
+)
+PART = OfferedPart(FLAGS, asked, ("rollouts", "drafts"), readings_part, compare_trainer)

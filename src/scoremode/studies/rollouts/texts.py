@@ -189,7 +189,7 @@ def require_folder(folder: str | os.PathLike[str]) -> Path:
     raise RunError(f"{name or 'an empty name'} has no finished rollouts", fix=fix)
 
 
-CORPUS = CorpusKind(PREFIX, Rollouts, require_folder, Rollouts.open, whole_divergence=True)
+CORPUS = CorpusKind(PREFIX, Rollouts, require_folder, Rollouts.open, True, "use sm.mismatch(DIR, MODEL)")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -11,10 +11,7 @@ WING = Wing(
         "mismatch": f"{HERE}.mismatch",
         "Mismatch": f"{HERE}.mismatch_statistics",
     },
-    verbs={
-        "score one model": {"rollouts": f"{HERE}.command:RolloutsVerb"},
-        "compare models": {"mismatch": f"{HERE}.command:MismatchVerb"},
-    },
+    verbs={"score one model": {"rollouts": f"{HERE}.command:RolloutsVerb"}},
     abilities={
         **{("writes", name): f"{HERE}.engines.writers:open_{name}" for name in ("llamacpp", "table", "transformers")},
         **{("writes", name): f"{HERE}.engines.{name}_writer:open_writer" for name in ("server", "vllm")},

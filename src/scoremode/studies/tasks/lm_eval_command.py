@@ -56,17 +56,27 @@ class LmEvalVerb(Verb):
         parser.add_argument("words", nargs=argparse.REMAINDER)
 
     def run(self, parsed: argparse.Namespace) -> int:
-        """Runs the harness with the words of the command line, unchanged."""
-        words = parsed.words
-        if not words or words[0] in ("-h", "--help", "--help-all"):
-            print(LM_EVAL_HELP, end="")
-            streams.check()
-            return 0
-        try:
-            run(words)
-        except SystemExit as ended:  # argparse of the harness has printed its help or its complaint
-            return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        return lm_eval(*parsed.words)
+
+
+def lm_eval(*words: str) -> int:
+    """Runs lm-evaluation-harness's own command line with these words, and returns its exit code.
+
+    ``--model`` is scoremode unless another is given.
+
+    >>> import scoremode as sm
+    >>> sm.lm_eval("--tasks", "arc_easy", "--model_args", "model=org/model")     # doctest: +SKIP
+    0
+    """
+    if not words or words[0] in ("-h", "--help", "--help-all"):
+        print(LM_EVAL_HELP, end="")
+        streams.check()
         return 0
+    try:
+        run(words)
+    except SystemExit as ended:  # argparse of the harness has printed its help or its complaint
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    return 0
 
 
 def register() -> None:

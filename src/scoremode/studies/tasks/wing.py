@@ -7,6 +7,7 @@ HERE = "studies.tasks"
 WING = Wing(
     names={
         "tasks": f"{HERE}.tasks",
+        "lm_eval": f"{HERE}.lm_eval_command",
         "task_prompts": f"{HERE}.prompts",
         "TasksComparison": f"{HERE}.results",
     },

@@ -1,4 +1,4 @@
-"""``scoremode doctor`` and ``scoremode engines``: versions, devices, engines, and a self-test of the numbers.
+"""``sm.info``: versions, devices, methods, engines, and a self-test of the numbers.
 
 The self-test makes a small seeded model in a temporary folder and lets every engine score it. The judge is the same
 model in Transformers, in float64 on the CPU, read by the definition of a score.
@@ -7,6 +7,7 @@ model in Transformers, in float64 on the CPU, read by the definition of a score.
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 import platform
 import tempfile
@@ -35,15 +36,18 @@ from scoremode.core.engine.registry import (
 from scoremode.core.extensions import wings
 from scoremode.core.installation import installed_versions
 from scoremode.core.models.embedded import CONVERSION, EMBEDDED, EMBEDDED_INSTALL, SMALL_VOCABULARY, make_small_llama
-from scoremode.core.models.facts import inspect
+from scoremode.core.models.facts import inspect as inspect_model
 from scoremode.core.models.subject import Subject
+from scoremode.core.plan.recipes import find_method, methods
 from scoremode.core.scores.answers import Answers, Window, WindowList
 from scoremode.core.text.tokenizer import ByteTokenizer
 from scoremode.core.verbs.run_contents import processor_name
-from scoremode.errors import EngineError, ModelError, OptionError, ScoremodeError
+from scoremode.errors import EngineError, ModelError, OptionError, ScoremodeError, did_you_mean
 from scoremode.values import Ids
 from scoremode.version import __version__
 
+ABOUT = ("methods", "engines")
+METHOD_FACTS = ("name", "summary", "context", "stride", "max_windows", "average", "special", "arrangement")
 PACKAGES = ("triton", "numpy")  # in addition to those of the engines
 LENGTHS = (96, 33, 7)
 HEAD_ROWS, HEAD_WIDTH, HEAD_VOCABULARY = 48, 128, 50_021
@@ -65,8 +69,43 @@ class Check:
     detail: str
 
 
+def info(
+    about: str | None = None, name: str | None = None, *, test: bool = False, engine: str | None = None
+) -> dict[str, Any] | list[dict[str, Any]]:
+    """Returns what is installed here: versions, devices, engines, or with ``about`` the ``"methods"`` or ``"engines"``.
+
+    ``test`` lets every installed engine, or ``engine`` alone, score a small model whose scores are known. ``name`` is
+    the name of one method.
+
+    >>> info("methods", "gptq")[0]["stride"]
+    2048
+    """
+    if about not in (None, *ABOUT):
+        raise OptionError(f"there is no info on '{about}'", fix=did_you_mean(str(about), ABOUT))
+    if name is not None and about != "methods":
+        raise OptionError(f"nothing takes the argument '{name}'", fix="type scoremode info methods NAME")
+    if test and about is not None:
+        raise OptionError(f"--test does not go with {about}", fix="type scoremode info --test")
+    if engine is not None and not test:
+        raise OptionError("--engine is about self-tests", fix="type scoremode info --test --engine NAME")
+    if about == "methods":
+        return list_methods(name)
+    return list_engines() if about == "engines" else {**installed(), **(examine(engine) if test else {})}
+
+
+def installed() -> dict[str, Any]:
+    return {
+        "versions": versions(),
+        "devices": devices(),
+        "engines": list_engines(),
+        "cache": cache_facts(),
+        "embedded_model": embedded_facts(),
+        "head_kernels": head_kernels(),
+    }
+
+
 def examine(engine: str | None = None) -> dict[str, Any]:
-    """Everything that ``scoremode doctor`` prints. ``engine`` asks for the self-test of that engine alone."""
+    """Tests every engine that can run here, or ``engine`` alone."""
     if engine is not None and (problem := find_engine(engine).problem()):
         raise ModelError(f"the {engine} engine cannot run here", fix=problem)
     if engine is not None and find_engine(engine).addresses:
@@ -78,12 +117,6 @@ def examine(engine: str | None = None) -> dict[str, Any]:
         raise OptionError(f"there is no self-test of the {engine} engine", fix=USE_IT)
     others = {name: plugin.problem() or USE_IT for name, plugin in known_engines().items() if name not in tested}
     return {
-        "versions": versions(),
-        "devices": devices(),
-        "engines": engine_facts(),
-        "cache": cache_facts(),
-        "embedded_model": embedded_facts(),
-        "head_kernels": head_kernels(),
         "self_tests": [asdict(check) for check in checks],
         "not_tested": {} if engine else others,
         "good": all(check.good for check in checks),
@@ -100,8 +133,14 @@ def require_good(found: dict[str, Any]) -> None:
             )
 
 
+def list_methods(name: str | None = None) -> list[dict[str, Any]]:
+    """The methods, or one of them, with their defaults and their windows drawn."""
+    chosen = [find_method(name)] if name is not None else list(methods().found.values())
+    return [{n: getattr(m, n) for n in METHOD_FACTS} | {"drawn": inspect.getdoc(m.windows)} for m in chosen]
+
+
 def list_engines() -> list[dict[str, Any]]:
-    """Every engine with its capabilities and options, and each unusable plug-in with the reason.
+    """Every engine with its capabilities, options and own facts, and each unusable plug-in with the reason.
 
     >>> [engine["name"] for engine in list_engines() if engine["default"]]
     ['transformers']
@@ -116,14 +155,22 @@ def list_engines() -> list[dict[str, Any]]:
             "package": type(plugin).__module__.split(".")[0],
             "capabilities": msgspec.to_builtins(plugin.capabilities) | {name: can(plugin, name) for name in abilities},
             "options": [o.flag for o in plugin.options.known().values() if o.details.instead_of_flag is None],
+            "about": _own_facts(plugin),
         }
         for name, plugin in known_engines().items()
     ]
-    refused = [
-        {"name": r.name, "summary": None, "default": False, "problem": r.problem, "package": r.package}
+    refused: list[dict[str, Any]] = [
+        {"name": r.name, "summary": None, "default": False, "problem": r.problem, "package": r.package, "about": []}
         for r in registry().refused
     ]
     return found + refused
+
+
+def _own_facts(plugin: EnginePlugin) -> list[dict[str, Any]]:
+    """What is known of an engine before it is opened."""
+    own = plugin.abilities.get("about")
+    facts: list[tuple[str, str, bool]] = [] if own is None or plugin.problem() else own(plugin)
+    return [{"label": label, "value": value, "good": good} for label, value, good in facts]
 
 
 # ── facts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -144,18 +191,6 @@ def devices() -> list[dict[str, Any]]:
         name = torch.cuda.get_device_name(index)
         found.append({"device": f"cuda:{index}", "name": name, "free_bytes": free, "total_bytes": total})
     return found
-
-
-def engine_facts() -> list[dict[str, Any]]:
-    """The facts that are known of engines before they are opened, and the plug-ins that cannot be used."""
-    found = []
-    for name, plugin in known_engines().items():
-        own = plugin.abilities.get("about")
-        facts: list[tuple[str, str, bool]] = [] if own is None else own(plugin)
-        about = [{"label": label, "value": value, "good": good} for label, value, good in facts]
-        found.append({"name": name, "problem": plugin.problem(), "about": about})
-    refused = [{"name": r.name, "problem": str(r), "about": []} for r in registry().refused]
-    return found + refused
 
 
 def cache_facts() -> dict[str, Any]:
@@ -198,7 +233,7 @@ def self_tests(engines: Iterable[str]) -> list[Check]:
     if torch.cuda.is_available():
         heads |= {"cuda": ("cuda", "bfloat16"), "cuda in float32": ("cuda", "float32")}
     checks = [_timed(f"head on {name}", 1e-4, partial(_head_error, *how)) for name, how in heads.items()]
-    with tempfile.TemporaryDirectory(prefix="scoremode-doctor-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="scoremode-test-") as temporary:
         for engine in engines:
             plugin, folder = find_engine(engine), Path(temporary) / "llama"
             if plugin.addresses:
@@ -256,7 +291,7 @@ def _engine_error(plugin: EnginePlugin, folder: Path, test: SelfTest) -> tuple[f
         windows: tuple[Window, ...] = (_own(np.arange(9)),)
         found, _ = _scored(ChosenEngine(plugin, options, plugin.subject(test.model, options, None)), windows)
         return float(np.abs(found[0].logprob - test.logprob).max()), f"{test.logprob:.4f} for every token"
-    random, facts = np.random.default_rng(0), inspect(str(folder))
+    random, facts = np.random.default_rng(0), inspect_model(str(folder))
     windows = tuple(_own(random.integers(3, SMALL_VOCABULARY, length)) for length in LENGTHS)
     subject = Subject(
         test.model,

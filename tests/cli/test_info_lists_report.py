@@ -1,4 +1,4 @@
-"""scoremode methods, engines and show."""
+"""scoremode info methods, info engines and report in the terminal."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from tests.command_line import Command, Refused
 
 
 def test_every_method_is_listed(command: Command) -> None:
-    outcome = command("methods")
+    outcome = command("info", "methods")
     assert outcome.code == 0
     assert [name for name in METHODS if name not in outcome.out] == []
 
 
 def test_methods_as_json_are_a_list_of_objects(command: Command) -> None:
-    found = command("methods", "--json").json
+    found = command("info", "methods", "--json").json
     assert [method["name"] for method in found] == list(METHODS)
 
 
 @pytest.mark.parametrize("name", list(METHODS))
 def test_a_method_is_shown_with_its_windows_drawn(command: Command, name: str) -> None:
-    outcome = command("methods", name)
+    outcome = command("info", "methods", name)
     assert (outcome.code, "feed" in outcome.out, "[" in outcome.out) == (0, True, True)
 
 
 def test_one_method_as_json_says_its_defaults(command: Command) -> None:
-    [found] = command("methods", "exl3-2025", "--json").json
+    [found] = command("info", "methods", "exl3-2025", "--json").json
     assert (found["context"], found["stride"], found["max_windows"]) == (2048, 512, 100)
 
 
 def test_every_engine_is_listed(command: Command) -> None:
-    outcome = command("engines")
+    outcome = command("info", "engines")
     assert outcome.code == 0
     assert [name for name in known_engines() if name not in outcome.out] == []
 
 
 def test_engines_as_json_are_a_list_of_objects(command: Command) -> None:
-    assert {engine["name"] for engine in command("engines", "--json").json} == set(known_engines())
+    assert {engine["name"] for engine in command("info", "engines", "--json").json} == set(known_engines())
 
 
-# ── show ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── report ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.fixture
 def kept(command: Command, tmp_path: Path) -> Path:
     folder = tmp_path / "run"
@@ -52,36 +52,36 @@ def kept(command: Command, tmp_path: Path) -> Path:
     return folder
 
 
-def test_show_as_json_has_the_numbers_of_the_run(command: Command, kept: Path) -> None:
+def test_report_as_json_has_the_numbers_of_the_run(command: Command, kept: Path) -> None:
     again = command("ppl", "table:uniform", "--text", "one two three", "--out", kept, "--json").json
-    assert {**command("show", kept, "--json").json, "cached": True} == again
+    assert {**command("report", kept, "--json").json, "cached": True} == again
 
 
-def test_show_prints_what_ppl_printed(command: Command, tmp_path: Path) -> None:
+def test_report_prints_what_ppl_printed(command: Command, tmp_path: Path) -> None:
     printed = command("ppl", "table:uniform", "--text", "one two three", "--out", tmp_path / "run").out
-    assert command("show", tmp_path / "run").out == printed
+    assert command("report", tmp_path / "run").out == printed
 
 
 def test_the_worst_tokens_can_be_left_out(command: Command, kept: Path) -> None:
-    assert "worst-predicted" not in command("show", kept, "--worst", 0).out
+    assert "worst-predicted" not in command("report", kept, "--worst", 0).out
 
 
 def test_a_folder_that_does_not_exist_is_refused(refused: Refused, tmp_path: Path) -> None:
-    assert "is not a run" in refused("show", tmp_path / "none")
+    assert "is not a run" in refused("report", tmp_path / "none")
 
 
 def test_an_unfinished_run_says_how_to_finish_it(refused: Refused, tmp_path: Path) -> None:
     (tmp_path / "partial.journal").write_bytes(b"{}\n")
-    assert "run the same command again to resume" in refused("show", tmp_path)
+    assert "run the same command again to resume" in refused("report", tmp_path)
 
 
 def test_a_run_of_a_later_format_is_refused(refused: Refused, kept: Path) -> None:
     manifest = json.loads((kept / "manifest.json").read_text())
     (kept / "manifest.json").write_text(json.dumps({**manifest, "format": 99}))
-    assert "format 99" in refused("show", kept)
+    assert "format 99" in refused("report", kept)
 
 
-def test_show_prints_no_control_characters_of_a_manifest(command: Command, tmp_path: Path) -> None:
+def test_report_prints_no_control_characters_of_a_manifest(command: Command, tmp_path: Path) -> None:
     """A manifest that was changed and sealed again: every text in it that may be anything is one with ESC."""
     from scoremode.core.disk.manifests import sealed
 
@@ -93,7 +93,7 @@ def test_show_prints_no_control_characters_of_a_manifest(command: Command, tmp_p
         manifest[name] = f"{name}{bad}"
     del manifest["seal"]
     (tmp_path / "run" / "manifest.json").write_text(json.dumps(sealed(manifest)))
-    for arguments in (["show", tmp_path / "run"], ["show", tmp_path / "run", "--json"]):
+    for arguments in (["report", tmp_path / "run"], ["report", tmp_path / "run", "--json"]):
         outcome = command(*arguments)
         assert "\x1b" not in outcome.out + outcome.err
         if "--json" not in arguments:

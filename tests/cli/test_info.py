@@ -1,4 +1,4 @@
-"""scoremode doctor: what it says, and that it fails when a number is wrong."""
+"""scoremode info: what it says, and that it fails when a number is wrong."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def without_vllm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 
 def test_json_has_the_facts(command: Command) -> None:
-    outcome = command("doctor", "--json")
+    outcome = command("info", "--test", "--json")
     assert outcome.code == 0, outcome.err
     found = outcome.json
     assert found["versions"].keys() >= {"scoremode", "python", "torch", "transformers"}
@@ -49,7 +49,7 @@ def test_json_has_the_facts(command: Command) -> None:
 
 
 def test_the_table_is_for_people(command: Command) -> None:
-    outcome = command("doctor", "--engine", "table")
+    outcome = command("info", "--test", "--engine", "table")
     words = ("torch", "cpu", "cache folder", "engine vllm", "smollm2-135m", "self-test: engine table")
     assert [word for word in words if word not in outcome.out] == []
     assert "self-test: engine transformers" not in outcome.out
@@ -58,7 +58,7 @@ def test_the_table_is_for_people(command: Command) -> None:
 def test_nothing_is_left_behind(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    command("doctor", "--engine", "transformers")
+    command("info", "--test", "--engine", "transformers")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -77,7 +77,7 @@ def test_scores_shifted_by_one_are_found_out(command: Command, monkeypatch: pyte
     from dataclasses import replace
 
     _wrong(lambda answers: replace(answers, logprob=np.roll(answers.logprob, 1, axis=0)), monkeypatch)
-    outcome = command("doctor", "--engine", "transformers")
+    outcome = command("info", "--test", "--engine", "transformers")
     assert outcome.code == 2
     assert "FAILED" in outcome.out
     assert outcome.err.startswith("scoremode: the self-test of engine transformers failed: ")
@@ -89,7 +89,7 @@ def test_nan_is_found_out_and_is_not_json(command: Command, monkeypatch: pytest.
     from dataclasses import replace
 
     _wrong(lambda answers: replace(answers, entropy=answers.entropy * np.nan), monkeypatch)
-    outcome = command("doctor", "--engine", "transformers", "--json")
+    outcome = command("info", "--test", "--engine", "transformers", "--json")
     assert outcome.code == 2
     assert outcome.json["good"] is False
     assert outcome.json["self_tests"][-1]["error"] is None
@@ -101,23 +101,23 @@ def test_an_engine_that_cannot_start_fails_its_self_test(command: Command, monke
     def dies(*_: Any, **__: Any) -> None:
         raise EngineError("it died", fix="try again")
 
-    monkeypatch.setattr("scoremode.cli.doctor.open_engine", dies)
-    outcome = command("doctor", "--engine", "transformers")
+    monkeypatch.setattr("scoremode.cli.info.open_engine", dies)
+    outcome = command("info", "--test", "--engine", "transformers")
     assert outcome.code == 2
     assert "it died" in outcome.err
 
 
 def test_a_vllm_that_is_not_there_is_refused(refused: Refused) -> None:
-    assert "needs vLLM" in refused("doctor", "--engine", "vllm")
+    assert "needs vLLM" in refused("info", "--test", "--engine", "vllm")
 
 
 def test_an_unknown_engine_is_refused(refused: Refused) -> None:
-    assert "did you mean 'transformers'" in refused("doctor", "--engine", "transformer")
+    assert "did you mean 'transformers'" in refused("info", "--test", "--engine", "transformer")
 
 
 def test_llamacpp_is_tested_with_a_small_gguf(command: Command) -> None:
     require_llamacpp()
-    outcome = command("doctor", "--engine", "llamacpp", "--json")
+    outcome = command("info", "--test", "--engine", "llamacpp", "--json")
     assert outcome.code == 0, outcome.err
     check = outcome.json["self_tests"][-1]
     assert (check["name"], check["good"]) == ("engine llamacpp", True)
@@ -129,8 +129,8 @@ def test_an_engine_that_cannot_be_tested_is_refused_or_listed(
 ) -> None:
     for plugin in known_engines().values():
         monkeypatch.setattr(type(plugin), "self_test", lambda *_: None)
-    assert "there is no self-test of the transformers engine" in refused("doctor", "--engine", "transformers")
-    outcome = command("doctor")
+    assert "there is no self-test of the transformers engine" in refused("info", "--test", "--engine", "transformers")
+    outcome = command("info", "--test")
     assert "not tested" in outcome.out
     assert "self-test: engine transformers" in outcome.out
 
@@ -139,7 +139,7 @@ def test_an_engine_that_cannot_be_tested_is_refused_or_listed(
 def test_vllm_passes(command: Command) -> None:
     pytest.importorskip("vllm")
     with forked.vllm_engines():
-        outcome = command("doctor", "--engine", "vllm", "--json")
+        outcome = command("info", "--test", "--engine", "vllm", "--json")
     assert outcome.code == 0, outcome.err
     (about,) = {one["name"]: one for one in outcome.json["engines"]}["vllm"]["about"]
     assert (about["label"], about["good"]) == ("vLLM plugin", True)
