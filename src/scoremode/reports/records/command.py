@@ -30,6 +30,8 @@ class RecordsOutput:
         if parsed.records is not None:
             from scoremode.core.verbs.outputs import check_output
 
+            if Path(parsed.records).is_file():
+                raise InputError(f"{parsed.records} is a file", fix=f"give a folder to {FLAG}")
             check_output(Path(parsed.records, NAME), FLAG, is_ours=lambda output: True, made_later=parsed.records)
 
     def write(

@@ -13,7 +13,7 @@ from typing import Any
 from scoremode.core.statistics.comparison import BY_NAME
 from scoremode.reports.comparisons import size_and_bits
 from scoremode.reports.numbers import shown_statistic
-from scoremode.reports.records.reading import Record
+from scoremode.reports.records.reading import OWN, SERVED, Record
 from scoremode.reports.table import NOTHING, Block, Cell, Column, Note, Row, Table, words
 from scoremode.reports.text import counted
 from scoremode.values import usable
@@ -32,7 +32,7 @@ class Group:
     @property
     def title(self) -> str:
         first = self.records[0]
-        return f"{first.baseline} on {first.text}, {first.method}"
+        return f"{first.baseline} ({first.must_agree[SERVED]}) on {first.text}, {first.method}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,12 @@ class Grouped:
 
 
 def grouped(records: Sequence[Record]) -> Grouped:
-    """Groups records by what must agree; the group with the most records comes first."""
+    """Groups records by what must agree; our own come first, and of those the group with the most records."""
     together: dict[tuple[str, ...], list[Record]] = {}
     for one in records:
         if not one.changed:
             together.setdefault(tuple(one.must_agree.values()), []).append(one)
-    ordered = sorted(together.values(), key=len, reverse=True)
+    ordered = sorted(together.values(), key=lambda members: (members[0].must_agree["tool"] != OWN, -len(members)))
     groups = list[Group]()
     for members in ordered:
         members.sort(key=_by_kl)
@@ -69,7 +69,9 @@ def _why_apart(record: Record, earlier: Sequence[Record]) -> str:
     if not found:
         return ""
     number, differs = min(found, key=lambda pair: len(pair[1]))
-    if "text" in differs:  # a plan holds the ids of its text
+    if "tool" in differs:
+        differs = ["tool"]  # which measures in another way, whatever else is equal
+    elif "text" in differs:  # a plan holds the ids of its text
         differs = [what for what in differs if what != "plan"]
     return f"not comparable with group {number}: another {', another '.join(differs)}"
 
@@ -83,13 +85,14 @@ def group_table(group: Group, links: Sequence[str] = ()) -> Table:
         rows.append(Row(one.name, link=link, details=about))
     columns = [
         words("format", [one.served.line or NOTHING for one in group.records], page="", leaves=1),
-        Column("size", [size_and_bits(one.served) for one in group.records], page="Bits/weight, size"),
+        Column("bits", [size_and_bits(one.served) for one in group.records], page="Bits/weight, size"),
     ]
     for name in SHOWN:
         statistic = BY_NAME[name]
         cells = [Cell(*shown_statistic(statistic, one.statistics)) for one in group.records]
         if any(usable(one.statistics.get(name)) is not None for one in group.records):
-            columns.append(Column(statistic.title or statistic.label, cells, about=statistic.about))
+            title = statistic.column.title if statistic.column else statistic.label
+            columns.append(Column(title, cells, page=statistic.label, about=statistic.about))
     columns.append(words("record", [one.file for one in group.records], page="", leaves=2))
     return Table(rows, columns)
 

@@ -23,6 +23,7 @@ from scoremode.reports.served import ServedModel, served_manifest
 from scoremode.reports.text import method_words
 
 LARGEST = 1 << 20  # bytes of a record; ours have less than 20,000
+OWN, SERVED = "scoremode", "baseline's engine and dtype"
 FIX = "give records as scoremode compare --records DIR writes them"
 
 Words = Annotated[str, Meta(max_length=2000)]
@@ -180,15 +181,15 @@ def _own(file: str, found: dict[str, Any]) -> Record:
         method_words({"method": its.method, "method_settings": its.method_settings}, brief=True),
         f"scoremode {its.scoremode}",
         {
-            "tool": "scoremode",
+            "tool": OWN,
             "text": its.corpus_sha256,
             "plan": its.plan_digest,
             "baseline": its.baseline_sha256,
             "vocabulary": its.vocabulary,
-            "baseline's engine and dtype": served_by,
+            SERVED: served_by,
         },
         served_manifest({**found, "model_format": found["format"]}),
-        {name: 0.0 if value and abs(value) < TINY else value for name, value in its.statistics.items()},
+        {name: 0.0 if value and abs(value) < TINY else value for name, value in found["statistics"].items()},
         {
             "result": its.sentence,
             "command": its.command,
@@ -225,7 +226,7 @@ def _of_mlx_kld(file: str, found: dict[str, Any]) -> Record:
             "plan": recipe,
             "baseline": teacher,
             "vocabulary": its.teacher.tokenizer_hash,
-            "baseline's engine and dtype": f"mlx {its.teacher.precision}",
+            SERVED: f"mlx {its.teacher.precision}",
         },
         served_manifest(
             {
