@@ -79,7 +79,9 @@ def test_records_of_two_machines_are_equal_but_for_their_times(
         monkeypatch.chdir(home if inside else tmp_path)
         at = Path() if inside else home
         words = (at / "models/stories", at / "models/stories-q", "--corpus", at / "story.txt", "--context-length", 64)
-        assert command("compare", *words, "--out", home / "runs", "--json").code == 0
+        typed = ["compare", *map(str, words), "--out", str(home / "runs"), "--json"]
+        monkeypatch.setattr("sys.argv", ["scoremode", *typed])
+        assert command(*typed).code == 0
         text = (home / "runs" / "stories-q" / "record.json").read_text()
         assert [word for word in (user, str(tmp_path), "/", "models") if word in json.loads(text)["command"]] == []
         assert user not in text

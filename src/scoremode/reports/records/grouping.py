@@ -98,12 +98,12 @@ def group_table(group: Group, links: Sequence[str] = ()) -> Table:
 
 
 def group_notes(group: Group) -> list[Note]:
-    """What to know of a group: why it is apart, how much was measured, what its tool does not see."""
+    """What to know of a group: by what it was measured, on how much, and what that does not see."""
     first = group.records[0]
     targets = sorted({int(usable(one.statistics.get("targets")) or 0) for one in group.records})
-    said = [group.apart, f"{counted(len(group.records), 'records')} by {_listed(one.by for one in group.records)}"]
+    said = [f"{counted(len(group.records), 'records')} by {', '.join(sorted({one.by for one in group.records}))}"]
     if targets != [0]:
-        said[-1] += f", {' or '.join(f'{count:,}' for count in targets)} targets"
+        said[0] += f", {' or '.join(f'{count:,}' for count in targets)} targets"
     versions = {
         name: {dict(one.baseline_versions).get(name) for one in group.records} for name, _ in first.baseline_versions
     }
@@ -112,16 +112,13 @@ def group_notes(group: Group) -> list[Note]:
     return [Note(line) for line in (*said, first.limits) if line]
 
 
-def _listed(names: Any) -> str:
-    return ", ".join(sorted(set(names)))
-
-
 def blocks(found: Grouped) -> list[Block]:
     """The groups for a terminal."""
     shown = list[Block]()
     for number, group in enumerate(found.groups, start=1):
         shown += [*([""] if shown else []), Note(f"group {number}: {group.title}", "bold"), group_table(group)]
-        shown += [Note(note.text, "yellow" if note.text == group.apart else "dim") for note in group_notes(group)]
+        shown += [Note(group.apart, "yellow")] if group.apart else []
+        shown += [Note(note.text, "dim") for note in group_notes(group)]
     if found.changed:
         named = ", ".join(f"{one.file} ({one.name})" for one in found.changed)
         shown += ["", Note(f"{named}: {CHANGED}", "red")]

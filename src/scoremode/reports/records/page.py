@@ -43,13 +43,14 @@ def _shown(group: Group, folder: str) -> dict[str, object]:
     each = zip(group.records, links, strict=True)
     charted = [Charted(one.name, one.statistics, one.served, one.why_no_kl, link) for one, link in each]
     chart, missing = chart_of(BY_NAME["kl_mean"], charted)
-    table, notes = group_table(group, links), group_notes(group)
+    made_by, *others = group_notes(group)
     return {
         "title": group.title,
         "chart": chart,
         "missing": missing,
         "marks": list(in_groups(facts)),
-        "blocks": [*notes[: bool(group.apart)], table, *notes[bool(group.apart) :]],
+        "apart": group.apart,
+        "blocks": [made_by, group_table(group, links), *others],
     }
 
 
