@@ -11,6 +11,7 @@ ScoremodeError                 caught once, at the command line's edge: exit cod
 ├── EngineError                the engine failed: NaN, out of memory, died
 ├── CandidatesError            some candidates of a comparison failed; it carries the results of the others
 ├── RunError                   a run folder that is damaged, foreign or cannot be written
+│   └── NotMeasuredError       a number that a result does not have
 └── StorageError               something behind a URI that cannot be read or written
 """
 
@@ -140,6 +141,10 @@ class CandidatesError(ScoremodeError):
 
 class RunError(ScoremodeError):
     """A run folder is damaged, was not made by scoremode, or cannot be written."""
+
+
+class NotMeasuredError(RunError, AttributeError):
+    """A result does not have this number: it was not measured, or it is not known."""
 
 
 class StorageError(ScoremodeError):

@@ -50,7 +50,7 @@ def test_json_has_the_facts(command: Command) -> None:
 
 def test_the_table_is_for_people(command: Command) -> None:
     outcome = command("info", "--test", "--engine", "table")
-    words = ("torch", "cpu", "cache folder", "engine vllm", "smollm2-135m", "self-test: engine table")
+    words = ("torch", "cpu", "cache folder", "vllm", "smollm2-135m", "self-test: engine table")
     assert [word for word in words if word not in outcome.out] == []
     assert "self-test: engine transformers" not in outcome.out
 

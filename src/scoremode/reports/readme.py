@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 from pathlib import Path
 
+from scoremode.core.disk.uri import is_uri
 from scoremode.core.store.runs import is_run
 from scoremode.core.verbs.outputs import Output, check_output
 from scoremode.errors import InputError
@@ -16,7 +17,7 @@ UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 
 def run_folders(folders: list[str]) -> list[str]:
     """The runs that were named, baseline first; for the folder of ``compare --out``, the runs inside it."""
-    if len(folders) > 1 or is_run(folders[0]) or not is_run(Path(folders[0], "baseline")):
+    if len(folders) > 1 or is_uri(folders[0]) or is_run(folders[0]) or not is_run(Path(folders[0], "baseline")):
         return folders
     inside = sorted(p for p in Path(folders[0]).iterdir() if p.is_dir() and p.name != "baseline" and is_run(p))
     return [str(Path(folders[0], "baseline")), *map(str, inside)]

@@ -8,6 +8,7 @@ import json
 import math
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from scoremode.core.statistics.comparison import FIELDS, STATISTICS, Comparison,
 from scoremode.core.store.run import Run
 from scoremode.errors import RunError
 from scoremode.studies.kld.statistics import llamacpp_statistics, llamacpp_text
-from scoremode.values import Floats, Ints
+from scoremode.values import Estimate, Floats, Ints, rounded
 
 
 def make_run(
@@ -474,3 +475,22 @@ def test_llamacpp_ignores_groups_and_weights_and_therefore_is_too_sure() -> None
     assert error is not None
     assert math.isclose(error, comparison_statistics(independent)["kl_mean_stderr"], rel_tol=1e-9)
     assert error < 0.8 * comparison_statistics(c)["kl_mean_stderr"]
+
+
+# ── attributes ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_every_number_is_an_attribute_with_the_value_of_the_statistics() -> None:
+    c = random_comparison()
+    s = c.statistics()
+    for statistic in STATISTICS[3:]:  # the first three count targets
+        assert statistic.name in dir(c)
+        if s[statistic.name] is not None:
+            found = getattr(c, statistic.name)
+            assert isinstance(found, Estimate) is statistic.has_error
+            assert float(found) == s[statistic.name]
+    kl: Estimate = c.kl_mean  # type checkers know it
+    largest: float = c.kl_max
+    assert 0 < kl <= largest
+    assert f"kl mean {' '.join(rounded(s['kl_mean'], s['kl_mean_stderr'])).rstrip()}" in repr(c)
+    assert f"same top {' '.join(rounded(s['same_top'], s['same_top_stderr'], percent=True)).rstrip()}" in repr(c)
+    with pytest.raises(AttributeError, match="noise_floor_kl_mean of Comparison was not measured"):
+        print(replace(c, noise_kl=None).noise_floor_kl_mean)

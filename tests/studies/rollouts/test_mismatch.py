@@ -203,6 +203,10 @@ def test_shown_in_a_terminal_on_a_page_and_as_a_table(tmp_path: Path) -> None:
     ]
     assert table["log_ratio"].to_numpy() == pytest.approx(far.log_ratio)
     assert "8 tokens of 4 samples, 2 prompts" in repr(far)
+    assert (float(far.k3), far.outside_clip.stderr) == (
+        far.statistics()["k3"],
+        far.statistics()["outside_clip_stderr"],
+    )
     with pytest.raises(InputError, match="page of its own"):
         sm.report(tmp_path / "two.html", far, far)
 

@@ -134,4 +134,6 @@ def test_a_trainer_against_rollouts(command: Command, written: dict[str, Path], 
     assert command("compare", f"rollouts:{tmp_path}/nothing", "table:uniform").code == 2
     run = sm.ppl("table:uniform", corpus=f"rollouts:{written['drawn']}", out=tmp_path / "run")
     assert command("compare", asked[1], tmp_path / "run", "--json").json["k3"] == found["k3"]
+    with pytest.raises(sm.ScoremodeError, match=r"is a text, not a model; use sm.mismatch\(DIR, MODEL\)"):
+        sm.compare(asked[1], "table:uniform")
     assert sm.mismatch(written["drawn"], run).statistics()["tokens"] == found["tokens"]

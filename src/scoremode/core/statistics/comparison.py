@@ -3,7 +3,7 @@
 Means weight a target as the method does (``PairedRuns.weight``); quantiles count each target once. Bounds (``…_low``,
 ``…_high``) are 95 % bounds by Student's t, in the statistic's range. docs/compare-statistics.md has every formula.
 
-To add a statistic, add it to STATISTICS.
+To add a statistic, add it to ComparisonNumbers.
 """
 
 from __future__ import annotations
@@ -35,10 +35,9 @@ from scoremode.core.statistics.perplexities import (
     stored_metric,
 )
 from scoremode.core.statistics.slices import SliceMeans, by_slice
-from scoremode.core.statistics.statistic import Statistic, TerminalColumn, plain
+from scoremode.core.statistics.statistic import PlainStatistic, Statistic, TerminalColumn, fields_from, plain
 from scoremode.core.statistics.streams import DELTA_P_QUANTILES, KL_QUANTILES, quantiles
-from scoremode.head.budget import FIRST
-from scoremode.values import LONG, Estimate, Floats
+from scoremode.values import LONG, Estimate, Floats, rounded
 
 
 def needs_whole_divergence(names: Iterable[str]) -> bool:
@@ -58,14 +57,14 @@ def _missing(runs: PairedRuns) -> set[str]:
 
 
 # ── quantiles ────────────────────────────────────────────────────────────────────────────────────────────────────────
-def _kl_quantile(name: str, about: str = "a quantile of KL over targets, nats", **shown: Any) -> Statistic:
+def _kl_quantile(name: str, about: str = "a quantile of KL over targets, nats", **shown: Any) -> PlainStatistic:
     def of(means: PairedMeans) -> float:
         return means.quantiles("kl", measured(means.runs.kl), KL_QUANTILES)[name]
 
     return plain(f"kl_{name}", about, of, needs="kl", better="low", **shown)
 
 
-def _delta_p_quantile(name: str) -> Statistic:
+def _delta_p_quantile(name: str) -> PlainStatistic:
     def of(means: PairedMeans) -> float:
         return means.quantiles("delta_p", means.delta_p, DELTA_P_QUANTILES)[name]
 
@@ -112,39 +111,15 @@ def _same_first(count: int) -> Statistic:
 
 
 _OVERLAP: Values = lambda b: 1.0 - measured(b.divergences.total_variation)  # noqa: E731
-_NAMED = (
-    _named(
-        "kl_reverse_mean",
-        "mean KL(candidate‖baseline), nats",
-        "kl_reverse",
-        "KL reverse",
-        range="positive",
-        better="low",
-    ),
-    _named("total_variation_mean", "mean of half of Σ |p - q|", "total_variation", "TV", range="share", better="low"),
-    _named(
-        "overlap",
-        "mean of Σ min(p, q)",
-        "total_variation",
-        "overlap",
-        _OVERLAP,
-        range="share",
-        better="high",
-        percent=True,
-    ),
-)
 
 
-STATISTICS: tuple[Statistic, ...] = (
-    plain("targets", "number of targets", lambda means: len(means.runs.groups)),
-    plain("groups", "number of groups of targets", lambda means: means.mean(_worse).groups),
-    plain(
-        "freedom",
-        "degrees of freedom of the bounds, for numbers that count each target once",
-        lambda means: means.mean(_worse).freedom,
-    ),
-    Statistic("ppl_baseline", "the baseline's perplexity", of=stored_metric("baseline", "perplexity"), needs="logprob"),
-    Statistic(
+class ComparisonNumbers:
+    """The numbers of a comparison, each an attribute: ``c.kl_mean`` is an ``Estimate``, ``c.kl_max`` a float."""
+
+    ppl_baseline = Statistic(
+        "ppl_baseline", "the baseline's perplexity", of=stored_metric("baseline", "perplexity"), needs="logprob"
+    )
+    ppl_candidate = Statistic(
         "ppl_candidate",
         "exponential of the mean surprise",
         of=stored_metric("candidate", "perplexity"),
@@ -152,23 +127,27 @@ STATISTICS: tuple[Statistic, ...] = (
         label="Perplexity",
         column=TerminalColumn("ppl"),
         card="perplexity",
-    ),
-    plain(
+    )
+    bits_per_byte_baseline = plain(
         "bits_per_byte_baseline",
         "bits per byte of the text under the baseline",
         lambda means: stored_metric("baseline", "bits_per_byte")(means).value,
         needs="logprob",
-    ),
-    plain(
+    )
+    bits_per_byte_candidate = plain(
         "bits_per_byte_candidate",
         "bits per byte of the text",
         lambda means: stored_metric("candidate", "bits_per_byte")(means).value,
         needs="logprob",
         label="Bits/byte",
-    ),
-    plain("zero_probability_baseline", "targets that the baseline thinks impossible", lambda means: means.zeros[0]),
-    plain("zero_probability_candidate", "targets that the candidate thinks impossible", lambda means: means.zeros[1]),
-    Statistic(
+    )
+    zero_probability_baseline = plain(
+        "zero_probability_baseline", "targets that the baseline thinks impossible", lambda means: means.zeros[0]
+    )
+    zero_probability_candidate = plain(
+        "zero_probability_candidate", "targets that the candidate thinks impossible", lambda means: means.zeros[1]
+    )
+    ppl_ratio = Statistic(
         "ppl_ratio",
         "perplexity divided by the baseline's",
         mean=nll_added,
@@ -182,8 +161,8 @@ STATISTICS: tuple[Statistic, ...] = (
         card="ratio",
         choice="Perplexity ratio",
         axis="perplexity ratio",
-    ),
-    Statistic(
+    )
+    log_ppl_ratio = Statistic(
         "log_ppl_ratio",
         "logarithm of the perplexity ratio",
         mean=nll_added,
@@ -191,9 +170,9 @@ STATISTICS: tuple[Statistic, ...] = (
         by_document=True,
         needs="logprob",
         ranks=-1,
-    ),
-    Statistic("ppl_difference", "perplexity minus the baseline's", of=ppl_difference, needs="logprob"),
-    Statistic(
+    )
+    ppl_difference = Statistic("ppl_difference", "perplexity minus the baseline's", of=ppl_difference, needs="logprob")
+    kl_mean = Statistic(
         "kl_mean",
         "mean KL(baseline‖candidate), nats per token",
         mean=lambda b: measured(b.kl),
@@ -206,39 +185,65 @@ STATISTICS: tuple[Statistic, ...] = (
         card="KL mean (nats)",
         choice="KL",
         axis="mean KL, nats per token",
-    ),
-    plain("kl_infinite", "targets with infinite KL", lambda means: means.infinite, needs="kl"),
-    _kl_quantile("median", "half of the tokens moved less", label="KL median", column=TerminalColumn("KL median", 2)),
-    _kl_quantile("p90"),
-    _kl_quantile("p95"),
-    _kl_quantile(
+    )
+    kl_infinite = plain("kl_infinite", "targets with infinite KL", lambda means: means.infinite, needs="kl")
+    kl_median = _kl_quantile(
+        "median", "half of the tokens moved less", label="KL median", column=TerminalColumn("KL median", 2)
+    )
+    kl_p90 = _kl_quantile("p90")
+    kl_p95 = _kl_quantile("p95")
+    kl_p99 = _kl_quantile(
         "p99", "99% of the tokens moved less", label="KL 99%", column=TerminalColumn("KL 99%", 1), card="KL 99 %"
-    ),
-    _kl_quantile("p999", "99.9% of the tokens moved less", label="KL 99.9%"),
-    _kl_quantile("max", "the token that moved most", label="KL max", column=TerminalColumn("KL max", 3)),
-    *_NAMED,
-    plain("noise_floor_kl_mean", "mean KL of the baseline against itself", _noise_mean, needs="noise"),
-    plain("noise_floor_kl_p99", "99 % quantile of that KL", _noise_p99, needs="noise"),
-    Statistic("delta_logprob_mean", "mean of ln q - ln p", mean=lambda b: b.cand - b.base, needs="logprob", ranks=1),
-    Statistic(
+    )
+    kl_p999 = _kl_quantile("p999", "99.9% of the tokens moved less", label="KL 99.9%")
+    kl_max = _kl_quantile("max", "the token that moved most", label="KL max", column=TerminalColumn("KL max", 3))
+    kl_reverse_mean = _named(
+        "kl_reverse_mean",
+        "mean KL(candidate‖baseline), nats",
+        "kl_reverse",
+        "KL reverse",
+        range="positive",
+        better="low",
+    )
+    total_variation_mean = _named(
+        "total_variation_mean", "mean of half of Σ |p - q|", "total_variation", "TV", range="share", better="low"
+    )
+    overlap = _named(
+        "overlap",
+        "mean of Σ min(p, q)",
+        "total_variation",
+        "overlap",
+        _OVERLAP,
+        range="share",
+        better="high",
+        percent=True,
+    )
+    noise_floor_kl_mean = plain(
+        "noise_floor_kl_mean", "mean KL of the baseline against itself", _noise_mean, needs="noise"
+    )
+    noise_floor_kl_p99 = plain("noise_floor_kl_p99", "99 % quantile of that KL", _noise_p99, needs="noise")
+    delta_logprob_mean = Statistic(
+        "delta_logprob_mean", "mean of ln q - ln p", mean=lambda b: b.cand - b.base, needs="logprob", ranks=1
+    )
+    answer_logprob = Statistic(
         "answer_logprob",
         "mean of ln q - ln p over the slice answer; over all targets of a text without slices",
         mean=answer_change,
         of=answer_logprob,
         needs="logprob",
         better="high",
-    ),
-    Statistic(
+    )
+    delta_logprob_rms = Statistic(
         "delta_logprob_rms",
         "root mean square of ln q - ln p",
         mean=_squared_move,
         of=lambda means: square_root(means.mean(_squared_move, "positive")),
         needs="logprob",
         better="low",
-    ),
-    plain("delta_logprob_max", "the largest |ln q - ln p|", _farthest, better="low"),
-    Statistic("delta_p_mean", "mean of q - p", mean=lambda b: b.delta_p, ranks=1),
-    Statistic(
+    )
+    delta_logprob_max = plain("delta_logprob_max", "the largest |ln q - ln p|", _farthest, better="low")
+    delta_p_mean = Statistic("delta_p_mean", "mean of q - p", mean=lambda b: b.delta_p, ranks=1)
+    delta_p_rms = Statistic(
         "delta_p_rms",
         "root mean square change in the probability of the text's own token",
         mean=_squared_delta_p,
@@ -246,9 +251,21 @@ STATISTICS: tuple[Statistic, ...] = (
         better="low",
         percent=True,
         label="Δp RMS",
-    ),
-    *map(_delta_p_quantile, DELTA_P_QUANTILES),
-    Statistic(
+    )
+    delta_p_min = _delta_p_quantile("min")
+    delta_p_p001 = _delta_p_quantile("p001")
+    delta_p_p01 = _delta_p_quantile("p01")
+    delta_p_p05 = _delta_p_quantile("p05")
+    delta_p_p10 = _delta_p_quantile("p10")
+    delta_p_p25 = _delta_p_quantile("p25")
+    delta_p_median = _delta_p_quantile("median")
+    delta_p_p75 = _delta_p_quantile("p75")
+    delta_p_p90 = _delta_p_quantile("p90")
+    delta_p_p95 = _delta_p_quantile("p95")
+    delta_p_p99 = _delta_p_quantile("p99")
+    delta_p_p999 = _delta_p_quantile("p999")
+    delta_p_max = _delta_p_quantile("max")
+    same_top = Statistic(
         "same_top",
         "share of tokens with the same first choice",
         mean=lambda b: measured(b.base_top) == measured(b.cand_top),
@@ -262,9 +279,12 @@ STATISTICS: tuple[Statistic, ...] = (
         card="same top",
         choice="Same top",
         axis="same first choice, % of tokens",
-    ),
-    *map(_same_first, range(2, FIRST + 1)),
-    Statistic(
+    )
+    top2_same = _same_first(2)
+    top3_same = _same_first(3)
+    top4_same = _same_first(4)
+    top5_same = _same_first(5)
+    worse = Statistic(
         "worse",
         "share of the text's tokens that became less likely",
         mean=_worse,
@@ -272,7 +292,18 @@ STATISTICS: tuple[Statistic, ...] = (
         ranks=-1,
         percent=True,
         label="Worse",
+    )
+
+
+STATISTICS: tuple[Statistic, ...] = (
+    plain("targets", "number of targets", lambda means: len(means.runs.groups)),
+    plain("groups", "number of groups of targets", lambda means: means.mean(_worse).groups),
+    plain(
+        "freedom",
+        "degrees of freedom of the bounds, for numbers that count each target once",
+        lambda means: means.mean(_worse).freedom,
     ),
+    *(one for one in vars(ComparisonNumbers).values() if isinstance(one, Statistic)),
 )
 """Every number of a comparison, in the order in which JSON lists them."""
 
@@ -291,7 +322,7 @@ FIELDS = tuple(BY_FIELD)
 
 # ── a comparison ─────────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, eq=False)
-class Comparison(PairedRuns, ArrowTable):
+class Comparison(PairedRuns, ArrowTable, ComparisonNumbers):
     """A candidate against a baseline, target by target, on one plan.
 
     As a table, it has one row per target: ``logprob_baseline``, ``logprob_candidate``, and so on, and ``kl``.
@@ -317,7 +348,12 @@ class Comparison(PairedRuns, ArrowTable):
 
     @cached_property
     def _statistics(self) -> dict[str, Any]:
-        return comparison_statistics(self)
+        return {"name": self.name, **fields_from(STATISTICS, self.estimates)}
+
+    @cached_property
+    def estimates(self) -> dict[str, Any]:
+        """The numbers by name, as attributes have them; None: not measured, or not known."""
+        return comparison_estimates(self)
 
     def by_depth(self) -> list[DepthMeans]:
         """Means of KL and of the difference of logprobs by depth in the window, with errors."""
@@ -357,7 +393,7 @@ class Comparison(PairedRuns, ArrowTable):
         for name in IN_REPR:
             value, stderr = self._statistics[name], self._statistics.get(f"{name}_stderr")
             if value is not None:
-                said = f"{value:.4g}" if stderr is None else str(Estimate(value, stderr, 0, 0))
+                said = " ".join(rounded(value, stderr, percent=BY_NAME[name].percent)).rstrip()
                 found.append(f"{name.replace('_', ' ')} {said}")
         return ", ".join(found)
 
@@ -405,17 +441,24 @@ def comparison_statistics(c: Comparison) -> dict[str, Any]:
     >>> comparison_statistics(comparison)["kl_mean"]   # doctest: +SKIP
     0.0312
     """
-    means = PairedMeans(c)
-    missing = _missing(c)
+    return c.statistics()
+
+
+def comparison_estimates(runs: PairedRuns) -> dict[str, Any]:
+    """Every number of two runs, by name: an ``Estimate`` if it has an error, None if it was not measured."""
+    means, missing = PairedMeans(runs), _missing(runs)
     wanted = [s.mean for s in STATISTICS if s.mean is not None and s.needs not in missing]
-    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # infinities become None
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # infinities become None in JSON
         means.gather([*wanted, nll_of_baseline, nll_of_candidate, is_answer], columns=True)
-        found = [fields_between_runs(statistic, means) for statistic in STATISTICS]
-        return {"name": c.name, **{name: value for fields in found for name, value in fields.items()}}
+        return {s.name: _between_runs(s, means) for s in STATISTICS}
 
 
 def fields_between_runs(s: Statistic, means: PairedMeans) -> dict[str, Any]:
     """The fields of one statistic of two runs; None for a value that does not exist, is infinite or is undefined."""
+    return s.as_fields(_between_runs(s, means))
+
+
+def _between_runs(s: Statistic, means: PairedMeans) -> Any:
     if s.needs in _missing(means.runs):
-        return s.as_fields(None)
-    return s.as_fields(means.mean(measured(s.mean), s.range) if s.of is None else s.of(means))
+        return None
+    return means.mean(measured(s.mean), s.range) if s.of is None else s.of(means)

@@ -11,13 +11,14 @@ the study. JSON, rules of ``--fail-if`` and tables read the declarations.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import numpy as np
 
 from scoremode.core.statistics.estimate import error_fields, finite_or_none, ratio, with_error_fields
+from scoremode.errors import NotMeasuredError
 from scoremode.values import Bools, Estimate, Floats, Range
 
 
@@ -57,6 +58,18 @@ class Statistic:
     choice: str = ""  # on the switch of the chart against size; "": it is not drawn there
     axis: str = ""  # the label of that chart's axis
 
+    @overload
+    def __get__(self, result: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, result: object, owner: type) -> Estimate: ...
+    def __get__(self, result: Any, owner: type) -> Any:
+        """In the class of a result, a statistic is an attribute; ``estimates`` of the result has its value."""
+        if result is None:
+            return self
+        if (found := result.estimates[self.name]) is None:
+            raise NotMeasuredError(f"{self.name} of {owner.__name__} was not measured, or is not known")
+        return found
+
     @property
     def fields(self) -> tuple[str, ...]:
         return error_fields(self.name) if self.has_error else (self.name,)
@@ -91,9 +104,24 @@ class Statistic:
         return {self.name: found if isinstance(found, int) else finite_or_none(found)}
 
 
-def plain(name: str, about: str, of: Callable[[Any], Any], **more: Any) -> Statistic:
+@dataclass(frozen=True, slots=True)
+class PlainStatistic(Statistic):
     """A number without an error."""
-    return Statistic(name, about, of=of, has_error=False, **more)
+
+    has_error: bool = False
+
+    if TYPE_CHECKING:
+
+        @overload  # type: ignore[override]
+        def __get__(self, result: None, owner: type) -> Self: ...
+        @overload
+        def __get__(self, result: object, owner: type) -> float: ...
+        def __get__(self, result: Any, owner: type) -> Any: ...
+
+
+def plain(name: str, about: str, of: Callable[[Any], Any], **more: Any) -> PlainStatistic:
+    """A number without an error."""
+    return PlainStatistic(name, about, of=of, **more)
 
 
 def fields_of(statistics: Iterable[Statistic]) -> tuple[str, ...]:
@@ -107,8 +135,12 @@ def estimates(statistics: Iterable[Statistic], whole: Any) -> dict[str, Any]:
         return {statistic.name: statistic.estimate(whole) for statistic in statistics}
 
 
-def computed(statistics: Iterable[Statistic], whole: Any) -> dict[str, Any]:
-    """The same as fields, flat and ready for JSON."""
-    statistics = tuple(statistics)
-    found = estimates(statistics, whole)
+def fields_from(statistics: Iterable[Statistic], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers by name as fields, flat and ready for JSON."""
     return {name: value for own in statistics for name, value in own.as_fields(found[own.name]).items()}
+
+
+def computed(statistics: Iterable[Statistic], whole: Any) -> dict[str, Any]:
+    """The numbers of rows in memory as such fields."""
+    statistics = tuple(statistics)
+    return fields_from(statistics, estimates(statistics, whole))

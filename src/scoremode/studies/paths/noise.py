@@ -36,7 +36,7 @@ from scoremode.core.verbs.scoring import check_fits
 from scoremode.core.verbs.session import ModelMethod
 from scoremode.errors import OptionError, did_you_mean
 from scoremode.studies.paths.variation import Variation, combinations
-from scoremode.values import Floats, change
+from scoremode.values import Floats, change, rounded
 
 QUANTILE = 0.999
 SAME_BITS = {"max_num_batched_tokens"}  # settings that move no score of an engine that promises equal bits
@@ -92,11 +92,11 @@ class Noise:
     def __repr__(self) -> str:
         widest = max((s.drift.max for s in self.settings), default=0.0)
         again = max((s.repeats.max for s in self.settings if s.repeats is not None), default=None)
-        several = f"{len(self.settings)} settings, which differ by at most {widest:.3g} nats per target"
+        several = f"{len(self.settings)} settings, which differ by at most {rounded(widest)[0]} nats per target"
         return few_lines(
             f"Noise of {self.model} on {self.corpus}, {self.plan.targets:,} targets by {self.plan.method}",
             several if len(self.settings) > 1 else "",
-            f"{self.repeat} passes, which differ by at most {again:.3g} nats" if again is not None else "",
+            f"{self.repeat} passes, which differ by at most {rounded(again)[0]} nats" if again is not None else "",
         )
 
     def as_json(self) -> list[dict[str, Any]]:

@@ -35,7 +35,15 @@ from scoremode.core.scores.answers import measured
 from scoremode.core.scores.frames import ArrowTable, few_lines
 from scoremode.core.scores.schema import ROUNDING
 from scoremode.core.statistics.depth import depth_edges, means_by_stretch
-from scoremode.core.statistics.statistic import Statistic, computed, fields_of, plain
+from scoremode.core.statistics.statistic import (
+    PlainStatistic,
+    Statistic,
+    computed,
+    estimates,
+    fields_from,
+    fields_of,
+    plain,
+)
 from scoremode.core.statistics.streams import quantiles
 from scoremode.errors import InputError
 from scoremode.reports.gate import check, parse, too_few
@@ -72,7 +80,7 @@ def _quantiles(prefix: str, rows: str) -> tuple[Statistic, ...]:
     return tuple(map(one, QUANTILES))
 
 
-def _effective(prefix: str, rows: str) -> Statistic:
+def _effective(prefix: str, rows: str) -> PlainStatistic:
     about = "the share of samples that would be left after weighting by r"
     return plain(f"{prefix}effective_sample_size", about, lambda ratios: effective_share(ratios.log), rows=rows)
 
@@ -84,29 +92,37 @@ COUNTS = (
     plain("zero_probability", "tokens that the trainer thinks impossible", lambda m: int(np.isneginf(m.trainer).sum())),
     plain("kl_infinite", "tokens with infinite KL", lambda m: int(np.isinf(m.kl).sum()), needs="kl"),
 )
-STATISTICS = (
-    Statistic("k1", "KL(π‖τ) estimated by -ln r, nats", lambda r: -r.log, rows="tokens"),
-    Statistic("k2", "by ½ (ln r)²", lambda r: r.log**2 / 2, rows="tokens", range="positive"),
-    Statistic("k3", "by r - 1 - ln r", lambda r: np.expm1(r.log) - r.log, rows="tokens", range="positive"),
-    Statistic("kl", "KL(π‖τ), exact", lambda r: measured(r.kl), rows="tokens", needs="kl", range="positive"),
-    Statistic("ratio_mean", "mean of r", lambda r: np.exp(r.log), rows="tokens", range="positive"),
-    Statistic(
+
+
+class MismatchNumbers:
+    """The numbers of a mismatch that are attributes."""
+
+    k1 = Statistic("k1", "KL(π‖τ) estimated by -ln r, nats", lambda r: -r.log, rows="tokens")
+    k2 = Statistic("k2", "by ½ (ln r)²", lambda r: r.log**2 / 2, rows="tokens", range="positive")
+    k3 = Statistic("k3", "by r - 1 - ln r", lambda r: np.expm1(r.log) - r.log, rows="tokens", range="positive")
+    ratio_mean = Statistic("ratio_mean", "mean of r", lambda r: np.exp(r.log), rows="tokens", range="positive")
+    outside_clip = Statistic(
         "outside_clip", "share outside of the clip range", lambda r: r.outside_clip, rows="tokens", range="share"
-    ),
-    Statistic("sequence_k1", "-ln r of whole samples, nats", lambda r: -r.log, rows="samples"),
-    Statistic("sequence_outside_clip", "the same share", lambda r: r.outside_clip, rows="samples", range="share"),
-    *_quantiles("", "tokens"),
-    *_quantiles("sequence_", "samples"),
-    _effective("", "tokens"),
-    _effective("sequence_", "samples"),
-)
+    )
+    sequence_k1 = Statistic("sequence_k1", "-ln r of whole samples, nats", lambda r: -r.log, rows="samples")
+    sequence_outside_clip = Statistic(
+        "sequence_outside_clip", "the same share", lambda r: r.outside_clip, rows="samples", range="share"
+    )
+    effective_sample_size = _effective("", "tokens")
+    sequence_effective_sample_size = _effective("sequence_", "samples")
+
+
+_KL = Statistic("kl", "KL(π‖τ), exact", lambda r: measured(r.kl), rows="tokens", needs="kl", range="positive")
+_ATTRIBUTES = [one for one in vars(MismatchNumbers).values() if isinstance(one, Statistic)]
+STATISTICS = (*_ATTRIBUTES[:3], _KL, *_ATTRIBUTES[3:7], *_quantiles("", "tokens"), *_quantiles("sequence_", "samples"))
+STATISTICS += tuple(_ATTRIBUTES[7:])
 FIELDS = fields_of((*COUNTS, *STATISTICS))
 """The fields of ``Mismatch.statistics`` that a rule may name."""
 BY_POSITION = [one for name in ("k3", "outside_clip", "kl") for one in STATISTICS if one.name == name]
 
 
 @dataclass(frozen=True, eq=False)
-class Mismatch(ArrowTable):
+class Mismatch(ArrowTable, MismatchNumbers):
     """Sampled tokens under a rollout engine and a trainer. As a table, it has one row per token."""
 
     rollout: Floats  # (n,) log-probability of each token under the engine that sampled it
@@ -167,8 +183,13 @@ class Mismatch(ArrowTable):
     @cached_property
     def _statistics(self) -> dict[str, Any]:
         about = {"name": self.names[1], "rollout": self.names[0]}
-        counts, numbers = computed(COUNTS, self), computed(STATISTICS, self)
+        counts, numbers = computed(COUNTS, self), fields_from(STATISTICS, self.estimates)
         return {**about, **counts, "clip": list(self.clip), **numbers, "notes": list(self.notes)}
+
+    @cached_property
+    def estimates(self) -> dict[str, Any]:
+        """The numbers by name, as attributes have them; None: not measured, or not known."""
+        return estimates(STATISTICS, self)
 
     def by_position(self) -> list[dict[str, Any]]:
         """k3, KL and the share outside the clip range, in stretches of positions: 0 to 63, 64 to 127, 128 to 255, …"""

@@ -68,7 +68,7 @@ class SequenceScore:
         texts = self.target, self.prompt
         target, prompt = (text if len(text) <= 40 else f"{text[:20]}…{text[-19:]}" for text in texts)
         said = f"P({target!r} | {prompt!r}) = {self.prob:.4g}"
-        return few_lines(said, f"log_prob {self.log_prob:.6g}, {len(self.tokens)} tokens, boundary {self.boundary}")
+        return few_lines(said, f"log_prob {self.log_prob:.5f}, {len(self.tokens)} tokens, boundary {self.boundary}")
 
     def as_json(self) -> dict[str, Any]:
         """Plain data; what is not finite becomes None, because JSON has no infinity."""
