@@ -20,7 +20,11 @@ from tests.house import HOUSE, ROOT, WINGS
 KEPT = ("engines/transformers", "engines/table")  # the embedded model, and the model whose answers are known
 REMOVED = sorted(
     path.relative_to(HOUSE).as_posix()
-    for path in (*(wing for room in WINGS for wing in (HOUSE / room).iterdir()), HOUSE / "reports" / "html")
+    for path in (
+        *(wing for room in WINGS for wing in (HOUSE / room).iterdir()),
+        HOUSE / "reports" / "html",
+        HOUSE / "reports" / "records",
+    )
     if (path / "__init__.py").exists() and path.relative_to(HOUSE).as_posix() not in KEPT
 )
 CORE = {"ppl", "compare", "reference", "report"}  # verbs that stay, and lose a flag
@@ -34,6 +38,7 @@ GONE = {
     "remote/service": ["serve smollm2-135m"],
     "remote/storage": ["ppl smollm2-135m --text words --out s3://bucket/run"],
     "reports/html": ["report run -o page.html", "compare smollm2-135m smollm2-135m --report page.html"],
+    "reports/records": ["compare smollm2-135m smollm2-135m --records records", "report record.json"],
     "studies/attribution": ["attribute smollm2-135m other"],
     "studies/kld": ["reference smollm2-135m --kld base.kld"],
     "studies/paths": ["paths smollm2-135m", "noise smollm2-135m"],

@@ -22,7 +22,7 @@ from scoremode.reports.command.output import (
     write_report,
 )
 from scoremode.reports.command.verb import Verb
-from scoremode.reports.parts import comparison_parts, offered_parts
+from scoremode.reports.parts import comparison_outputs, comparison_parts, offered_parts, report_input
 
 if TYPE_CHECKING:
     from scoremode.core.statistics.comparison import Comparison
@@ -76,6 +76,7 @@ class CompareVerb(Verb):
             "--by-depth": "also KL by depth in the window (always if K/V types are compared)",
             "--no-worse-than NATS": "exit code 1 unless the text is surely not less likely by so many nats per token",
             **{flag: about for part in offered_parts() for flag, about in part.flags.items()},
+            **{flag: about for output in comparison_outputs() for flag, about in output.flags.items()},
             **flags.COLUMNS,
             **flags.REPORT,
         }
@@ -99,6 +100,8 @@ class CompareVerb(Verb):
         if parsed.no_worse_than is not None:
             require_margin(parsed.no_worse_than)
         output = checked_report(parsed)
+        for left in comparison_outputs():
+            left.check(parsed)
         failed: dict[str, ScoremodeError] = {}
         asked = [(part, given) for part in offered_parts() if (given := part.asked(parsed))]
         with progress_bar("scoring") as progress:
@@ -131,6 +134,8 @@ class CompareVerb(Verb):
             from scoremode.reports.html.page import render
 
             write_report(parsed, output, render(found, statistics, more=more, beside=beside))
+        for left in comparison_outputs():
+            left.write(parsed, found, statistics)
         worse = [f"{one.name}: {one.sentence}" for one in tested if not one.no_worse]
         kind = str(found[0].baseline.manifest.get("stderr_groups", "groups"))
         code = verdict([*(gate.check(rule, one, kind) for rule in rules for one in statistics), *worse])
@@ -207,7 +212,8 @@ class ReportVerb(Verb):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         runs = "a folder written with --out; of several, the first is the baseline of the others"
-        flags.add(parser, {"run_folders RUN …": runs})
+        others = "".join(f"; or {kind.about}" for kind in extensions.offered("report-input"))
+        flags.add(parser, {"run_folders RUN …": runs + others})
         if flags.HAS_PAGES:
             page = "write the HTML page there, as in page.html (default: show the numbers here)"
             parser.add_argument("-o", "--output", metavar="FILE", help=page)
@@ -222,6 +228,9 @@ class ReportVerb(Verb):
         from scoremode.reports.readme import run_folders
         from scoremode.reports.runs import run_blocks
 
+        if (shown := report_input(parsed.run_folders)) is not None:
+            shown.show(parsed)
+            return
         page: Any = getattr(parsed, "output", None)
         more, output = read_columns(parsed.columns), check_report(page) if page else None  # before columns are read
         first, *others = run_folders(parsed.run_folders)

@@ -25,7 +25,7 @@ TAKE_URIS = {
     *MAY_BE_EMPTY,
 }
 STORED = re.compile(rf"({'|'.join(STORES)})://", re.IGNORECASE)
-WRITTEN = {"out", "report", "output", "write", "kld", "write_recipe"}  # flags that name what is written
+WRITTEN = {"out", "records", "report", "output", "write", "kld", "write_recipe"}  # flags that name what is written
 LONGEST = 400  # characters of a complaint: an argument may be a whole book
 
 

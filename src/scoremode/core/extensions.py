@@ -18,8 +18,9 @@ HOUSE = Path(__file__).parents[1]
 PACKAGE = __name__.split(".", maxsplit=1)[0]
 KINDS = frozenset(
     {
-        *("baseline", "candidate-variants", "comparison-layout", "corpus", "model-method", "model-names", "notebook"),
-        *("page", "page-writer", "part", "prompts", "reference-output", "replicas", "store"),
+        *("baseline", "candidate-variants", "comparison-layout", "comparison-output", "corpus", "model-method"),
+        *("model-names", "notebook", "page", "page-writer", "part", "prompts", "reference-output", "replicas"),
+        *("report-input", "store"),
     }
 )
 """The kinds of things that the house asks for; docs/design.md says who asks."""

@@ -102,7 +102,7 @@ def markdown(comparisons: Sequence[Comparison], statistics: Sequence[Mapping[str
         plan=first.baseline.plan_digest,
         served_by=engine_words({"baseline": m} | {f"candidate {c.name}": c.candidate.manifest for c in comparisons}),
         notes=[public_words(note.text) for note in shown.notes],
-        commands=public_commands(comparisons) or _asked_again(comparisons),
+        commands=public_commands(comparisons) or asked_again(comparisons),
     )
 
 
@@ -138,7 +138,7 @@ def public_commands(found: Sequence[Any]) -> list[str]:
     return [command for command in distinct if command]
 
 
-def _asked_again(comparisons: Sequence[Comparison]) -> list[str]:
+def asked_again(comparisons: Sequence[Comparison]) -> list[str]:
     """A command for stored runs, which do not keep the command that made them; none for variants of a model."""
     if are_variants(comparisons):
         return []

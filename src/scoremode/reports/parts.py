@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from scoremode.core import extensions
 
@@ -43,6 +43,44 @@ class OfferedPart:
 
 def offered_parts() -> list[OfferedPart]:
     return extensions.offered("part")
+
+
+class ComparisonOutput(Protocol):
+    """Files that ``scoremode compare`` leaves besides runs: wings offer such values as "comparison-output"."""
+
+    flags: Flags
+
+    def check(self, parsed: argparse.Namespace) -> None:
+        """Refuses a place that cannot be written, before anything is scored."""
+
+    def write(
+        self, parsed: argparse.Namespace, found: Sequence[Comparison], statistics: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Writes the files that were asked for, after the results were shown."""
+
+
+class ReportInput(Protocol):
+    """Files, not runs, that ``scoremode report`` can show: wings offer such values as "report-input"."""
+
+    about: str  # for the help: what they are
+
+    def claims(self, names: Sequence[str]) -> bool:
+        """Are these its files? InputError if only some of them are."""
+
+    def show(self, parsed: argparse.Namespace) -> None:
+        """Does what the verb was asked for."""
+
+    def render(self, names: Sequence[str], page: str) -> str:
+        """The HTML page; ``page`` is the file that it will be written to."""
+
+
+def comparison_outputs() -> list[ComparisonOutput]:
+    return extensions.offered("comparison-output")
+
+
+def report_input(names: Sequence[str]) -> ReportInput | None:
+    """What shows these files; None: they are runs."""
+    return next((kind for kind in extensions.offered("report-input") if kind.claims(names)), None)
 
 
 def comparison_parts(

@@ -13,7 +13,18 @@ PATH = re.compile(r"(?<![^\s:='\"(\[])(?:~[\w.-]*|\.{1,2}|[A-Za-z]:)?[/\\](?![/\
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 PUBLIC = ("hf",)  # schemes whose addresses everybody may read
 SERVERS = ("http", "https")
-OUTPUTS = ("--out", "--report", "--output", "-o", "--fail-if", "--write", "--ray", "--api-key-env", "--token")
+OUTPUTS = (
+    "--out",
+    "--records",
+    "--report",
+    "--output",
+    "-o",
+    "--fail-if",
+    "--write",
+    "--ray",
+    "--api-key-env",
+    "--token",
+)
 SWITCHES = ("--markdown", "--model-index", "--json", "--llamacpp", "--fresh", "--quiet", "--verbose")
 
 

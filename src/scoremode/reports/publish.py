@@ -6,7 +6,7 @@ compact       a table of five columns and one line                             a
 exl3          bits per weight, KL divergence, top-1 agreement, perplexity       a part of a README
 model-index   the hub's metadata                                               a part of a README
 eval-results  the hub's .eval_results/NAME.yaml                                one file per candidate
-json          everything, unrounded and rounded                                one file per candidate
+json          the record: everything, unrounded and rounded, with a seal       one file per candidate
 of wings      the lines of another tool, such as llama.cpp's, in a code block   a part of a README
 """
 
@@ -16,21 +16,25 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Protocol
 
 from scoremode.core import extensions
+from scoremode.core.disk.manifests import sealed
 from scoremode.core.statistics.comparison import BY_NAME, Comparison
-from scoremode.errors import InputError, RunError
+from scoremode.errors import InputError, RunError, readable
 from scoremode.head.budget import FIRST
 from scoremode.reports.comparisons import bits_cell, card_table
 from scoremode.reports.model_card import (
+    asked_again,
     code,
     escaped_markdown,
     markdown,
     markdown_table,
     model_index,
     plain_number,
+    public_commands,
     quoted,
 )
 from scoremode.reports.numbers import file_size, statistics_for_people
@@ -43,6 +47,7 @@ from scoremode.version import __version__
 
 Statistics = Mapping[str, Any]
 DATASET = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+RECORD = 1  # the version of the schema of records
 EVAL_METRICS = ("ppl_candidate", "ppl_ratio", "kl_mean", "same_top")
 
 
@@ -145,7 +150,7 @@ def published_files(
 ) -> dict[str, str]:
     """The text of each file, by its name relative to a repository's root."""
     if dialect == "json":
-        found = published_json(comparisons, statistics)
+        found = comparison_records(comparisons, statistics)
         texts = [json.dumps(one, indent=1, ensure_ascii=False, allow_nan=False) + "\n" for one in found]
         form = "{}.json"
     else:
@@ -183,36 +188,52 @@ def _eval_results(c: Comparison, s: Statistics, benchmark: Benchmark) -> str:
     return "\n".join(lines) + "\n"
 
 
-def published_json(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> list[dict[str, Any]]:
-    """All facts of each candidate: numbers unrounded and rounded for people, and what makes them reproducible."""
+def comparison_records(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> list[dict[str, Any]]:
+    """The record of each candidate: numbers unrounded and rounded for people, and what makes them reproducible.
+
+    docs/records.md has its schema; ``RECORD`` is the version. A seal shows whether it was changed since.
+    """
     found = []
     for c, s, verdict in zip(comparisons, statistics, verdicts(comparisons, statistics), strict=True):
-        m = c.baseline.manifest
-        shared = {
+        m, its = c.baseline.manifest, c.candidate.manifest
+        told = {
+            "record": RECORD,
             "scoremode": __version__,
-            "baseline": public_name(str(m["model"])),
+            "written": datetime.now(UTC).isoformat(timespec="seconds"),
+            "seconds": its.get("seconds"),
+            "command": (public_commands([c]) or asked_again([c]) or [""])[0],
+            "name": public_name(c.name),
+            "model_sha256": its.get("model_fingerprint"),
+            "verdict": verdict.level,
+            "sentence": public_words(verdict.sentence),
+            "scale": verdict.scale,
+            "notes": list(map(public_words, model_notes(c.candidate))),
+            "for_people": statistics_for_people(s, [s]),
+            **served(c).as_json(),
+            **{name: its.get(name) for name in ("dtype", "device")},
+            "versions": dict(its.get("versions", {})),
+            "statistics": {name: value for name, value in s.items() if name != "name"},
+            "kl_missing": public_words(c.manifest.get("kl_missing") or "") or None,
+            "noise_floor_perturbed": c.noise_perturbed,
+            "baseline": _without_folder(m),
             "baseline_sha256": m.get("model_fingerprint"),
             "baseline_served": served_manifest(m).as_json(),
+            "baseline_dtype": m.get("dtype"),
+            "baseline_versions": dict(m.get("versions", {})),
             "baseline_notes": list(map(public_words, model_notes(c.baseline))),
             "corpus": public_name(str(m["corpus"])),
             "corpus_sha256": m["corpus_sha256"],
             "method": m["method"],
             "method_settings": dict(m.get("method_settings", {})),
             "plan_digest": c.baseline.plan_digest,
+            "vocabulary": m.get("tokenizer"),
             "stderr_groups": m.get("stderr_groups"),
-            "noise_floor_perturbed": c.noise_perturbed,
         }
-        own = {
-            "name": public_name(c.name),
-            "model_sha256": c.candidate.manifest.get("model_fingerprint"),
-            "versions": dict(c.candidate.manifest.get("versions", {})),
-            "verdict": verdict.level,
-            "sentence": public_words(verdict.sentence),
-            "scale": verdict.scale,
-            "notes": list(map(public_words, model_notes(c.candidate))),
-            "for_people": statistics_for_people(s, statistics),
-            **served(c).as_json(),
-            "statistics": {name: value for name, value in s.items() if name != "name"},
-        }
-        found.append({**own, **shared})
+        found.append(sealed(json.loads(readable(json.dumps(told, ensure_ascii=False, allow_nan=False)))))
     return found
+
+
+def _without_folder(manifest: Mapping[str, Any]) -> str:
+    """The name of a model. One without a revision is not from the hub, so what stands before a / is a folder."""
+    name = public_name(str(manifest["model"]))
+    return name if manifest.get("model_revision") or "://" in name else name.rpartition("/")[2]

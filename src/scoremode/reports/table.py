@@ -92,6 +92,7 @@ class Row:
     series: int | None = None
     details: tuple[str, Mapping[str, str]] | None = None
     is_reference: bool = False
+    link: str = ""  # on the page: where a click on its name leads
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from scoremode.reports.html.size_chart import size_section
 from scoremode.reports.html.templating import fill, fill_page
 from scoremode.reports.model_card import markdown
 from scoremode.reports.numbers import Statistics
-from scoremode.reports.parts import ResultPart, offered_parts
+from scoremode.reports.parts import ResultPart, offered_parts, report_input
 from scoremode.reports.publish import compact, metadata
 from scoremode.reports.ranking import closest, pairs_tested
 from scoremode.reports.runs import run_slices, runs_notes, runs_table
@@ -162,6 +162,8 @@ def report(path: str | Path, *found: Any, **details: Any) -> Path | str: ...
 def report(path: str | Path, *found: Any, **details: Any) -> Path | str:
     """Writes comparisons or runs as one HTML page. Other results need a page each: tasks, mismatch, attribution.
 
+    Names of files of records make a page as well: docs/records.md.
+
     With ``rollouts`` that comparisons were made on, the page also shows where candidates part from these texts, and
     with ``drafts=True`` what they would save as draft models. Returns the path of the page, or its URI as text.
 
@@ -174,6 +176,10 @@ def report(path: str | Path, *found: Any, **details: Any) -> Path | str:
     for name in details:
         if name not in known:
             raise UnknownArgumentError(f"report has no argument {name}", fix="leave it out")
+    if found and all(isinstance(one, str | Path) for one in found):
+        names = list(map(str, found))
+        if (shown := report_input(names)) is not None:
+            return write(path, shown.render(names, str(path)))
     for page in result_pages():
         own = [one for one in found if isinstance(one, page.shows)]
         if own:

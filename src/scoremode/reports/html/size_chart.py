@@ -60,6 +60,7 @@ class Point:
     size: float
     value: float
     stderr: float | None
+    link: str = ""  # where a click on the mark leads
 
     @property
     def ends(self) -> XY:
@@ -89,25 +90,43 @@ def size_chart(
     facts: Sequence[ServedModel],
 ) -> tuple[SizeChart, Missing]:
     """The chart of one measure, and the candidates that are missing from it, by reason."""
+    each = zip(comparisons, statistics, facts, strict=True)
+    return chart_of(measure, [Charted(c.name, s, f, _why_missing(measure, c, s)) for c, s, f in each])
+
+
+class Charted(NamedTuple):
+    """What a chart needs to know of a candidate."""
+
+    name: str
+    statistics: Statistics
+    served: ServedModel
+    why_missing: str  # if it has no value
+    link: str = ""
+
+
+def chart_of(measure: Statistic, found: Sequence[Charted]) -> tuple[SizeChart, Missing]:
+    """The chart of one measure, and the names that are missing from it, by reason."""
+    facts, statistics = [one.served for one in found], [one.statistics for one in found]
     by_bits = any(f.bits_per_weight is not None for f in facts)
     groups = list(in_groups(facts))
-    labels = without_common_start([c.name for c in comparisons])
+    labels = without_common_start([one.name for one in found])
     name = measure.name
     points: list[Point] = []
     missing: Missing = {}
-    for c, s, f, label in zip(comparisons, statistics, facts, labels, strict=True):
+    for one, s, f, label in zip(found, statistics, facts, labels, strict=True):
         size = f.bits_per_weight if by_bits else f.size / 2**30 if f.size else None
         value, error = usable(s.get(name)), usable(s.get(f"{name}_stderr"))
         if size is None:
-            missing.setdefault(f"{'bits per weight' if by_bits else 'size'} not known", []).append(c.name)
+            missing.setdefault(f"{'bits per weight' if by_bits else 'size'} not known", []).append(one.name)
         elif value is None or not has_place(measure, value):
-            missing.setdefault(_why_missing(measure, c, s), []).append(c.name)
+            missing.setdefault(one.why_missing, []).append(one.name)
         else:
             stderr = measure.factor * error if error is not None and 0 < error <= LARGEST else None
             shown = " ".join(rounded(s.get(name), s.get(f"{name}_stderr"), percent=measure.percent)).strip()
-            said = f"{c.name}: {size:.2f} {'bits per weight' if by_bits else 'GiB'}, {measure.choice} {shown}"
+            said = f"{one.name}: {size:.2f} {'bits per weight' if by_bits else 'GiB'}, {measure.choice} {shown}"
             said += f" ({f.line})" if f.line else ""
-            points.append(Point(c.name, label, said, groups.index(f.group), size, measure.factor * value, stderr))
+            at = groups.index(f.group), size, measure.factor * value, stderr
+            points.append(Point(one.name, label, said, *at, one.link))
     known = [usable(s.get("noise_floor_kl_mean")) for s in statistics] if name == "kl_mean" else []
     floors = [floor for floor in known if floor is not None and 0 <= floor <= LARGEST]
     return SizeChart(points, measure, "bits per weight" if by_bits else "size, GiB", floors), missing

@@ -1,0 +1,145 @@
+"""Puts records together that are comparable by proof, says why others are apart, and shows them.
+
+Two records are comparable if they have the same plan (so the same ids of the same text), the same baseline by its
+fingerprint, served alike, and the same vocabulary. Nothing is ordered across groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scoremode.core.statistics.comparison import BY_NAME
+from scoremode.reports.comparisons import size_and_bits
+from scoremode.reports.numbers import shown_statistic
+from scoremode.reports.records.reading import OWN, SERVED, Record
+from scoremode.reports.table import NOTHING, Block, Cell, Column, Note, Row, Table, words
+from scoremode.reports.text import counted
+from scoremode.values import usable
+
+SHOWN = ("kl_mean", "ppl_ratio", "same_top")
+CHANGED = "changed after they were written: their seals do not fit, so they are neither compared nor drawn"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Records that are comparable with each other, the smallest KL first."""
+
+    records: Sequence[Record]
+    apart: str = ""  # why they are not in an earlier group
+
+    @property
+    def title(self) -> str:
+        first = self.records[0]
+        return f"{first.baseline} ({first.must_agree[SERVED]}) on {first.text}, {first.method}"
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    groups: Sequence[Group]
+    changed: Sequence[Record]  # by hand
+
+
+def grouped(records: Sequence[Record]) -> Grouped:
+    """Groups records by what must agree; our own come first, and of those the group with the most records."""
+    together: dict[tuple[str, ...], list[Record]] = {}
+    for one in records:
+        if not one.changed:
+            together.setdefault(tuple(one.must_agree.values()), []).append(one)
+    ordered = sorted(together.values(), key=lambda members: (members[0].must_agree["tool"] != OWN, -len(members)))
+    groups = list[Group]()
+    for members in ordered:
+        members.sort(key=_by_kl)
+        groups.append(Group(members, _why_apart(members[0], [group.records[0] for group in groups])))
+    return Grouped(groups, [one for one in records if one.changed])
+
+
+def _by_kl(record: Record) -> tuple[bool, float]:
+    kl = usable(record.statistics.get("kl_mean"))
+    return kl is None, kl or 0.0
+
+
+def _why_apart(record: Record, earlier: Sequence[Record]) -> str:
+    """In what a record differs from the earlier group that it has most in common with; '' for the first group."""
+    found = [
+        (number, [what for what, its in other.must_agree.items() if record.must_agree[what] != its])
+        for number, other in enumerate(earlier, start=1)
+    ]
+    if not found:
+        return ""
+    number, differs = min(found, key=lambda pair: len(pair[1]))
+    if "tool" in differs:
+        differs = ["tool"]  # which measures in another way, whatever else is equal
+    elif "text" in differs:  # a plan holds the ids of its text
+        differs = [what for what in differs if what != "plan"]
+    return f"not comparable with group {number}: another {', another '.join(differs)}"
+
+
+def group_table(group: Group, links: Sequence[str] = ()) -> Table:
+    """The records of a group, one row each; ``links`` lead to their files."""
+    rows = []
+    for i, one in enumerate(group.records):
+        link, known = links[i] if links else "", {name: value for name, value in one.details.items() if value}
+        about = (one.served.line or "how it was served", {**known, "measured by": one.by})
+        rows.append(Row(one.name, link=link, details=about))
+    columns = [
+        words("format", [one.served.line or NOTHING for one in group.records], page="", leaves=1),
+        Column("bits", [size_and_bits(one.served) for one in group.records], page="Bits/weight, size"),
+    ]
+    for name in SHOWN:
+        statistic = BY_NAME[name]
+        cells = [Cell(*shown_statistic(statistic, one.statistics)) for one in group.records]
+        if any(usable(one.statistics.get(name)) is not None for one in group.records):
+            title = statistic.column.title if statistic.column else statistic.label
+            columns.append(Column(title, cells, page=statistic.label, about=statistic.about))
+    columns.append(words("record", [one.file for one in group.records], page="", leaves=2))
+    return Table(rows, columns)
+
+
+def group_notes(group: Group) -> list[Note]:
+    """What to know of a group: by what it was measured, on how much, and what that does not see."""
+    first = group.records[0]
+    targets = sorted({int(usable(one.statistics.get("targets")) or 0) for one in group.records})
+    said = [f"{counted(len(group.records), 'records')} by {', '.join(sorted({one.by for one in group.records}))}"]
+    if targets != [0]:
+        said[0] += f", {' or '.join(f'{count:,}' for count in targets)} targets"
+    versions = {
+        name: {dict(one.baseline_versions).get(name) for one in group.records} for name, _ in first.baseline_versions
+    }
+    differ = [f"{name} {', '.join(sorted(map(str, its)))}" for name, its in versions.items() if len(its) > 1]
+    said += [f"the baseline was served with different versions: {'; '.join(differ)}"] if differ else []
+    return [Note(line) for line in (*said, first.limits) if line]
+
+
+def blocks(found: Grouped) -> list[Block]:
+    """The groups for a terminal."""
+    shown = list[Block]()
+    for number, group in enumerate(found.groups, start=1):
+        shown += [*([""] if shown else []), Note(f"group {number}: {group.title}", "bold"), group_table(group)]
+        shown += [Note(group.apart, "yellow")] if group.apart else []
+        shown += [Note(note.text, "dim") for note in group_notes(group)]
+    if found.changed:
+        named = ", ".join(f"{one.file} ({one.name})" for one in found.changed)
+        shown += ["", Note(f"{named}: {CHANGED}", "red")]
+    return shown
+
+
+def facts(found: Grouped) -> dict[str, Any]:
+    """The groups for machines."""
+    return {
+        "groups": [
+            {
+                "baseline": group.records[0].baseline,
+                "corpus": group.records[0].text,
+                "apart": group.apart or None,
+                "must_agree": dict(group.records[0].must_agree),
+                "records": [
+                    {"file": one.file, "name": one.name, "by": one.by, "statistics": dict(one.statistics)}
+                    for one in group.records
+                ],
+            }
+            for group in found.groups
+        ],
+        "changed": [one.file for one in found.changed],
+    }

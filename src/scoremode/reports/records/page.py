@@ -1,0 +1,59 @@
+"""The page of records: for each group its chart of KL against size and its table; each mark links to its record.
+
+Names come from untrusted files, so the template escapes them. Links are relative, so the page works on any static host
+that has the records at the same place beside it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from urllib.parse import quote
+
+from scoremode.core.disk.uri import is_uri
+from scoremode.core.statistics.comparison import BY_NAME
+from scoremode.reports.html.size_chart import SCREENS, Charted, chart_of
+from scoremode.reports.html.templating import fill_page
+from scoremode.reports.records.grouping import CHANGED, Group, group_notes, group_table, grouped
+from scoremode.reports.records.reading import Record
+from scoremode.reports.served import in_groups
+from scoremode.reports.text import counted
+
+MOST_IN_BAR = 8  # groups that the bar at the top links to
+
+
+def render(records: Sequence[Record], page: str) -> str:
+    """The page as HTML; ``page`` is the file it will be written to."""
+    found = grouped(records)
+    folder = "." if is_uri(page) else os.path.dirname(page) or "."
+    sections = {f"group-{i}": f"Group {i}" for i in range(1, min(len(found.groups), MOST_IN_BAR) + 1)}
+    return fill_page(
+        "records.html",
+        title=f"{counted(len(records), 'records')} of comparisons",
+        sections={**sections, **({"changed": "Changed"} if found.changed else {})},
+        groups=[_shown(group, folder) for group in found.groups],
+        changed=[(one, _link(one, folder)) for one in found.changed],
+        why=CHANGED,
+        screens=SCREENS,
+    )
+
+
+def _shown(group: Group, folder: str) -> dict[str, object]:
+    links, facts = [_link(one, folder) for one in group.records], [one.served for one in group.records]
+    each = zip(group.records, links, strict=True)
+    charted = [Charted(one.name, one.statistics, one.served, one.why_no_kl, link) for one, link in each]
+    chart, missing = chart_of(BY_NAME["kl_mean"], charted)
+    made_by, *others = group_notes(group)
+    return {
+        "title": group.title,
+        "chart": chart,
+        "missing": missing,
+        "marks": list(in_groups(facts)),
+        "apart": group.apart,
+        "blocks": [made_by, group_table(group, links), *others],
+    }
+
+
+def _link(record: Record, folder: str) -> str:
+    """The way from the page's folder to the record. A colon is quoted, so that no name becomes a scheme."""
+    return quote(os.path.relpath(record.file, folder).replace(os.sep, "/"))

@@ -1,0 +1,250 @@
+"""Records: the same on every machine, grouped by proof, and harmless whoever wrote them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import scoremode as sm
+from scoremode.core.disk.manifests import is_sealed, sealed
+from scoremode.reports.records.grouping import grouped
+from scoremode.reports.records.reading import read
+from tests.command_line import Command, Refused
+from tests.makers import with_changed_tensors
+
+TIMES = {"written", "seconds", "seal"}
+STORY = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. " * 4
+MLX_KLD = {
+    "schema_version": 1,
+    "teacher": {"path": "models/base-bf16", "revision": None, "precision": "bfloat16", "tokenizer_hash": "79" * 32},
+    "student": {"path": "models/base-4bit", "format": "mlx-affine", "size_bytes": 10**9, "effective_bpw": 4.7},
+    "calibration": {
+        **{"corpus": "org/text:raw", "num_samples": 512, "max_seq_len": 512, "seed": 123, "top_k": 32768},
+        **{"score_window": [256, 512], "corpus_tokens_hash": "3862684d4e318b3b"},
+    },
+    "kld": {"se": 0.0008, "floor_mean": 0.0018, "mean": 0.057},
+    "agreement": {"top1": 0.9, "top5": 0.99},
+    "tokens_scored": 131072,
+    "scorer_version": "mlx-kld 0.1.0",
+    "kld_histogram": {"bin_edges": [0.0, 10.0, float("inf")], "counts": [1, 2]},
+}
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A record of two tables."""
+    from scoremode.cli.main import main
+
+    folder = tmp_path_factory.mktemp("made")
+    words = ["compare", "table:uniform", "table:successor", "--text", "abcabd" * 9, "--records", str(folder), "--json"]
+    assert main(words) == 0
+    found: dict[str, Any] = json.loads(next(folder.iterdir()).read_text())
+    return found
+
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def written(record: dict[str, Any], tmp_path: Path) -> Write:
+    """``written("a", name="q4")``: a file with a record, sealed anew with other fields."""
+
+    def write(stem: str, **fields: Any) -> Path:
+        path = tmp_path / f"{stem}.json"
+        path.write_text(json.dumps(sealed({**record, **fields})))
+        return path
+
+    return write
+
+
+# ── what is left ─────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_records_of_two_machines_are_equal_but_for_their_times(
+    stories: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for user, language in (("alice", "C"), ("bob", "tr_TR.UTF-8")):
+        home = tmp_path / user
+        model = shutil.copytree(stories, home / "models" / "stories")
+        with_changed_tensors(model, home / "models" / "stories-q", lambda _, its: (its * 32).round() / 32)
+        (home / "story.txt").write_text(STORY)
+        for name, value in {"HOME": str(home), "USER": user, "LANG": language, "LC_ALL": language}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("SCOREMODE_CACHE", str(home / "cache"))
+        inside = user == "alice"
+        monkeypatch.chdir(home if inside else tmp_path)
+        at = Path() if inside else home
+        words = (at / "models/stories", at / "models/stories-q", "--corpus", at / "story.txt", "--context-length", 64)
+        typed = ["compare", *map(str, words), "--out", str(home / "runs"), "--json"]
+        monkeypatch.setattr("sys.argv", ["scoremode", *typed])
+        assert command(*typed).code == 0
+        text = (home / "runs" / "stories-q" / "record.json").read_text()
+        assert [word for word in (user, str(tmp_path), "/", "models") if word in json.loads(text)["command"]] == []
+        assert user not in text
+        assert str(tmp_path) not in text
+        assert len(text) < 20_000
+        found.append(json.loads(text))
+    a, b = ({name: value for name, value in one.items() if name not in TIMES} for one in found)
+    assert a == b
+    assert a["statistics"]["kl_mean"] > 0
+    assert all(map(is_sealed, found))
+
+
+def test_finished_runs_have_the_same_record(command: Command, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    words = ("compare", "table:uniform", "table:successor", "--text", "abcabd" * 9, "--out", runs)
+    assert command(*words).code == 0
+    made = command("compare", runs / "baseline", runs / "table:successor", "--records", tmp_path / "left", "--json")
+    assert made.code == 0, made.err
+    assert command("card", runs, "--dialect", "json", "--out", tmp_path / "card").code == 0
+    first, *others = (
+        json.loads(path.read_text())
+        for path in (runs / "table:successor" / "record.json", *tmp_path.glob("left/*"), *tmp_path.glob("card/*"))
+    )
+    assert len(others) == 2
+    for other in others:
+        assert {name for name in first if first[name] != other[name]} <= {*TIMES, "name", "command"}
+
+
+def test_a_file_that_is_no_record_is_not_replaced(refused: Refused, tmp_path: Path) -> None:
+    (tmp_path / "successor.json").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    compare = ("compare", "table:uniform", "table:successor", "--text", "abcabd", "--markdown", "--records")
+    assert "is a file" in refused(*compare, tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+# ── groups ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_groups_are_made_by_proof(written: Write, record: dict[str, Any]) -> None:
+    names = [
+        written("q4", name="q4", statistics={**record["statistics"], "kl_mean": 0.2}),
+        written("q8", name="q8", statistics={**record["statistics"], "kl_mean": 0.1}),
+        written("text", corpus_sha256="ab" * 32, plan_digest="cd" * 32),
+        written("plan", plan_digest="ef" * 32),
+        written("other", baseline_sha256="another", name="q4"),
+        written("dtype", baseline_dtype="float16"),
+        written("words", vocabulary="another"),
+    ]
+    found = grouped(read(list(map(str, names))))
+    assert [[one.name for one in group.records] for group in found.groups[:1]] == [["q8", "q4"]]
+    assert [group.apart.partition(": ")[2] for group in found.groups] == [
+        *("", "another text", "another plan", "another baseline", "another baseline's engine and dtype"),
+        "another vocabulary",
+    ]
+
+
+def test_a_record_that_was_changed_is_shown_as_such(written: Write, command: Command, tmp_path: Path) -> None:
+    honest, edited = written("honest"), written("edited", name="too-good")
+    better = json.loads(edited.read_text())
+    better["statistics"]["kl_mean"] = 0.001
+    edited.write_text(json.dumps(better))
+    told = command("report", honest, edited)
+    assert told.code == 0
+    assert "too-good" in told.out
+    assert "changed after they were written" in " ".join(told.out.split())
+    assert command("report", honest, edited, "--json").json["changed"] == [str(edited)]
+    page = Path(sm.report(tmp_path / "page.html", honest, edited)).read_text()
+    assert "Changed by hand" in page
+    assert page.count('<a href="edited.json">') == 1, "it is in the list, not in a chart or a table"
+
+
+def test_records_of_mlx_kld_are_marked_as_theirs(written: Write, command: Command, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs.json"
+    theirs.write_text(json.dumps(MLX_KLD))
+    told = command("report", written("ours"), theirs, "--json").json["groups"]
+    assert [group["records"][0]["by"].split()[0] for group in told] == ["scoremode", "mlx-kld"]
+    said = " ".join(command("report", theirs).out.split())
+    assert "KL over the 32,768 likeliest ids" in said
+    assert "floor (0.0018 nats)" in said
+    theirs.write_text(json.dumps({**MLX_KLD, "kld": {"mean": float("nan")}}))
+    assert command("report", theirs).code == 2
+
+
+# ── records from anybody ─────────────────────────────────────────────────────────────────────────────────────────────
+HOSTILE = '"><script>alert(1)</script>\x1b[2J\u202e'
+
+
+def test_what_a_record_says_is_escaped(written: Write, command: Command, tmp_path: Path) -> None:
+    path = written("javascript:alert(1)", name=HOSTILE, corpus=HOSTILE, baseline=HOSTILE, command=HOSTILE)
+    shown = command("report", path)
+    assert shown.code == 0
+    assert "\x1b[2J" not in shown.out
+    page = Path(sm.report(tmp_path / "page.html", path)).read_text()
+    assert "<script>alert" not in page
+    assert "\u202e" not in page
+    assert 'href="javascript%3Aalert%281%29.json"' in page
+
+
+@pytest.mark.parametrize("value", [1e300, -1e300, 5e-324, 0.0, None, True])
+def test_extreme_numbers_are_drawn_or_said(value: Any, written: Write, tmp_path: Path, record: dict[str, Any]) -> None:
+    numbers = dict.fromkeys(record["statistics"], value)
+    files = [written("a", statistics=numbers, bits_per_weight=1024.0), written("b", bits_per_weight=0.001)]
+    page = Path(sm.report(tmp_path / "page.html", *files)).read_text()
+    assert "nan" not in page.partition("<main>")[2].partition("<footer>")[0].lower().replace("instance", "")
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"record": 2}, "version 2, this scoremode reads 1; install a newer"),
+        ({"record": "1"}, "unknown version"),
+        ({"record": True}, "unknown version"),
+        ({"name": 5}, "no usable name"),
+        ({"name": "n" * 1000}, "no usable name"),
+        ({"statistics": {"kl_mean": "low"}}, "no usable statistics"),
+        ({"statistics": []}, "no usable statistics"),
+        ({"statistics": {"kl_mean": 1e308}}, "no usable statistics"),
+        ({"bits_per_weight": -1}, "no usable bits_per_weight"),
+        ({"weight_bytes": 1 << 80}, "no usable weight_bytes"),
+        ({"corpus_sha256": "x"}, "no usable corpus_sha256"),
+        ({"baseline_served": None}, "no usable baseline_served"),
+    ],
+)
+def test_a_field_of_another_type_is_refused(
+    fields: dict[str, Any], says: str, written: Write, refused: Refused
+) -> None:
+    assert says in refused("report", written("bad", **fields))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("not JSON", "is not a record"),
+        ("[]", "not an object"),
+        ("{}", "is not a record"),
+        ('{"record": 1, "record": 1}', "occurs twice"),
+        ("[" * 100_000, "nested too deeply"),
+        (" " * (2 << 20), "larger than 1 MiB"),
+        ('{"record": 1, "name": NaN}', "no usable name"),
+        ('{"record": ' + "9" * 5000 + "}", "is not a record"),
+        ('{"schema_version": 2, "teacher": {}}', "version 2"),
+        ('{"schema_version": 1, "teacher": {}}', "no usable"),
+    ],
+)
+def test_a_file_that_is_no_record_is_refused(text: str, says: str, refused: Refused, tmp_path: Path) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    assert says in refused("report", path)
+
+
+def test_a_large_file_is_not_read(refused: Refused, tmp_path: Path) -> None:
+    path = tmp_path / "large.json"
+    with path.open("wb") as file:
+        file.truncate(100 << 20)
+    assert "larger than 1 MiB" in refused("report", path)
+
+
+def test_records_and_runs_do_not_share_a_page(refused: Refused, written: Write, tmp_path: Path) -> None:
+    assert "two reports" in refused("report", tmp_path, written("a"))
+    assert "not a file" in refused("report", tmp_path / "missing.json")
+
+
+def test_links_lead_from_the_page_to_the_records(written: Write, tmp_path: Path, command: Command) -> None:
+    path = written("a b#1")
+    (tmp_path / "site").mkdir()
+    assert command("report", path, "--output", tmp_path / "site" / "page.html").code == 0
+    assert 'href="../a%20b%231.json"' in (tmp_path / "site" / "page.html").read_text()
