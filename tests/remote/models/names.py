@@ -58,7 +58,7 @@ NAMES = {
     "org/tiny-GGUF:Q4_K_M.gguf": f"!has no Q4_K_M.gguf; {ALL}",
     "org/tiny-GGUF:main": f"!has no main; {ALL}",
     "org/twice:F16": "!has 2 models of the type F16; choose one of org/twice/a-F16.gguf (10 kB), org/twice/b-F16.gguf",
-    "org/twice:Q4_0": "!has no Q4_0; choose one of F16 (10 kB), F16 (10 kB)",
+    "org/twice:Q4_0": "!has no Q4_0; choose one of a-F16.gguf (10 kB), b-F16.gguf (10 kB)",
     "org/plain:Q4_0": "!has no Q4_0; choose one of model.gguf (10 kB)",
     "org/empty:Q4_0": "!has no Q4_0; give a repository with GGUF files",
     "org/images:F16": "!has no F16; give a repository with GGUF files",

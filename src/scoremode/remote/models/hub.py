@@ -51,8 +51,8 @@ class HubModel:
         """Bytes of all files, as far as they are known."""
         return sum(size or 0 for size in self.sizes)
 
-    def words(self, name: str | None = None) -> str:
-        return f"{name or self.type or self.files[0]} ({size_words(self.size)})"
+    def words(self, name: str) -> str:
+        return f"{name} ({size_words(self.size)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,12 @@ class Listing:
 
     commit: str
     models: tuple[HubModel, ...]
+
+    def named(self) -> list[tuple[str, HubModel]]:
+        """The models, each with its type, or with its first file if the type is not known or not its own."""
+        types = [model.type for model in self.models]
+        is_clear = [model.type if types.count(model.type) == 1 else None for model in self.models]
+        return [(known or model.files[0], model) for known, model in zip(is_clear, self.models, strict=True)]
 
 
 @dataclass
@@ -79,11 +85,8 @@ class HubNames:
         if not name.endswith(f":{EVERY}"):
             return [name]
         repo = name.removesuffix(f":{EVERY}")
-        models = listing(repo).models
-        types = [model.type for model in models]
         return [
-            f"{repo}:{model.type}" if model.type and types.count(model.type) == 1 else f"{repo}/{model.files[0]}"
-            for model in models
+            f"{repo}:{short}" if short == model.type else f"{repo}/{short}" for short, model in listing(repo).named()
         ]
 
     def find(self, name: str) -> Path:
@@ -142,7 +145,7 @@ def _chosen(name: str) -> tuple[HubModel, str, str]:
         found = [model for model in its.models if (model.type or "").lower() == wanted.lower()]
     if len(found) == 1:
         return found[0], repo, its.commit
-    there = ", ".join(model.words() for model in its.models)
+    there = ", ".join(model.words(short) for short, model in its.named())
     if not found:
         fix = f"choose one of {there}" if there else "give a repository with GGUF files"
         raise ModelError(f"{repo} has no {wanted}", fix=fix)
