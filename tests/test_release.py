@@ -113,6 +113,17 @@ def test_the_page_of_versions_has_the_newest_first(checkout: Path, tmp_path: Pat
 
 
 # ── the gate ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize(("extras", "asked"), [("", "/an action"), ("vllm,ray", "/an action[vllm,ray]")])
+def test_the_gate_installs_its_own_version(tmp_path: Path, extras: str, asked: str) -> None:
+    (tmp_path / "python").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    (step,) = [one for one in ACTION["runs"]["steps"] if one["name"] == "install"]
+    environment = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "EXTRAS": extras}
+    environment |= {"GITHUB_ACTION_PATH": "/an action"}
+    done = subprocess.run([*BASH, step["run"]], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["-m", "pip", "install", "--quiet", "--", asked]
+
+
 def gate(folder: Path, **given: str) -> tuple[int, str, str]:
     """The exit code of the action's step with some inputs, its log, and its summary."""
     inputs = {name: str(its.get("default", "")) for name, its in ACTION["inputs"].items()}
