@@ -8,10 +8,11 @@ not of a network. The last line is a hub that does not answer.
 
 from __future__ import annotations
 
-import os
+import argparse
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -30,13 +31,18 @@ def timed(name: str) -> tuple[str, float]:
     return answer(name), time.perf_counter() - began
 
 
-def main() -> None:
-    folder = Path(tempfile.mkdtemp())
-    os.environ["HF_HOME"] = str(folder / "home")  # read when the client is imported
-    os.environ["OLLAMA_MODELS"] = str(folder / "ollama")
-    os.chdir(folder)
-    with pytest.MonkeyPatch.context() as patch, serving(patch, folder) as hub:
+def main(words: Sequence[str] | None = None) -> int:
+    argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args(words)
+    with (
+        tempfile.TemporaryDirectory() as made,
+        pytest.MonkeyPatch.context() as patch,
+        serving(patch, folder := Path(made)) as hub,
+    ):
         furnish(hub, folder)
+        patch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder / "hub"))
+        patch.setenv("OLLAMA_MODELS", str(folder / "ollama"))
+        patch.chdir(folder)
+        hub_names.listing.cache_clear()
         found = {name: timed(name) for name in NAMES}
         for name, (said, seconds) in found.items():
             mark = "as expected" if is_expected(name, said) else "NOT EXPECTED"
@@ -51,7 +57,8 @@ def main() -> None:
             hub_names.listing.cache_clear()
             said, seconds = timed("org/other:Q4_0")
         print(f"without a network: {seconds:.2f} s, {said}")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
