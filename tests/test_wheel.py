@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
 import tomllib
 import venv
 import zipfile
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 pytest.importorskip("build")
 pytest.importorskip("hatchling")
@@ -76,6 +79,64 @@ def run(installed: Path, *arguments: str, cwd: Path) -> str:
     return done.stdout
 
 
+# ── uv ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.fixture(scope="module")
+def index(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that stands for the package index: the wheel, and for each of its dependencies a wheel without content.
+
+    They have the versions of this environment, so uv resolves what the wheel really asks for. One of them adds this
+    environment's packages to the path. What uv would do with a real index, fetching files, is not seen here.
+    """
+    folder = tmp_path_factory.mktemp("index")
+    shutil.copy(wheel, folder)
+    asked = [Requirement(line) for line in PROJECT["dependencies"]]
+    paths = dict.fromkeys((sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"]))
+    for one in asked:
+        if one.marker is None or one.marker.evaluate():
+            name, version = one.name.replace("-", "_"), metadata.version(one.name)
+            content = {f"{name}_dependencies.pth": "\n".join(paths) + "\n"} if one.name == "numpy" else {}
+            info = f"{name}-{version}.dist-info"
+            content[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: {one.name}\nVersion: {version}\n"
+            content[f"{info}/WHEEL"] = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+            content[f"{info}/RECORD"] = "".join(f"{file},,\n" for file in [*content, f"{info}/RECORD"])
+            with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
+                for file, text in content.items():
+                    archive.writestr(file, text)
+    return folder
+
+
+def with_uv(index: Path, cwd: Path, *words: str) -> str:
+    """What a command of uv prints that has no network and no package but those of the folder."""
+    uv = pytest.importorskip("uv").find_uv_bin()
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL", "UV_"))
+    }
+    environment |= {"SCOREMODE_CACHE": str(cwd / "cache"), "UV_OFFLINE": "1", "UV_NO_INDEX": "1"}
+    environment |= {"UV_FIND_LINKS": str(index), "UV_CACHE_DIR": str(cwd / "uv"), "UV_PYTHON": sys.executable}
+    done = subprocess.run(
+        [uv, *words], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_uvx_runs_the_first_command_of_the_readme_from_the_wheel(index: Path, wheel: Path, tmp_path: Path) -> None:
+    """With a small model instead of the embedded one, which takes half a minute."""
+    command = next(line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("$ scoremode "))
+    words = [str(ROOT / "tests/data/stories260K") if word == "smollm2-135m" else word for word in command.split()[1:]]
+    assert words[2].endswith("stories260K")
+    shown = with_uv(index, tmp_path, "tool", "run", "--from", str(wheel), *words)
+    assert "perplexity" in shown
+    assert "python-docs" in shown
+
+
+def test_uv_runs_the_script_for_rented_machines(index: Path, tmp_path: Path) -> None:
+    script = str(ROOT / "examples/compare_quantizations.py")
+    shown = with_uv(index, tmp_path, "run", "--no-project", script, "table:uniform", "table:uniform")
+    assert "KL up to 0.01: table:uniform" in shown
+
+
+# ── pip ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_every_file_of_the_source_folder_is_in_the_wheel_and_nothing_else(names: set[str]) -> None:
     """The report's style and script and the marker of types among them."""
     source = ROOT / "src"

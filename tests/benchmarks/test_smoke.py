@@ -108,6 +108,11 @@ ROWS = (
         needs="xllamacpp",
     ),
     Row(
+        "names",
+        "",
+        ("60 names, 0 not as expected", "30 found: median # ms", "without a network: # s, !org/other is not"),
+    ),
+    Row(
         "prob_rows",
         "--rows 40 --plain-rows 5",
         ("by hand, row by row +# rows/s +# MB", "scoremode prob --out +# rows/s +# MB .* # x by hand"),

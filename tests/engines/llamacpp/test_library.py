@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
+import tomllib
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +18,14 @@ import pytest
 
 from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import choose, open_engine
-from scoremode.core.installation import pip_install
 from scoremode.engines.llamacpp import LlamaCppPlugin, library
 from scoremode.engines.llamacpp.crash_handlers import raw_lines_into
 from scoremode.engines.llamacpp.library import CONTEXT_DEFAULTS, MODEL_DEFAULTS, check_layout
 from scoremode.errors import EngineError, OptionError, ScoremodeError
 from tests import forked
+
+PROJECT = tomllib.loads((forked.ROOT / "pyproject.toml").read_text())["project"]
+(PINNED,) = [line.partition(";")[0] for line in PROJECT["dependencies"] if line.startswith("xllamacpp")]
 
 
 def functions(model: dict[str, Any], context: dict[str, Any]) -> Any:
@@ -63,7 +67,10 @@ def test_a_broken_own_build_and_a_missing_package_say_what_to_type(
         with pytest.raises(EngineError, match=r"llama-cpp-python 0.0 cannot be loaded.*pip uninstall llama-cpp-python"):
             library.library()
         monkeypatch.setattr(library, "installed", lambda: None)
-        assert pip_install("gguf") in str(LlamaCppPlugin().problem())
+        monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+        assert f"no build for riscv64 on {sys.platform}: pip install llama-cpp-" in str(LlamaCppPlugin().problem())
+        monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+        assert str(LlamaCppPlugin().problem()).endswith(f"; pip install {PINNED}")
         with pytest.raises(EngineError, match=r"not installed.*pip install"):
             choose(str(tiny_gguf))
     finally:

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 
 class Progress(Protocol):
@@ -36,6 +36,14 @@ def announce(progress: Progress | None, words: str, method: str = "phase") -> No
         tell(words)
 
 
+def tell_display(words: str, method: str = "phase") -> None:
+    """Shows words on the newest display, if there is one: for work that is handed no progress.
+
+    >>> tell_display("fetching a model")
+    """
+    announce(ProgressState.shown[-1] if ProgressState.shown else None, words, method)
+
+
 def part_of(progress: Progress | None, before: int, total: int) -> Progress | None:
     """A callback that reports the progress of one part as that of the whole; ``before`` was done before the part."""
     return None if progress is None else lambda done, _: progress(before + done, total)
@@ -43,6 +51,8 @@ def part_of(progress: Progress | None, before: int, total: int) -> Progress | No
 
 class ProgressState:
     """A Progress that remembers what it was told, in words and numbers: the base of all that show it."""
+
+    shown: ClassVar[list[ProgressState]] = []  # those on a screen now, the newest last
 
     def __init__(self, label: str = "scoring", unit: str = "tokens") -> None:
         """``label`` names the work while units are counted, if nothing else names it."""

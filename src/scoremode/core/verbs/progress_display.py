@@ -28,9 +28,11 @@ class TickingDisplay(ProgressState):
 
     def __enter__(self) -> Self:
         self._thread.start()
+        self.shown.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.shown.remove(self)
         self._ended.set()
         self._thread.join(timeout=1.0)  # a pipe that nobody reads may hold it up
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from scoremode.core.engine.plugin import Capabilities, EnginePlugin, MemoryNeed, Placement, SelfTest, Work
-from scoremode.core.installation import pip_install
 from scoremode.core.plan.path import CHUNKED, PATHS
 from scoremode.engines.llamacpp.llamacpp_options import LlamaCppOptions, LlamaCppParameters
 
@@ -37,9 +36,9 @@ class LlamaCppPlugin(EnginePlugin):
     packages = ("llama-cpp-python", "xllamacpp", "gguf")
 
     def problem(self) -> str | None:
-        from scoremode.engines.llamacpp.library import installed
+        from scoremode.engines.llamacpp.library import how_to_install, installed
 
-        return None if installed() else f"llama.cpp is not installed; {pip_install('gguf')}"
+        return None if installed() else f"llama.cpp is not installed; {how_to_install()}"
 
     def claims(self, model: str) -> bool:
         from scoremode.core.models.gguf import SUFFIX, gguf_models

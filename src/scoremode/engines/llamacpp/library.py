@@ -1,7 +1,7 @@
 """llama.cpp's own library: its functions, and structs whose layout was checked.
 
-``SCOREMODE_LLAMACPP`` names the file of a libllama. Otherwise a Python package brings it. ``xllamacpp`` is what the
-extra ``gguf`` brings: built ahead of time, and its library exports llama.cpp's C functions. ``llama-cpp-python`` is
+``SCOREMODE_LLAMACPP`` names the file of a libllama. Otherwise a Python package brings it. ``xllamacpp`` comes
+with scoremode: built ahead of time, and its library exports llama.cpp's C functions. ``llama-cpp-python`` is
 compiled by its user, for this machine or a GPU, and is preferred if it is installed. llama.cpp changes its structs
 between releases without a version number in them, so their defaults are read back and compared before anything is done.
 """
@@ -13,6 +13,8 @@ import hashlib
 import importlib
 import importlib.util
 import os
+import platform
+import sys
 import weakref
 from collections import deque
 from collections.abc import Mapping
@@ -25,12 +27,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from scoremode.core.disk.files import remembered_sha256
-from scoremode.core.installation import pip_install
 from scoremode.engines.llamacpp import crash_handlers
 from scoremode.errors import EngineError, ModelError
 
 OWN_FILE = "SCOREMODE_LLAMACPP"  # the environment variable with the path of a libllama
 OWN_BUILD, PREBUILT = "llama-cpp-python", "xllamacpp"  # distributions, in the order of preference
+PREBUILT_VERSION = "2026.10.11549"  # as in pyproject.toml
 BUILT_HERE = f"{OWN_BUILD}==0.3.36"  # what was tried: pip compiles it with the instructions of this machine
 SPARE = 512  # bytes behind a struct: a later release may have more fields there, and gets its own defaults back
 
@@ -243,12 +245,19 @@ def installed() -> tuple[str, str] | None:
     return None
 
 
+def how_to_install() -> str:
+    """What to type for a llama.cpp that we can load. Not every platform has the build that comes with scoremode."""
+    if sys.platform in ("linux", "darwin") and platform.machine() in ("x86_64", "aarch64", "arm64"):
+        return f"pip install {PREBUILT}=={PREBUILT_VERSION}"
+    return f"there is no build for {platform.machine()} on {sys.platform}: pip install {BUILT_HERE}, which compiles it"
+
+
 @cache
 def library() -> Library:
     """llama.cpp's library; loaded once for the whole process."""
     found = installed()
     if found is None:
-        raise EngineError("llama.cpp is not installed, and it scores GGUF files", fix=pip_install("gguf"))
+        raise EngineError("llama.cpp is not installed, and it scores GGUF files", fix=how_to_install())
     package, its_version = found
     try:
         file, model, context = _SOURCES[package]()
@@ -274,7 +283,7 @@ def _repair(package: str) -> str:
     """What to type if a library cannot be used."""
     if package == OWN_FILE:
         return f"give the path of a libllama of b11549 or near it (docs/gguf.md), or unset {OWN_FILE}"
-    install = pip_install("gguf")
+    install = how_to_install()
     return install if package == PREBUILT else f"repair it, or pip uninstall {package} and {install}"
 
 

@@ -9,13 +9,10 @@ A scoring service is asked in a form of its own, with many windows per request.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from scoremode.core.engine.plugin import Capabilities, EnginePlugin, Work
-from scoremode.core.installation import pip_install
 from scoremode.engines.server.server_options import PLAIN, SERVICE, ServerOptions
-from scoremode.errors import ModelError
 
 if TYPE_CHECKING:
     from scoremode.core.engine.base import Engine
@@ -42,12 +39,9 @@ class ServerPlugin(EnginePlugin):
     opens_for_each_question = True  # it may have been started again with another model
     _is_service: bool | None = None  # None: it did not say yet
 
-    def problem(self) -> str | None:
-        return None if find_spec("httpx") else f"httpx is not installed: {pip_install('server')}"
-
     def able(self) -> Capabilities:
         """Returns the abilities of the server. A server that answers nothing without a key may be a scoring service."""
-        if self.address is None or self.problem():
+        if self.address is None:
             return self.capabilities
         from scoremode.engines.server.served import is_service
 
@@ -59,8 +53,6 @@ class ServerPlugin(EnginePlugin):
         return self.address is not None  # a server may call its models what it likes
 
     def subject(self, model: str, options: ServerOptions, tokenizer: str | None) -> Subject:
-        if problem := self.problem():
-            raise ModelError(f"the {self.name} engine cannot run here", fix=problem)
         from scoremode.engines.server.subject import find_subject
 
         assert self.address is not None

@@ -4,8 +4,8 @@ org/repo:Q4_K_M       the file, or the parts of a split one, of that quantizatio
 org/repo/file.gguf    that file; for a split one, its first part
 org/repo:*            every quantization (candidates of ``compare``), the smallest first
 
-A file is fetched by the hub's own client, into its own cache, resumed if it was interrupted, and compared with the hash
-that the hub states. Without a network, what is in the cache is used.
+A file is fetched into the cache of the hub's own client and compared with the hash that the hub states. Without a
+network, what is in the cache is used.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from scoremode.core.disk.files import remembered_sha256
 from scoremode.core.hub import explain_hub_error, offline_if_unreachable, quiet
 from scoremode.core.models.gguf import SPLIT, SUFFIX
 from scoremode.errors import ModelError, print_line
+from scoremode.remote.models.fetching import fetch_blob
 
 BY_TYPE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+):(?P<type>[\w.*-]+)")
 BY_FILE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)/(?P<file>(?:[\w. +-]+/)*[\w. +-]+\.gguf)", re.IGNORECASE)
@@ -31,6 +32,7 @@ TYPE = re.compile(
     r"(?:^|[-._/])((?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|MXFP4(?:_MOE)?|NVFP4|BF16|F16|F32))(?=[-._/]|$)",
     re.IGNORECASE,
 )
+HASH = re.compile("[0-9a-f]{64}")
 PROJECTOR = "mmproj"  # files for images, which are no language models
 EVERY = "*"
 
@@ -41,13 +43,16 @@ class HubModel:
 
     type: str | None  # such as Q4_K_M, as the names of its files say; None if they do not
     files: tuple[str, ...]
-    size: int | None  # bytes of all files; None if the hub was not asked
-    hashes: tuple[str | None, ...]  # sha256 of each file, as the hub states them
+    sizes: tuple[int | None, ...]  # bytes of each file; None if the hub does not say
+    hashes: tuple[str | None, ...]  # sha256 of each file, as the hub states them; None if it was not asked
 
     @property
-    def words(self) -> str:
-        name = self.type or self.files[0]
-        return name if self.size is None else f"{name} ({size_words(self.size)})"
+    def size(self) -> int:
+        """Bytes of all files, as far as they are known."""
+        return sum(size or 0 for size in self.sizes)
+
+    def words(self, name: str) -> str:
+        return f"{name} ({size_words(self.size)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,12 @@ class Listing:
 
     commit: str
     models: tuple[HubModel, ...]
+
+    def named(self) -> list[tuple[str, HubModel]]:
+        """The models, each with its type, or with its first file if the type is not known or not its own."""
+        types = [model.type for model in self.models]
+        is_clear = [model.type if types.count(model.type) == 1 else None for model in self.models]
+        return [(known or model.files[0], model) for known, model in zip(is_clear, self.models, strict=True)]
 
 
 @dataclass
@@ -74,30 +85,34 @@ class HubNames:
         if not name.endswith(f":{EVERY}"):
             return [name]
         repo = name.removesuffix(f":{EVERY}")
-        models = listing(repo).models
-        types = [model.type for model in models]
         return [
-            f"{repo}:{model.type}" if model.type and types.count(model.type) == 1 else f"{repo}/{model.files[0]}"
-            for model in models
+            f"{repo}:{short}" if short == model.type else f"{repo}/{short}" for short, model in listing(repo).named()
         ]
 
     def find(self, name: str) -> Path:
         model, repo, commit = _chosen(name)
         paths = [
-            self._fetch(name, repo, commit, file, sha) for file, sha in zip(model.files, model.hashes, strict=True)
+            self._fetch(name, repo, commit, file, size=size, sha256=sha256)
+            for file, size, sha256 in zip(model.files, model.sizes, model.hashes, strict=True)
         ]
         return paths[0]
 
-    def _fetch(self, name: str, repo: str, commit: str, file: str, sha256: str | None) -> Path:
-        from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    def _fetch(self, name: str, repo: str, commit: str, file: str, *, size: int | None, sha256: str | None) -> Path:
+        from huggingface_hub import constants, hf_hub_download, hf_hub_url, try_to_load_from_cache
 
-        here = try_to_load_from_cache(repo, file, revision=commit)
+        blob, here = None, try_to_load_from_cache(repo, file, revision=commit)
         if not isinstance(here, str):
-            print_line(f"scoremode: fetching {file} of {repo} from the hub")
+            how_large = "" if size is None else f", {size_words(size)}"
+            print_line(f"scoremode: fetching {file} of {repo} from the hub{how_large}")
+            if sha256 and HASH.fullmatch(sha256) and size is not None and size <= constants.MAX_HTTP_DOWNLOAD_SIZE:
+                url = hf_hub_url(repo, file, revision=commit, endpoint=_endpoint())
+                blob = _folder(repo) / "blobs" / sha256
+                _ask(name, lambda: fetch_blob(url, blob, size, f"{file} of {repo}"))
             here = _ask(name, lambda: hf_hub_download(repo, file, revision=commit, endpoint=_endpoint()))
             self.fetched.setdefault(name, []).append(Path(here))
         path = Path(here)
-        if sha256 is not None and remembered_sha256(path) != sha256:
+        is_checked = blob is not None and path.resolve() == blob.resolve()
+        if sha256 is not None and not is_checked and remembered_sha256(path) != sha256:
             _remove(path)
             raise ModelError(
                 f"{file} of {repo} does not have the hash that the hub states", fix="run it again to fetch it"
@@ -130,11 +145,11 @@ def _chosen(name: str) -> tuple[HubModel, str, str]:
         found = [model for model in its.models if (model.type or "").lower() == wanted.lower()]
     if len(found) == 1:
         return found[0], repo, its.commit
-    there = ", ".join(model.words for model in its.models)
+    there = ", ".join(model.words(short) for short, model in its.named())
     if not found:
         fix = f"choose one of {there}" if there else "give a repository with GGUF files"
         raise ModelError(f"{repo} has no {wanted}", fix=fix)
-    files = ", ".join(f"{repo}/{model.files[0]}" for model in found)
+    files = ", ".join(model.words(f"{repo}/{model.files[0]}") for model in found)
     raise ModelError(f"{repo} has {len(found)} models of the type {wanted}", fix=f"choose one of {files}")
 
 
@@ -154,15 +169,19 @@ def listing(repo: str) -> Listing:
 
 def _in_cache(repo: str, reason: str) -> Listing:
     """The models of a repository that were fetched before, at the newest commit."""
-    from huggingface_hub import constants
-
-    root = Path(constants.HF_HUB_CACHE, f"models--{repo.replace('/', '--')}", "snapshots")
-    snapshots = sorted(root.glob("*/"), key=lambda folder: folder.stat().st_mtime)
+    snapshots = sorted((_folder(repo) / "snapshots").glob("*/"), key=lambda folder: folder.stat().st_mtime)
     if not snapshots:
         raise ModelError(f"{repo} is not on this machine, and {reason}", fix="fetch it first, or give a local file")
     newest = snapshots[-1]
-    files = [(str(path.relative_to(newest)), None, None) for path in newest.rglob(f"*{SUFFIX}")]
-    return Listing(newest.name, _models(files))
+    found = [path for path in newest.rglob(f"*{SUFFIX}") if path.exists()]
+    return Listing(newest.name, _models([(str(one.relative_to(newest)), one.stat().st_size, None) for one in found]))
+
+
+def _folder(repo: str) -> Path:
+    """Where the hub's client keeps a repository."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE, f"models--{repo.replace('/', '--')}")
 
 
 def _endpoint() -> str | None:
@@ -173,6 +192,8 @@ def _endpoint() -> str | None:
 def _ask(name: str, ask: Any) -> Any:
     try:
         return ask()
+    except ModelError:
+        raise
     except Exception as error:  # the hub's client raises many types; all of them mean "no file"
         reason, fix = explain_hub_error(error)
         raise ModelError(f"{name} could not be fetched from the Hugging Face hub: {reason}", fix=fix) from None
@@ -189,9 +210,8 @@ def _models(files: Sequence[tuple[str, int | None, str | None]]) -> tuple[HubMod
     found = []
     for each in parts.values():
         names, sizes, hashes = zip(*each, strict=True)
-        size = None if None in sizes else sum(sizes)
-        found.append(HubModel(_type_in(names[0]), names, size, hashes))
-    return tuple(sorted(found, key=lambda model: (model.size or 0, model.files)))
+        found.append(HubModel(_type_in(names[0]), names, sizes, hashes))
+    return tuple(sorted(found, key=lambda model: (model.size, model.files)))
 
 
 def _type_in(file: str) -> str | None:

@@ -1,0 +1,115 @@
+"""Every name gets the expected answer; a fetch shows its progress and goes on after a kill."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from scoremode.core.verbs.progress import ProgressState
+from scoremode.errors import ModelError
+from scoremode.remote.models import fetching
+from scoremode.remote.models import hub as hub_names
+from tests.hub import Hub, Repo, silent_server
+from tests.remote.models.names import NAMES, answer, furnish, is_expected
+
+SIZE = 3 * fetching.CHUNK
+
+
+@pytest.fixture
+def here(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama"))
+    monkeypatch.chdir(tmp_path)
+    hub_names.listing.cache_clear()
+    hub.repos["models/org/large"] = Repo(files={"a-Q8_0.gguf": b"GGUF" * (SIZE // 4)})
+    return tmp_path
+
+
+def test_sixty_names_get_the_expected_answers(hub: Hub, here: Path) -> None:
+    furnish(hub, here)
+    answers = {name: answer(name) for name in NAMES}
+    assert {name: said for name, said in answers.items() if not is_expected(name, said)} == {}
+    assert len(NAMES) == 60
+
+
+class Screen(ProgressState):
+    """A display that remembers its lines."""
+
+    def changed(self) -> None:
+        self.lines = [*getattr(self, "lines", []), self.line()]
+
+
+def test_a_fetch_shows_how_much_how_fast_and_how_long(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen()
+    monkeypatch.setattr(ProgressState, "shown", [screen])
+    hub_names.HUB_NAMES.find("org/large:Q8_0")
+    told = " | ".join(screen.lines)
+    assert "fetching a-Q8_0.gguf of org/large, for 0 s, 1 MB of 3.1 MB, " in told
+    assert "3.1 MB of 3.1 MB, " in told
+    assert "/s, about 0 s left" in told
+    assert screen.lines[-1].startswith("checking the hash of a-Q8_0.gguf")
+
+
+FIND = """
+from huggingface_hub import constants
+from scoremode.remote.models.hub import HUB_NAMES
+constants.HF_HUB_CACHE = "hub"
+HUB_NAMES.find("org/large:Q8_0")
+"""
+
+
+def test_a_killed_fetch_goes_on_where_it_ended(hub: Hub, here: Path) -> None:
+    (digest,) = hub_names.listing("org/large").models[0].hashes
+    part = here / "hub/models--org--large/blobs" / f"{digest}.incomplete"
+
+    def kill() -> None:
+        ends = time.monotonic() + 20
+        while not part.exists() or part.stat().st_size < fetching.CHUNK:
+            assert time.monotonic() < ends
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGKILL)
+
+    hub.halfway = kill
+    process = subprocess.Popen([sys.executable, "-c", FIND])
+    assert process.wait(60) == -signal.SIGKILL
+    hub.halfway = None
+    kept = part.stat().st_size
+    assert kept >= fetching.CHUNK
+    before = hub.sent["a-Q8_0.gguf"]
+    assert hub_names.HUB_NAMES.find("org/large:Q8_0").stat().st_size == SIZE
+    assert hub.sent["a-Q8_0.gguf"] - before == SIZE - kept
+    assert not part.exists()
+
+
+def test_a_part_of_another_file_is_refused_by_its_hash_and_removed(here: Path) -> None:
+    (digest,) = hub_names.listing("org/large").models[0].hashes
+    part = here / "hub/models--org--large/blobs" / f"{digest}.incomplete"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"else")
+    with pytest.raises(ModelError, match="does not have the hash that the hub states; run it again"):
+        hub_names.HUB_NAMES.find("org/large:Q8_0")
+    assert hub_names.HUB_NAMES.find("org/large:Q8_0").stat().st_size == SIZE
+
+
+def test_a_hub_that_breaks_off_says_what_is_kept(hub: Hub, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    hub.failing = lambda method, path: 500 if "resolve" in path else None
+    with pytest.raises(ModelError, match=r"HTTP status 500; 0 B of 3.1 MB are kept; run it again to go on"):
+        hub_names.HUB_NAMES.find("org/large:Q8_0")
+
+
+def test_without_a_network_the_answer_comes_within_three_seconds(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with silent_server() as address:
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        began = time.monotonic()
+        with pytest.raises(ModelError, match="org/large is not on this machine, and the hub cannot be reached"):
+            hub_names.HUB_NAMES.find("org/large:Q8_0")
+        assert time.monotonic() - began < 3
