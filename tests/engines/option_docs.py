@@ -16,6 +16,7 @@ from scoremode.core.engine.registry import GROUP, all_options, known_engines
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "src" / "scoremode" / "core" / "verbs" / "arguments.py"
+PAGES = sorted((ROOT / "docs").glob("*.md"))
 FIELDS = re.compile(r'(class EngineOptionArguments.*?"""\n\n).*?(?=\n\n)', re.DOTALL)
 TYPES = {"Pairs": "Mapping[str, Any] | Pairs"}
 
@@ -38,7 +39,7 @@ def _type(option: KnownOption) -> str:
 
 
 def docs_table(engine: str) -> str:
-    """The options of an engine as a Markdown table, for docs/engines.md."""
+    """The options of an engine as a Markdown table."""
     rows = [
         f"| {_flag(option)} | `{option.name}` | {_plain(option)} |\n"
         for option in known_engines()[engine].options.known().values()
@@ -68,10 +69,11 @@ def docs(page: str) -> str:
 
 
 def main() -> None:
-    """Write core/verbs/arguments.py and docs/engines.md."""
+    """Write core/verbs/arguments.py, and the tables on the pages that have one."""
     FILE.write_text(source())
-    page = ROOT / "docs" / "engines.md"
-    page.write_text(docs(page.read_text()))
+    for page in PAGES:
+        if (text := page.read_text()) != (written := docs(text)):
+            page.write_text(written)
 
 
 if __name__ == "__main__":

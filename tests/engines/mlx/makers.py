@@ -30,11 +30,16 @@ def converted(folder: Path, to: Path, **how: Any) -> Path:
     return to
 
 
+def loaded(folder: Path) -> Any:
+    """The model as mlx-lm itself loads it."""
+    return load_model(folder)[0]
+
+
 def plain_of(folder: Path, original: Path, to: Path) -> Path:
     """A checkpoint for Transformers with the weights of an MLX checkpoint, de-quantized in float32."""
     from safetensors.torch import load_file, save_file
 
-    model, _ = load_model(folder)
+    model = loaded(folder)
     model.set_dtype(mx.float32)
     weights = dict(tree_flatten(dequantize_model(model).parameters()))
     shutil.copytree(original, to)

@@ -26,7 +26,7 @@ from scoremode.core.plan.path import DecodePath
 from scoremode.core.scores.answers import Window, WindowList, measured
 from scoremode.engines.mlx import MlxPlugin
 from scoremode.errors import EngineError, ModelError, OptionError
-from tests.engines.mlx.makers import changed_config, far, judged, opened, own_windows, plain_of, scored
+from tests.engines.mlx.makers import changed_config, far, judged, loaded, opened, own_windows, plain_of, scored
 from tests.makers import VOCABULARY, make_family, make_tiny_model, make_tokenizer
 
 Make = Callable[..., Path]
@@ -52,12 +52,13 @@ def test_three_thousand_targets_are_those_of_transformers(stories: Path, mlx_of:
     """Every column, plain and in 4 bits, with both heads. The window of 172 numbers cannot be quantized."""
     text = own_windows(512, *[376] * 8)
     assert sum(len(window.rows) for window in text.items) == 3000
-    assert far(scored(opened(stories), text), judged(stories, text)) < NATS
+    plain = scored(opened(stories), text)
+    assert far(plain, judged(stories, text)) < NATS
     quantized = mlx_of(stories, q_bits=4, q_group_size=64)
     truth = judged(plain_of(quantized, stories, tmp_path / "plain"), text)
     for head in ("exact", "as-served"):
         assert far(scored(opened(quantized, head=head), text), truth) < NATS
-    assert far(scored(opened(stories), text), truth) > 0.1
+    assert far(plain, truth) > 0.1
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -95,11 +96,9 @@ def test_scaled_and_capped_logits(kind: str, head: str, tmp_path: Path) -> None:
 
 def test_the_served_head_gives_the_models_own_bits(wide: Path, mlx_of: Make) -> None:
     """In bfloat16, where it rounds logits, and the exact head does not."""
-    from tests.engines.mlx.makers import load_model
-
     folder, text = mlx_of(wide, q_bits=4, q_group_size=64, dtype="bfloat16"), own_windows(VOCABULARY, 50)
     engine, (window,) = opened(folder, head="as-served"), text.items
-    expected = load_model(folder)[0](mx.array(window.ids[None, :-1]))[0].astype(mx.float32)
+    expected = loaded(folder)(mx.array(window.ids[None, :-1]))[0].astype(mx.float32)
     hidden = engine._states(window.ids[None, :-1])[0]
     assert torch.equal(engine._served_logits(hidden), torch.from_numpy(np.array(expected)))
     assert engine.facts.dtype == "bfloat16"
@@ -110,16 +109,14 @@ def test_the_served_head_gives_the_models_own_bits(wide: Path, mlx_of: Make) -> 
 def test_its_own_perplexity(stories: Path, mlx_of: Make) -> None:
     from mlx_lm.perplexity import eval_ppl
 
-    from tests.engines.mlx.makers import load_model
-
     folder, text = mlx_of(stories, q_bits=8, q_group_size=32), own_windows(512, *[128] * 6)
-    theirs, _ = eval_ppl(load_model(folder)[0], mx.array(np.stack([window.ids for window in text.items])), 3)
+    theirs, _ = eval_ppl(loaded(folder), mx.array(np.stack([window.ids for window in text.items])), 3)
     ours = np.concatenate([answers.logprob for answers in scored(opened(folder, head="as-served"), text)])
     assert np.exp(-ours.mean()) == pytest.approx(theirs, rel=1e-5)
 
 
 def test_a_comparison_and_a_reference(wide: Path, mlx_of: Make, tmp_path: Path) -> None:
-    folder, question = mlx_of(wide, q_bits=3, q_group_size=64), {"text": "the lazy dog " * 30, "context_length": 40}
+    folder, question = mlx_of(wide, q_bits=3, q_group_size=64), dict[str, Any](text="a dog " * 60, context_length=40)
     found = sm.compare(str(wide), str(folder), dtype="float32", **question)[0]
     plain = plain_of(folder, wide, tmp_path / "plain")
     truth = sm.compare(str(wide), str(plain), dtype="float32", **question)[0]
@@ -163,12 +160,10 @@ def test_steps_are_those_of_a_loop_over_its_own_cache(eight_bits: Path, cache: s
     from mlx_lm.generate import maybe_quantize_kv_cache
     from mlx_lm.models.cache import make_prompt_cache
 
-    from tests.engines.mlx.makers import load_model
-
-    text, path, options = own_windows(1003, 30, 12, 25), DecodePath(2, 3), {"head": "as-served"}
+    text, path, options = own_windows(1003, 30, 12, 25), DecodePath(2, 3), dict[str, Any](head="as-served")
     if cache is not None:
-        options |= {"kv_cache_dtype": cache, "kv_group_size": 32, "quantized_kv_start": start}  # type: ignore[dict-item]
-    found, model = scored(opened(eight_bits, path, **options), text), load_model(eight_bits)[0]
+        options |= {"kv_cache_dtype": cache, "kv_group_size": 32, "quantized_kv_start": start}
+    found, model = scored(opened(eight_bits, path, **options), text), loaded(eight_bits)
     for window, answers in zip(text.items, found, strict=True):
         states, parts = make_prompt_cache(model), []
         for begin, end in [(0, 3), *((at, at + 1) for at in range(3, len(window.ids) - 1))]:

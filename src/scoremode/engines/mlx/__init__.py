@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 CACHE_BITS = {"int8": 8, "int4": 4, "int2": 2}  # bits per element of a quantized K/V cache
 GROUP = 64  # values of a cache that share a scale; mlx-lm's default
-GROUPS = (32, 64, 128)
 NAMES = ("mlx-community/",)  # repositories on the hub that have nothing else
 
 
@@ -100,7 +99,6 @@ class MlxPlugin(EnginePlugin):
         "cache_type_v": "use --kv-cache-dtype",
         "batch_tokens": "leave it out: one window is computed at a time",
         "max_num_batched_tokens": "use --prefill-step-size",
-        "quantization": "leave it out: the checkpoint declares its quantization",
     }
     opens_checkpoints = True
     packages = ("mlx", "mlx-lm")
@@ -132,7 +130,7 @@ class MlxPlugin(EnginePlugin):
         self._require_possible(options)
         from scoremode.engines.mlx.arrays import device_of
 
-        return {**options.identity(), "device": device_of(options.device).words}
+        return {**options.identity(), "device": device_of(options.device)[1]}
 
     def open(self, subject: Subject, options: MlxOptions, work: Work) -> MlxEngine:
         self._require_possible(options)
@@ -148,7 +146,7 @@ class MlxPlugin(EnginePlugin):
             raise EngineError(what, fix=fix)
         if options.dtype == "float64":
             raise OptionError("MLX does not compute models in float64", fix="give --dtype float32")
-        if options.kv_group_size is not None and options.kv_group_size not in GROUPS:
+        if options.kv_group_size not in (None, 32, 64, 128):
             raise OptionError(f"--kv-group-size {options.kv_group_size} is not known to MLX", fix="give 32, 64 or 128")
         if options.kv_cache_dtype is None:  # with "auto", one side of a comparison has an unquantized cache
             for name in {"kv_group_size", "quantized_kv_start"} & options.given().keys():
@@ -162,9 +160,9 @@ class MlxPlugin(EnginePlugin):
         found = super().memory_need(subject, options, work)
         head = (subject.vocabulary or 0) * (subject.hidden_size or 0) * 4  # a copy in float32
         stored = subject.dtype if options.dtype in (None, "auto") else options.dtype
-        cache = None
-        if options.kv_cache_dtype in (None, "auto") and subject.checkpoint is not None:
-            cache = cache_bytes(subject.checkpoint.config, stored or "", work.cached_tokens)
+        config = {} if subject.checkpoint is None else subject.checkpoint.config
+        is_plain = options.kv_cache_dtype in (None, "auto")
+        cache = cache_bytes(config, stored or "", work.cached_tokens) if is_plain else None
         return replace(found, size=found.size + (0 if options.head == "as-served" else head), cache=cache)
 
     def self_test(self, checkpoint: Path) -> SelfTest:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -14,16 +13,8 @@ from scoremode.core.engine.distributions import to_raw
 from scoremode.errors import OptionError
 
 
-@dataclass(frozen=True, slots=True)
-class MlxDevice:
-    """A device of MLX, and its name for people."""
-
-    device: Any
-    words: str
-
-
-def device_of(wanted: str | None) -> MlxDevice:
-    """The device that a user chose, or MLX's own choice; OptionError if MLX has none of that kind here."""
+def device_of(wanted: str | None) -> tuple[Any, str]:
+    """The device that a user chose, or MLX's own choice, and its name for people; OptionError if there is none."""
     if wanted not in (None, "cpu", "gpu"):
         raise OptionError(f"--device {wanted} is not known to MLX", fix="give cpu or gpu")
     if wanted == "gpu" and not mx.is_available(mx.gpu):
@@ -31,7 +22,7 @@ def device_of(wanted: str | None) -> MlxDevice:
     device = mx.default_device() if wanted is None else mx.Device(getattr(mx, wanted))
     kind = "gpu" if device == mx.gpu else "cpu"
     name = mx.device_info(device).get("device_name") if kind == "gpu" else None
-    return MlxDevice(device, f"gpu ({name})" if name else kind)
+    return device, f"gpu ({name})" if name else kind
 
 
 def to_torch(x: Any) -> Tensor:

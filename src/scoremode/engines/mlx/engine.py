@@ -45,21 +45,22 @@ class MlxEngine(StepEngine, StatesEngine):
         super().__init__(options)
         self.options, self.path, self.device = options, path, torch.device("cpu")
         self._longest = 0
-        device = device_of(options.device)
+        device, words = device_of(options.device)
         loaded, self.vocabulary = load_model(facts, options, device)
         self.model = RecordedModel(loaded, self.vocabulary, facts.name, device)
         self.bits = CACHE_BITS.get(options.kv_cache_dtype or "")
-        self.group, self.start = options.kv_group_size or GROUP, options.quantized_kv_start or 0
-        quantization = quantization_of(facts.config)
+        start = options.quantized_kv_start or 0
+        self._quantizing = {"kv_group_size": options.kv_group_size or GROUP, "quantized_kv_start": start}
         types, plain = stored_types(loaded)
-        notes = [*config_notes(loaded, facts.config, self._cache()), *quantization_notes(types, plain, quantization)]
+        notes = config_notes(loaded, facts.config, self._cache())
+        notes += quantization_notes(types, plain, quantization_of(facts.config))
         self.head, dtype = self._choose_head(notes)
         if path is not None:
             self._require_steps()
         self.facts = EngineFacts(
             engine="mlx",
             dtype=dtype,
-            device=device.words,
+            device=words,
             head="exact-fp32" if self.head else "as-served",
             vocabulary=self.vocabulary,
             context_length=facts.context_length,
@@ -67,7 +68,7 @@ class MlxEngine(StepEngine, StatesEngine):
             settings={
                 "types": types,
                 "prefill_step_size": options.prefill_step_size,
-                **self._cache_settings(),
+                **({} if self.bits is None else {"kv_cache_dtype": options.kv_cache_dtype, **self._quantizing}),
                 **describe_kernel(self.choice),
             },
             notes=(*facts.notes, *notes),
@@ -99,8 +100,7 @@ class MlxEngine(StepEngine, StatesEngine):
                 raise OptionError(f"--head exact: {words}", fix="use --head as-served")
             notes.append(f"{words}: its own logits are used")
         if options.head_kernel is not None:
-            what = f"--head-kernel {options.head_kernel}: the model's own logits are used"
-            raise OptionError(what, fix="leave --head-kernel out")
+            raise OptionError("--head-kernel: the model's own logits are used", fix="leave --head-kernel out")
         return None, dtype
 
     def _require_causal(self, ids: Ids, hidden: Tensor) -> None:
@@ -127,18 +127,12 @@ class MlxEngine(StepEngine, StatesEngine):
 
         return make_prompt_cache(self.model.model)
 
-    def _cache_settings(self) -> dict[str, Any]:
-        if self.path is None or self.bits is None:
-            return {}
-        found = {"kv_cache_dtype": self.options.kv_cache_dtype, "kv_group_size": self.group}
-        return {**found, "quantized_kv_start": self.start}
-
     def _fed(self, ids: Ids, cache: Any, bits: int | None) -> Tensor:
         """Feeds tokens (n, m) after those in a cache; final states (n, m, d). Then the cache is quantized, if ever."""
         from mlx_lm.generate import maybe_quantize_kv_cache
 
         states = to_torch(self.model.states(ids, cache))
-        maybe_quantize_kv_cache(cache, self.start, self.group, bits)
+        maybe_quantize_kv_cache(cache, **self._quantizing, kv_bits=bits)
         return states
 
     def _stepped(self, ids: Ids, first: int, bits: int | None) -> Tensor:
@@ -155,28 +149,29 @@ class MlxEngine(StepEngine, StatesEngine):
         ids, name = self._probe_ids()[None, :12], self.model.name
         whole, stepped = self._states(ids), self._stepped(ids, 1, None)
         if not agree(stepped.float(), whole.float(), whole.dtype, STEPS_SLACK):
-            what = f"{name} gives other states if it is fed token by token"
-            raise ModelError(what, fix="use prefill (no --path), and report this model")
+            raise ModelError(f"{name} gives other states if it is fed token by token", fix="leave --path out")
         if self.bits is None:
             return
-        start, self.start = self.start, 0
+        start, self._quantizing["quantized_kv_start"] = self._quantizing["quantized_kv_start"], 0
+        reason = "it gives NaN"
         try:
-            is_good = bool(self._stepped(ids, 1, self.bits).isfinite().all())
-            reason = "it gives NaN"
+            if bool(self._stepped(ids, 1, self.bits).isfinite().all()):
+                return
         except Exception as error:  # whatever a model's own attention raises
-            is_good, reason = False, str(error).strip().split("\n")[0][:160] or type(error).__name__
+            reason = str(error).strip().split("\n")[0][:160] or type(error).__name__
         finally:
-            self.start = start
-        if not is_good:
-            words = f"mlx-lm cannot score {name} with an {self.options.kv_cache_dtype} cache in groups of {self.group}"
-            raise ModelError(f"{words} ({reason})", fix="leave --kv-cache-dtype out, or give --kv-group-size 32")
+            self._quantizing["quantized_kv_start"] = start
+        kind = f"an {self.options.kv_cache_dtype} cache in groups of {self._quantizing['kv_group_size']}"
+        fix = "leave --kv-cache-dtype out, or give --kv-group-size 32"
+        raise ModelError(f"mlx-lm cannot score {name} with {kind} ({reason})", fix=fix)
 
     def account(self) -> dict[str, Any]:
         longest, self._longest = self._longest, 0
-        if self.bits is None or longest > self.start:
+        start = self._quantizing["quantized_kv_start"]
+        if self.bits is None or longest > start:
             return {}
-        words = f"no window read a quantized token: the longest has {longest}, and --quantized-kv-start is {self.start}"
-        return {"notes": [words]}
+        words = f"the longest has {longest}, and --quantized-kv-start is {start}"
+        return {"notes": [f"no window read a quantized token: {words}"]}
 
     # ── windows ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def _states(self, ids: Ids) -> Tensor:

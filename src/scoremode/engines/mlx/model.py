@@ -21,7 +21,7 @@ from torch import Tensor
 from scoremode.core.engine.states import agree
 from scoremode.core.models.facts import ModelFacts
 from scoremode.engines.mlx import MlxOptions
-from scoremode.engines.mlx.arrays import MlxDevice, to_mlx, to_torch
+from scoremode.engines.mlx.arrays import to_mlx, to_torch
 from scoremode.errors import EngineError, ModelError
 from scoremode.head.matrix import Head
 from scoremode.values import Ids
@@ -43,7 +43,7 @@ def keeping_limits() -> Iterator[None]:
         resource.setrlimit = usual
 
 
-def load_model(facts: ModelFacts, options: MlxOptions, device: MlxDevice) -> tuple[Any, int]:
+def load_model(facts: ModelFacts, options: MlxOptions, device: Any) -> tuple[Any, int]:
     """Loads a checkpoint as mlx-lm does, and calls it once for the size of its vocabulary; ModelError if it cannot."""
     with keeping_limits():
         from mlx_lm.utils import load_model as load
@@ -52,7 +52,7 @@ def load_model(facts: ModelFacts, options: MlxOptions, device: MlxDevice) -> tup
         if options.dtype not in (None, "auto"):
             model.set_dtype(getattr(mx, str(options.dtype)))
             mx.eval(model.parameters())
-        with mx.stream(device.device):
+        with mx.stream(device):
             return model, int(model(mx.zeros((1, 1), mx.int32)).shape[-1])
     except Exception as error:  # it raises whatever its model files raise
         reason = str(error).strip().split("\n")[0][:200] or type(error).__name__
@@ -82,7 +82,7 @@ class Recorder(nn.Module):  # type: ignore[misc]
 class RecordedModel:
     """A model of mlx-lm with a recorder in the place of its head."""
 
-    def __init__(self, model: Any, vocabulary: int, name: str, device: MlxDevice) -> None:
+    def __init__(self, model: Any, vocabulary: int, name: str, device: Any) -> None:
         self.model, self.vocabulary, self.name, self.device = model, vocabulary, name, device
         self._owner, self._attribute, self.head = self._find_head()
         self._recorder = Recorder(self.head)
@@ -118,13 +118,13 @@ class RecordedModel:
 
         EngineError unless the model's logits come from what the recorder sees, bit for bit.
         """
-        with mx.stream(self.device.device):
+        with mx.stream(self.device):
             expected = self._called(ids[None])[0]
             mx.eval(expected)
         setattr(self._owner, self._attribute, self._recorder)
         try:
             states = self.states(ids[None])[0]
-            with mx.stream(self.device.device):
+            with mx.stream(self.device):
                 raw = self._own(states[None])
                 self._finishes = not bool(mx.array_equal(raw[0], expected))
                 is_same = bool(mx.array_equal(self._finish(raw), expected)) if self._finishes else True
@@ -136,7 +136,7 @@ class RecordedModel:
 
     def states(self, ids: Ids, cache: Any = None) -> Any:
         """What the head receives (n, m, d) for tokens (n, m), after those in a cache."""
-        with mx.stream(self.device.device):
+        with mx.stream(self.device):
             self._called(ids, cache)
             seen = self._recorder.seen
             if seen is None or seen.ndim != 3 or seen.shape[:2] != ids.shape:
@@ -148,7 +148,7 @@ class RecordedModel:
     # ── logits ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def served(self, hidden: Tensor) -> Tensor:
         """The model's own logits (n, vocabulary) of a few states (n, d), in float32 as the model rounded them."""
-        with mx.stream(self.device.device):
+        with mx.stream(self.device):
             raw = self._own(to_mlx(hidden)[None])
             return to_torch((self._finish(raw) if self._finishes else raw[0]).astype(mx.float32))
 
@@ -162,7 +162,7 @@ class RecordedModel:
 
     def exact_head(self, hidden: Tensor, expected: Tensor) -> Head | None:
         """The head in float32 with its known scale and cap; None if these do not give the model's logits."""
-        with mx.stream(self.device.device):
+        with mx.stream(self.device):
             weight = to_torch(_dequantized(self.head))
             bias = to_torch(self.head.bias.astype(mx.float32)) if "bias" in self.head else None
             raw = to_torch(self._own(to_mlx(hidden)[None])[0].astype(mx.float32))
@@ -209,9 +209,6 @@ def argument(model: Any, name: str) -> Any:
 
 
 # ── what the checkpoint says, and mlx-lm does not compute ────────────────────────────────────────────────────────────
-NAMED = 3  # most layers that a note names
-
-
 def config_notes(model: Any, config: Mapping[str, Any], cache: Any) -> list[str]:
     """Notes on values of a config that mlx-lm does not use. The numbers stay those of mlx-lm."""
     inner = config.get("text_config")
@@ -262,8 +259,6 @@ def quantization_notes(types: Mapping[str, int], plain: list[str], quantization:
     left = [name for name in plain if quantization is not None and quantization.get(name) is not False]
     if quantization is None or not left:
         return []
-    listed = ", ".join(left[:NAMED]) + (", …" if len(left) > NAMED else "")
-    return [
-        f"{len(left)} of {sum(types.values())} layers are not quantized, though the config declares "
-        f"{quantization['bits']} bits: {listed}"
-    ]
+    few = f"{len(left)} of {sum(types.values())} layers are not quantized"
+    listed = ", ".join(left[:3]) + (", …" if len(left) > 3 else "")
+    return [f"{few}, though the config declares {quantization['bits']} bits: {listed}"]
