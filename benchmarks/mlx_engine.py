@@ -15,6 +15,8 @@ import json
 import math
 import statistics
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -47,7 +49,8 @@ def measure(model: str, corpus: str, context: int, count: int, repeat: int) -> d
         answers = score_all(engines[head], source)
         return math.exp(-float(np.concatenate([one.logprob for one in answers]).mean()))
 
-    ways = {"mlx_lm.perplexity": by_mlx_lm, **{head: lambda head=head: by_scoremode(head) for head in engines}}
+    ways: dict[str, Callable[[], float]] = {"mlx_lm.perplexity": by_mlx_lm}
+    ways |= {head: partial(by_scoremode, head) for head in engines}
     found: dict[str, Any] = {"facts": engines["exact"].facts.versions, "targets": int(ids.size - len(ids))}
     taken: dict[str, list[float]] = {name: [] for name in ways}
     peaks, perplexity = dict.fromkeys(ways, 0), dict.fromkeys(ways, 0.0)

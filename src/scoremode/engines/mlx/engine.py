@@ -25,9 +25,8 @@ from scoremode.core.engine.steps import StepEngine
 from scoremode.core.models.facts import ModelFacts
 from scoremode.core.plan.path import DecodePath
 from scoremode.core.scores.answers import Answers, Window, WindowSource
-from scoremode.engines.mlx import CACHE_BITS, GROUP, MlxOptions, quantization_of
-from scoremode.engines.mlx.arrays import device_of, to_torch
-from scoremode.engines.mlx.model import RecordedModel, config_notes, load_model, quantization_notes, stored_types
+from scoremode.engines.mlx.mlx_options import CACHE_BITS, GROUP, MlxOptions, quantization_of
+from scoremode.engines.mlx.model import RecordedModel, config_notes, device_of, load_model, stored_types, to_torch
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.head.kernels import choose, describe_kernel
 from scoremode.head.matrix import Head
@@ -51,9 +50,8 @@ class MlxEngine(StepEngine, StatesEngine):
         self.bits = CACHE_BITS.get(options.kv_cache_dtype or "")
         start = options.quantized_kv_start or 0
         self._quantizing = {"kv_group_size": options.kv_group_size or GROUP, "quantized_kv_start": start}
-        types, plain = stored_types(loaded)
-        notes = config_notes(loaded, facts.config, self._cache())
-        notes += quantization_notes(types, plain, quantization_of(facts.config))
+        types, unquantized = stored_types(loaded, quantization_of(facts.config))
+        notes = [*config_notes(loaded, facts.config, self._cache()), *unquantized]
         self.head, dtype = self._choose_head(notes)
         if path is not None:
             self._require_steps()

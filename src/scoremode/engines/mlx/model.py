@@ -15,19 +15,45 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+import torch
 from mlx import nn
 from torch import Tensor
 
+from scoremode.core.engine.distributions import to_raw
 from scoremode.core.engine.states import agree
 from scoremode.core.models.facts import ModelFacts
-from scoremode.engines.mlx import MlxOptions
-from scoremode.engines.mlx.arrays import to_mlx, to_torch
-from scoremode.errors import EngineError, ModelError
+from scoremode.engines.mlx.mlx_options import MlxOptions
+from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.head.matrix import Head
 from scoremode.values import Ids
 
 PRODUCT_SLACK = 10.0  # × the rounding of a number: on a CPU, MLX adds the products of half precision in half precision
 REPORT = "use --engine transformers, and report this model"
+
+
+def device_of(wanted: str | None) -> tuple[Any, str]:
+    """The device that a user chose, or MLX's own choice, and its name for people; OptionError if there is none."""
+    if wanted not in (None, "cpu", "gpu"):
+        raise OptionError(f"--device {wanted} is not known to MLX", fix="give cpu or gpu")
+    if wanted == "gpu" and not mx.is_available(mx.gpu):
+        raise OptionError("--device gpu: MLX finds no GPU here", fix="use --device cpu")
+    device = mx.default_device() if wanted is None else mx.Device(getattr(mx, wanted))
+    kind = "gpu" if device == mx.gpu else "cpu"
+    name = mx.device_info(device).get("device_name") if kind == "gpu" else None
+    return device, f"gpu ({name})" if name else kind
+
+
+def to_torch(x: Any) -> Tensor:
+    """An array of MLX as a tensor with the same bits, on the CPU. It is computed here, and its graph is freed."""
+    if x.dtype == mx.bfloat16:
+        return torch.from_numpy(np.array(x.view(mx.uint16))).view(torch.bfloat16)
+    return torch.from_numpy(np.array(x))
+
+
+def to_mlx(x: Tensor) -> Any:
+    """A tensor as an array of MLX with the same bits."""
+    raw = mx.array(to_raw(x))
+    return raw.view(mx.bfloat16) if x.dtype == torch.bfloat16 else raw
 
 
 @contextlib.contextmanager
@@ -66,7 +92,7 @@ class Recorder(nn.Module):  # type: ignore[misc]
 
     def __init__(self, inner: Any) -> None:
         super().__init__()
-        vars(self).update(inner=inner, seen=None, answer=None)  # not among the parameters
+        self.__dict__.update(inner=inner, seen=None, answer=None)  # not among the parameters
 
     def __call__(self, x: Any) -> Any:
         is_embedding = hasattr(self.inner, "as_linear")  # a tied matrix, which also embeds
@@ -75,7 +101,7 @@ class Recorder(nn.Module):  # type: ignore[misc]
     def as_linear(self, x: Any) -> Any:
         if self.answer is not None:
             return self.answer
-        vars(self)["seen"] = x
+        self.__dict__["seen"] = x
         return x[..., :1]
 
 
@@ -106,11 +132,9 @@ class RecordedModel:
             if isinstance(child, nn.Module) and "weight" in child
             if child.weight.ndim == 2 and child.weight.shape[0] == self.vocabulary
         ]
-        untied = [one for one in found if not hasattr(one[3], "as_linear")]
         if not found:
             raise EngineError(f"{self.name} has no matrix with a row for each token", fix=REPORT)
-        _, owner, name, child = min(untied or found, key=lambda one: one[0])
-        return owner, name, child
+        return min(found, key=lambda one: (hasattr(one[3], "as_linear"), one[0]))[1:]
 
     # ── states ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def probe(self, ids: Ids) -> tuple[Tensor, Tensor]:
@@ -141,7 +165,7 @@ class RecordedModel:
             seen = self._recorder.seen
             if seen is None or seen.ndim != 3 or seen.shape[:2] != ids.shape:
                 raise EngineError(f"{self.name} does not call its head as other models do", fix=REPORT)
-            vars(self._recorder)["seen"] = None
+            self._recorder.__dict__["seen"] = None
             mx.eval(seen, [one.state for one in cache or ()])
         return seen
 
@@ -154,11 +178,11 @@ class RecordedModel:
 
     def _finish(self, raw: Any) -> Any:
         """What the model makes of given logits (1, n, vocabulary) after its head: its body is never computed."""
-        vars(self._recorder)["answer"] = raw
+        self._recorder.__dict__["answer"] = raw
         try:
             return self._called(np.zeros((1, 1), np.int32))[0]
         finally:
-            vars(self._recorder)["answer"] = None
+            self._recorder.__dict__["answer"] = None
 
     def exact_head(self, hidden: Tensor, expected: Tensor) -> Head | None:
         """The head in float32 with its known scale and cap; None if these do not give the model's logits."""
@@ -215,9 +239,10 @@ def config_notes(model: Any, config: Mapping[str, Any], cache: Any) -> list[str]
     text: Mapping[str, Any] = inner if isinstance(inner, Mapping) else config
     notes = _rope_notes(model, text.get("rope_parameters"))
     window, context = text.get("sliding_window"), text.get("max_position_embeddings")
-    is_used = type(window) is int and text.get("use_sliding_window") is not False
+    used = window if isinstance(window, int) and text.get("use_sliding_window") is not False else None
     kinds = {type(part).__name__ for one in cache for part in getattr(one, "caches", (one,))}
-    if is_used and (type(context) is not int or window < context) and not kinds & {"RotatingKVCache", "ChunkedKVCache"}:
+    reaches = used is not None and (not isinstance(context, int) or used < context)
+    if reaches and not kinds & {"RotatingKVCache", "ChunkedKVCache"}:
         notes.append(f"mlx-lm does not use sliding_window: it computes without the window of {window} tokens")
     factor = text.get("key_multiplier")
     if text.get("model_type") == "falcon_h1" and factor not in (None, 1, 1.0):
@@ -238,27 +263,21 @@ def _rope_notes(model: Any, rope: object) -> list[str]:
     return [f"mlx-lm does not read rope_parameters: it computes with {' and '.join(found)}"] if found else []
 
 
-def stored_types(model: Any) -> tuple[dict[str, int], list[str]]:
-    """How many layers of a model have which type, and the names of those that could be quantized and are not."""
+def stored_types(model: Any, quantization: Mapping[str, Any] | None) -> tuple[dict[str, int], list[str]]:
+    """How many layers of a model have which type, and a note on those that are not quantized as declared."""
     types: dict[str, int] = {}
-    plain: list[str] = []
+    left: list[str] = []
     for path, module in model.named_modules():
-        if "scales" in module and "bits" in vars(module) | dict(module):
+        if "scales" in module and hasattr(module, "bits"):
             kind = f"{getattr(module, 'mode', 'affine')} {module.bits} bit, groups of {module.group_size}"
         elif hasattr(module, "to_quantized") and "weight" in module:
             kind = str(module.weight.dtype).removeprefix("mlx.core.")
-            plain.append(path)
+            left += [path] if quantization is not None and quantization.get(path) is not False else []
         else:
             continue
         types[kind] = types.get(kind, 0) + 1
-    return dict(sorted(types.items())), plain
-
-
-def quantization_notes(types: Mapping[str, int], plain: list[str], quantization: Mapping[str, Any] | None) -> list[str]:
-    """A note on layers that are not quantized although the checkpoint declares it."""
-    left = [name for name in plain if quantization is not None and quantization.get(name) is not False]
     if quantization is None or not left:
-        return []
+        return types, []
     few = f"{len(left)} of {sum(types.values())} layers are not quantized"
     listed = ", ".join(left[:3]) + (", …" if len(left) > 3 else "")
-    return [f"{few}, though the config declares {quantization['bits']} bits: {listed}"]
+    return types, [f"{few}, though the config declares {quantization['bits']} bits: {listed}"]
