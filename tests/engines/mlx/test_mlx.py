@@ -49,7 +49,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # ── numbers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_three_thousand_targets_are_those_of_transformers(stories: Path, mlx_of: Make, tmp_path: Path) -> None:
-    """Every column, plain and in 4 bits, with both heads. The window of 172 numbers cannot be quantized."""
+    """Every column, plain and in 4 bits, with both heads. Rows of 172 numbers stay unquantized."""
     text = own_windows(512, *[376] * 8)
     assert sum(len(window.rows) for window in text.items) == 3000
     plain = scored(opened(stories), text)
