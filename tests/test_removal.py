@@ -31,6 +31,7 @@ CORE = {"ppl", "compare", "reference", "report"}  # verbs that stay, and lose a 
 GONE = {
     "engines/exllamav3": ["ppl smollm2-135m --text words --engine exllamav3"],
     "engines/llamacpp": ["ppl smollm2-135m --text words --engine llamacpp"],
+    "engines/mlx": ["ppl smollm2-135m --text words --engine mlx"],
     "engines/server": ["ppl smollm2-135m --text words --engine http://localhost:1"],
     "engines/vllm": ["ppl smollm2-135m --text words --engine vllm"],
     "remote/models": ["ppl ollama:llama3.2:3b --text words"],

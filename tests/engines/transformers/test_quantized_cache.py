@@ -65,7 +65,7 @@ def test_the_type_that_another_engine_knows_is_meant_for_that_engine() -> None:
         assert share_options(vllm, [transformers, vllm], given) == given
     assert share_options(transformers, [transformers], {"kv_cache_dtype": "fp8"}) == {"kv_cache_dtype": "fp8"}
     engines, option = all_options()["kv_cache_dtype"]
-    assert engines == ["transformers", "vllm"]
+    assert engines == ["transformers", "mlx", "vllm"]
     assert option.details.choices is None
     assert "(auto, int8, int4, int2)" in option.details.help
     assert "such as fp8" in option.details.help

@@ -112,9 +112,8 @@ def inspect(name: str, *, revision: str | None = None, token: str | None = None)
     config = read_config(path)
     weights, left_out = weight_files(path)
     headers = [read_header(p) for p in weights]
-    stored = sizes_of(
-        {name: t for tensors in headers for name, t in tensors.items()}, config.get("quantization_config")
-    )
+    declared = config.get("quantization_config", config.get("quantization"))
+    stored = sizes_of({name: t for tensors in headers for name, t in tensors.items()}, declared)
     emulated = _emulated_bits(config)  # the sizes of the stored tensors then say nothing
     sizes = stored if emulated is None else None
     text_config = config.get("text_config") or config

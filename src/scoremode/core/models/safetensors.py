@@ -30,6 +30,7 @@ BESIDE_WEIGHTS = {  # tensors of a quantized layer that are not weights
     *("input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point"),
     *("suh", "svh", "su", "sv", "mcg", "mul1"),  # EXL3
     *("q_scale", "k_scale", "v_scale", "k_zero_point", "v_zero_point", "scales", "qzeros", "g_idx"),
+    *("biases", "global_scale"),  # MLX
 }
 BUFFERS = {
     "position_ids",
@@ -103,7 +104,8 @@ def stored_bytes(tensors: Iterable[StoredTensor]) -> int:
 def sizes_of(tensors: Mapping[str, StoredTensor], quantization: object = None) -> ModelSizes | None:
     """Returns the size of a checkpoint and its parts, or None if a tensor's format is not understood.
 
-    ``quantization`` is the config's ``quantization_config``. A weight that is stored twice counts twice.
+    ``quantization`` is the config's ``quantization_config``, or MLX's ``quantization``. A weight that is stored
+    twice counts twice.
     """
     counts = {name: _weights_in(name, tensors, quantization) for name in tensors}
     known = [
@@ -123,9 +125,19 @@ def _weights_in(name: str, tensors: Mapping[str, StoredTensor], quantization: ob
         return _trellis_weights(tensor)
     if isinstance(quantization, dict) and leaf in BESIDE_WEIGHTS:
         return 0
+    if tensor.dtype == "U32" and leaf == "weight" and isinstance(quantization, dict):
+        return _grouped_weights(tensor, tensors.get(f"{prefix}.scales"), quantization.get(prefix, quantization))
     if tensor.dtype in FLOAT_BITS or (tensor.dtype == "I8" and f"{prefix}.weight_scale" in tensors):
         return tensor.size
     return 0 if tensor.dtype == "BOOL" or leaf in BUFFERS else None
+
+
+def _grouped_weights(packed: StoredTensor, scales: StoredTensor | None, declared: object) -> int | None:
+    """Returns the number of weights in an MLX tensor, by its scales: one for each group. Its bits must fit, too."""
+    group, bits = (declared.get(key) if isinstance(declared, dict) else None for key in ("group_size", "bits"))
+    if scales is None or type(group) is not int or type(bits) is not int or not 0 < group <= 1 << 16:
+        return None
+    return scales.size * group if scales.size * group * bits == 32 * packed.size else None
 
 
 def _trellis_weights(tensor: StoredTensor) -> int | None:

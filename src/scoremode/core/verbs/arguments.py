@@ -67,6 +67,7 @@ class EngineOptionArguments(TypedDict, total=False):
     head: str | None
     head_kernel: str | None
     kv_cache_dtype: str | Sequence[str] | None
+    kv_group_size: int | None
     max_model_len: int | None
     max_num_batched_tokens: int | None
     n_batch: int | None
@@ -74,7 +75,9 @@ class EngineOptionArguments(TypedDict, total=False):
     n_ubatch: int | None
     patience: float | None
     pipeline_parallel_size: int | None
+    prefill_step_size: int | None
     quantization: str | None
+    quantized_kv_start: int | None
     revision: str | None
     tensor_p: bool | None
     tensor_parallel_size: int | None

@@ -18,28 +18,19 @@ import torch
 from torch import Tensor
 
 from scoremode.core.engine.base import (
-    SCORES,
     UNIFORM,
     Baseline,
-    Engine,
     EngineFacts,
     NoiseFloor,
     StoredHead,
     Wanted,
-    WholeDistributions,
 )
 from scoremode.core.engine.batching import batches_by_length, batches_side_by_side, common_prefix, in_touched_batches
 from scoremode.core.engine.distributions import (
-    DeviceStates,
     IndexedWindow,
-    LogitsOfStates,
-    StatesOnDevice,
-    split_columns,
-    split_divergence,
     store_head,
-    to_raw,
-    with_distributions,
 )
+from scoremode.core.engine.states import Finish, StatesEngine, agree
 from scoremode.core.models.facts import ModelFacts
 from scoremode.core.plan.path import DecodePath
 from scoremode.core.scores.answers import Answers, WindowSource, prescribed_batches
@@ -47,16 +38,12 @@ from scoremode.engines.transformers import batches
 from scoremode.engines.transformers.batches import PADDING, OtherBatches, fed, other_threads, rows_needed
 from scoremode.engines.transformers.caches import CacheKind, require_quantizable
 from scoremode.engines.transformers.choices import TransformersOptions, choose_batch_tokens
-from scoremode.engines.transformers.loading import agree, find_head, load_model
+from scoremode.engines.transformers.loading import find_head, load_model
 from scoremode.errors import EngineError, ModelError, OptionError
-from scoremode.head.chunked import diverge_from_logits, score_rows
-from scoremode.head.kernels import ChosenKernel, choose, describe_kernel
+from scoremode.head.kernels import choose, describe_kernel
 from scoremode.head.matrix import Head
 from scoremode.head.precision import EXACT, full_float32, require_float32
 from scoremode.values import Bools, Ids, Ints
-
-Finish = Callable[[Tensor, list[IndexedWindow]], list[Answers]]
-"""Concatenated hidden states of windows -> the answers of each window."""
 
 RowsOf = Callable[[list[IndexedWindow]], Iterator[tuple[list[IndexedWindow], Tensor]]]
 """Windows -> the hidden states of their requested rows, perhaps in several parts."""
@@ -65,7 +52,7 @@ PROBE_TOKENS = 12
 STEPS_SLACK = 10.0  # × the tolerance of one product: steps go through all layers
 
 
-class TransformersEngine(Engine):
+class TransformersEngine(StatesEngine):
     """Scores windows with a model loaded by Transformers."""
 
     def __init__(
@@ -79,7 +66,9 @@ class TransformersEngine(Engine):
         import transformers
 
         options, self.path, self._longest = options or TransformersOptions(), path, 0
-        self.model, device = model.eval(), model.device
+        super().__init__(options)
+        self.model, self.device = model.eval(), model.device
+        device = self.device
         self.body: Any = getattr(model, model.base_model_prefix, None)
         if self.body is None or self.body is model:
             raise ModelError(
@@ -93,9 +82,6 @@ class TransformersEngine(Engine):
         self._other_batches: OtherBatches | None = None  # how windows are batched while the noise floor is measured
         if model.dtype == torch.float32:
             require_float32(model.device)
-        self.choice: ChosenKernel | None = None  # the kernel that scores; None if the model computes its own logits
-        self._forced_kernel, self._divergence_is_checked = options.head_kernel, False
-        self._whole_divergence = options.divergence == "all"
         self.head, self.vocabulary = self._choose_head(options.head or "exact", options.head_kernel)
         self.cache = CacheKind.of(model.config, options)  # of the decode path
         if path is not None:
@@ -180,12 +166,6 @@ class TransformersEngine(Engine):
             logits: Tensor = self.model(input_ids=ids, use_cache=False).logits[0]
         return logits
 
-    @full_float32()
-    @torch.inference_mode()
-    def logits_of(self, hidden: Tensor) -> Tensor:
-        """The logits (n, vocabulary) of hidden states (n, d), from which scores are computed."""
-        return self._served_logits(hidden) if self.head is None else self.head.logits(hidden)
-
     # ── the body ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def _hidden(self, ids: Tensor, cache: Any = None) -> Tensor:
         """Final hidden states (batch, tokens, d). No mask is needed: padding is on the right, where no row looks."""
@@ -241,34 +221,6 @@ class TransformersEngine(Engine):
         if self.cache.name is not None and not bool(self._stepped(ids, 1, self.cache.empty()).isfinite().all()):
             raise ModelError(f"{name} gives NaN with an {self.cache.name} cache", fix="leave --kv-cache-dtype out")
 
-    def score(self, source: WindowSource, done: Bools, want: Wanted = SCORES) -> Iterator[tuple[int, Answers]]:
-        needs_distributions = want.records or isinstance(want.against, WholeDistributions)
-        against: DeviceStates | None = None
-        if want.against is not None and not isinstance(want.against, WholeDistributions) and not want.records:
-            self._check_divergence()
-            against = StatesOnDevice(want.against, self.model.device, self.vocabulary)
-        found = self._each(source, done, against, states=want.states or needs_distributions)
-        if needs_distributions:
-            made = LogitsOfStates(self.logits_of, self.facts.dtype, self.model.device, self.vocabulary)
-            found = with_distributions(found, source, want, made)
-        yield from found
-
-    def diverge(self, source: WindowSource, against: DeviceStates) -> Iterator[tuple[int, Answers]]:
-        """Answers of every window with the divergence from states that are on this device already."""
-        self._check_divergence()
-        yield from self._each(source, np.zeros(len(source), np.bool_), against, states=False)
-
-    def _check_divergence(self) -> None:
-        """Check the kernel's divergences before the first one is computed; most questions ask for none."""
-        if self.head is None or self._divergence_is_checked:
-            return
-        with torch.inference_mode():
-            choice = choose(self.head, self._forced_kernel)
-        self._divergence_is_checked = True
-        if self.choice is None or choice.kernel.name != self.choice.kernel.name:
-            self.choice = choice
-            self.facts = replace(self.facts, settings={**self.facts.settings, **describe_kernel(choice)})
-
     def account(self) -> dict[str, Any]:
         longest, self._longest = self._longest, 0
         note = None if self.path is None else self.cache.note(longest, self.path.prefill_tokens)
@@ -320,19 +272,7 @@ class TransformersEngine(Engine):
         layer = self.model.get_output_embeddings()  # on a CPU the head in use is a float32 copy
         return store_head(replace(self.head, weight=layer.weight.detach()))
 
-    def _each(
-        self, source: WindowSource, done: Bools, against: DeviceStates | None, *, states: bool
-    ) -> Iterator[tuple[int, Answers]]:
-        """Answers of every window that is not done, with KL if there is a baseline, and with hidden states if asked."""
-        width = min(source.vocabulary or self.vocabulary, self.vocabulary)
-
-        def finish(rows: Tensor, part: list[IndexedWindow]) -> list[Answers]:
-            found = self._answers(rows, part, width) if against is None else self._with_kl(rows, part, width, against)
-            if not states:
-                return found
-            own = torch.split(rows.cpu(), [len(w.rows) for _, w in part])
-            return [replace(answers, states=to_raw(its)) for answers, its in zip(found, own, strict=True)]
-
+    def _finished(self, source: WindowSource, done: Bools, finish: Finish) -> Iterator[tuple[int, Answers]]:
         for batch in self._batches(source):
             if done[batch].all():
                 continue
@@ -435,37 +375,6 @@ class TransformersEngine(Engine):
         for i, sequence in enumerate(sequences):
             ids[i, : len(sequence)] = sequence
         return torch.from_numpy(ids).to(self.model.device)
-
-    # ── from hidden states to answers ────────────────────────────────────────────────────────────────────────────────
-    def _answers(self, rows: Tensor, windows: list[IndexedWindow], width: int) -> list[Answers]:
-        """The answers of windows from their rows; ids from ``width`` on get no probability."""
-        if len({w.targets.shape[1] for _, w in windows}) > 1:
-            parts = torch.split(rows, [len(w.rows) for _, w in windows])
-            return [a for part, one in zip(parts, windows, strict=True) for a in self._answers(part, [one], width)]
-        targets = _targets(windows, rows)
-        if self.head is not None and self.choice is not None:
-            columns = self.choice.kernel.score(rows, self.head.within(width), targets)
-        else:
-            columns = score_rows(rows, lambda hidden: self._served_logits(hidden)[:, :width], targets, width)
-        return split_columns(columns, _ends(windows))
-
-    def _with_kl(self, rows: Tensor, windows: list[IndexedWindow], width: int, against: DeviceStates) -> list[Answers]:
-        states, targets, head_p = against.rows(windows), _targets(windows, rows), against.head.within(width)
-        if self.head is not None and self.choice is not None:
-            head_q = self.head.within(width)
-            whole, keep = self._whole_divergence, against.keep(windows)
-            found = self.choice.kernel.divergence(states, head_p, rows, head_q, targets, whole, keep)
-        else:
-            found = diverge_from_logits(states, head_p, rows, self._served_logits, targets)
-        return split_divergence(found, _ends(windows))
-
-
-def _targets(windows: list[IndexedWindow], like: Tensor) -> Tensor:
-    return torch.from_numpy(np.concatenate([w.targets for _, w in windows]).astype(np.int64)).to(like.device)
-
-
-def _ends(windows: list[IndexedWindow]) -> Ints:
-    return np.cumsum([len(w.rows) for _, w in windows])
 
 
 def _index(rows: Ids, like: Tensor) -> Tensor:

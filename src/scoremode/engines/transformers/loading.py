@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from scoremode.core.disk.files import remembered_sha256
 from scoremode.core.engine.options import DTYPES
@@ -163,12 +162,3 @@ def find_head(model: Any) -> Head | None:
         scale=scale,
         softcap=None if cap is None else float(cap),
     )
-
-
-def agree(ours: Tensor, theirs: Tensor, dtype: torch.dtype, slack: float = 1.0) -> bool:
-    """Are two tensors equal, up to ``slack`` × the rounding of the model's own dtype?"""
-    if ours.shape != theirs.shape:
-        return False
-    size = theirs.abs().max().clamp_min(1.0)
-    tolerance = {torch.float32: 1e-4, torch.float64: 1e-6, torch.float16: 5e-3}.get(dtype, 2e-2)
-    return bool(((ours - theirs).abs().max() / size) < slack * tolerance)

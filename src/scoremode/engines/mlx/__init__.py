@@ -1,0 +1,106 @@
+"""MLX checkpoints, and plain ones, as mlx-lm serves them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from scoremode.core.engine.plugin import Capabilities, EnginePlugin, MemoryNeed, SelfTest, Work, subject_of_checkpoint
+from scoremode.core.installation import pip_install
+from scoremode.core.models.sizes import cache_bytes
+from scoremode.core.plan.path import CHUNKED, PATHS
+from scoremode.engines.mlx.mlx_options import MlxOptions, format_words, quantization_of
+from scoremode.errors import EngineError, OptionError
+
+if TYPE_CHECKING:
+    from scoremode.core.models.subject import Subject
+    from scoremode.engines.mlx.engine import MlxEngine
+
+NAMES = ("mlx-community/",)  # repositories on the hub that have nothing else
+
+
+class MlxPlugin(EnginePlugin):
+    """The engine for checkpoints that MLX quantized, and with ``--engine mlx`` for unquantized ones."""
+
+    contract = 1
+    name = "mlx"
+    summary = "MLX checkpoints as mlx-lm serves them"
+    capabilities: ClassVar[Capabilities] = Capabilities.all(paths=(*PATHS, CHUNKED))
+    options = MlxOptions
+    instead: ClassVar[dict[str, str]] = {
+        "cache_type_k": "use --kv-cache-dtype",
+        "cache_type_v": "use --kv-cache-dtype",
+        "batch_tokens": "leave it out: one window is computed at a time",
+        "max_num_batched_tokens": "use --prefill-step-size",
+    }
+    opens_checkpoints = True
+    packages = ("mlx", "mlx-lm")
+
+    def problem(self) -> str | None:
+        from importlib.metadata import distributions
+
+        is_here = all(any(distributions(name=package)) for package in self.packages)
+        return None if is_here else f"mlx-lm is not installed; {pip_install('mlx')}"
+
+    def claims(self, model: str) -> bool:
+        from scoremode.core.strict_json import read_object
+
+        config = Path(model).expanduser() / "config.json"
+        if not config.is_file():
+            return model.lower().startswith(NAMES)
+        try:
+            return quantization_of(read_object(config, constants=True)) is not None
+        except ValueError:
+            return False
+
+    def subject(self, model: str, options: MlxOptions, tokenizer: str | None) -> Subject:
+        subject = subject_of_checkpoint(model, options, tokenizer)
+        assert subject.checkpoint is not None
+        quantization = quantization_of(subject.checkpoint.config)
+        return subject if quantization is None else replace(subject, format=format_words(quantization))
+
+    def settings(self, subject: Subject, options: MlxOptions) -> dict[str, Any]:
+        self._require_possible(options)
+        from scoremode.engines.mlx.model import device_of
+
+        return {**options.identity(), "device": device_of(options.device)[1]}
+
+    def open(self, subject: Subject, options: MlxOptions, work: Work) -> MlxEngine:
+        self._require_possible(options)
+        from scoremode.engines.mlx.engine import MlxEngine
+
+        assert subject.checkpoint is not None
+        return MlxEngine(subject.checkpoint, options, work.path)
+
+    def _require_possible(self, options: MlxOptions) -> None:
+        """Refuses to start without mlx-lm, and values that MLX cannot compute with."""
+        if problem := self.problem():
+            what, _, fix = problem.partition("; ")
+            raise EngineError(what, fix=fix)
+        if options.dtype == "float64":
+            raise OptionError("MLX does not compute models in float64", fix="give --dtype float32")
+        if options.kv_group_size not in (None, 32, 64, 128):
+            raise OptionError(f"--kv-group-size {options.kv_group_size} is not known to MLX", fix="give 32, 64 or 128")
+        if options.kv_cache_dtype is None:  # with "auto", one side of a comparison has an unquantized cache
+            for name in {"kv_group_size", "quantized_kv_start"} & options.given().keys():
+                flag = options.known()[name].flag
+                raise OptionError(f"{flag} belongs to a quantized K/V cache", fix="add --kv-cache-dtype int8")
+
+    def chunked(self, options: MlxOptions, tokens: int) -> MlxOptions:
+        return replace(options, prefill_step_size=tokens)
+
+    def memory_need(self, subject: Subject, options: MlxOptions, work: Work) -> MemoryNeed:
+        found = super().memory_need(subject, options, work)
+        head = (subject.vocabulary or 0) * (subject.hidden_size or 0) * 4  # a copy in float32
+        stored = subject.dtype if options.dtype in (None, "auto") else options.dtype
+        config = {} if subject.checkpoint is None else subject.checkpoint.config
+        is_plain = options.kv_cache_dtype in (None, "auto")
+        cache = cache_bytes(config, stored or "", work.cached_tokens) if is_plain else None
+        return replace(found, size=found.size + (0 if options.head == "as-served" else head), cache=cache)
+
+    def self_test(self, checkpoint: Path) -> SelfTest:
+        return SelfTest(str(checkpoint), {"dtype": "float32"})
+
+
+PLUGIN = MlxPlugin
