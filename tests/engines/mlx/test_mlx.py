@@ -19,7 +19,7 @@ if find_spec("mlx_lm") is None:
 import mlx.core as mx
 
 import scoremode as sm
-from scoremode.cli.doctor import self_tests
+from scoremode.cli.info import self_tests
 from scoremode.core.engine.registry import choose
 from scoremode.core.models.facts import inspect
 from scoremode.core.plan.path import DecodePath
