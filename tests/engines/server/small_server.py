@@ -114,7 +114,8 @@ class SmallServer:
 
     def models(self) -> dict[str, Any]:
         entry = {"id": self.model, "object": "model", "root": self.root, "max_model_len": self.max_model_len}
-        return {"object": "list", "data": [entry]}
+        owner = {"owned_by": "sglang"} if "generate" in self.forms else {}
+        return {"object": "list", "data": [entry | owner]}
 
     def complete(self, asked: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         ids, k = asked["prompt"], asked.get("prompt_logprobs")
@@ -137,6 +138,16 @@ class SmallServer:
         elif asked.get("echo") and "echo" in self.forms:
             choice["logprobs"] = self._echo(ids, asked)
         return 200, {"model": self.model, "choices": [choice], "system_fingerprint": self.fingerprint}
+
+    def generate(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """As SGLang answers: the last id of a vocabulary is called 0."""
+        ids, rows, most = asked["input_ids"], self.rows(asked["input_ids"]), asked.get("top_logprobs_num", 0)
+        own = [[self._number(row[i]), i if i < self.ids - 1 else 0, None] for row, i in zip(rows, ids[1:], strict=True)]
+        found: dict[str, Any] = {"prompt_tokens": len(ids), "input_token_logprobs": [[None, ids[0], None], *own]}
+        if most:
+            top = [[[self._number(row[i]), i, None] for i in np.argsort(-row)[:most].tolist()] for row in rows]
+            found["input_top_logprobs"] = [None, *top]
+        return {"text": "", "output_ids": [], "meta_info": found}
 
     def _dictionaries(self, ids: list[int], k: int) -> list[dict[str, Any]]:
         found = []
@@ -243,6 +254,8 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(served.delay)
             return served.complete(asked)
         known: dict[str, Callable[[], Any]] = {"/v1/models": served.models}
+        if "generate" in served.forms:
+            known["/generate"] = partial(served.generate, asked)
         if served.version is not None:
             known["/version"] = lambda: {"version": served.version}
         if served.tokenizes:
