@@ -168,6 +168,7 @@ ROWS = (
     ),
     Row("wider", "{tiny} {folder}/wide", (r"largest difference of a logit: [\d.]+e-0[4-9]",)),
     *(Row(script, "--help", ("usage: ", "options:")) for script in ONLY_HELP),
+    Row("mlx_engine", "--help", ("usage: ", "options:"), needs="mlx_lm"),
 )
 MEASURE_PROCESSES = {"start", "text"}
 MISSED = {"server_engine", "text"}  # exit code 1 is a missed goal: these sizes are too small for goals
