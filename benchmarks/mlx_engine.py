@@ -15,7 +15,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -67,14 +67,14 @@ def measure(model: str, corpus: str, context: int, count: int, repeat: int) -> d
     return found
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--corpus", default="python-docs")
     for name, usual in (("context", 512), ("windows", 8), ("repeat", 3)):
         parser.add_argument(f"--{name}", type=int, default=usual)
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     found = measure(given.model, given.corpus, given.context, given.windows, given.repeat)
     print(json.dumps(found, indent=1) if given.json else "\n".join(f"{name:20} {found[name]}" for name in found))
     return 0

@@ -19,7 +19,7 @@ TYPED = {
     "there is no corpus or file 'nofile.txt'": "plan {model} --corpus nofile.txt",
     "no file matches the pattern": "ppl {model} --corpus {folder}/*.nothing",
     "--dtype fp17 is not known; give one of auto, float32": "ppl {model} --dtype fp17 --text abc",
-    "there is no engine 'vlm'; did you mean 'vllm'?": "noise {model} --engine vlm --text abc",
+    "there is no engine 'vlm'; did you mean 'vllm'?": "paths {model} --vary noise --engine vlm --text abc",
     "there is no model or folder 'nothing'": "ppl nothing --text abc",
     "there is no statistic 'kl_men'": "compare {model} {model} --text abc --fail-if kl_men>1",
     "--text and --corpus": "reference {model} --out {folder}/out --text abc --corpus python-docs",

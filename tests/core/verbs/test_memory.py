@@ -48,10 +48,9 @@ FEW, MANY = 4_000, 12_000
 def peaks(folder: str) -> list[int]:
     """Of comparing few targets and many, then of their statistics."""
     in_blocks_of(512, pytest.MonkeyPatch())
-    compared(Path(folder), 1000)  # what is loaded on first use is not counted
+    comparison_statistics(compared(Path(folder), 1000))  # what is loaded on first use is not counted
     found: list[Comparison] = []
     scoring = [peak_of(lambda n=n: found.append(compared(Path(folder), n))) for n in (FEW, MANY)]  # type: ignore[misc]
-    comparison_statistics(found[0])
     return [*scoring, *(peak_of(partial(comparison_statistics, one)) for one in found)]
 
 
