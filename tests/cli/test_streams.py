@@ -61,7 +61,7 @@ def test_without_standard_error_results_are_printed_all_the_same(
 
 
 @pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-"])
-@pytest.mark.parametrize("arguments", ["ppl", "pll", "show nothing-is-here", ""])
+@pytest.mark.parametrize("arguments", ["ppl", "pll", "report nothing-is-here", ""])
 def test_a_complaint_that_nobody_can_read_still_sets_the_exit_code(arguments: str, redirection: str) -> None:
     done = run(arguments, redirection)
     assert (done.returncode, done.stderr) == (2, "")
@@ -78,7 +78,7 @@ def test_a_run_is_kept_whole_where_no_stream_is_open(tmp_path: Path) -> None:
     """A file that is opened while descriptor 1 is free would take its number, and whatever is printed to it."""
     out = tmp_path / "run"
     assert run(f"{PPL} --out {shlex.quote(str(out))}", ">&- 2>&- <&-").returncode == 2
-    done = run(f"show {shlex.quote(str(out))} --json", "")
+    done = run(f"report {shlex.quote(str(out))} --json", "")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["targets"] == 2
 

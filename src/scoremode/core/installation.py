@@ -1,9 +1,9 @@
 """How scoremode was installed, and so the command that adds one of its extras.
 
-    pip install 'scoremode[vllm]'                       from a package index
-    pip install '.[vllm]'                               from a checkout that is the current folder
-    pip install -e '/home/me/scoremode[vllm]'           from a checkout elsewhere, editable
-    pip install 'scoremode[vllm] @ git+https://…'       from a repository or an archive
+    pip install 'scoremode[peft]'                       from a package index
+    pip install '.[peft]'                               from a checkout that is the current folder
+    pip install -e '/home/me/scoremode[peft]'           from a checkout elsewhere, editable
+    pip install 'scoremode[peft] @ git+https://…'       from a repository or an archive
 
 Installers write where a package came from into ``direct_url.json``. A package from an index has no such file.
 """
