@@ -1,6 +1,6 @@
 """The MLX engine against ``mlx_lm.perplexity``, on the same windows and in one process.
 
-    python benchmarks/mlx.py MODEL [--context 512] [--windows 8] [--repeat 3] [--json]
+    python benchmarks/mlx_engine.py MODEL [--context 512] [--windows 8] [--repeat 3] [--json]
 
 The two take turns, so that both meet the same state of the machine. Theirs computes a batch of windows at once and
 gives one perplexity; ours computes one window at a time and gives every column of every token.
