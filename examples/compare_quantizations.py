@@ -15,6 +15,7 @@ released: ``python examples/compare_quantizations.py``.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 
 import scoremode as sm
@@ -32,29 +33,30 @@ def main() -> int:
     parser.add_argument("--report", default="quantizations.html", help="where the page is written")
     given = parser.parse_args()
 
+    failed = 0
     question = {"corpus": given.corpus, "context_length": given.context_length}
     asked = {name: value for name, value in question.items() if value is not None}
     try:
         found = list(sm.compare(given.baseline, *given.candidates, out=given.out, **asked))
     except CandidatesError as error:  # the others are finished
         print(error, file=sys.stderr)
-        found = list(error.found.values())
+        found, failed = list(error.found.values()), 2
     except sm.ScoremodeError as error:
         print(error, file=sys.stderr)
         return 2
     good = []
-    for one in sorted(found, key=lambda one: one.manifest.get("bytes") or 0):
+    for one in sorted(found, key=lambda one: one.manifest.get("bytes") or math.inf):
         its = one.statistics()
         kl, high, size = its["kl_mean"], its["kl_mean_high"], one.manifest.get("bytes")
         shown = "unknown" if kl is None else f"{kl:.4f}"
         bound = "" if high is None else f" (95 %: at most {high:.4f})"
-        print(f"{one.name:40} {(size or 0) / 1e9:8.3f} GB   KL {shown}{bound}")
-        if kl is not None and (kl if high is None else high) <= given.kl:
+        print(f"{one.name:40} {f'{size / 1e9:8.3f} GB' if size else 'size unknown'}   KL {shown}{bound}")
+        if size and kl is not None and (kl if high is None else high) <= given.kl:
             good.append(one.name)
     print(f"the smallest with KL up to {given.kl}: {good[0] if good else 'none'}")
     if found:
         sm.report(given.report, *found)
-    return 0 if good else 1
+    return failed or (0 if good else 1)
 
 
 if __name__ == "__main__":

@@ -89,6 +89,17 @@ def test_every_method_has_a_section_with_its_windows_drawn(method: Method) -> No
     assert f"methods.md#{name})" in TEXT[ROOT / "README.md"]
 
 
+def test_every_page_begins_with_what_to_type() -> None:
+    """But for the page for people who work on scoremode."""
+    pages = [page for page in PAGES if page.parent.name == "docs" and page.name != "design.md"]
+    assert len(pages) < 32
+    for page in pages:
+        title, first, typed, *_ = (line for line in TEXT[page].splitlines() if line)
+        assert title.startswith("# "), page
+        assert first.startswith("```"), page
+        assert re.match(r"(\$ |scoremode |import |pip |python |llama-perplexity )", typed), page
+
+
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name_of)
 def test_every_link_leads_to_a_file(page: Path) -> None:
     for link in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):

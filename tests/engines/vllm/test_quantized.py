@@ -251,10 +251,13 @@ def test_int8_kernels_are_those_of_the_docs() -> None:
     assert support.adds_int8_products_exactly() == exact
 
 
-def test_activations_that_are_cut_off_lose_several_times_as_much(cut_off: Found, emulated: list[Found]) -> None:
-    """The finding of docs/compare.md, on every machine."""
+def test_activations_that_are_cut_off_lose_several_times_as_much(
+    cut_off: Found, emulated: list[Found], kept: Path
+) -> None:
+    """The finding of docs/compare.md, on every machine. The mean logprob may move either way on a text this short."""
     assert cut_off.kl.mean() > 3 * emulated[0].kl.mean()
-    assert cut_off.logprob.mean() < emulated[0].logprob.mean()
+    moved = [np.abs(found.logprob - runs.load(kept).scores.logprob).mean() for found in (cut_off, emulated[0])]
+    assert moved[0] > 1.3 * moved[1]
 
 
 INT8 = {"num_bits": 8, "type": "int"}

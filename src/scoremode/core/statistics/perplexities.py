@@ -41,7 +41,10 @@ def ppl_ratio(means: PairedMeans) -> Estimate:
     if means.documents is not None:
         return means.documents.estimate("positive")
     logarithm = means.mean(nll_added)
-    return exponential(logarithm) if math.isfinite(logarithm.value) else logarithm
+    if math.isfinite(logarithm.value):
+        return exponential(logarithm)
+    without_bound = math.inf if logarithm.value > 0 else math.nan  # of an infinite baseline there is no ratio
+    return Estimate(without_bound, None, logarithm.n, logarithm.groups)
 
 
 def log_ppl_ratio(means: PairedMeans) -> Estimate:
