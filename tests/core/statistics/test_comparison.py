@@ -357,7 +357,9 @@ def test_infinite_kl_is_counted_and_leaves_the_quantiles_below_it() -> None:
 
 @pytest.mark.parametrize(("base", "cand"), [(-1.0, -math.inf), (-math.inf, -1.0), (-math.inf, -math.inf)])
 def test_probability_zero_makes_ratios_unknown_and_is_counted(base: float, cand: float) -> None:
-    found = comparison_statistics(compared([-1.0, base, -1.0], [-1.0, cand, -2.0]))
+    comparison = compared([-1.0, base, -1.0], [-1.0, cand, -2.0])
+    found = comparison_statistics(comparison)
+    assert comparison.ppl_ratio.value == math.inf or math.isnan(comparison.ppl_ratio.value), "a ratio is never negative"
     names = ("ppl_ratio", "log_ppl_ratio", "ppl_difference", "delta_logprob_mean", "ppl_ratio_low", "ppl_ratio_stderr")
     assert [found[name] for name in names] == [None] * 6
     assert found["zero_probability_baseline"] == int(math.isinf(base))
