@@ -21,7 +21,7 @@ from scoremode.core.scores.answers import Window, WindowList
 from scoremode.core.scores.frames import few_lines
 from scoremode.core.verbs.arguments import ModelArguments, spelled_out, split_arguments
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel
-from scoremode.core.verbs.prob.boundary import CutPairs, EncodedPair, PairEncoder, longest_of
+from scoremode.core.verbs.prob.boundary import EncodedPair, PairEncoder, longest_of
 from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.progress_display import shows_progress
 from scoremode.core.verbs.question import identify
@@ -198,18 +198,10 @@ class SequenceProbability:
         found: list[EncodedPair] = []
         waiting = iter(pairs)
         while batch := list(islice(waiting, BATCH)):
-            found += self._cut(batch, number + len(found)).split()
+            found += self._cut(batch, number + len(found))
         return found
 
-    def measure(self, pairs: Sequence[tuple[str, str]], number: int = 1) -> tuple[int, int]:
-        """The longest window and the tokens fed for these pairs; refuses the same pairs as ``encode``, but faster."""
-        longest = fed = 0
-        for begin in range(0, len(pairs), BATCH):
-            each = self._cut(pairs[begin : begin + BATCH], number + begin).fed
-            longest, fed = max(longest, int(each.max())), fed + int(each.sum())
-        return longest, fed
-
-    def _cut(self, pairs: Sequence[tuple[str, str]], number: int) -> CutPairs:
+    def _cut(self, pairs: Sequence[tuple[str, str]], number: int) -> list[EncodedPair]:
         """Encodes and cuts pairs; the error for a refused pair is that of the first one, with its number."""
         try:
             return self._cut_all(pairs)
@@ -223,21 +215,22 @@ class SequenceProbability:
                     raise
             raise
 
-    def _cut_all(self, pairs: Sequence[tuple[str, str]]) -> CutPairs:
+    def _cut_all(self, pairs: Sequence[tuple[str, str]]) -> list[EncodedPair]:
         """Encodes and cuts pairs; raises an error if the model cannot take them."""
         cut, facts, chosen = self.encoder.cut(pairs), self.held.given_facts, self.held.chosen.options.limit
         vocabulary = facts.vocabulary if facts else self.subject.vocabulary
-        if vocabulary is not None and cut.largest >= vocabulary:
+        largest = int(np.concatenate([pair.ids for pair in cut]).max())
+        if vocabulary is not None and largest >= vocabulary:
             raise ModelError(
-                f"the tokenizer gives id {cut.largest}, but the model's vocabulary ends at {vocabulary - 1}",
+                f"the tokenizer gives id {largest}, but the model's vocabulary ends at {vocabulary - 1}",
                 fix="the tokenizer does not belong to this model: give the right folder with --tokenizer",
             )
-        limit, longest = self.held.longest_window, int(cut.fed.max())
+        limit, longest = self.held.longest_window, longest_of(cut)
         if limit is not None and longest > limit:
             what = f"{chosen[0]} {limit}" if chosen else f"the model's context of {limit}"
             fix = "shorten the prompt" + (f", or give a larger {chosen[0]}" if chosen else "")
             raise ModelError(f"a prompt and its target feed {longest} tokens, more than {what}", fix=fix)
-        if len(cut.spanning):
+        if any(pair.condition for pair in cut):
             require(self.held.plugin, "any_target", "score a token that spans the end of a prompt")
         return cut
 
