@@ -193,7 +193,7 @@ class UnfinishedRun:
         self.journal = Journal(
             claim.folder / runs.JOURNAL,
             claim.identity,
-            asked.plan,
+            asked.plan.target_counts,
             with_kl=with_kl,
             least_kl=least_kl,
             vocabulary=engine.facts.vocabulary,
