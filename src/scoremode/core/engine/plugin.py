@@ -119,13 +119,7 @@ def subject_of_checkpoint(model: str, options: Any, tokenizer: str | None) -> Su
     """The subject of a Hugging Face checkpoint, for engines that load checkpoints. No weights are loaded."""
     from scoremode.core.models.subject import checkpoint_subject
 
-    return checkpoint_subject(
-        model,
-        tokenizer=tokenizer,
-        trust_remote_code=bool(options.trust_remote_code),
-        revision=options.revision,
-        token=options.token,
-    )
+    return checkpoint_subject(model, options, tokenizer)
 
 
 class EnginePlugin(ABC):
