@@ -161,12 +161,8 @@ def identify(subject: Subject, engine: str, settings: Mapping[str, Any], **more:
     return as_stored
 
 
+@cache
 def library_versions(engine: str) -> dict[str, str]:
     """Returns the installed versions of scoremode and of the libraries that compute an engine's numbers."""
-    return dict(_library_versions(engine))
-
-
-@cache
-def _library_versions(engine: str) -> dict[str, str]:
     plugins = [p for name, p in known_engines().items() if p.known_to_all_runs or name == engine]
     return {"scoremode": __version__, **installed_versions(name for plugin in plugins for name in plugin.packages)}
