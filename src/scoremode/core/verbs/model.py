@@ -129,9 +129,7 @@ class LazyModel:
         spread, given = read_spread(given)
         if spread is not None:
             replicas_class().require()
-        plugin = engine if isinstance(engine, EnginePlugin) else registry.choose_engine(engine, name)
-        read = registry.read_options(plugin, given)
-        chosen = ChosenEngine(plugin, read, plugin.subject(name, read, tokenizer))
+        chosen = registry.choose(name, engine, given, tokenizer)
         return cls(chosen, many_questions=many_questions, spread=spread, tokenizer=tokenizer)
 
     @property
