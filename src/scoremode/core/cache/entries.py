@@ -30,6 +30,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from scoremode.core.cache.units import counts_in_words, moment, parse_size, size_words
@@ -119,7 +120,7 @@ def _is_ours(kind: str, files: dict[str, os.stat_result]) -> bool:
 
 def _is_our_file(kind: str, name: str) -> bool:
     """May a folder of this kind contain a file of this name?"""
-    if name in (LOCK, MARKS[kind]) or folders.is_temporary(name):
+    if name in (LOCK, MARKS[kind]) or fnmatchcase(name, folders.TEMPORARY):
         return True
     if kind in ("runs", "references"):
         return name in (SCORES, JOURNAL, PLACE) or folders.is_reference_file(name)

@@ -11,7 +11,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +45,6 @@ def shard_name(shard: int) -> str:
 def is_reference_file(name: str) -> bool:
     """Is this the name of a file that a reference adds to a run folder?"""
     return name in {REFERENCE, HEAD, PARTIAL, ROWS, PARTIAL_HEAD} or SHARD_NAME.fullmatch(name) is not None
-
-
-def is_temporary(name: str) -> bool:
-    """Is this the name of a file that is being written, or was left by a killed process?"""
-    return fnmatchcase(name, TEMPORARY)
 
 
 def cache_folder() -> Path:

@@ -129,15 +129,6 @@ class Output:
             print_line(line.strip())
 
 
-def is_file_name(text: str) -> bool:
-    """Can a file have this name? Half a surrogate pair cannot be encoded."""
-    try:
-        os.fsencode(text)
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def has_content(path: Path) -> bool:
     """Does this path name a file that is not empty?"""
     try:
@@ -175,7 +166,11 @@ def check_output(
 def _checked(text: str, flag: str, made_later: str | Path | None) -> Output:
     """The file that a name refers to. Raises InputError if none can be written there."""
     another = f"give another file to {flag}"
-    if not text or "\0" in text or not is_file_name(text):
+    try:
+        is_name = bool(os.fsencode(text)) and "\0" not in text
+    except UnicodeEncodeError:  # half a surrogate pair
+        is_name = False
+    if not is_name:
         raise InputError(f"{flag} was given no file name", fix=f"give a file name to {flag}")
     if is_uri(text):
         return _check_elsewhere(text, flag)
