@@ -22,8 +22,8 @@ from scoremode.core.scores.columns import Divergences
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.statistics.equivalence import answer_targets
 from scoremode.core.statistics.estimate import as_json
+from scoremode.core.statistics.parts import metrics_by_slice
 from scoremode.core.statistics.run import all_metrics
-from scoremode.core.statistics.slices import metrics_by_slice
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.model import GivenTokenizer, LazyModel
