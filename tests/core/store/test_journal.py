@@ -120,9 +120,9 @@ def filled_by(path: Path, plan: Plan, engine: PartialEngine) -> bytes:
 
 
 def test_scores_not_yet_there_are_nan_not_zero(tmp_path: Path) -> None:
-    journal = filled(tmp_path / "j", small_plan(), 1)
-    scores = journal.rows(0, journal.plan.targets)
-    assert np.isnan(scores.logprob).sum() == journal.plan.targets - journal.plan.target_counts[0]
+    plan = small_plan()
+    scores = filled(tmp_path / "j", plan, 1).rows(0, plan.targets)
+    assert np.isnan(scores.logprob).sum() == plan.targets - plan.target_counts[0]
 
 
 # ── what no engine gives ─────────────────────────────────────────────────────────────────────────────────────────────
