@@ -33,14 +33,17 @@ from scoremode.errors import EngineError, ModelError, listed
 from scoremode.values import Bools, Ids, Ints
 
 
-def check_fits(plan: Plan, vocabulary: int | None, context: int | None) -> None:
-    """Refuses a plan that a model cannot score: ids outside its vocabulary, windows longer than its context."""
-    largest = plan.largest_id
+def check_ids(largest: int, vocabulary: int | None) -> None:
     if vocabulary is not None and largest >= vocabulary:
         raise ModelError(
             f"the tokenizer gives id {largest}, but the model's vocabulary ends at {vocabulary - 1}",
             fix="the tokenizer does not belong to this model: give the right folder with --tokenizer",
         )
+
+
+def check_fits(plan: Plan, vocabulary: int | None, context: int | None) -> None:
+    """Refuses a plan that a model cannot score: ids outside its vocabulary, windows longer than its context."""
+    check_ids(plan.largest_id, vocabulary)
     longest = int(plan.lengths.max(initial=0))
     if context is not None and longest > context:
         raise ModelError(

@@ -25,7 +25,7 @@ from scoremode.core.verbs.prob.boundary import EncodedPair, PairEncoder, longest
 from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.progress_display import shows_progress
 from scoremode.core.verbs.question import identify
-from scoremode.core.verbs.scoring import answered, likelihoods, no_more_than_certain
+from scoremode.core.verbs.scoring import answered, check_ids, likelihoods, no_more_than_certain
 from scoremode.errors import BoundaryError, InputError, ModelError, OptionError, UnknownArgumentError, one_line
 
 _quoted: Callable[[str], str] = json.encoder.encode_basestring  # as json writes a text
@@ -37,8 +37,6 @@ BATCH = 256  # pairs that are encoded, and answers that are checked, at a time
 
 
 class TokenScore(NamedTuple):
-    """One token of a target."""
-
     id: int
     text: str
     logprob: float  # nats
@@ -218,13 +216,8 @@ class SequenceProbability:
     def _cut_all(self, pairs: Sequence[tuple[str, str]]) -> list[EncodedPair]:
         """Encodes and cuts pairs; raises an error if the model cannot take them."""
         cut, facts, chosen = self.encoder.cut(pairs), self.held.given_facts, self.held.chosen.options.limit
-        vocabulary = facts.vocabulary if facts else self.subject.vocabulary
         largest = int(np.concatenate([pair.ids for pair in cut]).max())
-        if vocabulary is not None and largest >= vocabulary:
-            raise ModelError(
-                f"the tokenizer gives id {largest}, but the model's vocabulary ends at {vocabulary - 1}",
-                fix="the tokenizer does not belong to this model: give the right folder with --tokenizer",
-            )
+        check_ids(largest, facts.vocabulary if facts else self.subject.vocabulary)
         limit, longest = self.held.longest_window, longest_of(cut)
         if limit is not None and longest > limit:
             what = f"{chosen[0]} {limit}" if chosen else f"the model's context of {limit}"
