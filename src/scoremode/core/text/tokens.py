@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from scoremode.core.text.corpus import Corpus
 from scoremode.core.text.documents import Document, RereadDocuments, WordCounter, white_space
@@ -20,7 +21,7 @@ from scoremode.core.text.long_text import EncodedPart, encode_parts
 from scoremode.core.text.slices import Slicing
 from scoremode.core.text.tokenizer import Encoding, TextTokenizer, TokenizerFacts
 from scoremode.errors import OptionError
-from scoremode.values import BLOCK, Bools, Ids, Ints, frozen, release_pages
+from scoremode.values import Bools, Ids, Ints, frozen, release_pages
 
 OURS = 0.99  # share of the tokens that a tokenizer must cut in the same way, not to be doubted
 LONE = (0xDC80, 0xDCFF)  # code points that stand for bytes which are not UTF-8
@@ -244,18 +245,16 @@ def first_tokens(tokens: Tokens, limit: int) -> tuple[Tokens, int]:
 
 def byte_lengths(text: str, ends: Ints) -> Ids:
     """How many UTF-8 bytes each token owns: those from the end of the token before it to its own end."""
-    lengths, start = np.empty(len(ends), np.int32), 0
-    for begin in range(0, len(lengths), BLOCK):
-        here = ends[begin : begin + BLOCK]
-        piece = text[start : here[-1]]
-        edges = np.concatenate([[0], here - start])
-        if not piece.isascii():
-            points = np.frombuffer(piece.encode("utf-32-le"), dtype=np.uint32)
-            size = 1 + (points > 0x7F) + (points > 0x7FF) + (points > 0xFFFF)
-            edges = np.concatenate([[0], np.cumsum(size, dtype=np.int64)])[edges]
-        lengths[begin : begin + BLOCK] = np.diff(edges)
-        start = int(here[-1])
-    return lengths
+    edges = np.concatenate([[0], ends])
+    if not text.isascii():
+        points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+        edges = np.concatenate([[0], np.cumsum(utf8_sizes(points), dtype=np.int64)])[edges]
+    return np.diff(edges).astype(np.int32)
+
+
+def utf8_sizes(points: npt.NDArray[np.uint32]) -> Ints:
+    """The bytes of each character, by its code point."""
+    return 1 + (points > 0x7F) + (points > 0x7FF) + (points > 0xFFFF)
 
 
 def word_starts_in(text: str, ends: Ints, *, after_space: bool = True) -> Ids:
@@ -296,7 +295,7 @@ class SpelledIds:
         points = np.frombuffer(raw.decode("utf-8", "surrogateescape").encode("utf-32-le", "surrogatepass"), np.uint32)
         lone = (points >= LONE[0]) & (points <= LONE[1])
         text = np.where(lone, ord("�"), points).astype(np.uint32).tobytes().decode("utf-32-le")
-        sizes = np.where(lone, 1, 1 + (points > 0x7F) + (points > 0x7FF) + (points > 0xFFFF))
+        sizes = np.where(lone, 1, utf8_sizes(points))
         begins = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])  # of each character, in bytes
         ends = np.searchsorted(begins[:-1], np.cumsum([len(piece) for piece in pieces], dtype=np.int64), side="left")
         starts = np.concatenate([[0], ends[:-1]])[: len(ends)]
