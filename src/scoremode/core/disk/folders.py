@@ -28,11 +28,9 @@ ATTRIBUTION, PARTIAL_ATTRIBUTION = "attribution.json", "attribution.journal"  # 
 
 REFERENCE, HEAD = "reference.json", "head.safetensors"  # of a reference, beside the files of its run
 ROWS = "partial.rows"
-PARTIAL, PARTIAL_HEAD = "partial.reference.json", ".head.safetensors.partial"  # older versions wrote these
 SHARD_NAME = re.compile(r"states-\d{5,}\.safetensors")
 
-MODEL_MARK, ANSWERS, TOKENS_MARK, FILE_MARK = "scoremode.json", "answers.records", "tokens.json", ".file.json"
-TOKENIZER_MARK = "tokenizer.json"
+MODEL_MARK, TOKENS_MARK, FILE_MARK = "scoremode.json", "tokens.json", ".file.json"
 HASHES = "sha256.json"
 
 SET_IT = "set SCOREMODE_CACHE to a folder that can be written"
@@ -44,7 +42,7 @@ def shard_name(shard: int) -> str:
 
 def is_reference_file(name: str) -> bool:
     """Is this the name of a file that a reference adds to a run folder?"""
-    return name in {REFERENCE, HEAD, PARTIAL, ROWS, PARTIAL_HEAD} or SHARD_NAME.fullmatch(name) is not None
+    return name in {REFERENCE, HEAD, ROWS} or SHARD_NAME.fullmatch(name) is not None
 
 
 def cache_folder() -> Path:

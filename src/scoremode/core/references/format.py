@@ -20,7 +20,7 @@ import numpy as np
 from msgspec import Meta
 
 from scoremode.core.disk.files import open_regular, write_atomically
-from scoremode.core.disk.folders import PARTIAL, REFERENCE, ROWS, is_reference_file, shard_name
+from scoremode.core.disk.folders import REFERENCE, ROWS, is_reference_file, shard_name
 from scoremode.core.disk.manifests import Sha256, Text, read_sealed
 from scoremode.core.disk.records import first_line, identity_in
 from scoremode.core.strict_json import read_object
@@ -128,8 +128,6 @@ Ids = Annotated[int, Meta(ge=1, le=1 << 32)]
 
 
 class HeadManifest(msgspec.Struct):
-    """The description of a head."""
-
     file: Literal["head.safetensors"]
     rows: Ids
     vocabulary: Ids
@@ -146,8 +144,6 @@ class HeadManifest(msgspec.Struct):
 
 
 class ShardManifest(msgspec.Struct):
-    """A file of hidden states."""
-
     file: Text
     rows: Rows
     sha256: Sha256
@@ -217,10 +213,9 @@ def _problem(manifest: ReferenceManifest, layout: ShardLayout) -> str | None:
 # ── the folder ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def is_reference(folder: Path) -> bool:
     """Does the folder contain a reference, finished or not, with a readable identity?"""
-    for name in (REFERENCE, PARTIAL):
-        with suppress(ValueError, OSError):
-            if isinstance(read_object(folder / name).get("identity"), dict):
-                return True
+    with suppress(ValueError, OSError):
+        if isinstance(read_object(folder / REFERENCE).get("identity"), dict):
+            return True
     return identity_in(folder / ROWS) is not None
 
 
@@ -230,7 +225,7 @@ def discard(folder: Path) -> None:
     First, partial.rows is replaced by one of no reference, and it is removed last. So after a kill the remaining files
     are still known to be ours, and the next writer discards them.
     """
-    if not any((folder / name).exists() for name in (REFERENCE, PARTIAL, ROWS)):
+    if not any((folder / name).exists() for name in (REFERENCE, ROWS)):
         return
     with suppress(OSError):  # a full disk must not prevent the removal
         write_atomically(folder / ROWS, first_line({**ROWS_HEADER, "identity": {}}))

@@ -11,7 +11,7 @@ from typing import Any, Unpack, cast
 import numpy as np
 
 from scoremode.core.arguments import require_flag, whole_number
-from scoremode.core.cache.token_store import STORED_FROM, kept_tokens
+from scoremode.core.cache.kept_tokens import STORED_FROM, kept_tokens
 from scoremode.core.disk.manifests import without_secrets
 from scoremode.core.engine.registry import known_engines
 from scoremode.core.installation import installed_versions

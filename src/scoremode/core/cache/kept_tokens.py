@@ -41,15 +41,11 @@ WAITING = "waiting for another process that cuts the same text into tokens"
 
 
 class ColumnFacts(msgspec.Struct):
-    """The facts about a column's file."""
-
     count: Count = 0
     crc32: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)] = 0
 
 
 class TokensManifest(msgspec.Struct):
-    """The content of tokens.json."""
-
     format: Literal[2]
     key: dict[str, Any]
     files: dict[str, ColumnFacts]
