@@ -68,7 +68,6 @@ class Journal:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns of every record."""
         return tuple(column.name for column in self.columns)
 
     def _replay_record(self, window: int, at: int, body: bytes) -> None:

@@ -69,7 +69,6 @@ class PairedPart:
     unbounded: int  # targets that are left out because their KL or their difference of logprobs is not finite
 
     def as_json(self) -> dict[str, Any]:
-        """The numbers by name; None for those that are not known."""
         return {
             "targets": self.delta_logprob.n,
             "groups": self.delta_logprob.groups,
@@ -142,7 +141,6 @@ class SliceMeans(PairedPart):
     name: str
 
     def as_json(self) -> dict[str, Any]:
-        """The numbers by name; None for those that are not known."""
         return {"slice": self.name, **PairedPart.as_json(self)}
 
 
