@@ -24,9 +24,11 @@ from scoremode.core.scores.schema import DIVERGENCE, KL
 from scoremode.core.statistics.depth import DepthMeans, by_depth
 from scoremode.core.statistics.equivalence import Equivalence, answer_change, answer_logprob, equivalence, is_answer
 from scoremode.core.statistics.estimate import square_root
-from scoremode.core.statistics.paired import PairedBlock, PairedMeans, PairedRuns, Values
-from scoremode.core.statistics.parts import SliceMeans, by_slice
-from scoremode.core.statistics.perplexities import (
+from scoremode.core.statistics.paired import (
+    PairedBlock,
+    PairedMeans,
+    PairedRuns,
+    Values,
     log_ppl_ratio,
     nll_added,
     nll_of_baseline,
@@ -35,6 +37,7 @@ from scoremode.core.statistics.perplexities import (
     ppl_ratio,
     stored_metric,
 )
+from scoremode.core.statistics.parts import SliceMeans, by_slice
 from scoremode.core.statistics.statistic import PlainStatistic, Statistic, TerminalColumn, fields_from, plain
 from scoremode.core.statistics.streams import DELTA_P_QUANTILES, KL_QUANTILES, quantiles
 from scoremode.values import LONG, Estimate, Floats, rounded
