@@ -55,11 +55,7 @@ def wings() -> tuple[Wing, ...]:
 
 
 def load(address: str) -> Any:
-    """The value at an address.
-
-    >>> load("core.extensions:Wing") is Wing
-    True
-    """
+    """The value at an address."""
     module, _, name = address.partition(":")
     return getattr(import_module(f"{PACKAGE}.{module}"), name)
 

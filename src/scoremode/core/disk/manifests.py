@@ -2,12 +2,6 @@
 
 The seal is a hash of all fields and detects accidents: an edited number, a flipped bit. It is not a signature, because
 anyone can compute it again. Every field that is used later is therefore also checked against a form.
-
->>> kept = sealed({"targets": 5})
->>> is_sealed(kept), is_sealed({**kept, "targets": 6})
-(True, False)
->>> unusable_field({"targets": "5"}, msgspec.defstruct("Form", [("targets", Count)]))
-'targets'
 """
 
 from __future__ import annotations

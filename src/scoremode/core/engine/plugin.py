@@ -51,11 +51,7 @@ class Capabilities:
 
     @staticmethod
     def all(**other: Any) -> Capabilities:
-        """Everything that scoring may need, but for what ``other`` says.
-
-        >>> Capabilities.all(hidden_states=False, logits=True).divergence
-        True
-        """
+        """Everything that scoring may need, but for what ``other`` says."""
         usual = ("rank", "entropy", "top", "any_target", "hidden_states", "divergence", "distributions")
         return Capabilities(**{**dict.fromkeys((*usual, "side_by_side", "replicas"), True), **other})
 

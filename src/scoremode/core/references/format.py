@@ -110,11 +110,7 @@ class ShardLayout(msgspec.Struct, frozen=True):
 
 
 def estimate_bytes(targets: int, width: int, dtype: str, vocabulary: int) -> dict[str, int]:
-    """Returns the size of a reference on disk, and the size of float16 logits for comparison.
-
-    >>> estimate_bytes(1000, 4096, "bfloat16", 128256)["states"]
-    8192000
-    """
+    """Returns the size of a reference on disk, and the size of float16 logits for comparison."""
     item = RAW_DTYPES[dtype].itemsize
     states, head = targets * width * item, vocabulary * width * item
     return {"states": states, "head": head, "total": states + head, "logits_fp16": targets * vocabulary * 2}

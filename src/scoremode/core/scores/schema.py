@@ -245,11 +245,7 @@ class Schema:
         return tuple(column for column in self.scores if column.name in names)
 
     def set_problem(self, names: Sequence[str]) -> str | None:
-        """Returns the problem of a set of columns, in words, or None if the set is valid.
-
-        >>> BUILT_IN.set_problem(("logprob", "top"))
-        'top and top_logprob come together or not at all'
-        """
+        """Returns the problem of a set of columns, in words, or None if the set is valid."""
         if names == self.names:
             return None
         for name in names:

@@ -44,11 +44,7 @@ from scoremode.values import LONG, Estimate, Floats, rounded
 
 
 def needs_whole_divergence(names: Iterable[str]) -> bool:
-    """Does one of these statistics need more of a divergence than KL?
-
-    >>> needs_whole_divergence(["kl_mean"]), needs_whole_divergence(["kl_mean", "overlap"])
-    (False, True)
-    """
+    """Does one of these statistics need more of a divergence than KL?"""
     others = {column.name for column in DIVERGENCE} - {KL.name}
     return any(name in BY_FIELD and BY_FIELD[name].needs in others for name in names)
 

@@ -149,13 +149,6 @@ def check_output(
 
     ``what`` is what would be written, and ``is_ours`` says whether an existing file is one. ``made_later``: a folder
     that will be created.
-
-    >>> check_output("/dev/null", "-o").is_stream
-    True
-    >>> check_output("/", "-o")
-    Traceback (most recent call last):
-    ...
-    scoremode.errors.InputError: / is a folder; give a file name to -o
     """
     output = _checked(os.fspath(name), flag, made_later)
     if output.exists and not is_ours(output):
