@@ -68,10 +68,6 @@ def resolve(name: str, *, revision: str | None = None, token: str | None = None)
             raise ModelError(f"{name} is a model of the table engine and has no weights", fix="give a checkpoint")
         fix = did_you_mean(name, known) if "/" not in name else "check the path"
         raise ModelError(f"there is no model or folder '{name}'", fix=fix)
-    return _from_hub(name, revision, token)
-
-
-def _from_hub(name: str, revision: str | None, token: str | None) -> Path:
     from huggingface_hub import snapshot_download
 
     wanted = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]

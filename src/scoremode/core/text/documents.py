@@ -54,7 +54,6 @@ class Document:
         *,
         source: str | None = None,
         scored_spans: tuple[tuple[int, int], ...] | None = None,
-        joined_at: Iterable[int] = (),
     ) -> None:
         self._pieces = pieces
         self.slices: DocumentSlices | None = None  # None: the text has no slices
@@ -63,7 +62,7 @@ class Document:
         if source is not None:
             self._count(source)
         self.scored_spans = scored_spans  # spans of characters that may be targets; None: all characters
-        self.joined_at = array("q", joined_at)  # characters at which another text begins; grows while pieces are read
+        self.joined_at = array("q")  # characters at which another text begins; grows while pieces are read
 
     def __iter__(self) -> Iterator[str]:
         if self._counted:
@@ -323,8 +322,9 @@ def _with_probe(message: Message, text: str) -> tuple[str, Message]:
 class WordCounter:
     """Counts words as lm-evaluation-harness does: the pieces between white space, including empty ones at the ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: str = "") -> None:
         self.count, self._after_space, self._begun = 1, True, False
+        self.add(text)
 
     def add(self, text: str) -> None:
         for _, space, after_space in white_space(text, self._after_space):

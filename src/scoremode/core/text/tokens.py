@@ -311,15 +311,9 @@ def tokens_of_ids(ids: Sequence[Ids], spelled: Sequence[SpelledIds], tokenizer: 
         byte_len=frozen(np.concatenate([one.byte_len for one in spelled])),
         word_starts=frozen(np.concatenate([word_starts_in(one.text, one.ends) for one in spelled])),
         doc_bytes=frozen(np.array([len(one.raw) for one in spelled], np.int64)),
-        doc_words=frozen(np.array([_words_in(one.text) for one in spelled], np.int64)),
+        doc_words=frozen(np.array([WordCounter(one.text).count for one in spelled], np.int64)),
         tokenizer=tokenizer.facts,
     )
-
-
-def _words_in(text: str) -> int:
-    words = WordCounter()
-    words.add(text)
-    return words.count
 
 
 def lone_bytes(lone: int) -> str:

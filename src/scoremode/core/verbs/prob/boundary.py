@@ -48,15 +48,12 @@ class PairEncoder:
         self.tokenizer = tokenizer
         self.leading_space, self.spanning, self.add_bos = leading_space, spanning, add_bos
 
-    def as_scored(self, target: str) -> str:
-        """Returns the target with the space that ``leading_space`` puts before it."""
-        return " " + target if self.leading_space == "add" and not target[:1].isspace() else target
-
     def cut(self, pairs: Sequence[tuple[str, str]]) -> list[EncodedPair]:
         """Encodes and cuts several pairs. Raises an error if any is invalid: cut them one by one to find which one."""
         if not all(target for _, target in pairs):
             raise InputError("a target is empty", fix='give it some text, as in --target " Paris"')
-        targets = [self.as_scored(target) for _, target in pairs]
+        adds = self.leading_space == "add"
+        targets = [" " + target if adds and not target[:1].isspace() else target for _, target in pairs]
         texts = [prompt + target for (prompt, _), target in zip(pairs, targets, strict=True)]
         if not is_text("".join(texts)):
             raise InputError("a prompt or target is not UTF-8", fix="give text in UTF-8")
