@@ -336,7 +336,11 @@ class Comparison(PairedRuns, ArrowTable, ComparisonNumbers):
     @cached_property
     def estimates(self) -> dict[str, Any]:
         """The numbers by name, as attributes have them; None: not measured, or not known."""
-        return comparison_estimates(self)
+        means, missing = PairedMeans(self), _missing(self)
+        wanted = [s.mean for s in STATISTICS if s.mean is not None and s.needs not in missing]
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # infinities become None in JSON
+            means.gather([*wanted, nll_of_baseline, nll_of_candidate, is_answer], columns=True)
+            return {s.name: _between_runs(s, means) for s in STATISTICS}
 
     def by_depth(self) -> list[DepthMeans]:
         """Means of KL and of the difference of logprobs by depth in the window, with errors."""
@@ -425,15 +429,6 @@ def comparison_statistics(c: Comparison) -> dict[str, Any]:
     0.0312
     """
     return c.statistics()
-
-
-def comparison_estimates(runs: PairedRuns) -> dict[str, Any]:
-    """Every number of two runs, by name: an ``Estimate`` if it has an error, None if it was not measured."""
-    means, missing = PairedMeans(runs), _missing(runs)
-    wanted = [s.mean for s in STATISTICS if s.mean is not None and s.needs not in missing]
-    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # infinities become None in JSON
-        means.gather([*wanted, nll_of_baseline, nll_of_candidate, is_answer], columns=True)
-        return {s.name: _between_runs(s, means) for s in STATISTICS}
 
 
 def fields_between_runs(s: Statistic, means: PairedMeans) -> dict[str, Any]:
