@@ -234,20 +234,14 @@ def _opened(
         return
     models = [one for _, one in candidates if one is not None]
     with closing(model.prepare()) as lazy:
-        if not models or is_by_logits(model.plugin) or _side_by_side(model, models):
+        both = (model, *models)  # replicas read a baseline's states from a reference
+        beside = len(models) == 1 and all(one.spread is None and one.plugin.able().side_by_side for one in both)
+        if not models or is_by_logits(model.plugin) or beside:
             yield LiveModel(lazy)
             return
         how: dict[str, Any] = {"fresh": folders.fresh, "progress": folders.progress}
         run = reference_of(lazy, question, folders.folder("baseline"), tokenizer=model.tokenizer, **how)
     yield StoredReference(str(run.path))
-
-
-def _side_by_side(baseline: ModelSettings, candidates: Sequence[ModelSettings]) -> bool:
-    """Can the baseline and its only candidate run in this process, window by window?"""
-    if len(candidates) > 1:
-        return False
-    both = baseline, *candidates  # replicas read a baseline's states from a reference
-    return all(one.spread is None and one.plugin.able().side_by_side for one in both)
 
 
 def _compare_loaded(
