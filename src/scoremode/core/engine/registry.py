@@ -248,10 +248,7 @@ def require_read(options: Options, path: str | None, *, has_flag: bool = True) -
         option = options.known()[name]
         if option.details.path not in (None, path):
             other = f"add --path {option.details.path}, or " if has_flag else ""
-            raise OptionError(
-                f"{option.flag} has no effect on the {path} path",
-                fix=f"{other}leave {option.flag} out",
-            )
+            raise OptionError(f"{option.flag} has no effect on the {path} path", fix=f"{other}leave {option.flag} out")
 
 
 def can(plugin: EnginePlugin, what: str) -> bool:

@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from scoremode.core.scores.schema import (
-    DIVERGENCE,
-    Array,
-    Column,
-    DivergenceColumns,
-    FactColumns,
-    ScoreColumns,
-)
+from scoremode.core.scores.schema import DIVERGENCE, Array, Column, DivergenceColumns, FactColumns, ScoreColumns
 from scoremode.values import BLOCK, Ids
 
 

@@ -133,8 +133,7 @@ class ScoreColumns:
         ),
     ] = None
     top: Annotated[
-        Ids | None,
-        Column("int32", "id of the model's first choice", least=0, most="last id", together="first choice"),
+        Ids | None, Column("int32", "id of the model's first choice", least=0, most="last id", together="first choice")
     ] = None
     top_logprob: Annotated[
         Floats | None,

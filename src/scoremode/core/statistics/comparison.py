@@ -192,21 +192,11 @@ class ComparisonNumbers:
     kl_p999 = _kl_quantile("p999", "99.9% of the tokens moved less", label="KL 99.9%")
     kl_max = _kl_quantile("max", "the token that moved most", label="KL max", column=TerminalColumn("KL max", 3))
     kl_reverse_mean = _named(
-        "mean KL(candidate‖baseline), nats",
-        "kl_reverse",
-        "KL reverse",
-        range="positive",
-        better="low",
+        "mean KL(candidate‖baseline), nats", "kl_reverse", "KL reverse", range="positive", better="low"
     )
     total_variation_mean = _named("mean of half of Σ |p - q|", "total_variation", "TV", range="share", better="low")
     overlap = _named(
-        "mean of Σ min(p, q)",
-        "total_variation",
-        "overlap",
-        _OVERLAP,
-        range="share",
-        better="high",
-        percent=True,
+        "mean of Σ min(p, q)", "total_variation", "overlap", _OVERLAP, range="share", better="high", percent=True
     )
     noise_floor_kl_mean = _plain("mean KL of the baseline against itself", _noise_mean, needs="noise")
     noise_floor_kl_p99 = _plain("99 % quantile of that KL", _noise_p99, needs="noise")

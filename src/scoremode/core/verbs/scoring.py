@@ -144,12 +144,7 @@ class Likelihood:
 
 
 def likelihoods(
-    engine: Engine,
-    asked: Sequence[Continuation],
-    groups: Ints,
-    progress: Progress | None = None,
-    *,
-    together: int = 1,
+    engine: Engine, asked: Sequence[Continuation], groups: Ints, progress: Progress | None = None, *, together: int = 1
 ) -> Iterator[tuple[int, Likelihood]]:
     """Yields (index, likelihood) of every continuation, as they come, each exactly once.
 

@@ -150,12 +150,7 @@ class Written:
 
 
 def score_to_file(
-    lm: SequenceProbability,
-    pairs: Pairs,
-    output: Output,
-    *,
-    fresh: bool = False,
-    progress: Progress | None = None,
+    lm: SequenceProbability, pairs: Pairs, output: Output, *, fresh: bool = False, progress: Progress | None = None
 ) -> Written:
     """Scores pairs into a file, unless it already has their results. The same call resumes after an interruption.
 
