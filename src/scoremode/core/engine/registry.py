@@ -119,15 +119,16 @@ def share_options(plugin: EnginePlugin, all_used: Sequence[EnginePlugin], given:
 
 
 def _allows(plugin: EnginePlugin, name: str, value: Any) -> bool:
-    """Has an engine an option of that name, with that value?"""
-    option = plugin.options.known().get(name)
-    if option is None:
-        return False
+    return name in plugin.options.known() and _refusal(plugin, name, value) is None
+
+
+def _refusal(plugin: EnginePlugin, name: str, value: Any) -> OptionError | None:
+    """Why an engine does not take a value for an option that it has; None if it does."""
     try:
-        option.checked(value)
-    except OptionError:
-        return False
-    return True
+        plugin.options.known()[name].checked(value)
+    except OptionError as error:
+        return error
+    return None
 
 
 def read_options(plugin: EnginePlugin, given: Mapping[str, Any]) -> Any:
@@ -183,15 +184,9 @@ def check_values(given: Mapping[str, Any]) -> None:
     Of several types of the K/V cache, which ``compare`` takes, each is checked.
     """
     each = [(name, one) for name, value in given.items() for one in (value if isinstance(value, list) else [value])]
-    for name, value in each:
-        options = [p.options.known()[name] for p in known_engines().values() if name in p.options.known()]
-        refusals = []
-        for option in options:
-            try:
-                option.checked(value)
-            except OptionError as error:
-                refusals.append(error)
-        if refusals and len(refusals) == len(options):
+    for name, one in each:
+        refusals = [_refusal(p, name, one) for p in known_engines().values() if name in p.options.known()]
+        if refusals and refusals[0] is not None and None not in refusals:
             raise refusals[0]
 
 
