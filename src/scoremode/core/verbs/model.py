@@ -89,7 +89,7 @@ class LazyModel:
         self.shares_prompts = False  # will windows that begin alike be asked about?
         self._engine: Engine | None = None
         self._path: DecodePath | None = None  # of the open engine
-        self._tokenized = LastTokens()  # another method on the same text need not cut it again
+        self._tokenized: LastTokens = {}  # another method on the same text need not cut it again
 
     @classmethod
     def named(

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Unpack, cast
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -43,15 +43,8 @@ class Question:
 
 
 PROMPTED_METHOD = "sliding-once"  # of texts that have prompts as context
-Tokenized = tuple[RereadDocuments, Tokens]
-
-
-@dataclass(slots=True)
-class LastTokens:
-    """The tokens of the last text, stored for a question that scores the same text by another method."""
-
-    key: tuple[Any, ...] | None = None
-    found: Tokenized | None = None
+LastTokens = dict[tuple[Any, ...], tuple[RereadDocuments, Tokens]]
+"""The tokens of the last text, kept for a question that scores the same text by another method."""
 
 
 def prepare_question(
@@ -70,18 +63,17 @@ def prepare_question(
         _check_prompted(corpus, rule, given)
         rule = replace(rule, special=False)
     key = (corpus.sha256, corpus.layout, rule.arrangement, rule.special, assistant_only, slices)
-    last = memory or LastTokens()
-    if last.found is None or last.key != key:
-        last.key = last.found = None  # before new tokens are made, because both at once may not fit in memory
+    last = {} if memory is None else memory
+    if key not in last:
+        last.clear()  # before new tokens are made, because both at once may not fit in memory
         if corpus.own_tokens is not None:
-            last.found = corpus.own_tokens(subject.tokenizer, slices)
+            last[key] = corpus.own_tokens(subject.tokenizer, slices)
         else:
             documents = RereadDocuments(
                 corpus, rule.arrangement, subject.tokenizer, assistant_only=assistant_only, rules=slices
             )
-            last.found = documents, _tokenized(documents, special=rule.special)
-        last.key = key
-    documents, tokens = cast(Tokenized, last.found)
+            last[key] = documents, _tokenized(documents, special=rule.special)
+    documents, tokens = last[key]
     if corpus.own_tokens is not None:
         rule = replace(rule, context=_longest(tokens, given, subject))
     notes = [*notes_on(corpus, rule.arrangement), *tokens.notes]
