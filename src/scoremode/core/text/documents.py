@@ -54,6 +54,7 @@ class Document:
         *,
         source: str | None = None,
         scored_spans: tuple[tuple[int, int], ...] | None = None,
+        joined_at: Iterable[int] = (),
     ) -> None:
         self._pieces = pieces
         self.slices: DocumentSlices | None = None  # None: the text has no slices
@@ -62,7 +63,7 @@ class Document:
         if source is not None:
             self._count(source)
         self.scored_spans = scored_spans  # spans of characters that may be targets; None: all characters
-        self.joined_at = array("q")  # characters at which another text begins; grows while pieces are read
+        self.joined_at = array("q", joined_at)  # characters at which another text begins; grows while pieces are read
 
     def __iter__(self) -> Iterator[str]:
         if self._counted:
