@@ -74,11 +74,6 @@ def ability(name: str, engine: str) -> Any | None:
     return None if address is None else load(address)
 
 
-def engines_with(name: str) -> set[str]:
-    """The engines that have an ability."""
-    return {engine for wing in wings() for known, engine in wing.abilities if known == name}
-
-
 def public_names() -> dict[str, str]:
     """Public names of wings, each with its module."""
     return {name: module for wing in wings() for name, module in wing.names.items()}

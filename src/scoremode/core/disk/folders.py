@@ -82,7 +82,9 @@ def own_files(folder: Path, what: str, marks: Mapping[str, Mark], finished: Coll
     """
     try:
         present = {p.name for p in folder.iterdir() if not p.name.startswith(".")} if folder.exists() else set()
-        own = {name for name in present & marks.keys() if _has_mark(folder / name, marks[name])}
+        plain = [name for name in present & marks.keys() if (folder / name).is_file()]
+        # one without content may be replaced, whoever made it
+        own = {name for name in plain if not (folder / name).stat().st_size or marks[name](folder / name)}
     except OSError as error:
         raise RunError(f"{folder} cannot be read ({error.strerror})", fix=give_another(folder)) from None
     vouched = own | (set(finished) if own & set(finished) else set())
@@ -92,8 +94,3 @@ def own_files(folder: Path, what: str, marks: Mapping[str, Mark], finished: Coll
         what = f"{folder} is not {what}: it contains {harmless(name)}, which scoremode did not make"
         raise RunError(what, fix="give a new or empty folder to --out")
     return present
-
-
-def _has_mark(path: Path, mark: Mark) -> bool:
-    """Is this a plain file of ours? One without content may be replaced, whoever made it."""
-    return path.is_file() and (not path.stat().st_size or mark(path))

@@ -251,7 +251,8 @@ def can(plugin: EnginePlugin, what: str) -> bool:
     able = plugin.able()
     if what in (field.name for field in fields(Capabilities)):
         return bool(getattr(able, what))
-    return what in plugin.abilities or (not able.scores_only and plugin.name in extensions.engines_with(what))
+    of_wings = any((what, plugin.name) in wing.abilities for wing in extensions.wings())
+    return what in plugin.abilities or (not able.scores_only and of_wings)
 
 
 def open_for(chosen: ChosenEngine, ability: str, work: Work, *more: Any) -> Any:

@@ -78,14 +78,6 @@ def _noise_mean(means: PairedMeans) -> float | None:
     return float(floor.mean()) if len(floor) else None
 
 
-def _noise_p99(means: PairedMeans) -> float:
-    return quantiles(measured(means.runs.noise_kl), {"p99": 0.99})["p99"]
-
-
-def _farthest(means: PairedMeans) -> float | None:
-    return means.farthest if len(means.runs.groups) else None
-
-
 # ── the declarations ─────────────────────────────────────────────────────────────────────────────────────────────────
 def _worse(b: PairedBlock) -> Any:
     return b.cand < b.base
@@ -199,7 +191,11 @@ class ComparisonNumbers:
         "mean of Σ min(p, q)", "total_variation", "overlap", _OVERLAP, range="share", better="high", percent=True
     )
     noise_floor_kl_mean = _plain("mean KL of the baseline against itself", _noise_mean, needs="noise")
-    noise_floor_kl_p99 = _plain("99 % quantile of that KL", _noise_p99, needs="noise")
+    noise_floor_kl_p99 = _plain(
+        "99 % quantile of that KL",
+        lambda means: quantiles(measured(means.runs.noise_kl), {"p99": 0.99})["p99"],
+        needs="noise",
+    )
     delta_logprob_mean = Statistic(
         about="mean of ln q - ln p", mean=lambda b: b.cand - b.base, needs="logprob", ranks=1
     )
@@ -217,7 +213,9 @@ class ComparisonNumbers:
         needs="logprob",
         better="low",
     )
-    delta_logprob_max = _plain("the largest |ln q - ln p|", _farthest, better="low")
+    delta_logprob_max = _plain(
+        "the largest |ln q - ln p|", lambda means: means.farthest if len(means.runs.groups) else None, better="low"
+    )
     delta_p_mean = Statistic(about="mean of q - p", mean=lambda b: b.delta_p, ranks=1)
     delta_p_rms = Statistic(
         about="root mean square change in the probability of the text's own token",

@@ -213,11 +213,9 @@ def _check_elsewhere(text: str, flag: str) -> Output:
 
 def check_report(name: str | Path, flag: str = "-o", *, made_later: str | Path | None = None) -> Output:
     """Checks like ``check_output``, for an HTML report: only an older report may be replaced."""
-
-    def is_report(output: Output) -> bool:
-        return REPORT_MARK in output.beginning(MARK_WITHIN)
-
-    return check_output(name, flag, "a report of scoremode", is_report, made_later=made_later)
+    return check_output(
+        name, flag, "a report of scoremode", lambda o: REPORT_MARK in o.beginning(MARK_WITHIN), made_later=made_later
+    )
 
 
 def write_files(texts: Mapping[Path, str], flag: str, what: str, mark: str | None = None) -> list[Output]:
