@@ -9,7 +9,7 @@ import hashlib
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -88,30 +88,12 @@ class TokenBlock:
     slices: Ids | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DocumentIndex:
-    """The facts about documents that are known after the last of them is read; see ``Tokens``."""
-
-    doc_starts: Ints
-    doc_bytes: Ints
-    doc_words: Ints
-    joined_at: Ints | None
-    notes: tuple[str, ...]
-    slice_names: tuple[str, ...] = ()
-
-
 class TokenStream:
     """The tokens of documents, in blocks that are made as they are asked for. Each pass reads the documents again."""
 
     def __init__(self, documents: Iterable[Document], tokenizer: TextTokenizer, *, special: bool) -> None:
         self.documents, self.tokenizer, self.special = documents, tokenizer, special
-        self._index: DocumentIndex | None = None
-
-    @property
-    def index(self) -> DocumentIndex:
-        """The facts about all documents; known only after the last block."""
-        assert self._index is not None, "there are more blocks"
-        return self._index
+        self.index: dict[str, Any] = {}  # what is known after the last block, by field of ``Tokens``
 
     def __iter__(self) -> Iterator[TokenBlock]:
         reading = deque[Document]()
@@ -138,14 +120,14 @@ class TokenStream:
             doc_words.append(document.source_words)
             joined_at.extend(reader.joined_at())
             slicing, reader = document.slices.slicing if document.slices else None, None
-        self._index = DocumentIndex(
-            doc_starts=np.array(doc_starts, np.int64),
-            doc_bytes=np.array(doc_bytes, np.int64),
-            doc_words=np.array(doc_words, np.int64),
-            joined_at=np.unique(np.array(joined_at, np.int64)) if joined_at else None,
-            slice_names=slicing.names if slicing else (),
-            notes=slicing.finish() if slicing else (),
-        )
+        self.index = {
+            "doc_starts": np.array(doc_starts, np.int64),
+            "doc_bytes": np.array(doc_bytes, np.int64),
+            "doc_words": np.array(doc_words, np.int64),
+            "joined_at": np.unique(np.array(joined_at, np.int64)) if joined_at else None,
+            "slice_names": slicing.names if slicing else (),
+            "notes": slicing.finish() if slicing else (),
+        }
 
     def in_memory(self) -> Tokens:
         """All tokens in memory, for a text that is not long."""
@@ -157,7 +139,7 @@ class TokenStream:
         for name, column in (("target_mask", "mask"), ("slices", "slices")):
             parts = [part for block in blocks if (part := getattr(block, column)) is not None]
             columns[name] = np.concatenate(parts) if parts and len(parts) == len(blocks) else None
-        columns |= {field.name: getattr(self.index, field.name) for field in fields(DocumentIndex)}
+        columns |= self.index
         for column in columns.values():
             if isinstance(column, np.ndarray):
                 frozen(column)
