@@ -157,11 +157,6 @@ BROKEN: dict[str, tuple[dict[str, str], str, str]] = {
         ENGINE.format(contract=99, name="bad"),
         "it was written for version 99 of the engine contract, and this is version 1",
     ),
-    "has a method of before": (
-        {"bad": "bad_engine:Other"},
-        ENGINE.format(contract=1, name="bad") + "    def on_gpus(self, options):\n        return True\n",
-        "it has on_gpus, which now has another form in the contract",
-    ),
     "has two names": (
         {"bad": "bad_engine:Other"},
         ENGINE.format(contract=1, name="good"),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from scoremode.core.engine.base import StoredDistributions, StoredHead
-from scoremode.core.engine.distributions import IndexedWindow, divergence_of_logits, load_baseline
+from scoremode.core.engine.distributions import IndexedWindow, load_baseline
 from scoremode.core.scores.answers import Window
 from scoremode.head.columns import define_columns
-from scoremode.head.divergence import define_divergence
+from scoremode.head.divergence import Divergence, define_divergence
 from scoremode.values import Raw
 from tests.studies.kld.kld_files import kl_longhand, random_logits, record
 
@@ -52,9 +54,15 @@ class Records(StoredDistributions):
         return np.stack([np.frombuffer(record(row), "<u2") for row in rows])
 
 
+def diverged(against: Any) -> Divergence:
+    kept = torch.cat([against.window(*indexed)(slice(0, ROWS)) for indexed in WINDOWS])
+    found: Divergence = against.diverge(kept, LOGITS_Q.clone(), TARGETS, VOCABULARY)
+    return found
+
+
 def test_logits_against_hidden_states() -> None:
     against = load_baseline(States(), CPU, VOCABULARY)
-    found = divergence_of_logits(against, WINDOWS, LOGITS_Q.clone(), TARGETS)
+    found = diverged(against)
     truth = define_divergence(LOGITS_P, LOGITS_Q, TARGETS)
     assert found.kl.numpy() == pytest.approx(truth.kl.numpy(), abs=1e-7)
     assert found.q.logprob.numpy() == pytest.approx(truth.q.logprob.numpy(), abs=1e-5)
@@ -62,7 +70,7 @@ def test_logits_against_hidden_states() -> None:
 
 def test_logits_against_stored_distributions() -> None:
     against = load_baseline(Records(), CPU, VOCABULARY)
-    found = divergence_of_logits(against, WINDOWS, LOGITS_Q.clone(), TARGETS)
+    found = diverged(against)
     for row, kl in enumerate(found.kl.tolist()):
         words = np.frombuffer(record(LOGITS_P[row].numpy()), "<u2")
         scale, lowest = words[:4].view("<f4").astype(float)

@@ -55,11 +55,7 @@ def wings() -> tuple[Wing, ...]:
 
 
 def load(address: str) -> Any:
-    """The value at an address.
-
-    >>> load("core.extensions:Wing") is Wing
-    True
-    """
+    """The value at an address."""
     module, _, name = address.partition(":")
     return getattr(import_module(f"{PACKAGE}.{module}"), name)
 
@@ -76,11 +72,6 @@ def ability(name: str, engine: str) -> Any | None:
     found = (wing.abilities[name, engine] for wing in wings() if (name, engine) in wing.abilities)
     address = next(found, None)
     return None if address is None else load(address)
-
-
-def engines_with(name: str) -> set[str]:
-    """The engines that have an ability."""
-    return {engine for wing in wings() for known, engine in wing.abilities if known == name}
 
 
 def public_names() -> dict[str, str]:

@@ -59,11 +59,11 @@ def _requirement(extra: str, origin: dict[str, Any]) -> str:
     url = origin["url"]
     if url.startswith("file:") and "vcs_info" not in origin:
         is_editable = (origin.get("dir_info") or {}).get("editable") is True
-        return f"{'-e ' if is_editable else ''}{_quoted(f'{_path(url)}[{extra}]')}"
+        return f"{'-e ' if is_editable else ''}{shlex.quote(f'{_path(url)}[{extra}]')}"
     repository = origin.get("vcs_info") or {}
     prefix = f"{repository['vcs']}+" if "vcs" in repository else ""
     revision = f"@{repository['requested_revision']}" if "requested_revision" in repository else ""
-    return _quoted(f"{NAME}[{extra}] @ {prefix}{_without_user(url)}{revision}")
+    return shlex.quote(f"{NAME}[{extra}] @ {prefix}{_without_user(url)}{revision}")
 
 
 def _path(url: str) -> str:
@@ -83,7 +83,3 @@ def _without_user(url: str) -> str:
 
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-
-
-def _quoted(text: str) -> str:
-    return shlex.quote(text) if "'" in text else f"'{text}'"

@@ -47,16 +47,17 @@ def parse_received(data: bytes) -> Any:
     ValueError: a number or a character in it cannot be used
     """
     value = parse(data)
-    if _SUSPICIOUS.search(data) and not _is_usable(value):
+    if _SUSPICIOUS.search(data) and not is_usable(value):
         raise ValueError("a number or a character in it cannot be used")
     return value
 
 
-def _is_usable(value: Any) -> bool:
+def is_usable(value: Any) -> bool:
+    """Is every number in this JSON finite and of 64 bits, and every text valid Unicode?"""
     if isinstance(value, dict):
-        return all(_is_usable(name) and _is_usable(item) for name, item in value.items())
+        return all(is_usable(name) and is_usable(item) for name, item in value.items())
     if isinstance(value, list):
-        return all(map(_is_usable, value))
+        return all(map(is_usable, value))
     if isinstance(value, str):
         return not _HALF_PAIR.search(value)
     return math.isfinite(value) if isinstance(value, float) else value is None or -(1 << 63) <= value < 1 << 63

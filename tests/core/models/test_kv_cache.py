@@ -71,7 +71,8 @@ def test_llamacpp_counts_the_blocks_of_its_types(tmp_path: Path) -> None:
 def test_vllm_has_the_type_of_its_option(tiny: Path) -> None:
     from scoremode.core.models.subject import checkpoint_subject
 
-    plugin, subject = known_engines()["vllm"], checkpoint_subject(str(tiny))
+    plugin = known_engines()["vllm"]
+    subject = checkpoint_subject(str(tiny), plugin.options(), None)
 
     def size(**options: Any) -> int | None:
         return kv_cache(ChosenEngine(plugin, plugin.options.of(options), subject), 100)

@@ -19,7 +19,7 @@ import pytest
 import scoremode as sm
 from scoremode.core.disk import files
 from scoremode.core.disk.files import file_sha256
-from scoremode.core.disk.folders import HEAD, PARTIAL, REFERENCE, ROWS, shard_name
+from scoremode.core.disk.folders import HEAD, REFERENCE, ROWS, shard_name
 from scoremode.core.disk.manifests import sealed
 from scoremode.core.disk.records import MAGIC
 from scoremode.core.plan.comparable import ComparableFacts, require_comparable
@@ -305,18 +305,6 @@ def test_files_of_somebody_else_are_left_alone(tmp_path: Path, name: str) -> Non
         sm.reference("table:uniform", tmp_path, text="any text")
     discard(tmp_path)
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [(name, b"dear")]
-
-
-def test_an_unfinished_reference_of_an_older_version_is_made_again(tmp_path: Path) -> None:
-    """It has partial.reference.json, and records of another form in partial.rows."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StatesWriter, "finish", full_disk)
-        with pytest.raises(OSError, match="No space"):
-            sm.reference("table:uniform", tmp_path, text="any text")
-    (tmp_path / PARTIAL).write_text(json.dumps(sealed({"format": 2, "identity": {}, "ready": True, "layout": {}})))
-    (tmp_path / ROWS).write_bytes(bytes(24))
-    assert sm.reference("table:uniform", tmp_path, text="any text").perplexity.value == pytest.approx(256)
-    assert not {PARTIAL, ROWS} & {path.name for path in tmp_path.iterdir()}
 
 
 def test_discard_removes_a_reference_and_nothing_else(tmp_path: Path) -> None:

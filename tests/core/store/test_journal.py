@@ -28,7 +28,7 @@ def small_plan() -> Plan:
 
 
 def filled(path: Path, plan: Plan, windows: int) -> Journal:
-    journal = Journal(path, IDENTITY, plan)
+    journal = Journal(path, IDENTITY, plan.target_counts)
     engine = TableEngine(np.random.default_rng(0).normal(size=(1, 1000)))
     for index, answers in engine.score(plan, journal.done.copy()):
         if index < windows:
@@ -41,7 +41,7 @@ def test_what_was_written_comes_back_bit_for_bit(tmp_path: Path) -> None:
     first = filled(tmp_path / "j", plan, len(plan))
     written = first.rows(0, plan.targets)
     first.close()
-    again = Journal(tmp_path / "j", IDENTITY, plan)
+    again = Journal(tmp_path / "j", IDENTITY, plan.target_counts)
     assert again.done.all()
     assert again.seconds == 0.5 * len(plan)
     read = again.rows(0, plan.targets)
@@ -55,11 +55,11 @@ def test_a_torn_tail_is_cut_off_and_only_it(tmp_path: Path, cut: int) -> None:
     filled(tmp_path / "j", plan, 3).close()
     data = (tmp_path / "j").read_bytes()
     (tmp_path / "j").write_bytes(data[:-cut])
-    journal = Journal(tmp_path / "j", IDENTITY, plan)
+    journal = Journal(tmp_path / "j", IDENTITY, plan.target_counts)
     assert journal.done.tolist()[:3] == [True, True, False]
     journal.close()
     filled(tmp_path / "j", plan, len(plan)).close()
-    assert Journal(tmp_path / "j", IDENTITY, plan).done.all()
+    assert Journal(tmp_path / "j", IDENTITY, plan.target_counts).done.all()
 
 
 def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
     data = bytearray((tmp_path / "j").read_bytes())
     data[-5] ^= 1
     (tmp_path / "j").write_bytes(bytes(data))
-    assert Journal(tmp_path / "j", IDENTITY, plan).done.tolist()[:2] == [True, False]
+    assert Journal(tmp_path / "j", IDENTITY, plan.target_counts).done.tolist()[:2] == [True, False]
 
 
 def forged_bodies(plan: Plan) -> dict[str, tuple[int, bytes]]:
@@ -87,13 +87,13 @@ def forged_bodies(plan: Plan) -> dict[str, tuple[int, bytes]]:
 @pytest.mark.parametrize("name", forged_bodies(small_plan()))
 def test_a_forged_record_is_refused(tmp_path: Path, name: str) -> None:
     plan, path = small_plan(), tmp_path / "j"
-    journal = Journal(path, IDENTITY, plan)
+    journal = Journal(path, IDENTITY, plan.target_counts)
     count = int(plan.target_counts[0])
     journal.add(0, Answers(np.full((count, 1), -1.0), rank=np.ones((count, 1), np.int64)), 1.0)
     journal._file.append(*forged_bodies(plan)[name])
     journal.close()
     with pytest.raises(RunError, match="cannot be resumed"):
-        Journal(path, IDENTITY, plan)
+        Journal(path, IDENTITY, plan.target_counts)
 
 
 # ── journals without some columns ────────────────────────────────────────────────────────────────────────────────────
@@ -111,7 +111,7 @@ def test_a_journal_that_was_cut_anywhere_resumes_with_the_columns_that_it_had(
 
 def filled_by(path: Path, plan: Plan, engine: PartialEngine) -> bytes:
     """The journal's bytes after all missing windows are scored."""
-    journal = Journal(path, IDENTITY, plan)
+    journal = Journal(path, IDENTITY, plan.target_counts)
     for index, answers in engine.score(plan, journal.done.copy()):
         journal.add(index, answers, 0.5)
     assert [name for name, _ in journal.rows(0, plan.targets).columns()] == ["logprob", *engine.given]
@@ -120,9 +120,9 @@ def filled_by(path: Path, plan: Plan, engine: PartialEngine) -> bytes:
 
 
 def test_scores_not_yet_there_are_nan_not_zero(tmp_path: Path) -> None:
-    journal = filled(tmp_path / "j", small_plan(), 1)
-    scores = journal.rows(0, journal.plan.targets)
-    assert np.isnan(scores.logprob).sum() == journal.plan.targets - journal.plan.target_counts[0]
+    plan = small_plan()
+    scores = filled(tmp_path / "j", plan, 1).rows(0, plan.targets)
+    assert np.isnan(scores.logprob).sum() == plan.targets - plan.target_counts[0]
 
 
 # ── what no engine gives ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -140,7 +140,7 @@ def answers_with(plan: Plan, **changes: float) -> Answers:
 
 
 def opened(path: Path, plan: Plan) -> Journal:
-    return Journal(path, IDENTITY, plan, with_kl=True, vocabulary=1000)
+    return Journal(path, IDENTITY, plan.target_counts, with_kl=True, vocabulary=1000)
 
 
 @pytest.mark.parametrize(
@@ -209,4 +209,4 @@ def test_a_record_under_another_windows_number_is_not_believed(tmp_path: Path) -
     assert int.from_bytes(data[last + 4 : last + 12], "little") == 2
     data[last + 4] ^= 1
     (tmp_path / "j").write_bytes(bytes(data))
-    assert Journal(tmp_path / "j", IDENTITY, plan).done.tolist()[:4] == [True, True, False, False]
+    assert Journal(tmp_path / "j", IDENTITY, plan.target_counts).done.tolist()[:4] == [True, True, False, False]

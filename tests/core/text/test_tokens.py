@@ -317,9 +317,7 @@ def test_words_are_counted_as_by_a_regular_expression(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(documents, "CHARACTERS", size)
     for text in ("", " ", "one", " one  two\n", "a\u2003b\x1fc", "日本 語\u3000です", "x" * 5 + "\t" * 5, "👩‍🔬 a\r\n"):
-        counter = documents.WordCounter()
-        counter.add(text)
-        assert counter.count == 1 + len(re.findall(r"\s+", text)), repr(text)
+        assert documents.WordCounter(text).count == 1 + len(re.findall(r"\s+", text)), repr(text)
         starts = tokens.word_starts_in(text, ByteTokenizer().encode(text, special=False).char_end)
         assert int(starts.sum()) == len(re.findall(r"\S+", text)), repr(text)
 

@@ -169,7 +169,6 @@ RUN = {"manifest.json": b'{"identity": {"model": "m"}}', "scores.parquet": b"col
         {"manifest.json": b"{damaged", "scores.parquet": b"columns"},
         {"partial.journal": b""},
         {"reference.json": RUN["manifest.json"]},
-        {"partial.reference.json": RUN["manifest.json"]},
     ],
     ids="+".join,
 )

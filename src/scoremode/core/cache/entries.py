@@ -4,9 +4,7 @@ runs/DIGEST, references/DIGEST   run folders; DIGEST is computed from the run's 
 attributions/DIGEST              measured units of candidates (studies/attribution/folder.py)
 models/NAME                      converted checkpoints; scoremode.json is written last
 files/DIGEST                     copies of files behind URIs; results on their way to a URI
-tasks/DIGEST                     answers that scoremode tasks kept before it read logs of lm-eval; nothing reads them
-texts/DIGEST                     tokens of long texts (token_store.py)
-tokenizers/DIGEST                tokenizers that earlier versions kept; nothing reads them
+texts/DIGEST                     tokens of long texts (kept_tokens.py)
 logs/ENGINE-….log                messages of an engine that failed
 KIND/.removed-NAME-TOKEN         an entry whose removal was interrupted
 
@@ -30,6 +28,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from scoremode.core.cache.units import counts_in_words, moment, parse_size, size_words
@@ -44,14 +43,12 @@ MARKS = {
     "attributions": folders.ATTRIBUTION,
     "models": MODEL_MARK,
     "logs": "",
-    "tasks": folders.ANSWERS,
     "texts": folders.TOKENS_MARK,
     "files": folders.FILE_MARK,
-    "tokenizers": folders.TOKENIZER_MARK,
 }
 """By kind: the file that is written last. Its modification time is the entry's last use."""
 KINDS = tuple(MARKS)
-LIMITED = ("references", "runs", "attributions", "texts", "files", "tokenizers")  # what the limit applies to
+LIMITED = ("references", "runs", "attributions", "texts", "files")  # what the limit applies to
 JOURNALS = {JOURNAL, folders.PARTIAL_ATTRIBUTION}
 DIGEST = re.compile(r"[0-9a-f]{20}")
 LOG = re.compile(r"[a-z]+-[0-9]+-[0-9a-f]{8}\.log")
@@ -67,8 +64,6 @@ GONE = "another process removed it"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of the cache."""
-
     kind: str  # one of KINDS
     path: Path
     size: int  # bytes of its files
@@ -119,7 +114,7 @@ def _is_ours(kind: str, files: dict[str, os.stat_result]) -> bool:
 
 def _is_our_file(kind: str, name: str) -> bool:
     """May a folder of this kind contain a file of this name?"""
-    if name in (LOCK, MARKS[kind]) or folders.is_temporary(name):
+    if name in (LOCK, MARKS[kind]) or fnmatchcase(name, folders.TEMPORARY):
         return True
     if kind in ("runs", "references"):
         return name in (SCORES, JOURNAL, PLACE) or folders.is_reference_file(name)

@@ -11,7 +11,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +28,9 @@ ATTRIBUTION, PARTIAL_ATTRIBUTION = "attribution.json", "attribution.journal"  # 
 
 REFERENCE, HEAD = "reference.json", "head.safetensors"  # of a reference, beside the files of its run
 ROWS = "partial.rows"
-PARTIAL, PARTIAL_HEAD = "partial.reference.json", ".head.safetensors.partial"  # older versions wrote these
 SHARD_NAME = re.compile(r"states-\d{5,}\.safetensors")
 
-MODEL_MARK, ANSWERS, TOKENS_MARK, FILE_MARK = "scoremode.json", "answers.records", "tokens.json", ".file.json"
-TOKENIZER_MARK = "tokenizer.json"
+MODEL_MARK, TOKENS_MARK, FILE_MARK = "scoremode.json", "tokens.json", ".file.json"
 HASHES = "sha256.json"
 
 SET_IT = "set SCOREMODE_CACHE to a folder that can be written"
@@ -45,12 +42,7 @@ def shard_name(shard: int) -> str:
 
 def is_reference_file(name: str) -> bool:
     """Is this the name of a file that a reference adds to a run folder?"""
-    return name in {REFERENCE, HEAD, PARTIAL, ROWS, PARTIAL_HEAD} or SHARD_NAME.fullmatch(name) is not None
-
-
-def is_temporary(name: str) -> bool:
-    """Is this the name of a file that is being written, or was left by a killed process?"""
-    return fnmatchcase(name, TEMPORARY)
+    return name in {REFERENCE, HEAD, ROWS} or SHARD_NAME.fullmatch(name) is not None
 
 
 def cache_folder() -> Path:
@@ -90,7 +82,9 @@ def own_files(folder: Path, what: str, marks: Mapping[str, Mark], finished: Coll
     """
     try:
         present = {p.name for p in folder.iterdir() if not p.name.startswith(".")} if folder.exists() else set()
-        own = {name for name in present & marks.keys() if _has_mark(folder / name, marks[name])}
+        plain = [name for name in present & marks.keys() if (folder / name).is_file()]
+        # one without content may be replaced, whoever made it
+        own = {name for name in plain if not (folder / name).stat().st_size or marks[name](folder / name)}
     except OSError as error:
         raise RunError(f"{folder} cannot be read ({error.strerror})", fix=give_another(folder)) from None
     vouched = own | (set(finished) if own & set(finished) else set())
@@ -100,8 +94,3 @@ def own_files(folder: Path, what: str, marks: Mapping[str, Mark], finished: Coll
         what = f"{folder} is not {what}: it contains {harmless(name)}, which scoremode did not make"
         raise RunError(what, fix="give a new or empty folder to --out")
     return present
-
-
-def _has_mark(path: Path, mark: Mark) -> bool:
-    """Is this a plain file of ours? One without content may be replaced, whoever made it."""
-    return path.is_file() and (not path.stat().st_size or mark(path))

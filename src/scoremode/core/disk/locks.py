@@ -18,13 +18,7 @@ _shared: dict[Path, int] = {}  # files that stay locked until this process ends
 
 
 class Lock:
-    """A lock file. It exists while the lock is held and is removed on release, so nothing is left in a user's folder.
-
-    >>> lock = Lock(Path("/tmp/scoremode-example.lock"))
-    >>> lock.acquire(), Lock(lock.path).acquire()
-    (True, False)
-    >>> lock.release()
-    """
+    """A lock file. It exists while the lock is held and is removed on release: nothing is left in a user's folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -2,12 +2,6 @@
 
 The seal is a hash of all fields and detects accidents: an edited number, a flipped bit. It is not a signature, because
 anyone can compute it again. Every field that is used later is therefore also checked against a form.
-
->>> kept = sealed({"targets": 5})
->>> is_sealed(kept), is_sealed({**kept, "targets": 6})
-(True, False)
->>> unusable_field({"targets": "5"}, msgspec.defstruct("Form", [("targets", Count)]))
-'targets'
 """
 
 from __future__ import annotations
@@ -15,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,11 +17,10 @@ import msgspec
 from msgspec import Meta
 
 from scoremode.core.disk.files import write_atomically
-from scoremode.core.strict_json import read_object
+from scoremode.core.strict_json import is_usable, read_object
 from scoremode.errors import RunError, harmless, readable
 
 SEAL = "seal"
-DEEPEST = 16  # levels of nesting; scoremode's own manifests have far fewer
 HIDDEN = "(not kept)"
 SECRET_NAME = re.compile(r"(token|key|secret|password|passwd|passphrase|credentials?)$", re.IGNORECASE)
 SECRET_IN_JSON = re.compile(r'("[^"]*(?:token|key|secret|password)"\s*:\s*)"[^"]*"', re.IGNORECASE)
@@ -77,10 +69,8 @@ def unusable_field(manifest: Mapping[str, Any], form: type[msgspec.Struct]) -> s
     Fields that are not in the form must be printable JSON too, because they are printed with the others.
     """
     for name in sorted(manifest):
-        if not is_printable(manifest[name]):
-            return name
-    if not all(map(is_line, manifest)):
-        return "field name"
+        if not is_usable({name: manifest[name]}):
+            return name if is_usable(name) else "field name"
     try:
         msgspec.convert(manifest, form)
     except msgspec.ValidationError as wrong:
@@ -118,26 +108,7 @@ def write_sealed(path: Path, content: Mapping[str, Any], form: type[msgspec.Stru
 
 def is_line(value: Any) -> bool:
     """Is this text that can be printed? Half a surrogate pair is valid JSON, but cannot be printed."""
-    if not isinstance(value, str):
-        return False
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def is_printable(value: Any, depth: int = 0) -> bool:
-    """Can this value be printed, and written as JSON again?"""
-    if depth > DEEPEST:
-        return False
-    if isinstance(value, dict):
-        return all(is_line(key) and is_printable(inner, depth + 1) for key, inner in value.items())
-    if isinstance(value, list):
-        return all(is_printable(inner, depth + 1) for inner in value)
-    if isinstance(value, int | float):  # true and false are ints
-        return abs(value) <= sys.float_info.max
-    return value is None or is_line(value)
+    return isinstance(value, str) and is_usable(value)
 
 
 # ── secrets ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -78,11 +78,7 @@ def is_uri(given: object) -> bool:
 
 
 def refuse_broken_uri(text: str) -> None:
-    """Refuses a text that is not a URI but starts like one, or like a Windows path. The error shows only its start.
-
-    >>> refuse_broken_uri("runs/base"), refuse_broken_uri("run:1"), refuse_broken_uri("./file:/base")
-    (None, None, None)
-    """
+    """Refuses a text that is not a URI but starts like one, or like a Windows path. The error shows only its start."""
     if ALMOST_URI.match(text) and not is_uri(text):
         raise InputError(
             f"{harmless(text.partition(':')[0])[:40]}:… is neither a URI nor a path of this machine",

@@ -137,47 +137,33 @@ class StatesOnDevice:
         return diverge_logits(kept, self.head.within(width), logits[:, :width], targets)
 
 
-class RecordsOnDevice:
-    """A baseline whose distributions were kept: its records go to the device of the candidate, as int16."""
+class WholeOnDevice:
+    """A baseline with whole distributions: they go to the device of the candidate, a few rows at a time."""
 
-    def __init__(self, baseline: StoredDistributions, device: torch.device, vocabulary: int) -> None:
+    def __init__(self, baseline: WholeDistributions, device: torch.device, vocabulary: int) -> None:
         require_one_vocabulary(baseline.vocabulary, vocabulary)
         self.baseline, self.device = baseline, device
 
     def window(self, index: int, window: Window) -> RowsOf:
-        records = self.baseline.records(index, window)
-        return lambda rows: to_device(records[rows], self.device)
-
-    def distances(self, kept: Tensor, logits: Tensor, width: int) -> dict[str, Tensor]:
-        """The KL (n,) over all ids: llama.cpp's rule leaves none out.
-
-        Nothing else is measured: the stored probabilities are rounded, and the unlikely ones are cut off.
-        """
-        return {"kl": kl_from_records(kept, logits)}
-
-    def diverge(self, kept: Tensor, logits: Tensor, targets: Tensor, width: int) -> Divergence:
-        """The KL from the baseline's records over all ids, and the candidate's columns for ids below ``width``."""
-        distances = self.distances(kept, logits, width)
-        return Divergence(q=reduce_logits(logits[:, :width], targets), **distances)
-
-
-class LogitsOnDevice:
-    """A baseline that runs at the same time: its logits go to the device of the candidate, a few rows at a time."""
-
-    def __init__(self, baseline: LogitsBaseline, device: torch.device, vocabulary: int) -> None:
-        require_one_vocabulary(baseline.vocabulary, vocabulary)
-        self.baseline, self.device = baseline, device
-
-    def window(self, index: int, window: Window) -> RowsOf:
+        if isinstance(self.baseline, StoredDistributions):
+            records = self.baseline.records(index, window)
+            return lambda rows: to_device(records[rows], self.device)
+        assert isinstance(self.baseline, LogitsBaseline), "whole distributions are stored, or logits"
         logits = self.baseline.logits(index, window)
         return lambda rows: logits(rows).to(self.device)
 
     def distances(self, kept: Tensor, logits: Tensor, width: int) -> dict[str, Tensor]:
-        """The divergence (n,) over the ids below ``width``, by column."""
+        """The divergence (n,) by column, over the ids below ``width``.
+
+        From stored distributions, it is the KL over all ids: llama.cpp's rule leaves none out. Nothing else is
+        measured: the stored probabilities are rounded, and the unlikely ones are cut off.
+        """
+        if isinstance(self.baseline, StoredDistributions):
+            return {"kl": kl_from_records(kept, logits)}
         return divergence_of(kept[:, :width], logits[:, :width])
 
     def diverge(self, kept: Tensor, logits: Tensor, targets: Tensor, width: int) -> Divergence:
-        """The divergence and the candidate's columns for ids below ``width``."""
+        """The divergence, and the candidate's columns for ids below ``width``."""
         distances = self.distances(kept, logits, width)
         return Divergence(q=reduce_logits(logits[:, :width], targets), **distances)
 
@@ -187,38 +173,13 @@ def to_device(records: Raw, device: torch.device) -> Tensor:
     return torch.from_numpy(np.array(records, "<u2").view(np.int16)).to(device)
 
 
-def load_distributions(
-    baseline: WholeDistributions, device: torch.device, vocabulary: int
-) -> RecordsOnDevice | LogitsOnDevice:
-    """Puts a baseline that has whole distributions on a device; refuses one with a vocabulary of another size."""
-    if isinstance(baseline, StoredDistributions):
-        return RecordsOnDevice(baseline, device, vocabulary)
-    assert isinstance(baseline, LogitsBaseline), "whole distributions are stored, or logits"
-    return LogitsOnDevice(baseline, device, vocabulary)
-
-
 def load_baseline(
     baseline: Baseline | WholeDistributions, device: torch.device, vocabulary: int
-) -> StatesOnDevice | RecordsOnDevice | LogitsOnDevice:
+) -> StatesOnDevice | WholeOnDevice:
     """Puts a baseline of any kind on a device; refuses one with a vocabulary of another size."""
     if isinstance(baseline, WholeDistributions):
-        return load_distributions(baseline, device, vocabulary)
+        return WholeOnDevice(baseline, device, vocabulary)
     return StatesOnDevice(baseline, device, vocabulary)
-
-
-def divergence_of_logits(
-    against: StatesOnDevice | RecordsOnDevice | LogitsOnDevice,
-    windows: list[IndexedWindow],
-    logits: Tensor,
-    targets: Tensor,
-) -> Divergence:
-    """The divergence from a baseline, and the candidate's columns, both from the candidate's logits (n, vocabulary).
-
-    The rows are those that the windows ask for, concatenated; ``targets`` is (n, k). The sums of the divergence are in
-    float64. May overwrite the logits.
-    """
-    every = [against.window(index, window)(slice(0, len(window.rows))).clone() for index, window in windows]
-    return against.diverge(torch.cat(every), logits, targets, logits.shape[1])
 
 
 def records_of_logits(logits: Tensor) -> Raw:
@@ -244,9 +205,7 @@ class LogitsOfStates:
     def records(self, states: Raw) -> Raw:
         return np.concatenate([records_of_logits(self._logits(states[rows])) for rows in self._blocks(states)])
 
-    def distances(
-        self, states: Raw, rows_of: RowsOf, against: RecordsOnDevice | LogitsOnDevice, width: int
-    ) -> dict[str, Array]:
+    def distances(self, states: Raw, rows_of: RowsOf, against: WholeOnDevice, width: int) -> dict[str, Array]:
         """The divergence (n,) from a baseline's distributions, which ``rows_of`` gives, to those of the states."""
         parts = [
             divergence_columns(against.distances(rows_of(rows), self._logits(states[rows]), width))
@@ -274,7 +233,7 @@ def with_distributions(
     """
     if want.against is not None and not isinstance(want.against, WholeDistributions):
         raise EngineError("records and a divergence from states were asked for at once", fix="ask for one of them")
-    against = None if want.against is None else load_distributions(want.against, made.device, made.vocabulary)
+    against = None if want.against is None else WholeOnDevice(want.against, made.device, made.vocabulary)
     width = min(source.vocabulary or made.vocabulary, made.vocabulary)
     for index, answers in answered:
         states = answers.states

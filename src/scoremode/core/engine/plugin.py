@@ -51,11 +51,7 @@ class Capabilities:
 
     @staticmethod
     def all(**other: Any) -> Capabilities:
-        """Everything that scoring may need, but for what ``other`` says.
-
-        >>> Capabilities.all(hidden_states=False, logits=True).divergence
-        True
-        """
+        """Everything that scoring may need, but for what ``other`` says."""
         usual = ("rank", "entropy", "top", "any_target", "hidden_states", "divergence", "distributions")
         return Capabilities(**{**dict.fromkeys((*usual, "side_by_side", "replicas"), True), **other})
 
@@ -119,13 +115,7 @@ def subject_of_checkpoint(model: str, options: Any, tokenizer: str | None) -> Su
     """The subject of a Hugging Face checkpoint, for engines that load checkpoints. No weights are loaded."""
     from scoremode.core.models.subject import checkpoint_subject
 
-    return checkpoint_subject(
-        model,
-        tokenizer=tokenizer,
-        trust_remote_code=bool(options.trust_remote_code),
-        revision=options.revision,
-        token=options.token,
-    )
+    return checkpoint_subject(model, options, tokenizer)
 
 
 class EnginePlugin(ABC):

@@ -5,7 +5,7 @@ Nothing is opened here, and nothing heavy is imported: a question that no engine
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -23,11 +23,6 @@ if TYPE_CHECKING:
     from scoremode.core.models.subject import Subject
 
 GROUP = "scoremode.engines"
-GONE = """
-about as_replica at cache_bytes called limit memory on_gpus open_generator open_layers open_swapper open_writer
-over_nodes promises_same_bits ranks self_test_dtype self_test_model self_test_options
-"""
-"""Methods that nobody asks for any more. A plug-in that has one expects an effect of it, so it is refused."""
 
 
 @cache
@@ -50,8 +45,6 @@ def _accepted(name: str, loaded: Any) -> EnginePlugin:
             f"it was written for version {written_for} of the engine contract, and this is version {CONTRACT}; "
             "update it, or install the scoremode that it was written for"
         )
-    if gone := sorted(set(GONE.split()) & set(dir(loaded))):
-        raise ValueError(f"it has {', '.join(gone)}, which now has another form in the contract: see docs/engines.md")
     if getattr(loaded, "name", None) != name:
         raise ValueError(f"its entry point is named '{name}' but the engine itself '{getattr(loaded, 'name', None)}'")
     return loaded()
@@ -126,15 +119,16 @@ def share_options(plugin: EnginePlugin, all_used: Sequence[EnginePlugin], given:
 
 
 def _allows(plugin: EnginePlugin, name: str, value: Any) -> bool:
-    """Has an engine an option of that name, with that value?"""
-    option = plugin.options.known().get(name)
-    if option is None:
-        return False
+    return name in plugin.options.known() and _refusal(plugin, name, value) is None
+
+
+def _refusal(plugin: EnginePlugin, name: str, value: Any) -> OptionError | None:
+    """Why an engine does not take a value for an option that it has; None if it does."""
     try:
-        option.checked(value)
-    except OptionError:
-        return False
-    return True
+        plugin.options.known()[name].checked(value)
+    except OptionError as error:
+        return error
+    return None
 
 
 def read_options(plugin: EnginePlugin, given: Mapping[str, Any]) -> Any:
@@ -190,15 +184,9 @@ def check_values(given: Mapping[str, Any]) -> None:
     Of several types of the K/V cache, which ``compare`` takes, each is checked.
     """
     each = [(name, one) for name, value in given.items() for one in (value if isinstance(value, list) else [value])]
-    for name, value in each:
-        options = [p.options.known()[name] for p in known_engines().values() if name in p.options.known()]
-        refusals = []
-        for option in options:
-            try:
-                option.checked(value)
-            except OptionError as error:
-                refusals.append(error)
-        if refusals and len(refusals) == len(options):
+    for name, one in each:
+        refusals = [_refusal(p, name, one) for p in known_engines().values() if name in p.options.known()]
+        if refusals and refusals[0] is not None and None not in refusals:
             raise refusals[0]
 
 
@@ -216,10 +204,13 @@ class ChosenEngine:
 
 
 def choose(
-    model: str, engine: str | None = None, given: Mapping[str, Any] | None = None, tokenizer: str | None = None
+    model: str,
+    engine: str | EnginePlugin | None = None,
+    given: Mapping[str, Any] | None = None,
+    tokenizer: str | None = None,
 ) -> ChosenEngine:
     """Chooses the engine for a model and reads its options; refuses here what can be refused before it is opened."""
-    plugin = choose_engine(engine, model)
+    plugin = engine if isinstance(engine, EnginePlugin) else choose_engine(engine, model)
     options = read_options(plugin, given or {})
     return ChosenEngine(plugin, options, plugin.subject(model, options, tokenizer))
 
@@ -231,13 +222,15 @@ def open_engine(chosen: ChosenEngine, work: Work) -> Engine:
 
 def require_path(plugin: EnginePlugin, path: str | None, fix: str = "leave --path out") -> None:
     """Refuses a path by which an engine cannot feed its model, before it is opened."""
-    if path is None or path in plugin.able().paths:
-        return
-    others = [other.name for other in known_engines().values() if path in other.capabilities.paths]
-    others.sort(key=lambda name: not known_engines()[name].is_default)
-    raise EngineError(
-        f"the {plugin.name} engine has no {path} path", fix=f"{fix}, or use --engine {' or '.join(others)}"
-    )
+    if path is not None and path not in plugin.able().paths:
+        others = _named(lambda other: path in other.capabilities.paths)
+        raise EngineError(f"the {plugin.name} engine has no {path} path", fix=f"{fix}, or use --engine {others}")
+
+
+def _named(fits: Callable[[EnginePlugin], bool]) -> str:
+    """The names of engines, the embedded one first."""
+    found = sorted(filter(fits, known_engines().values()), key=lambda plugin: not plugin.is_default)
+    return " or ".join(plugin.name for plugin in found)
 
 
 def require_read(options: Options, path: str | None, *, has_flag: bool = True) -> None:
@@ -250,10 +243,7 @@ def require_read(options: Options, path: str | None, *, has_flag: bool = True) -
         option = options.known()[name]
         if option.details.path not in (None, path):
             other = f"add --path {option.details.path}, or " if has_flag else ""
-            raise OptionError(
-                f"{option.flag} has no effect on the {path} path",
-                fix=f"{other}leave {option.flag} out",
-            )
+            raise OptionError(f"{option.flag} has no effect on the {path} path", fix=f"{other}leave {option.flag} out")
 
 
 def can(plugin: EnginePlugin, what: str) -> bool:
@@ -261,7 +251,8 @@ def can(plugin: EnginePlugin, what: str) -> bool:
     able = plugin.able()
     if what in (field.name for field in fields(Capabilities)):
         return bool(getattr(able, what))
-    return what in plugin.abilities or (not able.scores_only and plugin.name in extensions.engines_with(what))
+    of_wings = any((what, plugin.name) in wing.abilities for wing in extensions.wings())
+    return what in plugin.abilities or (not able.scores_only and of_wings)
 
 
 def open_for(chosen: ChosenEngine, ability: str, work: Work, *more: Any) -> Any:
@@ -278,6 +269,6 @@ def require(plugin: EnginePlugin, capability: str, what: str) -> None:
     files = extensions.offered("reference-output") if capability == "hidden_states" else []
     for file in files if plugin.able().distributions else ():
         raise EngineError(f"the {plugin.name} engine cannot {what}", fix=file.instead_of_states)
-    others = [other.name for other in known_engines().values() if can(other, capability)]
-    others.sort(key=lambda name: not known_engines()[name].is_default)  # the embedded one first
-    raise EngineError(f"the {plugin.name} engine cannot {what}", fix=f"use --engine {' or '.join(others)}")
+    raise EngineError(
+        f"the {plugin.name} engine cannot {what}", fix=f"use --engine {_named(lambda other: can(other, capability))}"
+    )

@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -26,6 +25,7 @@ from scoremode.core.engine.distributions import (
     to_raw,
     with_distributions,
 )
+from scoremode.core.engine.options import CheckpointOptions
 from scoremode.core.scores.answers import Answers, WindowSource
 from scoremode.head.chunked import diverge_from_logits, score_rows
 from scoremode.head.kernels import ChosenKernel, choose, describe_kernel
@@ -37,16 +37,6 @@ Finish = Callable[[Tensor, list[IndexedWindow]], list[Answers]]
 """Concatenated hidden states of windows -> the answers of each window."""
 
 
-class HeadOptions(Protocol):
-    """The options that choose a kernel of the head."""
-
-    @property
-    def head_kernel(self) -> str | None: ...
-
-    @property
-    def divergence(self) -> str | None: ...
-
-
 class StatesEngine(Engine):
     """An engine that computes final hidden states."""
 
@@ -55,7 +45,7 @@ class StatesEngine(Engine):
     vocabulary: int
     choice: ChosenKernel | None = None  # the kernel that scores; None if the model computes its own logits
 
-    def __init__(self, options: HeadOptions) -> None:
+    def __init__(self, options: CheckpointOptions) -> None:
         self._forced_kernel, self._divergence_is_checked = options.head_kernel, False
         self._whole_divergence = options.divergence == "all"
 

@@ -49,11 +49,7 @@ class ModelFacts:
 
 
 def resolve(name: str, *, revision: str | None = None, token: str | None = None) -> Path:
-    """The folder of a model: the embedded one by name, a local folder, or a repository on the Hugging Face hub.
-
-    >>> resolve("smollm2-135m").joinpath("config.json").exists()   # doctest: +SKIP
-    True
-    """
+    """The folder of a model: the embedded one by name, a local folder, or a repository on the Hugging Face hub."""
     if name == EMBEDDED or Path(name).expanduser().is_dir():
         if revision is not None:
             raise OptionError(
@@ -72,10 +68,6 @@ def resolve(name: str, *, revision: str | None = None, token: str | None = None)
             raise ModelError(f"{name} is a model of the table engine and has no weights", fix="give a checkpoint")
         fix = did_you_mean(name, known) if "/" not in name else "check the path"
         raise ModelError(f"there is no model or folder '{name}'", fix=fix)
-    return _from_hub(name, revision, token)
-
-
-def _from_hub(name: str, revision: str | None, token: str | None) -> Path:
     from huggingface_hub import snapshot_download
 
     wanted = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]
@@ -221,9 +213,6 @@ def check_layers(name: str, config: Mapping[str, Any], tensors: Iterable[str]) -
     """Raise ModelError if config and weights have different numbers of layers; return notes on unused layers.
 
     A config with fewer layers than the weights loads without an error, but scores a smaller model than intended.
-
-    >>> check_layers("model", {"num_hidden_layers": 2}, ["model.layers.0.norm.weight", "model.layers.1.norm.weight"])
-    []
     """
     layers = _first_int(config, *LAYERS)
     if layers is None:
@@ -254,11 +243,7 @@ def layers_of_text(tensors: Iterable[str]) -> int | None:
 
 
 def unused_note(unused: Iterable[str]) -> list[str]:
-    """A note on tensors that the model does not use.
-
-    >>> unused_note(["b", "a"])
-    ['2 tensors of the checkpoint are not used: a, b']
-    """
+    """A note on tensors that the model does not use."""
     names = sorted(set(unused))
     if not names:
         return []

@@ -43,18 +43,11 @@ class Subject:
     checkpoint: ModelFacts | None = None  # the folder in the Hugging Face layout, if there is one
 
 
-def checkpoint_subject(
-    model: str,
-    *,
-    tokenizer: str | None = None,
-    trust_remote_code: bool = False,
-    revision: str | None = None,
-    token: str | None = None,
-) -> Subject:
+def checkpoint_subject(model: str, options: Any, tokenizer: str | None) -> Subject:
     """The Subject of a Hugging Face checkpoint: a folder, a name on the hub, or the embedded model. Loads no weight."""
-    facts = inspect(model, revision=revision, token=token)
+    facts = inspect(model, revision=options.revision, token=options.token)
     folder: str | Path = tokenizer or facts.path
-    loaded = HuggingFaceTokenizer.load(folder, trust_remote_code=trust_remote_code)
+    loaded = HuggingFaceTokenizer.load(folder, trust_remote_code=bool(options.trust_remote_code))
     stored = facts.config.get("dtype") or facts.config.get("torch_dtype")
     dtype = stored if isinstance(stored, str) else None
     notes = (f"not counted as weights: {', '.join(facts.left_out)}",) if facts.left_out else ()

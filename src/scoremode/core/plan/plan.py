@@ -174,7 +174,6 @@ class Plan:
 
     @cached_property
     def target_window(self) -> Ints:
-        """The window of each target, (targets,)."""
         return np.repeat(np.arange(len(self), dtype=np.int64), self.target_counts)
 
     @cached_property
@@ -191,7 +190,6 @@ class Plan:
 
     @cached_property
     def target_document(self) -> Ints:
-        """The document of each target, (targets,)."""
         return self._documents_of(self.target_token)
 
     def _documents_of(self, token: Ints) -> Ints:

@@ -20,7 +20,7 @@ import numpy as np
 from msgspec import Meta
 
 from scoremode.core.disk.files import open_regular, write_atomically
-from scoremode.core.disk.folders import PARTIAL, REFERENCE, ROWS, is_reference_file, shard_name
+from scoremode.core.disk.folders import REFERENCE, ROWS, is_reference_file, shard_name
 from scoremode.core.disk.manifests import Sha256, Text, read_sealed
 from scoremode.core.disk.records import first_line, identity_in
 from scoremode.core.strict_json import read_object
@@ -110,11 +110,7 @@ class ShardLayout(msgspec.Struct, frozen=True):
 
 
 def estimate_bytes(targets: int, width: int, dtype: str, vocabulary: int) -> dict[str, int]:
-    """Returns the size of a reference on disk, and the size of float16 logits for comparison.
-
-    >>> estimate_bytes(1000, 4096, "bfloat16", 128256)["states"]
-    8192000
-    """
+    """Returns the size of a reference on disk, and the size of float16 logits for comparison."""
     item = RAW_DTYPES[dtype].itemsize
     states, head = targets * width * item, vocabulary * width * item
     return {"states": states, "head": head, "total": states + head, "logits_fp16": targets * vocabulary * 2}
@@ -128,8 +124,6 @@ Ids = Annotated[int, Meta(ge=1, le=1 << 32)]
 
 
 class HeadManifest(msgspec.Struct):
-    """The description of a head."""
-
     file: Literal["head.safetensors"]
     rows: Ids
     vocabulary: Ids
@@ -146,8 +140,6 @@ class HeadManifest(msgspec.Struct):
 
 
 class ShardManifest(msgspec.Struct):
-    """A file of hidden states."""
-
     file: Text
     rows: Rows
     sha256: Sha256
@@ -217,10 +209,9 @@ def _problem(manifest: ReferenceManifest, layout: ShardLayout) -> str | None:
 # ── the folder ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def is_reference(folder: Path) -> bool:
     """Does the folder contain a reference, finished or not, with a readable identity?"""
-    for name in (REFERENCE, PARTIAL):
-        with suppress(ValueError, OSError):
-            if isinstance(read_object(folder / name).get("identity"), dict):
-                return True
+    with suppress(ValueError, OSError):
+        if isinstance(read_object(folder / REFERENCE).get("identity"), dict):
+            return True
     return identity_in(folder / ROWS) is not None
 
 
@@ -230,7 +221,7 @@ def discard(folder: Path) -> None:
     First, partial.rows is replaced by one of no reference, and it is removed last. So after a kill the remaining files
     are still known to be ours, and the next writer discards them.
     """
-    if not any((folder / name).exists() for name in (REFERENCE, PARTIAL, ROWS)):
+    if not any((folder / name).exists() for name in (REFERENCE, ROWS)):
         return
     with suppress(OSError):  # a full disk must not prevent the removal
         write_atomically(folder / ROWS, first_line({**ROWS_HEADER, "identity": {}}))

@@ -36,12 +36,7 @@ CHUNK = 1 << 20  # bytes that are read together
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """A finished reference. Rows are read on demand, never all at once.
-
-    >>> reference = Reference.open("ref")            # doctest: +SKIP
-    >>> reference.rows(0, 512).shape                 # doctest: +SKIP
-    (512, 4096)
-    """
+    """A finished reference. Rows are read on demand, never all at once."""
 
     folder: Path
     manifest: Mapping[str, Any]

@@ -7,48 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from scoremode.core.scores.schema import (
-    DIVERGENCE,
-    Array,
-    Column,
-    DivergenceColumns,
-    FactColumns,
-    ScoreColumns,
-)
+from scoremode.core.scores.schema import DIVERGENCE, Array, Column, DivergenceColumns, FactColumns, ScoreColumns
 from scoremode.values import BLOCK, Ids
-
-
-class ColumnReader(Protocol):
-    """Reads columns of equal length from disk."""
-
-    rows: int
-    not_measured: frozenset[str]  # names of columns
-
-    def read(self, name: str) -> Array | None:
-        """A whole column; None if it was not measured."""
-        ...
-
-    def value(self, name: str, row: int) -> Any:
-        """One value of a column that was measured."""
-        ...
-
-    def blocks(self, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-        """Some columns side by side, BLOCK rows at a time; None in place of one that was not measured."""
-        ...
 
 
 class LazyColumns:
     """Arrays of equal length. Those of a stored run are read from disk on first use and then kept in memory."""
 
     __slots__ = ("_stored",)
-    _stored: ColumnReader  # not set if all columns are in memory
+    _stored: Any  # the ColumnFile of a stored run; not set if all columns are in memory
 
     @classmethod
-    def on_disk(cls, stored: ColumnReader) -> Self:
+    def on_disk(cls, stored: Any) -> Self:
         made = object.__new__(cls)
         object.__setattr__(made, "_stored", stored)
         return made

@@ -16,7 +16,7 @@ import json
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -34,21 +34,6 @@ SECONDS = struct.Struct("<d")
 COLUMNS_ARE = (1 << 64) - 1  # used in place of a window's number
 
 
-class PlannedTargets(Protocol):
-    """The facts about a plan that a journal needs."""
-
-    def __len__(self) -> int: ...  # windows
-
-    @property
-    def targets(self) -> int: ...  # targets of all windows
-
-    @property
-    def target_counts(self) -> Ints: ...  # (windows,)
-
-    @property
-    def target_offsets(self) -> Ints: ...  # (windows + 1,)
-
-
 class Journal:
     """The scores of one plan so far, stored in one file."""
 
@@ -56,22 +41,22 @@ class Journal:
         self,
         path: Path,
         identity: Mapping[str, Any],
-        plan: PlannedTargets,
+        counts: Ints,
         *,
         with_kl: bool = False,
         least_kl: float = 0.0,
         vocabulary: int | None = None,
     ) -> None:
-        """``vocabulary``: how many ids the engine has. A larger id is refused.
+        """``counts``: how many targets each window has. ``vocabulary``: how many ids the engine has.
 
         ``least_kl``: the lowest possible divergence. It is below 0 if the baseline was rounded.
         """
-        self.path, self.plan, self.vocabulary = path, plan, vocabulary
+        self.path, self.vocabulary = path, vocabulary
         self.with_kl, self.least_kl = with_kl, least_kl
         self.columns: tuple[Column, ...] = ()  # of every record; none until the first record
-        self.done: Bools = np.zeros(len(plan), dtype=np.bool_)
-        self._counts: Ints = plan.target_counts
-        self._at: Ints = np.zeros(len(plan), dtype=np.int64)  # offset of each window's record in the file
+        self.done: Bools = np.zeros(len(counts), dtype=np.bool_)
+        self._counts, self._offsets = counts, np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        self._at: Ints = np.zeros(len(counts), dtype=np.int64)  # offset of each window's record in the file
         self.seconds = 0.0
         self._file = RecordFile(path, {**HEADER, "identity": identity})
         try:
@@ -83,7 +68,6 @@ class Journal:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns of every record."""
         return tuple(column.name for column in self.columns)
 
     def _replay_record(self, window: int, at: int, body: bytes) -> None:
@@ -155,14 +139,13 @@ class Journal:
 
     def rows_and_divergences(self, begin: int, end: int) -> tuple[Scores, Divergences]:
         """Returns the scores that ``rows`` returns, and the divergence of each target as far as it is measured."""
-        offsets = self.plan.target_offsets
         found = Scores.empty(end - begin, BUILT_IN.chosen(self.names or ("logprob",)))
         apart = Divergences.empty(end - begin, chosen_divergences(self.names))
         into = dict(found.columns()) | dict(apart.columns())
-        for window in range(*np.searchsorted(offsets, (begin, end)).tolist()):
+        for window in range(*np.searchsorted(self._offsets, (begin, end)).tolist()):
             if not self.done[window]:
                 continue
-            row, n = int(offsets[window]) - begin, int(self._counts[window])
+            row, n = int(self._offsets[window]) - begin, int(self._counts[window])
             columns = self._split(self._file.body(int(self._at[window]), window), n)
             for name, column in into.items():
                 column[row : row + n] = columns[name]

@@ -232,7 +232,7 @@ class ColumnFile:
         if (name, group) not in self._near:
             if len(self._near) >= NEAR:
                 self._near.clear()
-            self._near[name, group] = self._read_group(name, group)
+            self._near[name, group] = _joined([part for (part,) in self._batches([name], [group])])
         return self._near[name, group][row - self._group_starts[group]]
 
     @cached_property
@@ -240,15 +240,6 @@ class ColumnFile:
         metadata = self._file.metadata
         sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
         return [0, *np.cumsum(sizes).tolist()][:-1]
-
-    def _read_group(self, name: str, group: int) -> npt.NDArray[Any]:
-        import pyarrow as pa
-
-        try:
-            column = self._file.read_row_group(group, columns=[name], use_threads=False).column(name)
-            return _joined([self._as_numpy(chunk, name) for chunk in column.chunks])
-        except (pa.ArrowException, KeyError, OSError) as error:
-            raise self._unreadable(error) from None
 
     def blocks(self, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
         """Some columns side by side, BLOCK rows at a time, whatever the sizes of the file's row groups."""
@@ -264,11 +255,14 @@ class ColumnFile:
         if sum(len(part[0]) for part in waiting):
             yield _in_places(names, there, [_joined([part[i] for part in waiting]) for i in range(len(there))])
 
-    def _batches(self, names: Sequence[str]) -> Iterator[tuple[npt.NDArray[Any], ...]]:
+    def _batches(
+        self, names: Sequence[str], groups: Iterable[int] | None = None
+    ) -> Iterator[tuple[npt.NDArray[Any], ...]]:
         import pyarrow as pa
 
         try:
-            for group in range(self._file.metadata.num_row_groups):  # one call for all would keep what all of them need
+            # one call for all groups would keep what all of them need
+            for group in range(self._file.metadata.num_row_groups) if groups is None else groups:
                 for batch in self._file.iter_batches(BLOCK, row_groups=[group], columns=list(names), use_threads=False):
                     yield tuple(self._as_numpy(batch.column(name), name) for name in names)
         except (pa.ArrowException, KeyError, OSError) as error:

@@ -133,8 +133,7 @@ class ScoreColumns:
         ),
     ] = None
     top: Annotated[
-        Ids | None,
-        Column("int32", "id of the model's first choice", least=0, most="last id", together="first choice"),
+        Ids | None, Column("int32", "id of the model's first choice", least=0, most="last id", together="first choice")
     ] = None
     top_logprob: Annotated[
         Floats | None,
@@ -245,11 +244,7 @@ class Schema:
         return tuple(column for column in self.scores if column.name in names)
 
     def set_problem(self, names: Sequence[str]) -> str | None:
-        """Returns the problem of a set of columns, in words, or None if the set is valid.
-
-        >>> BUILT_IN.set_problem(("logprob", "top"))
-        'top and top_logprob come together or not at all'
-        """
+        """Returns the problem of a set of columns, in words, or None if the set is valid."""
         if names == self.names:
             return None
         for name in names:

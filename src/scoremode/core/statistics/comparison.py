@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import UserList
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,11 @@ from scoremode.core.scores.schema import DIVERGENCE, KL
 from scoremode.core.statistics.depth import DepthMeans, by_depth
 from scoremode.core.statistics.equivalence import Equivalence, answer_change, answer_logprob, equivalence, is_answer
 from scoremode.core.statistics.estimate import square_root
-from scoremode.core.statistics.paired import PairedBlock, PairedMeans, PairedRuns, Values
-from scoremode.core.statistics.perplexities import (
+from scoremode.core.statistics.paired import (
+    PairedBlock,
+    PairedMeans,
+    PairedRuns,
+    Values,
     log_ppl_ratio,
     nll_added,
     nll_of_baseline,
@@ -34,18 +37,14 @@ from scoremode.core.statistics.perplexities import (
     ppl_ratio,
     stored_metric,
 )
-from scoremode.core.statistics.slices import SliceMeans, by_slice
+from scoremode.core.statistics.parts import SliceMeans, by_slice
 from scoremode.core.statistics.statistic import PlainStatistic, Statistic, TerminalColumn, fields_from, plain
 from scoremode.core.statistics.streams import DELTA_P_QUANTILES, KL_QUANTILES, quantiles
 from scoremode.values import LONG, Estimate, Floats, rounded
 
 
 def needs_whole_divergence(names: Iterable[str]) -> bool:
-    """Does one of these statistics need more of a divergence than KL?
-
-    >>> needs_whole_divergence(["kl_mean"]), needs_whole_divergence(["kl_mean", "overlap"])
-    (False, True)
-    """
+    """Does one of these statistics need more of a divergence than KL?"""
     others = {column.name for column in DIVERGENCE} - {KL.name}
     return any(name in BY_FIELD and BY_FIELD[name].needs in others for name in names)
 
@@ -56,32 +55,27 @@ def _missing(runs: PairedRuns) -> set[str]:
     return {*(column.name for column in DIVERGENCE), "top", "noise"} - known
 
 
+_plain = partial(plain, "")  # an attribute gives it its name
+
+
 # ── quantiles ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _kl_quantile(name: str, about: str = "a quantile of KL over targets, nats", **shown: Any) -> PlainStatistic:
     def of(means: PairedMeans) -> float:
         return means.quantiles("kl", measured(means.runs.kl), KL_QUANTILES)[name]
 
-    return plain(f"kl_{name}", about, of, needs="kl", better="low", **shown)
+    return _plain(about, of, needs="kl", better="low", **shown)
 
 
 def _delta_p_quantile(name: str) -> PlainStatistic:
     def of(means: PairedMeans) -> float:
         return means.quantiles("delta_p", means.delta_p, DELTA_P_QUANTILES)[name]
 
-    return plain(f"delta_p_{name}", "a quantile of q - p over targets", of)
+    return _plain("a quantile of q - p over targets", of)
 
 
 def _noise_mean(means: PairedMeans) -> float | None:
     floor = measured(means.runs.noise_kl)
     return float(floor.mean()) if len(floor) else None
-
-
-def _noise_p99(means: PairedMeans) -> float:
-    return quantiles(measured(means.runs.noise_kl), {"p99": 0.99})["p99"]
-
-
-def _farthest(means: PairedMeans) -> float | None:
-    return means.farthest if len(means.runs.groups) else None
 
 
 # ── the declarations ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -97,17 +91,19 @@ def _squared_move(b: PairedBlock) -> Floats:
     return b.moved**2
 
 
-def _named(name: str, about: str, needs: str, title: str, mean: Values | None = None, **more: Any) -> Statistic:
+def _named(about: str, needs: str, title: str, mean: Values | None = None, **more: Any) -> Statistic:
     """A statistic of a column of a divergence, which tables show by name; the mean of the column if not of ``mean``."""
     mean = mean or (lambda b: measured(getattr(b.divergences, needs)))
-    return Statistic(name, about, mean, needs=needs, ranks=-1 if more["better"] == "low" else 1, title=title, **more)
+    return Statistic(
+        about=about, mean=mean, needs=needs, ranks=-1 if more["better"] == "low" else 1, title=title, **more
+    )
 
 
 def _same_first(count: int) -> Statistic:
     """The share of tokens whose first ``count`` choices are the same. With one choice, it is ``same_top``."""
     about, shown = f"share of tokens with the same first {count} choices", {"better": "high", "percent": True}
     mean: Values = lambda b: measured(b.divergences.same_first) >= count  # noqa: E731
-    return _named(f"top{count}_same", about, "same_first", f"same top {count}", mean, range="share", **shown)
+    return _named(about, "same_first", f"same top {count}", mean, range="share", **shown)
 
 
 _OVERLAP: Values = lambda b: 1.0 - measured(b.divergences.total_variation)  # noqa: E731
@@ -117,39 +113,31 @@ class ComparisonNumbers:
     """The numbers of a comparison, each an attribute: ``c.kl_mean`` is an ``Estimate``, ``c.kl_max`` a float."""
 
     ppl_baseline = Statistic(
-        "ppl_baseline", "the baseline's perplexity", of=stored_metric("baseline", "perplexity"), needs="logprob"
+        about="the baseline's perplexity", of=stored_metric("baseline", "perplexity"), needs="logprob"
     )
     ppl_candidate = Statistic(
-        "ppl_candidate",
-        "exponential of the mean surprise",
+        about="exponential of the mean surprise",
         of=stored_metric("candidate", "perplexity"),
         needs="logprob",
         label="Perplexity",
         column=TerminalColumn("ppl"),
         card="perplexity",
     )
-    bits_per_byte_baseline = plain(
-        "bits_per_byte_baseline",
+    bits_per_byte_baseline = _plain(
         "bits per byte of the text under the baseline",
         lambda means: stored_metric("baseline", "bits_per_byte")(means).value,
         needs="logprob",
     )
-    bits_per_byte_candidate = plain(
-        "bits_per_byte_candidate",
+    bits_per_byte_candidate = _plain(
         "bits per byte of the text",
         lambda means: stored_metric("candidate", "bits_per_byte")(means).value,
         needs="logprob",
         label="Bits/byte",
     )
-    zero_probability_baseline = plain(
-        "zero_probability_baseline", "targets that the baseline thinks impossible", lambda means: means.zeros[0]
-    )
-    zero_probability_candidate = plain(
-        "zero_probability_candidate", "targets that the candidate thinks impossible", lambda means: means.zeros[1]
-    )
+    zero_probability_baseline = _plain("targets that the baseline thinks impossible", lambda means: means.zeros[0])
+    zero_probability_candidate = _plain("targets that the candidate thinks impossible", lambda means: means.zeros[1])
     ppl_ratio = Statistic(
-        "ppl_ratio",
-        "perplexity divided by the baseline's",
+        about="perplexity divided by the baseline's",
         mean=nll_added,
         of=ppl_ratio,
         by_document=True,
@@ -163,18 +151,16 @@ class ComparisonNumbers:
         axis="perplexity ratio",
     )
     log_ppl_ratio = Statistic(
-        "log_ppl_ratio",
-        "logarithm of the perplexity ratio",
+        about="logarithm of the perplexity ratio",
         mean=nll_added,
         of=log_ppl_ratio,
         by_document=True,
         needs="logprob",
         ranks=-1,
     )
-    ppl_difference = Statistic("ppl_difference", "perplexity minus the baseline's", of=ppl_difference, needs="logprob")
+    ppl_difference = Statistic(about="perplexity minus the baseline's", of=ppl_difference, needs="logprob")
     kl_mean = Statistic(
-        "kl_mean",
-        "mean KL(baseline‖candidate), nats per token",
+        about="mean KL(baseline‖candidate), nats per token",
         mean=lambda b: measured(b.kl),
         range="positive",
         needs="kl",
@@ -186,7 +172,7 @@ class ComparisonNumbers:
         choice="KL",
         axis="mean KL, nats per token",
     )
-    kl_infinite = plain("kl_infinite", "targets with infinite KL", lambda means: means.infinite, needs="kl")
+    kl_infinite = _plain("targets with infinite KL", lambda means: means.infinite, needs="kl")
     kl_median = _kl_quantile(
         "median", "half of the tokens moved less", label="KL median", column=TerminalColumn("KL median", 2)
     )
@@ -198,54 +184,41 @@ class ComparisonNumbers:
     kl_p999 = _kl_quantile("p999", "99.9% of the tokens moved less", label="KL 99.9%")
     kl_max = _kl_quantile("max", "the token that moved most", label="KL max", column=TerminalColumn("KL max", 3))
     kl_reverse_mean = _named(
-        "kl_reverse_mean",
-        "mean KL(candidate‖baseline), nats",
-        "kl_reverse",
-        "KL reverse",
-        range="positive",
-        better="low",
+        "mean KL(candidate‖baseline), nats", "kl_reverse", "KL reverse", range="positive", better="low"
     )
-    total_variation_mean = _named(
-        "total_variation_mean", "mean of half of Σ |p - q|", "total_variation", "TV", range="share", better="low"
-    )
+    total_variation_mean = _named("mean of half of Σ |p - q|", "total_variation", "TV", range="share", better="low")
     overlap = _named(
-        "overlap",
-        "mean of Σ min(p, q)",
-        "total_variation",
-        "overlap",
-        _OVERLAP,
-        range="share",
-        better="high",
-        percent=True,
+        "mean of Σ min(p, q)", "total_variation", "overlap", _OVERLAP, range="share", better="high", percent=True
     )
-    noise_floor_kl_mean = plain(
-        "noise_floor_kl_mean", "mean KL of the baseline against itself", _noise_mean, needs="noise"
+    noise_floor_kl_mean = _plain("mean KL of the baseline against itself", _noise_mean, needs="noise")
+    noise_floor_kl_p99 = _plain(
+        "99 % quantile of that KL",
+        lambda means: quantiles(measured(means.runs.noise_kl), {"p99": 0.99})["p99"],
+        needs="noise",
     )
-    noise_floor_kl_p99 = plain("noise_floor_kl_p99", "99 % quantile of that KL", _noise_p99, needs="noise")
     delta_logprob_mean = Statistic(
-        "delta_logprob_mean", "mean of ln q - ln p", mean=lambda b: b.cand - b.base, needs="logprob", ranks=1
+        about="mean of ln q - ln p", mean=lambda b: b.cand - b.base, needs="logprob", ranks=1
     )
     answer_logprob = Statistic(
-        "answer_logprob",
-        "mean of ln q - ln p over the slice answer; over all targets of a text without slices",
+        about="mean of ln q - ln p over the slice answer; over all targets of a text without slices",
         mean=answer_change,
         of=answer_logprob,
         needs="logprob",
         better="high",
     )
     delta_logprob_rms = Statistic(
-        "delta_logprob_rms",
-        "root mean square of ln q - ln p",
+        about="root mean square of ln q - ln p",
         mean=_squared_move,
         of=lambda means: square_root(means.mean(_squared_move, "positive")),
         needs="logprob",
         better="low",
     )
-    delta_logprob_max = plain("delta_logprob_max", "the largest |ln q - ln p|", _farthest, better="low")
-    delta_p_mean = Statistic("delta_p_mean", "mean of q - p", mean=lambda b: b.delta_p, ranks=1)
+    delta_logprob_max = _plain(
+        "the largest |ln q - ln p|", lambda means: means.farthest if len(means.runs.groups) else None, better="low"
+    )
+    delta_p_mean = Statistic(about="mean of q - p", mean=lambda b: b.delta_p, ranks=1)
     delta_p_rms = Statistic(
-        "delta_p_rms",
-        "root mean square change in the probability of the text's own token",
+        about="root mean square change in the probability of the text's own token",
         mean=_squared_delta_p,
         of=lambda means: square_root(means.mean(_squared_delta_p, "positive")),
         better="low",
@@ -266,8 +239,7 @@ class ComparisonNumbers:
     delta_p_p999 = _delta_p_quantile("p999")
     delta_p_max = _delta_p_quantile("max")
     same_top = Statistic(
-        "same_top",
-        "share of tokens with the same first choice",
+        about="share of tokens with the same first choice",
         mean=lambda b: measured(b.base_top) == measured(b.cand_top),
         range="share",
         needs="top",
@@ -285,8 +257,7 @@ class ComparisonNumbers:
     top4_same = _same_first(4)
     top5_same = _same_first(5)
     worse = Statistic(
-        "worse",
-        "share of the text's tokens that became less likely",
+        about="share of the text's tokens that became less likely",
         mean=_worse,
         range="share",
         ranks=-1,
@@ -353,7 +324,11 @@ class Comparison(PairedRuns, ArrowTable, ComparisonNumbers):
     @cached_property
     def estimates(self) -> dict[str, Any]:
         """The numbers by name, as attributes have them; None: not measured, or not known."""
-        return comparison_estimates(self)
+        means, missing = PairedMeans(self), _missing(self)
+        wanted = [s.mean for s in STATISTICS if s.mean is not None and s.needs not in missing]
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # infinities become None in JSON
+            means.gather([*wanted, nll_of_baseline, nll_of_candidate, is_answer], columns=True)
+            return {s.name: _between_runs(s, means) for s in STATISTICS}
 
     def by_depth(self) -> list[DepthMeans]:
         """Means of KL and of the difference of logprobs by depth in the window, with errors."""
@@ -442,15 +417,6 @@ def comparison_statistics(c: Comparison) -> dict[str, Any]:
     0.0312
     """
     return c.statistics()
-
-
-def comparison_estimates(runs: PairedRuns) -> dict[str, Any]:
-    """Every number of two runs, by name: an ``Estimate`` if it has an error, None if it was not measured."""
-    means, missing = PairedMeans(runs), _missing(runs)
-    wanted = [s.mean for s in STATISTICS if s.mean is not None and s.needs not in missing]
-    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # infinities become None in JSON
-        means.gather([*wanted, nll_of_baseline, nll_of_candidate, is_answer], columns=True)
-        return {s.name: _between_runs(s, means) for s in STATISTICS}
 
 
 def fields_between_runs(s: Statistic, means: PairedMeans) -> dict[str, Any]:

@@ -35,7 +35,6 @@ class DepthMeans(PairedPart):
     last: int  # the largest
 
     def as_json(self) -> dict[str, Any]:
-        """The numbers by name; None for those that are not known."""
         return {"first": self.first, "last": self.last, **PairedPart.as_json(self)}
 
 

@@ -1,4 +1,4 @@
-"""Means over parts of the targets: stretches of the window (depth.py), slices of the text (slices.py).
+"""Means over parts of the targets: slices of the text, and stretches of the window (depth.py).
 
 The groups behind the errors are the same as everywhere. Each target counts once, whatever the method's weights are.
 """
@@ -7,14 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
+from scoremode.core.plan.plan import Plan
 from scoremode.core.scores.answers import measured
-from scoremode.core.statistics.estimate import GroupSums, with_error_fields
-from scoremode.core.statistics.groups import distinct
+from scoremode.core.statistics.estimate import GroupSums, as_json, exponential, with_error_fields
+from scoremode.core.statistics.groups import distinct, grouping
 from scoremode.core.statistics.paired import PairedRuns
+from scoremode.core.statistics.run import ScoreRows
+from scoremode.core.statistics.streams import array_blocks
+from scoremode.core.text.tokens import Tokens
+from scoremode.errors import RunError
 from scoremode.values import Bools, Estimate, Floats, Ints, Range
 
 SUMS = 1 << 20  # sums in memory at a time: with very many groups, the columns are read several times
@@ -63,7 +69,6 @@ class PairedPart:
     unbounded: int  # targets that are left out because their KL or their difference of logprobs is not finite
 
     def as_json(self) -> dict[str, Any]:
-        """The numbers by name; None for those that are not known."""
         return {
             "targets": self.delta_logprob.n,
             "groups": self.delta_logprob.groups,
@@ -105,3 +110,57 @@ def paired_means(runs: PairedRuns, parts: Parts, makers: Sequence[Callable[..., 
             unbounded = round(omitted.value * omitted.n)
             rows.append(make(kl=kl, delta_logprob=delta, same_top=same_top, unbounded=unbounded))
     return rows
+
+
+# ── slices of a text ──────────────────────────────────────────────────────────────────────────────────────────────────
+def metrics_by_slice(plan: Plan, tokens: Tokens, scores: ScoreRows) -> dict[str, Any]:
+    """Returns perplexity and mean_nll of each slice that has targets, as a manifest stores them; {} without slices."""
+    slices = tokens.slices
+    if slices is None:
+        return {}
+    groups = grouping(plan)
+
+    def parts() -> Iterator[tuple[Ints, Ints]]:
+        for block in plan.blocks():
+            yield slices[block.token].astype(np.int64), groups.of(block)
+            tokens.release_pages()
+
+    def losses() -> Iterator[list[Floats]]:
+        for block in plan.blocks():
+            yield [-scores.rows(block.begin, block.end).logprob]
+
+    means = means_by_part(losses, parts, len(tokens.slice_names), finite=False)
+    found = zip(tokens.slice_names, means, strict=True)
+    return {name: as_json({"perplexity": exponential(nll), "mean_nll": nll}) for name, (nll,) in found if nll.n}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceMeans(PairedPart):
+    """Means over the targets of one slice of the text, with errors over the groups of these targets."""
+
+    name: str
+
+    def as_json(self) -> dict[str, Any]:
+        return {"slice": self.name, **PairedPart.as_json(self)}
+
+
+def by_slice(runs: PairedRuns) -> list[SliceMeans]:
+    """Returns the means of two runs in the slices of their text; [] if the text has no slices.
+
+    Both runs scored the same text. If only one of them knows its slices, or if they differ, the candidate's count.
+    """
+    run = runs.candidate if runs.candidate.facts.has("slice") else runs.baseline
+    if not run.facts.has("slice"):
+        return []
+    names = list(run.by_slice())
+    codes = {name: code for code, name in enumerate(names)}
+
+    def parts() -> Iterator[tuple[Ints, Ints]]:
+        for (block,), group in zip(run.facts.blocks("slice"), array_blocks(runs.groups), strict=True):
+            try:
+                yield np.fromiter((codes[name] for name in block), np.int64, len(block)), group
+            except KeyError as unknown:
+                fix = "score again with --fresh"
+                raise RunError(f"the slice {unknown} of {run.path} is not in its manifest", fix=fix) from None
+
+    return paired_means(runs, parts, [partial(SliceMeans, name=name) for name in names])

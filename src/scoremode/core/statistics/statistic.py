@@ -38,8 +38,8 @@ class Statistic:
     statistic from the whole instead: the object that the statistics are computed of, ``PairedMeans`` in a comparison.
     """
 
-    name: str
-    about: str  # one line, shown where the label alone is not enough
+    name: str = ""  # in the class of a result, that of the attribute
+    about: str = ""  # one line, shown where the label alone is not enough
     mean: Callable[[Any], Floats | Bools] | None = None
     of: Callable[[Any], Estimate | float | None] | None = None
     per: Callable[[Any], Floats] | None = None  # what each row counts in the mean; None: 1
@@ -57,6 +57,9 @@ class Statistic:
     card: str = ""  # heading in the table of a model card
     choice: str = ""  # on the switch of the chart against size; "": it is not drawn there
     axis: str = ""  # the label of that chart's axis
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        object.__setattr__(self, "name", self.name or name)
 
     @overload
     def __get__(self, result: None, owner: type) -> Self: ...

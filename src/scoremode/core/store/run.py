@@ -131,8 +131,6 @@ class Run(ArrowTable):
 
 # ── manifests ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 class StoredEstimate(msgspec.Struct):
-    """A metric in a manifest."""
-
     value: float | None
     stderr: NotNegative | None
     n: Count
@@ -156,23 +154,17 @@ class Identity(msgspec.Struct):
 
 
 class PartSize(msgspec.Struct):
-    """The size of a part of a model."""
-
     bytes: Count
     weights: Positive
 
 
 class PartSizes(msgspec.Struct):
-    """The sizes of the parts of a model."""
-
     body: PartSize | None = None
     embedding: PartSize | None = None
     head: PartSize | None = None
 
 
 class ComparedWith(msgspec.Struct):
-    """The baseline that a run was compared with."""
-
     model: Text
     fingerprint: Text
 

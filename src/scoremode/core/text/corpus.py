@@ -315,7 +315,7 @@ def _single_source(name: str, layout: Layout, rows: RowsOf, count: int | None) -
         return _corpus_of_rows(name, layout, rows)
     if layout == "text":
         text = rows if isinstance(rows, PlainText) else PlainText(lambda: cast(Iterator[str], rows()))
-        return _corpus_of_rows(name, layout, text.first_lines(count))
+        return _corpus_of_rows(name, layout, PlainText(lambda: islice(lines_of(text.pieces()), count)))
     return _corpus_of_rows(name, layout, lambda: islice(rows(), count))
 
 

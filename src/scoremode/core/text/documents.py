@@ -323,8 +323,9 @@ def _with_probe(message: Message, text: str) -> tuple[str, Message]:
 class WordCounter:
     """Counts words as lm-evaluation-harness does: the pieces between white space, including empty ones at the ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: str = "") -> None:
         self.count, self._after_space, self._begun = 1, True, False
+        self.add(text)
 
     def add(self, text: str) -> None:
         for _, space, after_space in white_space(text, self._after_space):

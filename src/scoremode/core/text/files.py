@@ -15,7 +15,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar
 
 from scoremode.core import strict_json
 from scoremode.core.hub import explain_hub_error, offline_if_unreachable, quiet
@@ -26,6 +26,7 @@ Message = dict[str, Any]
 Row = str | list[Message]
 RowsOf = Callable[[], Iterator[Row]]
 RowKind = Literal["documents", "chat"]
+T = TypeVar("T")
 
 PIECE = 1 << 20  # bytes of a text that are read at a time
 NAMED = ("wikitext2", "python-docs", "python-docs-short")
@@ -82,7 +83,7 @@ def _missing(path: Path) -> CorpusError:
     return CorpusError(f"there is no corpus or file '{name}'", fix=fix)
 
 
-def unchanged(path: Path, rows: RowsOf) -> RowsOf:
+def unchanged(path: Path, rows: Callable[[], Iterator[T]]) -> Callable[[], Iterator[T]]:
     """Wraps rows so that a pass over them raises CorpusError if the file has changed since this call."""
 
     def stamp() -> tuple[int, ...]:
@@ -95,7 +96,7 @@ def unchanged(path: Path, rows: RowsOf) -> RowsOf:
         if stamp() != first:
             raise CorpusError(f"{path} was changed while it was read", fix="run the same command again")
 
-    def checked() -> Iterator[Row]:
+    def checked() -> Iterator[T]:
         check()
         yield from rows()
         check()
@@ -117,9 +118,6 @@ class PlainText:
     def __call__(self) -> Iterator[Row]:
         yield "".join(self.pieces())
 
-    def first_lines(self, count: int) -> PlainText:
-        return PlainText(lambda: _first_lines(self.pieces(), count))
-
 
 def text_in_file(path: Path) -> PlainText:
     """Returns the file's text, verbatim. A pass over it raises CorpusError if the file has changed since this call."""
@@ -128,7 +126,7 @@ def text_in_file(path: Path) -> PlainText:
         with path.open("rb") as file:
             yield from decoded(lambda _, size: file.read(size), str(path))
 
-    return PlainText(cast("Callable[[], Iterator[str]]", unchanged(path, cast(RowsOf, pieces))))
+    return PlainText(unchanged(path, pieces))
 
 
 def decoded(read: ReadBlock, name: str) -> Iterator[str]:
@@ -179,20 +177,6 @@ def lines_of(pieces: Iterable[str]) -> Iterator[str]:
             held.append(piece[start:])
     if held:
         yield "".join(held)
-
-
-def _first_lines(pieces: Iterable[str], count: int) -> Iterator[str]:
-    for piece in pieces:
-        found = piece.count("\n")
-        if found < count:
-            count -= found
-            yield piece
-            continue
-        end = 0
-        for _ in range(count):
-            end = piece.find("\n", end) + 1
-        yield piece[:end]
-        return
 
 
 def is_text(value: str) -> bool:

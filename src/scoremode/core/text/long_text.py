@@ -30,8 +30,6 @@ ENDS_OF_WORDS = re.compile(r"(?<=\S)(?=\s)|(?<=\S\n)(?=\S)")
 
 
 class Part(NamedTuple):
-    """A part of a text."""
-
     text: str
     is_first: bool
     is_last: bool
@@ -42,8 +40,6 @@ class Part(NamedTuple):
 
 
 class EncodedPart(NamedTuple):
-    """A part of a text as tokens."""
-
     text: str
     ids: Ids  # (n,)
     ends: Ints  # (n,) each token owns the characters from the previous token's end up to here

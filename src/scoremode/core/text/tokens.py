@@ -9,10 +9,11 @@ import hashlib
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from scoremode.core.text.corpus import Corpus
 from scoremode.core.text.documents import Document, RereadDocuments, WordCounter, white_space
@@ -20,7 +21,7 @@ from scoremode.core.text.long_text import EncodedPart, encode_parts
 from scoremode.core.text.slices import Slicing
 from scoremode.core.text.tokenizer import Encoding, TextTokenizer, TokenizerFacts
 from scoremode.errors import OptionError
-from scoremode.values import BLOCK, Bools, Ids, Ints, frozen, release_pages
+from scoremode.values import Bools, Ids, Ints, frozen, release_pages
 
 OURS = 0.99  # share of the tokens that a tokenizer must cut in the same way, not to be doubted
 LONE = (0xDC80, 0xDCFF)  # code points that stand for bytes which are not UTF-8
@@ -87,30 +88,12 @@ class TokenBlock:
     slices: Ids | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DocumentIndex:
-    """The facts about documents that are known after the last of them is read; see ``Tokens``."""
-
-    doc_starts: Ints
-    doc_bytes: Ints
-    doc_words: Ints
-    joined_at: Ints | None
-    notes: tuple[str, ...]
-    slice_names: tuple[str, ...] = ()
-
-
 class TokenStream:
     """The tokens of documents, in blocks that are made as they are asked for. Each pass reads the documents again."""
 
     def __init__(self, documents: Iterable[Document], tokenizer: TextTokenizer, *, special: bool) -> None:
         self.documents, self.tokenizer, self.special = documents, tokenizer, special
-        self._index: DocumentIndex | None = None
-
-    @property
-    def index(self) -> DocumentIndex:
-        """The facts about all documents; known only after the last block."""
-        assert self._index is not None, "there are more blocks"
-        return self._index
+        self.index: dict[str, Any] = {}  # what is known after the last block, by field of ``Tokens``
 
     def __iter__(self) -> Iterator[TokenBlock]:
         reading = deque[Document]()
@@ -137,14 +120,14 @@ class TokenStream:
             doc_words.append(document.source_words)
             joined_at.extend(reader.joined_at())
             slicing, reader = document.slices.slicing if document.slices else None, None
-        self._index = DocumentIndex(
-            doc_starts=np.array(doc_starts, np.int64),
-            doc_bytes=np.array(doc_bytes, np.int64),
-            doc_words=np.array(doc_words, np.int64),
-            joined_at=np.unique(np.array(joined_at, np.int64)) if joined_at else None,
-            slice_names=slicing.names if slicing else (),
-            notes=slicing.finish() if slicing else (),
-        )
+        self.index = {
+            "doc_starts": np.array(doc_starts, np.int64),
+            "doc_bytes": np.array(doc_bytes, np.int64),
+            "doc_words": np.array(doc_words, np.int64),
+            "joined_at": np.unique(np.array(joined_at, np.int64)) if joined_at else None,
+            "slice_names": slicing.names if slicing else (),
+            "notes": slicing.finish() if slicing else (),
+        }
 
     def in_memory(self) -> Tokens:
         """All tokens in memory, for a text that is not long."""
@@ -156,7 +139,7 @@ class TokenStream:
         for name, column in (("target_mask", "mask"), ("slices", "slices")):
             parts = [part for block in blocks if (part := getattr(block, column)) is not None]
             columns[name] = np.concatenate(parts) if parts and len(parts) == len(blocks) else None
-        columns |= {field.name: getattr(self.index, field.name) for field in fields(DocumentIndex)}
+        columns |= self.index
         for column in columns.values():
             if isinstance(column, np.ndarray):
                 frozen(column)
@@ -244,18 +227,16 @@ def first_tokens(tokens: Tokens, limit: int) -> tuple[Tokens, int]:
 
 def byte_lengths(text: str, ends: Ints) -> Ids:
     """How many UTF-8 bytes each token owns: those from the end of the token before it to its own end."""
-    lengths, start = np.empty(len(ends), np.int32), 0
-    for begin in range(0, len(lengths), BLOCK):
-        here = ends[begin : begin + BLOCK]
-        piece = text[start : here[-1]]
-        edges = np.concatenate([[0], here - start])
-        if not piece.isascii():
-            points = np.frombuffer(piece.encode("utf-32-le"), dtype=np.uint32)
-            size = 1 + (points > 0x7F) + (points > 0x7FF) + (points > 0xFFFF)
-            edges = np.concatenate([[0], np.cumsum(size, dtype=np.int64)])[edges]
-        lengths[begin : begin + BLOCK] = np.diff(edges)
-        start = int(here[-1])
-    return lengths
+    edges = np.concatenate([[0], ends])
+    if not text.isascii():
+        points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+        edges = np.concatenate([[0], np.cumsum(utf8_sizes(points), dtype=np.int64)])[edges]
+    return np.diff(edges).astype(np.int32)
+
+
+def utf8_sizes(points: npt.NDArray[np.uint32]) -> Ints:
+    """The bytes of each character, by its code point."""
+    return 1 + (points > 0x7F) + (points > 0x7FF) + (points > 0xFFFF)
 
 
 def word_starts_in(text: str, ends: Ints, *, after_space: bool = True) -> Ids:
@@ -296,7 +277,7 @@ class SpelledIds:
         points = np.frombuffer(raw.decode("utf-8", "surrogateescape").encode("utf-32-le", "surrogatepass"), np.uint32)
         lone = (points >= LONE[0]) & (points <= LONE[1])
         text = np.where(lone, ord("�"), points).astype(np.uint32).tobytes().decode("utf-32-le")
-        sizes = np.where(lone, 1, 1 + (points > 0x7F) + (points > 0x7FF) + (points > 0xFFFF))
+        sizes = np.where(lone, 1, utf8_sizes(points))
         begins = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])  # of each character, in bytes
         ends = np.searchsorted(begins[:-1], np.cumsum([len(piece) for piece in pieces], dtype=np.int64), side="left")
         starts = np.concatenate([[0], ends[:-1]])[: len(ends)]
@@ -312,15 +293,9 @@ def tokens_of_ids(ids: Sequence[Ids], spelled: Sequence[SpelledIds], tokenizer: 
         byte_len=frozen(np.concatenate([one.byte_len for one in spelled])),
         word_starts=frozen(np.concatenate([word_starts_in(one.text, one.ends) for one in spelled])),
         doc_bytes=frozen(np.array([len(one.raw) for one in spelled], np.int64)),
-        doc_words=frozen(np.array([_words_in(one.text) for one in spelled], np.int64)),
+        doc_words=frozen(np.array([WordCounter(one.text).count for one in spelled], np.int64)),
         tokenizer=tokenizer.facts,
     )
-
-
-def _words_in(text: str) -> int:
-    words = WordCounter()
-    words.add(text)
-    return words.count
 
 
 def lone_bytes(lone: int) -> str:

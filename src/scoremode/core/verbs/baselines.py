@@ -12,11 +12,12 @@ FinishedRun       scores alone, to which only finished runs can be compared
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -39,7 +40,6 @@ from scoremode.core.verbs.compared_models import (
     as_comparison,
     compared_with,
     first_targets,
-    is_stored,
     name_of,
 )
 from scoremode.core.verbs.finished_runs import no_states
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 LESS = {"max_windows", "num_samples"}  # arguments with which a question may ask for a part of a reference
 
 
-class ComparisonBaseline(Protocol):
+class ComparisonBaseline(ABC):
     """A baseline of any kind."""
 
     def accept(
@@ -69,14 +69,31 @@ class ComparisonBaseline(Protocol):
         ``given`` are the arguments of the question, and those of the baseline as ``baseline_…``. Returns the settings
         of the models, with what they must have from the baseline.
         """
+        return models
 
+    @abstractmethod
     def beside(
         self, candidate: LazyModel, question: Mapping[str, Any], folders: Folders
     ) -> AbstractContextManager[OpenBaseline]:
         """Opens it for one candidate; refuses a candidate that cannot be compared with it."""
 
+    @abstractmethod
     def finished(self, question: Mapping[str, Any], folders: Folders) -> Run:
         """Its run, for candidates that are finished runs."""
+
+
+@dataclass(frozen=True)
+class StoredRun(ComparisonBaseline):
+    """A baseline that is stored under a name. Its files are checked when it is used first."""
+
+    name: str
+
+    @cached_property
+    def run(self) -> Run:
+        return runs.load(self.name)
+
+    def finished(self, question: Mapping[str, Any], folders: Folders) -> Run:
+        return self.run
 
 
 @dataclass
@@ -179,19 +196,14 @@ def require_none(given: Mapping[str, Any], reason: str) -> None:
 
 def stored_baseline(name: str) -> ComparisonBaseline | None:
     """The baseline that is stored under a name; None if it is the name of a model."""
-    if not is_stored(name):
-        return None
     kinds = (*extensions.offered("baseline"), StoredReference, FinishedRun)
     found: ComparisonBaseline | None = next((kind(name) for kind in kinds if kind.claims(name)), None)
     return found
 
 
 # ── finished runs ────────────────────────────────────────────────────────────────────────────────────────────────────
-@dataclass(frozen=True)
-class FinishedRun:
+class FinishedRun(StoredRun):
     """A run without hidden states: nothing can be scored against it."""
-
-    name: str
 
     @staticmethod
     def claims(name: str) -> bool:
@@ -210,24 +222,14 @@ class FinishedRun:
     ) -> AbstractContextManager[OpenBaseline]:
         raise no_states(self.name, candidate.subject.name)
 
-    def finished(self, question: Mapping[str, Any], folders: Folders) -> Run:
-        return runs.load(self.name)
-
 
 # ── references ───────────────────────────────────────────────────────────────────────────────────────────────────────
-@dataclass(frozen=True)
-class StoredReference:
-    """A reference, which brings its own question. Its files are checked when it is used first."""
-
-    name: str
+class StoredReference(StoredRun):
+    """A reference, which brings its own question."""
 
     @staticmethod
     def claims(name: str) -> bool:
         return is_there(name, REFERENCE)
-
-    @cached_property
-    def run(self) -> Run:
-        return runs.load(self.name)
 
     @cached_property
     def states(self) -> Reference:
@@ -254,9 +256,6 @@ class StoredReference:
             self._require_comparable(asked)
         noise = {name: self.run.manifest.get(name) for name in NOISE}
         yield OpenStoredBaseline(asked, folders, self.run, lambda: StoredBaseline(self.states, asked.plan), noise)
-
-    def finished(self, question: Mapping[str, Any], folders: Folders) -> Run:
-        return self.run
 
     def _question(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The question that it was made with; an error if its text was piped in and none is given."""
@@ -292,7 +291,7 @@ class StoredReference:
 
 
 # ── models ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-class LiveModel:
+class LiveModel(ComparisonBaseline):
     """A model that runs beside one candidate after the other, window by window.
 
     Without hidden states it gives its logits: both models are then reduced together, and no logits are kept.
@@ -301,11 +300,6 @@ class LiveModel:
     def __init__(self, model: LazyModel) -> None:
         self.model = model
         self.run: Run | None = None  # once it is finished
-
-    def accept(
-        self, given: Mapping[str, Any], models: Mapping[str, ModelSettings], finished: Sequence[str]
-    ) -> Mapping[str, ModelSettings]:
-        return models
 
     @contextmanager
     def beside(self, candidate: LazyModel, question: Mapping[str, Any], folders: Folders) -> Iterator[OpenBaseline]:

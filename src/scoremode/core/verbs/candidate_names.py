@@ -28,11 +28,7 @@ PROJECTOR = "mmproj"
 
 
 def expand_candidates(given: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """The candidates by name, in the order given; those of a pattern or a folder are sorted by name.
-
-    >>> expand_candidates(["table:uniform", "org/model"])
-    ['table:uniform', 'org/model']
-    """
+    """The candidates by name, in the order given; those of a pattern or a folder are sorted by name."""
     typed = [path_text("a candidate", one) for one in given]
     names = [name for one in typed for name in _expanded(one)]
     projectors = [name for name in names if Path(name).name.startswith(PROJECTOR) and name.endswith(SUFFIX)]

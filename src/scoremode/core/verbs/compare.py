@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self, Unpack
+from typing import Any, ClassVar, Protocol, Self, TypeVar, Unpack
 
 from scoremode.core import extensions
 from scoremode.core.arguments import path_text
@@ -37,15 +37,30 @@ from scoremode.core.verbs.baselines import (
     stored_baseline,
 )
 from scoremode.core.verbs.candidate_names import expand_candidates
-from scoremode.core.verbs.candidates import score_in_turn
-from scoremode.core.verbs.compared_models import CompareRequest, Folders, ModelSettings, assign_engines, is_stored
+from scoremode.core.verbs.compared_models import (
+    CompareRequest,
+    Folders,
+    ModelSettings,
+    assign_engines,
+    is_stored,
+    short,
+)
 from scoremode.core.verbs.finished_runs import of_runs
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, ModelRequest, is_loaded, open_models
-from scoremode.core.verbs.progress import Progress
+from scoremode.core.verbs.progress import Progress, announce
 from scoremode.core.verbs.progress_display import shows_progress
 from scoremode.core.verbs.reference import reference_of
 from scoremode.core.verbs.two_models import is_by_logits
-from scoremode.errors import CandidatesError, InputError, ScoremodeError
+from scoremode.errors import (
+    CandidatesError,
+    CorpusError,
+    EngineError,
+    InputError,
+    MethodError,
+    OptionError,
+    ScoremodeError,
+    StorageError,
+)
 
 
 @spelled_out(AllArguments)
@@ -183,9 +198,15 @@ def _compare_each(
     finished = [name for name, one in candidates if one is None]
     with _opened(baseline, model, candidates, question, folders) as against:
         models = dict(against.accept({**question, **of_baseline}, models, finished))
-        found, failed = _score_each(
-            models, folders, lambda one, where: compare_with(against.beside(one, question, where), one, where)
-        )
+
+        def score(name: str) -> Comparison:
+            try:
+                with closing(models[name].prepare()) as candidate:  # each is freed before the next is loaded
+                    return compare_with(against.beside(candidate, question, folders), candidate, folders)
+            finally:
+                models[name].release()
+
+        found, failed = score_in_turn(list(models), score, folders.progress)
         try:
             of_finished = of_runs(baseline, finished, against.finished(question, folders)) if finished else []
             found |= zip(finished, of_finished, strict=True)
@@ -213,20 +234,14 @@ def _opened(
         return
     models = [one for _, one in candidates if one is not None]
     with closing(model.prepare()) as lazy:
-        if not models or is_by_logits(model.plugin) or _side_by_side(model, models):
+        both = (model, *models)  # replicas read a baseline's states from a reference
+        beside = len(models) == 1 and all(one.spread is None and one.plugin.able().side_by_side for one in both)
+        if not models or is_by_logits(model.plugin) or beside:
             yield LiveModel(lazy)
             return
         how: dict[str, Any] = {"fresh": folders.fresh, "progress": folders.progress}
         run = reference_of(lazy, question, folders.folder("baseline"), tokenizer=model.tokenizer, **how)
     yield StoredReference(str(run.path))
-
-
-def _side_by_side(baseline: ModelSettings, candidates: Sequence[ModelSettings]) -> bool:
-    """Can the baseline and its only candidate run in this process, window by window?"""
-    if len(candidates) > 1:
-        return False
-    both = baseline, *candidates  # replicas read a baseline's states from a reference
-    return all(one.spread is None and one.plugin.able().side_by_side for one in both)
 
 
 def _compare_loaded(
@@ -261,22 +276,33 @@ def compare_model(
 
 
 # ── one after the other ──────────────────────────────────────────────────────────────────────────────────────────────
-def _score_each(
-    models: Mapping[str, ModelSettings], folders: Folders, score: Callable[[LazyModel, Folders], Comparison]
-) -> tuple[dict[str, Comparison], dict[str, ScoremodeError]]:
-    """Scores the candidates that are models, each freed before the next is loaded.
+T = TypeVar("T")
+FOR_ALL = (CorpusError, MethodError, OptionError)  # of the first candidate: the question is wrong, not the model
 
-    Returns the comparisons and the errors of those that failed, by name.
+
+def score_in_turn(
+    names: Sequence[str], score: Callable[[str], T], progress: Progress | None = None
+) -> tuple[dict[str, T], dict[str, ScoremodeError]]:
+    """Scores candidates; returns the results, and the errors of those that failed, which do not stop the others.
+
+    An error that every candidate would meet is raised at once: a question that cannot be asked, a storage that cannot
+    be reached.
     """
-
-    def score_one(name: str) -> Comparison:
+    scored: dict[str, T] = {}
+    failed: dict[str, ScoremodeError] = {}
+    for name in names:
+        if len(names) > 1:
+            done = f"{len(scored)} of {len(names)} candidates scored" + (f", {len(failed)} failed" if failed else "")
+            announce(progress, f"{done}; now {short(name)}", "label")
         try:
-            with closing(models[name].prepare()) as model:
-                return score(model, folders)
-        finally:
-            models[name].release()
-
-    try:
-        return score_in_turn(list(models), score_one, folders.progress), {}
-    except CandidatesError as error:
-        return error.found, error.failed
+            scored[name] = score(name)
+        except (ScoremodeError, OSError, MemoryError) as error:
+            is_for_all = isinstance(error, StorageError) or (isinstance(error, FOR_ALL) and not scored)
+            if len(names) == 1 or is_for_all:
+                raise
+            if isinstance(error, MemoryError):
+                error = EngineError("this machine's memory is used up", fix="try a smaller --context-length")
+            elif isinstance(error, OSError):
+                error = EngineError(f"{type(error).__name__}: {error}", fix="run the same command again")
+            failed[name] = error
+    return scored, failed

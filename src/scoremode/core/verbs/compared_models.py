@@ -14,16 +14,15 @@ from scoremode.core import extensions
 from scoremode.core.disk.folders import REFERENCE
 from scoremode.core.disk.stores import is_there
 from scoremode.core.disk.uri import RemotePath, may_be_stored, name_in
-from scoremode.core.engine.options import Options
 from scoremode.core.engine.plugin import EnginePlugin
-from scoremode.core.engine.registry import engine_for, read_options, require, share_options
+from scoremode.core.engine.registry import engine_for, require, share_options
 from scoremode.core.models.names import reader_of
 from scoremode.core.scores.columns import Divergences
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.statistics.equivalence import answer_targets
 from scoremode.core.statistics.estimate import as_json
+from scoremode.core.statistics.parts import metrics_by_slice
 from scoremode.core.statistics.run import all_metrics
-from scoremode.core.statistics.slices import metrics_by_slice
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.model import GivenTokenizer, LazyModel
@@ -78,11 +77,6 @@ class ModelSettings:
     def spread(self) -> Spread | None:
         """How the work is spread over replicas; None: it is done in this process."""
         return read_spread(self.options)[0]
-
-    def engine_options(self) -> Options:
-        """The options without those of replicas."""
-        found: Options = read_options(self.plugin, read_spread(self.options)[1])
-        return found
 
     def with_default(self, option: str, value: str) -> ModelSettings:
         """The same with a value for an option that the engine has and that was not given."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -36,10 +35,6 @@ GivenModel = str | Any
 
 GivenTokenizer = str | Any
 """The folder or name of a tokenizer; of a model that is loaded already, its tokenizer itself."""
-
-ONE_AT_A_TIME = threading.RLock()
-"""Candidates on a cluster are prepared in threads. A text is cut on all cores anyway, and a library that is imported by
-two threads at once may be half there for one of them, as transformers is."""
 
 TOLD_FROM = 256 << 20  # bytes of a K/V cache, or of a reference: smaller ones are not worth a line
 USUAL_LENGTH = 8192  # tokens that an engine is opened for where longer questions may come and a model could take more
@@ -94,7 +89,7 @@ class LazyModel:
         self.shares_prompts = False  # will windows that begin alike be asked about?
         self._engine: Engine | None = None
         self._path: DecodePath | None = None  # of the open engine
-        self._tokenized = LastTokens()  # another method on the same text need not cut it again
+        self._tokenized: LastTokens = {}  # another method on the same text need not cut it again
 
     @classmethod
     def named(
@@ -134,10 +129,7 @@ class LazyModel:
         spread, given = read_spread(given)
         if spread is not None:
             replicas_class().require()
-        with ONE_AT_A_TIME:
-            plugin = engine if isinstance(engine, EnginePlugin) else registry.choose_engine(engine, name)
-            read = registry.read_options(plugin, given)
-            chosen = ChosenEngine(plugin, read, plugin.subject(name, read, tokenizer))
+        chosen = registry.choose(name, engine, given, tokenizer)
         return cls(chosen, many_questions=many_questions, spread=spread, tokenizer=tokenizer)
 
     @property
@@ -147,8 +139,7 @@ class LazyModel:
 
     def settings(self) -> dict[str, Any]:
         """The settings that the engine would use, known before it is opened; part of a run's identity."""
-        with ONE_AT_A_TIME:
-            return self.chosen.settings()
+        return self.chosen.settings()
 
     def ask(self, question: Mapping[str, Any], progress: Progress | None = None) -> Question:
         """Read the text of a question and plan its windows for this model."""
@@ -156,8 +147,7 @@ class LazyModel:
         registry.require_read(self.chosen.options, question.get("path"))
         announce(progress, "reading and tokenizing the text")
         given = {name: value for name, value in question.items() if value is not None}
-        with ONE_AT_A_TIME:
-            return prepare_question(self.subject, memory=self._tokenized if self.many_questions else None, **given)
+        return prepare_question(self.subject, memory=self._tokenized if self.many_questions else None, **given)
 
     # ── the engine ───────────────────────────────────────────────────────────────────────────────────────────────────
     def engine(self, work: Work, progress: Progress | None = None) -> Engine:

@@ -129,15 +129,6 @@ class Output:
             print_line(line.strip())
 
 
-def is_file_name(text: str) -> bool:
-    """Can a file have this name? Half a surrogate pair cannot be encoded."""
-    try:
-        os.fsencode(text)
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def has_content(path: Path) -> bool:
     """Does this path name a file that is not empty?"""
     try:
@@ -158,13 +149,6 @@ def check_output(
 
     ``what`` is what would be written, and ``is_ours`` says whether an existing file is one. ``made_later``: a folder
     that will be created.
-
-    >>> check_output("/dev/null", "-o").is_stream
-    True
-    >>> check_output("/", "-o")
-    Traceback (most recent call last):
-    ...
-    scoremode.errors.InputError: / is a folder; give a file name to -o
     """
     output = _checked(os.fspath(name), flag, made_later)
     if output.exists and not is_ours(output):
@@ -175,7 +159,11 @@ def check_output(
 def _checked(text: str, flag: str, made_later: str | Path | None) -> Output:
     """The file that a name refers to. Raises InputError if none can be written there."""
     another = f"give another file to {flag}"
-    if not text or "\0" in text or not is_file_name(text):
+    try:
+        is_name = bool(os.fsencode(text)) and "\0" not in text
+    except UnicodeEncodeError:  # half a surrogate pair
+        is_name = False
+    if not is_name:
         raise InputError(f"{flag} was given no file name", fix=f"give a file name to {flag}")
     if is_uri(text):
         return _check_elsewhere(text, flag)
@@ -225,11 +213,9 @@ def _check_elsewhere(text: str, flag: str) -> Output:
 
 def check_report(name: str | Path, flag: str = "-o", *, made_later: str | Path | None = None) -> Output:
     """Checks like ``check_output``, for an HTML report: only an older report may be replaced."""
-
-    def is_report(output: Output) -> bool:
-        return REPORT_MARK in output.beginning(MARK_WITHIN)
-
-    return check_output(name, flag, "a report of scoremode", is_report, made_later=made_later)
+    return check_output(
+        name, flag, "a report of scoremode", lambda o: REPORT_MARK in o.beginning(MARK_WITHIN), made_later=made_later
+    )
 
 
 def write_files(texts: Mapping[Path, str], flag: str, what: str, mark: str | None = None) -> list[Output]:

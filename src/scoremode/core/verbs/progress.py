@@ -27,20 +27,14 @@ class Progress(Protocol):
 
 
 def announce(progress: Progress | None, words: str, method: str = "phase") -> None:
-    """Shows what is being waited for now, as in "loading org/model with transformers", if the progress can.
-
-    >>> announce(None, "loading a model")
-    """
+    """Shows what is being waited for now, as in "loading org/model with transformers", if the progress can."""
     tell = getattr(progress, method, None)
     if tell is not None:
         tell(words)
 
 
 def tell_display(words: str, method: str = "phase") -> None:
-    """Shows words on the newest display, if there is one: for work that is handed no progress.
-
-    >>> tell_display("fetching a model")
-    """
+    """Shows words on the newest display, if there is one: for work that is handed no progress."""
     announce(ProgressState.shown[-1] if ProgressState.shown else None, words, method)
 
 

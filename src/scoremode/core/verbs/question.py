@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Unpack, cast
+from typing import Any, Unpack
 
 import numpy as np
 
 from scoremode.core.arguments import require_flag, whole_number
-from scoremode.core.cache.token_store import STORED_FROM, kept_tokens
+from scoremode.core.cache.kept_tokens import STORED_FROM, kept_tokens
 from scoremode.core.disk.manifests import without_secrets
 from scoremode.core.engine.registry import known_engines
 from scoremode.core.installation import installed_versions
@@ -43,15 +43,8 @@ class Question:
 
 
 PROMPTED_METHOD = "sliding-once"  # of texts that have prompts as context
-Tokenized = tuple[RereadDocuments, Tokens]
-
-
-@dataclass(slots=True)
-class LastTokens:
-    """The tokens of the last text, stored for a question that scores the same text by another method."""
-
-    key: tuple[Any, ...] | None = None
-    found: Tokenized | None = None
+LastTokens = dict[tuple[Any, ...], tuple[RereadDocuments, Tokens]]
+"""The tokens of the last text, kept for a question that scores the same text by another method."""
 
 
 def prepare_question(
@@ -70,18 +63,17 @@ def prepare_question(
         _check_prompted(corpus, rule, given)
         rule = replace(rule, special=False)
     key = (corpus.sha256, corpus.layout, rule.arrangement, rule.special, assistant_only, slices)
-    last = memory or LastTokens()
-    if last.found is None or last.key != key:
-        last.key = last.found = None  # before new tokens are made, because both at once may not fit in memory
+    last = {} if memory is None else memory
+    if key not in last:
+        last.clear()  # before new tokens are made, because both at once may not fit in memory
         if corpus.own_tokens is not None:
-            last.found = corpus.own_tokens(subject.tokenizer, slices)
+            last[key] = corpus.own_tokens(subject.tokenizer, slices)
         else:
             documents = RereadDocuments(
                 corpus, rule.arrangement, subject.tokenizer, assistant_only=assistant_only, rules=slices
             )
-            last.found = documents, _tokenized(documents, special=rule.special)
-        last.key = key
-    documents, tokens = cast(Tokenized, last.found)
+            last[key] = documents, _tokenized(documents, special=rule.special)
+    documents, tokens = last[key]
     if corpus.own_tokens is not None:
         rule = replace(rule, context=_longest(tokens, given, subject))
     notes = [*notes_on(corpus, rule.arrangement), *tokens.notes]
@@ -161,12 +153,8 @@ def identify(subject: Subject, engine: str, settings: Mapping[str, Any], **more:
     return as_stored
 
 
+@cache
 def library_versions(engine: str) -> dict[str, str]:
     """Returns the installed versions of scoremode and of the libraries that compute an engine's numbers."""
-    return dict(_library_versions(engine))
-
-
-@cache
-def _library_versions(engine: str) -> dict[str, str]:
     plugins = [p for name, p in known_engines().items() if p.known_to_all_runs or name == engine]
     return {"scoremode": __version__, **installed_versions(name for plugin in plugins for name in plugin.packages)}

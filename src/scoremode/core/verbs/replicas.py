@@ -78,10 +78,6 @@ class Worker:
 OpenWorker = Callable[["ChosenEngine", "Work"], Worker]
 
 
-def _one_result(said: Any) -> Iterable[tuple[int, Any]]:
-    return (said,)
-
-
 @dataclass(frozen=True, slots=True)
 class Pieces:
     """Work that replicas share. If a replica dies or fails, another one has its pieces."""
@@ -91,9 +87,7 @@ class Pieces:
     method: str  # of the worker; a generator
     members: Sequence[Ints]  # the indices of the results of each piece
     arguments: Callable[[int, Bools], tuple[Any, ...]]  # the method's, from a piece's number and what is done
-    read: Callable[[Any], Iterable[tuple[int, Any]]] = (
-        _one_result  # what the method yields ─▶ places in the piece, results
-    )
+    read: Callable[[Any], Iterable[tuple[int, Any]]] = lambda said: (said,)  # ─▶ places in the piece, results
     ahead: int = 1  # pieces that a replica has at a time
 
 

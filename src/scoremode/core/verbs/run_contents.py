@@ -20,8 +20,8 @@ from scoremode.core.scores.parquet import RunRows
 from scoremode.core.scores.schema import BUILT_IN
 from scoremode.core.statistics.estimate import as_json
 from scoremode.core.statistics.groups import Grouping, grouping, weights_of
+from scoremode.core.statistics.parts import metrics_by_slice
 from scoremode.core.statistics.run import ScoreRows, all_metrics, llamacpp_stderr
-from scoremode.core.statistics.slices import metrics_by_slice
 from scoremode.core.text.tokenizer import TextTokenizer
 from scoremode.core.text.tokens import Tokens
 from scoremode.core.verbs.question import Question, library_versions

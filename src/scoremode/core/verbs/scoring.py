@@ -22,7 +22,7 @@ import numpy as np
 from scoremode.core.engine.base import SCORES, Engine, Wanted
 from scoremode.core.plan.build import plan_of_pairs
 from scoremode.core.plan.plan import Plan
-from scoremode.core.scores.answers import FAULT, Answers, WindowSource, check_answers, check_divergence
+from scoremode.core.scores.answers import FAULT, Answers, WindowSource, check_answers
 from scoremode.core.scores.journal import Journal
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
@@ -33,14 +33,17 @@ from scoremode.errors import EngineError, ModelError, listed
 from scoremode.values import Bools, Ids, Ints
 
 
-def check_fits(plan: Plan, vocabulary: int | None, context: int | None) -> None:
-    """Refuses a plan that a model cannot score: ids outside its vocabulary, windows longer than its context."""
-    largest = plan.largest_id
+def check_ids(largest: int, vocabulary: int | None) -> None:
     if vocabulary is not None and largest >= vocabulary:
         raise ModelError(
             f"the tokenizer gives id {largest}, but the model's vocabulary ends at {vocabulary - 1}",
             fix="the tokenizer does not belong to this model: give the right folder with --tokenizer",
         )
+
+
+def check_fits(plan: Plan, vocabulary: int | None, context: int | None) -> None:
+    """Refuses a plan that a model cannot score: ids outside its vocabulary, windows longer than its context."""
+    check_ids(plan.largest_id, vocabulary)
     longest = int(plan.lengths.max(initial=0))
     if context is not None and longest > context:
         raise ModelError(
@@ -57,14 +60,12 @@ def answered(
     want: Wanted = SCORES,
     *,
     progress: Progress | None = None,
-    least_kl: float = 0.0,
     together: int = 1,
 ) -> Iterator[tuple[int, Answers]]:
     """Yields the answers to windows not ``done``, as they come: each once, without NaN, all with the same columns.
 
     ``together`` answers are checked, and then yielded, at a time: for many short windows that is much faster.
-    ``progress`` is called for a window when the caller requests the next one. ``least_kl`` is the smallest possible
-    divergence: below 0 if the baseline is not exact.
+    ``progress`` is called for a window when the caller requests the next one.
     """
     waiting = np.ones(len(source), dtype=np.bool_) if done is None else ~done
     lengths = source.lengths
@@ -80,7 +81,6 @@ def answered(
             if own != columns:
                 given, before = listed(own), listed(columns)
                 raise EngineError(f"window {index} has {given}, and windows before it have {before}", fix=FAULT)
-            check_divergence(index, answers, least_kl)
         for index, answers in found:
             yield index, answers
             fed += int(lengths[index])
@@ -144,12 +144,7 @@ class Likelihood:
 
 
 def likelihoods(
-    engine: Engine,
-    asked: Sequence[Continuation],
-    groups: Ints,
-    progress: Progress | None = None,
-    *,
-    together: int = 1,
+    engine: Engine, asked: Sequence[Continuation], groups: Ints, progress: Progress | None = None, *, together: int = 1
 ) -> Iterator[tuple[int, Likelihood]]:
     """Yields (index, likelihood) of every continuation, as they come, each exactly once.
 
@@ -188,12 +183,12 @@ class UnfinishedRun:
         """With ``with_kl``, every answer must have a divergence; ``least_kl`` is the smallest possible divergence."""
         check_fits(asked.plan, engine.facts.vocabulary, engine.facts.context_length)
         claim.begin()
-        self.asked, self.engine, self.claim, self.least_kl = asked, engine, claim, least_kl
+        self.asked, self.engine, self.claim = asked, engine, claim
         self.progress = progress
         self.journal = Journal(
             claim.folder / runs.JOURNAL,
             claim.identity,
-            asked.plan,
+            asked.plan.target_counts,
             with_kl=with_kl,
             least_kl=least_kl,
             vocabulary=engine.facts.vocabulary,
@@ -221,7 +216,7 @@ class UnfinishedRun:
         if self.progress:
             self.progress(int(plan.lengths[done].sum()), plan.forward_tokens)
         self._last = time.perf_counter()
-        yield from answered(self.engine, plan, done, want, progress=self.progress, least_kl=self.least_kl)
+        yield from answered(self.engine, plan, done, want, progress=self.progress)
 
     def keep(self, index: int, answers: Answers, seconds: float | None = None) -> None:
         """Writes a window's scores into the journal. Without ``seconds``, the time since the last window counts."""

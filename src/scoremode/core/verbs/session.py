@@ -67,7 +67,6 @@ class Model:
 
     @property
     def engine(self) -> str:
-        """The name of the engine."""
         return self._model.engine_name
 
     def __repr__(self) -> str:

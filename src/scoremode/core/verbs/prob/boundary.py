@@ -23,7 +23,7 @@ from scoremode.core.text.files import is_text
 from scoremode.core.text.tokenizer import EncodedTexts, TextTokenizer, encode_many, ids_with_specials
 from scoremode.core.verbs.scoring import Continuation
 from scoremode.errors import BoundaryError, InputError, ModelError, OptionError
-from scoremode.values import Ids, Ints
+from scoremode.values import Ids
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,51 +41,6 @@ def longest_of(pairs: Iterable[EncodedPair]) -> int:
     return max((pair.fed for pair in pairs), default=0)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CutPairs:
-    """Several pairs as tokens in joint arrays, each cut at its boundary. ``split`` makes separate pairs from them."""
-
-    pairs: Sequence[tuple[str, str]]
-    targets: Sequence[str]  # the targets as scored
-    found: EncodedTexts
-    fronts: Sequence[Ids]  # special tokens before each pair
-    cuts: Ints  # (pairs,) where each prompt ends in the joined text
-    owns: Ints  # (pairs,) index of the first scored token among the tokens of all pairs
-    firsts: Ints  # (pairs,) index of the same token in the ids of its pair
-
-    @property
-    def fed(self) -> Ints:
-        """The number of tokens that are fed for each pair. The last token is only scored."""
-        fronts = np.fromiter(map(len, self.fronts), np.int64, len(self.fronts))
-        return np.diff(self.found.bounds) + fronts - 1
-
-    @property
-    def largest(self) -> int:
-        return max(int(self.found.ids.max(initial=-1)), int(np.concatenate(self.fronts).max(initial=-1)))
-
-    @property
-    def spanning(self) -> Ints:
-        """The indices of pairs in which a token spans the end of the prompt."""
-        return np.flatnonzero(self.found.touches[self.owns] < self.cuts)
-
-    def split(self) -> list[EncodedPair]:
-        joined, edges = self.found.joined, self.found.bounds.tolist()
-        begins, ends = self.found.char_start.tolist(), self.found.char_end.tolist()
-        owns, firsts = self.owns.tolist(), self.firsts.tolist()
-        touches, cuts = self.found.touches[self.owns].tolist(), self.cuts.tolist()
-        made = []
-        for i, (prompt, _) in enumerate(self.pairs):
-            own, stop, condition = owns[i], edges[i + 1], joined[touches[i] : cuts[i]]
-            ids = self.found.ids[edges[i] : stop]
-            if len(self.fronts[i]):
-                ids = np.concatenate([self.fronts[i], ids])
-            texts = [joined[a:b] for a, b in zip(begins[own:stop], ends[own:stop], strict=True)]
-            if condition:
-                texts[0] = condition + texts[0][len(condition) :]
-            made.append(EncodedPair(ids, firsts[i], prompt, self.targets[i], tuple(texts), condition))
-        return made
-
-
 class PairEncoder:
     """Encodes pairs with one tokenizer and one rule for their boundary."""
 
@@ -93,39 +48,48 @@ class PairEncoder:
         self.tokenizer = tokenizer
         self.leading_space, self.spanning, self.add_bos = leading_space, spanning, add_bos
 
-    def as_scored(self, target: str) -> str:
-        """Returns the target with the space that ``leading_space`` puts before it."""
-        return " " + target if self.leading_space == "add" and not target[:1].isspace() else target
-
-    def cut(self, pairs: Sequence[tuple[str, str]]) -> CutPairs:
+    def cut(self, pairs: Sequence[tuple[str, str]]) -> list[EncodedPair]:
         """Encodes and cuts several pairs. Raises an error if any is invalid: cut them one by one to find which one."""
         if not all(target for _, target in pairs):
             raise InputError("a target is empty", fix='give it some text, as in --target " Paris"')
-        targets = [self.as_scored(target) for _, target in pairs]
+        adds = self.leading_space == "add"
+        targets = [" " + target if adds and not target[:1].isspace() else target for _, target in pairs]
         texts = [prompt + target for (prompt, _), target in zip(pairs, targets, strict=True)]
         if not is_text("".join(texts)):
             raise InputError("a prompt or target is not UTF-8", fix="give text in UTF-8")
         found = encode_many(self.tokenizer, texts)
         fronts = self._fronts(found, texts)
-        cuts = found.starts[:-1] + np.fromiter((len(prompt) for prompt, _ in pairs), np.int64, len(pairs))
-        owns = np.searchsorted(found.char_end, cuts, side="right")  # index of the first token that reaches past the cut
+        ends_of_prompts = found.starts[:-1] + np.fromiter((len(prompt) for prompt, _ in pairs), np.int64, len(pairs))
+        owns = np.searchsorted(found.char_end, ends_of_prompts, side="right")  # the first tokens that reach past them
         if len(none := np.flatnonzero(owns >= found.bounds[1:])):
             raise InputError(f"the target {targets[none[0]]!r} has no token of its own", fix="give a longer target")
-        firsts = owns - found.bounds[:-1] + np.fromiter(map(len, fronts), np.int64, len(pairs))
-        if len(none := np.flatnonzero(firsts == 0)):
-            where = "the prompt has no token of its own" if pairs[none[0]][0] else "the prompt is empty"
-            raise InputError(
-                f"{where} and this tokenizer adds no BOS, so the first token has no context",
-                fix="give a prompt, or --add-bos",
+        edges, touches, cuts = (array.tolist() for array in (found.bounds, found.touches[owns], ends_of_prompts))
+        begins, ends, joined, made = found.char_start.tolist(), found.char_end.tolist(), found.joined, []
+        for i, own in enumerate(owns.tolist()):
+            begin, stop, front, prompt, condition = (
+                edges[i],
+                edges[i + 1],
+                fronts[i],
+                pairs[i][0],
+                joined[touches[i] : cuts[i]],
             )
-        made = CutPairs(pairs, targets, found, fronts, cuts, owns, firsts)
-        if self.spanning == "refuse" and len(made.spanning):
-            first = made.spanning[0]
-            token = found.joined[found.touches[owns[first]] : found.char_end[owns[first]]]
-            raise BoundaryError(
-                f"the token {token!r} spans the end of the prompt {pairs[first][0]!r}",
-                fix="move the boundary, as in a target that begins with the space, or use --spanning constrain",
-            )
+            first = own - begin + len(front)
+            if not first:
+                where = "the prompt has no token of its own" if prompt else "the prompt is empty"
+                raise InputError(
+                    f"{where} and this tokenizer adds no BOS, so the first token has no context",
+                    fix="give a prompt, or --add-bos",
+                )
+            if condition and self.spanning == "refuse":
+                raise BoundaryError(
+                    f"the token {joined[touches[i] : ends[own]]!r} spans the end of the prompt {prompt!r}",
+                    fix="move the boundary, as in a target that begins with the space, or use --spanning constrain",
+                )
+            ids = np.concatenate([front, found.ids[begin:stop]]) if len(front) else found.ids[begin:stop]
+            parts = [joined[a:b] for a, b in zip(begins[own:stop], ends[own:stop], strict=True)]
+            if condition:
+                parts[0] = condition + parts[0][len(condition) :]
+            made.append(EncodedPair(ids, first, prompt, targets[i], tuple(parts), condition))
         return made
 
     def _fronts(self, found: EncodedTexts, texts: Sequence[str]) -> list[Ids]:

@@ -126,14 +126,11 @@ class EncodedChunks:
         self.longest = self.fed = 0
         self._kept: list[list[EncodedPair]] = []
         for number in range(self.count):
+            chunk = self._encode(number)
             if number == 0 or (number + 1) * size <= KEPT:
-                chunk = self._encode(number)
                 self._kept.append(chunk)
-                longest, fed = longest_of(chunk), sum(pair.fed for pair in chunk)
-            else:
-                begin = number * size
-                longest, fed = lm.measure(pairs[begin : begin + size], begin + 1)
-            self.longest, self.fed = max(self.longest, longest), self.fed + fed
+            self.longest = max(self.longest, longest_of(chunk))
+            self.fed += sum(pair.fed for pair in chunk)
 
     def __getitem__(self, number: int) -> list[EncodedPair]:
         return self._kept[number] if number < len(self._kept) else self._encode(number)
@@ -153,12 +150,7 @@ class Written:
 
 
 def score_to_file(
-    lm: SequenceProbability,
-    pairs: Pairs,
-    output: Output,
-    *,
-    fresh: bool = False,
-    progress: Progress | None = None,
+    lm: SequenceProbability, pairs: Pairs, output: Output, *, fresh: bool = False, progress: Progress | None = None
 ) -> Written:
     """Scores pairs into a file, unless it already has their results. The same call resumes after an interruption.
 

@@ -21,11 +21,11 @@ from scoremode.core.scores.answers import Window, WindowList
 from scoremode.core.scores.frames import few_lines
 from scoremode.core.verbs.arguments import ModelArguments, spelled_out, split_arguments
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel
-from scoremode.core.verbs.prob.boundary import CutPairs, EncodedPair, PairEncoder, longest_of
+from scoremode.core.verbs.prob.boundary import EncodedPair, PairEncoder, longest_of
 from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.progress_display import shows_progress
 from scoremode.core.verbs.question import identify
-from scoremode.core.verbs.scoring import answered, likelihoods, no_more_than_certain
+from scoremode.core.verbs.scoring import answered, check_ids, likelihoods, no_more_than_certain
 from scoremode.errors import BoundaryError, InputError, ModelError, OptionError, UnknownArgumentError, one_line
 
 _quoted: Callable[[str], str] = json.encoder.encode_basestring  # as json writes a text
@@ -37,8 +37,6 @@ BATCH = 256  # pairs that are encoded, and answers that are checked, at a time
 
 
 class TokenScore(NamedTuple):
-    """One token of a target."""
-
     id: int
     text: str
     logprob: float  # nats
@@ -198,18 +196,10 @@ class SequenceProbability:
         found: list[EncodedPair] = []
         waiting = iter(pairs)
         while batch := list(islice(waiting, BATCH)):
-            found += self._cut(batch, number + len(found)).split()
+            found += self._cut(batch, number + len(found))
         return found
 
-    def measure(self, pairs: Sequence[tuple[str, str]], number: int = 1) -> tuple[int, int]:
-        """The longest window and the tokens fed for these pairs; refuses the same pairs as ``encode``, but faster."""
-        longest = fed = 0
-        for begin in range(0, len(pairs), BATCH):
-            each = self._cut(pairs[begin : begin + BATCH], number + begin).fed
-            longest, fed = max(longest, int(each.max())), fed + int(each.sum())
-        return longest, fed
-
-    def _cut(self, pairs: Sequence[tuple[str, str]], number: int) -> CutPairs:
+    def _cut(self, pairs: Sequence[tuple[str, str]], number: int) -> list[EncodedPair]:
         """Encodes and cuts pairs; the error for a refused pair is that of the first one, with its number."""
         try:
             return self._cut_all(pairs)
@@ -223,21 +213,17 @@ class SequenceProbability:
                     raise
             raise
 
-    def _cut_all(self, pairs: Sequence[tuple[str, str]]) -> CutPairs:
+    def _cut_all(self, pairs: Sequence[tuple[str, str]]) -> list[EncodedPair]:
         """Encodes and cuts pairs; raises an error if the model cannot take them."""
         cut, facts, chosen = self.encoder.cut(pairs), self.held.given_facts, self.held.chosen.options.limit
-        vocabulary = facts.vocabulary if facts else self.subject.vocabulary
-        if vocabulary is not None and cut.largest >= vocabulary:
-            raise ModelError(
-                f"the tokenizer gives id {cut.largest}, but the model's vocabulary ends at {vocabulary - 1}",
-                fix="the tokenizer does not belong to this model: give the right folder with --tokenizer",
-            )
-        limit, longest = self.held.longest_window, int(cut.fed.max())
+        largest = int(np.concatenate([pair.ids for pair in cut]).max())
+        check_ids(largest, facts.vocabulary if facts else self.subject.vocabulary)
+        limit, longest = self.held.longest_window, longest_of(cut)
         if limit is not None and longest > limit:
             what = f"{chosen[0]} {limit}" if chosen else f"the model's context of {limit}"
             fix = "shorten the prompt" + (f", or give a larger {chosen[0]}" if chosen else "")
             raise ModelError(f"a prompt and its target feed {longest} tokens, more than {what}", fix=fix)
-        if len(cut.spanning):
+        if any(pair.condition for pair in cut):
             require(self.held.plugin, "any_target", "score a token that spans the end of a prompt")
         return cut
 

@@ -16,7 +16,7 @@ import pytest
 
 import scoremode as sm
 from scoremode.cli.cache import list_cache, prune_cache
-from scoremode.core.cache.token_store import kept_tokens
+from scoremode.core.cache.kept_tokens import kept_tokens
 from scoremode.core.text.documents import Document
 from scoremode.core.text.tokenizer import ByteTokenizer
 from scoremode.core.text.tokens import TokenBlock, Tokens, TokenStream, tokenize

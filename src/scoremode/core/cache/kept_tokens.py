@@ -41,15 +41,11 @@ WAITING = "waiting for another process that cuts the same text into tokens"
 
 
 class ColumnFacts(msgspec.Struct):
-    """The facts about a column's file."""
-
     count: Count = 0
     crc32: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)] = 0
 
 
 class TokensManifest(msgspec.Struct):
-    """The content of tokens.json."""
-
     format: Literal[2]
     key: dict[str, Any]
     files: dict[str, ColumnFacts]
@@ -167,9 +163,9 @@ def _write(folder: Path, key: Mapping[str, Any], stream: TokenStream) -> Tokens:
                         add(name, numbers)
             index = stream.index
             for name in WHOLE:
-                if (numbers := getattr(index, name)) is not None:
+                if (numbers := index[name]) is not None:
                     add(name, numbers)
-        about = {"files": msgspec.to_builtins(facts), "notes": index.notes, "slice_names": index.slice_names}
+        about = {"files": msgspec.to_builtins(facts), "notes": index["notes"], "slice_names": index["slice_names"]}
         write_sealed(folder / TOKENS_MARK, {"format": FORMAT, "key": dict(key), **about}, TokensManifest)
         return _read(folder, key, stream.tokenizer.facts)
     except BaseException:
