@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -23,10 +24,12 @@ USUAL_LENGTH = 2048  # tokens that a cache has for each sequence if the length o
 BLOCK = 128  # ExLlamaV3 pads hidden sizes to multiples of this, and cannot run unquantized layers that need it
 
 
+Bits = tuple[int, int]
+"""Bits per element of the cached keys and of the cached values."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExllamaOptions(Options):
-    """The options of the ExLlamaV3 engine."""
-
     device: str | None = option("GPU, as in cuda:0 (default: all that are visible, filled one after the other)")
     tensor_p: bool | None = option("ExLlamaV3's own tensor parallelism over all visible GPUs")
     cache_bits_k: int | None = option(
@@ -52,7 +55,7 @@ def kernel_switches() -> dict[str, str]:
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(("EXL3_", "EXLLAMA"))}
 
 
-def cache_bits(keys: int | None, values: int | None) -> tuple[int, int] | None:
+def cache_bits(keys: int | None, values: int | None) -> Bits | None:
     """Returns the bits of a quantized cache from the two options; None is a cache in float16.
 
     >>> cache_bits(8, 4), cache_bits(None, None)
@@ -100,14 +103,11 @@ class ExllamaPlugin(EnginePlugin):
     def claims(self, model: str) -> bool:
         from scoremode.core.strict_json import read_object
 
-        config = Path(model).expanduser() / "config.json"
-        if not config.is_file():
-            return False
-        try:
-            quantization = read_object(config, constants=True).get("quantization_config")
-        except ValueError:
-            return False
-        return isinstance(quantization, dict) and quantization.get("quant_method") == METHOD
+        with suppress(OSError, ValueError):  # no such file, or a damaged one
+            config = read_object(Path(model).expanduser() / "config.json", constants=True)
+            quantization = config.get("quantization_config")
+            return isinstance(quantization, dict) and quantization.get("quant_method") == METHOD
+        return False
 
     def subject(self, model: str, options: ExllamaOptions, tokenizer: str | None) -> Subject:
         return subject_of_checkpoint(model, options, tokenizer)
@@ -132,15 +132,7 @@ class ExllamaPlugin(EnginePlugin):
         from scoremode.engines.exllamav3.engine import ExllamaEngine
 
         assert subject.checkpoint is not None
-        return ExllamaEngine(
-            subject.checkpoint,
-            options.device,
-            bool(options.tensor_p),
-            kernel_switches(),
-            path=work.path,
-            longest=work.longest or USUAL_LENGTH,
-            bits=cache_bits(options.cache_bits_k, options.cache_bits_v),
-        )
+        return ExllamaEngine(subject.checkpoint, options, work.path, work.longest or USUAL_LENGTH)
 
     def placement(self, options: ExllamaOptions) -> Placement:
         return Placement(on_gpus=True)
