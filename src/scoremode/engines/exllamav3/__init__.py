@@ -24,10 +24,6 @@ USUAL_LENGTH = 2048  # tokens that a cache has for each sequence if the length o
 BLOCK = 128  # ExLlamaV3 pads hidden sizes to multiples of this, and cannot run unquantized layers that need it
 
 
-Bits = tuple[int, int]
-"""Bits per element of the cached keys and of the cached values."""
-
-
 @dataclass(frozen=True, slots=True)
 class ExllamaOptions(Options):
     device: str | None = option("GPU, as in cuda:0 (default: all that are visible, filled one after the other)")
@@ -55,7 +51,7 @@ def kernel_switches() -> dict[str, str]:
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(("EXL3_", "EXLLAMA"))}
 
 
-def cache_bits(keys: int | None, values: int | None) -> Bits | None:
+def cache_bits(keys: int | None, values: int | None) -> tuple[int, int] | None:
     """Returns the bits of a quantized cache from the two options; None is a cache in float16.
 
     >>> cache_bits(8, 4), cache_bits(None, None)
@@ -132,7 +128,15 @@ class ExllamaPlugin(EnginePlugin):
         from scoremode.engines.exllamav3.engine import ExllamaEngine
 
         assert subject.checkpoint is not None
-        return ExllamaEngine(subject.checkpoint, options, work.path, work.longest or USUAL_LENGTH)
+        return ExllamaEngine(
+            subject.checkpoint,
+            options.device,
+            bool(options.tensor_p),
+            kernel_switches(),
+            path=work.path,
+            longest=work.longest or USUAL_LENGTH,
+            bits=cache_bits(options.cache_bits_k, options.cache_bits_v),
+        )
 
     def placement(self, options: ExllamaOptions) -> Placement:
         return Placement(on_gpus=True)

@@ -30,7 +30,6 @@ from scoremode.core.engine.steps import Feed, StepEngine, StepRow, feeds, score_
 from scoremode.core.models.facts import ModelFacts
 from scoremode.core.plan.path import DecodePath
 from scoremode.core.scores.answers import Answers, Window, WindowSource
-from scoremode.engines.exllamav3 import Bits, ExllamaOptions, cache_bits, kernel_switches
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.head.precision import full_float32
 from scoremode.values import Bools
@@ -41,6 +40,10 @@ CHUNK = 2048  # most tokens in a pass of the prefill, as in the Generator
 PROBE_TOKENS = 160  # more than ExLlamaV3's border between its kernels for few and for many rows
 STEPPED = (40, 24)  # tokens of the windows that are decoded side by side for the self-test
 SLACK = 0.05  # of the largest logit, between two ways to compute the same row in float16
+
+
+Bits = tuple[int, int]
+"""Bits per element of the cached keys and of the cached values."""
 
 
 class PagedCache:
@@ -104,15 +107,25 @@ class PagedCache:
 
 
 class ExllamaEngine(StepEngine):
-    def __init__(self, facts: ModelFacts, options: ExllamaOptions, path: DecodePath | None, longest: int) -> None:
-        self.path, bits = path, cache_bits(options.cache_bits_k, options.cache_bits_v)
+    def __init__(
+        self,
+        facts: ModelFacts,
+        device: str | None,
+        tensor_parallel: bool,
+        kernel_switches: dict[str, str],
+        *,
+        path: DecodePath | None = None,
+        longest: int = 0,
+        bits: Bits | None = None,
+    ) -> None:
+        self.path = path
         self.cache: PagedCache | None = None
         with contextlib.redirect_stdout(sys.stderr):  # it prints while it compiles and loads
             self.config, self.model = _prepare(facts)
             if path is not None:  # a cache gets its memory while the model is loaded
                 self.cache = PagedCache(self.model, path.sequences, max(longest, *STEPPED), bits)
                 self.longest = self.cache.longest
-            _load(self.model, facts, options.device, bool(options.tensor_p), self.cache)
+            _load(self.model, facts, device, tensor_parallel, self.cache)
         self.vocabulary = int(facts.vocabulary or self.config.vocab_size)
         notes = self._self_test()
         if path is not None:
@@ -128,10 +141,10 @@ class ExllamaEngine(StepEngine):
             versions={"exllamav3": version("exllamav3")},
             settings={
                 "attention": "flash_attn_nc" if path is None else "flash_attn",
-                "tensor_parallel": bool(options.tensor_p),
+                "tensor_parallel": tensor_parallel,
                 "logits": "float16",
                 **({} if path is None else dict(zip(("cache_bits_k", "cache_bits_v"), bits or (16, 16), strict=True))),
-                **kernel_switches(),
+                **kernel_switches,
             },
             notes=(*facts.notes, *notes),
         )
