@@ -54,8 +54,6 @@ def patience() -> float:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A file or folder that exists."""
-
     name: str  # relative to the place that was listed
     size: int
     is_folder: bool
