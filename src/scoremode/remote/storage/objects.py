@@ -212,11 +212,6 @@ class Objects:
     def write(self, name: str, data: bytes) -> None:
         self._attempt(name, "be written", lambda: self._put(name, BytesIO(data)))
 
-    @property
-    def creates(self) -> bool:
-        """Does ``create`` use a conditional write of the store?"""
-        return creating(self.place) is not None
-
     def create(self, name: str, data: bytes) -> bool:
         """Write a small file unless there is one of that name; return whether it was written.
 
