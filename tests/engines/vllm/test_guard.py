@@ -111,7 +111,7 @@ def test_the_engines_process_watches_before_anything_of_vllm_is_imported() -> No
     """Its function is unpickled first: after that, the process imports and waits for a long time."""
     code = (
         "import pickle, sys, threading\nfrom scoremode.engines.vllm.plugin import EngineCoreTarget\n"
-        "pickle.loads(pickle.dumps(EngineCoreTarget()))\n"
+        "pickle.loads(pickle.dumps(EngineCoreTarget(None)))\n"
         "print([t.name for t in threading.enumerate() if t.name == 'scoremode-guard'], 'vllm' in sys.modules)"
     )
     environment = {**os.environ, plugin.PARENT: str(os.getpid())}

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scoremode.core.scores.answers import Window, WindowList
+from scoremode.core.scores.answers import Window
 from scoremode.core.scores.packing import Words, line_words
-from scoremode.engines.vllm.engine import ShortenedWindows
+from scoremode.engines.vllm.engine import rows_in_other_steps, shortened
 from scoremode.engines.vllm.self_test import TEST_TARGETS, Verdict, judge_answers, unread_cache_note
 from scoremode.engines.vllm.wire import pack_words
 
@@ -109,8 +109,9 @@ def window(tokens: int, first: int = 0) -> Window:
 def test_rows_of_the_last_step_are_counted_and_it_is_shorter_than_any_usual_one(
     tokens: int, first: int, step: int
 ) -> None:
-    shortened = ShortenedWindows(WindowList((window(tokens, first),)), step)
-    short, counted = shortened.window(0), shortened.rows_in_other_steps(0)
+    whole = window(tokens, first)
+    short = shortened(whole, step)
+    counted = rows_in_other_steps(whole, short, step)
     last = len(short.ids) - (len(short.ids) - 1) // step * step  # tokens of the last step, alone in flight
     assert 0 < last < min(step, tokens)
     assert counted.any()
@@ -119,16 +120,15 @@ def test_rows_of_the_last_step_are_counted_and_it_is_shorter_than_any_usual_one(
     assert rows.max() < len(short.ids) < tokens
     assert np.array_equal(short.ids, np.arange(len(short.ids)))
     assert np.array_equal(short.targets[:, 0], short.rows + 1)
-    assert shortened.lengths.tolist() == [len(short.ids)]
 
 
 @pytest.mark.parametrize("item", [window(2), window(9), window(48, 40), window(400, 380)])
 def test_what_is_too_short_to_be_cut_is_not_counted(item: Window) -> None:
     """A step with only a few tokens less might be padded to the same size."""
-    assert not ShortenedWindows(WindowList((item,)), 512).rows_in_other_steps(0).any()
+    assert not rows_in_other_steps(item, shortened(item, 512), 512).any()
 
 
 def test_a_window_that_asks_nothing_stays_empty() -> None:
     empty = Window(np.arange(9, dtype=np.int32), np.zeros(0, np.int32), np.zeros((0, 1), np.int32))
-    shortened = ShortenedWindows(WindowList((empty,)), 512)
-    assert len(shortened.window(0).rows) == len(shortened.rows_in_other_steps(0)) == 0
+    short = shortened(empty, 512)
+    assert len(short.rows) == len(rows_in_other_steps(empty, short, 512)) == 0

@@ -112,7 +112,8 @@ def test_a_server_that_never_answered_is_given_up_soon(
     monkeypatch.setattr(objects, "FIRST_CONTACT", 0.0)
     place, gone = located("memory://bucket/file"), _Gone()
     monkeypatch.setattr(objects, "ANSWERED", {(place.scheme, place.root)} if answered else set())  # type: ignore[union-attr]
-    asked = Objects(place, seconds=0.2)  # type: ignore[arg-type]
+    asked = Objects(place)  # type: ignore[arg-type]
+    asked._seconds = 0.2
     with pytest.raises(StorageError, match="cannot be reached"):
         asked._attempt("a", "be read", gone.work)
     assert gone.asked == pytest.approx(tries, abs=1 if tries > 1 else 0)

@@ -103,9 +103,6 @@ class Pool(Protocol):
     def ask(self, method: str, *arguments: Any) -> Any:
         """Calls a method of one worker."""
 
-    def put(self, value: Any) -> Any:
-        """Sends a value once, for many calls; returns what to give to them in its place."""
-
     def notes(self) -> list[str]:
         """What a reader of the results must know about the replicas."""
 

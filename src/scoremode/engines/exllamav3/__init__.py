@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -25,8 +26,6 @@ BLOCK = 128  # ExLlamaV3 pads hidden sizes to multiples of this, and cannot run 
 
 @dataclass(frozen=True, slots=True)
 class ExllamaOptions(Options):
-    """The options of the ExLlamaV3 engine."""
-
     device: str | None = option("GPU, as in cuda:0 (default: all that are visible, filled one after the other)")
     tensor_p: bool | None = option("ExLlamaV3's own tensor parallelism over all visible GPUs")
     cache_bits_k: int | None = option(
@@ -100,14 +99,11 @@ class ExllamaPlugin(EnginePlugin):
     def claims(self, model: str) -> bool:
         from scoremode.core.strict_json import read_object
 
-        config = Path(model).expanduser() / "config.json"
-        if not config.is_file():
-            return False
-        try:
-            quantization = read_object(config, constants=True).get("quantization_config")
-        except ValueError:
-            return False
-        return isinstance(quantization, dict) and quantization.get("quant_method") == METHOD
+        with suppress(OSError, ValueError):  # no such file, or a damaged one
+            config = read_object(Path(model).expanduser() / "config.json", constants=True)
+            quantization = config.get("quantization_config")
+            return isinstance(quantization, dict) and quantization.get("quant_method") == METHOD
+        return False
 
     def subject(self, model: str, options: ExllamaOptions, tokenizer: str | None) -> Subject:
         return subject_of_checkpoint(model, options, tokenizer)

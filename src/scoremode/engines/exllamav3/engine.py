@@ -107,8 +107,6 @@ class PagedCache:
 
 
 class ExllamaEngine(StepEngine):
-    """Scores windows with ExLlamaV3."""
-
     def __init__(
         self,
         facts: ModelFacts,

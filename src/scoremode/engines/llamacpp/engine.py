@@ -40,15 +40,8 @@ MODE_ERRORS = {1: "its cache is too small for the window", 2: "it was interrupte
 
 
 class LlamaCppEngine(StepEngine):
-    """Scores windows with llama.cpp."""
-
     def __init__(
-        self,
-        facts: GgufFacts,
-        vocabulary: int,
-        options: LlamaCppOptions,
-        longest: int,
-        path: DecodePath | None = None,
+        self, facts: GgufFacts, vocabulary: int, options: LlamaCppOptions, longest: int, path: DecodePath | None = None
     ) -> None:
         self._llama: Library = library()
         self._held = freed_with(self)
@@ -278,7 +271,6 @@ class LlamaCppEngine(StepEngine):
 
 
 def cores() -> int:
-    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

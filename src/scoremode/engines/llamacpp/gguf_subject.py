@@ -130,19 +130,15 @@ class LlamaTokenizer:
         raw = text.encode()
         if len(raw) > LONGEST_INPUT:
             raise CorpusError("llama.cpp cannot tokenize a text of 2 GB", fix="give the text as several files")
-        ids, found = self._tokenized(raw, len(raw) + 16, special=special)
-        if LONGEST_INPUT >= -found > len(ids):  # llama.cpp put spaces after special tokens: it needs -found ids
-            ids, found = self._tokenized(raw, -found, special=special)
-        if found < 0:
-            raise CorpusError("llama.cpp cannot tokenize this text", fix="name a tokenizer with --tokenizer")
+        room, found = len(raw) + 16, -1
+        while found < 0:
+            ids = np.empty(room, np.int32)
+            place = ids.ctypes.data_as(ctypes.c_void_p)
+            found = int(self._llama.call.llama_tokenize(self._vocab, raw, len(raw), place, room, special, True))
+            if found < 0 and not LONGEST_INPUT >= -found > room:
+                raise CorpusError("llama.cpp cannot tokenize this text", fix="name a tokenizer with --tokenizer")
+            room = -found  # it put spaces after special tokens, and needs so many ids
         return ids[:found].copy()
-
-    def _tokenized(self, raw: bytes, room: int, *, special: bool) -> tuple[Ids, int]:
-        ids = np.empty(room, np.int32)
-        found = self._llama.call.llama_tokenize(
-            self._vocab, raw, len(raw), ids.ctypes.data_as(ctypes.c_void_p), room, special, True
-        )
-        return ids, int(found)
 
     def encode(self, text: str, *, special: bool) -> Encoding:
         ids = self._ids(text, special=special)

@@ -182,8 +182,6 @@ ERROR_LEVEL, CONTINUED_LEVEL = 4, 5  # of ggml's log
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Library:
-    """The library of llama.cpp, loaded and checked."""
-
     package: str  # the distribution that brought it, or the name of the user's file
     version: str
     call: _Functions  # its functions by their names in llama.h
@@ -346,8 +344,7 @@ def check_layout(functions: Any, name: str, repair: str) -> None:
         wrong = [field for field, value in expected.items() if not _is(getattr(read, field, "missing"), value)]
         if wrong:
             raise EngineError(
-                f"the llama.cpp of {name} is a release with another {struct} ({', '.join(wrong)})",
-                fix=repair,
+                f"the llama.cpp of {name} is a release with another {struct} ({', '.join(wrong)})", fix=repair
             )
 
 

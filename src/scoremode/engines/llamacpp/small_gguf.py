@@ -9,20 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
 Matrix = NDArray[np.float32]
 
 
@@ -65,19 +51,16 @@ def add_llama_keys(writer: Any, config: dict[str, Any], **changes: int) -> None:
 
 def llama_tensors(folder: Path, config: dict[str, Any]) -> list[tuple[str, Matrix]]:
     """Returns the tensors by llama.cpp's names, with the rows of queries and keys in the order of its rotation."""
+    from gguf import MODEL_ARCH, get_tensor_name_map
     from safetensors.numpy import load_file
 
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    names = get_tensor_name_map(MODEL_ARCH.LLAMA, config["num_hidden_layers"])
     found = []
     for name, matrix in load_file(folder / "model.safetensors").items():
-        short = name.removesuffix(".weight")
-        begin = ""
-        if short.startswith("model.layers."):
-            _, _, layer, short = short.split(".", 3)
-            begin = f"blk.{layer}."
-        for leaf, count in heads.items():
-            if short.endswith(leaf):
-                pairs = matrix.reshape(count, 2, len(matrix) // count // 2, -1)
-                matrix = pairs.swapaxes(1, 2).reshape(matrix.shape)  # noqa: PLW2901 (the same tensor, rows moved)
-        found.append((f"{begin}{NAMES[short]}.weight", np.ascontiguousarray(matrix, np.float32)))
+        if count := heads.get(name.split(".")[-2]):
+            pairs = matrix.reshape(count, 2, len(matrix) // count // 2, -1)
+            matrix = pairs.swapaxes(1, 2).reshape(matrix.shape)  # noqa: PLW2901 (the same tensor, rows moved)
+        own = names.get_name(name, try_suffixes=(".weight",))
+        found.append((own, np.ascontiguousarray(matrix, np.float32)))
     return found

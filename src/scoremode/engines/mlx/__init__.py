@@ -46,13 +46,10 @@ class MlxPlugin(EnginePlugin):
     def claims(self, model: str) -> bool:
         from scoremode.core.strict_json import read_object
 
-        config = Path(model).expanduser() / "config.json"
-        if not config.is_file():
-            return model.lower().startswith(NAMES)
         try:
-            return quantization_of(read_object(config, constants=True)) is not None
-        except ValueError:
-            return False
+            return quantization_of(read_object(Path(model).expanduser() / "config.json", constants=True)) is not None
+        except (OSError, ValueError):  # no folder of this machine, or a damaged config
+            return model.lower().startswith(NAMES)
 
     def subject(self, model: str, options: MlxOptions, tokenizer: str | None) -> Subject:
         subject = subject_of_checkpoint(model, options, tokenizer)

@@ -38,8 +38,6 @@ STEPS_SLACK = 10.0  # × the tolerance of one product: steps go through all laye
 
 
 class MlxEngine(StepEngine, StatesEngine):
-    """Scores windows with a model loaded by mlx-lm."""
-
     def __init__(self, facts: ModelFacts, options: MlxOptions, path: DecodePath | None = None) -> None:
         super().__init__(options)
         self.options, self.path, self.device = options, path, torch.device("cpu")

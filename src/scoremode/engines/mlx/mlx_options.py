@@ -15,8 +15,6 @@ GROUP = 64  # values of a cache that share a scale; mlx-lm's default
 
 @dataclass(frozen=True, slots=True)
 class MlxOptions(CheckpointOptions):
-    """The options of the MLX engine."""
-
     dtype: str | None = option(
         "float32, bfloat16, float16 or auto (default: auto, as the checkpoint stores it)",
         choices=("auto", *DTYPES),

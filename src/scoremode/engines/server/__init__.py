@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 
 class ServerPlugin(EnginePlugin):
-    """The engine for ``--engine http://HOST:PORT``."""
-
     contract = 1
     name = "server"
     summary = "a running inference server, named by its address: --engine http://HOST:PORT"

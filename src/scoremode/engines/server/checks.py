@@ -137,8 +137,6 @@ class Description:
 
 
 class SameServer:
-    """Compares a server with its description at the start of the run."""
-
     def __init__(self, root: str, first: Description, describe: Callable[[], Description]) -> None:
         self.root, self.first, self.describe = root, first, describe
         self._known = {first.instance}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from queue import SimpleQueue
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -35,8 +35,6 @@ R = TypeVar("R")
 
 
 class RequestEngine(Engine):
-    """An engine that sends windows to a server."""
-
     def __init__(self, subject: ServedSubject, concurrency: int) -> None:
         self.subject, self.concurrency = subject, concurrency
         self._asking = subject.connect(1)  # for questions about the server itself
@@ -181,16 +179,7 @@ def _prompt(window: Window) -> Ids:
 
 
 # ── a scoring service ────────────────────────────────────────────────────────────────────────────────────────────────
-class RequestBatch(NamedTuple):
-    """The windows of one request, and their indices in the plan."""
-
-    indices: tuple[int, ...]
-    asked: Asked
-
-
 class ServiceEngine(RequestEngine):
-    """A model behind a scoring service."""
-
     def __init__(self, subject: ServedSubject, service: ServiceFacts, concurrency: int | None) -> None:
         super().__init__(subject, concurrency or SERVICE_CONCURRENCY)
         self.service = service
@@ -219,15 +208,15 @@ class ServiceEngine(RequestEngine):
         threading.Thread(target=parquet.load_library, name="import").start()
         try:
             batches = self._batches(source, done)
-            for finished in in_threads(self.concurrency, lambda batch: self._answers(link, batch.asked), batches):
-                for batch, answers in finished:
-                    yield from zip(batch.indices, answers, strict=True)
+            for finished in in_threads(self.concurrency, lambda batch: self._answers(link, batch[1]), batches):
+                for (indices, _), answers in finished:
+                    yield from zip(indices, answers, strict=True)
         finally:
             link.close()
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
-    def _batches(self, source: WindowSource, done: Bools) -> Iterator[RequestBatch]:
-        """Requests for the windows that are not done, each about as large as one forward pass of the service.
+    def _batches(self, source: WindowSource, done: Bools) -> Iterator[tuple[list[int], Asked]]:
+        """Requests for the windows that are not done, with their indices, each about as large as one forward pass.
 
         A request is made when it is about to be sent. They follow the plan, but windows that begin alike are together.
         """
@@ -235,9 +224,9 @@ class ServiceEngine(RequestEngine):
         limits = self.service.limits
         most = min(self.service.batch_tokens, limits.body_bytes // 32)  # tokens
 
-        def batch() -> RequestBatch:
+        def batch() -> tuple[list[int], Asked]:
             begins_alike = tuple(bool(shared[index]) for index in chosen)
-            return RequestBatch(tuple(chosen), Asked(tuple(chosen.values()), source.vocabulary or 0, begins_alike))
+            return [*chosen], Asked(tuple(chosen.values()), source.vocabulary or 0, begins_alike)
 
         chosen: dict[int, Window] = {}
         room = most

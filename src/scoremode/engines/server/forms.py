@@ -35,8 +35,6 @@ class WrongAnswerError(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptScores:
-    """A prompt's scores."""
-
     logprob: Floats  # (n - 1,) of tokens 1, 2, …, n-1
     model: str | None
     fingerprint: str | None

@@ -105,16 +105,12 @@ Count = Annotated[int, msgspec.Meta(gt=0, lt=1 << 48)]
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """The limits of one request to a service."""
-
     body_bytes: Count
     windows: Count
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceFacts:
-    """A scoring service's description of itself."""
-
     instance: str
     dtype: str
     device: str

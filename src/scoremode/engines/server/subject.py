@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -48,12 +47,11 @@ GIVE_TOKENIZER = "give the model's tokenizer with --tokenizer FOLDER"
 PART = 1 << 20  # characters that are compared in one request
 MOST_TEXTS, MOST_CHARACTERS = 256, 8 << 20  # that are compared; beyond, one text in 64 is
 ONE_IN = 64
+MOST_SPECIAL = 64  # tokens that a tokenizer puts before a text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedSubject(Subject):
-    """A model behind an address."""
-
     root: str  # its address
     options: ServerOptions
     served: ServerFacts
@@ -145,8 +143,6 @@ def _folder(name: str) -> str | Path:
 
 # ── tokens ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 class Tokenized(msgspec.Struct):
-    """The answer of ``/tokenize``."""
-
     tokens: list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]]
     token_strs: list[str] | None = None
 
@@ -287,10 +283,7 @@ class ServedTokenizer:
         full = self.service.ask(text, special=True)[0] if special else ids
         front = _front(full, ids)
         if front is None:
-            raise ModelError(
-                "the server's tokenizer changes its tokens when it adds special ones",
-                fix=GIVE_TOKENIZER,
-            )
+            raise ModelError("the server's tokenizer changes its tokens when it adds special ones", fix=GIVE_TOKENIZER)
         behind = len(full) - front - len(ids)
         starts, ends = (
             np.concatenate([np.zeros(front, np.int64), edge, np.full(behind, len(text), np.int64)]) for edge in spans
@@ -329,13 +322,8 @@ class ServedTokenizer:
 
 def _front(full: Ids, plain: Ids) -> int | None:
     """The number of special tokens in ``full`` before the ``plain`` tokens of a text; None if those are not in it."""
-    known, codes = np.unique(np.concatenate([full, plain]), return_inverse=True)
-    if len(known) > sys.maxunicode:
-        return None  # no tokenizer has as many
-    # one character for each id: the search in a text takes linear time, however many special tokens there are
-    text = codes.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
-    at = text[: len(full)].find(text[len(full) :])
-    return None if at < 0 else at
+    places = range(min(MOST_SPECIAL, len(full) - len(plain)) + 1)
+    return next((at for at in places if np.array_equal(full[at : at + len(plain)], plain)), None)
 
 
 def _pieces(text: str, names: list[str]) -> list[bytes] | None:

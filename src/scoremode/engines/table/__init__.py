@@ -20,8 +20,6 @@ PREFIX = "table:"
 
 
 class TablePlugin(EnginePlugin):
-    """The engine for models named ``table:NAME``."""
-
     contract = 1
     name = "table"
     summary = "answers known in closed form: table:uniform and table:successor, over bytes"

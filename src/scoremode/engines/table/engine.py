@@ -36,7 +36,6 @@ NEVER = -3.0e4  # a log-probability whose exponential is 0 even in float64
 
 
 def require_table(name: str) -> None:
-    """Refuse the name of a table that does not exist."""
     if name not in TABLES:
         raise ModelError(f"there is no table '{name}'", fix=did_you_mean(name, TABLES))
 
@@ -55,8 +54,7 @@ class TableEngine(Engine):
         with np.errstate(divide="ignore"):
             shifted = logits - logits.max(axis=1, keepdims=True)
             self.logprobs: Floats = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-        self._known: Bools = np.zeros(len(self.logprobs), np.bool_)  # the lines whose columns are computed
-        self._columns: dict[str, Raw] = {}  # (lines,), or (lines, ids) of a column that has a value per target
+        self._columns = closed_form(self.logprobs)  # (lines,), or (lines, ids) of a column that has a value per target
         self.facts = EngineFacts(
             engine="table",
             dtype="float64",
@@ -128,8 +126,7 @@ class TableEngine(Engine):
         return NoiseFloor(None, "the table engine computes in closed form")
 
     def _answers(self, lines: Ids, targets: Ids) -> Answers:
-        """The answers for targets at given lines of the table, looked up in arrays that are computed once per line."""
-        self._learn(np.unique(lines))
+        """The answers for targets at given lines of the table."""
         each = lines[:, None]
         found: dict[str, Raw] = {"logprob": self.logprobs[each, targets]}
         for column in BUILT_IN.chosen(self._columns):
@@ -137,17 +134,6 @@ class TableEngine(Engine):
             values = known[each, targets] if column.per == "target" else known[lines]
             found[column.name] = values.astype(column.numpy_type, copy=False)
         return Answers(**(found | self._defined(lines, targets, [n for n in BUILT_IN.names if n not in found])))
-
-    def _learn(self, lines: Ids) -> None:
-        """Computes the columns of lines that were not used before."""
-        new = lines[~self._known[lines]]
-        if not len(new):
-            return
-        for name, values in closed_form(self.logprobs[new]).items():
-            if name not in self._columns:
-                self._columns[name] = np.zeros((len(self.logprobs), *values.shape[1:]), values.dtype)
-            self._columns[name][new] = values
-        self._known[new] = True
 
     def _defined(self, lines: Ids, targets: Ids, names: Sequence[str]) -> dict[str, Raw]:
         """The columns that have no closed form here, by the head's definition."""

@@ -24,8 +24,6 @@ GROUP = 64  # values that share a scale; Transformers' default
 
 @dataclass(frozen=True, slots=True)
 class CacheKind:
-    """The kind of cache that a model decodes with."""
-
     config: Any  # of the model
     name: str | None  # int8, int4 or int2; None: keys and values as the model computes them
 
@@ -46,7 +44,6 @@ class CacheKind:
         return kind
 
     def empty(self) -> Any:
-        """Returns an empty cache."""
         from transformers import QuantizedCache
 
         if self.name is None:

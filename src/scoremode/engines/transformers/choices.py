@@ -28,8 +28,6 @@ CACHE_BITS = {"int8": 8, "int4": 4, "int2": 2}  # bits per element of a quantize
 
 @dataclass(frozen=True, slots=True)
 class TransformersOptions(CheckpointOptions):
-    """The options of the Transformers engine."""
-
     device: str | None = option("cpu, cuda, cuda:N, or auto for several GPUs")
     batch_tokens: int | None = option("tokens in one forward pass", metavar="N")
     attn_implementation: str | None = option(

@@ -17,19 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scoremode.core.engine.base import (
-    UNIFORM,
-    Baseline,
-    EngineFacts,
-    NoiseFloor,
-    StoredHead,
-    Wanted,
-)
+from scoremode.core.engine.base import UNIFORM, Baseline, EngineFacts, NoiseFloor, StoredHead, Wanted
 from scoremode.core.engine.batching import batches_by_length, batches_side_by_side, common_prefix, in_touched_batches
-from scoremode.core.engine.distributions import (
-    IndexedWindow,
-    store_head,
-)
+from scoremode.core.engine.distributions import IndexedWindow, store_head
 from scoremode.core.engine.states import Finish, StatesEngine, agree
 from scoremode.core.models.facts import ModelFacts
 from scoremode.core.plan.path import DecodePath
@@ -53,8 +43,6 @@ STEPS_SLACK = 10.0  # × the tolerance of one product: steps go through all laye
 
 
 class TransformersEngine(StatesEngine):
-    """Scores windows with a model loaded by Transformers."""
-
     def __init__(
         self,
         model: Any,

@@ -42,8 +42,6 @@ RANKS = ("tensor_parallel_size", "pipeline_parallel_size")  # their product is t
 
 
 class VllmPlugin(EnginePlugin):
-    """The engine that runs stock vLLM in score mode."""
-
     contract = 1
     name = "vllm"
     summary = "quantized weights as served, any parallel size"

@@ -82,10 +82,7 @@ class VllmDecodeEngine(VllmEngine):
         prompt = 1 if is_our_own else min(self.path.prefill_tokens, len(ids))
         earlier = int(np.searchsorted(request.rows, prompt - 1))
         answered = replace(
-            request,
-            rows=np.asarray(request.rows[earlier:], np.int32),
-            targets=np.asarray(request.targets[earlier:], np.int32),
-            first=request.first + earlier,
+            request, rows=request.rows[earlier:], targets=request.targets[earlier:], first=request.first + earlier
         )
         replay = Replay(name, prompt, np.asarray(ids[prompt:], np.int32), answered)
         params = SamplingParams(

@@ -23,7 +23,7 @@ from scoremode.core.engine.base import (
 )
 from scoremode.core.engine.batching import in_groups
 from scoremode.core.references.format import RAW_DTYPES as RAW
-from scoremode.core.scores.answers import Answers, Window, WindowSource
+from scoremode.core.scores.answers import Answers, Window, WindowList, WindowSource
 from scoremode.core.scores.packing import DIVERGENCE_WORDS, Words, line_words, read_divergences
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.processes import VllmLog, end
@@ -40,7 +40,7 @@ from scoremode.engines.vllm.start import start
 from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.engines.vllm.wire import ExtraResults, Job, Request, states_words
 from scoremode.errors import EngineError, InputError, ModelError, OptionError
-from scoremode.values import Bools, Ids, Ints
+from scoremode.values import Bools, Ids
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +52,6 @@ HEAD_BYTES = 16 << 20  # bytes of the head's matrix per answer
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Finished:
-    """The answer to a request."""
-
     name: str
     words: Words
     cached_tokens: int  # tokens of the prompt that were in the prefix cache
@@ -167,16 +165,21 @@ class VllmEngine(Engine):
         """Score shortened windows one by one."""
         if baseline.place is None:
             return NoiseFloor(None, "vLLM needs a reference to compare with")
-        shortened = ShortenedWindows(source, self._batch_tokens)
-        counted = {int(i): shortened.rows_in_other_steps(int(i)) for i in np.flatnonzero(~done)}
-        left_out = done.copy()
-        left_out[[i for i, rows in counted.items() if not rows.any()]] = True
-        if left_out.all():
+        (folder, offsets), chosen = baseline.place, list[tuple[int, Window, Bools]]()
+        for index in np.flatnonzero(~done).tolist():
+            whole = source.window(index)
+            short = shortened(whole, self._batch_tokens)
+            counted = rows_in_other_steps(whole, short, self._batch_tokens)
+            if counted.any():
+                chosen.append((index, short, counted))
+        if not chosen:
             return NoiseFloor(None, "the windows are too short to be shortened further")
+        indices, windows, counts = zip(*chosen, strict=True)
+        extra = ExtraResults("kl", DIVERGENCE_WORDS, folder, offsets[list(indices)])
         self._one_by_one = True
         try:
-            found = self._score(shortened, left_out, ExtraResults("kl", DIVERGENCE_WORDS, *baseline.place))
-            kl = [read_divergences(words)["kl"][counted[index]] for index, _, words in found]
+            found = self._score(WindowList(windows, vocabulary=source.vocabulary), np.zeros(len(windows), bool), extra)
+            kl = [read_divergences(words)["kl"][counts[place]] for place, _, words in found]
         finally:
             self._one_by_one = False
         return NoiseFloor(np.concatenate(kl), "windows one by one, cut after half of their targets")
@@ -362,50 +365,27 @@ class VllmEngine(Engine):
             end(llm, self._processes, self.log)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ShortenedWindows:
-    """The same windows, each without its last tokens and the rows at those tokens, for the noise floor.
-
-    vLLM certainly computes their rows in different steps than usual. It fills each step with whatever is waiting, up to
-    ``max_num_batched_tokens``, and does not tell which prompts shared a step. But if a prompt of c tokens is the only
-    one in flight, the size of its last step is known. The whole window has more than c tokens, so its rows were never
-    computed in such a step: the step had more tokens, or the rows were elsewhere in it.
-    """
-
-    source: WindowSource
-    step: int  # most tokens per step
-    prefix_group = None
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    @property
-    def lengths(self) -> Ints:
-        return np.array([len(self.window(i).ids) for i in range(len(self))], dtype=np.int64)
-
-    @property
-    def vocabulary(self) -> int | None:
-        return self.source.vocabulary
-
-    def window(self, index: int) -> Window:
-        whole = self.source.window(index)
-        end = self._end(whole)
-        kept = int(np.searchsorted(whole.rows, end))
-        return replace(whole, ids=whole.ids[:end], rows=whole.rows[:kept], targets=whole.targets[:kept])
-
-    def _end(self, whole: Window) -> int:
-        """Where to cut a window: half of its requested rows remain, and its last step is not full."""
-        if len(whole.rows) == 0:
-            return 0
+# ── the noise floor ──────────────────────────────────────────────────────────────────────────────────────────────────
+# A window is scored again without its last tokens and the rows at those tokens. vLLM certainly computes its last rows
+# in a different step than usual. It fills each step with whatever is waiting, up to ``max_num_batched_tokens``, and
+# does not tell which prompts shared a step. But if a prompt of c tokens is the only one in flight, the size of its last
+# step is known. The whole window has more than c tokens, so its rows were never computed in such a step: the step had
+# more tokens, or the rows were elsewhere in it.
+def shortened(whole: Window, step: int) -> Window:
+    """A window of which half of the requested rows remain, and whose last step, of ``step`` tokens, is not full."""
+    end = 0
+    if len(whole.rows):
         first = int(whole.rows[0]) + 1
         end = first + (len(whole.ids) - first) // 2
-        return end - 1 if end % self.step == 0 else end
+        end -= end % step == 0
+    kept = int(np.searchsorted(whole.rows, end))
+    return replace(whole, ids=whole.ids[:end], rows=whole.rows[:kept], targets=whole.targets[:kept])
 
-    def rows_in_other_steps(self, index: int) -> Bools:
-        """Which remaining rows are certainly computed in a different step: those of the last step, if it is shorter."""
-        whole, short = self.source.window(index), self.window(index)
-        missing = len(whole.ids) - len(short.ids)
-        if missing < (8 if len(whole.ids) <= GRAPHS else 16):  # with fewer, padding could restore the usual step size
-            return np.zeros(len(short.rows), np.bool_)
-        last_step: Bools = short.rows >= (len(short.ids) - 1) // self.step * self.step
-        return last_step
+
+def rows_in_other_steps(whole: Window, short: Window, step: int) -> Bools:
+    """Which remaining rows are certainly computed in a different step: those of the last step, if it is shorter."""
+    missing = len(whole.ids) - len(short.ids)
+    if missing < (8 if len(whole.ids) <= GRAPHS else 16):  # with fewer, padding could restore the usual step size
+        return np.zeros(len(short.rows), np.bool_)
+    last_step: Bools = short.rows >= (len(short.ids) - 1) // step * step
+    return last_step

@@ -11,9 +11,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypedDict, overload
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -104,31 +104,14 @@ class SamplingParams:
         return "SamplingParams(score_mode=True)"
 
 
-class PromptLogprobs(Sequence["dict[int, Logprob] | None"]):
-    """A list whose entry i has the scores of token i; entry 0 is None. An entry is created when it is accessed."""
+class PromptLogprobs(list["dict[int, Logprob] | None"]):
+    """A list whose entry i has the scores of token i; entry 0 is None."""
 
     def __init__(self, targets: Ids, answers: Answers) -> None:
-        self.targets, self.answers = targets, answers
-
-    def __len__(self) -> int:
-        return len(self.targets) + 1
-
-    @overload
-    def __getitem__(self, index: int) -> dict[int, Logprob] | None: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[dict[int, Logprob] | None]: ...
-    def __getitem__(self, index: int | slice) -> dict[int, Logprob] | list[dict[int, Logprob] | None] | None:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        at = range(len(self))[index] - 1
-        if at < 0:
-            return None
-        return {
-            int(self.targets[at]): Logprob(float(self.answers.logprob[at, 0]), int(measured(self.answers.rank)[at, 0]))
-        }
-
-    def __iter__(self) -> Iterator[dict[int, Logprob] | None]:
-        return (self[i] for i in range(len(self)))
+        self.answers = answers
+        columns = (targets, answers.logprob[:, 0], measured(answers.rank)[:, 0])
+        each = zip(*(column.tolist() for column in columns), strict=True)
+        super().__init__([None, *({token: Logprob(logprob, rank)} for token, logprob, rank in each)])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -104,25 +104,26 @@ class EngineCoreTarget:
     first message. This object is unpickled in the new process before any module of vLLM is imported.
     """
 
-    def __init__(self, stock: Any = None) -> None:
+    def __init__(self, stock: Any) -> None:
         self._stock = stock
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         watch_parent()
-        stock = self._stock
-        if stock is None:
-            from vllm.v1.engine.core import EngineCoreProc
-
-            stock = EngineCoreProc.run_engine_core
-        return stock(*arguments, **named)
+        return self._stock(*arguments, **named)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _in_new_process, ()
 
 
-def _in_new_process() -> EngineCoreTarget:
+def _in_new_process() -> Any:
     watch_parent()
-    return EngineCoreTarget()
+    return _run_engine_core
+
+
+def _run_engine_core(*arguments: Any, **named: Any) -> Any:
+    from vllm.v1.engine.core import EngineCoreProc
+
+    return EngineCoreProc.run_engine_core(*arguments, **named)
 
 
 @contextlib.contextmanager
@@ -130,10 +131,7 @@ def guarded_start() -> Any:
     """Makes engine processes that are started inside this block watch this process."""
     from vllm.v1.engine.core import EngineCoreProc
 
-    stock = EngineCoreProc.__dict__.get("run_engine_core")
-    if stock is None:  # a different version of vLLM: the plugin starts watching, but later
-        yield
-        return
+    stock = EngineCoreProc.__dict__["run_engine_core"]
     EngineCoreProc.run_engine_core = staticmethod(EngineCoreTarget(EngineCoreProc.run_engine_core))
     try:
         yield

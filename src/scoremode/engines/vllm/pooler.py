@@ -17,30 +17,17 @@ from torch import Tensor
 from vllm.model_executor.layers.pooler.abstract import Pooler
 from vllm.model_executor.layers.pooler.common import PoolingParamsUpdate
 
+from scoremode.core.engine.messages import own_tokens
 from scoremode.core.extensions import load
 from scoremode.core.scores.packing import DIVERGENCE_WORDS, line_words
 from scoremode.core.scores.schema import BUILT_IN, DIVERGENCE
 from scoremode.engines.vllm.states import WorkerBaseline
-from scoremode.engines.vllm.tap import (
-    Shard,
-    Tap,
-    across_ranks,
-    any_rank,
-    every_rank,
-    largest_of_ranks,
-    slices_of_ranks,
-)
+from scoremode.engines.vllm.tap import Shard, Tap, across_ranks, any_rank, every_rank, largest_of_ranks, slices_of_ranks
 from scoremode.engines.vllm.wire import KERNEL_WORDS, KEY, Request, pack_words
 from scoremode.head.budget import rows_within
 from scoremode.head.chunked import Share, keep_own
 from scoremode.head.columns import Columns, combine, define_columns, finish, partials, target_logits
-from scoremode.head.divergence import (
-    Divergence,
-    combine_divergence,
-    divergence_partials,
-    finish_divergence,
-    gather_own,
-)
+from scoremode.head.divergence import Divergence, combine_divergence, divergence_partials, finish_divergence, gather_own
 from scoremode.head.kernels import ChosenKernel, choose, describe_kernel
 from scoremode.head.matrix import Head
 from scoremode.head.precision import product_precision
@@ -361,7 +348,8 @@ def read_parts(metadata: Any) -> Iterator[Part]:
     for i, (count, end, length, params) in enumerate(zip(counts, ends, lengths, metadata.pooling_params, strict=True)):
         request = Request.from_kwargs(params.extra_kwargs)
         if request is None:  # vLLM's memory profiling calls this with fewer ids than the prompt has
-            request = Request.own_tokens(metadata.prompt_token_ids_cpu[i, :length].numpy())
+            own = own_tokens(metadata.prompt_token_ids_cpu[i, :length].numpy().astype(np.int32))
+            request = Request(own.rows, own.targets)
         begin = end - count
         low, high = np.searchsorted(request.rows, (begin, end)).tolist()
         index = request.rows[low:high].astype(np.int64) + (offset - begin)

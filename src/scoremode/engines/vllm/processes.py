@@ -163,11 +163,9 @@ class Processes:
         self._children: list[BaseProcess] | None = None  # None while vLLM is starting
         self._known: dict[int, Any] = {}
 
-    def started(self, llm: Any) -> None:
-        """Stores vLLM's own list of its processes. Called once vLLM has started."""
-        manager = getattr(getattr(llm.llm_engine.engine_core, "resources", None), "engine_manager", None)
-        listed = getattr(manager, "processes", None)
-        self._children = self._named() if listed is None else list(listed)
+    def started(self) -> None:
+        """Called once vLLM has started: an engine that starts later has processes of its own."""
+        self._children = self._named()
         self.all()
 
     def children(self) -> list[BaseProcess]:
@@ -194,7 +192,6 @@ class Processes:
         return [process for process in self._known.values() if _lives(process)]
 
     def kill(self) -> None:
-        """Kills all of these processes now."""
         if os.getpid() != self._pid:  # a forked process does not have these children
             return
         import psutil

@@ -55,8 +55,6 @@ class HeadFacts:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of the self-test."""
-
     error: float  # largest difference in nats between our scores and those from the model's own logits
     allowed: float  # the largest difference that rounding explains
     exact: bool  # do logits stay in float32?
@@ -129,7 +127,6 @@ def judge_answers(words: Words, dtype: str) -> Verdict:
 
 # ── facts that are stored with every number ──────────────────────────────────────────────────────────────────────────
 def dtype_of(config: Any) -> str:
-    """Returns the dtype of a ``VllmConfig``, by its plain name."""
     return str(config.model_config.dtype).removeprefix("torch.")
 
 
@@ -160,6 +157,11 @@ def engine_facts(
     from vllm.platforms import current_platform
 
     dtype, parallel = dtype_of(config), config.parallel_config
+    decode: dict[str, Any] = {}  # settings that may change scores on that path only
+    if path is not None:
+        decode["sequences"] = int(config.scheduler_config.max_num_seqs)
+        decode["model_runner"] = "v2" if getattr(config, "use_v2_model_runner", False) else "v1"
+        decode["async_scheduling"] = bool(config.scheduler_config.async_scheduling)
     return EngineFacts(
         engine="vllm",
         dtype=dtype,
@@ -178,7 +180,7 @@ def engine_facts(
             "prefix_caching": bool(config.cache_config.enable_prefix_caching),
             "gathered_logits": gathered,
             **head.kernel,
-            **(decode_settings(config) if path else {}),
+            **decode,
         },
         notes=(
             *head.notes(dtype),
@@ -187,15 +189,6 @@ def engine_facts(
             *([NOT_INVARIANT] if support.is_batch_invariant() and current_platform.is_cpu() else ()),
         ),
     )
-
-
-def decode_settings(config: Any) -> dict[str, Any]:
-    """Returns settings that may change scores on the decode path only."""
-    return {
-        "sequences": int(config.scheduler_config.max_num_seqs),
-        "model_runner": "v2" if getattr(config, "use_v2_model_runner", False) else "v1",
-        "async_scheduling": bool(config.scheduler_config.async_scheduling),
-    }
 
 
 def activation_notes(config: Any, on_cpu: bool) -> list[str]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from scoremode.core.engine import base
-from scoremode.core.plan.path import DecodePath
 from scoremode.engines.vllm import plugin, support
 from scoremode.engines.vllm.processes import Processes, VllmLog
 from scoremode.engines.vllm.support import LaunchArguments
@@ -37,121 +36,100 @@ def start(
     """
     base.may_hang_at_exit = True
     processes = Processes()
+    marks = {plugin.PARENT: str(os.getpid())}
+    if options is not None:
+        marks |= {plugin.SWITCH: "1", **support.plugin_filter(), **support.copied_to_ray(plugin.SWITCH)}
     try:
-        with processes.killed_by_signals():
-            if options is None:
-                llm = _start_writing(model, arguments, log)
-            else:
-                llm = _start_scoring(model, arguments, log, options, tokenizer)
+        with processes.killed_by_signals(), log.taking_output(), support.environment(marks, QUIET):
+            llm = _start(model, arguments, log, options, tokenizer)
     except BaseException:
         processes.kill()
         processes.wait(5)
         raise
-    processes.started(llm)
+    processes.started()
     processes.watch(llm)
     return llm, processes
 
 
-def _start_writing(model: str, arguments: dict[str, Any], log: VllmLog) -> Any:
-    marks = {plugin.PARENT: str(os.getpid())}
-    stages = arguments.get("pipeline_parallel_size", 1)
-    defaults = cpu_defaults(stages * arguments.get("tensor_parallel_size", 1))
-    with log.taking_output(), support.environment(marks, QUIET):
-        from vllm import LLM
-        from vllm.platforms import current_platform
+def _start(
+    model: str, arguments: dict[str, Any], log: VllmLog, options: LaunchArguments | None, tokenizer: bool
+) -> Any:
+    from vllm import LLM
+    from vllm.platforms import current_platform
 
-        on_cpu = current_platform.is_cpu()
-        dtype = choose_dtype(model, on_cpu, bool(arguments.get("trust_remote_code")))
-        chosen = {"dtype": dtype, "use_tqdm_on_load": False} | arguments
-        if on_cpu:
-            support.check_bfloat16_on_cpu(chosen["dtype"])
-            chosen.setdefault("enforce_eager", _is_eager_on_cpu(stages))
+    on_cpu, trusted = current_platform.is_cpu(), bool(arguments.get("trust_remote_code"))
+    arguments = {"dtype": choose_dtype(model, on_cpu, trusted), "use_tqdm_on_load": False} | arguments
+    defaults = cpu_defaults(ranks_of(arguments)) if on_cpu else {}
+    if on_cpu:
+        support.check_int4_on_cpu(quantization_of(model, trusted))
+        support.check_bfloat16_on_cpu(arguments["dtype"])
+        # compiling takes longer than most runs, but pipeline stages need the buffers of the compiler's warm-up
+        arguments.setdefault("enforce_eager", arguments.get("pipeline_parallel_size", 1) == 1)
+    if options is not None:
+        plugin.register()  # this process may have loaded its plugins before score mode was turned on
+        if not on_cpu and options.path is None and can_plan_ahead(arguments):
+            # vLLM plans the next batch while this one runs. For pooling models this is off by default
+            arguments.setdefault("async_scheduling", True)
+        arguments = scoring_arguments(arguments, options, tokenizer)
+        defaults = defaults | runner_defaults()
+    _forget_model_classes()
+    try:
         with (
-            support.environment({}, defaults if on_cpu else {}),
+            support.environment({}, defaults),
             plugin.guarded_start(),
             log.explaining(f"vLLM cannot start {model}", ModelError),
         ):
-            return LLM(model=model, **chosen)
-
-
-def _is_eager_on_cpu(stages: int) -> bool:
-    """Compiling takes longer than most runs, but pipeline stages need the buffers of the compiler's warm-up."""
-    return stages == 1
-
-
-def _start_scoring(
-    model: str, arguments: dict[str, Any], log: VllmLog, options: LaunchArguments, tokenizer: bool
-) -> Any:
-    marks = {plugin.SWITCH: "1", plugin.PARENT: str(os.getpid())}
-    marks |= support.plugin_filter() | support.copied_to_ray(plugin.SWITCH)
-    with log.taking_output(), support.environment(marks, QUIET):
-        from vllm import LLM
-        from vllm.platforms import current_platform
-
-        plugin.register()  # this process may have loaded its plugins before score mode was turned on
+            return LLM(model=model, **arguments)
+    finally:
         _forget_model_classes()
-        on_cpu = current_platform.is_cpu()
-        if on_cpu:
-            support.check_int4_on_cpu(quantization_of(model, options.trust_remote_code))
-        arguments = {"dtype": choose_dtype(model, on_cpu, options.trust_remote_code)} | arguments
-        if on_cpu:
-            support.check_bfloat16_on_cpu(arguments["dtype"])
-            arguments.setdefault("enforce_eager", _is_eager_on_cpu(options.pipeline_parallel_size))
-        elif options.path is None and can_plan_ahead(arguments):
-            # vLLM plans the next batch while this one runs. For pooling models this is off by default
-            arguments.setdefault("async_scheduling", True)
-        runner = runner_arguments(options.path, arguments.pop("hf_overrides", {}))
-        settings = {
-            "exact": options.head == "exact",
-            "head_bytes": options.head_bytes,
-            "head_kernel": options.head_kernel,
-            "whole_divergence": options.divergence == "all",
-            "step_keeper": options.step_keeper,
-        }
-        try:
-            with (
-                support.environment({}, device_defaults(on_cpu, options)),
-                plugin.guarded_start(),
-                log.explaining(f"vLLM cannot start {model}", ModelError),
-            ):
-                return LLM(
-                    model=model,
-                    skip_tokenizer_init=not tokenizer,
-                    enable_prefix_caching=options.prefix_caching,  # explicit: the default differs by architecture
-                    additional_config={KEY: settings},
-                    **({"use_tqdm_on_load": False, "enable_chunked_prefill": True} | arguments | runner),
-                )
-        finally:
-            _forget_model_classes()
 
 
-def runner_arguments(path: DecodePath | None, hf_overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of ``vllm.LLM`` that choose its runner, and connect it with our code in its workers."""
-    if path is None:
+def scoring_arguments(arguments: dict[str, Any], options: LaunchArguments, tokenizer: bool) -> dict[str, Any]:
+    """Adds the arguments of ``vllm.LLM`` that choose its runner, and connect it with our code in its workers."""
+    settings = {
+        "exact": options.head == "exact",
+        "head_bytes": options.head_bytes,
+        "head_kernel": options.head_kernel,
+        "whole_divergence": options.divergence == "all",
+        "step_keeper": options.step_keeper,
+    }
+    overrides = arguments.get("hf_overrides", {})
+    own: dict[str, Any] = {
+        "skip_tokenizer_init": not tokenizer,
+        "enable_prefix_caching": options.prefix_caching,  # explicit: the default differs by architecture
+        "additional_config": {KEY: settings},
+    }
+    if options.path is None:
         from vllm.config import PoolerConfig
 
-        return {
+        own |= {
             "runner": "pooling",
             "convert": "embed",
             # pooling heads default to float32, which a quantized head refuses and a CPU casts at every call
-            "hf_overrides": {"head_dtype": "model", **hf_overrides},
+            "hf_overrides": {"head_dtype": "model", **overrides},
             "pooler_config": PoolerConfig(task="token_classify", seq_pooling_type="LAST", tok_pooling_type="ALL"),
         }
-    replay = "scoremode.engines.vllm.replay"
-    return {
-        "runner": "generate",
-        "hf_overrides": dict(hf_overrides),
-        "max_num_seqs": path.sequences,
-        "logits_processors": [f"{replay}:ReplayProcessor"],
-        "worker_extension_cls": f"{replay}.ReplayWorker",
-    }
+    else:
+        replay = "scoremode.engines.vllm.replay"
+        own |= {
+            "runner": "generate",
+            "hf_overrides": dict(overrides),
+            "max_num_seqs": options.path.sequences,
+            "logits_processors": [f"{replay}:ReplayProcessor"],
+            "worker_extension_cls": f"{replay}.ReplayWorker",
+        }
+    return {"enable_chunked_prefill": True, **arguments, **own}
 
 
-def can_plan_ahead(arguments: dict[str, Any]) -> bool:
+def ranks_of(arguments: Mapping[str, Any]) -> int:
+    """The number of processes that share one model."""
+    return math.prod(int(arguments.get(f"{kind}_parallel_size") or 1) for kind in ("tensor", "pipeline"))
+
+
+def can_plan_ahead(arguments: Mapping[str, Any]) -> bool:
     """Does the executor that vLLM will choose support asynchronous scheduling? If not, vLLM would refuse to start."""
-    ranks = int(arguments.get("tensor_parallel_size", 1)) * int(arguments.get("pipeline_parallel_size", 1))
     backend = arguments.get("distributed_executor_backend")
-    return backend == "mp" or (ranks == 1 and backend is None)
+    return backend == "mp" or (ranks_of(arguments) == 1 and backend is None)
 
 
 def choose_dtype(model: str, on_cpu: bool, trust_remote_code: bool) -> str:
@@ -164,7 +142,13 @@ def choose_dtype(model: str, on_cpu: bool, trust_remote_code: bool) -> str:
     if config is None:
         return "float32" if on_cpu else "bfloat16"
     if on_cpu:
-        return "bfloat16" if _needs_bfloat16_on_cpu(config) else "float32"
+        import torch
+
+        quantization = getattr(config, "quantization_config", None)
+        # vLLM's kernels for int4 weights and, with AMX, int8 activations do not support float32
+        int4 = any(support.is_integer(scheme.get("weights"), 4) for scheme in support.schemes_of(quantization) or ())
+        needs_bfloat16 = int4 or (support.is_w8a8(quantization) and torch.cpu._is_amx_tile_supported())
+        return "bfloat16" if needs_bfloat16 else "float32"
     text = config.get_text_config()
     said = str(getattr(text, "dtype", None) or getattr(config, "dtype", None)).removeprefix("torch.")
     return said if said in ("bfloat16", "float16") else "bfloat16"
@@ -184,23 +168,10 @@ def _config_of(model: str, trust_remote_code: bool) -> Any:
         return None
 
 
-def _needs_bfloat16_on_cpu(config: Any) -> bool:
-    """Is bfloat16 needed? vLLM's kernels for int4 weights and, with AMX, int8 activations do not support float32."""
-    import torch
-
-    quantization = getattr(config, "quantization_config", None)
-    int4 = any(support.is_integer(scheme.get("weights"), 4) for scheme in support.schemes_of(quantization) or ())
-    return int4 or (support.is_w8a8(quantization) and bool(torch.cpu._is_amx_tile_supported()))
-
-
-def device_defaults(on_cpu: bool, options: LaunchArguments) -> dict[str, str]:
-    defaults: dict[str, str] = {}
-    if support.version_numbers(support.installed_version()) < (0, 32):
-        # in older versions the V2 model runner can only embed, and never calls a pooler
-        defaults[support.SECOND_RUNNER] = "0"
-    if on_cpu:
-        defaults |= cpu_defaults(options.tensor_parallel_size * options.pipeline_parallel_size)
-    return defaults
+def runner_defaults() -> dict[str, str]:
+    """The variable that chooses vLLM's first runner for scoring: before 0.32, the second one never calls a pooler."""
+    is_old = support.version_numbers(support.installed_version()) < (0, 32)
+    return {support.SECOND_RUNNER: "0"} if is_old else {}
 
 
 def cpu_defaults(ranks: int) -> dict[str, str]:
@@ -215,7 +186,6 @@ def cpu_defaults(ranks: int) -> dict[str, str]:
 
 def _forget_model_classes() -> None:
     """Clears vLLM's cache of model classes. Otherwise it would use a class made for scoring to embed, or vice versa."""
-    with contextlib.suppress(ImportError):
-        from vllm.model_executor.model_loader import utils
+    from vllm.model_executor.model_loader import utils
 
-        getattr(utils, "_MODEL_ARCH_BY_HASH", {}).clear()
+    utils._MODEL_ARCH_BY_HASH.clear()

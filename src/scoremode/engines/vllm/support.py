@@ -78,7 +78,6 @@ class VllmOptions(CheckpointOptions):
 
     @property
     def extra(self) -> dict[str, Any]:
-        """The other arguments of vllm.LLM by name."""
         return dict(self.engine_args or ())
 
     @property
@@ -104,7 +103,7 @@ class LaunchArguments:
     max_num_batched_tokens: int | None = None
     max_model_len: int | None = None
     enforce_eager: bool | None = None
-    trust_remote_code: bool = False
+    trust_remote_code: bool | None = None
     prefix_caching: bool = False  # worth its hashing only if windows share a prefix
     head_bytes: int = 0  # bytes of float32 logits in memory at once; 0: depends on the device
     allow_untested: bool = False
@@ -115,8 +114,6 @@ class LaunchArguments:
     def arguments(self) -> dict[str, Any]:
         """The arguments of ``vllm.LLM``, without those that score mode sets."""
         given = {name: value for name in PASSED_ON if (value := getattr(self, name)) is not None}
-        if not self.trust_remote_code:
-            del given["trust_remote_code"]
         arguments = given | self.extra
         check_arguments(arguments)
         if self.path is not None:
@@ -126,9 +123,7 @@ class LaunchArguments:
     @staticmethod
     def of(given: VllmOptions, work: Work, context: int | None = None) -> LaunchArguments:
         """The user's options, combined with what is known about the work and with the model's context length."""
-        check_kernel_name(given.head_kernel)
-        if given.head_kernel and given.head == "as-served":
-            raise OptionError("--head-kernel does not apply to --head as-served", fix="leave one of them out")
+        check_head(given.head, given.head_kernel)
         known = {f.name for f in fields(LaunchArguments)}
         taken = {name: value for name, value in given.given().items() if name in known}
         longest, chosen = work.longest, given.max_model_len
@@ -191,6 +186,12 @@ def check_plugin() -> None:
         raise ModelError(
             "vLLM does not see scoremode's plugin", fix="install scoremode with pip (pip install -e . does)"
         )
+
+
+def check_head(head: str | None, kernel: str | None) -> None:
+    check_kernel_name(kernel)
+    if kernel and head == "as-served":
+        raise OptionError("--head-kernel does not apply to --head as-served", fix="leave one of them out")
 
 
 def plugin_state() -> tuple[str, bool]:
@@ -269,12 +270,12 @@ def has_int4_kernel() -> bool:
     return platform.machine().lower() in ("x86_64", "amd64") and bool(torch.cpu._is_avx512_supported())
 
 
-def check_int4_on_cpu(quantization: Any) -> None:
+def check_int4_on_cpu(quantization: Any, fix: str = "use a GPU, or --engine transformers") -> None:
     """Refuse 4-bit integer weights on a CPU without a kernel for them: vLLM would crash in its first forward pass."""
     if _int4_weights_alone(quantization) and not has_int4_kernel():
         raise ModelError(
             f"vLLM has no CPU kernel for int4 weights on {platform.machine()}: it needs x86 with AVX-512",
-            fix="use a GPU, or --engine transformers",
+            fix=fix,
         )
 
 

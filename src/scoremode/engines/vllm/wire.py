@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from scoremode.core.scores.answers import Answers, Window
 from scoremode.core.scores.packing import Words, from_message, line_words, read_lines, to_message
@@ -38,8 +37,22 @@ def unpack_words(words: Words) -> dict[str, str]:
     return facts
 
 
+class Carried:
+    """What a prompt carries into vLLM's processes."""
+
+    __slots__ = ()
+
+    def to_kwargs(self) -> dict[str, bytes]:
+        return {KEY: to_message(self)}
+
+    @classmethod
+    def from_kwargs(cls, kwargs: dict[str, Any] | None) -> Self | None:
+        packed = (kwargs or {}).get(KEY)
+        return from_message(packed, cls) if packed else None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Request:
+class Request(Carried):
     """The rows and targets to score in one prompt that is sent to vLLM."""
 
     rows: Ids  # (m,) ascending positions in the prompt
@@ -52,25 +65,9 @@ class Request:
     first: int = 0  # where to start: in the reference's rows, or in the head's rows
     count: int = 0  # how many rows of the head
 
-    def to_kwargs(self) -> dict[str, bytes]:
-        rows, targets = np.asarray(self.rows, np.int32), np.asarray(self.targets, np.int32)
-        return {KEY: to_message(replace(self, rows=rows, targets=targets))}
-
-    @staticmethod
-    def from_kwargs(kwargs: dict[str, Any] | None) -> Request | None:
-        """Returns the request that a prompt carries; None if it carries none: then its own tokens are scored."""
-        packed = (kwargs or {}).get(KEY)
-        return from_message(packed, Request) if packed else None
-
-    @staticmethod
-    def own_tokens(ids: npt.NDArray[Any]) -> Request:
-        """Returns the default request of a prompt: score every token but the first, each from the row before it."""
-        targets = np.asarray(ids[1:], np.int32)
-        return Request(rows=np.arange(len(targets), dtype=np.int32), targets=targets[:, None])
-
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Replay:
+class Replay(Carried):
     """A text that is decoded token by token, and what to score in it.
 
     vLLM prefills the first ``prompt`` tokens. Step 0 follows from the last of them, and step s from the s-th token of
@@ -81,15 +78,6 @@ class Replay:
     prompt: int
     forced: Ids  # all tokens after the prompt
     request: Request  # its rows begin at position prompt - 1 or later
-
-    def to_kwargs(self) -> dict[str, bytes]:
-        return {KEY: to_message(self)}
-
-    @staticmethod
-    def from_kwargs(kwargs: dict[str, Any] | None) -> Replay | None:
-        """Returns the text that a request replays; None if the request is an ordinary one."""
-        packed = (kwargs or {}).get(KEY)
-        return from_message(packed, Replay) if packed else None
 
     def row_of_step(self) -> Ints:
         """Returns for each step the index of its row among the requested rows, or -1 if its row is not requested."""
@@ -146,8 +134,8 @@ class Job:
     def request(self, gather: bool) -> Request:
         """Returns the request for vLLM. The window's index in the plan tells where its rows begin in a reference."""
         return Request(
-            self.window.rows,
-            self.window.targets,
+            np.asarray(self.window.rows, np.int32),
+            np.asarray(self.window.targets, np.int32),
             vocabulary=self.vocabulary,
             gather=gather,
             extra=self.extra.kind,

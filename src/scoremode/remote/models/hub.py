@@ -71,8 +71,6 @@ class Listing:
 
 @dataclass
 class HubNames:
-    """Reads the names of GGUF files on the hub."""
-
     fetched: dict[str, list[Path]] = field(default_factory=dict)  # by name: files that were not in the cache before
 
     def claims(self, name: str) -> bool:

@@ -26,22 +26,16 @@ SERVICE = Path("/usr/share/ollama/.ollama/models")  # where Ollama keeps them if
 
 
 class Layer(msgspec.Struct):
-    """A part of a model."""
-
     mediaType: str  # noqa: N815 - as in the manifest
     digest: str
     size: int = 0
 
 
 class Manifest(msgspec.Struct):
-    """A model of Ollama."""
-
     layers: list[Layer]
 
 
 class OllamaNames:
-    """Reads the names of Ollama's models."""
-
     def claims(self, name: str) -> bool:
         return name.startswith(PREFIX)
 

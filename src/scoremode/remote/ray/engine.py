@@ -56,7 +56,6 @@ class Batches:
         return self.order[int(self.ends[batches.start - 1]) if batches.start else 0 : int(self.ends[batches.stop - 1])]
 
     def each(self, batches: range | None = None) -> list[Ints]:
-        """The windows of each batch."""
         chosen = range(len(self)) if batches is None else batches
         return [self.windows(range(batch, batch + 1)) for batch in chosen]
 

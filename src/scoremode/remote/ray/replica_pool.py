@@ -297,10 +297,6 @@ class ReplicaPool:
         return self.log.notes()
 
     # ── questions to one replica ─────────────────────────────────────────────────────────────────────────────────────
-    def put(self, value: Any) -> Any:
-        """Sends a value once, for many calls; returns what to give to them in its place."""
-        return self._ray.put(value)
-
     def ask(self, method: str, *arguments: Any) -> Any:
         """Calls a method of one replica, or of another if that one dies. Raises an error that the engine returns."""
         why = ""

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scoremode.core.installation import pip_install
 from scoremode.core.verbs.replicas import OpenWorker, Spread
@@ -53,9 +52,7 @@ class RayReplicas:
         )
         return ReplicaPool(spec, room_for(self._spread, plugin, options), self._spread, progress)
 
-    @staticmethod
-    def read(given: Mapping[str, Any]) -> Spread:
-        return read_spread(given)
+    read = staticmethod(read_spread)
 
     @staticmethod
     def require() -> None:

@@ -6,7 +6,6 @@ vLLM itself requires the key only under /v1 and a few other paths. Here every re
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import secrets
 from collections.abc import Sequence
@@ -48,7 +47,12 @@ class Access:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
-            await refuse(send, 401, "the key is missing or wrong; send Authorization: Bearer KEY")
+            from starlette.responses import JSONResponse
+
+            # the connection is closed without reading more of the request
+            message = "the key is missing or wrong; send Authorization: Bearer KEY"
+            body = {"error": {"message": message, "type": "Refused", "code": 401}}
+            await JSONResponse(body, 401, {"connection": "close"})(scope, receive, send)
 
     def _may_pass(self, scope: Any) -> bool:
         if self._keys is None:
@@ -61,12 +65,3 @@ def _is_open(scope: Any) -> bool:
     if scope["type"] == "http" and scope["method"] == "OPTIONS":
         return any(name == b"access-control-request-method" for name, _ in scope["headers"])
     return scope["type"] == "http" and scope["path"].removeprefix(scope.get("root_path", "")) in OPEN
-
-
-async def refuse(send: Any, status: int, message: str) -> None:
-    """Answers with one line and closes the connection without reading more of the request."""
-    body = json.dumps({"error": {"message": message, "type": "Refused", "code": status}}).encode()
-    headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
-    headers.append((b"content-length", b"%d" % len(body)))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

@@ -16,10 +16,7 @@ logger = logging.getLogger(__name__)
 
 class ServeVerb(Verb):
     summary = "load a model once, and answer many clients over HTTP"
-    examples = (
-        "scoremode serve org/model-W4A16 --port 8000",
-        "scoremode serve org/model --api-key-env SERVER_KEY",
-    )
+    examples = ("scoremode serve org/model-W4A16 --port 8000", "scoremode serve org/model --api-key-env SERVER_KEY")
     epilog = (
         "Every other flag after MODEL is passed on to the server: --port 8000, --max-model-len 8192, "
         "--data-parallel-size 2, … Ctrl-C stops it."

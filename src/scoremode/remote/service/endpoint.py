@@ -32,33 +32,35 @@ logger = logging.getLogger("vllm.scoremode")
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-class ScoreService:
-    """The service behind the routes. vLLM listens when ``start`` has finished."""
+class ScoreEndpoint:
+    """The service behind the routes. vLLM makes it for the entry point ``vllm.endpoint_plugins``."""
 
+    name = "scoremode"
+    required_tasks = ("token_classify",)
     scorer: Scorer
     prober: ProbScorer
 
     def __init__(self) -> None:
         self.instance = os.environ.setdefault(INSTANCE, uuid.uuid4().hex)
 
-    async def start(self, client: Any, names: list[str]) -> None:
-        """Makes the service ready to answer; raises EngineError if its self-test fails."""
-        self.scorer = Scorer(client)
+    def attach_router(self, app: Any) -> None:
+        app.add_route(ROOT, self._answering(self.about), methods=["GET"])
+        app.add_route(f"{ROOT}/score", self._answering(self.score), methods=["POST"])
+        app.add_route(f"{ROOT}/tokens", self._answering(self.tokens), methods=["GET"])
+        app.add_route(f"{ROOT}/prob", self._answering(self.prob), methods=["POST"])
+
+    async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
+        """Makes the service ready to answer. vLLM calls this before it listens, and ends if the self-test fails."""
+        self.scorer = Scorer(engine_client)
         try:
             await self.scorer.start()
         except EngineError as error:  # the error advises another engine, and a server has only this one
             raise EngineError(
                 error.message, fix="try --head as-served, and please report the model and the version"
             ) from None
+        names = getattr(args, "served_model_name", None) or [args.model]
         self.prober = ProbScorer(self.scorer, names[0])
         logger.info("scoremode: the self-test passed; ready at %s", ROOT)
-
-    def attach(self, app: Any) -> None:
-        """Adds the routes to vLLM's application."""
-        app.add_route(ROOT, self._answering(self.about), methods=["GET"])
-        app.add_route(f"{ROOT}/score", self._answering(self.score), methods=["POST"])
-        app.add_route(f"{ROOT}/tokens", self._answering(self.tokens), methods=["GET"])
-        app.add_route(f"{ROOT}/prob", self._answering(self.prob), methods=["POST"])
 
     def _answering(self, route: Handler) -> Handler:
         """Wraps a route so that its errors become answers of one line, with a status that says whose fault it is."""
@@ -127,24 +129,7 @@ class ScoreService:
         return JSONResponse({"texts": await asyncio.to_thread(lambda: self.prober.token_texts)})
 
 
-# ── how vLLM finds the routes ────────────────────────────────────────────────────────────────────────────────────────
-class ScoreEndpoint:
-    """The object behind the entry point ``vllm.endpoint_plugins``."""
-
-    name = "scoremode"
-    required_tasks = ("token_classify",)
-
-    def __init__(self) -> None:
-        self.service = ScoreService()
-
-    def attach_router(self, app: Any) -> None:
-        self.service.attach(app)
-
-    async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
-        """Starts the service. vLLM calls this before it listens, and ends if the self-test fails."""
-        await self.service.start(engine_client, names_of(args))
-
-
+# ── versions of vLLM before 0.26 ─────────────────────────────────────────────────────────────────────────────────────
 class ScoreMiddleware:
     """The same routes for versions of vLLM without endpoint plugins, named with vLLM's flag ``--middleware``.
 
@@ -153,14 +138,15 @@ class ScoreMiddleware:
     """
 
     def __init__(self, app: Any) -> None:
-        self.app, self.service = app, ScoreService()
+        self.app, self.service = app, ScoreEndpoint()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
             application = scope["app"]
-            self.service.attach(application)
+            state = application.state
+            self.service.attach_router(application)
             try:
-                await self.service.start(application.state.engine_client, names_of(application.state.args))
+                await self.service.init_state(state.engine_client, state, state.args)
             except Exception as error:
                 logger.error("scoremode: %s", error)
                 await receive()
@@ -168,10 +154,6 @@ class ScoreMiddleware:
                 await send({"type": "lifespan.startup.failed", "message": why})
                 return
         await self.app(scope, receive, send)
-
-
-def names_of(args: Any) -> list[str]:
-    return list(getattr(args, "served_model_name", None) or [args.model])
 
 
 # ── answers ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -83,7 +83,6 @@ class Scorer:
         self.facts = engine_facts(config, version, verdict, gathered=self._gather)
 
     async def score(self, asked: Asked) -> list[Answers]:
-        """Returns the answers to all windows."""
         check(asked, self.limits, self.room)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._window(asked, index)) for index in range(len(asked.windows))]
@@ -169,7 +168,6 @@ class ProbScorer:
 
     @cached_property
     def token_texts(self) -> list[str]:
-        """The text of every id that has a probability."""
         most = self.scorer.room.vocabulary
         known = min(most, self.tokenizer.facts.size)
         return [self.tokenizer.token_text(i) for i in range(known)] + [""] * (most - known)

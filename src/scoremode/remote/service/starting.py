@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
@@ -22,11 +23,16 @@ from scoremode.core.engine.options import HUB_TOKEN
 from scoremode.core.models.embedded import EMBEDDED
 from scoremode.core.models.facts import hub_config, read_config, resolve
 from scoremode.engines.vllm import plugin, support
-from scoremode.engines.vllm.start import can_plan_ahead, choose_dtype, device_defaults, quantization_of
-from scoremode.engines.vllm.support import LaunchArguments
+from scoremode.engines.vllm.start import (
+    can_plan_ahead,
+    choose_dtype,
+    cpu_defaults,
+    quantization_of,
+    ranks_of,
+    runner_defaults,
+)
 from scoremode.engines.vllm.wire import KEY
-from scoremode.errors import InputError, ModelError, OptionError
-from scoremode.head.budget import check_kernel_name
+from scoremode.errors import InputError, OptionError
 from scoremode.remote.service import requests, watching
 from scoremode.remote.service.access import KEYS, digest_of
 
@@ -70,10 +76,7 @@ class ServiceOptions:
     api_key_env: tuple[str, ...] = ()  # environment variables with the keys of clients
 
     def limits(self) -> dict[str, int]:
-        given = {
-            "body_bytes": None if self.body_mib is None else self.body_mib * requests.MIB,
-            "windows": self.windows,
-        }
+        given = {"body_bytes": None if self.body_mib is None else self.body_mib * requests.MIB, "windows": self.windows}
         for name, value in given.items():
             if value is not None and value <= 0:
                 raise OptionError(f"the limit of {name.replace('_', ' ')} is not above 0", fix="give a larger one")
@@ -99,16 +102,12 @@ class Command:
 def read_flags(words: Sequence[str]) -> dict[str, str | None]:
     """vLLM's flags by name, as far as they matter here; None for a flag without a value."""
     found: dict[str, str | None] = {}
-    index = 0
-    while index < len(words):
-        word = words[index]
-        index += 1
-        if not word.startswith("-"):
-            continue
-        name, equals, value = word.partition("=")
-        key = name.lstrip("-").replace("-", "_").split(".")[0]
-        follows = index < len(words) and not words[index].startswith("--")
-        found[key] = value if equals else words[index] if follows and key not in SWITCHES else None
+    for word, following in zip_longest(words, words[1:], fillvalue="--"):
+        if word.startswith("-"):
+            name, equals, value = word.partition("=")
+            key = name.lstrip("-").replace("-", "_").split(".")[0]
+            follows = key not in SWITCHES and not following.startswith("--")
+            found[key] = value if equals else following if follows else None
     return found
 
 
@@ -120,23 +119,15 @@ def refuse_secrets(words: Sequence[str]) -> None:
         raise secret_on_command_line(flag, instead)
 
 
-def _keys_of(variables: Sequence[str]) -> dict[str, str]:
-    """The server's environment with the digests of the keys that clients may send; without keys, no change."""
-    keys = [read_key(variable) or "" for variable in variables]
-    return {KEYS: ",".join(digest_of(key.encode()) for key in keys), VLLM_KEY: ""} if keys else {}
-
-
 def command(model: str, options: ServiceOptions, flags: Sequence[str]) -> Command:
     """The command line for a model. Whatever cannot work is refused here, before anything is loaded."""
     refuse_secrets(flags)
-    keys = _keys_of(options.api_key_env)
+    keys = [read_key(variable) or "" for variable in options.api_key_env]
     options.limits()
     installed = support.installed_version()
     support.check_version(installed, options.allow_untested)
     support.check_plugin()
-    check_kernel_name(options.head_kernel)
-    if options.head_kernel and options.head == "as-served":
-        raise OptionError("--head-kernel does not apply to --head as-served", fix="leave one of them out")
+    support.check_head(options.head, options.head_kernel)
     if model.startswith("-") or not model:
         raise OptionError("the model comes first", fix="give scoremode serve MODEL, then flags")
     given = read_flags(flags)
@@ -145,9 +136,10 @@ def command(model: str, options: ServiceOptions, flags: Sequence[str]) -> Comman
     name, folder = given.get("served_model_name") or model, _folder(model, given.get("revision"))
     named = ["--served-model-name", model] if model == EMBEDDED and name == model else []
     words = [*_program(folder), *flags, *named, *_score_mode(folder, given, options)]
-    environment = {**_environment(given), **keys}
-    has_endpoints = tuple(map(int, installed.split(".")[:2])) >= (0, 26)
-    if has_endpoints and os.environ.get("SCOREMODE_SERVICE_MIDDLEWARE") != "1":
+    environment = _environment(given)
+    if keys:
+        environment |= {KEYS: ",".join(digest_of(key.encode()) for key in keys), VLLM_KEY: ""}
+    if support.version_numbers(installed) >= (0, 26) and os.environ.get("SCOREMODE_SERVICE_MIDDLEWARE") != "1":
         environment["VLLM_PLUGINS"] = _plugins()
     else:
         words += ["--middleware", MIDDLEWARE]
@@ -189,8 +181,7 @@ def _refuse(given: dict[str, str | None]) -> None:
     for name, why in OURS.items():
         if name in given:
             raise OptionError(f"--{name.replace('_', '-')} cannot be given: {why}", fix="leave it out")
-    if "model" in given or "config" in given:
-        name = "model" if "model" in given else "config"
+    for name in given.keys() & {"model", "config"}:
         raise OptionError(f"--{name} is not passed on to vLLM", fix="name the model first, and give flags one by one")
     named: dict[str, Any] = {name: True if value is None else value for name, value in given.items()}
     for name in ("prefill_context", "pipeline", "tensor", "data"):
@@ -216,10 +207,7 @@ def _score_mode(model: str, given: dict[str, str | None], options: ServiceOption
 
     on_cpu, trusted = current_platform.is_cpu(), "trust_remote_code" in given
     if on_cpu:
-        try:
-            support.check_int4_on_cpu(quantization_of(model, trusted))
-        except ModelError as error:  # its remedy is another engine, and a server has only this one
-            raise ModelError(error.message, fix="start it on a GPU") from None
+        support.check_int4_on_cpu(quantization_of(model, trusted), fix="start it on a GPU")
         support.check_bfloat16_on_cpu(given.get("dtype"))
     pooler = {"task": "token_classify", "seq_pooling_type": "LAST", "tok_pooling_type": "ALL"}
     settings = {"exact": options.head == "exact", "head_bytes": 0, "head_kernel": options.head_kernel}
@@ -234,7 +222,7 @@ def _score_mode(model: str, given: dict[str, str | None], options: ServiceOption
         "enable-prefix-caching": True,
         "enable-chunked-prefill": True,
         "enforce-eager": on_cpu and int(given.get("pipeline_parallel_size") or 1) == 1,
-        "async-scheduling": not on_cpu and can_plan_ahead(dict(given)),
+        "async-scheduling": not on_cpu and can_plan_ahead(given),
     }
     for name, is_wanted in switches.items():
         own = name.replace("-", "_")
@@ -248,11 +236,7 @@ def _batch_tokens(given: dict[str, str | None]) -> list[str]:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
 
-    ranks = int(given.get("tensor_parallel_size") or 1) * int(given.get("pipeline_parallel_size") or 1)
-    try:
-        tokens = EngineArgs.get_batch_defaults(ranks)[0][UsageContext.LLM_CLASS]
-    except (AttributeError, KeyError, TypeError):  # another version: its own default
-        return []
+    tokens = EngineArgs.get_batch_defaults(ranks_of(given))[0][UsageContext.LLM_CLASS]
     return ["--max-num-batched-tokens", str(tokens)]
 
 
@@ -272,11 +256,9 @@ def _overrides(given: dict[str, str | None]) -> dict[str, Any]:
 def _environment(given: dict[str, str | None]) -> dict[str, str]:
     from vllm.platforms import current_platform
 
-    ranks = LaunchArguments(
-        tensor_parallel_size=int(given.get("tensor_parallel_size") or 1) * int(given.get("data_parallel_size") or 1),
-        pipeline_parallel_size=int(given.get("pipeline_parallel_size") or 1),
-    )
-    defaults = {"VLLM_NO_USAGE_STATS": "1", **device_defaults(current_platform.is_cpu(), ranks)}
+    defaults = {"VLLM_NO_USAGE_STATS": "1", **runner_defaults()}
+    if current_platform.is_cpu():
+        defaults |= cpu_defaults(ranks_of(given) * int(given.get("data_parallel_size") or 1))
     chosen = {name: value for name, value in defaults.items() if name not in os.environ}
     return {**chosen, plugin.SWITCH: "1"}
 

@@ -42,8 +42,6 @@ def is_repository(place: RemotePath) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A folder of a repository on the hub."""
-
     place: RemotePath
     kind: str
     name: str  # OWNER/NAME
@@ -95,11 +93,7 @@ class Repository:
         self._ask(
             "be written",
             lambda api: api.create_commit(
-                **self._about,
-                operations=changes,
-                commit_message=message,
-                revision=self.revision,
-                parent_commit=follows,
+                **self._about, operations=changes, commit_message=message, revision=self.revision, parent_commit=follows
             ),
         )
 

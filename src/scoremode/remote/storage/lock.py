@@ -21,6 +21,7 @@ from scoremode.core.disk.files import write_atomically
 from scoremode.core.disk.folders import PLACE
 from scoremode.core.disk.uri import RemotePath
 from scoremode.errors import RunError, StorageError, harmless, print_line
+from scoremode.remote.storage.file_systems import creating
 from scoremode.remote.storage.objects import Objects
 
 LOCK_OBJECT = "lock.json"
@@ -92,7 +93,7 @@ class RemoteLock:
                 )
             self._objects.write(self._name, data)
         self._is_held = True
-        if not self._objects.creates:
+        if creating(self._objects.place) is None:
             hint = f"; pip install {PACKAGES[place.scheme]} helps" if place.scheme in PACKAGES else ""
             print_line(f"scoremode: nobody keeps two writers of {place} apart that begin at once{hint}")
 

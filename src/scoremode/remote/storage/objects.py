@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from io import RawIOBase
+from io import BytesIO
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from scoremode.core.arguments import SERVERS, seconds_in
 from scoremode.core.disk.uri import RemotePath
@@ -53,8 +54,6 @@ def patience() -> float:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A file or folder that exists."""
-
     name: str  # relative to the place that was listed
     size: int
     is_folder: bool
@@ -63,10 +62,8 @@ class Found:
 class Objects:
     """The files in a folder elsewhere, by names relative to it. ``Objects(place)`` asks nothing of a server yet."""
 
-    def __init__(self, place: RemotePath, *, seconds: float | None = None) -> None:
-        """``seconds``: how long a failing request is tried again; by default as long as ``patience`` says."""
-        self.place = place
-        self._seconds = patience() if seconds is None else seconds
+    def __init__(self, place: RemotePath) -> None:
+        self.place, self._seconds = place, patience()  # for which a failing request is tried again
         if place.scheme == "hf":
             self._seconds = min(self._seconds, HUB_SECONDS)
         self._fs = file_system(place)
@@ -213,12 +210,7 @@ class Objects:
 
     # ── write ────────────────────────────────────────────────────────────────────────────────────────────────────────
     def write(self, name: str, data: bytes) -> None:
-        self._attempt(name, "be written", lambda: self._put(name, [data], len(data)))
-
-    @property
-    def creates(self) -> bool:
-        """Does ``create`` use a conditional write of the store?"""
-        return creating(self.place) is not None
+        self._attempt(name, "be written", lambda: self._put(name, BytesIO(data)))
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a small file unless there is one of that name; return whether it was written.
@@ -231,7 +223,7 @@ class Objects:
             if store is None:
                 if self.look(name) is not None:
                     return False
-                self._put(name, [data], len(data))
+                self._put(name, BytesIO(data))
                 return True
             try:
                 with store.open(path, "xb") as file:
@@ -246,18 +238,17 @@ class Objects:
 
     def send(self, name: str, path: Path) -> None:
         with path.open("rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            self._attempt(name, "be written", lambda: self._put(name, _pieces_of(file, size), size))
+            self._attempt(name, "be written", lambda: self._put(name, file))
 
-    def _put(self, name: str, pieces: Iterable[bytes], size: int) -> None:
-        final, scheme = self._path(name), self.place.scheme
+    def _put(self, name: str, file: IO[bytes]) -> None:
+        size, final, scheme = file.seek(0, os.SEEK_END), self._path(name), self.place.scheme
         folder, _, last = final.rpartition("/")
         path = final if scheme in ATOMIC else f"{folder}/{UNFINISHED}{secrets.token_hex(4)}-{last}"
         if scheme not in NO_FOLDERS:
             self._fs.makedirs(folder, exist_ok=True)
         with self._fs.open(path, "wb") as stream:
-            for piece in pieces:
-                stream.write(piece)
+            file.seek(0)
+            shutil.copyfileobj(file, stream, PIECE)
         self._fs.invalidate_cache()
         written = self._fs.info(path)["size"]
         if written != size:  # a read that failed in between still ends the object
@@ -274,13 +265,3 @@ class Objects:
 
 def _found(about: dict[str, Any], name: str) -> Found:
     return Found(name.rstrip("/"), about["size"] or 0, about["type"] == "directory")
-
-
-def _pieces_of(file: RawIOBase, size: int) -> Iterator[bytes]:
-    file.seek(0)
-    while size > 0:
-        piece = file.read(min(PIECE, size))
-        if not piece:
-            raise OSError("unexpected end of the file")
-        size -= len(piece)
-        yield piece

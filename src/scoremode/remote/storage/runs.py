@@ -42,10 +42,9 @@ from scoremode.errors import InputError, RunError, StorageError, alias_path, har
 from scoremode.remote.storage.copies import copy_folder, files_in, present_files, read_manifests
 from scoremode.remote.storage.hub import Repository, is_repository
 from scoremode.remote.storage.lock import LOCK_OBJECT, RemoteLock
-from scoremode.remote.storage.objects import Objects, patience
+from scoremode.remote.storage.objects import Objects
 
 STAYS = "what was scored is kept on this machine: run the same command again, without --fresh, to send it"
-FIRST_CONTACT = 10.0  # seconds for which requests are tried again before anything is scored
 
 
 class RemoteClaim(runs.Claim):
@@ -62,7 +61,7 @@ class RemoteClaim(runs.Claim):
         work = hashlib.sha256(f"work for {place}".encode()).hexdigest()[:20]
         super().__init__(cache_folder() / kind / work, identity, fresh=fresh)
         self.place = place
-        self._objects = Objects(place, seconds=min(FIRST_CONTACT, patience()))
+        self._objects = Objects(place)
         self._remote_lock = RemoteLock(place, self._objects, LOCK_OBJECT, self.folder)
         self._repository = Repository.of(place) if is_repository(place) else None
         self._replaces, self._goes_on = fresh, False
@@ -140,8 +139,7 @@ class RemoteClaim(runs.Claim):
 
     def check_reference(self) -> None:
         """Raise StorageError if a file is missing; the content of files is checked when they are fetched."""
-        objects = Objects(self.place)
-        present_files(objects, read_manifests(objects))
+        present_files(self._objects, read_manifests(self._objects))
 
     # ── publish ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def publish(self, run: Run) -> Run:
@@ -161,12 +159,11 @@ class RemoteClaim(runs.Claim):
         return replace(run, path=str(self.place))
 
     def _send(self, names: list[str], old: list[str]) -> None:
-        objects = Objects(self.place)
         self._remote_lock.stays = True
         for name in (*self._old_files & {MANIFEST}, *old):
-            objects.remove(name)
+            self._objects.remove(name)
         for name in names:
-            objects.send(name, self.folder / name)
+            self._objects.send(name, self.folder / name)
         self._remote_lock.stays = False
 
     def _manifests(self) -> dict[str, bytes]:
