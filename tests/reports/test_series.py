@@ -29,14 +29,14 @@ def with_tokens(token: Ints) -> Run:
 
 
 def written(page: Path, run: Run) -> None:
-    write(page, render([], [], runs=[run], text_targets=500))
+    write(page, render([], runs=[run], text_targets=500))
 
 
 def test_the_page_does_not_depend_on_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    comparisons, statistics = make_demo(700)
+    comparisons = make_demo(700)
     pages: list[Callable[[], str]] = [
-        lambda: render(comparisons, statistics, text_targets=100),
-        lambda: render([], [], runs=[comparisons[0].baseline]),
+        lambda: render(comparisons, text_targets=100),
+        lambda: render([], runs=[comparisons[0].baseline]),
     ]
     at_once = [page() for page in pages]
     in_blocks_of(13, monkeypatch)

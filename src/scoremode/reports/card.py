@@ -60,13 +60,12 @@ def published(
     markers = readme.YAML_MARKERS if dialect == "model-index" else readme.MARKERS
     output = None if write is None else readme.check_readme(str(write), markers)  # before columns are read
     compared = _compared(found)
-    statistics = [c.statistics() for c in compared]
     if in_files:
-        files = publish.published_files(dialect, compared, statistics, benchmark)
+        files = publish.published_files(dialect, compared, benchmark)
         texts = {Path(out, name): text for name, text in files.items()} if out is not None else {}
         written = write_files(texts, "--out", "a card of scoremode", MARKS[dialect])
         return files, [f"written to {one}" for one in written]
-    text = publish.readme_parts()[dialect](compared, statistics)
+    text = publish.readme_parts()[dialect](compared)
     if output is None:
         return text, []
     changed = readme.replace_between(output, text, markers)

@@ -53,9 +53,7 @@ class ComparisonOutput(Protocol):
     def check(self, parsed: argparse.Namespace) -> None:
         """Refuses a place that cannot be written, before anything is scored."""
 
-    def write(
-        self, parsed: argparse.Namespace, found: Sequence[Comparison], statistics: Sequence[Mapping[str, Any]]
-    ) -> None:
+    def write(self, parsed: argparse.Namespace, found: Sequence[Comparison]) -> None:
         """Writes the files that were asked for, after the results were shown."""
 
 

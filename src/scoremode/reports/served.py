@@ -9,7 +9,7 @@ from typing import Any
 from scoremode.core.engine.registry import all_options
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.store.run import Run
-from scoremode.reports.numbers import Statistics, file_size
+from scoremode.reports.numbers import file_size
 from scoremode.reports.text import middle_cut
 
 PARTS = ("body", "embedding", "head")
@@ -193,13 +193,11 @@ def run_key(run: Run) -> object:
     return run.plan_digest, *said
 
 
-def distinct_baselines(
-    comparisons: Sequence[Comparison], statistics: Sequence[Statistics]
-) -> list[tuple[Comparison, Statistics]]:
+def distinct_baselines(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """The first comparison with each baseline."""
-    found: dict[object, tuple[Comparison, Statistics]] = {}
-    for c, s in zip(comparisons, statistics, strict=True):
-        found.setdefault(run_key(c.baseline), (c, s))
+    found: dict[object, Comparison] = {}
+    for c in comparisons:
+        found.setdefault(run_key(c.baseline), c)
     return list(found.values())
 
 

@@ -21,9 +21,9 @@ no more than the noise   one of them is not
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -64,21 +64,22 @@ class Verdict:
     scale: str = ""  # where its KL lies between those of usual quantization types
 
 
-def verdicts(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> list[Verdict]:
+def verdicts(comparisons: Sequence[Comparison]) -> list[Verdict]:
     """Judges every candidate; all of them are tested together, so that more candidates give no more false claims."""
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # infinities are handled below
         differences = [_log_ratio(c) for c in comparisons]
     apart = told_apart([p_value(d) if math.isfinite(d.value) else 1.0 for d in differences])
-    found = []
-    for c, s, difference, is_apart in zip(comparisons, statistics, differences, apart, strict=True):
-        if c.is_of_paths:
-            found.append(_path_level(c, s, c.manifest["rerun"]))
-            continue
-        one = _judged(s, _direction(c, s, difference, is_apart=is_apart))
-        kl = usable(s.get("kl_mean"))
-        is_shown = kl and one.level not in ("same", "within the noise floor")
-        found.append(replace(one, scale=scale_words(kl)) if kl and is_shown else one)
-    return found
+    return [
+        _path_level(c) if c.is_of_paths else _level(c, difference, is_apart=is_apart)
+        for c, difference, is_apart in zip(comparisons, differences, apart, strict=True)
+    ]
+
+
+def _level(c: Comparison, difference: Estimate, *, is_apart: bool) -> Verdict:
+    s = c.statistics()
+    one = _judged(s, _direction(c, s, difference, is_apart=is_apart))
+    kl = usable(s.get("kl_mean"))
+    return replace(one, scale=scale_words(kl)) if kl and one.level not in ("same", "within the noise floor") else one
 
 
 def rule_words(comparisons: Sequence[Comparison]) -> str:
@@ -150,8 +151,9 @@ def _kl_less_its_error(s: Statistics) -> float | None:
     return kl - kl * math.log(high / kl)
 
 
-def _path_level(c: Comparison, s: Statistics, rerun: Mapping[str, Any]) -> Verdict:
+def _path_level(c: Comparison) -> Verdict:
     """Judges a path against the prefill path of the same model, and says what that means for published figures."""
+    s, rerun = c.statistics(), c.manifest["rerun"]
     if s.get("delta_logprob_max") == 0 and not usable(s.get("kl_max")):
         return Verdict("the same bits", f"the same bits as prefill on every target. {HOLDS}")
     said, bounds = list[str](), list[tuple[float, float | None, float]]()

@@ -169,7 +169,7 @@ def test_tables_and_the_page_show_slices(compared: Comparison, texts: str, comma
     assert all(row["kl_mean"] == 0 and row["same_top"] == 1 for row in rows)
     assert slices_json([compared])[0][0]["kl_mean_stderr"] is not None
     run = sm.ppl("table:uniform", corpus=texts, slice="<b>&=<think>..</think>")
-    page = render([], [], runs=[run])
+    page = render([], runs=[run])
     assert "By slice of the text" in page
     assert "<b>&" not in page
 

@@ -20,8 +20,7 @@ def notebook_html(value: Any) -> str | None:
         return _html([run_facts(value)])
     if isinstance(value, Comparison | Comparisons):
         found = [value] if isinstance(value, Comparison) else list(value)
-        statistics = [c.statistics() for c in found]
-        return _html([comparison_table(found, statistics), *comparison_notes(found, statistics)])
+        return _html([comparison_table(found), *comparison_notes(found)])
     shown = (page.blocks(value) for page in result_pages() if page.blocks is not None and isinstance(value, page.shows))
     return next(map(_html, shown), None)
 
