@@ -140,10 +140,7 @@ def make_comparison(
     model = f"{baseline.manifest['model']}-{name}"
     candidate = make_run(baseline.facts, logprob, seed, **{"model": model, "dtype": "float16", **(served or {})})
     facts = {
-        "command": [
-            f"scoremode ppl {model} --corpus python-docs --context-length 2048 --stride 512 --out runs/{name}",
-            f"scoremode compare runs/base runs/{name}",
-        ],
+        "command": f"scoremode compare smollm2-135m {model} --corpus python-docs --context-length 2048 --stride 512",
         "bits_per_weight": bits,
         "bytes": int(bits / 8 * 134_515_008),
         **manifest,

@@ -22,7 +22,6 @@ from scoremode.errors import InputError
 from scoremode.reports.html import drawing
 from scoremode.reports.html.notebooks import notebook_html
 from scoremode.reports.html.page import render, write
-from scoremode.reports.html.provenance import commands_of
 from scoremode.reports.html.scored_text import column, page_data, reading_order
 from scoremode.reports.html.templating import asset, escaped, visible
 from scoremode.reports.numbers import file_size
@@ -167,9 +166,9 @@ def hostile() -> tuple[list[Comparison], list[Run]]:
     manifest: dict[str, Any] = dict.fromkeys(names, EVIL)
     manifest |= {"versions": {EVIL: EVIL}, "hardware": {EVIL: EVIL}, "notes": [EVIL], "method_settings": {EVIL: EVIL}}
     manifest |= {"sizes": {"body": {"bytes": EVIL, "weights": EVIL}, "head": EVIL, EVIL: EVIL}}
-    manifest |= {"engine_settings": {"head_kernel": EVIL, EVIL: EVIL}, "command": [EVIL]}
+    manifest |= {"engine_settings": {"head_kernel": EVIL, EVIL: EVIL}}
     baseline = dataclasses.replace(make_run(facts, base_logprob(150), 1, **manifest), path=EVIL, plan_digest=EVIL)
-    more: dict[str, Any] = {"command": [EVIL, [EVIL, EVIL]], "bits_per_weight": EVIL}
+    more: dict[str, Any] = {"command": EVIL, "bits_per_weight": EVIL}
     comparison = make_comparison(EVIL, baseline, 2, None, manifest, **more)
     alone = dataclasses.replace(make_run(facts, base_logprob(150), 3, **manifest), path=EVIL + "3")
     return [with_statistics(comparison, name=EVIL, kl_max=EVIL, worse=EVIL)], [alone]
@@ -375,13 +374,6 @@ def test_percent_and_sizes() -> None:
     assert rounded(0.5929, 0.0072, percent=True) == ("59.29%", "± 0.72%")
     assert rounded(0.5, percent=True) == ("50.00%", "")
     assert [file_size(n) for n in (12, 3 * 2**20, 5 * 2**30, None)] == ["12 bytes", "3.00 MiB", "5.00 GiB", "–"]
-
-
-def test_commands_come_as_lines_or_as_arguments() -> None:
-    assert commands_of({"command": ["a b", ["scoremode", "ppl", "my model"]]}) == ["a b", "scoremode ppl 'my model'"]
-    assert commands_of({"command": "one"}) == ["one"]
-    assert commands_of({"command": ["scoremode", "compare", "my runs"]}) == ["scoremode compare 'my runs'"]
-    assert commands_of({}) == []
 
 
 def test_what_hides_is_made_visible_and_what_joins_is_kept() -> None:
