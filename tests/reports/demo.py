@@ -76,7 +76,8 @@ def make_run(facts: TargetFacts, logprob: Any, seed: int, **manifest: Any) -> Ru
     top_logprob = np.where(rank == 1, logprob, np.maximum(logprob, -chance.exponential(0.9, n)))
     other = chance.permutation(n)
     top_text = np.where(rank == 1, facts.text, facts.text[other])
-    scores = Scores(logprob, rank.astype(np.int64), -logprob * 0.9, facts.id, top_logprob)
+    top = np.where(rank == 1, facts.id, facts.id[other])
+    scores = Scores(logprob, rank.astype(np.int64), -logprob * 0.9, top, top_logprob)
     own = TargetFacts(**{name: getattr(facts, name) for name in facts.__slots__} | {"top_text": top_text})
     nll = float(-np.mean(logprob)) if n else 0.0
     known = {

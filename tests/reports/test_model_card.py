@@ -147,7 +147,9 @@ def test_the_hub_reads_the_metadata(name: str) -> None:
 def test_small_and_unknown_numbers_in_the_metadata() -> None:
     """YAML 1.1 reads 1e-05 as a string, and the hub accepts no metric without a value."""
     c = random_comparison(20)
-    data = read_by_the_hub(model_index(with_statistics(c, ppl_candidate=12.0, kl_mean=1.25e-05, ppl_ratio=None)))
+    data = read_by_the_hub(
+        model_index(with_statistics(c, ppl_candidate=12.0, kl_mean=1.25e-05, kl_mean_stderr=None, ppl_ratio=None))
+    )
     assert {r.metric_type: r.metric_value for r in data.eval_results} == {"perplexity": 12.0, "kl_divergence": 1.25e-05}
     with pytest.raises(RunError, match="no metric"):
         model_index(with_statistics(c, ppl_candidate=None, kl_mean=None, ppl_ratio=None))

@@ -42,15 +42,8 @@ class CompareVerb(Verb):
         "scoremode compare reference/ org/model-W4A16 --report report.html",
     )
     everyday = (
-        *flags.EVERYDAY_TEXT,
-        "--method",
-        "--context-length",
-        *flags.EVERYDAY_ENGINE,
-        "--out",
-        "--fail-if",
-        "--report",
-        "--markdown",
-        "--json",
+        *(*flags.EVERYDAY_TEXT, "--method", "--context-length", *flags.EVERYDAY_ENGINE),
+        *("--out", "--fail-if", "--report", "--markdown", "--json"),
     )
     epilog = (
         "A BASELINE may also be a reference, a .kld file of llama.cpp, or rollouts:DIR with the trainer as the "
@@ -67,7 +60,8 @@ class CompareVerb(Verb):
         candidates.required = False  # several types of the K/V cache are candidates, too
         flags.add_question(parser)
         flags.add_engine(parser)
-        flags.add_baseline(parser)
+        baseline = parser.add_argument_group("baseline", "if it is scored in a different way than the candidates")
+        flags.add(baseline, flags.BASELINE)
         kept = {
             "--out DIR": "keep the runs there; an interrupted comparison resumes",
             "--fresh": "score again even if runs are there, and replace them",
@@ -116,7 +110,8 @@ class CompareVerb(Verb):
                     progress=progress,
                     **flags.question(parsed),
                     **flags.model_arguments(parsed),
-                    **flags.baseline_arguments(parsed),
+                    baseline_engine=parsed.baseline_engine,
+                    baseline_options={"dtype": parsed.baseline_dtype} if parsed.baseline_dtype else None,
                 )
             except CandidatesError as error:
                 compared, failed = list(error.found.values()), error.failed

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from scoremode.cli.help import verb_help
 from scoremode.core.arguments import STORES
-from scoremode.errors import harmless, listed, one_line
+from scoremode.errors import harmless, listed, one_line, shortened
 from scoremode.reports.command.streams import for_terminal
 
 BAD_INPUT = 2
@@ -32,13 +32,7 @@ LONGEST = 400  # characters of a complaint: an argument may be a whole book
 class Once(argparse.Action):
     """An argparse action that stores a value and refuses a flag given twice: one value would be dropped silently."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         given: set[str] = namespace.__dict__.setdefault("given_once", set())
         if option_string is not None and self.dest in given:
             parser.error(f"{option_string} is given twice")
@@ -64,9 +58,7 @@ class Parser(argparse.ArgumentParser):
         return verb_help(self, self.everyday, self.examples)
 
     def error(self, message: str) -> NoReturn:
-        line = one_line(f"{self.prog}: {self._plainly(message)}")
-        if len(line) > LONGEST:
-            line = f"{line[:LONGEST]}…"
+        line = shortened(one_line(f"{self.prog}: {self._plainly(message)}"), LONGEST)
         self.exit(BAD_INPUT, for_terminal(f"{harmless(line)}; see {self.prog} --help") + "\n")
 
     def _plainly(self, message: str) -> str:

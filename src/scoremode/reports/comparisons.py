@@ -296,14 +296,6 @@ def _method_line(c: Comparison) -> str:
 
 
 # ── means over parts of the targets ──────────────────────────────────────────────────────────────────────────────────
-def depth_json(found: Sequence[Comparison]) -> list[list[dict[str, Any]]]:
-    """For each candidate its means, stretch by stretch."""
-    return [[means.as_json() for means in c.by_depth()] for c in found]
-
-
-def slices_json(found: Sequence[Comparison]) -> list[list[dict[str, Any]]]:
-    """For each candidate its means, slice by slice."""
-    return [[means.as_json() for means in c.by_slice()] for c in found]
 
 
 def depth_blocks(found: Sequence[Comparison]) -> list[Block]:

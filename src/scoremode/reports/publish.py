@@ -30,12 +30,11 @@ from scoremode.reports.model_card import (
     asked_again,
     code,
     escaped_markdown,
+    fill_card,
     markdown,
     markdown_table,
     model_index,
-    plain_number,
     public_commands,
-    quoted,
 )
 from scoremode.reports.numbers import file_size, statistics_for_people
 from scoremode.reports.public_text import public_name, public_words
@@ -170,15 +169,8 @@ def _eval_results(c: Comparison, benchmark: Benchmark) -> str:
     text = f"{public_name(str(m['corpus']))}, sha256 {m['corpus_sha256'][:12]}"
     notes = f"{about}; baseline {public_name(str(m['model']))}; {method_words(m)} on {text}; scoremode {__version__}"
     date = str(c.candidate.manifest.get("finished") or c.candidate.manifest.get("created") or "")[:10]
-    lines = [
-        "- dataset:",
-        f"    id: {quoted(benchmark.dataset)}",
-        f"    task_id: {quoted(benchmark.task)}",
-        f"  value: {plain_number(value)}",
-        *([f"  date: {quoted(date)}"] if re.fullmatch(r"\d{4}-\d\d-\d\d", date) else []),
-        f"  notes: {quoted(notes)}",
-    ]
-    return "\n".join(lines) + "\n"
+    is_date = re.fullmatch(r"\d{4}-\d\d-\d\d", date)
+    return fill_card("eval_results.yaml", its=benchmark, value=value, date=date if is_date else "", notes=notes)
 
 
 def comparison_records(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:

@@ -222,11 +222,6 @@ def _add_option(group: argparse._ArgumentGroup, option: KnownOption) -> None:
     group.add_argument(option.flag, *details.older_flags, **same)
 
 
-def add_baseline(parser: argparse.ArgumentParser) -> None:
-    words = "if it is scored in a different way than the candidates"
-    add(parser.add_argument_group("baseline", words), BASELINE)
-
-
 class RefusedSecret(argparse.Action):
     """An argparse action that refuses a flag whose value is a secret; ``const`` says what to do instead."""
 
@@ -296,9 +291,3 @@ def engine_options(parsed: argparse.Namespace) -> dict[str, Any]:
 def model_arguments(parsed: argparse.Namespace) -> dict[str, Any]:
     """The engine, the tokenizer and the engine's options: how a model is loaded."""
     return {"engine": parsed.engine, "tokenizer": parsed.tokenizer, **engine_options(parsed)}
-
-
-def baseline_arguments(parsed: argparse.Namespace) -> dict[str, Any]:
-    """The engine and the options that apply only to the baseline."""
-    options = {"dtype": parsed.baseline_dtype} if parsed.baseline_dtype else None
-    return {"baseline_engine": parsed.baseline_engine, "baseline_options": options}
