@@ -50,7 +50,7 @@ def test_a_row_a_candidate_behind_the_baseline() -> None:
 
 
 def test_the_line_below_makes_it_reproducible() -> None:
-    text = published(random_comparison(50, manifest={"command": ["scoremode", "compare", "a b", "q4"]}))
+    text = published(random_comparison(50, manifest={"command": "scoremode compare 'a b' q4"}))
     line = text.rstrip("\n").split("\n")[-1]
     promised = (
         "sliding-once (context 512, stride 256)",

@@ -6,8 +6,6 @@ import argparse
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from scoremode.reports.command.streams import check
-
 EVERYDAY = ("--help", "--help-all")
 
 
@@ -17,16 +15,12 @@ def add_help_flags(parser: Any) -> None:
     parser.add_argument("--help-all", action=ShowEverything, help="show every flag, those of each engine apart")
 
 
-class ShowEverything(argparse.Action):
+class ShowEverything(argparse._HelpAction):
     """An argparse action that prints the full help and ends the command."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str, **given: Any) -> None:
-        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, help=given.get("help"))
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        print(verb_help(parser, None, getattr(parser, "examples", ())), end="")
-        check()
-        parser.exit()
+    def __call__(self, parser: Any, *given: Any) -> None:
+        parser.shows_all = True
+        super().__call__(parser, *given)
 
 
 def verb_help(parser: argparse.ArgumentParser, everyday: Collection[str] | None, examples: Sequence[str]) -> str:

@@ -154,7 +154,7 @@ def _lines(found: Sequence[Comparison]) -> list[_Line]:
     of_rows = [*(served_manifest(c.baseline.manifest) for c in baselines), *facts]
     for c in baselines:
         its, s = served_manifest(c.baseline.manifest), c.statistics()
-        name = ", ".join(filter(None, (public_name(_baseline_name(c)), baseline_cache([c]))))
+        name = ", ".join(filter(None, (public_name(c.baseline_name), baseline_cache([c]))))
         details = (its.line or "how it was served", served_facts(c.baseline.manifest, its))
         row = Row(name, "baseline", _below(its, of_rows), page_only=bool(lines), details=details, is_reference=True)
         together = [other.statistics() for other in found if run_key(other.baseline) == run_key(c.baseline)]
@@ -174,10 +174,6 @@ def _lines(found: Sequence[Comparison]) -> list[_Line]:
         row = Row(c.name, below=_below(its, of_rows), group=its.group if several else "", series=i, details=details)
         lines.append(_Line(row, its, {}, c.statistics()))
     return lines
-
-
-def _baseline_name(c: Comparison) -> str:
-    return c.baseline_name if "model" in c.baseline.manifest or c.is_of_paths else "baseline"
 
 
 def _below(its: ServedModel, among: Sequence[ServedModel]) -> list[str]:

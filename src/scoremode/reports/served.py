@@ -139,9 +139,7 @@ def baseline_cache(comparisons: Sequence[Comparison]) -> str:
 def engine_version(manifest: Mapping[str, Any]) -> str:
     """The version of the engine's own library; '' if the manifest does not say it."""
     versions, engine = manifest.get("versions"), _words(manifest.get("engine"))
-    if not isinstance(versions, Mapping):
-        return ""
-    return _words(versions.get(engine) or versions.get(f"{engine}-cpu"))
+    return _words(versions.get(engine) or versions.get(f"{engine}-cpu")) if isinstance(versions, Mapping) else ""
 
 
 def _words(value: Any) -> str:
