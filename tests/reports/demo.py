@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from scoremode.core.scores.columns import Divergences, Scores, TargetFacts
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.store.run import Run
 from scoremode.core.text import corpus
-from scoremode.reports.html.page import render, write
+from scoremode.reports.html.page import render
 
 PIECES = re.compile(r"\s?[^\W\d_]{1,7}|\d{1,3}|\n+|\s?[^\w\s]{1,3}|\s+|_")
 SIZES = {"Q8_0": (8.5, 0.004), "Q4_K_M": (4.85, 0.09), "Q2_K": (3.35, 0.5)}  # bits per weight, how far scores move
@@ -199,7 +200,12 @@ def make_formats(count: int = 3000) -> list[Comparison]:
     return made
 
 
+def write(path: Path, page: str) -> Path:
+    path.write_text(page)
+    return path
+
+
 if __name__ == "__main__":
     make = make_formats if "--formats" in sys.argv else make_demo
     counts = [int(word) for word in sys.argv[2:] if word.isdecimal()]
-    print(write(sys.argv[1], render(make(counts[0] if counts else 12_000))))
+    print(write(Path(sys.argv[1]), render(make(counts[0] if counts else 12_000))))

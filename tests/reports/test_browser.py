@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scoremode.reports.html.page import render, write
+from scoremode.reports.html.page import render
 from tests.browser import CHROMIUM, Browser
-from tests.reports.demo import FORMATS, make_baseline, make_comparison, make_demo, make_formats
+from tests.reports.demo import FORMATS, make_baseline, make_comparison, make_demo, make_formats, write
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs a browser")
 

@@ -21,7 +21,7 @@ from scoremode.core.store.run import Run
 from scoremode.errors import InputError
 from scoremode.reports.html import drawing
 from scoremode.reports.html.notebooks import notebook_html
-from scoremode.reports.html.page import render, write
+from scoremode.reports.html.page import render, report
 from scoremode.reports.html.scored_text import column, page_data, reading_order
 from scoremode.reports.html.templating import asset, escaped, visible
 from scoremode.reports.numbers import file_size
@@ -340,11 +340,11 @@ def test_twenty_candidates_have_twenty_lines() -> None:
 
 
 def test_written_whole_or_not_at_all(tmp_path: Path, demo: list[Comparison]) -> None:
-    path = write(tmp_path / "report.html", render(demo))
+    path = report(tmp_path / "report.html", *demo)
     assert path.read_text() == render(demo)
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
     with pytest.raises(InputError, match="there is no folder"):
-        write(tmp_path / "missing" / "report.html", "a page")
+        report(tmp_path / "missing" / "report.html", *demo)
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,12 @@ from scoremode.core.store.run import Run
 from scoremode.core.store.runs import load
 from scoremode.core.verbs.ppl import ppl
 from scoremode.reports.html import scored_text
-from scoremode.reports.html.page import render, write
+from scoremode.reports.html.page import render
 from scoremode.reports.html.scored_text import distinct_tokens, reading_order, taken
 from scoremode.values import Ints
 from tests.core.verbs.test_memory import in_blocks_of
 from tests.memory import measured_alone, peak_of
-from tests.reports.demo import make_baseline, make_demo
+from tests.reports.demo import make_baseline, make_demo, write
 
 
 def with_tokens(token: Ints) -> Run:

@@ -232,10 +232,10 @@ class ReportVerb(Verb):
             raise OptionError("--columns is about comparisons", fix="name several runs, or leave --columns out")
         found = of_runs(first, others)
         if output is not None:
-            from scoremode.reports.html.page import render, write
+            from scoremode.reports.html.page import render
 
             alone = [] if found else [load(first)]
-            write(page, render(found, runs=alone, more=more))
+            output.write(render(found, runs=alone, more=more).encode())
             if parsed.json:
                 print_json({"report": page, "runs": 1 + len(others)})
             output.announce(f"written to {output}", quiet=parsed.json)

@@ -99,8 +99,7 @@ CARDS: Flags = {
     "--model-index": "print the metadata block for the Hugging Face hub",
 }
 COLUMNS: Flags = {"--columns NAME,…": "more statistics in the table, as in overlap,kl_reverse_mean,top5_same"}
-PAGE_WRITER = "page-writer"  # the kind of ``write(path, page, flag)``, which writes an HTML page
-HAS_PAGES = any(PAGE_WRITER in wing.offers for wing in extensions.wings())
+HAS_PAGES = "report" in extensions.public_names()
 REPORT: Flags = {"--report FILE": "write the HTML report there"} if HAS_PAGES else {}
 MODEL: Flags = {
     "model MODEL": "a checkpoint folder, a GGUF file, an EXL3 folder, a name on the Hugging Face hub, smollm2-135m, or "

@@ -6,7 +6,7 @@ scored text. The script writes texts with textContent only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,20 +122,6 @@ def _title(candidates: Sequence[str], baselines: Sequence[Run], texts: str, *, o
     return f"{listed(candidates)} against {models}" if candidates else f"{models} on {texts}"
 
 
-@overload
-def write(path: Path, page: str, flag: str = "-o") -> Path: ...
-@overload
-def write(path: str | Path, page: str, flag: str = "-o") -> Path | str: ...
-def write(path: str | Path, page: str, flag: str = "-o") -> Path | str:
-    """Write a page to a file, all of it or nothing. An older report is replaced; any other file is refused.
-
-    ``flag`` is the option that named the file, for error messages.
-    """
-    output = check_report(path, flag)
-    output.write(page.encode())
-    return output.where
-
-
 @dataclass(frozen=True, slots=True)
 class ResultPage:
     """A kind of result that has a page of its own: a value of the kind "page" that a wing offers."""
@@ -166,7 +152,12 @@ def report(path: str | Path, *found: Any, **details: Any) -> Path | str:
     >>> import scoremode as sm
     >>> sm.report("report.html", *sm.compare("ref/", "candidate"))     # doctest: +SKIP
     """
-    check_report(path)  # before the work
+    output = check_report(path)  # before the work
+    output.write(_page(str(path), found, details).encode())
+    return output.where
+
+
+def _page(path: str, found: Sequence[Any], details: Mapping[str, Any]) -> str:
     parts = offered_parts()
     known = [name for part in parts for name in part.arguments]
     for name in details:
@@ -175,17 +166,17 @@ def report(path: str | Path, *found: Any, **details: Any) -> Path | str:
     if found and all(isinstance(one, str | Path) for one in found):
         names = list(map(str, found))
         if (shown := report_input(names)) is not None:
-            return write(path, shown.render(names, str(path)))
+            return shown.render(names, path)
     for page in result_pages():
         own = [one for one in found if isinstance(one, page.shows)]
         if own:
             if len(own) < len(found) or (len(own) > 1 and not page.several):
                 raise InputError(page.refusal[0], fix=page.refusal[1])
-            return write(path, page.render(own))
+            return page.render(own)
     comparisons = [f for f in found if isinstance(f, Comparison)]
     runs = [f for f in found if isinstance(f, Run)]
     beside = []
     for part in parts:
         given = {name: value for name, value in details.items() if name in part.arguments and value}
         beside += [part.make(comparisons, **given)] if given and comparisons else []
-    return write(path, render(comparisons, runs=runs, beside=beside))
+    return render(comparisons, runs=runs, beside=beside)

@@ -96,10 +96,8 @@ class RecordsInput:
             found = grouped(read(names))
             show(parsed, lambda: facts(found), lambda: blocks(found))
             return
-        from scoremode.reports.html.page import write
-
         output = check_report(page)
-        write(page, self.render(names, page))
+        output.write(self.render(names, page).encode())
         if parsed.json:
             print_json({"report": page, "records": len(names)})
         output.announce(f"written to {output}", quiet=parsed.json)
