@@ -20,8 +20,7 @@ from scoremode.core.statistics.depth import places_of
 from scoremode.core.store.run import Run
 from scoremode.errors import InputError
 from scoremode.reports.html import drawing
-from scoremode.reports.html.notebooks import notebook_html
-from scoremode.reports.html.page import render, report
+from scoremode.reports.html.page import notebook_html, render, report
 from scoremode.reports.html.scored_text import column, page_data, reading_order
 from scoremode.reports.html.templating import asset, escaped, visible
 from scoremode.reports.numbers import file_size

@@ -29,8 +29,7 @@ from scoremode.core.verbs.prob.sequence import SequenceScore
 from scoremode.errors import EngineError, RunError
 from scoremode.reports.comparisons import summary
 from scoremode.reports.gate import check, parse
-from scoremode.reports.html.notebooks import notebook_html
-from scoremode.reports.html.page import render
+from scoremode.reports.html.page import notebook_html, render
 from scoremode.reports.model_card import markdown
 from scoremode.reports.ranking import rank
 from scoremode.reports.runs import run_blocks, sequence_blocks

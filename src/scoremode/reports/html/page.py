@@ -15,11 +15,11 @@ from typing import Any, overload
 from markupsafe import Markup
 
 from scoremode.core import extensions
-from scoremode.core.statistics.comparison import Comparison, are_of_paths
+from scoremode.core.statistics.comparison import Comparison, Comparisons, are_of_paths
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.outputs import check_report
 from scoremode.errors import InputError, RunError, UnknownArgumentError
-from scoremode.reports.comparisons import slices_blocks, summary
+from scoremode.reports.comparisons import comparison_notes, comparison_table, slices_blocks, summary
 from scoremode.reports.html.charts import charts_section
 from scoremode.reports.html.provenance import provenance_section
 from scoremode.reports.html.scored_text import TEXT_TARGETS, page_data, text_section, worst_view
@@ -30,7 +30,7 @@ from scoremode.reports.numbers import judged_by
 from scoremode.reports.parts import ResultPart, offered_parts, report_input
 from scoremode.reports.publish import compact, metadata
 from scoremode.reports.ranking import closest, pairs_tested
-from scoremode.reports.runs import run_slices, runs_notes, runs_table
+from scoremode.reports.runs import run_facts, run_slices, runs_notes, runs_table
 from scoremode.reports.served import distinct_baselines, run_key, run_name
 from scoremode.reports.table import Block, Note
 from scoremode.reports.text import listed
@@ -135,6 +135,21 @@ class ResultPage:
 
 def result_pages() -> list[ResultPage]:
     return extensions.offered("page")
+
+
+def notebook_html(value: Any) -> str | None:
+    """A result as a table for a notebook, which shows the last value of a cell; None if it has none."""
+    if isinstance(value, Run):
+        blocks: Sequence[Block] = [run_facts(value)]
+    elif isinstance(value, Comparison | Comparisons):
+        found = [value] if isinstance(value, Comparison) else list(value)
+        blocks = [comparison_table(found), *comparison_notes(found)]
+    else:
+        shown = (page.blocks for page in result_pages() if page.blocks is not None and isinstance(value, page.shows))
+        if (make := next(shown, None)) is None:
+            return None
+        blocks = make(value)
+    return str(fill("notebook.html", blocks=blocks))
 
 
 @overload
