@@ -15,13 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
-
 Ints = npt.NDArray[np.int64]
-
 Ids = npt.NDArray[np.int32]
-
 Bools = npt.NDArray[np.bool_]
-
 Raw = npt.NDArray[Any]
 """Numbers bit for bit: float16 and float32 as NumPy has them, bfloat16 as uint16 bit patterns."""
 

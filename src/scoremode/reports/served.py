@@ -152,15 +152,10 @@ def _count(value: Any) -> int | None:
 
 
 def _parts(sizes: Any) -> list[PartSize]:
-    found = []
-    for name in PARTS if isinstance(sizes, Mapping) else ():
-        entry = sizes.get(name)
-        if not isinstance(entry, Mapping):
-            continue
-        stored, weights = _count(entry.get("bytes")), _count(entry.get("weights"))
-        if stored is not None and weights:
-            found.append(PartSize(name, stored, weights))
-    return found
+    known = {name: sizes.get(name) for name in PARTS} if isinstance(sizes, Mapping) else {}
+    entries = {name: entry for name, entry in known.items() if isinstance(entry, Mapping)}
+    sides = [(name, _count(entry.get("bytes")), _count(entry.get("weights"))) for name, entry in entries.items()]
+    return [PartSize(name, stored, weights) for name, stored, weights in sides if stored is not None and weights]
 
 
 def in_order(facts: Sequence[ServedModel]) -> list[int]:
