@@ -121,7 +121,7 @@ def test_the_page_is_whole_and_has_every_part(page: str) -> None:
         "9be2" * 16,
     ):
         assert wanted in parsed.text
-    assert "scoremode compare runs/base runs/Q2_K" in parsed.text
+    assert "scoremode compare smollm2-135m smollm2-135m-Q2_K" in parsed.text
     assert [a for a in parsed.attributes("svg") if a.get("role") == "img" and not a.get("aria-label")] == []
 
 

@@ -132,7 +132,8 @@ def comparison_table(found: Sequence[Comparison], more: Sequence[str] = ()) -> T
         page = one.label if is_known else ""
         columns.append(statistic_column(one, lines, marks, page=page, card=one.card, **in_terminal))
     kind = str(found[0].baseline.manifest.get("stderr_groups", "groups")).partition(" of ")[0]  # a heading is short
-    groups = [line.statistics and Cell(f"{line.statistics.get('groups') or 0:,}") for line in lines]
+    sizes = [None if line.statistics is None else line.statistics.get("groups") or 0 for line in lines]
+    groups = [None if size is None else Cell(f"{size:,}") for size in sizes]
     columns.append(Column(kind, groups, page="", leaves=4))
     return Table([line.row for line in lines], columns, corner="")
 
