@@ -12,15 +12,18 @@ EVERYDAY = ("--help", "--help-all")
 def add_help_flags(parser: Any) -> None:
     """Add ``--help`` and ``--help-all`` to a parser that was made without argparse's own help flag."""
     parser.add_argument("-h", "--help", action="help", help="show this page")
-    parser.add_argument("--help-all", action=ShowEverything, help="show every flag, those of each engine apart")
+    about = "show every flag, those of each engine apart"
+    nowhere = argparse.SUPPRESS
+    parser.add_argument("--help-all", action=ShowEverything, nargs=0, dest=nowhere, default=nowhere, help=about)
 
 
-class ShowEverything(argparse._HelpAction):
+class ShowEverything(argparse.Action):
     """An argparse action that prints the full help and ends the command."""
 
-    def __call__(self, parser: Any, *given: Any) -> None:
+    def __call__(self, parser: Any, *_: Any) -> None:
         parser.shows_all = True
-        super().__call__(parser, *given)
+        parser.print_help()
+        parser.exit()
 
 
 def verb_help(parser: argparse.ArgumentParser, everyday: Collection[str] | None, examples: Sequence[str]) -> str:
