@@ -275,7 +275,7 @@ class CardVerb(Verb):
 
         dialect = parsed.dialect or ("json" if parsed.json else "markdown")
         where = parsed.benchmark, parsed.task_id, parsed.metric
-        found, said = published(*parsed.run_folders, dialect=dialect, write=parsed.write, out=parsed.out, where=where)
+        found, said = published(parsed.run_folders, dialect=dialect, write=parsed.write, out=parsed.out, where=where)
         if said:
             print("\n".join(said))
         elif isinstance(found, str):
