@@ -1,18 +1,6 @@
 """Everything scoremode refuses, each with one line saying what is wrong and one saying what to type next.
 
-ScoremodeError                 caught once, at the command line's edge: exit code 2, never a traceback
-├── InputError                 what the user gave cannot be used
-│   ├── CorpusError            text that is missing, empty, not UTF-8, …
-│   ├── MethodError            unknown method, or a setting that the method does not allow
-│   ├── ModelError             model or tokenizer that is missing, incomplete or does not fit
-│   └── OptionError            a flag that does not apply here
-│       └── UnknownArgumentError   a function of scoremode has no argument of that name
-├── BoundaryError              prompt and target do not meet at a token boundary, and refusing was asked for
-├── EngineError                the engine failed: NaN, out of memory, died
-├── CandidatesError            some candidates of a comparison failed; it carries the results of the others
-├── RunError                   a run folder that is damaged, foreign or cannot be written
-│   └── NotMeasuredError       a number that a result does not have
-└── StorageError               something behind a URI that cannot be read or written
+Every error is a ScoremodeError, which is caught once, at the command line's edge: exit code 2, never a traceback.
 """
 
 from __future__ import annotations

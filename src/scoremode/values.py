@@ -6,7 +6,7 @@ import math
 import mmap
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import chain
 from numbers import Real
 from typing import IO, Any, Literal
@@ -15,13 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
-
 Ints = npt.NDArray[np.int64]
-
 Ids = npt.NDArray[np.int32]
-
 Bools = npt.NDArray[np.bool_]
-
 Raw = npt.NDArray[Any]
 """Numbers bit for bit: float16 and float32 as NumPy has them, bfloat16 as uint16 bit patterns."""
 
@@ -212,7 +208,7 @@ class Estimate:
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Estimate):
-            return self._fields() == other._fields()
+            return astuple(self) == astuple(other)
         return self.value == other if isinstance(other, Real) else NotImplemented
 
     def __hash__(self) -> int:
@@ -229,9 +225,6 @@ class Estimate:
 
     def __ge__(self, other: Estimate | float) -> bool:
         return self.value >= _number(other) if isinstance(other, Estimate | Real) else NotImplemented
-
-    def _fields(self) -> tuple[float | None, ...]:
-        return (self.value, self.stderr, self.n, self.groups, self.freedom, self.low, self.high)
 
     @staticmethod
     def from_json(stored: Mapping[str, Any]) -> Estimate:

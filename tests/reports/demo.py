@@ -10,6 +10,8 @@ import hashlib
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from scoremode.core.scores.columns import Divergences, Scores, TargetFacts
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.store.run import Run
 from scoremode.core.text import corpus
-from scoremode.reports.html.page import render, write
+from scoremode.reports.html.page import render
 
 PIECES = re.compile(r"\s?[^\W\d_]{1,7}|\d{1,3}|\n+|\s?[^\w\s]{1,3}|\s+|_")
 SIZES = {"Q8_0": (8.5, 0.004), "Q4_K_M": (4.85, 0.09), "Q2_K": (3.35, 0.5)}  # bits per weight, how far scores move
@@ -75,7 +77,8 @@ def make_run(facts: TargetFacts, logprob: Any, seed: int, **manifest: Any) -> Ru
     top_logprob = np.where(rank == 1, logprob, np.maximum(logprob, -chance.exponential(0.9, n)))
     other = chance.permutation(n)
     top_text = np.where(rank == 1, facts.text, facts.text[other])
-    scores = Scores(logprob, rank.astype(np.int64), -logprob * 0.9, facts.id, top_logprob)
+    top = np.where(rank == 1, facts.id, facts.id[other])
+    scores = Scores(logprob, rank.astype(np.int64), -logprob * 0.9, top, top_logprob)
     own = TargetFacts(**{name: getattr(facts, name) for name in facts.__slots__} | {"top_text": top_text})
     nll = float(-np.mean(logprob)) if n else 0.0
     known = {
@@ -126,7 +129,7 @@ def make_comparison(
     moved: float | None = None,
     served: Mapping[str, Any] | None = None,
     **manifest: Any,
-) -> tuple[Comparison, dict[str, Any]]:
+) -> Comparison:
     """``served`` goes into the manifest of the candidate's run, ``manifest`` into that of the comparison."""
     n = len(baseline.scores)
     bits, spread = SIZES.get(name, (4.5, 0.1)) if moved is None else (4.5, moved)
@@ -139,58 +142,20 @@ def make_comparison(
     model = f"{baseline.manifest['model']}-{name}"
     candidate = make_run(baseline.facts, logprob, seed, **{"model": model, "dtype": "float16", **(served or {})})
     facts = {
-        "command": [
-            f"scoremode ppl {model} --corpus python-docs --context-length 2048 --stride 512 --out runs/{name}",
-            f"scoremode compare runs/base runs/{name}",
-        ],
+        "command": f"scoremode compare smollm2-135m {model} --corpus python-docs --context-length 2048 --stride 512",
         "bits_per_weight": bits,
         "bytes": int(bits / 8 * 134_515_008),
         **manifest,
     }
     apart = Divergences(kl=kl)
-    comparison = Comparison(name, baseline, candidate, baseline.facts.group, np.ones(n), apart, noise, facts)
-    return comparison, statistics_of(comparison)
+    return Comparison(name, baseline, candidate, baseline.facts.group, np.ones(n), apart, noise, facts)
 
 
-def statistics_of(c: Comparison) -> dict[str, Any]:
-    """Figures of a realistic size; scoremode.core.statistics computes the exact ones."""
-    before, after = c.baseline.scores, c.candidate.scores
-    delta = after.logprob - before.logprob
-    n = max(1, len(delta))
-    kl = c.kl if c.kl is not None and len(c.kl) else np.zeros(1)
-    same = float(np.mean(after.rank == before.rank)) if len(delta) else 1.0
-    p = np.exp(after.logprob) - np.exp(before.logprob)
-    ratio = float(np.exp(-delta.mean())) if len(delta) else 1.0
-    noise = c.noise_kl if c.noise_kl is not None and len(c.noise_kl) else None
-    quantile = {f"kl_{k}": float(np.quantile(kl, q)) for k, q in QUANTILES.items()}
-    return {
-        "name": c.name,
-        "targets": len(delta),
-        "groups": 12,
-        "ppl_baseline": float(np.exp(-before.logprob.mean())) if len(delta) else None,
-        "ppl_candidate": float(np.exp(-after.logprob.mean())) if len(delta) else None,
-        "ppl_baseline_stderr": 0.1,
-        "ppl_candidate_stderr": 0.11,
-        "ppl_ratio": ratio,
-        "ppl_ratio_stderr": ratio * float(delta.std() if len(delta) else 0) / n**0.5 * 1.6,
-        "kl_mean": float(kl.mean()),
-        "kl_mean_stderr": float(kl.std()) / n**0.5 * 1.6,
-        "kl_mean_low": float(kl.mean() - 3.2 * kl.std() / n**0.5),
-        **quantile,
-        "kl_max": float(kl.max()),
-        "delta_p_rms": float(np.sqrt(np.mean(p**2))) if len(delta) else None,
-        "same_top": same,
-        "same_top_stderr": (same * (1 - same) / n) ** 0.5 * 1.6,
-        "worse_stderr": 0.009,
-        "worse": float(np.mean(delta < 0)) if len(delta) else None,
-        "noise_floor_kl_mean": float(noise.mean()) if noise is not None else None,
-        "noise_floor_kl_p99": float(np.quantile(noise, 0.99)) if noise is not None else None,
-        "bits_per_byte_baseline": 0.8702,
-        "bits_per_byte_candidate": 0.8702 * ratio**0.2,
-    }
-
-
-QUANTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
+def with_statistics(comparison: Comparison, **changes: Any) -> Comparison:
+    """A comparison as if some of its statistics were others."""
+    found = replace(comparison)
+    vars(found)["_statistics"] = comparison.statistics() | changes
+    return found
 
 
 def make_baseline(count: int, **manifest: Any) -> Run:
@@ -198,12 +163,9 @@ def make_baseline(count: int, **manifest: Any) -> Run:
     return make_run(make_facts(words, documents), base_logprob(count), 1, **manifest)
 
 
-def make_demo(
-    count: int = 12_000, names: Sequence[str] = tuple(SIZES)
-) -> tuple[list[Comparison], list[Mapping[str, Any]]]:
+def make_demo(count: int = 12_000, names: Sequence[str] = tuple(SIZES)) -> list[Comparison]:
     baseline = make_baseline(count)
-    made = [make_comparison(name, baseline, seed) for seed, name in enumerate(names, start=2)]
-    return [c for c, _ in made], [s for _, s in made]
+    return [make_comparison(name, baseline, seed) for seed, name in enumerate(names, start=2)]
 
 
 LLAMA = {"engine": "llamacpp", "versions": {"scoremode": "0.1.0", "llamacpp": "b6910"}, "device": "cpu"}
@@ -223,7 +185,7 @@ FORMATS: tuple[tuple[str, str, float, float, dict[str, Any]], ...] = (  # name, 
 )
 
 
-def make_formats(count: int = 3000) -> tuple[list[Comparison], list[Mapping[str, Any]]]:
+def make_formats(count: int = 3000) -> list[Comparison]:
     """Ten candidates in three formats, each by the engine that serves it."""
     baseline = make_baseline(
         count, model_format="safetensors bfloat16", bits_per_weight=16.0, weight_bytes=8_044_982_272
@@ -235,11 +197,15 @@ def make_formats(count: int = 3000) -> tuple[list[Comparison], list[Mapping[str,
         sizes["embedding"] = {"bytes": int(embedding * (bits + 1.87) / 8), "weights": embedding}
         facts = {"bits_per_weight": bits, "bytes": int(bits / 8 * (body + embedding)), "sizes": sizes}
         made.append(make_comparison(name, baseline, seed, moved, {"model_format": kind, **engine}, **facts))
-    return [c for c, _ in made], [s for _, s in made]
+    return made
+
+
+def write(path: Path, page: str) -> Path:
+    path.write_text(page)
+    return path
 
 
 if __name__ == "__main__":
     make = make_formats if "--formats" in sys.argv else make_demo
     counts = [int(word) for word in sys.argv[2:] if word.isdecimal()]
-    comparisons, statistics = make(counts[0] if counts else 12_000)
-    print(write(sys.argv[1], render(comparisons, statistics)))
+    print(write(Path(sys.argv[1]), render(make(counts[0] if counts else 12_000))))

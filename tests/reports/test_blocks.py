@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Any
 
 import pytest
 from rich.cells import cell_len
 
-from scoremode.core.statistics.comparison import BY_NAME, Comparison, comparison_statistics
+from scoremode.core.statistics.comparison import BY_NAME, Comparison
 from scoremode.reports.comparisons import comparison_table, summary
 from scoremode.reports.numbers import shown_statistic
 from scoremode.reports.table import Cell, Column, Row, Table
@@ -20,11 +19,11 @@ LONG = "an-organisation-with-long-name/A-Model-Of-72B-Instruct-{}-v1"
 
 
 @pytest.fixture(scope="module")
-def long_names() -> tuple[list[Comparison], list[dict[str, Any]]]:
-    made = make_formats(6000)[0]
+def long_names() -> list[Comparison]:
+    made = make_formats(6000)
     named = [dataclasses.replace(c, name=LONG.format(f"Q{i}")) for i, c in enumerate(made)]
     assert {len(c.name) for c in named} == {60}
-    return named, [comparison_statistics(c) for c in named]
+    return named
 
 
 STAY = ("ppl_candidate", "ppl_ratio", "kl_mean", "same_top")
@@ -32,17 +31,16 @@ MAY_LEAVE = ("kl_p99", "kl_median", "kl_max")
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 160, 240])
-def test_no_number_is_cut(long_names: tuple[list[Comparison], list[dict[str, Any]]], width: int) -> None:
+def test_no_number_is_cut(long_names: list[Comparison], width: int) -> None:
     """A column is shown whole or named as left out, and the columns that matter most always stay."""
-    comparisons, statistics = long_names
-    out = drawn([comparison_table(comparisons, statistics)], width=width)
+    out = drawn([comparison_table(long_names)], width=width)
     assert max(map(cell_len, out.splitlines())) <= width
     left_out = out.rpartition("left out at this width:")[2] if "left out" in out else ""
     stays = [name for name in MAY_LEAVE if measured_column(name) not in left_out]
     assert stays == [name for name in MAY_LEAVE if measured_column(name) in out.splitlines()[0] + out.splitlines()[1]]
-    for s in statistics:
+    for c in long_names:
         for name in (*STAY, *stays):
-            for wanted in filter(None, shown_statistic(BY_NAME[name], s)):
+            for wanted in filter(None, shown_statistic(BY_NAME[name], c.statistics())):
                 assert re.search(rf"(?<!\S){re.escape(wanted)}(?!\S)", out), wanted
     flat = " ".join(out.split())
     for words in ("GGUF Q4_K_M", "exllamav3", "16.00", "4.96"):
@@ -55,15 +53,15 @@ def measured_column(name: str) -> str:
     return column.title
 
 
-def test_eighty_columns_have_one_table(long_names: tuple[list[Comparison], list[dict[str, Any]]]) -> None:
-    out = drawn([comparison_table(*long_names)], width=80)
+def test_eighty_columns_have_one_table(long_names: list[Comparison]) -> None:
+    out = drawn([comparison_table(long_names)], width=80)
     assert "\n\n" not in out.strip()
     assert "left out at this width: " in out
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
-def test_short_names_still_differ(long_names: tuple[list[Comparison], list[dict[str, Any]]], width: int) -> None:
-    out = drawn([comparison_table(*long_names)], width=width)
+def test_short_names_still_differ(long_names: list[Comparison], width: int) -> None:
+    out = drawn([comparison_table(long_names)], width=width)
     names = [line.split("  ")[0] for line in out.splitlines() if "…" in line]
     assert len(set(names)) == 10
 
@@ -83,8 +81,7 @@ def test_names_that_only_differ_in_the_middle_are_told_apart() -> None:
 
 
 def test_a_table_that_fits_is_one_table() -> None:
-    comparisons = make_demo(6000)[0]
-    out = drawn([comparison_table(comparisons, [comparison_statistics(c) for c in comparisons])], width=100)
+    out = drawn([comparison_table(make_demo(6000))], width=100)
     assert "\n\n" not in out.strip()
     titles = ["ppl", "ratio", "KL mean", "KL median", "KL 99%", "KL max", "same top", "documents"]
     assert re.split("  +", out.splitlines()[0].strip()) == titles
@@ -101,12 +98,12 @@ def test_wide_letters_count_twice() -> None:
 
 
 def test_markup_in_a_name_or_a_format_is_drawn_as_it_is() -> None:
-    made = make_formats(600)[0][:2]
+    made = make_formats(600)[:2]
     changed = dataclasses.replace(
         made[0], name="[/red]", manifest={**made[0].manifest, "model_format": "[/bold] \x1b[31m"}
     )
     found = [changed, made[1]]
-    out = drawn(summary(found, [comparison_statistics(c) for c in found]).blocks(), width=160)
+    out = drawn(summary(found).blocks(), width=160)
     assert "[/red]" in out
     assert "[/bold] �[31m" in out
     assert "\x1b" not in out

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scoremode.reports.html.page import render, write
+from scoremode.reports.html.page import render
 from tests.browser import CHROMIUM, Browser
-from tests.reports.demo import FORMATS, make_baseline, make_comparison, make_demo, make_formats
+from tests.reports.demo import FORMATS, make_baseline, make_comparison, make_demo, make_formats, write
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs a browser")
 
@@ -28,8 +28,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    comparisons, statistics = make_demo(5000)
-    return write(tmp_path_factory.mktemp("page") / "report.html", render(comparisons, statistics))
+    return write(tmp_path_factory.mktemp("page") / "report.html", render(make_demo(5000)))
 
 
 @pytest.fixture
@@ -56,7 +55,7 @@ def test_the_page_opens_without_a_word_on_the_console(opened: Browser) -> None:
 
 
 def test_the_page_opens_on_the_worst_candidate_and_its_worst_token(browser: Browser, page: Path) -> None:
-    comparisons, _ = make_demo(5000)
+    comparisons = make_demo(5000)
     delta = comparisons[2].candidate.scores.logprob - comparisons[2].baseline.scores.logprob
     browser.screen(1280)
     browser.open(page)
@@ -121,11 +120,11 @@ def test_pointing_shows_a_token_and_leaving_forgets_it(opened: Browser) -> None:
 
 def test_a_long_first_choice_does_not_break_the_headers(browser: Browser, tmp_path: Path) -> None:
     """The words "baseline" and "candidate" stay on one line; the long token breaks instead."""
-    comparison, statistics = make_comparison("Q4_K_M", make_baseline(300), 1)
+    comparison = make_comparison("Q4_K_M", make_baseline(300), 1)
     long = np.array(["Donaudampfschifffahrtsgesellschaft" * 3] * 300, dtype=object)
     candidate = replace(comparison.candidate, facts=replace(comparison.candidate.facts, top_text=long))
     browser.screen(1280)
-    browser.open(write(tmp_path / "r.html", render([replace(comparison, candidate=candidate)], [statistics])))
+    browser.open(write(tmp_path / "r.html", render([replace(comparison, candidate=candidate)])))
     browser.click("#worst")
     heights = browser.ask("[...document.querySelectorAll('#details thead th')].map(e => e.clientHeight)")
     assert max(heights) < 40, "one line"
@@ -222,8 +221,7 @@ def test_the_policy_refuses_a_script_that_got_in(browser: Browser, page: Path, t
 
 
 def test_a_hundred_thousand_tokens_stay_quick(browser: Browser, tmp_path: Path) -> None:
-    comparisons, statistics = make_demo(100_000, ["Q4_K_M"])
-    path = write(tmp_path / "large.html", render(comparisons, statistics))
+    path = write(tmp_path / "large.html", render(make_demo(100_000, ["Q4_K_M"])))
     browser.screen(1280)
     begun = time.monotonic()
     browser.open(path)
@@ -241,7 +239,7 @@ def test_a_hundred_thousand_tokens_stay_quick(browser: Browser, tmp_path: Path) 
 
 
 def test_a_page_of_runs_alone(browser: Browser, tmp_path: Path) -> None:
-    path = write(tmp_path / "runs.html", render([], [], runs=[make_baseline(3000)]))
+    path = write(tmp_path / "runs.html", render([], runs=[make_baseline(3000)]))
     browser.screen(1280)
     browser.open(path)
     assert browser.ask("document.querySelectorAll('[data-measure]').length") == 0
@@ -253,8 +251,7 @@ def test_a_page_of_runs_alone(browser: Browser, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def formats(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    comparisons, statistics = make_formats(1500)
-    return write(tmp_path_factory.mktemp("formats") / "report.html", render(comparisons, statistics))
+    return write(tmp_path_factory.mktemp("formats") / "report.html", render(make_formats(1500)))
 
 
 SHOWN = "[...document.querySelectorAll('#quality svg')].filter((e) => e.checkVisibility({checkVisibilityCSS: true}))"

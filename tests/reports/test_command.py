@@ -24,7 +24,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_page_says_at_its_beginning_who_wrote_it(run: Path) -> None:
-    page = render([], [], runs=[sm.load(run)]).encode()
+    page = render([], runs=[sm.load(run)]).encode()
     assert REPORT_MARK in page[:MARK_WITHIN]
 
 

@@ -15,21 +15,27 @@ import numpy as np
 import pytest
 
 from scoremode.core.scores.columns import Divergences
-from scoremode.core.statistics.comparison import Comparison, Comparisons, comparison_statistics
+from scoremode.core.statistics.comparison import Comparison, Comparisons
 from scoremode.core.statistics.depth import places_of
 from scoremode.core.store.run import Run
 from scoremode.errors import InputError
 from scoremode.reports.html import drawing
-from scoremode.reports.html.notebooks import notebook_html
-from scoremode.reports.html.page import render, write
-from scoremode.reports.html.provenance import commands_of
+from scoremode.reports.html.page import notebook_html, render, report
 from scoremode.reports.html.scored_text import column, page_data, reading_order
 from scoremode.reports.html.templating import asset, escaped, visible
 from scoremode.reports.numbers import file_size
 from scoremode.reports.served import run_name
 from scoremode.values import rounded
 from tests.house import HOUSE
-from tests.reports.demo import base_logprob, make_baseline, make_comparison, make_demo, make_facts, make_run
+from tests.reports.demo import (
+    base_logprob,
+    make_baseline,
+    make_comparison,
+    make_demo,
+    make_facts,
+    make_run,
+    with_statistics,
+)
 
 VOID = {"meta", "link", "input", "br"}
 EVIL = "</script><script>document.title='taken'</script><img src=x onerror=alert(1)>]]>\u2028\u202e\0\ud800\"'&"
@@ -86,14 +92,13 @@ def numbers(stored: dict[str, str]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def demo() -> tuple[list[Comparison], list[Any]]:
-    comparisons, statistics = make_demo(3000)
-    return comparisons, list(statistics)
+def demo() -> list[Comparison]:
+    return make_demo(3000)
 
 
 @pytest.fixture(scope="module")
-def page(demo: tuple[list[Comparison], list[Any]]) -> str:
-    return render(*demo)
+def page(demo: list[Comparison]) -> str:
+    return render(demo)
 
 
 def test_the_page_is_whole_and_has_every_part(page: str) -> None:
@@ -116,7 +121,7 @@ def test_the_page_is_whole_and_has_every_part(page: str) -> None:
         "9be2" * 16,
     ):
         assert wanted in parsed.text
-    assert "scoremode compare runs/base runs/Q2_K" in parsed.text
+    assert "scoremode compare smollm2-135m smollm2-135m-Q2_K" in parsed.text
     assert [a for a in parsed.attributes("svg") if a.get("role") == "img" and not a.get("aria-label")] == []
 
 
@@ -150,7 +155,7 @@ def test_the_script_never_writes_markup() -> None:
     assert script.startswith('"use strict"')
 
 
-def hostile() -> tuple[list[Comparison], list[Any], list[Run]]:
+def hostile() -> tuple[list[Comparison], list[Run]]:
     words = [EVIL, "plain", "\n", "", EVIL + "2"] * 30
     facts = make_facts(words, [0] * 75 + [1] * 75)
     names = (
@@ -160,17 +165,17 @@ def hostile() -> tuple[list[Comparison], list[Any], list[Run]]:
     manifest: dict[str, Any] = dict.fromkeys(names, EVIL)
     manifest |= {"versions": {EVIL: EVIL}, "hardware": {EVIL: EVIL}, "notes": [EVIL], "method_settings": {EVIL: EVIL}}
     manifest |= {"sizes": {"body": {"bytes": EVIL, "weights": EVIL}, "head": EVIL, EVIL: EVIL}}
-    manifest |= {"engine_settings": {"head_kernel": EVIL, EVIL: EVIL}, "command": [EVIL]}
+    manifest |= {"engine_settings": {"head_kernel": EVIL, EVIL: EVIL}}
     baseline = dataclasses.replace(make_run(facts, base_logprob(150), 1, **manifest), path=EVIL, plan_digest=EVIL)
-    more: dict[str, Any] = {"command": [EVIL, [EVIL, EVIL]], "bits_per_weight": EVIL}
-    comparison, statistics = make_comparison(EVIL, baseline, 2, None, manifest, **more)
+    more: dict[str, Any] = {"command": EVIL, "bits_per_weight": EVIL}
+    comparison = make_comparison(EVIL, baseline, 2, None, manifest, **more)
     alone = dataclasses.replace(make_run(facts, base_logprob(150), 3, **manifest), path=EVIL + "3")
-    return [comparison], [{**statistics, "name": EVIL, "kl_max": EVIL, "worse": EVIL}], [alone]
+    return [with_statistics(comparison, name=EVIL, kl_max=EVIL, worse=EVIL)], [alone]
 
 
 def test_hostile_words_in_every_field_stay_words() -> None:
-    comparisons, statistics, runs = hostile()
-    page = render(comparisons, statistics, runs=runs)
+    comparisons, runs = hostile()
+    page = render(comparisons, runs=runs)
     parsed = Page(page)
     assert parsed.wrong == []
     assert parsed.count("script") == 2
@@ -185,8 +190,8 @@ def test_hostile_words_in_every_field_stay_words() -> None:
 
 
 def test_data_cannot_end_its_element() -> None:
-    comparisons, statistics, runs = hostile()
-    stored = re.search(r'id="scoremode-data">(.*?)</script>', render(comparisons, statistics, runs=runs), re.S)
+    comparisons, runs = hostile()
+    stored = re.search(r'id="scoremode-data">(.*?)</script>', render(comparisons, runs=runs), re.S)
     assert stored
     assert stored[1].isascii()
     assert not set("<>&") & set(stored[1])
@@ -200,7 +205,7 @@ def test_no_two_templates_have_one_name() -> None:
 
 
 def test_notebook_tables_are_escaped() -> None:
-    comparisons, _, runs = hostile()
+    comparisons, runs = hostile()
     for value in (runs[0], comparisons[0], Comparisons(comparisons)):
         table = notebook_html(value)
         assert table is not None
@@ -213,25 +218,23 @@ def test_notebook_tables_are_escaped() -> None:
 
 
 def test_a_hundred_thousand_tokens_fit_into_eight_megabytes() -> None:
-    comparisons, statistics = make_demo(100_000, ["Q4_K_M"])
-    size = len(render(comparisons, statistics).encode())
+    size = len(render(make_demo(100_000, ["Q4_K_M"])).encode())
     print(f"100,000 tokens, one candidate: {size / 1e6:.2f} MB")
     assert size < 8_000_000
 
 
-def test_columns_come_back_as_they_were(demo: tuple[list[Comparison], list[Any]]) -> None:
-    comparisons, statistics = demo
-    data = data_of(render(comparisons, statistics))
+def test_columns_come_back_as_they_were(demo: list[Comparison]) -> None:
+    data = data_of(render(demo))
     assert len(data["scores"]) == 4  # the baseline once, three candidates
     assert len(data["texts"]) == 1
     view = data["views"][1]
     stored = data["scores"][view["candidate"]]
-    np.testing.assert_allclose(numbers(stored["logprob"]), comparisons[1].candidate.scores.logprob, rtol=1e-6)
-    np.testing.assert_array_equal(numbers(stored["rank"]), comparisons[1].candidate.scores.rank)
-    assert comparisons[1].kl is not None
-    np.testing.assert_allclose(numbers(view["kl"]), comparisons[1].kl, rtol=1e-6)
+    np.testing.assert_allclose(numbers(stored["logprob"]), demo[1].candidate.scores.logprob, rtol=1e-6)
+    np.testing.assert_array_equal(numbers(stored["rank"]), demo[1].candidate.scores.rank)
+    assert demo[1].kl is not None
+    np.testing.assert_allclose(numbers(view["kl"]), demo[1].kl, rtol=1e-6)
     words = [data["words"][i] for i in numbers(data["texts"][0]["word"])]
-    assert words == [visible(t) for t in comparisons[0].baseline.facts.text]
+    assert words == [visible(t) for t in demo[0].baseline.facts.text]
 
 
 @pytest.mark.parametrize(("top", "kind"), [(0, "u1"), (255, "u1"), (256, "u2"), (65_535, "u2"), (65_536, "u4")])
@@ -248,7 +251,7 @@ def test_a_token_that_is_scored_twice_is_read_once() -> None:
     overlapping = dataclasses.replace(run, facts=facts)
     assert reading_order(overlapping, 100).tolist() == [0, 1, 2, 5]
     assert np.concatenate([position for position, _ in places_of(overlapping)()]).tolist() == [0, 1, 2, 0, 1, 2]
-    page = render([], [], runs=[overlapping])
+    page = render([], runs=[overlapping])
     assert "2 targets score a token again" in page
 
 
@@ -261,8 +264,8 @@ def test_gaps_and_documents_begin_stretches() -> None:
     assert numbers(text["beginDocument"]).tolist() == [0, 0, 1]
 
 
-def test_a_text_that_is_cut_says_so(demo: tuple[list[Comparison], list[Any]]) -> None:
-    page = render(*demo, text_targets=1000)
+def test_a_text_that_is_cut_says_so(demo: list[Comparison]) -> None:
+    page = render(demo, text_targets=1000)
     assert "first 1,000 of 3,000 tokens" in page
     assert data_of(page)["texts"][0]["count"] == 1000
 
@@ -272,35 +275,28 @@ def test_best_and_worst_are_marked_in_words_too(page: str) -> None:
     assert page.count('<td class="worst"') == page.count("(worst)") > 3
 
 
-def test_one_candidate_has_neither_best_nor_worst(demo: tuple[list[Comparison], list[Any]]) -> None:
-    page = render(demo[0][:1], demo[1][:1])
+def test_one_candidate_has_neither_best_nor_worst(demo: list[Comparison]) -> None:
+    page = render(demo[:1])
     assert 'class="best"' not in page
     assert 'id="quality"' not in page
     assert "times the noise floor" in page
 
 
-def test_finished_runs_without_kl(demo: tuple[list[Comparison], list[Any]]) -> None:
-    comparison = dataclasses.replace(demo[0][0], divergences=Divergences(), noise_kl=None, manifest={})
-    nothing = dict.fromkeys(demo[1][0]) | {"ppl_ratio": 1.01}
-    page = render([comparison], [nothing])
+def test_finished_runs_without_kl(demo: list[Comparison]) -> None:
+    page = render([dataclasses.replace(demo[0], divergences=Divergences(), noise_kl=None, manifest={})])
     parsed = Page(page)
     assert parsed.wrong == []
     assert "no KL, because two finished runs were compared" in parsed.text
-    assert "KL mean" not in parsed.text
-    assert 'id="publish"' not in page
+    assert 'data-label="KL mean"' not in page
     assert data_of(page)["views"][0]["kl"] is None
 
 
-def test_statistics_may_be_empty(demo: tuple[list[Comparison], list[Any]]) -> None:
-    assert Page(render(demo[0], [{}, {}, {}])).wrong == []
-
-
-def test_zero_probabilities_are_counted_and_not_drawn(demo: tuple[list[Comparison], list[Any]]) -> None:
-    c = demo[0][0]
+def test_zero_probabilities_are_counted_and_not_drawn(demo: list[Comparison]) -> None:
+    c = demo[0]
     logprob = c.candidate.scores.logprob.copy()
     logprob[:3] = -np.inf
     candidate = dataclasses.replace(c.candidate, scores=dataclasses.replace(c.candidate.scores, logprob=logprob))
-    page = render([dataclasses.replace(c, candidate=candidate)], [demo[1][0] | {"ppl_candidate": np.inf}])
+    page = render([with_statistics(dataclasses.replace(c, candidate=candidate), ppl_candidate=np.inf)])
     assert "3 tokens left out of the charts: probability zero" in page
     assert "∞" in page
     assert "nan" not in "".join(re.findall(r' d="[^"]*"', page))
@@ -308,7 +304,7 @@ def test_zero_probabilities_are_counted_and_not_drawn(demo: tuple[list[Compariso
 
 def test_runs_alone_show_their_numbers_and_their_text() -> None:
     runs = [make_baseline(2000), make_baseline(2000, dtype="float32")]
-    page = render([], [], runs=[runs[0], dataclasses.replace(runs[1], path="runs/other")])
+    page = render([], runs=[runs[0], dataclasses.replace(runs[1], path="runs/other")])
     parsed = Page(page)
     assert parsed.wrong == []
     assert parsed.count("figure") == 2
@@ -317,39 +313,37 @@ def test_runs_alone_show_their_numbers_and_their_text() -> None:
     assert [view["candidate"] for view in data_of(page)["views"]] == [None, None]
 
 
-def test_runs_of_a_comparison_are_not_shown_again(demo: tuple[list[Comparison], list[Any]]) -> None:
-    comparisons, statistics = demo
-    runs = [comparisons[0].baseline, *(c.candidate for c in comparisons)]
-    assert render(comparisons, statistics, runs=runs) == render(comparisons, statistics)
+def test_runs_of_a_comparison_are_not_shown_again(demo: list[Comparison]) -> None:
+    runs = [demo[0].baseline, *(c.candidate for c in demo)]
+    assert render(demo, runs=runs) == render(demo)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_next_to_nothing_is_still_a_page(count: int) -> None:
     baseline = make_baseline(count) if count else make_run(make_facts([], []), np.zeros(0), 1)
-    comparison, statistics = make_comparison("tiny", baseline, 2)
-    assert Page(render([comparison], [statistics])).wrong == []
-    assert Page(render([], [], runs=[baseline])).wrong == []
+    assert Page(render([make_comparison("tiny", baseline, 2)])).wrong == []
+    assert Page(render([], runs=[baseline])).wrong == []
 
 
 def test_nothing_at_all_is_a_page_too() -> None:
-    assert "Nothing to report" in Page(render([], [])).text
+    assert "Nothing to report" in Page(render([])).text
 
 
 def test_twenty_candidates_have_twenty_lines() -> None:
     baseline = make_baseline(400)
     made = [make_comparison(f"candidate {i}", baseline, 2 + i) for i in range(20)]
-    page = render([c for c, _ in made], [s for _, s in made])
+    page = render(made)
     keys = re.findall(r"<li>(<svg.*?</svg>)", page[page.index('id="charts"') :])
     assert len(set(keys)) == len(keys) == 20
     assert "20 candidates against" in page
 
 
-def test_written_whole_or_not_at_all(tmp_path: Path, demo: tuple[list[Comparison], list[Any]]) -> None:
-    path = write(tmp_path / "report.html", render(*demo))
-    assert path.read_text() == render(*demo)
+def test_written_whole_or_not_at_all(tmp_path: Path, demo: list[Comparison]) -> None:
+    path = report(tmp_path / "report.html", *demo)
+    assert path.read_text() == render(demo)
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
     with pytest.raises(InputError, match="there is no folder"):
-        write(tmp_path / "missing" / "report.html", "a page")
+        report(tmp_path / "missing" / "report.html", *demo)
 
 
 @pytest.mark.parametrize(
@@ -381,13 +375,6 @@ def test_percent_and_sizes() -> None:
     assert [file_size(n) for n in (12, 3 * 2**20, 5 * 2**30, None)] == ["12 bytes", "3.00 MiB", "5.00 GiB", "–"]
 
 
-def test_commands_come_as_lines_or_as_arguments() -> None:
-    assert commands_of({"command": ["a b", ["scoremode", "ppl", "my model"]]}) == ["a b", "scoremode ppl 'my model'"]
-    assert commands_of({"command": "one"}) == ["one"]
-    assert commands_of({"command": ["scoremode", "compare", "my runs"]}) == ["scoremode compare 'my runs'"]
-    assert commands_of({}) == []
-
-
 def test_what_hides_is_made_visible_and_what_joins_is_kept() -> None:
     assert visible("a\0\x1b\u202e\ud800\ufeff") == "a␀␛⟨U+202E⟩⟨U+D800⟩⟨U+FEFF⟩"
     assert visible("👩\u200d🔬 नि\u200cष\t\n") == "👩\u200d🔬 नि\u200cष\t\n"
@@ -415,10 +402,10 @@ def test_a_logarithmic_axis_has_a_few_different_labels(low: float, high: float) 
 
 
 def test_the_baseline_has_its_own_size_in_the_table() -> None:
-    comparison, statistics = make_comparison(
+    comparison = make_comparison(
         "q4", make_baseline(50, bits_per_weight=16.0, weight_bytes=2**20), seed=2, bits_per_weight=4.5
     )
-    table = render([comparison], [statistics])
+    table = render([comparison])
     assert re.findall(r'<td data-label="Bits/weight">([\d.]+)', table) == ["16.00", "4.50"]
 
 
@@ -431,6 +418,6 @@ def test_the_closest_by_ratio_is_the_nearest_to_1_and_ties_are_said() -> None:
         run = make_run(baseline.facts, np.minimum(logprob, 0), 5, model=name)
         run = dataclasses.replace(run, scores=dataclasses.replace(run.scores, logprob=logprob))
         found.append(Comparison(name, baseline, run, np.arange(400) % 8, np.ones(400), Divergences(), None, {}))
-    page = render(found, [comparison_statistics(c) for c in found])
+    page = render(found)
     assert "Closest to the baseline by perplexity ratio: <strong>near</strong>" in page
     assert "It cannot be told apart from twin." in page

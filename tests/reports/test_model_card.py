@@ -15,12 +15,13 @@ from scoremode.reports.model_card import code, escaped_markdown, markdown, model
 from scoremode.reports.numbers import statistics_for_people
 from scoremode.reports.public_text import public_command
 from tests.core.statistics.test_comparison import compared, random_comparison
+from tests.reports.demo import with_statistics
 
 HOSTILE = "a|b`c`<script>1</script>&amp;*x*[l](javascript:1)\\|~~s~~\n# h\x1b[31m https://evil.example www.evil.example"
 
 
 def published(*comparisons: Comparison) -> str:
-    return markdown(comparisons, [comparison_statistics(c) for c in comparisons])
+    return markdown(comparisons)
 
 
 def rows(text: str) -> list[list[str]]:
@@ -49,7 +50,7 @@ def test_a_row_a_candidate_behind_the_baseline() -> None:
 
 
 def test_the_line_below_makes_it_reproducible() -> None:
-    text = published(random_comparison(50, manifest={"command": ["scoremode", "compare", "a b", "q4"]}))
+    text = published(random_comparison(50, manifest={"command": "scoremode compare 'a b' q4"}))
     line = text.rstrip("\n").split("\n")[-1]
     promised = (
         "sliding-once (context 512, stride 256)",
@@ -130,7 +131,7 @@ def read_by_the_hub(block: str) -> Any:
 def test_the_hub_reads_the_metadata(name: str) -> None:
     c = random_comparison(20, name=name or "-", corpus=name or "-")
     found = comparison_statistics(c)
-    data = read_by_the_hub(model_index(c, found))
+    data = read_by_the_hub(model_index(c))
     plain = "".join("�" if ch in "\n\x1b" else ch for ch in name or "-")
     assert data.model_name == plain
     results = {r.metric_type: r for r in data.eval_results}
@@ -146,7 +147,9 @@ def test_the_hub_reads_the_metadata(name: str) -> None:
 def test_small_and_unknown_numbers_in_the_metadata() -> None:
     """YAML 1.1 reads 1e-05 as a string, and the hub accepts no metric without a value."""
     c = random_comparison(20)
-    data = read_by_the_hub(model_index(c, {"ppl_candidate": 12.0, "kl_mean": 1.25e-05, "ppl_ratio": None}))
+    data = read_by_the_hub(
+        model_index(with_statistics(c, ppl_candidate=12.0, kl_mean=1.25e-05, kl_mean_stderr=None, ppl_ratio=None))
+    )
     assert {r.metric_type: r.metric_value for r in data.eval_results} == {"perplexity": 12.0, "kl_divergence": 1.25e-05}
     with pytest.raises(RunError, match="no metric"):
-        model_index(c, {"ppl_candidate": None})
+        model_index(with_statistics(c, ppl_candidate=None, kl_mean=None, ppl_ratio=None))

@@ -15,6 +15,7 @@ from scoremode.reports.public_text import public_command, public_name, public_wo
 from scoremode.reports.publish import FILES, Benchmark, published_files, readme_parts
 from scoremode.reports.served import served_manifest
 from tests.core.statistics.test_comparison import random_comparison
+from tests.reports.demo import with_statistics
 
 BENCHMARK = Benchmark("org/texts", "ppl")
 PRIVATE = ("/home/", "me/secret", "bucket", "10.0.0.7", "s3:", "C:\\", "~")
@@ -41,10 +42,9 @@ def private_comparisons() -> list[Comparison]:
 
 
 def written(dialect: str, comparisons: list[Comparison]) -> dict[str, str]:
-    statistics = [comparison_statistics(c) for c in comparisons]
     if dialect in FILES:
-        return published_files(dialect, comparisons, statistics, BENCHMARK)
-    return {"README.md": readme_parts()[dialect](comparisons, statistics)}
+        return published_files(dialect, comparisons, BENCHMARK)
+    return {"README.md": readme_parts()[dialect](comparisons)}
 
 
 @pytest.mark.parametrize("dialect", [*readme_parts(), *FILES])
@@ -88,9 +88,9 @@ def test_a_benchmark_that_the_hub_would_not_know_is_refused(given: tuple[Any, ..
 def test_evaluation_results_need_a_benchmark_and_a_value() -> None:
     c = random_comparison(10)
     with pytest.raises(InputError, match="registered as a benchmark"):
-        published_files("eval-results", [c], [comparison_statistics(c)], None)
+        published_files("eval-results", [c], None)
     with pytest.raises(RunError, match="no ppl_candidate"):
-        published_files("eval-results", [c], [{**comparison_statistics(c), "ppl_candidate": None}], BENCHMARK)
+        published_files("eval-results", [with_statistics(c, ppl_candidate=None)], BENCHMARK)
 
 
 def test_json_has_both_kinds_of_numbers() -> None:
@@ -106,7 +106,7 @@ def test_json_has_both_kinds_of_numbers() -> None:
 def test_files_of_two_names_that_become_one_are_refused() -> None:
     a, b = (random_comparison(10, name=name) for name in ("q 4", "q?4"))
     with pytest.raises(RunError, match="one file"):
-        published_files("json", [a, b], [comparison_statistics(c) for c in (a, b)], None)
+        published_files("json", [a, b], None)
 
 
 def test_an_emulated_file_has_the_size_it_would_have() -> None:

@@ -15,12 +15,12 @@ from scoremode.core.store.run import Run
 from scoremode.core.store.runs import load
 from scoremode.core.verbs.ppl import ppl
 from scoremode.reports.html import scored_text
-from scoremode.reports.html.page import render, write
+from scoremode.reports.html.page import render
 from scoremode.reports.html.scored_text import distinct_tokens, reading_order, taken
 from scoremode.values import Ints
 from tests.core.verbs.test_memory import in_blocks_of
 from tests.memory import measured_alone, peak_of
-from tests.reports.demo import make_baseline, make_demo
+from tests.reports.demo import make_baseline, make_demo, write
 
 
 def with_tokens(token: Ints) -> Run:
@@ -29,14 +29,14 @@ def with_tokens(token: Ints) -> Run:
 
 
 def written(page: Path, run: Run) -> None:
-    write(page, render([], [], runs=[run], text_targets=500))
+    write(page, render([], runs=[run], text_targets=500))
 
 
 def test_the_page_does_not_depend_on_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    comparisons, statistics = make_demo(700)
+    comparisons = make_demo(700)
     pages: list[Callable[[], str]] = [
-        lambda: render(comparisons, statistics, text_targets=100),
-        lambda: render([], [], runs=[comparisons[0].baseline]),
+        lambda: render(comparisons, text_targets=100),
+        lambda: render([], runs=[comparisons[0].baseline]),
     ]
     at_once = [page() for page in pages]
     in_blocks_of(13, monkeypatch)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from scoremode.core.statistics.comparison import comparison_statistics
 from scoremode.reports.comparisons import comparison_json
 from scoremode.reports.model_card import markdown
 from scoremode.reports.served import LONGEST, PartSize, ServedModel, in_groups, served, served_manifest
@@ -82,7 +81,7 @@ def test_a_long_format_keeps_both_ends() -> None:
 
 
 def test_rows_are_grouped_and_sorted_by_bits() -> None:
-    facts = [served(c) for c in make_formats(20)[0]]
+    facts = [served(c) for c in make_formats(20)]
     groups = in_groups(facts)
     assert list(groups) == ["GGUF · llamacpp", "EXL3 · exllamav3", "compressed-tensors · vllm"]
     for members in groups.values():
@@ -94,14 +93,14 @@ def test_rows_are_grouped_and_sorted_by_bits() -> None:
 
 def test_what_the_comparison_says_goes_before_what_the_run_says() -> None:
     run = {"bits_per_weight": 9.0, "weight_bytes": 9, "model_format": "EXL3 4.0 bpw"}
-    comparison, _ = make_comparison("x", make_baseline(20), 2, None, run, bits_per_weight=4.5, bytes=7)
+    comparison = make_comparison("x", make_baseline(20), 2, None, run, bits_per_weight=4.5, bytes=7)
     its = served(comparison)
     assert (its.format, its.bits_per_weight, its.stored_bytes) == ("EXL3 4.0 bpw", 4.5, 7)
 
 
 def test_json_has_the_facts_of_both_sides() -> None:
-    comparisons, _ = make_formats(100)
-    found = comparison_json(comparisons, [comparison_statistics(c) for c in comparisons])
+    comparisons = make_formats(100)
+    found = comparison_json(comparisons)
     json.dumps(found, allow_nan=False)
     assert found["baseline_served"]["format"] == "safetensors bfloat16"
     first = found["candidates"][0]
@@ -111,8 +110,8 @@ def test_json_has_the_facts_of_both_sides() -> None:
 
 
 def test_the_model_card_names_format_and_engine_in_each_row() -> None:
-    comparisons, _ = make_formats(100)
-    text = markdown(comparisons, [comparison_statistics(c) for c in comparisons])
+    comparisons = make_formats(100)
+    text = markdown(comparisons)
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
     assert rows[0][:4] == ["model", "format", "engine", "bits overall"]
     assert rows[2][1:4] == ["safetensors bfloat16", "transformers", "16.00"]

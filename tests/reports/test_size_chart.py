@@ -23,12 +23,11 @@ from scoremode.reports.html.size_chart import (
     size_section,
     text_width,
 )
-from scoremode.reports.served import served
-from tests.reports.demo import FORMATS, make_formats
+from tests.reports.demo import FORMATS, make_formats, with_statistics
 from tests.reports.test_html import EVIL, Page
 
 KL, RATIO, SAME_TOP = DRAWN
-Made = tuple[list[Comparison], list[Mapping[str, Any]]]
+Made = list[Comparison]
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +37,11 @@ def made() -> Made:
 
 def chart_of(made: Made, measure: Any = KL, **changes: Mapping[str, Any]) -> tuple[SizeChart, dict[str, list[str]]]:
     """``changes`` are made to the statistics of candidates: ``_0={"kl_mean": None}``."""
-    comparisons, statistics = made
-    changed = [{**s, **changes.get(f"_{i}", {})} for i, s in enumerate(statistics)]
-    return size_chart(measure, comparisons, changed, [served(c) for c in comparisons])
+    return size_chart(measure, [with_statistics(c, **changes.get(f"_{i}", {})) for i, c in enumerate(made)])
 
 
 def section(made: Made, **changes: Mapping[str, Any]) -> str:
-    comparisons, statistics = made
-    return size_section(comparisons, [{**s, **changes.get(f"_{i}", {})} for i, s in enumerate(statistics)])
+    return size_section([with_statistics(c, **changes.get(f"_{i}", {})) for i, c in enumerate(made)])
 
 
 def points(*places: tuple[float, float], stderr: float | None = None) -> list[Point]:
@@ -55,9 +51,8 @@ def points(*places: tuple[float, float], stderr: float | None = None) -> list[Po
 @pytest.mark.parametrize("measure", DRAWN, ids=lambda m: m.name)
 def test_the_front_has_whom_nobody_beats(made: Made, measure: Any) -> None:
     """Every pair compared, in the terms of the measure."""
-    comparisons, statistics = made
     bits = [bits for _, _, bits, *_ in FORMATS]
-    values = [s[measure.name] for s in statistics]
+    values = [c.statistics()[measure.name] for c in made]
     costs: dict[str, Callable[[float], float]] = {
         "kl_mean": lambda v: v,
         "ppl_ratio": lambda v: abs(math.log(v)),
@@ -65,7 +60,7 @@ def test_the_front_has_whom_nobody_beats(made: Made, measure: Any) -> None:
     }
     cost = costs[measure.name]
     unbeaten = {
-        comparisons[i].name
+        made[i].name
         for i in range(len(bits))
         if not any(
             bits[j] <= bits[i] and cost(values[j]) <= cost(values[i]) and (bits[j], values[j]) != (bits[i], values[i])
@@ -151,18 +146,18 @@ def without(comparison: Comparison, *names: str) -> Comparison:
 
 
 def test_a_size_that_is_not_known_is_said(made: Made) -> None:
-    comparisons = [without(made[0][0], "bits_per_weight"), *made[0][1:]]
-    assert f"Not drawn: {FORMATS[0][0]}: bits per weight not known." in size_section(comparisons, made[1])
+    comparisons = [without(made[0], "bits_per_weight"), *made[1:]]
+    assert f"Not drawn: {FORMATS[0][0]}: bits per weight not known." in size_section(comparisons)
 
 
 def test_sizes_are_drawn_if_no_bits_are_known(made: Made) -> None:
-    comparisons = [without(c, "bits_per_weight") for c in made[0]]
-    page = size_section(comparisons, made[1])
+    comparisons = [without(c, "bits_per_weight") for c in made]
+    page = size_section(comparisons)
     assert "KL against size" in page
     assert "size, GiB" in page
-    bare = [without(c, "bits_per_weight", "bytes") for c in made[0]]
-    assert "size not known" in size_section(bare, made[1])
-    assert "<svg" not in size_section(bare, made[1])
+    bare = [without(c, "bits_per_weight", "bytes") for c in made]
+    assert "size not known" in size_section(bare)
+    assert "<svg" not in size_section(bare)
 
 
 def test_only_measures_with_values_are_offered(made: Made) -> None:
@@ -174,19 +169,19 @@ def test_only_measures_with_values_are_offered(made: Made) -> None:
 
 
 def test_two_candidates_are_needed(made: Made) -> None:
-    assert size_section(made[0][:1], made[1][:1]) == ""
-    page = section((made[0][:2], made[1][:2]), _0={n.name: None for n in DRAWN})
+    assert size_section(made[:1]) == ""
+    page = section(made[:2], _0={n.name: None for n in DRAWN})
     assert page.count("which needs two candidates. Not drawn: Qwen3-4B-Instruct-2507-Q8_0.gguf: ") == 3
     assert "<svg" not in page
 
 
 def test_hostile_words_stay_words(made: Made) -> None:
     comparisons = []
-    for c in made[0]:
+    for c in made:
         manifest = {**c.candidate.manifest, "model_format": EVIL, "engine": EVIL, "versions": {EVIL: EVIL}}
         candidate = dataclasses.replace(c.candidate, manifest=manifest)
         comparisons.append(dataclasses.replace(c, name=EVIL + c.name, candidate=candidate))
-    page = size_section(comparisons, made[1])
+    page = size_section(comparisons)
     parsed = Page(page)
     assert parsed.wrong == []
     assert {"script", "img"}.isdisjoint(tag for tag, _ in parsed.tags)
@@ -234,6 +229,6 @@ def test_names_avoid_marks_and_each_other() -> None:
 def test_a_name_without_room_is_left_out_and_counted(made: Made) -> None:
     spots = place_names(["a long name of a model"] * 40, [(300.0, 200.0)] * 40, SCREENS[0])
     assert 0 < sum(spot is None for spot in spots) < 40
-    comparisons = [dataclasses.replace(made[0][0], name=f"{i} of many long names") for i in range(20)]
-    page = size_section(comparisons, [made[1][0]] * 20)
+    comparisons = [dataclasses.replace(made[0], name=f"{i} of many long names") for i in range(20)]
+    page = size_section(comparisons)
     assert re.search(r"\d+ names had no room beside the marks", page)

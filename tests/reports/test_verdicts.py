@@ -14,6 +14,7 @@ from scoremode.core.statistics.comparison import Comparison, comparison_statisti
 from scoremode.reports.scale import scale_words
 from scoremode.reports.verdicts import Verdict, rule_words, verdicts
 from tests.core.statistics.test_comparison import compared
+from tests.reports.demo import with_statistics
 
 GROUPS, EACH = 40, 25
 
@@ -27,7 +28,7 @@ def shifted(mean: float, *, kl: float = 0.1, floor: float | None = 0.001, name: 
 
 
 def judged(comparisons: Sequence[Comparison]) -> list[str]:
-    return [v.level for v in verdicts(comparisons, [comparison_statistics(c) for c in comparisons])]
+    return [v.level for v in verdicts(comparisons)]
 
 
 def spread(mean: float, stderr: float, groups: int) -> Any:
@@ -147,7 +148,7 @@ def test_the_rule_judges_as_a_person_did(numbers: str, wanted: str) -> None:
         groups=int(groups),
         spiky="few targets" in kl,
     )
-    (found,) = verdicts([c], [comparison_statistics(c)])
+    (found,) = verdicts([c])
     assert found.level == level, found.sentence
     assert [words for words in said.split(" & ") if words not in found.sentence] == [], found.sentence
     assert [words for words in unsaid.split(" & ") if words in found.sentence and words != "-"] == [], found.sentence
@@ -192,14 +193,14 @@ def test_what_is_impossible(base: float, cand: float, kl: float, level: str, wor
     for value, first in zip(values, (base, cand, kl), strict=True):
         value[0] = first
     c = compared(values[0], values[1], kl=values[2], noise_kl=np.full(4, 1e-9))
-    (found,) = verdicts([c], [comparison_statistics(c)])
+    (found,) = verdicts([c])
     assert found.level == level
     assert all(part in found.sentence for part in words.split("|")), found.sentence
 
 
 def test_nothing_is_known_of_no_targets() -> None:
     c = compared([], [], kl=[])
-    assert verdicts([c], [comparison_statistics(c)])[0] == Verdict("not known", "not known: there are no targets")
+    assert verdicts([c])[0] == Verdict("not known", "not known: there are no targets")
 
 
 @pytest.mark.parametrize(
@@ -219,7 +220,7 @@ def test_the_scale_names_the_nearest_types(kl: float, words: str) -> None:
 
 def test_no_scale_for_what_did_not_change() -> None:
     found = [made(kl=kl, differs=0.0, ppl=(0, 0.01), floor=1e-3) for kl in ((0.03, 0.001), (1e-4, 1e-5))]
-    changed, noise = verdicts(found, [comparison_statistics(c) for c in found])
+    changed, noise = verdicts(found)
     assert changed.scale.startswith("for scale: about Q4_K_M")
     assert noise.scale == ""
 
@@ -241,7 +242,7 @@ def test_a_path_differs_if_it_exceeds_all_noise_that_was_measured(
     c = shifted(0.1, kl=0.01, floor=floor)
     path = replace(c, manifest={**c.manifest, "rerun": again})
     assert judged([path]) == [level]
-    (said,) = verdicts([path], [comparison_statistics(path)])
+    (said,) = verdicts([path])
     assert ("; computing 2 windows again, one at a time, moves them by" in said.sentence) == (rerun is not None)
     assert ("that of prefill against itself, computed in another way" in said.sentence) == (floor is not None)
     assert ("Figures measured on one path hold for the other." in said.sentence) == (level == "no more than the noise")
@@ -256,9 +257,8 @@ def test_a_small_difference_of_paths_is_told_without_exponents() -> None:
     """A change of perplexity that rounds to nothing has no digits, and rms and noise have no exponent."""
     c = shifted(1e-8, kl=3e-12, floor=1e-11)
     path = replace(c, manifest={**c.manifest, "rerun": {"rms": 0.0, "words": "2 windows, one at a time"}})
-    s = comparison_statistics(path) | {"delta_logprob_rms": 1.12e-5, "delta_logprob_max": 9.4e-5}
-    s |= {"ppl_ratio": 1 - 3e-7, "ppl_ratio_stderr": 1.7e-6}
-    (said,) = verdicts([path], [s])
+    s = {"delta_logprob_rms": 1.12e-5, "delta_logprob_max": 9.4e-5, "ppl_ratio": 1 - 3e-7, "ppl_ratio_stderr": 1.7e-6}
+    (said,) = verdicts([with_statistics(path, **s)])
     assert said.sentence == (
         "no difference beyond the noise. Single log-probabilities differ from prefill's by 0.000011 nats (rms), at "
         "most 0.000094; computing 2 windows again, one at a time, gives the same bits. KL, over all possible next "
@@ -271,8 +271,8 @@ def test_a_small_difference_of_paths_is_told_without_exponents() -> None:
 def test_a_path_with_the_same_perplexity_within_its_error_differs_in_single_tokens() -> None:
     c = shifted(0.1, kl=0.01, floor=1e-12)
     path = replace(c, manifest={**c.manifest, "rerun": {"rms": 0.0, "words": "2 windows, one at a time"}})
-    s = comparison_statistics(path) | {"ppl_ratio": 0.99996, "ppl_ratio_stderr": 1e-3}
-    (said,) = verdicts([path], [s | {"ppl_ratio_low": 0.998, "ppl_ratio_high": 1.002}])
+    s = {"ppl_ratio": 0.99996, "ppl_ratio_stderr": 1e-3, "ppl_ratio_low": 0.998, "ppl_ratio_high": 1.002}
+    (said,) = verdicts([with_statistics(path, **s)])
     assert "Perplexity -0.00% ± 0.10%" not in said.sentence
     assert "Perplexity +0.00% ± 0.10%" in said.sentence
     assert "Perplexity is the same within its error; with probabilities of single tokens" in said.sentence

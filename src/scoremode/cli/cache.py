@@ -16,6 +16,7 @@ from scoremode.core.strict_json import read_object
 from scoremode.errors import OptionError, did_you_mean
 
 NAMES = ("source", "place", "model", "baseline", "corpus", "method", "engine")  # fields of manifests that are shown
+HOW_MUCH = "give --older-than 30d, --larger-than 10GB or both"
 NOT_DESCRIBED = ("logs", "tasks", "tokenizers")  # their marks are not manifests
 
 
@@ -39,29 +40,36 @@ def cache(
     for one in kinds:
         if one not in KINDS:
             raise OptionError(f"the cache has no kind '{one}'", fix=did_you_mean(one, KINDS))
+    if action not in (None, "prune"):
+        raise OptionError(f"scoremode cache has no '{action}'", fix=did_you_mean(str(action), ["prune"]))
+    root, now = cache_folder(), time.time()
     if action is None:
         given = {"--older-than": older_than, "--larger-than": larger_than, "--dry-run": dry_run or None}
         for flag, value in given.items():
             if value is not None:
                 raise OptionError(f"{flag} belongs to prune", fix=f"type scoremode cache prune {flag} …")
-        return list_cache(kinds)
-    if action != "prune":
-        raise OptionError(f"scoremode cache has no '{action}'", fix=did_you_mean(action, ["prune"]))
+        return _listed(root, now, kinds)
     try:
         age = parse_age(older_than) if isinstance(older_than, str) else older_than
         size = parse_size(larger_than) if isinstance(larger_than, str) else larger_than
     except ValueError as error:
-        raise OptionError(str(error), fix="give --older-than 30d, --larger-than 10GB or both") from None
-    return prune_cache(older_than=age, larger_than=size, kinds=kinds, dry_run=dry_run)
+        raise OptionError(str(error), fix=HOW_MUCH) from None
+    if age is None and size is None:
+        raise OptionError("prune was not told what to remove", fix=HOW_MUCH)
+    found = {entry: _as_json(entry, root, now) for entry in entries(root, kinds or KINDS)}
+    outcome = evict(found, older_than=age, larger_than=size, dry_run=dry_run)  # skips what another process uses
+    return {
+        "folder": _printable(root),
+        "dry_run": dry_run,
+        "removed": [found[entry] for entry in outcome.removed],
+        "skipped": [{**found[entry], "reason": reason} for entry, reason in outcome.skipped],
+        "freed": outcome.freed,
+        "left": outcome.left,
+    }
 
 
-def list_cache(kinds: Collection[str] = ()) -> dict[str, Any]:
-    """Returns all that ``scoremode cache`` prints, newest use first. Nothing is hashed and no columns are opened.
-
-    >>> sorted(list_cache())
-    ['entries', 'folder', 'limit', 'size', 'totals']
-    """
-    root, now = cache_folder(), time.time()
+def _listed(root: Path, now: float, kinds: Collection[str]) -> dict[str, Any]:
+    """All that ``scoremode cache`` prints, newest use first. Nothing is hashed and no columns are opened."""
     found = sorted(entries(root, kinds or KINDS), key=lambda entry: (-entry.used, str(entry.path)))
     totals = {kind: [e.size for e in found if e.kind == kind] for kind in KINDS}
     return {
@@ -70,32 +78,6 @@ def list_cache(kinds: Collection[str] = ()) -> dict[str, Any]:
         "size": sum(entry.size for entry in found),
         "totals": {kind: {"entries": len(sizes), "size": sum(sizes)} for kind, sizes in totals.items() if sizes},
         "entries": [_as_json(entry, root, now) for entry in found],
-    }
-
-
-def prune_cache(
-    *,
-    older_than: float | None = None,
-    larger_than: int | None = None,
-    kinds: Collection[str] = (),
-    dry_run: bool = False,
-) -> dict[str, Any]:
-    """Removes entries unused for ``older_than`` seconds, then the least recently used beyond ``larger_than`` bytes.
-
-    With ``kinds``, only entries of those kinds are counted and removed. Entries that another process uses are skipped.
-    """
-    if older_than is None and larger_than is None:
-        raise OptionError("prune was not told what to remove", fix="give --older-than 30d, --larger-than 10GB or both")
-    root, now = cache_folder(), time.time()
-    found = {entry: _as_json(entry, root, now) for entry in entries(root, kinds or KINDS)}
-    outcome = evict(found, older_than=older_than, larger_than=larger_than, dry_run=dry_run)
-    return {
-        "folder": _printable(root),
-        "dry_run": dry_run,
-        "removed": [found[entry] for entry in outcome.removed],
-        "skipped": [{**found[entry], "reason": reason} for entry, reason in outcome.skipped],
-        "freed": outcome.freed,
-        "left": outcome.left,
     }
 
 

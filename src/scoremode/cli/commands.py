@@ -67,8 +67,7 @@ def build_parser(wanted: str | None = None) -> Parser:
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", prog="scoremode", parser_class=Parser)
     for name, verb in ({wanted: VERBS[wanted]} if wanted in VERBS else VERBS).items():
         its = verbs.add_parser(name, help=verb.summary, description=verb.summary, epilog=verb.epilog, add_help=False)
-        its.passes_on, its.everyday, its.examples = verb.passes_on, verb.everyday, verb.examples
-        its.instead = verb.instead
+        its.verb = verb
         verb.add_arguments(its)
         if not verb.passes_all_on:
             logs.add_arguments(its)

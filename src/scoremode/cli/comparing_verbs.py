@@ -42,15 +42,8 @@ class CompareVerb(Verb):
         "scoremode compare reference/ org/model-W4A16 --report report.html",
     )
     everyday = (
-        *flags.EVERYDAY_TEXT,
-        "--method",
-        "--context-length",
-        *flags.EVERYDAY_ENGINE,
-        "--out",
-        "--fail-if",
-        "--report",
-        "--markdown",
-        "--json",
+        *(*flags.EVERYDAY_TEXT, "--method", "--context-length", *flags.EVERYDAY_ENGINE),
+        *("--out", "--fail-if", "--report", "--markdown", "--json"),
     )
     epilog = (
         "A BASELINE may also be a reference, a .kld file of llama.cpp, or rollouts:DIR with the trainer as the "
@@ -67,7 +60,8 @@ class CompareVerb(Verb):
         candidates.required = False  # several types of the K/V cache are candidates, too
         flags.add_question(parser)
         flags.add_engine(parser)
-        flags.add_baseline(parser)
+        baseline = parser.add_argument_group("baseline", "if it is scored in a different way than the candidates")
+        flags.add(baseline, flags.BASELINE)
         kept = {
             "--out DIR": "keep the runs there; an interrupted comparison resumes",
             "--fresh": "score again even if runs are there, and replace them",
@@ -85,7 +79,7 @@ class CompareVerb(Verb):
         flags.add(parser.add_mutually_exclusive_group(), {**flags.CARDS, **layouts, **flags.JSON})
 
     def run(self, parsed: argparse.Namespace) -> int:
-        from scoremode.core.statistics.comparison import comparison_statistics
+
         from scoremode.core.statistics.equivalence import require_margin
         from scoremode.core.store.runs import is_run
         from scoremode.core.verbs.compare import compare
@@ -116,7 +110,8 @@ class CompareVerb(Verb):
                     progress=progress,
                     **flags.question(parsed),
                     **flags.model_arguments(parsed),
-                    **flags.baseline_arguments(parsed),
+                    baseline_engine=parsed.baseline_engine,
+                    baseline_options={"dtype": parsed.baseline_dtype} if parsed.baseline_dtype else None,
                 )
             except CandidatesError as error:
                 compared, failed = list(error.found.values()), error.failed
@@ -125,27 +120,25 @@ class CompareVerb(Verb):
         found = list(compared)
         if not all(map(is_run, parsed.candidates or [""])):  # finished runs do not say how they were made
             found = [replace(c, manifest={**c.manifest, "command": command_line()}) for c in found]
-        statistics = [comparison_statistics(c) for c in found]
         tested = [] if parsed.no_worse_than is None else [c.no_worse_than(parsed.no_worse_than) for c in found]
         beside = [part.make(found, **given) for part, given in asked]
         parts = comparison_parts(found, by_depth=parsed.by_depth, beside=beside, tested=tested)
-        _show_comparison(parsed, found, statistics, failed, parts)
+        _show_comparison(parsed, found, failed, parts)
         if output:
             from scoremode.reports.html.page import render
 
-            write_report(parsed, output, render(found, statistics, more=more, beside=beside))
+            write_report(parsed, output, render(found, more=more, beside=beside))
         for left in comparison_outputs():
-            left.write(parsed, found, statistics)
+            left.write(parsed, found)
         worse = [f"{one.name}: {one.sentence}" for one in tested if not one.no_worse]
         kind = str(found[0].baseline.manifest.get("stderr_groups", "groups"))
-        code = verdict([*(gate.check(rule, one, kind) for rule in rules for one in statistics), *worse])
+        code = verdict([*(gate.check(rule, c.statistics(), kind) for rule in rules for c in found), *worse])
         return _tell_failed(failed) if failed else code
 
 
 def _show_comparison(
     parsed: argparse.Namespace,
     found: Sequence[Comparison],
-    statistics: Sequence[dict[str, Any]],
     failed: Mapping[str, ScoremodeError],
     parts: Sequence[ResultPart],
 ) -> None:
@@ -156,21 +149,20 @@ def _show_comparison(
 
     layout = next((one for name, one in layouts().items() if getattr(parsed, name)), None)
     if parsed.markdown:
-        print(markdown(found, statistics))
+        print(markdown(found))
     elif layout is not None:
         texts = [layout.text(c).rstrip("\n") for c in found]
         named = [f"{shown(c.name)}\n\n{text}" for c, text in zip(found, texts, strict=True)]
         print("\n\n".join(named if len(found) > 1 else texts))
     elif parsed.model_index:
-        print("\n".join(map(model_index, found, statistics)))
+        print("\n".join(map(model_index, found)))
     else:
-        _show_table(parsed, found, statistics, failed, parts)
+        _show_table(parsed, found, failed, parts)
 
 
 def _show_table(
     parsed: argparse.Namespace,
     found: Sequence[Comparison],
-    statistics: Sequence[dict[str, Any]],
     failed: Mapping[str, ScoremodeError],
     parts: Sequence[ResultPart],
 ) -> None:
@@ -180,14 +172,14 @@ def _show_table(
 
     def facts() -> dict[str, Any]:
         reasons = {"failed": [{"name": name, "reason": str(error)} for name, error in failed.items()]}
-        told = {**comparison_json(found, statistics), **(reasons if failed else {})}
+        told = {**comparison_json(found), **(reasons if failed else {})}
         for part in parts:
             for row, own in zip(told["candidates"], part.facts(), strict=True):
                 row.update({part.field: own} if own else {})
         return told
 
     def blocks() -> list[Block]:
-        shown = summary(found, statistics, read_columns(parsed.columns)).blocks()
+        shown = summary(found, read_columns(parsed.columns)).blocks()
         return [*shown, *(block for part in parts for block in part.blocks())]
 
     show(parsed, facts, blocks)
@@ -240,16 +232,16 @@ class ReportVerb(Verb):
             raise OptionError("--columns is about comparisons", fix="name several runs, or leave --columns out")
         found = of_runs(first, others)
         if output is not None:
-            from scoremode.reports.html.page import render, write
+            from scoremode.reports.html.page import render
 
             alone = [] if found else [load(first)]
-            write(page, render(found, [c.statistics() for c in found], runs=alone, more=more))
+            output.write(render(found, runs=alone, more=more).encode())
             if parsed.json:
                 print_json({"report": page, "runs": 1 + len(others)})
             output.announce(f"written to {output}", quiet=parsed.json)
         elif found:
             parts = comparison_parts(found, by_depth=False, beside=[], tested=[])
-            _show_table(parsed, found, [c.statistics() for c in found], {}, parts)
+            _show_table(parsed, found, {}, parts)
         else:
             run = load(first)
             show(parsed, run.summary, lambda: run_blocks(run, WORST if parsed.worst is None else parsed.worst))
@@ -283,7 +275,7 @@ class CardVerb(Verb):
 
         dialect = parsed.dialect or ("json" if parsed.json else "markdown")
         where = parsed.benchmark, parsed.task_id, parsed.metric
-        found, said = published(*parsed.run_folders, dialect=dialect, write=parsed.write, out=parsed.out, where=where)
+        found, said = published(parsed.run_folders, dialect=dialect, write=parsed.write, out=parsed.out, where=where)
         if said:
             print("\n".join(said))
         elif isinstance(found, str):

@@ -6,26 +6,23 @@ import argparse
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from scoremode.reports.command.streams import check
-
 EVERYDAY = ("--help", "--help-all")
 
 
 def add_help_flags(parser: Any) -> None:
     """Add ``--help`` and ``--help-all`` to a parser that was made without argparse's own help flag."""
     parser.add_argument("-h", "--help", action="help", help="show this page")
-    parser.add_argument("--help-all", action=ShowEverything, help="show every flag, those of each engine apart")
+    about = "show every flag, those of each engine apart"
+    nowhere = argparse.SUPPRESS
+    parser.add_argument("--help-all", action=ShowEverything, nargs=0, dest=nowhere, default=nowhere, help=about)
 
 
 class ShowEverything(argparse.Action):
     """An argparse action that prints the full help and ends the command."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str, **given: Any) -> None:
-        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, help=given.get("help"))
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        print(verb_help(parser, None, getattr(parser, "examples", ())), end="")
-        check()
+    def __call__(self, parser: Any, *_: Any) -> None:
+        parser.shows_all = True
+        parser.print_help()
         parser.exit()
 
 

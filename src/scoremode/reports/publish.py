@@ -30,12 +30,11 @@ from scoremode.reports.model_card import (
     asked_again,
     code,
     escaped_markdown,
+    fill_card,
     markdown,
     markdown_table,
     model_index,
-    plain_number,
     public_commands,
-    quoted,
 )
 from scoremode.reports.numbers import file_size, statistics_for_people
 from scoremode.reports.public_text import public_name, public_words
@@ -45,7 +44,6 @@ from scoremode.reports.text import method_words, model_notes
 from scoremode.reports.verdicts import verdicts
 from scoremode.version import __version__
 
-Statistics = Mapping[str, Any]
 DATASET = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 RECORD = 1  # the version of the schema of records
 EVAL_METRICS = ("ppl_candidate", "ppl_ratio", "kl_mean", "same_top")
@@ -67,23 +65,21 @@ class Benchmark:
 
 
 # ── parts of a README ────────────────────────────────────────────────────────────────────────────────────────────────
-def _how(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> str:
-    m, s = comparisons[0].baseline.manifest, statistics[0]
+def _how(comparisons: Sequence[Comparison]) -> str:
+    m, s = comparisons[0].baseline.manifest, comparisons[0].statistics()
     text = f"{public_name(str(m['corpus']))} (sha256 {m['corpus_sha256'][:12]})"
     counted = f"{s['targets']:,} tokens, ± over {s['groups']:,} {m.get('stderr_groups', 'groups')}"
     return escaped_markdown(f"{method_words(m)} on {text}, {counted}; scoremode {__version__}.")
 
 
-def compact(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> str:
+def compact(comparisons: Sequence[Comparison]) -> str:
     """A table of five columns, and one line that says how it was made."""
     columns = {"ppl_candidate": "perplexity", "kl_mean": "KL", "same_top": "same top"}
-    table = card_table(
-        comparisons, statistics, ("size", lambda its: Cell(file_size(its.size)) if its else None), columns
-    )
-    return f"{markdown_table(table)}\n\n{_how(comparisons, statistics)}\n"
+    table = card_table(comparisons, ("size", lambda its: Cell(file_size(its.size)) if its else None), columns)
+    return f"{markdown_table(table)}\n\n{_how(comparisons)}\n"
 
 
-def exl3(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> str:
+def exl3(comparisons: Sequence[Comparison]) -> str:
     """The measures of ExLlamaV3's comparisons: KL both ways, and agreement on the first 1 to 5 choices."""
     tops = {"same_top": 1, **{f"top{count}_same": count for count in range(2, FIRST + 1)}}
     columns = {
@@ -91,11 +87,12 @@ def exl3(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) ->
         "kl_reverse_mean": "KL divergence (quantized, original)",
     }
     columns |= {name: f"top-{count} agreement" for name, count in tops.items()} | {"ppl_candidate": "perplexity"}
-    table = card_table(comparisons, statistics, ("bpw", bits_cell), columns)
+    table = card_table(comparisons, ("bpw", bits_cell), columns)
     table = replace(table, rows=[replace(row, tag=row.tag.replace("baseline", "original")) for row in table.rows])
-    is_whole = all(s["kl_reverse_mean"] is not None and s["top5_same"] is not None for s in statistics)
+    every = [c.statistics() for c in comparisons]
+    is_whole = all(s["kl_reverse_mean"] is not None and s["top5_same"] is not None for s in every)
     missing = "" if is_whole else f" {NOTHING} in a row of a model: not measured, or infinite."
-    return f"{markdown_table(table)}\n\n{_how(comparisons, statistics)}{missing}\n"
+    return f"{markdown_table(table)}\n\n{_how(comparisons)}{missing}\n"
 
 
 class ComparisonLayout(Protocol):
@@ -116,21 +113,18 @@ def layouts() -> dict[str, ComparisonLayout]:
     return {layout.name: layout for layout in extensions.offered("comparison-layout")}
 
 
-def in_code_blocks(
-    layout: ComparisonLayout, comparisons: Sequence[Comparison], statistics: Sequence[Statistics]
-) -> str:
+def in_code_blocks(layout: ComparisonLayout, comparisons: Sequence[Comparison]) -> str:
     """The lines of another tool for every candidate."""
     blocks = [f"{code(c.name)}\n\n```\n{layout.text(c).strip()}\n```\n" for c in comparisons]
-    return "\n".join([*blocks, f"{layout.by}. {_how(comparisons, statistics)}\n"])
+    return "\n".join([*blocks, f"{layout.by}. {_how(comparisons)}\n"])
 
 
-def metadata(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> str:
+def metadata(comparisons: Sequence[Comparison]) -> str:
     """``model-index`` of all candidates; YAML allows the key once."""
-    blocks = [model_index(c, s).partition("\n")[2] for c, s in zip(comparisons, statistics, strict=True)]
-    return "model-index:\n" + "".join(blocks)
+    return "model-index:\n" + "".join(model_index(c).partition("\n")[2] for c in comparisons)
 
 
-ReadmePart = Callable[[Sequence[Comparison], Sequence[Statistics]], str]
+ReadmePart = Callable[[Sequence[Comparison]], str]
 FILES = ("eval-results", "json")
 
 
@@ -145,12 +139,10 @@ def dialects() -> list[str]:
 
 
 # ── one file per candidate ───────────────────────────────────────────────────────────────────────────────────────────
-def published_files(
-    dialect: str, comparisons: Sequence[Comparison], statistics: Sequence[Statistics], benchmark: Benchmark | None
-) -> dict[str, str]:
+def published_files(dialect: str, comparisons: Sequence[Comparison], benchmark: Benchmark | None) -> dict[str, str]:
     """The text of each file, by its name relative to a repository's root."""
     if dialect == "json":
-        found = comparison_records(comparisons, statistics)
+        found = comparison_records(comparisons)
         texts = [json.dumps(one, indent=1, ensure_ascii=False, allow_nan=False) + "\n" for one in found]
         form = "{}.json"
     else:
@@ -159,7 +151,7 @@ def published_files(
                 "the hub lists evaluation results only below a dataset that is registered as a benchmark",
                 fix="name it and its task: --benchmark org/dataset --task-id ID; --dialect model-index needs neither",
             )
-        texts = [_eval_results(c, s, benchmark) for c, s in zip(comparisons, statistics, strict=True)]
+        texts = [_eval_results(c, benchmark) for c in comparisons]
         form = ".eval_results/{}.yaml"
     short = [re.sub(r"[^\w.-]+", "_", public_name(c.name)).lstrip(".")[:200] for c in comparisons]
     names = [form.format(name or "candidate") for name in short]
@@ -168,34 +160,27 @@ def published_files(
     return dict(zip(names, texts, strict=True))
 
 
-def _eval_results(c: Comparison, s: Statistics, benchmark: Benchmark) -> str:
+def _eval_results(c: Comparison, benchmark: Benchmark) -> str:
     """An entry of the hub's evaluation results: dataset, task and value are required, date and notes are not."""
+    m, s = c.baseline.manifest, c.statistics()
     if (value := s.get(benchmark.metric)) is None:
         raise RunError(f"{c.name} has no {benchmark.metric}", fix="publish another --metric, or use a longer text")
-    m = c.baseline.manifest
     about = f"{benchmark.metric} {statistics_for_people(s, [s])[benchmark.metric]}, {BY_NAME[benchmark.metric].about}"
     text = f"{public_name(str(m['corpus']))}, sha256 {m['corpus_sha256'][:12]}"
     notes = f"{about}; baseline {public_name(str(m['model']))}; {method_words(m)} on {text}; scoremode {__version__}"
     date = str(c.candidate.manifest.get("finished") or c.candidate.manifest.get("created") or "")[:10]
-    lines = [
-        "- dataset:",
-        f"    id: {quoted(benchmark.dataset)}",
-        f"    task_id: {quoted(benchmark.task)}",
-        f"  value: {plain_number(value)}",
-        *([f"  date: {quoted(date)}"] if re.fullmatch(r"\d{4}-\d\d-\d\d", date) else []),
-        f"  notes: {quoted(notes)}",
-    ]
-    return "\n".join(lines) + "\n"
+    is_date = re.fullmatch(r"\d{4}-\d\d-\d\d", date)
+    return fill_card("eval_results.yaml", its=benchmark, value=value, date=date if is_date else "", notes=notes)
 
 
-def comparison_records(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> list[dict[str, Any]]:
+def comparison_records(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
     """The record of each candidate: numbers unrounded and rounded for people, and what makes them reproducible.
 
     docs/records.md has its schema; ``RECORD`` is the version. A seal shows whether it was changed since.
     """
     found = []
-    for c, s, verdict in zip(comparisons, statistics, verdicts(comparisons, statistics), strict=True):
-        m, its = c.baseline.manifest, c.candidate.manifest
+    for c, verdict in zip(comparisons, verdicts(comparisons), strict=True):
+        m, its, s = c.baseline.manifest, c.candidate.manifest, c.statistics()
         told = {
             "record": RECORD,
             "scoremode": __version__,

@@ -9,7 +9,7 @@ from typing import Any
 from scoremode.core.engine.registry import all_options
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.store.run import Run
-from scoremode.reports.numbers import Statistics, file_size
+from scoremode.reports.numbers import file_size
 from scoremode.reports.text import middle_cut
 
 PARTS = ("body", "embedding", "head")
@@ -139,9 +139,7 @@ def baseline_cache(comparisons: Sequence[Comparison]) -> str:
 def engine_version(manifest: Mapping[str, Any]) -> str:
     """The version of the engine's own library; '' if the manifest does not say it."""
     versions, engine = manifest.get("versions"), _words(manifest.get("engine"))
-    if not isinstance(versions, Mapping):
-        return ""
-    return _words(versions.get(engine) or versions.get(f"{engine}-cpu"))
+    return _words(versions.get(engine) or versions.get(f"{engine}-cpu")) if isinstance(versions, Mapping) else ""
 
 
 def _words(value: Any) -> str:
@@ -154,15 +152,10 @@ def _count(value: Any) -> int | None:
 
 
 def _parts(sizes: Any) -> list[PartSize]:
-    found = []
-    for name in PARTS if isinstance(sizes, Mapping) else ():
-        entry = sizes.get(name)
-        if not isinstance(entry, Mapping):
-            continue
-        stored, weights = _count(entry.get("bytes")), _count(entry.get("weights"))
-        if stored is not None and weights:
-            found.append(PartSize(name, stored, weights))
-    return found
+    known = {name: sizes.get(name) for name in PARTS} if isinstance(sizes, Mapping) else {}
+    entries = {name: entry for name, entry in known.items() if isinstance(entry, Mapping)}
+    sides = [(name, _count(entry.get("bytes")), _count(entry.get("weights"))) for name, entry in entries.items()]
+    return [PartSize(name, stored, weights) for name, stored, weights in sides if stored is not None and weights]
 
 
 def in_order(facts: Sequence[ServedModel]) -> list[int]:
@@ -193,13 +186,11 @@ def run_key(run: Run) -> object:
     return run.plan_digest, *said
 
 
-def distinct_baselines(
-    comparisons: Sequence[Comparison], statistics: Sequence[Statistics]
-) -> list[tuple[Comparison, Statistics]]:
+def distinct_baselines(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """The first comparison with each baseline."""
-    found: dict[object, tuple[Comparison, Statistics]] = {}
-    for c, s in zip(comparisons, statistics, strict=True):
-        found.setdefault(run_key(c.baseline), (c, s))
+    found: dict[object, Comparison] = {}
+    for c in comparisons:
+        found.setdefault(run_key(c.baseline), c)
     return list(found.values())
 
 

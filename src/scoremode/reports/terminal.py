@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.measure import Measurement
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -71,7 +70,7 @@ def renderable(block: Any) -> Any:
     match block:
         case Table():
             title = [Text(shown(block.title), "bold")] if block.title else []
-            return _Lines([*title, *([TerminalTable(block)] if block.rows else [])])
+            return Group(*title, *([TerminalTable(block)] if block.rows else []))
         case Facts():
             return TerminalFacts(block)
         case Note():
@@ -79,14 +78,6 @@ def renderable(block: Any) -> Any:
         case str():
             return Text(block)
     return block
-
-
-class _Lines:
-    def __init__(self, parts: Sequence[Any]) -> None:
-        self._parts = parts
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Any]:
-        yield from self._parts
 
 
 class TerminalFacts:
@@ -151,9 +142,6 @@ class TerminalTable:
         self._cut, self._may_be_alike = (middle_cut, False) if table.cut == "middle" else (start_cut, True)
         lines = [*self._names, self._corner, *(line for lines in self._below for line in lines)]
         self._longest = max(map(cell_len, lines))
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(min(options.max_width, SHORTEST_NAME), options.max_width)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         width = options.max_width

@@ -135,11 +135,11 @@ def default_text(run: Run) -> list[str]:
     return [note for note in run.manifest.get("notes") or [] if str(note).startswith(DEFAULT_NOTE)]
 
 
-def noise_words(comparison: Comparison, statistics: Mapping[str, Any]) -> str:
+def noise_words(comparison: Comparison) -> str:
     """The noise floor in one line: its size and what was computed in a different way, or why it was not measured."""
     if comparison.kl is None:
         return ""  # two finished runs: there is no divergence to judge by it
-    floor, words = statistics.get("noise_floor_kl_mean"), comparison.noise_perturbed
+    floor, words = comparison.statistics().get("noise_floor_kl_mean"), comparison.noise_perturbed
     if floor is None:
         return f"noise floor: not measured ({words or 'the run does not say why'})"
     return f"noise floor: KL mean {rounded(floor)[0]}" + (f" under: {words}" if words else "")

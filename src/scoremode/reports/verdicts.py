@@ -21,9 +21,8 @@ no more than the noise   one of them is not
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
 
 import numpy as np
 
@@ -39,46 +38,35 @@ from scoremode.reports.scale import SOURCE, scale_words
 from scoremode.reports.text import counted
 from scoremode.values import Estimate, digits_of, rounded, usable
 
-Level = Literal[
-    "same",
-    "within the noise floor",
-    "changed",
-    "changed, worse",
-    "changed, better",
-    "not known",
-    "the same bits",
-    "more than the noise",
-    "no more than the noise",
-]
-
 HOLDS = "Figures measured on one path hold for the other."
 NO_CHANGE = 1e-5  # of a perplexity ratio: 0.001 %
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How far a candidate is from its baseline, as one of a few levels, and as a sentence without the two names."""
+    """How far a candidate is from its baseline, as one of the levels above, and as a sentence without the two names."""
 
-    level: Level
+    level: str
     sentence: str
     scale: str = ""  # where its KL lies between those of usual quantization types
 
 
-def verdicts(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> list[Verdict]:
+def verdicts(comparisons: Sequence[Comparison]) -> list[Verdict]:
     """Judges every candidate; all of them are tested together, so that more candidates give no more false claims."""
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # infinities are handled below
         differences = [_log_ratio(c) for c in comparisons]
     apart = told_apart([p_value(d) if math.isfinite(d.value) else 1.0 for d in differences])
-    found = []
-    for c, s, difference, is_apart in zip(comparisons, statistics, differences, apart, strict=True):
-        if c.is_of_paths:
-            found.append(_path_level(c, s, c.manifest["rerun"]))
-            continue
-        one = _judged(s, _direction(c, s, difference, is_apart=is_apart))
-        kl = usable(s.get("kl_mean"))
-        is_shown = kl and one.level not in ("same", "within the noise floor")
-        found.append(replace(one, scale=scale_words(kl)) if kl and is_shown else one)
-    return found
+    return [
+        _path_level(c) if c.is_of_paths else _level(c, difference, is_apart=is_apart)
+        for c, difference, is_apart in zip(comparisons, differences, apart, strict=True)
+    ]
+
+
+def _level(c: Comparison, difference: Estimate, *, is_apart: bool) -> Verdict:
+    s = c.statistics()
+    one = _judged(s, _direction(c, s, difference, is_apart=is_apart))
+    kl = usable(s.get("kl_mean"))
+    return replace(one, scale=scale_words(kl)) if kl and one.level not in ("same", "within the noise floor") else one
 
 
 def rule_words(comparisons: Sequence[Comparison]) -> str:
@@ -119,8 +107,10 @@ def _judged(s: Statistics, direction: tuple[str, str]) -> Verdict:
         start = "no change shown" if kl is None else f"not clearly above {'0' if floor is None else 'the noise floor'}"
         start = "not judged" if s.get("worse_stderr") is None else start
         return Verdict("not known", "; ".join([f"{start}: {_moved(s)}", *_unmeasured(s), words]))
-    level: Level = "changed, worse" if which == "worse" else "changed, better" if which else "changed"
-    return Verdict(level, "; ".join(part for part in (f"changed: {_moved(s)}", *_unmeasured(s), shown, words) if part))
+    return Verdict(
+        f"changed, {which}" if which else "changed",
+        "; ".join(part for part in (f"changed: {_moved(s)}", *_unmeasured(s), shown, words) if part),
+    )
 
 
 def _change(s: Statistics) -> str | None:
@@ -150,27 +140,27 @@ def _kl_less_its_error(s: Statistics) -> float | None:
     return kl - kl * math.log(high / kl)
 
 
-def _path_level(c: Comparison, s: Statistics, rerun: Mapping[str, Any]) -> Verdict:
+def _path_level(c: Comparison) -> Verdict:
     """Judges a path against the prefill path of the same model, and says what that means for published figures."""
+    s, rerun = c.statistics(), c.manifest["rerun"]
     if s.get("delta_logprob_max") == 0 and not usable(s.get("kl_max")):
         return Verdict("the same bits", f"the same bits as prefill on every target. {HOLDS}")
-    said, bounds = list[str](), list[tuple[float, float | None, float]]()
-    beside = (
-        ("delta_logprob_rms", usable(rerun["rms"]), _moved_words),
-        ("kl_mean", usable(s.get("noise_floor_kl_mean")), _kl_words),
-    )
-    for name, noise, words in beside:
-        value, low = usable(s.get(name)), usable(s.get(f"{name}_low"))
-        if value is not None:
-            said.append(words(s, value, noise, str(rerun["words"])))
-        if value is not None and noise is not None:
-            bounds.append((value, low, noise))
-    numbers = " ".join([*filter(None, said), f"{_path_means(s)}."])
-    if not bounds:
+    rms, again = usable(s.get("delta_logprob_rms")), usable(rerun["rms"])
+    kl, floor = usable(s.get("kl_mean")), usable(s.get("noise_floor_kl_mean"))
+    said = [] if rms is None else [_moved_words(s, rms, again, str(rerun["words"]))]
+    said += [] if kl is None or floor is None else [_kl_words(kl, floor)]
+    numbers = " ".join([*said, f"{_path_means(s)}."])
+    beside = (("delta_logprob_rms", rms, again), ("kl_mean", kl, floor))
+    known = [
+        (usable(s.get(f"{name}_low")), value, noise)
+        for name, value, noise in beside
+        if value is not None and noise is not None
+    ]
+    if not known:
         return Verdict("not known", f"not known if this is more than noise: none was measured. {numbers}")
-    if any((value if low is None else low) <= noise for value, low, noise in bounds):
+    if any((value if low is None else low) <= noise for low, value, noise in known):
         return Verdict("no more than the noise", f"no difference beyond the noise. {numbers} {HOLDS}")
-    if any(low is None for _, low, _ in bounds):
+    if any(low is None for low, _, _ in known):
         few = too_few(s.get("groups"), c.baseline.manifest.get("stderr_groups", "groups"))
         return Verdict("not known", f"not known if this is more than noise: {few}. {numbers}")
     return Verdict("more than the noise", f"a real difference, beyond the noise. {numbers} {_path_meaning(s)}")
@@ -186,9 +176,7 @@ def _moved_words(s: Statistics, rms: float, noise: float | None, rerun: str) -> 
     return f"{moved}; computing {windows} again, {how}, {by}."
 
 
-def _kl_words(_: Statistics, kl: float, floor: float | None, __: str) -> str:
-    if floor is None:
-        return ""
+def _kl_words(kl: float, floor: float) -> str:
     said, own = f"KL, over all possible next tokens, is {plain_nats(kl)}", plain_nats(floor)
     itself = "that of prefill against itself, computed in another way"
     if own == plain_nats(kl):

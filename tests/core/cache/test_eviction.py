@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 import scoremode as sm
-from scoremode.cli.cache import list_cache, prune_cache
+from scoremode.cli.cache import cache
 from scoremode.core.cache.entries import (
     CHANGED,
     GONE,
@@ -63,13 +63,13 @@ def wait(path, ignore_errors):
     print("renamed", flush=True)
     time.sleep(60)
 shutil.rmtree = wait
-from scoremode.cli.cache import prune_cache
-prune_cache(older_than=0.0)
+from scoremode.cli.cache import cache
+cache("prune", older_than=0.0)
 """
 PRUNES = """
-from scoremode.cli.cache import prune_cache
+from scoremode.cli.cache import cache
 print("begins", flush=True)
-prune_cache(older_than=0.0)
+cache("prune", older_than=0.0)
 """
 
 
@@ -186,7 +186,7 @@ def test_the_limit(given: str, limit: int | None, monkeypatch: pytest.MonkeyPatc
 def test_real_runs_and_references_are_described(root: Path) -> None:
     sm.ppl("table:uniform", text="any text")
     sm.reference("table:uniform", text="any text")
-    found = {entry["kind"]: entry for entry in list_cache()["entries"]}
+    found = {entry["kind"]: entry for entry in cache()["entries"]}
     for entry in (found["runs"], found["references"]):
         assert entry["contents"] == "table:uniform, text, sliding-once, table"
         assert entry["size"] == sum(path.stat().st_size for path in (root / entry["path"]).iterdir())
@@ -196,7 +196,7 @@ def test_an_unfinished_run_is_listed(root: Path) -> None:
     identity = {"model": "fingerprint", "corpus": "sha", "engine": "table", "plan": "digest"}
     with runs.Claim(entry_folder("runs", identity), identity) as claim:
         claim.begin()
-    [entry] = list_cache()["entries"]
+    [entry] = cache()["entries"]
     assert entry["contents"] == "unfinished"
 
 
@@ -216,9 +216,9 @@ def test_any_manifest_is_listed_and_can_be_removed(
 ) -> None:
     folder = a_run()
     (folder / "manifest.json").write_bytes(manifest)
-    [entry] = list_cache()["entries"]
+    [entry] = cache()["entries"]
     assert entry["contents"] == contents
-    assert len(prune_cache(older_than=0.0)["removed"]) == 1
+    assert len(cache("prune", older_than=0.0)["removed"]) == 1
     assert names(root / "runs") == set()
 
 
@@ -229,8 +229,8 @@ def test_damaged_folders_of_our_own_names(a_run: Callable[..., Path], root: Path
     journal = root / "runs" / ("e" * 20)
     journal.mkdir()
     (journal / "partial.journal").write_bytes(b"\x00\x01")
-    assert len(list_cache()["entries"]) == 4
-    assert len(prune_cache(older_than=0.0)["removed"]) == 4
+    assert len(cache()["entries"]) == 4
+    assert len(cache("prune", older_than=0.0)["removed"]) == 4
 
 
 def foreign_things(root: Path, a_run: Callable[..., Path]) -> dict[str, Path]:
@@ -268,9 +268,9 @@ def test_nothing_that_is_not_ours_is_removed_measured_or_followed(a_run: Callabl
     shutil.rmtree(a_run(0).parent / f"{2:020x}")  # the one that was copied
     ours = f"{3:020x}"
     before = {name: everything(folder) for name, folder in places.items()}
-    found = list_cache()
+    found = cache()
     assert ([entry["path"] for entry in found["entries"]], found["size"]) == ([f"runs/{ours}"], 1000)
-    removed = prune_cache(older_than=0.0, larger_than=0)["removed"]
+    removed = cache("prune", older_than=0.0, larger_than=0)["removed"]
     assert [entry["path"] for entry in removed] == [f"runs/{ours}"]
     after = {name: everything(folder) for name, folder in places.items()}
     assert {path for path in before["cache"] if path not in after["cache"]} == {
@@ -286,7 +286,7 @@ def test_a_link_to_the_whole_cache_is_followed(
     a_run()
     (root.parent / "link").symlink_to(root)
     monkeypatch.setenv("SCOREMODE_CACHE", str(root.parent / "link"))
-    assert len(prune_cache(older_than=0.0)["removed"]) == 1
+    assert len(cache("prune", older_than=0.0)["removed"]) == 1
 
 
 def test_converted_models_and_logs(root: Path) -> None:
@@ -296,10 +296,10 @@ def test_converted_models_and_logs(root: Path) -> None:
     (model / "scoremode.json").write_text(json.dumps({"source": "a.gguf", "sha256": "0", "conversion": 1}))
     (root / "logs").mkdir()
     (root / "logs" / "vllm-123-0123abcd.log").write_text("it failed")
-    found = {entry["kind"]: entry for entry in list_cache()["entries"]}
+    found = {entry["kind"]: entry for entry in cache()["entries"]}
     assert found["models"]["contents"] == "a.gguf"
     assert found["models"]["size"] > 500
-    assert {entry["kind"] for entry in prune_cache(older_than=0.0)["removed"]} == {"models", "logs"}
+    assert {entry["kind"] for entry in cache("prune", older_than=0.0)["removed"]} == {"models", "logs"}
     assert names(root / "models") == set()
 
 
@@ -308,9 +308,9 @@ def test_a_model_that_this_process_uses_stays(root: Path) -> None:
     model.mkdir(parents=True)
     (model / "scoremode.json").write_text(json.dumps({"source": "a.gguf", "sha256": "0", "conversion": 1}))
     hold_model(model)
-    assert [entry["reason"] for entry in prune_cache(older_than=0.0)["skipped"]] == [IN_USE]
+    assert [entry["reason"] for entry in cache("prune", older_than=0.0)["skipped"]] == [IN_USE]
     os.close(locks._shared.pop(model / "scoremode.json"))
-    assert len(prune_cache(older_than=0.0)["removed"]) == 1
+    assert len(cache("prune", older_than=0.0)["removed"]) == 1
 
 
 # ── which go ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -344,7 +344,7 @@ def test_what_is_old_goes_and_then_what_was_used_least_recently(
 
 def test_only_the_chosen_kinds(a_run: Callable[..., Path], root: Path) -> None:
     a_run(3), a_run(2, kind="references")
-    assert [e["kind"] for e in prune_cache(larger_than=0, kinds=["references"])["removed"]] == ["references"]
+    assert [e["kind"] for e in cache("prune", larger_than=0, kind=["references"])["removed"]] == ["references"]
     assert len(names(root / "runs")) == 1
 
 
@@ -353,25 +353,25 @@ def test_only_the_chosen_kinds(a_run: Callable[..., Path], root: Path) -> None:
 def test_a_folder_that_another_process_writes_into_stays(dry_run: bool, a_run: Callable[..., Path], root: Path) -> None:
     held, free = a_run(9), a_run(9)
     with another_process(HELD, held / ".lock"):
-        outcome = prune_cache(larger_than=0, dry_run=dry_run)
+        outcome = cache("prune", larger_than=0, dry_run=dry_run)
     assert [(entry["path"], entry["reason"]) for entry in outcome["skipped"]] == [(f"runs/{held.name}", IN_USE)]
     assert [entry["path"] for entry in outcome["removed"]] == [f"runs/{free.name}"]
     assert names(held) == {"scores.parquet", "manifest.json", ".lock"}
-    assert prune_cache(larger_than=0)["skipped"] == [], "the lock ends with its process, kill -9 included"
+    assert cache("prune", larger_than=0)["skipped"] == [], "the lock ends with its process, kill -9 included"
 
 
 def test_a_reference_that_another_process_reads_stays(root: Path) -> None:
     folder = str(sm.reference("table:uniform", text="any text").path)
     with another_process(READING, folder):
-        assert [entry["reason"] for entry in prune_cache(older_than=0.0)["skipped"]] == [IN_USE]
-    assert len(prune_cache(older_than=0.0)["removed"]) == 1
+        assert [entry["reason"] for entry in cache("prune", older_than=0.0)["skipped"]] == [IN_USE]
+    assert len(cache("prune", older_than=0.0)["removed"]) == 1
 
 
 def test_a_reference_that_this_process_reads_stays_until_it_is_dropped(root: Path) -> None:
     reference = Reference.open(str(sm.reference("table:uniform", text="any text").path))
-    assert len(prune_cache(older_than=0.0)["skipped"]) == 1
+    assert len(cache("prune", older_than=0.0)["skipped"]) == 1
     del reference
-    assert len(prune_cache(older_than=0.0)["removed"]) == 1
+    assert len(cache("prune", older_than=0.0)["removed"]) == 1
 
 
 def test_what_was_used_since_it_was_listed_stays(a_run: Callable[..., Path], root: Path) -> None:
@@ -418,10 +418,10 @@ def test_a_kill_after_the_renaming_leaves_what_the_next_prune_removes(a_run: Cal
         process.wait()
     [left] = names(root / "runs")
     assert left.startswith(f".removed-{folder.name}-")
-    [entry] = list_cache()["entries"]
+    [entry] = cache()["entries"]
     assert (entry["path"], entry["size"]) == (f"runs/{left}", 1000)
     a_run(0)
-    assert [e["path"] for e in prune_cache(older_than=DAY)["removed"]] == [f"runs/{left}"]
+    assert [e["path"] for e in cache("prune", older_than=DAY)["removed"]] == [f"runs/{left}"]
     assert len(names(root / "runs")) == 1
 
 
@@ -435,7 +435,7 @@ def test_a_kill_at_any_moment_leaves_whole_runs_or_leftovers(a_run: Callable[...
     for folder in (root / "runs").iterdir():
         if not folder.name.startswith(".removed-"):
             assert names(folder) - {".lock"} == {"scores.parquet", "manifest.json"}
-    prune_cache(older_than=0.0)
+    cache("prune", older_than=0.0)
     assert names(root / "runs") == set()
 
 
@@ -494,8 +494,8 @@ def test_a_huge_reference_in_use_empties_nothing(
 @pytest.mark.parametrize("when", [-5e9, 8e9])
 def test_any_time_of_a_file_can_be_listed(when: float, a_run: Callable[..., Path], root: Path) -> None:
     os.utime(a_run() / "manifest.json", (when, when))
-    assert len(list_cache()["entries"]) == 1
-    assert len(prune_cache(larger_than=0)["removed"]) == 1
+    assert len(cache()["entries"]) == 1
+    assert len(cache("prune", larger_than=0)["removed"]) == 1
 
 
 def test_models_and_named_runs_are_neither_counted_nor_removed(
@@ -537,8 +537,8 @@ def read_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_a_read_only_cache_is_read_listed_and_left_alone(read_only: Path) -> None:
     assert sm.ppl("table:uniform", text="any text").cached
-    assert len(list_cache()["entries"]) == 1
-    outcome = prune_cache(older_than=0.0)
+    assert len(cache()["entries"]) == 1
+    outcome = cache("prune", older_than=0.0)
     assert outcome["removed"] == []
     assert "cannot be written" in outcome["skipped"][0]["reason"]
     make_room(next((read_only / "runs").iterdir()))
@@ -546,8 +546,8 @@ def test_a_read_only_cache_is_read_listed_and_left_alone(read_only: Path) -> Non
 
 
 def test_a_cache_that_is_not_there_is_empty(root: Path) -> None:
-    assert list_cache()["entries"] == []
-    assert prune_cache(older_than=0.0)["removed"] == []
+    assert cache()["entries"] == []
+    assert cache("prune", older_than=0.0)["removed"] == []
     mark_used(root / "runs" / ("0" * 20))
     assert not root.exists()
 

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.cli.cache import list_cache, prune_cache
 from scoremode.core.cache.kept_tokens import kept_tokens
 from scoremode.core.text.documents import Document
 from scoremode.core.text.tokenizer import ByteTokenizer
@@ -102,7 +101,7 @@ def test_another_key_is_another_entry(cache: Path) -> None:
     kept_tokens(KEY, first)
     found = kept_tokens({**KEY, "special": False}, second)
     assert bytes(found.ids.tolist()) == b"two"
-    assert list_cache(("texts",))["totals"]["texts"]["entries"] == 2
+    assert sm.cache(kind=("texts",))["totals"]["texts"]["entries"] == 2
 
 
 @pytest.mark.parametrize("file", ["ids.bin", "byte_len.bin", "doc_starts.bin", "tokens.json"])
@@ -197,14 +196,14 @@ def test_processes_that_are_killed_leave_nothing_wrong(long_text: Path, cache: P
         child.communicate()
     out, err = started(long_text).communicate(timeout=120)
     assert (out.strip(), err) == (wanted, "")
-    assert list_cache(("texts",))["entries"][0]["contents"] != "unfinished"
+    assert sm.cache(kind=("texts",))["entries"][0]["contents"] != "unfinished"
 
 
 def test_two_processes_make_the_tokens_once(long_text: Path, cache: Path) -> None:
     both = [started(long_text), started(long_text)]
     answers = [child.communicate(timeout=120) for child in both]
     assert [out.strip() for out, _ in answers] == [whole_way(long_text)] * 2
-    assert list_cache(("texts",))["totals"]["texts"]["entries"] == 1
+    assert sm.cache(kind=("texts",))["totals"]["texts"]["entries"] == 1
     assert not list(cache.glob("texts/*/.lock"))
 
 
@@ -214,7 +213,7 @@ def test_a_changed_file_is_another_text(long_text: Path, cache: Path) -> None:
         file.write("more\n")
     after = sm.plan("table:uniform", corpus=long_text)
     assert after["tokens"] == before["tokens"] + 5
-    assert list_cache(("texts",))["totals"]["texts"]["entries"] == 2
+    assert sm.cache(kind=("texts",))["totals"]["texts"]["entries"] == 2
 
 
 def test_a_file_that_changes_before_its_words_are_read_again_is_refused(long_text: Path) -> None:
@@ -232,15 +231,15 @@ def test_a_short_text_is_not_kept(cache: Path) -> None:
 
 def test_texts_are_listed_pruned_and_limited(long_text: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sm.plan("table:uniform", corpus=long_text)
-    (entry,) = list_cache(("texts",))["entries"]
-    assert prune_cache(older_than=0, kinds=("texts",))["freed"] == entry["size"]
+    (entry,) = sm.cache(kind=("texts",))["entries"]
+    assert sm.cache("prune", older_than=0, kind=("texts",))["freed"] == entry["size"]
     assert not list(cache.glob("texts/*"))
     monkeypatch.setenv("SCOREMODE_CACHE_LIMIT", str(entry["size"] + 1_000) + "B")
     for number in range(3):
         with long_text.open("a", encoding="utf-8") as file:
             file.write(f"{number}\n")
         sm.plan("table:uniform", corpus=long_text)
-    assert list_cache(("texts",))["totals"]["texts"]["entries"] == 1
+    assert sm.cache(kind=("texts",))["totals"]["texts"]["entries"] == 1
 
 
 MEMORY = """

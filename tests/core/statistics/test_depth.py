@@ -13,7 +13,7 @@ from scoremode.core.scores.answers import measured
 from scoremode.core.scores.columns import Divergences
 from scoremode.core.statistics import parts
 from scoremode.core.statistics.depth import depth_edges
-from scoremode.reports.comparisons import depth_blocks, depth_json
+from scoremode.reports.comparisons import depth_blocks
 from scoremode.reports.html.charts import charts_section
 from tests.command_line import Command
 
@@ -74,7 +74,7 @@ def test_values_that_are_not_finite_are_counted(compared: sm.Comparison) -> None
     found = replace(compared, divergences=Divergences(kl=kl))
     assert [row.unbounded for row in found.by_depth()] == [1, 0, 0, 0]
     assert any("1 value is not finite and left out" in str(part) for part in depth_blocks([found]))
-    assert depth_json([found])[0][0]["unbounded"] == 1
+    assert found.by_depth()[0].as_json()["unbounded"] == 1
 
 
 def test_the_command_prints_depths_if_it_is_asked(command: Command) -> None:
@@ -94,8 +94,8 @@ def test_the_command_prints_depths_if_it_is_asked(command: Command) -> None:
 def test_a_long_window_is_drawn_on_an_axis_that_doubles() -> None:
     text = WORDS * 80
     found = sm.compare("table:uniform", "table:uniform", text=text, context_length=5000, stride=5000)[0]
-    page = str(charts_section([found], [found.statistics()], []))
+    page = str(charts_section([found], []))
     assert ">4k<" in page
     assert ">64<" in page
     short = sm.compare("table:uniform", "table:uniform", text=text, context_length=500, stride=500)[0]
-    assert ">4k<" not in str(charts_section([short], [short.statistics()], []))
+    assert ">4k<" not in str(charts_section([short], []))

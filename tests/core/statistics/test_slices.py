@@ -16,8 +16,8 @@ from scoremode.core.scores.answers import measured
 from scoremode.core.scores.columns import Divergences
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.verbs import question
-from scoremode.reports.comparisons import slices_json
 from scoremode.reports.html.page import render
+from scoremode.reports.parts import comparison_parts
 from tests.command_line import Command, Refused
 from tests.core.text.test_slices import EVERY
 
@@ -167,9 +167,10 @@ def test_tables_and_the_page_show_slices(compared: Comparison, texts: str, comma
     rows = command(*asked, "--slice", THINK, "--json").json["candidates"][0]["by_slice"]
     assert [row["slice"] for row in rows] == ["thinking", "rest"]
     assert all(row["kl_mean"] == 0 and row["same_top"] == 1 for row in rows)
-    assert slices_json([compared])[0][0]["kl_mean_stderr"] is not None
+    (part,) = comparison_parts([compared], by_depth=False, beside=[], tested=[])
+    assert part.facts()[0][0]["kl_mean_stderr"] is not None
     run = sm.ppl("table:uniform", corpus=texts, slice="<b>&=<think>..</think>")
-    page = render([], [], runs=[run])
+    page = render([], runs=[run])
     assert "By slice of the text" in page
     assert "<b>&" not in page
 

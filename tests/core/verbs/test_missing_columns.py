@@ -29,8 +29,7 @@ from scoremode.core.verbs.prob.sequence import SequenceScore
 from scoremode.errors import EngineError, RunError
 from scoremode.reports.comparisons import summary
 from scoremode.reports.gate import check, parse
-from scoremode.reports.html.notebooks import notebook_html
-from scoremode.reports.html.page import render
+from scoremode.reports.html.page import notebook_html, render
 from scoremode.reports.model_card import markdown
 from scoremode.reports.ranking import rank
 from scoremode.reports.runs import run_blocks, sequence_blocks
@@ -225,7 +224,7 @@ def test_the_table_and_a_notebook_say_not_measured(given: Given) -> None:
 
 def test_the_report_shows_nothing_that_was_not_measured(given: Given) -> None:
     columns, run = given
-    page = render([], [], runs=[run])
+    page = render([], runs=[run])
     data = json.loads(page.split('id="scoremode-data">')[1].split("</script>")[0])
     (scores,) = data["scores"]
     assert (scores["rank"] is None) == ("rank" not in columns)
@@ -260,7 +259,7 @@ def test_a_comparison_lacks_the_same_top_alone_where_a_run_has_no_first_choices(
 
 def test_the_comparison_table_says_not_measured_and_why(tmp_path: Path) -> None:
     found = compared(tmp_path, ("rank",), ("rank",))
-    shown = printed(summary([found], [found.statistics()]).blocks())
+    shown = printed(summary([found]).blocks())
     assert "  not measured  " in line_of(shown, "candidate")
     assert "same top: not measured (no first choices from the baseline and candidate)" in shown
 
@@ -274,10 +273,10 @@ def test_gates_ranks_cards_and_pages_say_that_there_is_no_same_top(tmp_path: Pat
     known = compared(tmp_path / "known", ALL, ALL)
     ranked = rank([replace(found, name="unknown"), replace(known, name="known")], by="same_top")
     assert [(r.name, r.place) for r in ranked] == [("known", 1), ("unknown", None)]
-    card = markdown([found], [statistics])
+    card = markdown([found])
     assert card.splitlines()[3].endswith("| not measured |")
     assert "Same top: not measured (no first choices from candidate)." in card
-    assert "Same top: not measured (no first choices from candidate)." in render([found], [statistics])
+    assert "Same top: not measured (no first choices from candidate)." in render([found])
     assert "not measured" in (notebook_html(found) or "")
     theirs = llamacpp_statistics(found)
     assert "same_top" not in theirs

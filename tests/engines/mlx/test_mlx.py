@@ -276,8 +276,8 @@ def test_without_mlx_lm_one_line_says_what_to_install(
 
 def test_the_self_test_and_the_limits_of_the_process() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    checks = [check for check in self_tests(["mlx"]) if check.name == "engine mlx"]
-    assert [check.good for check in checks] == [True], checks
+    checks = [check for check in self_tests(["mlx"]) if check["name"] == "engine mlx"]
+    assert [check["good"] for check in checks] == [True], checks
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
 
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import scoremode as sm
-from scoremode.cli.cache import list_cache
+from scoremode.cli.cache import cache
 from scoremode.core.disk.folders import ATTRIBUTION, PARTIAL_ATTRIBUTION
 from scoremode.core.disk.manifests import sealed
 from scoremode.errors import InputError, ModelError, OptionError, RunError
@@ -186,7 +186,7 @@ def test_a_killed_attribution_resumes_to_the_same_numbers(base: Path, corpus: st
 def test_units_are_kept_in_the_cache(base: Path, corpus: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SCOREMODE_CACHE", str(tmp_path))
     first = sm.attribute(str(base), "rtn:5:16", **asked(corpus))
-    (entry,) = list_cache(["attributions"])["entries"]
+    (entry,) = cache(kind=["attributions"])["entries"]
     assert {base.name, "transformers"} <= set(entry["contents"].split(", "))
     again, measured = list[int](), SwapMeasurement._measure
 
@@ -200,7 +200,7 @@ def test_units_are_kept_in_the_cache(base: Path, corpus: str, monkeypatch: pytes
     sm.attribute(str(base), "rtn:5:16", "rtn:6:16", **asked(corpus))
     assert again == [len(first[0].units) + 1]  # of the new candidate, and all its weights
     (tmp_path / entry["path"] / ATTRIBUTION).unlink()
-    (entry,) = list_cache(["attributions"])["entries"]
+    (entry,) = cache(kind=["attributions"])["entries"]
     assert entry["contents"] == "unfinished"
     sm.attribute(str(base), "rtn:5:16", fresh=True, **asked(corpus))
     assert again[1:] == [len(first[0].units) + 1]

@@ -99,8 +99,7 @@ CARDS: Flags = {
     "--model-index": "print the metadata block for the Hugging Face hub",
 }
 COLUMNS: Flags = {"--columns NAME,…": "more statistics in the table, as in overlap,kl_reverse_mean,top5_same"}
-PAGE_WRITER = "page-writer"  # the kind of ``write(path, page, flag)``, which writes an HTML page
-HAS_PAGES = any(PAGE_WRITER in wing.offers for wing in extensions.wings())
+HAS_PAGES = "report" in extensions.public_names()
 REPORT: Flags = {"--report FILE": "write the HTML report there"} if HAS_PAGES else {}
 MODEL: Flags = {
     "model MODEL": "a checkpoint folder, a GGUF file, an EXL3 folder, a name on the Hugging Face hub, smollm2-135m, or "
@@ -222,11 +221,6 @@ def _add_option(group: argparse._ArgumentGroup, option: KnownOption) -> None:
     group.add_argument(option.flag, *details.older_flags, **same)
 
 
-def add_baseline(parser: argparse.ArgumentParser) -> None:
-    words = "if it is scored in a different way than the candidates"
-    add(parser.add_argument_group("baseline", words), BASELINE)
-
-
 class RefusedSecret(argparse.Action):
     """An argparse action that refuses a flag whose value is a secret; ``const`` says what to do instead."""
 
@@ -296,9 +290,3 @@ def engine_options(parsed: argparse.Namespace) -> dict[str, Any]:
 def model_arguments(parsed: argparse.Namespace) -> dict[str, Any]:
     """The engine, the tokenizer and the engine's options: how a model is loaded."""
     return {"engine": parsed.engine, "tokenizer": parsed.tokenizer, **engine_options(parsed)}
-
-
-def baseline_arguments(parsed: argparse.Namespace) -> dict[str, Any]:
-    """The engine and the options that apply only to the baseline."""
-    options = {"dtype": parsed.baseline_dtype} if parsed.baseline_dtype else None
-    return {"baseline_engine": parsed.baseline_engine, "baseline_options": options}

@@ -11,11 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from scoremode.core import extensions
 from scoremode.core.arguments import seconds_in
 from scoremode.core.verbs.progress_display import TickingDisplay
 from scoremode.errors import one_line, readable
-from scoremode.reports.command import flags
 from scoremode.reports.command.logs import is_quiet
 
 if TYPE_CHECKING:
@@ -107,8 +105,8 @@ def checked_report(parsed: argparse.Namespace) -> Any:
 
 
 def write_report(parsed: argparse.Namespace, output: Any, page: str) -> None:
-    (write,) = extensions.offered(flags.PAGE_WRITER)
-    write(parsed.report, page, "--report")
+    checked_report(parsed)  # again: somebody's file may have come to lie there during the work
+    output.write(page.encode())
     for_machines = any(getattr(parsed, flag, False) for flag in ("json", "markdown", "model_index"))
     output.announce(f"\nreport written to {output}", quiet=for_machines)
 

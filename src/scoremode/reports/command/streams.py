@@ -18,6 +18,8 @@ from typing import Any
 from scoremode.errors import columns_of, escape, escaped
 
 ESCAPE = "scoremode-escape"  # the error handler for characters that an encoding lacks
+INSTEAD = (os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)
+"""How /dev/null replaces a closed stream: input is empty, writing output fails, standard error is discarded."""
 
 
 class Results(io.TextIOWrapper):
@@ -65,9 +67,12 @@ def prepare() -> None:
     anything that a library prints would be written into that file.
     """
     codecs.register_error(ESCAPE, _escape)
-    closed = {descriptor for descriptor in (0, 1, 2) if not _is_open(descriptor)}
-    for descriptor in sorted(closed):
-        _fill(descriptor)
+    for descriptor, mode in enumerate(INSTEAD):
+        opened = os.open(os.devnull, mode)  # has the lowest number that is free
+        if opened == descriptor:
+            os.set_inheritable(opened, True)
+        else:
+            os.close(opened)
     sys.stdout = _wrap(Results, sys.stdout, 1)
     sys.stderr = _wrap(Complaints, sys.stderr, 2)
 
@@ -105,27 +110,10 @@ def silence_output() -> None:
         os.close(nowhere)
 
 
-def _is_open(descriptor: int) -> bool:
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        return False
-    return True
-
-
-def _fill(descriptor: int) -> None:
-    """Opens /dev/null as a closed descriptor: input is empty, writing output fails, standard error is discarded."""
-    opened = _unwritable(descriptor)
-    if opened != descriptor:
-        os.dup2(opened, descriptor)
-        os.close(opened)
-    os.set_inheritable(descriptor, True)
-
-
 def _wrap(kind: type[io.TextIOWrapper], stream: Any, descriptor: int) -> io.TextIOWrapper:
     """Wraps Python's stream in the class ``kind``; makes a new stream if Python found the descriptor closed."""
-    if stream is None:
-        return kind(io.FileIO(_unwritable(descriptor), "w"), "utf-8", ESCAPE, write_through=True)
+    if stream is None:  # another file may have its number by now
+        return kind(io.FileIO(os.open(os.devnull, INSTEAD[descriptor]), "w"), "utf-8", ESCAPE, write_through=True)
     settings = {name: getattr(stream, name) for name in ("encoding", "line_buffering", "write_through")}
     return kind(stream.detach(), errors=ESCAPE, **settings)
 
@@ -134,8 +122,3 @@ def _escape(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return "".join(map(escape, error.object[error.start : error.end])), error.end
-
-
-def _unwritable(descriptor: int) -> int:
-    """Opens /dev/null for a descriptor that was closed at Python's start: another file may have its number by now."""
-    return os.open(os.devnull, os.O_WRONLY if descriptor == 2 else os.O_RDONLY)

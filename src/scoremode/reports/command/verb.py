@@ -12,7 +12,7 @@ class Verb:
 
     summary: str  # docstrings are gone under python -OO
     epilog: str | None = None
-    examples: tuple[str, ...]  # two, or one where there is nothing else to show
+    examples: tuple[str, ...] = ()  # two, or one where there is nothing else to show
     everyday: tuple[str, ...] | None = None  # flags that --help shows; None: all of them. --help-all shows all
     passes_on = False  # are flags that are not ours those of another program?
     passes_all_on = False  # are all of them? ``words`` has them

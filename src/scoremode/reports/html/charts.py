@@ -17,7 +17,6 @@ from scoremode.core.store.run import Run
 from scoremode.reports.html.drawing import SMALL, Axis, Chart, Shape, both_ways, linear, logarithmic, plain
 from scoremode.reports.html.series import Series, StreamedColumn, delta_logprob, surprise
 from scoremode.reports.html.templating import fill
-from scoremode.reports.numbers import Statistics
 from scoremode.reports.served import distinct_baselines, run_name
 from scoremode.reports.text import counted
 from scoremode.values import Floats, Ints, usable
@@ -27,8 +26,8 @@ STRETCHES = 24  # stretches that the window is divided into
 LONG_WINDOW = 2048  # tokens: in longer windows, each stretch is as long as all before it
 
 
-def charts_section(comparisons: Sequence[Comparison], statistics: Sequence[Statistics], alone: Sequence[Run]) -> Markup:
-    drawn = _comparison_charts(comparisons, statistics) if comparisons else _run_charts(alone)
+def charts_section(comparisons: Sequence[Comparison], alone: Sequence[Run]) -> Markup:
+    drawn = _comparison_charts(comparisons) if comparisons else _run_charts(alone)
     figures = [figure for figure in drawn if figure]
     if not figures:
         return Markup()
@@ -48,7 +47,7 @@ def _run_charts(alone: Sequence[Run]) -> list[Chart | None]:
     return [surprise_distribution(series), helps]
 
 
-def _comparison_charts(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> list[Chart | None]:
+def _comparison_charts(comparisons: Sequence[Comparison]) -> list[Chart | None]:
     places = [places_of(c.baseline, c.groups) for c in comparisons]
     deltas = [Series(c.name, partial(delta_logprob, c), place) for c, place in zip(comparisons, places, strict=True)]
     text = "Mean Δ logprob by position in the window; below zero, the text became less likely."
@@ -61,9 +60,9 @@ def _comparison_charts(comparisons: Sequence[Comparison], statistics: Sequence[S
         return drawn
     # a candidate without KL keeps its place, so that its colour is the same in every chart
     kls = [Series(c.name, partial(_kl, c), place) for c, place in zip(comparisons, places, strict=True)]
-    noises = [c.noise_kl for c, _ in distinct_baselines(comparisons, statistics) if c.noise_kl is not None]
+    noises = [c.noise_kl for c in distinct_baselines(comparisons) if c.noise_kl is not None]
     noise = StreamedColumn.of(np.concatenate(noises)) if any(map(len, noises)) else None
-    floor = next((f for s in statistics if (f := usable(s.get("noise_floor_kl_p99")))), None)
+    floor = next((f for c in comparisons if (f := usable(c.statistics().get("noise_floor_kl_p99")))), None)
     text = "Mean KL by position in the window, with one standard error."
     drift = along_the_window("Does drift grow with context?", text, kls, "KL, nats")
     return [kl_distribution(kls, noise, floor), drawn[0], drift, *drawn[1:]]

@@ -6,7 +6,7 @@ scored text. The script writes texts with textContent only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,46 +15,44 @@ from typing import Any, overload
 from markupsafe import Markup
 
 from scoremode.core import extensions
-from scoremode.core.statistics.comparison import Comparison, are_of_paths
+from scoremode.core.statistics.comparison import Comparison, Comparisons, are_of_paths
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.outputs import check_report
 from scoremode.errors import InputError, RunError, UnknownArgumentError
-from scoremode.reports.comparisons import slices_blocks, summary
+from scoremode.reports.comparisons import comparison_notes, comparison_table, slices_blocks, summary
 from scoremode.reports.html.charts import charts_section
 from scoremode.reports.html.provenance import provenance_section
 from scoremode.reports.html.scored_text import TEXT_TARGETS, page_data, text_section, worst_view
 from scoremode.reports.html.size_chart import size_section
 from scoremode.reports.html.templating import fill, fill_page
 from scoremode.reports.model_card import markdown
-from scoremode.reports.numbers import Statistics
+from scoremode.reports.numbers import judged_by
 from scoremode.reports.parts import ResultPart, offered_parts, report_input
 from scoremode.reports.publish import compact, metadata
 from scoremode.reports.ranking import closest, pairs_tested
-from scoremode.reports.runs import run_slices, runs_notes, runs_table
+from scoremode.reports.runs import run_facts, run_slices, runs_notes, runs_table
 from scoremode.reports.served import distinct_baselines, run_key, run_name
 from scoremode.reports.table import Block, Note
 from scoremode.reports.text import listed
-from scoremode.values import usable
 
 
 def render(
     comparisons: Sequence[Comparison],
-    statistics: Sequence[Statistics],
     *,
     runs: Sequence[Run] = (),
     text_targets: int = TEXT_TARGETS,
     more: Sequence[str] = (),
     beside: Sequence[ResultPart] = (),
 ) -> str:
-    """The page as HTML. ``statistics[i]`` belongs to ``comparisons[i]``; ``runs`` are shown in addition, or alone.
+    """The page as HTML; ``runs`` are shown in addition to comparisons, or alone.
 
     ``more`` are the names of statistics that the table has in addition to the usual ones, ``beside`` what else
     is known about the candidates.
     """
-    assert len(comparisons) == len(statistics), "one record of statistics per comparison"
+
     compared = {run_key(run) for c in comparisons for run in (c.baseline, c.candidate)}
     alone = [run for run in runs if run_key(run) not in compared]
-    baselines = [c.baseline for c, _ in distinct_baselines(comparisons, statistics)] or alone
+    baselines = [c.baseline for c in distinct_baselines(comparisons)] or alone
     texts = listed(list(dict.fromkeys(str(run.manifest.get("corpus", "a text")) for run in baselines)))
     names, best, tied = [c.name for c in comparisons], None, []
     of_paths = are_of_paths(comparisons)
@@ -62,12 +60,12 @@ def render(
         with suppress(RunError, ValueError):  # baselines or texts differ, or no candidate has a value
             best, *tied = closest(comparisons) if len(comparisons) > 1 else [0]
     all_sections: list[tuple[str, str, Any]] = [
-        ("summary", "Summary", summary_section(comparisons, statistics, alone, more)),
-        ("quality", "Size", "" if of_paths else size_section(comparisons, statistics)),
-        ("charts", "Charts", charts_section(comparisons, statistics, alone)),
+        ("summary", "Summary", summary_section(comparisons, alone, more)),
+        ("quality", "Size", "" if of_paths else size_section(comparisons)),
+        ("charts", "Charts", charts_section(comparisons, alone)),
         *((part.field.replace("_", "-"), part.title, part.section()) for part in beside),
         ("text", "Text", text_section(comparisons, alone, text_targets)),
-        ("publish", "Publish", "" if of_paths else publish_section(comparisons, statistics)),
+        ("publish", "Publish", "" if of_paths else publish_section(comparisons)),
         ("provenance", "Provenance", provenance_section(comparisons, alone)),
     ]
     return fill_page(
@@ -78,18 +76,16 @@ def render(
         names=names,
         best=best,
         tied=listed([names[i] for i in tied]),
-        s=statistics[best] if best is not None else {},
-        by="kl_mean" if all(usable(s.get("kl_mean")) is not None for s in statistics) else "ppl_ratio",
+        s=comparisons[best].statistics() if best is not None else {},
+        by=judged_by(comparisons),
         pairs=pairs_tested(len(comparisons)),
         sections={name: title for name, title, html in all_sections if html},
         parts=[html for *_, html in all_sections],
-        data={**page_data(comparisons, alone, text_targets), "first": worst_view(comparisons, statistics, alone)},
+        data={**page_data(comparisons, alone, text_targets), "first": worst_view(comparisons, alone)},
     )
 
 
-def summary_section(
-    comparisons: Sequence[Comparison], statistics: Sequence[Statistics], alone: Sequence[Run], more: Sequence[str]
-) -> Markup:
+def summary_section(comparisons: Sequence[Comparison], alone: Sequence[Run], more: Sequence[str]) -> Markup:
     """The tables of comparisons, of runs alone, and of slices of their texts."""
     names = [run_name(run, alone) for run in alone]
     blocks: list[Block] = [*slices_blocks(comparisons)] if comparisons else []
@@ -98,19 +94,19 @@ def summary_section(
     for name, run in zip(names, alone, strict=True):
         slices = run_slices(run)
         blocks += [Note(name, "bold"), *slices] if slices and len(alone) > 1 else slices
-    shown = summary(comparisons, statistics, more) if comparisons else None
+    shown = summary(comparisons, more) if comparisons else None
     marked = shown is not None and any(cell and cell.mark for column in shown.table.columns for cell in column.cells)
     return fill("summary.html", summary=shown, marked=marked, blocks=blocks)
 
 
-def publish_section(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> Markup:
+def publish_section(comparisons: Sequence[Comparison]) -> Markup:
     """The texts of a model card, to copy; a text that cannot be made is left out, with the reason."""
     found, notes = [], []
-    if not comparisons or any(s.get("targets") is None for s in statistics):
+    if not comparisons:
         return Markup()
     for title, make in (("Markdown table", markdown), ("Compact table", compact), ("Metadata (model-index)", metadata)):
         try:
-            found.append((title, make(comparisons, statistics)))
+            found.append((title, make(comparisons)))
         except RunError as refused:
             notes.append(f"{title}: {refused}.")
     return fill("publish.html", texts=found, notes=notes)
@@ -124,20 +120,6 @@ def _title(candidates: Sequence[str], baselines: Sequence[Run], texts: str, *, o
     if of_paths:
         return f"{listed(candidates)} against prefill of {models}"
     return f"{listed(candidates)} against {models}" if candidates else f"{models} on {texts}"
-
-
-@overload
-def write(path: Path, page: str, flag: str = "-o") -> Path: ...
-@overload
-def write(path: str | Path, page: str, flag: str = "-o") -> Path | str: ...
-def write(path: str | Path, page: str, flag: str = "-o") -> Path | str:
-    """Write a page to a file, all of it or nothing. An older report is replaced; any other file is refused.
-
-    ``flag`` is the option that named the file, for error messages.
-    """
-    output = check_report(path, flag)
-    output.write(page.encode())
-    return output.where
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +137,21 @@ def result_pages() -> list[ResultPage]:
     return extensions.offered("page")
 
 
+def notebook_html(value: Any) -> str | None:
+    """A result as a table for a notebook, which shows the last value of a cell; None if it has none."""
+    if isinstance(value, Run):
+        blocks: Sequence[Block] = [run_facts(value)]
+    elif isinstance(value, Comparison | Comparisons):
+        found = [value] if isinstance(value, Comparison) else list(value)
+        blocks = [comparison_table(found), *comparison_notes(found)]
+    else:
+        shown = (page.blocks for page in result_pages() if page.blocks is not None and isinstance(value, page.shows))
+        if (make := next(shown, None)) is None:
+            return None
+        blocks = make(value)
+    return str(fill("notebook.html", blocks=blocks))
+
+
 @overload
 def report(path: Path, *found: Any, **details: Any) -> Path: ...
 @overload
@@ -170,7 +167,12 @@ def report(path: str | Path, *found: Any, **details: Any) -> Path | str:
     >>> import scoremode as sm
     >>> sm.report("report.html", *sm.compare("ref/", "candidate"))     # doctest: +SKIP
     """
-    check_report(path)  # before the work
+    output = check_report(path)  # before the work
+    output.write(_page(str(path), found, details).encode())
+    return output.where
+
+
+def _page(path: str, found: Sequence[Any], details: Mapping[str, Any]) -> str:
     parts = offered_parts()
     known = [name for part in parts for name in part.arguments]
     for name in details:
@@ -179,17 +181,17 @@ def report(path: str | Path, *found: Any, **details: Any) -> Path | str:
     if found and all(isinstance(one, str | Path) for one in found):
         names = list(map(str, found))
         if (shown := report_input(names)) is not None:
-            return write(path, shown.render(names, str(path)))
+            return shown.render(names, path)
     for page in result_pages():
         own = [one for one in found if isinstance(one, page.shows)]
         if own:
             if len(own) < len(found) or (len(own) > 1 and not page.several):
                 raise InputError(page.refusal[0], fix=page.refusal[1])
-            return write(path, page.render(own))
+            return page.render(own)
     comparisons = [f for f in found if isinstance(f, Comparison)]
     runs = [f for f in found if isinstance(f, Run)]
     beside = []
     for part in parts:
         given = {name: value for name, value in details.items() if name in part.arguments and value}
         beside += [part.make(comparisons, **given)] if given and comparisons else []
-    return write(path, render(comparisons, [c.statistics() for c in comparisons], runs=runs, beside=beside))
+    return render(comparisons, runs=runs, beside=beside)

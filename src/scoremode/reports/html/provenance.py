@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from markupsafe import Markup
@@ -30,7 +29,7 @@ def provenance_section(comparisons: Sequence[Comparison], alone: Sequence[Run]) 
     for (name, run), own in zip(named, facts, strict=True):
         number = next((i for i, c in enumerate(comparisons) if c.candidate is run), None)  # the table links to it
         runs.append((name, number, {k: v for k, v in own.items() if k not in shared}))
-    commands = distinct_commands([*(c.manifest for c in comparisons), *(run.manifest for run in alone)])
+    commands = distinct_commands(comparisons)
     first = ("Same for all runs", shared) if shared else None
     return fill("provenance.html", commands=commands, first=first, runs=runs)
 
@@ -64,15 +63,6 @@ def run_facts(run: Run) -> dict[str, str]:
     )
 
 
-def commands_of(manifest: Mapping[str, Any]) -> list[str]:
-    """The commands in a manifest as typed. It stores one line, a list of lines, or the words of one command."""
-    given = manifest.get("command") or []
-    if isinstance(given, str):
-        return [given]
-    if len(given) > 1 and isinstance(given[0], str) and not any(c.isspace() for c in given[0]):
-        return [shlex.join(map(str, given))]  # the first item is only a program name: sys.argv, not lines
-    return [line if isinstance(line, str) else shlex.join(map(str, line)) for line in given]
-
-
-def distinct_commands(manifests: Iterable[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(line for manifest in manifests for line in commands_of(manifest)))
+def distinct_commands(found: Iterable[Any]) -> list[str]:
+    """The commands that made comparisons, as typed, as far as they are known."""
+    return list(dict.fromkeys(command for c in found if (command := c.manifest.get("command"))))

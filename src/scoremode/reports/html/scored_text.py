@@ -22,7 +22,7 @@ from scoremode.core.store.run import Run
 from scoremode.core.text.token_text import owned
 from scoremode.reports.html.series import StreamedColumn, delta_logprob
 from scoremode.reports.html.templating import fill, visible
-from scoremode.reports.numbers import Statistics
+from scoremode.reports.numbers import judged_by
 from scoremode.reports.served import run_name
 from scoremode.values import Ints, usable
 
@@ -44,14 +44,14 @@ def text_section(comparisons: Sequence[Comparison], alone: Sequence[Run], limit:
     )
 
 
-def worst_view(comparisons: Sequence[Comparison], statistics: Sequence[Statistics], alone: Sequence[Run]) -> int:
+def worst_view(comparisons: Sequence[Comparison], alone: Sequence[Run]) -> int:
     """The number of the view that the page opens with: the candidate that lost most, or the most surprised run."""
     if not comparisons:
         metrics = [run.manifest.get("metrics", {}).get("mean_nll") or {} for run in alone]
         costs = [usable(own.get("value")) for own in metrics]
     else:
-        name = "kl_mean" if all(usable(s.get("kl_mean")) is not None for s in statistics) else "ppl_ratio"
-        values = [usable(s.get(name)) for s in statistics]
+        name = judged_by(comparisons)
+        values = [usable(c.statistics().get(name)) for c in comparisons]
         costs = [None if value is None else BY_NAME[name].cost(value) for value in values]
     known = [-math.inf if cost is None else cost for cost in costs]
     return known.index(max(known)) if known else 0

@@ -68,12 +68,12 @@ class Point:
         return self.value + (self.stderr or 0.0), self.value - (self.stderr or 0.0)
 
 
-def size_section(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> Markup:
+def size_section(comparisons: Sequence[Comparison]) -> Markup:
     """The section with one chart per measure; '' for fewer than two candidates and for variants of one size."""
     facts = [served(c) for c in comparisons]
     if len(comparisons) < 2 or (are_variants(comparisons) and len({its.size for its in facts}) == 1):
         return Markup()
-    found = [size_chart(measure, comparisons, statistics, facts) for measure in DRAWN]
+    found = [size_chart(measure, comparisons) for measure in DRAWN]
     return fill(
         "size_section.html",
         charts=[(chart, missing) for chart, missing in found if len(chart.points) > 1],
@@ -83,15 +83,11 @@ def size_section(comparisons: Sequence[Comparison], statistics: Sequence[Statist
     )
 
 
-def size_chart(
-    measure: Statistic,
-    comparisons: Sequence[Comparison],
-    statistics: Sequence[Statistics],
-    facts: Sequence[ServedModel],
-) -> tuple[SizeChart, Missing]:
+def size_chart(measure: Statistic, comparisons: Sequence[Comparison]) -> tuple[SizeChart, Missing]:
     """The chart of one measure, and the candidates that are missing from it, by reason."""
-    each = zip(comparisons, statistics, facts, strict=True)
-    return chart_of(measure, [Charted(c.name, s, f, _why_missing(measure, c, s)) for c, s, f in each])
+    return chart_of(
+        measure, [Charted(c.name, c.statistics(), served(c), _why_missing(measure, c)) for c in comparisons]
+    )
 
 
 class Charted(NamedTuple):
@@ -132,14 +128,14 @@ def chart_of(measure: Statistic, found: Sequence[Charted]) -> tuple[SizeChart, M
     return SizeChart(points, measure, "bits per weight" if by_bits else "size, GiB", floors), missing
 
 
-def _why_missing(measure: Statistic, c: Comparison, s: Statistics) -> str:
+def _why_missing(measure: Statistic, c: Comparison) -> str:
     if measure.name == "same_top":
         return "no share of first choices was measured"
     if measure.name == "ppl_ratio":
         return f"its perplexity ratio is {CANNOT}"
     if c.kl is None:
         return str(c.manifest.get("kl_missing") or "no KL")
-    infinite = int(usable(s.get("kl_infinite")) or 0)
+    infinite = int(usable(c.statistics().get("kl_infinite")) or 0)
     return f"KL is infinite on {counted(infinite, 'tokens')}" if infinite else f"its KL is {CANNOT}"
 
 

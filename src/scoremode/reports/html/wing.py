@@ -4,5 +4,5 @@ from scoremode.core.extensions import Wing
 
 WING = Wing(
     names={"report": "reports.html.page"},
-    offers={"page-writer": ("reports.html.page:write",), "notebook": ("reports.html.notebooks:notebook_html",)},
+    offers={"notebook": ("reports.html.page:notebook_html",)},
 )

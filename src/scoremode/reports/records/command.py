@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scoremode.errors import InputError, OptionError
 
@@ -34,15 +34,13 @@ class RecordsOutput:
                 raise InputError(f"{parsed.records} is a file", fix=f"give a folder to {FLAG}")
             check_output(Path(parsed.records, NAME), FLAG, is_ours=lambda output: True, made_later=parsed.records)
 
-    def write(
-        self, parsed: argparse.Namespace, found: Sequence[Comparison], statistics: Sequence[Mapping[str, Any]]
-    ) -> None:
+    def write(self, parsed: argparse.Namespace, found: Sequence[Comparison]) -> None:
         from scoremode.core.verbs.outputs import write_files
         from scoremode.reports.publish import published_files
 
         if parsed.records is None and parsed.out is None:
             return
-        files = published_files("json", found, statistics, None)
+        files = published_files("json", found, None)
         if parsed.records is None:
             for c, text in zip(found, files.values(), strict=True):
                 _write_beside_run(parsed.out, c.path, text.encode())
@@ -98,10 +96,8 @@ class RecordsInput:
             found = grouped(read(names))
             show(parsed, lambda: facts(found), lambda: blocks(found))
             return
-        from scoremode.reports.html.page import write
-
         output = check_report(page)
-        write(page, self.render(names, page))
+        output.write(self.render(names, page).encode())
         if parsed.json:
             print_json({"report": page, "records": len(names)})
         output.announce(f"written to {output}", quiet=parsed.json)

@@ -93,9 +93,8 @@ def _show_paths(parsed: argparse.Namespace, made: Sequence[Comparison], output: 
     from scoremode.reports.comparisons import comparison_json, summary
 
     found = [replace(c, manifest={**c.manifest, "command": command_line()}) for c in made]
-    statistics = [c.statistics() for c in found]
-    show(parsed, lambda: comparison_json(found, statistics), lambda: summary(found, statistics).blocks())
+    show(parsed, lambda: comparison_json(found), lambda: summary(found).blocks())
     if output:
         from scoremode.reports.html.page import render
 
-        write_report(parsed, output, render(found, statistics))
+        write_report(parsed, output, render(found))

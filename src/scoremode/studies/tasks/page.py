@@ -34,7 +34,7 @@ def render_tasks(found: Sequence[TasksComparison]) -> str:
     first, names = found[0], [c.name for c in found]
     models = [("baseline", first.baseline), *((c.name, c.candidate) for c in found)]
     facts = [(name, None, {**_model_facts(m), **served_facts(m)}) for name, m in models]
-    commands = distinct_commands(c.manifest for c in found)
+    commands = distinct_commands(found)
     return fill_page(
         "tasks.html",
         title=f"{listed(names)} against {first.baseline_name} on tasks",
