@@ -21,7 +21,6 @@ from scoremode.studies.kld.file import (
     KldWriter,
     is_kld,
     least_divergence,
-    log_probabilities,
     read_scores,
 )
 from tests.studies.kld.kld_files import Logits, log_p, random_logits, write_file
@@ -48,14 +47,6 @@ def test_a_file_says_its_sizes_and_tokens(good: Path) -> None:
     assert file.layout == KldLayout(CONTEXT, VOCABULARY, CHUNKS)
     assert good.stat().st_size == file.layout.size
     assert np.array_equal(file.tokens.reshape(-1), TOKENS)
-
-
-def test_log_probabilities_are_those_of_the_longhand(good: Path) -> None:
-    file = KldFile(good)
-    for chunk in range(CHUNKS):
-        found = log_probabilities(file.records(chunk), VOCABULARY)
-        for row in range(ROWS):
-            assert found[row].tolist() == pytest.approx(log_p(good, chunk, row)[0], abs=1e-12)
 
 
 def test_scores_are_those_of_the_longhand(good: Path) -> None:

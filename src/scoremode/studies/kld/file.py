@@ -203,13 +203,6 @@ def steps_and_lowest(records: Raw) -> tuple[npt.NDArray[np.float32], npt.NDArray
     return floats[:, 0], floats[:, 1]
 
 
-def log_probabilities(records: Raw, vocabulary: int) -> Floats:
-    """Returns the log-probabilities (n, vocabulary) in records (n, words): all ids, not normalised."""
-    step, lowest = (column.astype(np.float64)[:, None] for column in steps_and_lowest(records))
-    found: Floats = step * records[:, 4 : 4 + vocabulary] + lowest
-    return found
-
-
 @dataclass(slots=True)
 class Coarseness:
     """Measures how coarse the distributions read so far are, because they are stored in 16 bits."""
