@@ -317,9 +317,3 @@ class KldWriter:
 
     def close(self) -> None:
         os.close(self._file)
-
-    def __enter__(self) -> KldWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
