@@ -16,7 +16,6 @@ from scoremode.studies.rollouts.texts import (
     FORMAT,
     ManifestForm,
     Rollouts,
-    WrittenText,
     has_texts,
     pack,
     unpack,
@@ -66,7 +65,7 @@ class RolloutsFolder(Resumable[Rollouts]):
     def text(self, number: int) -> tuple[Ids, Floats, Floats, str]:
         return unpack(self.records.body(self._at[number], number))
 
-    def save(self, blocks: Iterator[list[WrittenText]], manifest: dict[str, Any]) -> Rollouts:
+    def save(self, blocks: Iterator[list[dict[str, Any]]], manifest: dict[str, Any]) -> Rollouts:
         """Writes all texts and the manifest, removes the journal, and returns the rollouts."""
         with written_atomically(self.folder / TEXTS) as file:
             write_texts(file, blocks)

@@ -31,7 +31,7 @@ from scoremode.core.verbs.run_contents import describe_engine, describe_model
 from scoremode.errors import EngineError, OptionError, UnknownArgumentError, did_you_mean
 from scoremode.studies.rollouts.folder import RolloutsFolder
 from scoremode.studies.rollouts.prompts import GivenPrompts, encoded, read_prompts
-from scoremode.studies.rollouts.texts import FINISHES, Rollouts, WrittenText, prompts_digest, tokens_digest
+from scoremode.studies.rollouts.texts import FINISHES, Rollouts, prompts_digest, tokens_digest
 from scoremode.studies.rollouts.writing import DrawingRules, ReplicatedWriter, Writer, WritingRequest, WrittenTokens
 from scoremode.values import Ids
 from scoremode.version import __version__
@@ -210,17 +210,14 @@ def _written(
         if found is None:
             announce(progress, f"loading {lazy.subject.name} with {lazy.engine_name}")
             work = Work(task.longest, shares_prompts=task.numbers.samples > 1, path=task.path)
-            writer = stack.enter_context(closing(_open_writer(lazy, work, task.rules, progress)))
-            found = _write(writer, lazy, task, claim, progress)
+            writer: Writer
+            if lazy.replicas is None:
+                writer = open_for(lazy.chosen, "writes", work, task.rules)
+            else:
+                writer = ReplicatedWriter(lazy.replicas, work, task.rules, progress)
+            with closing(writer):
+                found = _write(writer, lazy, task, claim, progress)
         return found if out is not None else replace(found, path=None)
-
-
-def _open_writer(lazy: LazyModel, work: Work, rules: DrawingRules, progress: Progress | None) -> Writer:
-    """Opens a model to write texts (the ability "writes"), on replicas if these were asked for."""
-    if lazy.replicas is not None:
-        return ReplicatedWriter(lazy.replicas, work, rules, progress)
-    writer: Writer = open_for(lazy.chosen, "writes", work, rules)
-    return writer
 
 
 def _write(
@@ -291,17 +288,22 @@ class _Counter:
 
 
 # ── what is kept ─────────────────────────────────────────────────────────────────────────────────────────────────────
-def _blocks(task: WritingTask, claim: RolloutsFolder, lazy: LazyModel) -> Iterator[list[WrittenText]]:
+def _blocks(task: WritingTask, claim: RolloutsFolder, lazy: LazyModel) -> Iterator[list[dict[str, Any]]]:
     count = len(task.rooms)
     for begin in range(0, count, TOGETHER):
         yield [_row(task, claim, lazy, number) for number in range(begin, min(begin + TOGETHER, count))]
 
 
-def _row(task: WritingTask, claim: RolloutsFolder, lazy: LazyModel, number: int) -> WrittenText:
+def _row(task: WritingTask, claim: RolloutsFolder, lazy: LazyModel, number: int) -> dict[str, Any]:
+    """A text as a row of texts.parquet."""
     prompt, sample = divmod(number, task.numbers.samples)
     (prompt_text, prompt_ids), (ids, logprob, raw, finish) = task.encoded[prompt], claim.text(number)
-    text, answer = lazy.subject.tokenizer.decode(ids.tolist()), task.prompts.rows[prompt].answer
-    return WrittenText(prompt, sample, prompt_text, prompt_ids, ids, logprob, raw, finish, text, answer)
+    return {
+        **{"prompt": prompt, "sample": sample, "prompt_text": prompt_text, "prompt_ids": prompt_ids},
+        **{"ids": ids, "logprob": logprob, "raw_logprob": raw, "finish": finish},
+        "text": lazy.subject.tokenizer.decode(ids.tolist()),
+        "answer": task.prompts.rows[prompt].answer,
+    }
 
 
 def _manifest(

@@ -24,9 +24,8 @@ import numpy as np
 from scoremode.core.arguments import path_text
 from scoremode.core.disk.files import file_sha256
 from scoremode.core.disk.folders import PARTIAL_TEXTS, ROLLOUTS, TEXTS
-from scoremode.core.disk.manifests import Count, Sha256, Text, Whole, is_sealed, unusable_field
+from scoremode.core.disk.manifests import Count, Sha256, Text, Whole, read_sealed
 from scoremode.core.disk.uri import is_uri
-from scoremode.core.strict_json import read_object
 from scoremode.core.text.corpus import Corpus, CorpusKind
 from scoremode.core.text.documents import RereadDocuments
 from scoremode.core.text.slices import ANSWER, PROMPT, SliceRule, Slicing
@@ -49,22 +48,6 @@ ROUNDING = 1e-6  # nats above 0 that a log-probability in float32 may have
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WrittenText:
-    """One text that a model wrote after a prompt: a row of texts.parquet."""
-
-    prompt: int  # index of the prompt
-    sample: int  # number of this text among the texts of its prompt
-    prompt_text: str  # as the model saw it
-    prompt_ids: Ids
-    ids: Ids  # the written tokens, with the end token if there is one
-    logprob: Floats  # of each token in the distribution that it was drawn from; 0 for greedy choices; NaN: not known
-    raw_logprob: Floats  # in the model's own distribution, before temperature and filters
-    finish: str  # one of FINISHES
-    text: str
-    answer: str | None = None  # a text that is known to be right
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Rollouts:
     """Texts that a model wrote: one entry for each text in every list, sorted by prompt and sample.
 
@@ -74,15 +57,15 @@ class Rollouts:
     """
 
     prompt: Ints  # (n,) index of the prompt
-    sample: Ints  # (n,)
-    prompt_text: list[str]
+    sample: Ints  # (n,) number of the text among those of its prompt
+    prompt_text: list[str]  # as the model saw it
     prompt_ids: list[Ids]
-    written: list[Ids]
-    logprob: list[Floats]
-    raw_logprob: list[Floats]
-    finish: list[str]
+    written: list[Ids]  # with the end token if there is one
+    logprob: list[Floats]  # in the distribution that a token was drawn from; 0 for greedy choices; NaN: not known
+    raw_logprob: list[Floats]  # in the model's own distribution, before temperature and filters
+    finish: list[str]  # one of FINISHES
     text: list[str]
-    answer: list[str | None]
+    answer: list[str | None]  # a text that is known to be right
     manifest: dict[str, Any]
     path: str | None = None
 
@@ -90,7 +73,7 @@ class Rollouts:
     def open(folder: str | os.PathLike[str]) -> Rollouts:
         """Reads a folder of ``scoremode rollouts``; RunError if it is not one, is not finished, or was changed."""
         path = require_folder(folder)
-        manifest = read_manifest(path)
+        manifest = read_sealed(path / ROLLOUTS, ManifestForm, format=FORMAT, fix=AGAIN)
         if file_sha256(path / TEXTS) != manifest["texts_sha256"]:
             raise RunError(f"{path / TEXTS} was changed after it was written", fix=AGAIN)
         try:
@@ -192,21 +175,6 @@ def require_folder(folder: str | os.PathLike[str]) -> Path:
 CORPUS = CorpusKind(PREFIX, Rollouts, require_folder, Rollouts.open, True, "use sm.mismatch(DIR, MODEL)")
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """Reads rollouts.json; RunError if it is damaged or was changed."""
-    path = folder / ROLLOUTS
-    try:
-        found = read_object(path)
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read ({error})", fix=AGAIN) from None
-    wrong = unusable_field(found, ManifestForm)
-    if wrong is not None:
-        raise RunError(f"{path} is not a manifest of rollouts: no usable {wrong}", fix=AGAIN)
-    if not is_sealed(found):
-        raise RunError(f"{path} was changed after it was written", fix=AGAIN)
-    return found
-
-
 # ── texts.parquet ────────────────────────────────────────────────────────────────────────────────────────────────────
 def schema() -> pa.Schema:
     import pyarrow as pa
@@ -217,16 +185,15 @@ def schema() -> pa.Schema:
     return pa.schema([pa.field(n, k, nullable=False) for n, k in kinds.items()] + [pa.field("answer", pa.string())])
 
 
-def write_texts(file: IO[bytes], blocks: Iterable[Sequence[WrittenText]]) -> None:
+def write_texts(file: IO[bytes], blocks: Iterable[list[dict[str, Any]]]) -> None:
+    """Writes rows, which have a value for each column of ``schema``."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     form = schema()
     with pq.ParquetWriter(file, form, compression="zstd") as writer:
         for block in blocks:
-            rows = {name: [getattr(one, name) for one in block] for name in form.names}
-            arrays = [pa.array(rows[field.name], field.type) for field in form]
-            writer.write_batch(pa.record_batch(arrays, schema=form))
+            writer.write_batch(pa.RecordBatch.from_pylist(block, schema=form))
 
 
 def has_texts(path: Path) -> bool:
