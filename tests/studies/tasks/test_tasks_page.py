@@ -17,7 +17,7 @@ from scoremode.reports.html.page import report
 from scoremode.studies.tasks.card import tasks_markdown, tasks_model_index
 from scoremode.studies.tasks.logs import TaskDocument
 from scoremode.studies.tasks.page import FLIPS_SHOWN, recovery_chart, render_tasks
-from scoremode.studies.tasks.results import TaskPair, TasksComparison, softmax
+from scoremode.studies.tasks.results import TasksComparison, softmax
 from scoremode.studies.tasks.statistics import PairedTask
 
 BAD = "<script>alert('x')</script> & \"quotes\" \u202e|`"
@@ -39,8 +39,10 @@ def made(name: str = "q4", *, documents: int = 60, bad: str = BAD) -> TasksCompa
     base, cand = (-rng.exponential(2.0, (documents, 2)) for _ in range(2))
     right = [(side.argmax(1) == 0).astype(float) for side in (base, cand)]
     margins = [side[:, 0] - side[:, 1] for side in (base, cand)]
-    paired = PairedTask(bad, "acc", {"acc": (right[0], right[1])}, margin=(margins[0], margins[1]))
-    task = TaskPair(paired, asked, list(base), list(cand), 0, "1.0")
+    task = PairedTask(
+        bad, "acc", {"acc": (right[0], right[1])}, margin=(margins[0], margins[1]),
+        documents=asked, baseline=list(base), candidate=list(cand), shots=0, version="1.0",
+    )  # fmt: skip
     settings = {
         "lm_eval": "0", "limit": None, "num_fewshot": {bad: 0}, "apply_chat_template": False,
         "seeds": {"fewshot": 1234},

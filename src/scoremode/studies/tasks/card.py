@@ -39,7 +39,7 @@ def tasks_model_index(c: TasksComparison) -> str:
         )
         if known := [metric for metric in metrics if metric[2] is not None]:
             shots = "" if task.shots is None else f"{task.shots}-shot, "
-            results.append((task.name, f"{task.name}, {shots}{task.paired.documents:,} documents", known))
+            results.append((task.name, f"{task.name}, {shots}{task.count:,} documents", known))
     if not results:
         raise RunError(f"{c.name} has no metric that the hub could show", fix="run lm-eval on more documents")
     return fill_card("model_index.yaml", name=c.name, results=results)

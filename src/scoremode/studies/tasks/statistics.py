@@ -27,6 +27,7 @@ from scoremode.core.scores.answers import measured
 from scoremode.core.statistics.estimate import LEVEL, with_bounds
 from scoremode.core.statistics.groups import FEWEST
 from scoremode.core.statistics.statistic import Statistic, computed, fields_of, plain
+from scoremode.studies.tasks.logs import TaskDocument
 from scoremode.values import Bools, Estimate, Floats, Range
 
 EXTRA = 0.5  # how many documents are added as lost, and as many as gained
@@ -51,9 +52,14 @@ class PairedTask:
     kl: Floats | None = None  # (n,) nats, KL(baseline‖candidate) over the choices
     changed: Bools | None = None  # (n,) do the models choose different answers?
     lm_eval: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # the values that lm-eval would print
+    documents: Sequence[TaskDocument] = ()
+    baseline: Sequence[Floats] | None = None  # log-probabilities of each document's choices; None: texts were generated
+    candidate: Sequence[Floats] | None = None
+    shots: int | None = None  # None: not known
+    version: str = ""  # of the task's definition
 
     @property
-    def documents(self) -> int:
+    def count(self) -> int:
         return len(self.metrics[self.metric][0])
 
 
@@ -276,7 +282,7 @@ def mcnemar(lost: int, gained: int) -> float:
 
 
 STATISTICS = (
-    plain("documents", "number of documents", lambda parts: sum(task.documents for task, _ in parts)),
+    plain("documents", "number of documents", lambda parts: sum(task.count for task, _ in parts)),
     *_of_metric("", "accuracy", None),
     *(one for metric in COMMON for one in _of_metric(f"{metric}_", metric, metric)),
     _over_tasks("changed", "share with another answer", attrgetter("changed"), share),

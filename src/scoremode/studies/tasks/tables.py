@@ -96,8 +96,8 @@ def tasks_notes(found: Sequence[TasksComparison]) -> list[Note]:
     notes = [Note(note, "yellow") for note in dict.fromkeys(note for c in found for note in c.notes)]
     lines = []
     for task in found[0].tasks:
-        for metric in task.paired.lm_eval.keys() - task.paired.metrics.keys():
-            pairs = [next(t for t in c.tasks if t.name == task.name).paired.lm_eval[metric] for c in found]
+        for metric in task.lm_eval.keys() - task.metrics.keys():
+            pairs = [next(t for t in c.tasks if t.name == task.name).lm_eval[metric] for c in found]
             others = ", ".join(f"of {c.name} {cand:.4g}" for c, (_, cand) in zip(found, pairs, strict=True))
             lines.append(f"{task.name}: {metric} {pairs[0][0]:.4g}, {others}")
     return notes + list(map(Note, sorted(lines)))
@@ -134,7 +134,7 @@ def tasks_json(found: Sequence[TasksComparison]) -> dict[str, Any]:
                 "notes": list(c.notes),
                 "rows": c.rows,
                 "weights": c.weights,
-                "lm_eval": {task.name: _printed_by_lm_eval(task.paired.lm_eval) for task in c.tasks},
+                "lm_eval": {task.name: _printed_by_lm_eval(task.lm_eval) for task in c.tasks},
                 "flipped": [_flip_json(flip) for flip in c.flips()],
             }
             for c in found
