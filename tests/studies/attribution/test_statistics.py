@@ -14,7 +14,6 @@ from scoremode.studies.attribution.result import (
     Attribution,
     CandidateDamage,
     Recipe,
-    Uniform,
     UnitDamage,
     account_of,
     ordered,
@@ -118,7 +117,7 @@ def test_units_are_ordered_by_damage_and_measured_per_bit() -> None:
 )
 def test_a_mixture_is_judged_by_a_uniform_candidate_of_its_size(bits: float, kl: float, words: str) -> None:
     cells, text = some_cells(), np.repeat(RNG.uniform(0.9, 1.1, 8), 2)
-    rivals = (Uniform("three", 3.5, of(9 * text)), Uniform("four", 4.5, of(text)))
+    rivals = (CandidateDamage("three", 3.5, (), of(9 * text)), CandidateDamage("four", 4.5, (), of(text)))
     recipe = Recipe("4.5 bits per weight", {}, bits, 0.1, 0.0, of(10 * kl * text), rivals)
     assert words in recipe.verdict(cells)
     facts = recipe.as_json(cells)

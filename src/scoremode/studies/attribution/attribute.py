@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+import msgspec
 import numpy as np
+from msgspec import structs
 
 from scoremode.core.disk.folders import entry_folder
 from scoremode.core.disk.uri import RemotePath, located
@@ -30,8 +33,8 @@ from scoremode.core.verbs.scoring import check_fits
 from scoremode.errors import InputError, OptionError, RunError, did_you_mean, print_line
 from scoremode.studies.attribution.cells import Cells, Damage, PlanCells
 from scoremode.studies.attribution.folder import AGAIN, AttributionFolder
-from scoremode.studies.attribution.recipe import Budget, RecipeOptions, make_recipe, restored_recipe, write_tools
-from scoremode.studies.attribution.result import Attribution, CandidateDamage, Uniform, UnitDamage
+from scoremode.studies.attribution.recipe import Budget, RecipeOptions, make_recipe, write_tools
+from scoremode.studies.attribution.result import Attribution, CandidateDamage, Recipe
 from scoremode.studies.attribution.swap_loop import (
     Candidate,
     Stored,
@@ -284,51 +287,32 @@ def _kept(folder: AttributionFolder, known: Mapping[str, Any]) -> Attribution | 
         return _restored(folder, folder.finished)
     except KeyError:
         print_line(f"scoremode: records of {folder.folder} are lost: what is missing is measured again")
-    except ValueError as error:
+    except (ValueError, msgspec.ValidationError) as error:
         raise RunError(f"{folder.folder} cannot be right: {error}", fix=AGAIN) from None
     return None
 
 
 def _restored(folder: AttributionFolder, stored: Mapping[str, Any]) -> Attribution:
-    """The attribution in a folder: its manifest, and the sums in its records."""
-    served, cells = stored.get("served", {}), Cells.from_json(stored["cells"])
+    """The attribution in a folder: its manifest, with the sums in its records instead of their numbers."""
+    cells = Cells.from_json(stored["cells"])
 
-    def damage(number: int) -> Damage:
+    def damage(_: Any, number: int) -> Damage:
         found = Damage.unpacked(folder.records[number])
         if len(found.kl) != len(cells.group):
             raise ValueError("a record has other cells than its manifest")
         return found
 
-    candidates = []
-    for one in stored["candidates"]:
-        its = served.get(one["name"])
-        units = [
-            UnitDamage(
-                **{name: unit[name] for name in ("name", "layer", "kind", "weights", "format", "bits", "bits_saved")},
-                damage=damage(unit["record"]),
-            )
-            for unit in one["units"]
-        ]
-        candidates.append(
-            CandidateDamage(
-                one["name"],
-                one["bits_per_weight"],
-                tuple(units),
-                damage(one["whole"]),
-                None if its is None else damage(its["record"]),
-                None if its is None else its["engine"],
-                tuple(one["notes"]),
-            )
-        )
-    uniform = [Uniform(one.name, one.bits_per_weight, one.whole) for one in candidates]
+    opened = partial(msgspec.convert, dec_hook=damage)
+    candidates = opened(stored["candidates"], tuple[CandidateDamage, ...])
+    for name, its in stored.get("served", {}).items():
+        served = {"served": opened(its["record"], Damage), "served_by": its["engine"]}
+        candidates = tuple(structs.replace(one, **served) if one.name == name else one for one in candidates)
+    recipe = opened(stored["recipe"], Recipe | None)
     return Attribution(
-        baseline=stored["baseline"],
-        by=stored["by"],
+        **{name: stored[name] for name in ("baseline", "by", "noise_perturbed", "facts")},
         cells=cells,
-        candidates=tuple(candidates),
+        candidates=candidates,
         noise_kl=None if stored["noise_kl"] is None else np.asarray(stored["noise_kl"]),
-        noise_perturbed=stored["noise_perturbed"],
-        facts=stored["facts"],
         notes=tuple(stored["notes"]),
-        recipe=None if stored["recipe"] is None else restored_recipe(stored["recipe"], damage, uniform),
+        recipe=None if recipe is None else structs.replace(recipe, uniform=candidates),
     )

@@ -19,14 +19,14 @@ from scoremode.values import Bools, Estimate, Floats, Ints, Range
 HALVES = ("first", "second")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Damage:
     """Sums over the targets of each cell, each target times its weight in the method's mean."""
 
-    kl: Floats  # (cells,) of KL(baseline‖swapped), nats
-    moved: Floats  # (cells,) of the change of log-probability, ln q - ln p
-    same: Floats  # (cells,) of targets whose first choice is the same
-    is_changed: bool = True  # False: the weights are equal, and nothing was computed
+    def __init__(self, kl: Floats, moved: Floats, same: Floats, is_changed: bool = True) -> None:
+        self.kl = kl  # (cells,) of KL(baseline‖swapped), nats
+        self.moved = moved  # (cells,) of the change of log-probability, ln q - ln p
+        self.same = same  # (cells,) of targets whose first choice is the same
+        self.is_changed = is_changed  # False: the weights are equal, and nothing was computed
 
     def packed(self) -> bytes:
         return bytes([self.is_changed]) + np.stack([self.kl, self.moved, self.same]).astype("<f8").tobytes()

@@ -20,48 +20,11 @@ from scoremode.errors import RunError
 AGAIN = "measure again with --fresh"
 
 
-class UnitForm(msgspec.Struct):
-    name: Text
-    layer: Count | None
-    kind: str | None
-    weights: Count
-    format: str
-    bits: float
-    bits_saved: float
-    record: int
-
-
-class CandidateForm(msgspec.Struct):
-    name: Text
-    bits_per_weight: float
-    notes: list[str]
-    whole: int
-    units: list[UnitForm]
-
-
 class CellsForm(msgspec.Struct):
     group: list[Count]
     half: list[Literal[0, 1]]
     weight: list[float]
     targets: list[Count]
-
-
-class ToolForm(msgspec.Struct):
-    tool: Text
-    suffix: Text
-    text: str
-    command: str
-    notes: list[str]
-
-
-class RecipeForm(msgspec.Struct):
-    budget: Text
-    chosen: dict[str, str]
-    bits_per_weight: float
-    predicted: float
-    gap: float
-    record: int
-    written: list[ToolForm]
 
 
 class ServedForm(msgspec.Struct):
@@ -87,8 +50,8 @@ class ManifestForm(msgspec.Struct):
     noise_perturbed: str | None
     facts: FactsForm
     notes: list[str]
-    candidates: list[CandidateForm]
-    recipe: RecipeForm | None
+    candidates: list[dict[str, Any]]  # these two are checked when their sums are read: see result.py
+    recipe: dict[str, Any] | None
     served: dict[str, ServedForm] = {}
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from scoremode.core.verbs.outputs import write_files
 from scoremode.errors import InputError, OptionError, print_line
 from scoremode.studies.attribution.bit_allocation import Allocation, Option, allocate
 from scoremode.studies.attribution.cells import Cells, Damage
-from scoremode.studies.attribution.result import SEEN, Recipe, Uniform
+from scoremode.studies.attribution.result import SEEN, Recipe
 from scoremode.studies.attribution.swap_loop import Candidate, Job, Stored, SwapMeasurement, record_number, stored_bits
 from scoremode.studies.attribution.tool_recipes import Mixture, write_recipes
 from scoremode.studies.attribution.units import Unit
@@ -88,8 +90,7 @@ class RecipeOptions:
         weights = {BASELINE: self.own, **{name: one.weights.stored for name, one in self.candidates.items()}}
         chosen = {unit: weights[option.name] for unit, option in allocation.chosen.items()}
         parameters = {t: chosen[unit.name][t] for unit in self.units for t in unit.tensors}
-        found = write_recipes(Mixture(self.model_type, parameters))
-        return [{**asdict(one), "notes": list(one.notes)} for one in found]
+        return [msgspec.to_builtins(one) for one in write_recipes(Mixture(self.model_type, parameters))]
 
 
 def make_recipe(budget: Budget, choices: RecipeOptions, measurement: SwapMeasurement) -> dict[str, Any]:
@@ -120,18 +121,8 @@ def make_recipe(budget: Budget, choices: RecipeOptions, measurement: SwapMeasure
     }
 
 
-def restored_recipe(stored: Mapping[str, Any], damage: Callable[[int], Damage], uniform: Sequence[Uniform]) -> Recipe:
-    names = ("budget", "chosen", "bits_per_weight", "predicted", "gap")
-    return Recipe(
-        **{name: stored[name] for name in names},
-        damage=damage(stored["record"]),
-        uniform=tuple(uniform),
-        written=tuple(stored["written"]),
-    )
-
-
 def write_tools(recipe: Recipe, prefix: str) -> None:
     """Writes the recipe of each tool into a file."""
-    texts = {Path(f"{prefix}{one['suffix']}").expanduser(): one["text"] for one in recipe.written}
+    texts = {Path(f"{prefix}{one.suffix}").expanduser(): one.text for one in recipe.written}
     made = write_files(texts, "--write-recipe", "this recipe; what was measured is kept")
     print_line(f"scoremode: recipes written to {', '.join(map(str, made))}")
