@@ -29,9 +29,8 @@ from scoremode.core.verbs.question import identify
 from scoremode.core.verbs.replicas import spread_names
 from scoremode.core.verbs.run_contents import describe_engine, describe_model
 from scoremode.errors import EngineError, OptionError, UnknownArgumentError, did_you_mean
-from scoremode.studies.rollouts.folder import RolloutsFolder
 from scoremode.studies.rollouts.prompts import GivenPrompts, encoded, read_prompts
-from scoremode.studies.rollouts.texts import FINISHES, Rollouts, prompts_digest, tokens_digest
+from scoremode.studies.rollouts.texts import FINISHES, Rollouts, RolloutsFolder, prompts_digest, tokens_digest
 from scoremode.studies.rollouts.writing import DrawingRules, ReplicatedWriter, Writer, WritingRequest, WrittenTokens
 from scoremode.values import Ids
 from scoremode.version import __version__

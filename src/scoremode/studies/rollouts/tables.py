@@ -131,7 +131,6 @@ def speculation_blocks(draft: str, s: Fields) -> list[Block]:
 
 # ── trainer against rollout ──────────────────────────────────────────────────────────────────────────────────────────
 def mismatch_facts(s: Fields) -> Facts:
-    """The main numbers of a trainer against rollouts."""
 
     def said(name: str, *, percent: bool = False) -> str:
         return number(s[name], s.get(f"{name}_stderr"), percent=percent).words
@@ -183,7 +182,6 @@ def mismatch_blocks(s: Fields, by_position: Sequence[Fields], by_slice: Sequence
 
 # ── rollouts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def rollouts_blocks(found: Rollouts, folder: str) -> list[Block]:
-    """What was written, how it ended, and what to do with it."""
     m, facts = found.manifest, Facts()
     lengths = [len(ids) for ids in found.written]
     facts.line("texts", f"{len(found):,} of {found.prompts:,} prompts")
@@ -202,7 +200,6 @@ def rollouts_blocks(found: Rollouts, folder: str) -> list[Block]:
 
 
 def drawn_line(manifest: Mapping[str, Any]) -> str:
-    """How tokens were drawn, in a few words."""
     sampling = manifest["sampling"]
     if not sampling["temperature"]:
         return "greedily"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -22,17 +22,19 @@ import msgspec
 import numpy as np
 
 from scoremode.core.arguments import path_text
-from scoremode.core.disk.files import file_sha256
-from scoremode.core.disk.folders import PARTIAL_TEXTS, ROLLOUTS, TEXTS
+from scoremode.core.disk.files import file_sha256, written_atomically
+from scoremode.core.disk.folders import PARTIAL_TEXTS, ROLLOUTS, TEXTS, Mark
 from scoremode.core.disk.manifests import Count, Sha256, Text, Whole, read_sealed
+from scoremode.core.disk.records import RecordFile
 from scoremode.core.disk.uri import is_uri
+from scoremode.core.store.resumable import Resumable
 from scoremode.core.text.corpus import Corpus, CorpusKind
 from scoremode.core.text.documents import RereadDocuments
 from scoremode.core.text.slices import ANSWER, PROMPT, SliceRule, Slicing
 from scoremode.core.text.tokenizer import TextTokenizer
 from scoremode.core.text.tokens import SpelledIds, Tokens, lone_bytes, tokens_of_ids
 from scoremode.errors import CorpusError, ModelError, RunError
-from scoremode.values import Floats, Ids, Ints, frozen
+from scoremode.values import Bools, Floats, Ids, Ints, frozen
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -91,16 +93,13 @@ class Rollouts:
 
     @property
     def prompts(self) -> int:
-        """The number of prompts."""
         return len(np.unique(self.prompt))
 
     @property
     def tokens(self) -> int:
-        """The number of written tokens."""
         return sum(map(len, self.written))
 
     def first(self, count: int) -> Rollouts:
-        """The first ``count`` texts."""
         columns = {name: getattr(self, name)[:count] for name in COLUMNS}
         return replace(self, **columns)
 
@@ -223,7 +222,6 @@ def _read_texts(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in form.names:
         column = table[name].combine_chunks()
-        column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         if column.null_count and name != "answer":
             raise ValueError(f"its column {name} has gaps")
         found[name] = _values(column)
@@ -265,7 +263,7 @@ def _check(found: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
             raise ValueError(f"row {number} has a log-probability that cannot be")
 
 
-# ── a finished text in the journal ───────────────────────────────────────────────────────────────────────────────────
+# ── the folder while texts are written ───────────────────────────────────────────────────────────────────────────────
 def pack(ids: Ids, logprob: Floats, raw_logprob: Floats, finish: str) -> bytes:
     """The body of a record: how the text ended, ids, and log-probabilities."""
     columns = (ids.astype("<i4"), logprob.astype("<f8"), raw_logprob.astype("<f8"))
@@ -288,6 +286,54 @@ def prompts_digest(prompts: Iterable[Ids], answers: Iterable[str | None]) -> str
     for ids, answer in zip(prompts, answers, strict=True):
         hasher.update(json.dumps([ids.tolist(), answer]).encode() + b"\n")
     return hasher.hexdigest()
+
+
+class RolloutsFolder(Resumable[Rollouts]):
+    """A folder for rollouts: inside a ``with`` block, its finished rollouts, or else the right to write there."""
+
+    what, other = "a folder of rollouts", "other rollouts (they differ in: {})"
+    replace = "give another --out, or --fresh to replace them"
+    again = "write them again with --fresh"
+    manifest, form, format = ROLLOUTS, ManifestForm, FORMAT
+    journal, header = PARTIAL_TEXTS, {"for": "rollouts"}
+
+    def _data(self) -> Mapping[str, Mark]:
+        return {TEXTS: has_texts}
+
+    def _open(self, manifest: dict[str, Any]) -> Rollouts:
+        return Rollouts.open(self.folder)
+
+    def begin_texts(self, rooms: list[int]) -> Bools:
+        """Takes the folder over when the model is ready to write; returns which texts are finished.
+
+        ``rooms`` says how many tokens each text may have.
+        """
+        self.begin()
+        self.records: RecordFile = self.open_journal()
+        self._at = dict[int, int]()  # where the record of each finished text is
+        done = np.zeros(len(rooms), np.bool_)
+        for number, at, body in self.records.replay():
+            try:
+                is_possible = number < len(rooms) and not done[number] and len(unpack(body)[0]) <= rooms[number]
+            except ValueError:
+                is_possible = False
+            if not is_possible:
+                raise RunError(f"{self.records.path} cannot be resumed: it has a text that cannot be", fix=self.again)
+            done[number], self._at[number] = True, at
+        return done
+
+    def add(self, number: int, ids: Ids, logprob: Floats, raw_logprob: Floats, finish: str) -> None:
+        self._at[number] = self.records.append(number, pack(ids, logprob, raw_logprob, finish))
+
+    def text(self, number: int) -> tuple[Ids, Floats, Floats, str]:
+        return unpack(self.records.body(self._at[number], number))
+
+    def save(self, blocks: Iterator[list[dict[str, Any]]], manifest: dict[str, Any]) -> Rollouts:
+        """Writes all texts and the manifest, removes the journal, and returns the rollouts."""
+        with written_atomically(self.folder / TEXTS) as file:
+            write_texts(file, blocks)
+        self.finish({"format": FORMAT, **manifest, "texts_sha256": file_sha256(self.folder / TEXTS)})
+        return Rollouts.open(self.folder)
 
 
 # ── texts after prompts as tokens: a document for each, its prompt as context, and the tokens after it as targets ────

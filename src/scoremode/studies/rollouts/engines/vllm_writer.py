@@ -146,7 +146,6 @@ def _draws_its_own(rules: DrawingRules) -> bool:
 
 
 def _arguments(given: LaunchArguments, work: Work, rules: DrawingRules) -> dict[str, Any]:
-    """The arguments of ``vllm.LLM``."""
     from vllm.platforms import current_platform
 
     support.refuse_arguments(given.extra, NOT_WHILE_WRITING)

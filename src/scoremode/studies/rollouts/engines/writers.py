@@ -117,7 +117,6 @@ class TextsInProgress:
         return ids
 
     def written(self, place: int) -> WrittenTokens:
-        """Returns the text at a place."""
         ids, logprob, raw = zip(*self._drawn[place], strict=True)
         return WrittenTokens(np.array(ids, np.int32), np.array(logprob), np.array(raw))
 
