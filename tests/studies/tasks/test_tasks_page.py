@@ -14,11 +14,11 @@ import pytest
 import scoremode as sm
 from scoremode.errors import InputError
 from scoremode.reports.html.page import report
-from scoremode.studies.tasks.card import tasks_markdown, tasks_model_index
 from scoremode.studies.tasks.logs import TaskDocument
 from scoremode.studies.tasks.page import FLIPS_SHOWN, recovery_chart, render_tasks
 from scoremode.studies.tasks.results import TasksComparison, softmax
 from scoremode.studies.tasks.statistics import PairedTask
+from scoremode.studies.tasks.tables import tasks_markdown, tasks_model_index
 
 BAD = "<script>alert('x')</script> & \"quotes\" \u202e|`"
 FACTS = {

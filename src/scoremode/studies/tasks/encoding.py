@@ -107,7 +107,6 @@ class HarnessEncoder:
             raise InputError(where + error.message, fix=error.fix) from None
 
     def pair(self, context: str, continuation: str) -> Encoded:
-        """Encodes a context and its continuation, ready to be scored."""
         stripped = context.rstrip()
         continuation = context[len(stripped) :] + continuation
         if context:
@@ -129,7 +128,6 @@ class HarnessEncoder:
         return self._cut(before, target, continuation, spanning=spanning)
 
     def ids(self, before: Ids, target: Ids) -> Encoded:
-        """Makes an Encoded from the ids of a context and of a continuation."""
         if not len(before) or not len(target):
             raise InputError("a context or a continuation has no token", fix="give at least one of each")
         return self._cut(before.astype(np.int32), target.astype(np.int32), "given as ids", spanning=False)

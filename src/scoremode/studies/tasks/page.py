@@ -71,7 +71,6 @@ def recovery_chart(lines: Sequence[Sequence[Row]], names: Sequence[str]) -> Mark
 
 
 def _flips(c: TasksComparison) -> list[dict[str, Any]]:
-    """Returns the documents that flipped, by task, in the form that the template needs."""
     found = []
     for task, of_task in groupby(c.flips(), key=lambda flip: flip.task):
         flips = list(of_task)

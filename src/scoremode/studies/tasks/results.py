@@ -67,7 +67,6 @@ class TasksComparison(ArrowTable):
         return [*found, row_statistics(ALL, "all", self._parts(self.weights))]
 
     def to_arrow(self) -> Any:
-        """The rows as a ``pyarrow.Table``."""
         import pyarrow as pa
 
         return pa.Table.from_pylist(self.rows)
@@ -84,11 +83,9 @@ class TasksComparison(ArrowTable):
 
     @property
     def overall(self) -> dict[str, Any]:
-        """The row over all tasks."""
         return self.rows[-1]
 
     def row(self, name: str) -> dict[str, Any]:
-        """The row of a task or group."""
         return next(row for row in self.rows if row["name"] == name)
 
     @property
