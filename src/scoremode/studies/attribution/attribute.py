@@ -265,7 +265,6 @@ def _candidate(candidate: Candidate, own: Stored, units: Sequence[Unit]) -> dict
 
 
 def _damage_of(compared: Comparison, cells: PlanCells) -> Damage:
-    """The sums of a comparison of the same plan."""
     kl, moved, same = [], [], []
     for block in compared.blocks():
         if block.kl is None or block.base_top is None or block.cand_top is None:

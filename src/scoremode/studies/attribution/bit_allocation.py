@@ -22,8 +22,6 @@ LARGE = 1e4  # the sum of all values that the solver sees: it tells values apart
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One available precision of a unit."""
-
     name: str  # the candidate that it comes from, or the baseline
     bits: float  # stored bits of the whole unit
     damage: float  # KL in nats per token, measured with only this unit swapped
@@ -31,8 +29,6 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """One option for each unit."""
-
     chosen: Mapping[str, Option]  # by unit
     bits_per_weight: float
     predicted: float  # KL in nats per token: the sum of the damages

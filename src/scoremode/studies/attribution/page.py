@@ -36,7 +36,6 @@ DOT = 2.2  # radius of a point
 
 # ── charts of a profile by layer ─────────────────────────────────────────────────────────────────────────────────────
 def depth_profile_section(found: DepthProfile) -> Markup:
-    """The charts as a section of a page, with the verdict and the notes."""
     notes = [note.text for note in depth_profile_notes(found)]
     return fill("charts.html", names=[found.names[1]], figures=depth_profile_charts(found), noise=True, notes=notes)
 
@@ -102,7 +101,6 @@ def _dot(x: float, y: float) -> str:
 
 # ── pages ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def render_attribution(found: Attribution, profiles: Sequence[DepthProfile] = (), more: Sequence[str] = ()) -> str:
-    """Renders the page of an attribution, with profiles of served candidates, and more notes."""
     facts = found.as_json()
     candidates = []
     for own, c in zip(found.candidates, facts["candidates"], strict=True):

@@ -86,7 +86,6 @@ class RecipeOptions:
         return Job("the mixture", sources, record_number("mixture", *parts))
 
     def texts(self, allocation: Allocation) -> list[dict[str, Any]]:
-        """The recipe in the dialects of tools."""
         weights = {BASELINE: self.own, **{name: one.weights.stored for name, one in self.candidates.items()}}
         chosen = {unit: weights[option.name] for unit, option in allocation.chosen.items()}
         parameters = {t: chosen[unit.name][t] for unit in self.units for t in unit.tensors}
@@ -122,7 +121,6 @@ def make_recipe(budget: Budget, choices: RecipeOptions, measurement: SwapMeasure
 
 
 def write_tools(recipe: Recipe, prefix: str) -> None:
-    """Writes the recipe of each tool into a file."""
     texts = {Path(f"{prefix}{one.suffix}").expanduser(): one.text for one in recipe.written}
     made = write_files(texts, "--write-recipe", "this recipe; what was measured is kept")
     print_line(f"scoremode: recipes written to {', '.join(map(str, made))}")

@@ -51,8 +51,6 @@ class UnitDamage(msgspec.Struct, frozen=True, eq=False):
 
 
 class CandidateDamage(msgspec.Struct, frozen=True, eq=False):
-    """A candidate, unit by unit and as a whole."""
-
     name: Text
     bits_per_weight: float
     units: tuple[UnitDamage, ...]
@@ -135,7 +133,6 @@ class Recipe(msgspec.Struct, frozen=True, eq=False):
         return cells.mean(self.damage.kl - other.whole.kl, HELD_OUT)
 
     def verdict(self, cells: Cells) -> str:
-        """Whether the mixture beats a uniform candidate of its size, in a sentence."""
         rival = self.rival()
         if rival is None:
             return "no uniform candidate is as large as the mixture, so it has no rival"

@@ -195,7 +195,6 @@ class SwapMeasurement:
 
 
 def stored_bits(stored: Stored, tensors: Sequence[str]) -> float:
-    """The bits that some tensors take in all."""
     return float(sum(stored[name].bits * np.prod(stored[name].shape) for name in tensors))
 
 

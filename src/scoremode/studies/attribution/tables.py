@@ -92,7 +92,6 @@ def account_facts(candidate: Fields) -> Facts:
 
 
 def recipe_blocks(recipe: Fields) -> list[Block]:
-    """The mixture, predicted and measured, beside uniform candidates."""
     mixture = {
         "name": "mixture",
         "bits_per_weight": recipe["bits_per_weight"],
@@ -117,7 +116,6 @@ def recipe_blocks(recipe: Fields) -> list[Block]:
 
 
 def attribution_notes(facts: Fields) -> list[str]:
-    """What a reader of an attribution must know, in sentences."""
     groups = facts["groups"]
     errors = f"errors are over {counted(groups, 'groups')} ({facts['stderr_groups']})"
     too_few = f"no errors: the text has {counted(groups, 'groups')}, and {FEWEST} are needed"
@@ -153,7 +151,6 @@ def candidate_bits(candidate: Fields) -> str:
 
 # ── profiles by layer and routes of experts ──────────────────────────────────────────────────────────────────────────
 def depth_profile_blocks(found: DepthProfile) -> list[Block]:
-    """One row per layer: its error, its cosine, what it adds itself, and the noise floor."""
     out = {place.name for place in found.out_of_line}
     table = Table(
         [Row(place.name + (" ◀" if place.name in out else "")) for place in found.places],
@@ -185,7 +182,6 @@ def depth_profile_notes(found: DepthProfile) -> list[Note]:
 
 
 def routing_blocks(found: Routing) -> list[Block]:
-    """The share of tokens whose experts changed, layer by layer, and KL with and without a changed route."""
     shares = [estimate(share, percent=True) for _, share in found.changed]
     table = Table([Row(name) for name, _ in found.changed], [Column("other experts", shares)], "routes of experts")
     kinds = {"a changed route": found.kl_changed, "no changed route": found.kl_same, "all tokens": found.kl}

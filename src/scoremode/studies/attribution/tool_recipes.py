@@ -362,12 +362,10 @@ def exllamav3_recipe(mixture: Mixture) -> WrittenRecipe | None:
 
 
 def _in_mixtral(module: str) -> str:
-    """The name of an expert's matrix in the files of Mixtral."""
     stem, _, leaf = module.replace(".mlp.experts.", ".block_sparse_moe.experts.").rpartition(".")
     return f"{stem}.{MIXTRAL[leaf]}" if ".experts." in stem else module
 
 
 def write_recipes(mixture: Mixture) -> list[WrittenRecipe]:
-    """The recipes for every tool that can make a mixture."""
     found = [llm_compressor_recipe(mixture), llama_quantize_recipe(mixture), exllamav3_recipe(mixture)]
     return [recipe for recipe in found if recipe is not None]

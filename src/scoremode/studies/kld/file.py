@@ -65,12 +65,10 @@ class KldLayout:
 
     @property
     def words(self) -> int:
-        """The number of 16-bit words per record."""
         return words_of(self.vocabulary)
 
     @property
     def start(self) -> int:
-        """The offset of the first record."""
         return HEADER.size + 4 * self.chunks * self.context
 
     @property
@@ -227,7 +225,6 @@ class Coarseness:
         self.smallest_sum = min(self.smallest_sum, float(sums.min()))
 
     def notes(self) -> tuple[str, ...]:
-        """Describes the coarseness in words, for readers of numbers that were computed with the file."""
         floor = "none lies that low"
         if self.ids_on_floor:
             floor = f"{self.ids_on_floor / self.ids:.1%} of the entries lie on that floor"
