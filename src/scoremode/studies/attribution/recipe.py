@@ -13,7 +13,6 @@ import msgspec
 from scoremode.core.verbs.outputs import write_files
 from scoremode.errors import InputError, OptionError, print_line
 from scoremode.studies.attribution.bit_allocation import Allocation, Option, allocate
-from scoremode.studies.attribution.cells import Cells, Damage
 from scoremode.studies.attribution.result import SEEN, Recipe
 from scoremode.studies.attribution.swap_loop import Candidate, Job, Stored, SwapMeasurement, record_number, stored_bits
 from scoremode.studies.attribution.tool_recipes import Mixture, write_recipes
@@ -59,24 +58,20 @@ class RecipeOptions:
     units: Sequence[Unit]
     model_type: str
 
-    def options(self, unit: Unit, damage: Callable[[Job], Damage], cells: Cells) -> list[Option]:
-        """The precisions of a unit, with the damage on the windows that recipes are chosen on."""
-        found = [Option(BASELINE, stored_bits(self.own, unit.tensors), 0.0)]
-        for name, candidate in self.candidates.items():
-            kl = cells.mean(damage(candidate.job(unit)).kl, SEEN).value
-            found.append(Option(name, stored_bits(candidate.weights.stored, unit.tensors), kl))
-        return found
+    def allocate(self, budget: Budget, kl: Callable[[Job], float]) -> Allocation:
+        """The best precision of each unit, given what each candidate's form of it does."""
+        options = {unit.name: [Option(BASELINE, stored_bits(self.own, unit.tensors), 0.0)] for unit in self.units}
+        for unit in self.units:
+            for name, candidate in self.candidates.items():
+                bits = stored_bits(candidate.weights.stored, unit.tensors)
+                options[unit.name].append(Option(name, bits, kl(candidate.job(unit))))
+        weights = {unit.name: unit.weights for unit in self.units}
+        return allocate(weights, options, bits_budget=budget.bits, kl_budget=budget.kl)
 
     def check(self, budget: Budget) -> None:
         """Refuses, before anything is measured, a budget in bits that no choice meets."""
-        every = [self.own, *(one.weights.stored for one in self.candidates.values())]
-        least = sum(min(stored_bits(one, unit.tensors) for one in every) for unit in self.units)
-        least /= sum(unit.weights for unit in self.units)
-        if budget.bits is not None and budget.bits < least * (1 - 1e-6):
-            raise OptionError(
-                f"--bits-budget {budget.bits:g} is too small: the smallest options take {least:.4g} bits per weight",
-                fix="raise the budget, or add candidates",
-            )
+        if budget.bits is not None:
+            self.allocate(budget, lambda _: 0.0)
 
     def mixture_job(self, allocation: Allocation) -> Job:
         """The job of measuring the mixture: the tensors of every unit that is not the baseline's."""
@@ -98,17 +93,9 @@ def make_recipe(budget: Budget, choices: RecipeOptions, measurement: SwapMeasure
     if not cells.targets[cells.half == 1].sum():
         raise InputError("one window cannot be divided into two halves for a recipe", fix="give a longer text")
 
-    def damage(job: Job) -> Damage:
-        return measurement.measure([job])[0]
-
-    allocation = allocate(
-        {unit.name: unit.weights for unit in choices.units},
-        {unit.name: choices.options(unit, damage, cells) for unit in choices.units},
-        bits_budget=budget.bits,
-        kl_budget=budget.kl,
-    )
+    allocation = choices.allocate(budget, lambda job: cells.mean(measurement.measure([job])[0].kl, SEEN).value)
     job = choices.mixture_job(allocation)
-    damage(job)
+    measurement.measure([job])
     return {
         "budget": budget.words,
         "chosen": {unit: option.name for unit, option in allocation.chosen.items()},
