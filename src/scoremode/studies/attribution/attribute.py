@@ -50,7 +50,6 @@ from scoremode.studies.attribution.weight_formats.round_to_nearest import read_n
 from scoremode.studies.attribution.weights import candidate_fingerprint
 
 if TYPE_CHECKING:
-    from scoremode.core.engine.base import EngineFacts
     from scoremode.core.statistics.comparison import Comparison
 
 KEPT_AS = ("KL of parts and of the whole is of weights alone: activations are computed as the baseline computes them",)
@@ -198,22 +197,18 @@ class _Work:
             "cells": cells.cells.as_json(),
             "noise_kl": None if noise_kl is None else noise_kl.tolist(),
             "noise_perturbed": perturbed,
-            "facts": self._facts(engine, cells.kind),
+            "facts": {
+                "corpus": self.asked.corpus.name,
+                "method": plan.method,
+                "method_settings": dict(plan.settings),
+                "windows": len(plan),
+                "forward_tokens": plan.forward_tokens,
+                "stderr_groups": cells.kind,
+                **describe_engine(engine),
+            },
             "notes": [*notes, *plan.notes],
             "candidates": [_candidate(candidate, own, units) for candidate in candidates],
             "recipe": recipe,
-        }
-
-    def _facts(self, engine: EngineFacts, groups: str) -> dict[str, Any]:
-        asked = self.asked
-        return {
-            "corpus": asked.corpus.name,
-            "method": asked.plan.method,
-            "method_settings": dict(asked.plan.settings),
-            "windows": len(asked.plan),
-            "forward_tokens": asked.plan.forward_tokens,
-            "stderr_groups": groups,
-            **describe_engine(engine),
         }
 
     def served(self, candidates: Sequence[str], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -295,13 +290,7 @@ def _restored(folder: AttributionFolder, stored: Mapping[str, Any]) -> Attributi
     """The attribution in a folder: its manifest, with the sums in its records instead of their numbers."""
     cells = Cells.from_json(stored["cells"])
 
-    def damage(_: Any, number: int) -> Damage:
-        found = Damage.unpacked(folder.records[number])
-        if len(found.kl) != len(cells.group):
-            raise ValueError("a record has other cells than its manifest")
-        return found
-
-    opened = partial(msgspec.convert, dec_hook=damage)
+    opened = partial(msgspec.convert, dec_hook=lambda _, number: cells.damage(folder.records[number]))
     candidates = opened(stored["candidates"], tuple[CandidateDamage, ...])
     for name, its in stored.get("served", {}).items():
         served = {"served": opened(its["record"], Damage), "served_by": its["engine"]}

@@ -79,11 +79,9 @@ class Account:
         return self.parts.value / self.whole.value if self.whole.value else None
 
     def as_json(self) -> dict[str, Any]:
-        lines = {name: getattr(self, name) for name in ("parts", "interaction", "whole", "rest", "served")}
-        found: dict[str, Any] = {"parts_over_whole": self.ratio}
-        for name, line in lines.items():
-            found |= with_error_fields(name, line)
-        return found
+        names = ("parts", "interaction", "whole", "rest", "served")
+        lines = (with_error_fields(name, getattr(self, name)) for name in names)
+        return {"parts_over_whole": self.ratio, **{name: value for line in lines for name, value in line.items()}}
 
 
 def account_of(cells: Cells, parts: Sequence[Damage], whole: Damage, served: Damage | None = None) -> Account:

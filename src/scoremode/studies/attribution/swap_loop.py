@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -132,13 +132,13 @@ class SwapMeasurement:
         for number, (job, share) in enumerate(zip(jobs, shares, strict=True), 1):
             announce(self.progress, f"{job.words} ({number:,} of {len(jobs):,})", "label")
 
-            def tell(fed: int, before: float = before, share: float = share) -> None:
+            def tell(fed: int, _: int, before: float = before, share: float = share) -> None:
                 if self.progress:
                     self.progress(min(int(before * tokens + share * fed), total), total)
 
             self.folder.add(job.number, self._damage(job, tell).packed())
             before += share
-            tell(tokens)
+            tell(tokens, tokens)
 
     def record(self, jobs: Sequence[Job]) -> tuple[Floats, Floats]:
         """Scores the baseline and keeps the states that these jobs start from."""
@@ -148,27 +148,23 @@ class SwapMeasurement:
         if place.size >= TOLD_FROM or place.kind == "file":
             print_line(f"scoremode: {place.words}")
 
-        def tell(fed: int) -> None:
-            if self.progress:
-                self.progress(fed, self.plan.forward_tokens)
-
-        logprob, top, _ = self._columns(self.swaps.record(self.plan, starts, place), tell)
+        logprob, top, _ = self._columns(self.swaps.record(self.plan, starts, place), self.progress)
         return logprob, top
 
-    def _damage(self, job: Job, tell: Callable[[int], None]) -> Damage:
+    def _damage(self, job: Job, progress: Progress) -> Damage:
         assert self.baseline is not None
         try:
             with self.swaps.swapped(job.sources, lambda name: self.weights[job.sources[name]].tensor(name)) as changed:
                 if not changed:
                     return self.cells.cells.unchanged()
-                logprob, top, kl = self._columns(self.swaps.diverge(self.plan, self.swaps.start_of(changed)), tell)
+                logprob, top, kl = self._columns(self.swaps.diverge(self.plan, self.swaps.start_of(changed)), progress)
         except EngineError as error:
             raise EngineError(f"{job.words}: {error.message}", fix=error.fix) from None
         assert not np.isnan(kl).any(), "every window is answered"
         return self.cells.damage(kl, change(logprob, self.baseline[0]), top == self.baseline[1])
 
     def _columns(
-        self, answered: Iterator[tuple[int, Answers]], tell: Callable[[int], None]
+        self, answered: Iterator[tuple[int, Answers]], progress: Progress | None
     ) -> tuple[Floats, Floats, Floats]:
         """Log-probability, first choice and KL of every target; KL is NaN if it was not asked for."""
         plan, fed = self.plan, 0
@@ -181,17 +177,15 @@ class SwapMeasurement:
                 check_divergence(index, answers)
                 kl[here] = answers.kl
             fed += int(plan.lengths[index])
-            tell(fed)
+            if progress:
+                progress(fed, plan.forward_tokens)
         return logprob, top, kl
 
     def _kept(self, job: Job) -> Damage:
         try:
-            found = Damage.unpacked(self.folder.records[job.number])
+            return self.cells.cells.damage(self.folder.records[job.number])
         except ValueError:
-            found = None
-        if found is None or len(found.kl) != len(self.cells.cells.weight):
-            raise EngineError(f"the record of {job.words} cannot be used", fix="measure again with --fresh")
-        return found
+            raise EngineError(f"the record of {job.words} cannot be used", fix="measure again with --fresh") from None
 
 
 def stored_bits(stored: Stored, tensors: Sequence[str]) -> float:

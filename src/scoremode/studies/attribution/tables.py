@@ -35,9 +35,10 @@ def units_table(candidate: Fields, title: str = "", most: int | None = None) -> 
     rows.sort(key=lambda row: (-row["kl"], not row["changed"]))
     if most is not None:
         rows = [row for row in rows if row["changed"]][:most]
+    shares = [NOTHING if row["share"] is None else f"{100 * row['share']:.1f}%" for row in rows]
     columns = [
         numbers("KL", rows, "kl", about="KL(baseline‖swapped), nats per token"),
-        Column("share", [_share(row["share"]) for row in rows], about="of the sum of parts"),
+        Column("share", list(map(Cell, shares)), about="of the sum of parts"),
         numbers("Δ logprob", rows, "delta_logprob", about="change of the tokens' log-probability, nats"),
         numbers("same top", rows, "same_top", percent=True, about="tokens whose first choice is the same"),
     ]
@@ -56,10 +57,6 @@ def units_table(candidate: Fields, title: str = "", most: int | None = None) -> 
         ]
     names = [Row(row["unit"], "" if row["changed"] else "equal weights") for row in rows]
     return Table(names, columns, title, corner="unit")
-
-
-def _share(share: float | None) -> Cell:
-    return Cell(NOTHING if share is None else f"{100 * share:.1f}%")
 
 
 def _unnamed(candidate: Fields) -> list[Note]:
