@@ -126,10 +126,7 @@ class KldFile:
     @cached_property
     def _mapped(self) -> npt.NDArray[np.uint16]:
         shape = (self.layout.chunks, self.layout.rows, self.layout.words)
-        try:
-            return np.memmap(self.path, np.dtype("<u2"), "r", self.layout.start, shape)
-        except (OSError, ValueError) as error:
-            raise RunError(f"{self.path} cannot be mapped ({error})", fix="check the file") from None
+        return np.memmap(self.path, np.dtype("<u2"), "r", self.layout.start, shape)
 
     def records(self, chunk: int) -> Raw:
         """Returns the records of a chunk (rows, words), mapped. Raises RunError if the file changed after opening."""

@@ -1,22 +1,8 @@
 """Trainer against rollout: sampled tokens, with their log-probabilities under both.
 
 In reinforcement learning one engine samples (the rollout, π) and another computes gradients (the trainer, τ). For each
-sampled token, r = τ(token) / π(token) is its importance ratio. From samples of π alone, the mean of each of these
-estimates KL(π‖τ), in nats per token:
-
-    k1 = -ln r              unbiased; single values may be negative, so that it needs many tokens
-    k2 = ½ (ln r)²          biased by terms of third order; small errors
-    k3 = r - 1 - ln r       unbiased, never negative, small errors while ratios are near 1
-    kl                      exact, where a comparison has both distributions at every token
-
-This holds for samples of the distribution whose probabilities are given. With a temperature other than 1 or a filter
-such as top-p, tokens come from another distribution than the model's own: then the three are means over these tokens,
-and a note says so.
-
-    effective sample size   (Σ r)² / (n Σ r²): the share of samples that would be left after weighting by r
-    of sequences            the same with the product of a sample's ratios
-
-Errors are over prompts, because the samples of one prompt are alike.
+sampled token, r = τ(token) / π(token) is its importance ratio. docs/rollouts.md has the formulas, and says what they
+are of texts that were drawn with a temperature or a filter. Errors are over prompts: the samples of one are alike.
 """
 
 from __future__ import annotations
@@ -26,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -47,7 +34,7 @@ from scoremode.core.statistics.statistic import (
 from scoremode.core.statistics.streams import quantiles
 from scoremode.errors import InputError
 from scoremode.reports.gate import check, parse, too_few
-from scoremode.values import Bools, Estimate, Floats, Ints, Range
+from scoremode.values import Bools, Estimate, Floats, Ints
 
 CLIP = (0.8, 1.2)  # ratios inside are not clipped by PPO's usual range
 QUANTILES = {"min": 0.0, "p01": 0.01, "p05": 0.05, "median": 0.5, "p95": 0.95, "p99": 0.99, "p999": 0.999, "max": 1.0}
@@ -199,19 +186,19 @@ class Mismatch(ArrowTable, MismatchNumbers):
         shown = [one for one in BY_POSITION if one.name != "kl" or self.kl is not None]
         with np.errstate(over="ignore"):
             columns = {one: np.asarray(measured(one.mean)(self.tokens), np.float64) for one in shown}
-        means = [self._by_stretch(column, edges, one.range) for one, column in columns.items()]
+        places = [(self.position, self.tokens.groups)]
+        means = {
+            one.name: means_by_stretch(lambda x=column: [x], lambda: iter(places), edges, one.range)
+            for one, column in columns.items()
+        }
         unbounded = ~np.isfinite(columns[shown[0]])
         rows = []
-        for i, (first, end) in enumerate(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)):
+        for i, (first, end) in enumerate(pairwise(edges.tolist())):
             here = (self.position >= first) & (self.position < end)
-            fields = {k: v for one, own in zip(shown, means, strict=True) for k, v in one.as_fields(own[i]).items()}
+            fields = fields_from(shown, {name: own[i] for name, own in means.items()})
             counts = {"tokens": int(here.sum()), **fields, "unbounded": int(unbounded[here].sum())}
             rows.append({"first": first, "last": end - 1, **counts})
         return [row for row in rows if row["tokens"]]
-
-    def _by_stretch(self, column: Floats, edges: Ints, within: Range) -> list[Estimate]:
-        places = [(self.position, self.tokens.groups)]
-        return means_by_stretch(lambda: [column], lambda: iter(places), edges, within)
 
     def by_slice(self) -> list[dict[str, Any]]:
         """The statistics of each slice, in the order in which slices first appear; empty if there are none."""
