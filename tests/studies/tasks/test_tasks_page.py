@@ -16,7 +16,7 @@ from scoremode.errors import InputError
 from scoremode.reports.html.page import report
 from scoremode.studies.tasks.logs import TaskDocument
 from scoremode.studies.tasks.page import FLIPS_SHOWN, recovery_chart, render_tasks
-from scoremode.studies.tasks.results import TasksComparison, softmax
+from scoremode.studies.tasks.results import TasksComparison, shares
 from scoremode.studies.tasks.statistics import PairedTask
 from scoremode.studies.tasks.tables import tasks_markdown, tasks_model_index
 
@@ -80,7 +80,7 @@ def test_flips_are_listed_with_both_models_choices() -> None:
     assert page.count('<article class="flip">') == min(len(flips), FLIPS_SHOWN)
     assert f"{len(flips) - FLIPS_SHOWN} more are not shown" in page
     first = flips[0]
-    share = softmax(first.baseline)[0]
+    share = shares(first.baseline)[0]
     assert f"{100 * share:.1f}%" in page
     for flip in flips:
         chose = flip.chosen[1] if flip.gained else flip.chosen[0]
@@ -132,7 +132,7 @@ def test_reports_of_tasks_and_of_texts_are_two_pages(tmp_path: Path) -> None:
 
 
 def test_a_probability_of_zero_is_shown_as_such() -> None:
-    assert np.isnan(softmax([-math.inf, -math.inf])).all()
+    assert np.isnan(shares([-math.inf, -math.inf])).all()
     found = made(bad="plain")
     assert "probability 0" not in render_tasks([found])
     answers = found.tasks[0].baseline

@@ -234,24 +234,18 @@ def _choice(document: TaskDocument, log_probs: Floats, *, per_character: bool) -
     return int((log_probs / np.array(document.lengths) if per_character else log_probs).argmax())
 
 
-def softmax(log_probs: Sequence[float] | Floats) -> Floats:
-    """Probabilities over the choices, which sum to 1; NaN if all of them have probability zero.
+def shares(log_probs: Sequence[float] | Floats) -> Floats:
+    """Probabilities over the choices, which sum to 1; NaN if all of them have probability zero."""
+    from scipy.special import softmax
 
-    >>> softmax([math.log(0.1), math.log(0.3)]).round(6).tolist()
-    [0.25, 0.75]
-    """
-    values = np.array(log_probs, dtype=np.float64)
-    top = values.max()
-    if not math.isfinite(top):
-        return np.full(len(values), np.nan)
-    weights = np.exp(values - top)
-    found: Floats = weights / weights.sum()
+    with np.errstate(invalid="ignore"):
+        found: Floats = softmax(np.array(log_probs, dtype=np.float64))
     return found
 
 
 def _divergence(baseline: Floats, candidate: Floats) -> float:
     """KL(baseline‖candidate) over the choices of a document; NaN if one of them gives no choice a probability."""
-    p, q = softmax(baseline), softmax(candidate)
+    p, q = shares(baseline), shares(candidate)
     with np.errstate(divide="ignore", invalid="ignore"):
         terms = np.where(p > 0, p * (np.log(p) - np.log(q)), np.where(np.isnan(p), np.nan, 0.0))
     return max(0.0, float(terms.sum())) if not np.isnan(terms).any() else math.nan
