@@ -13,7 +13,7 @@ from scoremode.reports.html.drawing import SMALL, Axis, Chart, Shape, linear, pl
 from scoremode.reports.html.page import ResultPage
 from scoremode.reports.html.templating import fill, fill_page
 from scoremode.reports.table import Note
-from scoremode.studies.rollouts.mismatch_statistics import Mismatch
+from scoremode.studies.rollouts.mismatch import Mismatch
 from scoremode.studies.rollouts.parting import Partings
 from scoremode.studies.rollouts.readings import Reading
 from scoremode.studies.rollouts.speculation import Speculation
