@@ -2,14 +2,9 @@
 
 A row is a task, a group of tasks, or all tasks. Its means are Σ_t w_t · (mean over the documents of task t), with
 weights that sum to 1. Documents are independent and tasks are fixed, so the variance of a mean is Σ_t w_t² s_t² / n_t.
-
-recovery   = mean metric of the candidate / mean metric of the baseline. Both are measured on the same documents, so
-             only documents that flip make it uncertain.
-bounds     of recovery and of the difference are computed as if one more document had flipped, half of it lost and half
-             gained, spread over the tasks by their size. Otherwise ten documents without a flip would look certain.
-McNemar    = the exact two-sided probability of such an uneven split of flips if both directions were equally likely.
-
-docs/tasks.md has every formula, and how often the bounds contain the true value.
+Both models have the same documents, so only those that flip make recovery uncertain; one more is added, half lost and
+half gained, or ten documents without a flip would look certain. docs/tasks.md has every formula, and how often the
+bounds contain the true value.
 """
 
 from __future__ import annotations
