@@ -32,10 +32,11 @@ from scoremode.core.verbs.run_contents import describe_engine
 from scoremode.core.verbs.scoring import check_fits
 from scoremode.errors import InputError, OptionError, RunError, did_you_mean, print_line
 from scoremode.studies.attribution.cells import Cells, Damage, PlanCells
-from scoremode.studies.attribution.folder import AGAIN, AttributionFolder
 from scoremode.studies.attribution.recipe import Budget, RecipeOptions, make_recipe, write_tools
 from scoremode.studies.attribution.result import Attribution, CandidateDamage, Recipe
 from scoremode.studies.attribution.swap_loop import (
+    AGAIN,
+    AttributionFolder,
     Candidate,
     Stored,
     SwapMeasurement,

@@ -4,7 +4,7 @@ Sums over targets are kept for each cell: the targets of one group (groups.py) i
 number has a paired error over groups, sums and differences of units have one too, and a recipe that was chosen on the
 first half of the windows can be measured on the second half, which it has not seen.
 
-Structs are as a manifest has them, but for sums: there, these are numbers of records (folder.py).
+Structs are as a manifest has them, but for sums: there, these are numbers of records (swap_loop.py).
 """
 
 from __future__ import annotations
