@@ -34,8 +34,8 @@ from scoremode.studies.attribution.routing import routing as routing
 from scoremode.studies.paths.noise import Noise as Noise
 from scoremode.studies.paths.noise import noise as noise
 from scoremode.studies.paths.paths import paths as paths
+from scoremode.studies.rollouts.mismatch import Mismatch as Mismatch
 from scoremode.studies.rollouts.mismatch import mismatch as mismatch
-from scoremode.studies.rollouts.mismatch_statistics import Mismatch as Mismatch
 from scoremode.studies.rollouts.rollouts import rollouts as rollouts
 from scoremode.studies.rollouts.texts import Rollouts as Rollouts
 from scoremode.studies.tasks.lm_eval_command import lm_eval as lm_eval

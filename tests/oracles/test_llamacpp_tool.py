@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.studies.kld.file import KldFile, log_probabilities
+from scoremode.studies.kld.file import KldFile
 from scoremode.studies.kld.statistics import llamacpp_statistics, llamacpp_text
+from tests.studies.kld.kld_files import log_probabilities
 
 pytestmark = pytest.mark.slow
 
@@ -99,7 +100,7 @@ def test_both_files_have_the_same_tokens_and_nearly_the_same_numbers(ours: Path,
     assert one.layout == other.layout
     assert np.array_equal(one.tokens, other.tokens)
     for chunk in range(CHUNKS):
-        a, b = (log_probabilities(f.records(chunk), f.layout.vocabulary) for f in (one, other))
+        a, b = (log_probabilities(f, chunk) for f in (one, other))
         likely = b > -10
         assert abs(a - b)[likely].max() < 2e-3, "two float32 programs, and two steps of 16 bits"
 

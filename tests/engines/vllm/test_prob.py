@@ -11,9 +11,10 @@ import pytest
 import scoremode as sm
 from scoremode.core.verbs.prob.sequence import SequenceProbability
 from scoremode.errors import ModelError
-from scoremode.studies.kld.file import KldFile, log_probabilities
+from scoremode.studies.kld.file import KldFile
 from tests.engines.vllm.conftest import Judge, engine_of, own, score
 from tests.makers import VOCABULARY, make_family
+from tests.studies.kld.kld_files import log_probabilities
 
 LONG = "The quick brown fox jumps over the lazy dog. " * 4
 
@@ -61,7 +62,7 @@ def test_vllm_writes_and_reads_the_files_of_transformers(small_llama: Path, tmp_
     one, other = (KldFile(tmp_path / f"{name}.kld") for name in ("transformers", "vllm"))
     assert np.array_equal(one.tokens, other.tokens)
     for chunk in range(one.layout.chunks):
-        a, b = (log_probabilities(f.records(chunk), f.layout.vocabulary) for f in (one, other))
+        a, b = (log_probabilities(f, chunk) for f in (one, other))
         assert abs(a - b).max() < 1e-3
     (itself,) = sm.compare(str(tmp_path / "transformers.kld"), str(small_llama), dtype="float32")
     assert found.kl is not None

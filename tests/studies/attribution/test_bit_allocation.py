@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scoremode.errors import OptionError
-from scoremode.studies.attribution.bit_allocation import Allocation, Option, allocate
-from scoremode.studies.attribution.recipe import Budget
+from scoremode.studies.attribution.recipe import Allocation, Budget, Option, allocate
 
 Problem = tuple[dict[str, int], dict[str, list[Option]]]
 

@@ -14,7 +14,6 @@ from scoremode.studies.attribution.result import (
     Attribution,
     CandidateDamage,
     Recipe,
-    Uniform,
     UnitDamage,
     account_of,
     ordered,
@@ -53,17 +52,17 @@ def test_means_and_errors_are_those_of_all_targets_at_once(tmp_path: Path) -> No
 
 
 def test_records_come_back_as_they_were() -> None:
-    damage = of(RNG.random(6))
-    again = Damage.unpacked(damage.packed())
+    cells = Cells.from_json(some_cells().as_json())
+    assert np.array_equal(cells.weight, some_cells().weight)
+    damage = of(RNG.random(16))
+    again = cells.damage(damage.packed())
     assert np.array_equal(again.kl, damage.kl)
     assert np.array_equal(again.same, damage.same)
     assert again.is_changed
-    assert not Damage.unpacked(some_cells().unchanged().packed()).is_changed
-    for body in (b"", b"\1abc"):
-        with pytest.raises(ValueError, match="not the sums"):
-            Damage.unpacked(body)
-    cells = Cells.from_json(some_cells().as_json())
-    assert np.array_equal(cells.weight, some_cells().weight)
+    assert not cells.damage(cells.unchanged().packed()).is_changed
+    for body in (b"", b"\1abc", damage.packed()[:-24]):
+        with pytest.raises(ValueError, match="other cells"):
+            cells.damage(body)
 
 
 def test_the_account_is_paired() -> None:
@@ -118,7 +117,7 @@ def test_units_are_ordered_by_damage_and_measured_per_bit() -> None:
 )
 def test_a_mixture_is_judged_by_a_uniform_candidate_of_its_size(bits: float, kl: float, words: str) -> None:
     cells, text = some_cells(), np.repeat(RNG.uniform(0.9, 1.1, 8), 2)
-    rivals = (Uniform("three", 3.5, of(9 * text)), Uniform("four", 4.5, of(text)))
+    rivals = (CandidateDamage("three", 3.5, (), of(9 * text)), CandidateDamage("four", 4.5, (), of(text)))
     recipe = Recipe("4.5 bits per weight", {}, bits, 0.1, 0.0, of(10 * kl * text), rivals)
     assert words in recipe.verdict(cells)
     facts = recipe.as_json(cells)

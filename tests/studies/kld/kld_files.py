@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scoremode.studies.kld.file import KldFile
+
 F = np.float32
 Logits = npt.NDArray[np.float32]
 
@@ -66,6 +68,13 @@ def log_p(path: Path, chunk: int, row: int) -> tuple[list[float], list[int]]:
     scale, lowest = struct.unpack_from("<ff", data, at)
     codes = list(struct.unpack_from(f"<{vocabulary}H", data, at + 8))
     return [scale * code + lowest for code in codes], codes
+
+
+def log_probabilities(file: KldFile, chunk: int) -> npt.NDArray[np.float64]:
+    """The same for a whole chunk, from its mapped records: (rows, vocabulary)."""
+    records = file.records(chunk)
+    floats = np.ascontiguousarray(records[:, :4]).view("<f4").astype(np.float64)
+    return floats[:, :1] * records[:, 4 : 4 + file.layout.vocabulary] + floats[:, 1:]
 
 
 def kl_longhand(stored: list[float], logits: npt.NDArray[Any]) -> float:

@@ -15,7 +15,7 @@ import torch
 import scoremode as sm
 from scoremode.core.scores.columns import Divergences
 from scoremode.errors import InputError, OptionError
-from scoremode.studies.rollouts.mismatch_statistics import FIELDS, Mismatch
+from scoremode.studies.rollouts.mismatch import FIELDS, Mismatch
 from scoremode.studies.rollouts.tables import mismatch_blocks
 from scoremode.values import Floats, Ids, Ints
 from tests.makers import VOCABULARY, make_tiny_model, make_tokenizer

@@ -8,7 +8,7 @@ import numpy as np
 
 from scoremode.studies.rollouts.page import readings_section
 from scoremode.studies.rollouts.parting import partings
-from scoremode.studies.rollouts.readings import Reading, text_ratios
+from scoremode.studies.rollouts.readings import Reading, TextRatios
 from scoremode.studies.rollouts.speculation import speculation
 
 TEXTS, LENGTH = 12, 600
@@ -26,7 +26,7 @@ def parted(at: int) -> Reading:
 def drafted(rate: float) -> Reading:
     overlap = np.clip(np.random.default_rng(0).normal(rate, 0.05, len(TEXT)), 0, 1)
     logprob = np.full(len(TEXT), -1.0)
-    read = text_ratios(TEXT, TEXT, logprob, logprob - 0.1)
+    read = TextRatios(TEXT, TEXT, logprob, logprob - 0.1)
     return Reading("writer", f"draft {rate}", None, read, speculation(TEXT, TEXT, overlap, overlap))
 
 

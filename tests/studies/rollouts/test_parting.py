@@ -10,7 +10,7 @@ import pytest
 
 from scoremode.errors import RunError
 from scoremode.studies.rollouts.parting import Partings, Survival, partings
-from scoremode.studies.rollouts.readings import text_ratios
+from scoremode.studies.rollouts.readings import TextRatios
 from scoremode.studies.rollouts.tables import parting_blocks, text_ratios_blocks
 from scoremode.values import Bools, Ints
 from tests.reports.test_table import drawn
@@ -145,7 +145,7 @@ def test_log_ratios_of_texts_are_those_of_a_loop() -> None:
     text, prompt = np.repeat(np.arange(24), lengths), np.repeat(np.arange(24) // 3, lengths)
     writer = -random.exponential(1.0, len(text))
     reader = np.minimum(0, writer - random.normal(0.1, 0.2, len(text)))
-    found = text_ratios(text, prompt, writer, reader)
+    found = TextRatios(text, prompt, writer, reader)
     sums = np.array([(reader - writer)[text == i].sum() for i in range(24)])
     assert found.log_ratio.value == pytest.approx(sums.mean(), rel=1e-12)
     by_prompt = sums.reshape(8, 3).mean(axis=1)
@@ -158,10 +158,10 @@ def test_an_impossible_token_is_counted_and_not_averaged() -> None:
     text, lp = np.repeat(np.arange(6), 2), np.full(12, -1.0)
     reader = lp.copy()
     reader[3] = -np.inf
-    found = text_ratios(text, text, lp, reader).statistics()
+    found = TextRatios(text, text, lp, reader).statistics()
     assert (found["impossible"], found["log_ratio"], found["ppl_ratio"]) == (1, None, None)
     with pytest.raises(RunError, match="sampled token is -inf"):
-        text_ratios(text, text, reader, lp)
+        TextRatios(text, text, reader, lp)
 
 
 def test_minus_the_log_ratio_estimates_the_kl_of_whole_texts() -> None:
@@ -174,7 +174,7 @@ def test_minus_the_log_ratio_estimates_the_kl_of_whole_texts() -> None:
     token = np.where(letters, 0, 1)
     token[np.cumsum(length) - 1] = 2
     text = np.repeat(np.arange(4000), length)
-    found = text_ratios(text, text // 4, np.log(p)[token], np.log(q)[token]).log_ratio
+    found = TextRatios(text, text // 4, np.log(p)[token], np.log(q)[token]).log_ratio
     exact = -rate / p[2]  # by Wald: the mean number of tokens times the KL of each
     assert found.stderr is not None
     assert abs(found.value - exact) < 3 * found.stderr
@@ -195,7 +195,7 @@ def test_tables_show_both_figures() -> None:
     assert "without a parting" in shown
     assert "near-ties" in shown
     text = np.repeat(np.arange(6), 2)
-    reads = text_ratios(text, text, np.full(12, -1.0), np.linspace(-2, -1, 12)).statistics()
+    reads = TextRatios(text, text, np.full(12, -1.0), np.linspace(-2, -1, 12)).statistics()
     assert "perplexity ratio" in drawn(text_ratios_blocks([(0, "base", "q4", reads), (1, "q4", "base", reads)]))
 
 

@@ -108,7 +108,7 @@ def test_fresh_replaces_and_other_settings_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_journal_with_a_text_that_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from scoremode.studies.rollouts.folder import RolloutsFolder
+    from scoremode.studies.rollouts.texts import RolloutsFolder
 
     def stop(*_: Any) -> Any:
         raise KeyboardInterrupt

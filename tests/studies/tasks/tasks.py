@@ -26,49 +26,33 @@ LAST_WORDS = [
 ]
 PAGES = [{"page": "Once upon a time, there was a boy. " * 40}, {"page": "A short one."}, {"page": "naïve 東京 " * 30}]
 
-CHOICE = """
-task: {name}
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {rows}}}}}
-test_split: test
-output_type: multiple_choice
-doc_to_text: "{{{{question}}}}"
-doc_to_target: "{{{{answer}}}}"
-doc_to_choice: "{{{{choices}}}}"
-metric_list: [{{metric: acc}}, {{metric: acc_norm}}]
-"""
-LAST_WORD = """
-task: {name}
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {rows}}}}}
-test_split: test
-output_type: loglikelihood
-doc_to_text: "{{{{text.split(' ')[:-1]|join(' ')}}}}"
-doc_to_target: "{{{{' '+text.split(' ')[-1]}}}}"
-metric_list: [{{metric: perplexity}}, {{metric: acc}}]
-"""
-ROLLING = """
-task: {name}
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {rows}}}}}
-test_split: test
-output_type: loglikelihood_rolling
-doc_to_text: ""
-doc_to_target: "{{{{page}}}}"
-metric_list: [{{metric: word_perplexity}}, {{metric: bits_per_byte}}]
-"""
-WRITING = """
-task: {name}
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {rows}}}}}
-test_split: test
-output_type: generate_until
-doc_to_text: "{{{{text}}}}"
-doc_to_target: "."
-generation_kwargs: {{until: ["."], max_gen_toks: 24}}
-metric_list: [{{metric: exact_match}}]
-"""
-KINDS: dict[str, tuple[str, Sequence[dict[str, Any]]]] = {
+CHOICE = {
+    "output_type": "multiple_choice",
+    "doc_to_text": "{{question}}",
+    "doc_to_target": "{{answer}}",
+    "doc_to_choice": "{{choices}}",
+    "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
+}
+LAST_WORD = {
+    "output_type": "loglikelihood",
+    "doc_to_text": "{{text.split(' ')[:-1]|join(' ')}}",
+    "doc_to_target": "{{' '+text.split(' ')[-1]}}",
+    "metric_list": [{"metric": "perplexity"}, {"metric": "acc"}],
+}
+ROLLING = {
+    "output_type": "loglikelihood_rolling",
+    "doc_to_text": "",
+    "doc_to_target": "{{page}}",
+    "metric_list": [{"metric": "word_perplexity"}, {"metric": "bits_per_byte"}],
+}
+WRITING = {
+    "output_type": "generate_until",
+    "doc_to_text": "{{text}}",
+    "doc_to_target": ".",
+    "generation_kwargs": {"until": ["."], "max_gen_toks": 24},
+    "metric_list": [{"metric": "exact_match"}],
+}
+KINDS: dict[str, tuple[dict[str, Any], Sequence[dict[str, Any]]]] = {
     "own_choice": (CHOICE, CHOICES),
     "own_last_word": (LAST_WORD, LAST_WORDS),
     "own_rolling": (ROLLING, PAGES),
@@ -80,15 +64,15 @@ def write_tasks(folder: Path, names: Sequence[str] = tuple(KINDS)) -> Path:
     """A folder for ``--include_path`` with these tasks and their rows."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
-        text, rows = KINDS[name]
-        write_task(folder, name, text, rows)
+        write_task(folder, name, *KINDS[name])
     return folder
 
 
-def write_task(folder: Path, name: str, text: str, rows: Sequence[dict[str, Any]]) -> None:
+def write_task(folder: Path, name: str, kind: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
     file = folder / f"{name}.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / f"{name}.yaml").write_text(text.format(name=name, rows=file))
+    data = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(file)}}, "test_split": "test"}
+    (folder / f"{name}.yaml").write_text(json.dumps({"task": name, **data, **kind}))  # JSON is YAML
 
 
 @contextmanager

@@ -323,8 +323,7 @@ def test_a_length_beyond_the_model_is_refused(tiny: Path) -> None:
 def test_an_empty_continuation_is_named_before_anything_is_loaded(tiny: Path, tmp_path: Path) -> None:
     rows = [*CHOICES, {"question": "Empty", "choices": ["", "x"], "answer": 0}]
     (tmp_path / "tasks").mkdir()
-    text = CHOICE + 'target_delimiter: ""\n'
-    write_task(tmp_path / "tasks", "own_empty", text, rows)
+    write_task(tmp_path / "tasks", "own_empty", {**CHOICE, "target_delimiter": ""}, rows)
     lm = ours(tiny)
     with pytest.raises(InputError, match="document 4 of own_empty has an empty continuation"):
         evaluate(lm, tmp_path / "tasks", ["own_empty"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -40,14 +39,7 @@ def task(cells: Cells, name: str = "t") -> PairedTask:
 
 
 # ── McNemar ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-@pytest.mark.parametrize(("lost", "gained"), [*itertools.product(range(8), range(8))])
-def test_mcnemar_is_the_sum_of_binomial_terms(lost: int, gained: int) -> None:
-    n, k = lost + gained, min(lost, gained)
-    tail = sum(math.comb(n, i) for i in range(k + 1)) / 2**n
-    assert mcnemar(lost, gained) == pytest.approx(min(1.0, 2 * tail), rel=1e-12)
-
-
-@pytest.mark.parametrize(("lost", "gained"), [(40, 12), (3, 300), (500, 500), (2000, 1800), (1, 0)])
+@pytest.mark.parametrize(("lost", "gained"), [(0, 5), (2, 3), (40, 12), (3, 300), (500, 500), (2000, 1800), (1, 0)])
 def test_mcnemar_is_scipys_binomial_test(lost: int, gained: int) -> None:
     expected = stats.binomtest(lost, lost + gained, 0.5).pvalue
     assert mcnemar(lost, gained) == pytest.approx(expected, rel=1e-9)
@@ -55,12 +47,6 @@ def test_mcnemar_is_scipys_binomial_test(lost: int, gained: int) -> None:
 
 def test_mcnemar_of_no_flips_says_nothing() -> None:
     assert mcnemar(0, 0) == 1.0
-
-
-def test_mcnemar_rejects_no_more_often_than_its_level() -> None:
-    rng = np.random.default_rng(3)
-    flips = rng.binomial(40, 0.5, 4000)
-    assert np.mean([mcnemar(int(k), 40 - int(k)) < 0.05 for k in flips]) <= 0.05
 
 
 # ── closed forms ─────────────────────────────────────────────────────────────────────────────────────────────────────

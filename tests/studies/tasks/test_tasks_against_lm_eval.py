@@ -66,7 +66,7 @@ def test_accuracies_and_errors_are_those_of_lm_eval(compared: sm.TasksComparison
                 else:
                     assert row[f"{metric}_{side}"] is None
         number = 0 if side == "baseline" else 1
-        perplexity = {t.name: t.paired.lm_eval for t in compared.tasks}["lambada_openai"]["perplexity"][number]
+        perplexity = {t.name: t.lm_eval for t in compared.tasks}["lambada_openai"]["perplexity"][number]
         assert perplexity == printed["lambada_openai"]["perplexity,none"]
     assert compared.overall["kl_choices"] is None  # lambada has no choices
 

@@ -14,11 +14,11 @@ import pytest
 import scoremode as sm
 from scoremode.errors import InputError
 from scoremode.reports.html.page import report
-from scoremode.studies.tasks.card import tasks_markdown, tasks_model_index
 from scoremode.studies.tasks.logs import TaskDocument
 from scoremode.studies.tasks.page import FLIPS_SHOWN, recovery_chart, render_tasks
-from scoremode.studies.tasks.results import TaskPair, TasksComparison, softmax
+from scoremode.studies.tasks.results import TasksComparison, shares
 from scoremode.studies.tasks.statistics import PairedTask
+from scoremode.studies.tasks.tables import tasks_markdown, tasks_model_index
 
 BAD = "<script>alert('x')</script> & \"quotes\" \u202e|`"
 FACTS = {
@@ -39,8 +39,10 @@ def made(name: str = "q4", *, documents: int = 60, bad: str = BAD) -> TasksCompa
     base, cand = (-rng.exponential(2.0, (documents, 2)) for _ in range(2))
     right = [(side.argmax(1) == 0).astype(float) for side in (base, cand)]
     margins = [side[:, 0] - side[:, 1] for side in (base, cand)]
-    paired = PairedTask(bad, "acc", {"acc": (right[0], right[1])}, margin=(margins[0], margins[1]))
-    task = TaskPair(paired, asked, list(base), list(cand), 0, "1.0")
+    task = PairedTask(
+        bad, "acc", {"acc": (right[0], right[1])}, margin=(margins[0], margins[1]),
+        documents=asked, baseline=list(base), candidate=list(cand), shots=0, version="1.0",
+    )  # fmt: skip
     settings = {
         "lm_eval": "0", "limit": None, "num_fewshot": {bad: 0}, "apply_chat_template": False,
         "seeds": {"fewshot": 1234},
@@ -78,7 +80,7 @@ def test_flips_are_listed_with_both_models_choices() -> None:
     assert page.count('<article class="flip">') == min(len(flips), FLIPS_SHOWN)
     assert f"{len(flips) - FLIPS_SHOWN} more are not shown" in page
     first = flips[0]
-    share = softmax(first.baseline)[0]
+    share = shares(first.baseline)[0]
     assert f"{100 * share:.1f}%" in page
     for flip in flips:
         chose = flip.chosen[1] if flip.gained else flip.chosen[0]
@@ -130,7 +132,7 @@ def test_reports_of_tasks_and_of_texts_are_two_pages(tmp_path: Path) -> None:
 
 
 def test_a_probability_of_zero_is_shown_as_such() -> None:
-    assert np.isnan(softmax([-math.inf, -math.inf])).all()
+    assert np.isnan(shares([-math.inf, -math.inf])).all()
     found = made(bad="plain")
     assert "probability 0" not in render_tasks([found])
     answers = found.tasks[0].baseline

@@ -1,7 +1,7 @@
 """The cache folder: its entries, each with an age, a size and a lock, and their removal.
 
 runs/DIGEST, references/DIGEST   run folders; DIGEST is computed from the run's identity
-attributions/DIGEST              measured units of candidates (studies/attribution/folder.py)
+attributions/DIGEST              measured units of candidates (studies/attribution/swap_loop.py)
 models/NAME                      converted checkpoints; scoremode.json is written last
 files/DIGEST                     copies of files behind URIs; results on their way to a URI
 texts/DIGEST                     tokens of long texts (kept_tokens.py)

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+import msgspec
 import numpy as np
+from msgspec import structs
 
 from scoremode.core.disk.folders import entry_folder
 from scoremode.core.disk.uri import RemotePath, located
@@ -29,10 +32,11 @@ from scoremode.core.verbs.run_contents import describe_engine
 from scoremode.core.verbs.scoring import check_fits
 from scoremode.errors import InputError, OptionError, RunError, did_you_mean, print_line
 from scoremode.studies.attribution.cells import Cells, Damage, PlanCells
-from scoremode.studies.attribution.folder import AGAIN, AttributionFolder
-from scoremode.studies.attribution.recipe import Budget, RecipeOptions, make_recipe, restored_recipe, write_tools
-from scoremode.studies.attribution.result import Attribution, CandidateDamage, Uniform, UnitDamage
+from scoremode.studies.attribution.recipe import Budget, RecipeOptions, make_recipe, write_tools
+from scoremode.studies.attribution.result import Attribution, CandidateDamage, Recipe
 from scoremode.studies.attribution.swap_loop import (
+    AGAIN,
+    AttributionFolder,
     Candidate,
     Stored,
     SwapMeasurement,
@@ -47,7 +51,6 @@ from scoremode.studies.attribution.weight_formats.round_to_nearest import read_n
 from scoremode.studies.attribution.weights import candidate_fingerprint
 
 if TYPE_CHECKING:
-    from scoremode.core.engine.base import EngineFacts
     from scoremode.core.statistics.comparison import Comparison
 
 KEPT_AS = ("KL of parts and of the whole is of weights alone: activations are computed as the baseline computes them",)
@@ -195,22 +198,18 @@ class _Work:
             "cells": cells.cells.as_json(),
             "noise_kl": None if noise_kl is None else noise_kl.tolist(),
             "noise_perturbed": perturbed,
-            "facts": self._facts(engine, cells.kind),
+            "facts": {
+                "corpus": self.asked.corpus.name,
+                "method": plan.method,
+                "method_settings": dict(plan.settings),
+                "windows": len(plan),
+                "forward_tokens": plan.forward_tokens,
+                "stderr_groups": cells.kind,
+                **describe_engine(engine),
+            },
             "notes": [*notes, *plan.notes],
             "candidates": [_candidate(candidate, own, units) for candidate in candidates],
             "recipe": recipe,
-        }
-
-    def _facts(self, engine: EngineFacts, groups: str) -> dict[str, Any]:
-        asked = self.asked
-        return {
-            "corpus": asked.corpus.name,
-            "method": asked.plan.method,
-            "method_settings": dict(asked.plan.settings),
-            "windows": len(asked.plan),
-            "forward_tokens": asked.plan.forward_tokens,
-            "stderr_groups": groups,
-            **describe_engine(engine),
         }
 
     def served(self, candidates: Sequence[str], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -262,7 +261,6 @@ def _candidate(candidate: Candidate, own: Stored, units: Sequence[Unit]) -> dict
 
 
 def _damage_of(compared: Comparison, cells: PlanCells) -> Damage:
-    """The sums of a comparison of the same plan."""
     kl, moved, same = [], [], []
     for block in compared.blocks():
         if block.kl is None or block.base_top is None or block.cand_top is None:
@@ -284,51 +282,26 @@ def _kept(folder: AttributionFolder, known: Mapping[str, Any]) -> Attribution | 
         return _restored(folder, folder.finished)
     except KeyError:
         print_line(f"scoremode: records of {folder.folder} are lost: what is missing is measured again")
-    except ValueError as error:
+    except (ValueError, msgspec.ValidationError) as error:
         raise RunError(f"{folder.folder} cannot be right: {error}", fix=AGAIN) from None
     return None
 
 
 def _restored(folder: AttributionFolder, stored: Mapping[str, Any]) -> Attribution:
-    """The attribution in a folder: its manifest, and the sums in its records."""
-    served, cells = stored.get("served", {}), Cells.from_json(stored["cells"])
+    """The attribution in a folder: its manifest, with the sums in its records instead of their numbers."""
+    cells = Cells.from_json(stored["cells"])
 
-    def damage(number: int) -> Damage:
-        found = Damage.unpacked(folder.records[number])
-        if len(found.kl) != len(cells.group):
-            raise ValueError("a record has other cells than its manifest")
-        return found
-
-    candidates = []
-    for one in stored["candidates"]:
-        its = served.get(one["name"])
-        units = [
-            UnitDamage(
-                **{name: unit[name] for name in ("name", "layer", "kind", "weights", "format", "bits", "bits_saved")},
-                damage=damage(unit["record"]),
-            )
-            for unit in one["units"]
-        ]
-        candidates.append(
-            CandidateDamage(
-                one["name"],
-                one["bits_per_weight"],
-                tuple(units),
-                damage(one["whole"]),
-                None if its is None else damage(its["record"]),
-                None if its is None else its["engine"],
-                tuple(one["notes"]),
-            )
-        )
-    uniform = [Uniform(one.name, one.bits_per_weight, one.whole) for one in candidates]
+    opened = partial(msgspec.convert, dec_hook=lambda _, number: cells.damage(folder.records[number]))
+    candidates = opened(stored["candidates"], tuple[CandidateDamage, ...])
+    for name, its in stored.get("served", {}).items():
+        served = {"served": opened(its["record"], Damage), "served_by": its["engine"]}
+        candidates = tuple(structs.replace(one, **served) if one.name == name else one for one in candidates)
+    recipe = opened(stored["recipe"], Recipe | None)
     return Attribution(
-        baseline=stored["baseline"],
-        by=stored["by"],
+        **{name: stored[name] for name in ("baseline", "by", "noise_perturbed", "facts")},
         cells=cells,
-        candidates=tuple(candidates),
+        candidates=candidates,
         noise_kl=None if stored["noise_kl"] is None else np.asarray(stored["noise_kl"]),
-        noise_perturbed=stored["noise_perturbed"],
-        facts=stored["facts"],
         notes=tuple(stored["notes"]),
-        recipe=None if stored["recipe"] is None else restored_recipe(stored["recipe"], damage, uniform),
+        recipe=None if recipe is None else structs.replace(recipe, uniform=candidates),
     )

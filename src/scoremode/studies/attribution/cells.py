@@ -19,25 +19,17 @@ from scoremode.values import Bools, Estimate, Floats, Ints, Range
 HALVES = ("first", "second")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Damage:
     """Sums over the targets of each cell, each target times its weight in the method's mean."""
 
-    kl: Floats  # (cells,) of KL(baseline‖swapped), nats
-    moved: Floats  # (cells,) of the change of log-probability, ln q - ln p
-    same: Floats  # (cells,) of targets whose first choice is the same
-    is_changed: bool = True  # False: the weights are equal, and nothing was computed
+    def __init__(self, kl: Floats, moved: Floats, same: Floats, is_changed: bool = True) -> None:
+        self.kl = kl  # (cells,) of KL(baseline‖swapped), nats
+        self.moved = moved  # (cells,) of the change of log-probability, ln q - ln p
+        self.same = same  # (cells,) of targets whose first choice is the same
+        self.is_changed = is_changed  # False: the weights are equal, and nothing was computed
 
     def packed(self) -> bytes:
         return bytes([self.is_changed]) + np.stack([self.kl, self.moved, self.same]).astype("<f8").tobytes()
-
-    @staticmethod
-    def unpacked(body: bytes) -> Damage:
-        """The sums in a record. ValueError if it cannot be one."""
-        if len(body) < 1 or (len(body) - 1) % 24:
-            raise ValueError("not the sums of a unit")
-        kl, moved, same = np.frombuffer(body, "<f8", offset=1).reshape(3, -1).astype(np.float64)
-        return Damage(kl, moved, same, bool(body[0]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,6 +55,13 @@ class Cells:
         found.add(index, sums[used], self.weight[used])
         found.n = int(self.targets[used].sum())
         return found.estimate(within)
+
+    def damage(self, record: bytes) -> Damage:
+        """The sums in a record. ValueError if they are not those of these cells."""
+        if len(record) != 1 + 24 * len(self.weight):
+            raise ValueError("a record has other cells than its manifest")
+        kl, moved, same = np.frombuffer(record, "<f8", offset=1).reshape(3, -1).astype(np.float64)
+        return Damage(kl, moved, same, bool(record[0]))
 
     def unchanged(self) -> Damage:
         """The damage of weights that are equal to the baseline's: none."""

@@ -93,7 +93,6 @@ class AttributeVerb(Verb):
             write_report(parsed, output, render_attribution(found, profiles, notes))
 
     def _served(self, parsed: argparse.Namespace, output: Any) -> None:
-        """Only the profile: hidden states between the layers of the served model."""
         from scoremode.studies.attribution.tables import depth_profile_blocks
 
         with progress_bar("comparing layers") as progress:
@@ -105,7 +104,6 @@ class AttributeVerb(Verb):
             write_report(parsed, output, render_profile(found))
 
     def _routes(self, parsed: argparse.Namespace, output: Any) -> None:
-        """Only the routes of a mixture of experts."""
         from scoremode.studies.attribution.routing import routing
         from scoremode.studies.attribution.tables import routing_blocks
 

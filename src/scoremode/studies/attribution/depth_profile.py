@@ -88,7 +88,6 @@ class DepthProfile:
 
     @property
     def verdict(self) -> str:
-        """The result in a sentence."""
         out = self.out_of_line
         if not out:
             return "no layer is out of line"
@@ -197,7 +196,6 @@ class ProfileSums:
 
 
 def length(rows: Floats) -> Floats:
-    """The Euclidean length of each row."""
     found: Floats = np.sqrt((rows**2).sum(axis=1))
     return found
 

@@ -6,7 +6,7 @@ It needs no script: figures are shown as titles when the pointer rests on a cell
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,6 @@ DOT = 2.2  # radius of a point
 
 # ── charts of a profile by layer ─────────────────────────────────────────────────────────────────────────────────────
 def depth_profile_section(found: DepthProfile) -> Markup:
-    """The charts as a section of a page, with the verdict and the notes."""
     notes = [note.text for note in depth_profile_notes(found)]
     return fill("charts.html", names=[found.names[1]], figures=depth_profile_charts(found), noise=True, notes=notes)
 
@@ -102,7 +101,6 @@ def _dot(x: float, y: float) -> str:
 
 # ── pages ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def render_attribution(found: Attribution, profiles: Sequence[DepthProfile] = (), more: Sequence[str] = ()) -> str:
-    """Renders the page of an attribution, with profiles of served candidates, and more notes."""
     facts = found.as_json()
     candidates = []
     for own, c in zip(found.candidates, facts["candidates"], strict=True):
@@ -155,30 +153,22 @@ def _maps(found: Attribution, candidate: CandidateDamage) -> list[Markup]:
     units = [one for one in candidate.units if one.layer is not None and one.kind is not None]
     if not units:
         return []
+    text = "Nats per token, alone in the baseline."
+    drawn = [_map(found, units, "KL of each matrix", text, {one.name: found.kl(one) for one in units})]
     per_bit = {one.name: found.kl_per_gigabit(one) for one in units}
-
-    def each(one: UnitDamage) -> float | None:
-        estimate = per_bit[one.name]
-        return None if estimate is None else estimate.value
-
-    drawn = [
-        _map(
-            found, units, "KL of each matrix", "Nats per token, alone in the baseline.", lambda one: found.kl(one).value
-        )
-    ]
-    if any(each(one) for one in units):
+    if any(kl is not None and kl.value for kl in per_bit.values()):
         text = "Nats per token for each 10⁹ bits that it saves: the deepest colours are the first to keep."
-        drawn.append(_map(found, units, "KL per Gbit saved", text, each))
+        drawn.append(_map(found, units, "KL per Gbit saved", text, per_bit))
     return drawn
 
 
 def _map(
-    found: Attribution, units: Sequence[UnitDamage], title: str, text: str, value: Callable[[UnitDamage], float | None]
+    found: Attribution, units: Sequence[UnitDamage], title: str, text: str, kl: Mapping[str, Estimate | None]
 ) -> Markup:
     idle = {one.kind for one in units} - {one.kind for one in units if one.damage.is_changed}
     units = [one for one in units if one.kind not in idle or len(idle) == len({one.kind for one in units})]
     kinds, layers = (list(dict.fromkeys(getattr(one, name) for one in units)) for name in ("kind", "layer"))
-    values = [value(one) for one in units]
+    values = [None if (known := kl[one.name]) is None else known.value for one in units]
     largest = max((v for v in values if v is not None and math.isfinite(v)), default=0.0)
     width, left, right, top = 420.0, 34.0, 40.0, 64.0  # names of columns lean to the right
     cell, height = (width - left - right) / len(kinds), max(9.0, min(18.0, 520 / len(layers)))

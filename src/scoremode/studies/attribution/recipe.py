@@ -1,25 +1,132 @@
-"""A recipe from measured units: chosen on the first half of the windows, really built, measured on the second half."""
+"""A recipe from measured units: chosen on the first half of the windows, really built, measured on the second half.
+
+The damage of a mixture is predicted as the sum of the damages that were measured for its units one by one. Choosing one
+option per unit is then a knapsack problem, which SciPy's solver of integer programs (HiGHS) solves.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
+
 from scoremode.core.verbs.outputs import write_files
 from scoremode.errors import InputError, OptionError, print_line
-from scoremode.studies.attribution.bit_allocation import Allocation, Option, allocate
-from scoremode.studies.attribution.cells import Cells, Damage
-from scoremode.studies.attribution.result import SEEN, Recipe, Uniform
+from scoremode.studies.attribution.result import SEEN, Recipe
 from scoremode.studies.attribution.swap_loop import Candidate, Job, Stored, SwapMeasurement, record_number, stored_bits
 from scoremode.studies.attribution.tool_recipes import Mixture, write_recipes
 from scoremode.studies.attribution.units import Unit
+from scoremode.values import Floats, Ints
 
 BASELINE = "baseline"
+ROUNDING = 1e-9  # a sum may exceed the limit by this share: sums of floating-point numbers are not exact
+TOLERANCE = 1e-6  # limits are scaled to 1, and the solver may exceed that by so much
+LARGE = 1e4  # the sum of all values that the solver sees: it tells values apart that differ by 1e-6 or more
 
 
+@dataclass(frozen=True, slots=True)
+class Option:
+    name: str  # the candidate that it comes from, or the baseline
+    bits: float  # stored bits of the whole unit
+    damage: float  # KL in nats per token, measured with only this unit swapped
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    chosen: Mapping[str, Option]  # by unit
+    bits_per_weight: float
+    predicted: float  # KL in nats per token: the sum of the damages
+    gap: float  # the best mixture is better by at most this, in nats or in bits per weight; 0: this is the best
+
+
+def allocate(
+    weights: Mapping[str, int],
+    options: Mapping[str, Sequence[Option]],
+    *,
+    bits_budget: float | None = None,
+    kl_budget: float | None = None,
+) -> Allocation:
+    """Chooses an option for each unit. ``weights`` has the number of weights of each unit, ``options`` its options.
+
+    With ``bits_budget``, mean bits per weight over all units: the least damage. With ``kl_budget``: the fewest bits.
+
+    >>> options = {"a": [Option("4 bit", 40, 0.5), Option("8 bit", 80, 0.1)], "b": [Option("4 bit", 40, 0.2)]}
+    >>> allocate({"a": 10, "b": 10}, options, bits_budget=6).chosen["a"].name
+    '8 bit'
+    """
+    for unit, own in options.items():
+        if not all(math.isfinite(option.damage) for option in own):
+            raise OptionError(f"the KL of {unit} is not finite", fix="leave the candidate out")
+    total, listed = sum(weights.values()), [list(options[unit]) for unit in weights]
+    if bits_budget is not None:
+        picked, gap = _solve(listed, "bits", "damage", bits_budget * total, total)
+    else:
+        assert kl_budget is not None, "one of the two budgets"
+        picked, gap = _solve(listed, "damage", "bits", kl_budget, total)
+        gap /= total
+    chosen = dict(zip(weights, picked, strict=True))
+    return Allocation(
+        chosen,
+        math.fsum(option.bits for option in picked) / total,
+        math.fsum(option.damage for option in picked),
+        gap,
+    )
+
+
+# ── the knapsack: the least value whose cost stays within a limit ────────────────────────────────────────────────────
+def _solve(
+    units: Sequence[Sequence[Option]], cost: str, value: str, limit: float, total: int
+) -> tuple[list[Option], float]:
+    """Returns the chosen option of each unit, and how much better the best choice may be at most."""
+    least = [min(getattr(option, cost) for option in unit) for unit in units]
+    left = limit + ROUNDING * abs(limit) - math.fsum(least)
+    if left < 0:
+        lowest = math.fsum(least)
+        what = (
+            f"--bits-budget is too small: the smallest options take {lowest / total:.4g} bits per weight"
+            if cost == "bits"
+            else f"--kl-budget is too small: the best options have a KL of {lowest:.4g}"
+        )
+        raise OptionError(what, fix="raise the budget, or add candidates")
+    flat = [
+        (number, option, getattr(option, cost) - low)
+        for number, (unit, low) in enumerate(zip(units, least, strict=True))
+        for option in unit
+        if getattr(option, cost) - low <= left
+    ]
+    extra, values = (np.array(one) for one in zip(*((c, getattr(o, value)) for _, o, c in flat), strict=True))
+    picked, bound = _chosen([number for number, *_ in flat], extra / left if left else extra, values, 1.0)
+    if extra[picked].sum() > left:  # by less than the solver's tolerance
+        picked, _ = _chosen([number for number, *_ in flat], extra / left, values, 1.0 - 2 * TOLERANCE)
+    else:
+        bound = math.fsum(values[picked])
+    return [flat[i][1] for i in picked], math.fsum(values[picked]) - bound
+
+
+def _chosen(unit: Sequence[int], cost: Floats, value: Floats, limit: float) -> tuple[Ints, float]:
+    """Returns the indices of one option per unit with the least sum of values, and a bound below that sum."""
+    from scipy.optimize import LinearConstraint, milp
+    from scipy.sparse import csr_array
+
+    one_each = csr_array((np.ones(len(unit)), (unit, np.arange(len(unit)))))
+    scale = LARGE / (np.abs(value).sum() or 1.0)
+    found = milp(
+        value * scale,
+        integrality=np.ones(len(unit)),
+        bounds=(0, 1),
+        constraints=[LinearConstraint(one_each, 1, 1), LinearConstraint(cost[None], -np.inf, limit)],
+        options={"mip_rel_gap": 0},
+    )
+    assert found.x is not None, "the cheapest options are within the limit"
+    return np.flatnonzero(found.x > 0.5), float(found.mip_dual_bound) / scale
+
+
+# ── from units to a mixture that was measured ────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True)
 class Budget:
     """What a mixture may cost: bits per weight, or KL."""
@@ -57,24 +164,20 @@ class RecipeOptions:
     units: Sequence[Unit]
     model_type: str
 
-    def options(self, unit: Unit, damage: Callable[[Job], Damage], cells: Cells) -> list[Option]:
-        """The precisions of a unit, with the damage on the windows that recipes are chosen on."""
-        found = [Option(BASELINE, stored_bits(self.own, unit.tensors), 0.0)]
-        for name, candidate in self.candidates.items():
-            kl = cells.mean(damage(candidate.job(unit)).kl, SEEN).value
-            found.append(Option(name, stored_bits(candidate.weights.stored, unit.tensors), kl))
-        return found
+    def allocate(self, budget: Budget, kl: Callable[[Job], float]) -> Allocation:
+        """The best precision of each unit, given what each candidate's form of it does."""
+        options = {unit.name: [Option(BASELINE, stored_bits(self.own, unit.tensors), 0.0)] for unit in self.units}
+        for unit in self.units:
+            for name, candidate in self.candidates.items():
+                bits = stored_bits(candidate.weights.stored, unit.tensors)
+                options[unit.name].append(Option(name, bits, kl(candidate.job(unit))))
+        weights = {unit.name: unit.weights for unit in self.units}
+        return allocate(weights, options, bits_budget=budget.bits, kl_budget=budget.kl)
 
     def check(self, budget: Budget) -> None:
         """Refuses, before anything is measured, a budget in bits that no choice meets."""
-        every = [self.own, *(one.weights.stored for one in self.candidates.values())]
-        least = sum(min(stored_bits(one, unit.tensors) for one in every) for unit in self.units)
-        least /= sum(unit.weights for unit in self.units)
-        if budget.bits is not None and budget.bits < least * (1 - 1e-6):
-            raise OptionError(
-                f"--bits-budget {budget.bits:g} is too small: the smallest options take {least:.4g} bits per weight",
-                fix="raise the budget, or add candidates",
-            )
+        if budget.bits is not None:
+            self.allocate(budget, lambda _: 0.0)
 
     def mixture_job(self, allocation: Allocation) -> Job:
         """The job of measuring the mixture: the tensors of every unit that is not the baseline's."""
@@ -84,12 +187,10 @@ class RecipeOptions:
         return Job("the mixture", sources, record_number("mixture", *parts))
 
     def texts(self, allocation: Allocation) -> list[dict[str, Any]]:
-        """The recipe in the dialects of tools."""
         weights = {BASELINE: self.own, **{name: one.weights.stored for name, one in self.candidates.items()}}
         chosen = {unit: weights[option.name] for unit, option in allocation.chosen.items()}
         parameters = {t: chosen[unit.name][t] for unit in self.units for t in unit.tensors}
-        found = write_recipes(Mixture(self.model_type, parameters))
-        return [{**asdict(one), "notes": list(one.notes)} for one in found]
+        return [msgspec.to_builtins(one) for one in write_recipes(Mixture(self.model_type, parameters))]
 
 
 def make_recipe(budget: Budget, choices: RecipeOptions, measurement: SwapMeasurement) -> dict[str, Any]:
@@ -98,17 +199,9 @@ def make_recipe(budget: Budget, choices: RecipeOptions, measurement: SwapMeasure
     if not cells.targets[cells.half == 1].sum():
         raise InputError("one window cannot be divided into two halves for a recipe", fix="give a longer text")
 
-    def damage(job: Job) -> Damage:
-        return measurement.measure([job])[0]
-
-    allocation = allocate(
-        {unit.name: unit.weights for unit in choices.units},
-        {unit.name: choices.options(unit, damage, cells) for unit in choices.units},
-        bits_budget=budget.bits,
-        kl_budget=budget.kl,
-    )
+    allocation = choices.allocate(budget, lambda job: cells.mean(measurement.measure([job])[0].kl, SEEN).value)
     job = choices.mixture_job(allocation)
-    damage(job)
+    measurement.measure([job])
     return {
         "budget": budget.words,
         "chosen": {unit: option.name for unit, option in allocation.chosen.items()},
@@ -120,18 +213,7 @@ def make_recipe(budget: Budget, choices: RecipeOptions, measurement: SwapMeasure
     }
 
 
-def restored_recipe(stored: Mapping[str, Any], damage: Callable[[int], Damage], uniform: Sequence[Uniform]) -> Recipe:
-    names = ("budget", "chosen", "bits_per_weight", "predicted", "gap")
-    return Recipe(
-        **{name: stored[name] for name in names},
-        damage=damage(stored["record"]),
-        uniform=tuple(uniform),
-        written=tuple(stored["written"]),
-    )
-
-
 def write_tools(recipe: Recipe, prefix: str) -> None:
-    """Writes the recipe of each tool into a file."""
-    texts = {Path(f"{prefix}{one['suffix']}").expanduser(): one["text"] for one in recipe.written}
+    texts = {Path(f"{prefix}{one.suffix}").expanduser(): one.text for one in recipe.written}
     made = write_files(texts, "--write-recipe", "this recipe; what was measured is kept")
     print_line(f"scoremode: recipes written to {', '.join(map(str, made))}")

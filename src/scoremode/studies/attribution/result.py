@@ -3,6 +3,8 @@
 Sums over targets are kept for each cell: the targets of one group (groups.py) in one half of the windows. So every
 number has a paired error over groups, sums and differences of units have one too, and a recipe that was chosen on the
 first half of the windows can be measured on the second half, which it has not seen.
+
+Structs are as a manifest has them, but for sums: there, these are numbers of records (swap_loop.py).
 """
 
 from __future__ import annotations
@@ -11,12 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 
+from scoremode.core.disk.manifests import Count, Text
 from scoremode.core.scores.answers import measured
 from scoremode.core.statistics.estimate import finite_or_none, transformed, with_error_fields
 from scoremode.core.statistics.statistic import Statistic
 from scoremode.studies.attribution.cells import Cells, Damage
+from scoremode.studies.attribution.tool_recipes import WrittenRecipe
 from scoremode.values import Estimate, Floats
 
 GIGA = 1e9
@@ -32,25 +37,21 @@ OF_DAMAGE = (
 """The means over cells that every damage has."""
 
 
-@dataclass(frozen=True, slots=True)
-class UnitDamage:
+class UnitDamage(msgspec.Struct, frozen=True, eq=False):
     """One unit of a candidate: its size, and what it does to the baseline in place of the baseline's own."""
 
-    name: str  # layer 3; q_proj; layer 3 q_proj; embedding
-    layer: int | None
+    name: Text  # layer 3; q_proj; layer 3 q_proj; embedding
+    layer: Count | None
     kind: str | None  # None: a whole layer
-    weights: int
+    weights: Count
     format: str  # of its weights
     bits: float  # of the candidate, per weight
     bits_saved: float  # in all, against the baseline as it is stored
-    damage: Damage
+    damage: Damage = msgspec.field(name="record")
 
 
-@dataclass(frozen=True, slots=True)
-class CandidateDamage:
-    """A candidate, unit by unit and as a whole."""
-
-    name: str
+class CandidateDamage(msgspec.Struct, frozen=True, eq=False):
+    name: Text
     bits_per_weight: float
     units: tuple[UnitDamage, ...]
     whole: Damage
@@ -78,11 +79,9 @@ class Account:
         return self.parts.value / self.whole.value if self.whole.value else None
 
     def as_json(self) -> dict[str, Any]:
-        lines = {name: getattr(self, name) for name in ("parts", "interaction", "whole", "rest", "served")}
-        found: dict[str, Any] = {"parts_over_whole": self.ratio}
-        for name, line in lines.items():
-            found |= with_error_fields(name, line)
-        return found
+        names = ("parts", "interaction", "whole", "rest", "served")
+        lines = (with_error_fields(name, getattr(self, name)) for name in names)
+        return {"parts_over_whole": self.ratio, **{name: value for line in lines for name, value in line.items()}}
 
 
 def account_of(cells: Cells, parts: Sequence[Damage], whole: Damage, served: Damage | None = None) -> Account:
@@ -106,43 +105,32 @@ def account_of(cells: Cells, parts: Sequence[Damage], whole: Damage, served: Dam
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Uniform:
-    """A candidate with all of its weights, beside a mixture."""
-
-    name: str
-    bits_per_weight: float
-    damage: Damage
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
+class Recipe(msgspec.Struct, frozen=True, eq=False):
     """Which candidate each unit is taken from, what that was predicted to do, and what it did."""
 
-    budget: str  # in words
-    chosen: Mapping[str, str]  # unit -> candidate, or the baseline
+    budget: Text  # in words
+    chosen: dict[str, str]  # unit -> candidate, or the baseline
     bits_per_weight: float
     predicted: float  # KL: the sum of the units' damages on the windows that it was chosen on
     gap: float  # the best mixture is predicted to be better by at most this; 0: this is the best
-    damage: Damage  # of the mixture, really built
-    uniform: tuple[Uniform, ...]
-    written: tuple[Mapping[str, Any], ...] = ()  # recipes of tools: tool, suffix, text, command, notes
+    damage: Damage = msgspec.field(name="record")  # of the mixture, really built
+    uniform: tuple[CandidateDamage, ...] = ()  # all candidates, with all of their weights
+    written: tuple[WrittenRecipe, ...] = ()
 
     def measured(self, cells: Cells) -> Estimate:
         """KL of the mixture on windows that it was not chosen on."""
         return cells.mean(self.damage.kl, HELD_OUT, within="positive")
 
-    def rival(self) -> Uniform | None:
+    def rival(self) -> CandidateDamage | None:
         """The smallest uniform candidate that is not smaller than the mixture."""
         large = [one for one in self.uniform if one.bits_per_weight >= self.bits_per_weight * SMALLER]
         return min(large, key=lambda one: one.bits_per_weight, default=None)
 
-    def difference(self, cells: Cells, other: Uniform) -> Estimate:
+    def difference(self, cells: Cells, other: CandidateDamage) -> Estimate:
         """KL of the mixture minus that of a uniform candidate, on held-out windows: below 0, the mixture is better."""
-        return cells.mean(self.damage.kl - other.damage.kl, HELD_OUT)
+        return cells.mean(self.damage.kl - other.whole.kl, HELD_OUT)
 
     def verdict(self, cells: Cells) -> str:
-        """Whether the mixture beats a uniform candidate of its size, in a sentence."""
         rival = self.rival()
         if rival is None:
             return "no uniform candidate is as large as the mixture, so it has no rival"
@@ -169,13 +157,15 @@ class Recipe:
                 {
                     "name": one.name,
                     "bits_per_weight": one.bits_per_weight,
-                    **with_error_fields("kl", cells.mean(one.damage.kl, HELD_OUT, within="positive")),
+                    **with_error_fields("kl", cells.mean(one.whole.kl, HELD_OUT, within="positive")),
                     **with_error_fields("difference", self.difference(cells, one)),
                 }
                 for one in sorted(self.uniform, key=lambda one: one.bits_per_weight)
             ],
             "chosen": dict(self.chosen),
-            "tools": [{name: one[name] for name in ("tool", "suffix", "command", "notes")} for one in self.written],
+            "tools": [
+                {name: getattr(one, name) for name in ("tool", "suffix", "command", "notes")} for one in self.written
+            ],
         }
 
 

@@ -86,8 +86,6 @@ def _routes(model: LazyModel, plan: Plan, progress: Progress | None) -> tuple[Ro
 
 @dataclass(frozen=True, eq=False)
 class RoutedTokens:
-    """The KL of tokens, and whether their routes changed."""
-
     kl: Floats  # (targets,) nats
     groups: Ints
     changed: Bools  # (layers, targets) has the token other experts there?

@@ -3,28 +3,35 @@
 one pass of the baseline, which keeps the states between its layers
 for each candidate, for each unit that the folder lacks:
     its tensors, de-quantized once ─▶ all windows, from the first layer that they change ─▶ sums ─▶ the folder
+
+DIR/attribution.journal   a record for each unit that was measured: its sums
+DIR/attribution.json      what was measured and how; written last, so if it is there, the attribution is complete
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 import numpy as np
 
+from scoremode.core.disk.folders import ATTRIBUTION, PARTIAL_ATTRIBUTION
+from scoremode.core.disk.manifests import Count, Text
 from scoremode.core.engine.baseline import noise_floor
 from scoremode.core.plan.plan import Plan
 from scoremode.core.scores.answers import Answers, check_answers, check_divergence, measured
+from scoremode.core.store.resumable import Resumable
 from scoremode.core.verbs.progress import Progress, announce
-from scoremode.errors import EngineError, print_line
+from scoremode.errors import EngineError, RunError, print_line
 from scoremode.studies.attribution.cells import Damage, PlanCells
-from scoremode.studies.attribution.folder import AttributionFolder
 from scoremode.studies.attribution.units import Unit
 from scoremode.studies.attribution.weights import CandidateWeights, OwnHeadError, StoredWeight, open_weights
 from scoremode.values import Floats, change
@@ -32,6 +39,7 @@ from scoremode.values import Floats, change
 if TYPE_CHECKING:
     from scoremode.studies.attribution.engines.transformers_swaps import SwappableModel
 
+AGAIN = "measure again with --fresh"
 UNTIED = "the head of {} is its embedding; a candidate has a head of its own, so both are measured apart"
 TOLD_FROM = 10**8  # bytes of states from which the user is told where they go
 Stored = Mapping[str, StoredWeight]
@@ -132,13 +140,13 @@ class SwapMeasurement:
         for number, (job, share) in enumerate(zip(jobs, shares, strict=True), 1):
             announce(self.progress, f"{job.words} ({number:,} of {len(jobs):,})", "label")
 
-            def tell(fed: int, before: float = before, share: float = share) -> None:
+            def tell(fed: int, _: int, before: float = before, share: float = share) -> None:
                 if self.progress:
                     self.progress(min(int(before * tokens + share * fed), total), total)
 
             self.folder.add(job.number, self._damage(job, tell).packed())
             before += share
-            tell(tokens)
+            tell(tokens, tokens)
 
     def record(self, jobs: Sequence[Job]) -> tuple[Floats, Floats]:
         """Scores the baseline and keeps the states that these jobs start from."""
@@ -148,27 +156,23 @@ class SwapMeasurement:
         if place.size >= TOLD_FROM or place.kind == "file":
             print_line(f"scoremode: {place.words}")
 
-        def tell(fed: int) -> None:
-            if self.progress:
-                self.progress(fed, self.plan.forward_tokens)
-
-        logprob, top, _ = self._columns(self.swaps.record(self.plan, starts, place), tell)
+        logprob, top, _ = self._columns(self.swaps.record(self.plan, starts, place), self.progress)
         return logprob, top
 
-    def _damage(self, job: Job, tell: Callable[[int], None]) -> Damage:
+    def _damage(self, job: Job, progress: Progress) -> Damage:
         assert self.baseline is not None
         try:
             with self.swaps.swapped(job.sources, lambda name: self.weights[job.sources[name]].tensor(name)) as changed:
                 if not changed:
                     return self.cells.cells.unchanged()
-                logprob, top, kl = self._columns(self.swaps.diverge(self.plan, self.swaps.start_of(changed)), tell)
+                logprob, top, kl = self._columns(self.swaps.diverge(self.plan, self.swaps.start_of(changed)), progress)
         except EngineError as error:
             raise EngineError(f"{job.words}: {error.message}", fix=error.fix) from None
         assert not np.isnan(kl).any(), "every window is answered"
         return self.cells.damage(kl, change(logprob, self.baseline[0]), top == self.baseline[1])
 
     def _columns(
-        self, answered: Iterator[tuple[int, Answers]], tell: Callable[[int], None]
+        self, answered: Iterator[tuple[int, Answers]], progress: Progress | None
     ) -> tuple[Floats, Floats, Floats]:
         """Log-probability, first choice and KL of every target; KL is NaN if it was not asked for."""
         plan, fed = self.plan, 0
@@ -181,21 +185,18 @@ class SwapMeasurement:
                 check_divergence(index, answers)
                 kl[here] = answers.kl
             fed += int(plan.lengths[index])
-            tell(fed)
+            if progress:
+                progress(fed, plan.forward_tokens)
         return logprob, top, kl
 
     def _kept(self, job: Job) -> Damage:
         try:
-            found = Damage.unpacked(self.folder.records[job.number])
+            return self.cells.cells.damage(self.folder.records[job.number])
         except ValueError:
-            found = None
-        if found is None or len(found.kl) != len(self.cells.cells.weight):
-            raise EngineError(f"the record of {job.words} cannot be used", fix="measure again with --fresh")
-        return found
+            raise EngineError(f"the record of {job.words} cannot be used", fix=AGAIN) from None
 
 
 def stored_bits(stored: Stored, tensors: Sequence[str]) -> float:
-    """The bits that some tensors take in all."""
     return float(sum(stored[name].bits * np.prod(stored[name].shape) for name in tensors))
 
 
@@ -206,3 +207,74 @@ def formats_of(stored: Stored, tensors: Sequence[str]) -> str:
     for one in [one for one in own if len(one.shape) > 1] or own:
         sizes[one.format] += math.prod(one.shape)
     return ", ".join(name for name, _ in sizes.most_common())
+
+
+# ── the folder: one process at a time, and every finished unit kept at once ───────────────────────────────────────────
+class CellsForm(msgspec.Struct):
+    group: list[Count]
+    half: list[Literal[0, 1]]
+    weight: list[float]
+    targets: list[Count]
+
+
+class ServedForm(msgspec.Struct):
+    record: int
+    engine: str
+
+
+class FactsForm(msgspec.Struct):
+    """The facts about text, plan and engine that pages use."""
+
+    stderr_groups: str
+
+
+class ManifestForm(msgspec.Struct):
+    """The fields of attribution.json that are used."""
+
+    identity: dict[str, Any]
+    request: dict[str, Any]
+    baseline: Text
+    by: Text
+    cells: CellsForm
+    noise_kl: list[float] | None
+    noise_perturbed: str | None
+    facts: FactsForm
+    notes: list[str]
+    candidates: list[dict[str, Any]]  # these two are checked when their sums are read: see result.py
+    recipe: dict[str, Any] | None
+    served: dict[str, ServedForm] = {}
+
+
+class AttributionFolder(Resumable[dict[str, Any]]):
+    """A folder for an attribution: inside a ``with`` block, its finished manifest, or else the right to write there."""
+
+    what, other, again = "a folder of an attribution", "another attribution (it differs in: {})", AGAIN
+    manifest, form = ATTRIBUTION, ManifestForm
+    journal, header, keeps_journal = PARTIAL_ATTRIBUTION, {"for": "attribution"}, True
+
+    def __init__(self, folder: Path, identity: dict[str, Any], *, fresh: bool = False) -> None:
+        super().__init__(folder, json.loads(json.dumps(identity)), fresh=fresh)
+        self.records: dict[int, bytes] = {}  # of units that were measured
+
+    def _open(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        if not (self.folder / PARTIAL_ATTRIBUTION).exists():
+            raise RunError(f"{self.folder} contains {ATTRIBUTION} without its journal", fix=AGAIN)
+        if self._lock is not None:
+            self._read_records()
+        return manifest
+
+    def _read_records(self) -> None:
+        self.records = {number: body for number, _, body in self.open_journal().replay()}
+
+    def begin(self) -> None:
+        """Takes the folder over when the model is ready; ``records`` has what was measured before."""
+        super().begin()
+        self._read_records()
+
+    def add(self, number: int, body: bytes) -> None:
+        assert self._records is not None, "begin comes first"
+        self._records.append(number, body)
+        self.records[number] = body
+
+    def save(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        return self.finish({"identity": self.identity, **manifest})

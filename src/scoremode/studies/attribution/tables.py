@@ -35,9 +35,10 @@ def units_table(candidate: Fields, title: str = "", most: int | None = None) -> 
     rows.sort(key=lambda row: (-row["kl"], not row["changed"]))
     if most is not None:
         rows = [row for row in rows if row["changed"]][:most]
+    shares = [NOTHING if row["share"] is None else f"{100 * row['share']:.1f}%" for row in rows]
     columns = [
         numbers("KL", rows, "kl", about="KL(baseline‖swapped), nats per token"),
-        Column("share", [_share(row["share"]) for row in rows], about="of the sum of parts"),
+        Column("share", list(map(Cell, shares)), about="of the sum of parts"),
         numbers("Δ logprob", rows, "delta_logprob", about="change of the tokens' log-probability, nats"),
         numbers("same top", rows, "same_top", percent=True, about="tokens whose first choice is the same"),
     ]
@@ -56,10 +57,6 @@ def units_table(candidate: Fields, title: str = "", most: int | None = None) -> 
         ]
     names = [Row(row["unit"], "" if row["changed"] else "equal weights") for row in rows]
     return Table(names, columns, title, corner="unit")
-
-
-def _share(share: float | None) -> Cell:
-    return Cell(NOTHING if share is None else f"{100 * share:.1f}%")
 
 
 def _unnamed(candidate: Fields) -> list[Note]:
@@ -92,7 +89,6 @@ def account_facts(candidate: Fields) -> Facts:
 
 
 def recipe_blocks(recipe: Fields) -> list[Block]:
-    """The mixture, predicted and measured, beside uniform candidates."""
     mixture = {
         "name": "mixture",
         "bits_per_weight": recipe["bits_per_weight"],
@@ -117,7 +113,6 @@ def recipe_blocks(recipe: Fields) -> list[Block]:
 
 
 def attribution_notes(facts: Fields) -> list[str]:
-    """What a reader of an attribution must know, in sentences."""
     groups = facts["groups"]
     errors = f"errors are over {counted(groups, 'groups')} ({facts['stderr_groups']})"
     too_few = f"no errors: the text has {counted(groups, 'groups')}, and {FEWEST} are needed"
@@ -153,7 +148,6 @@ def candidate_bits(candidate: Fields) -> str:
 
 # ── profiles by layer and routes of experts ──────────────────────────────────────────────────────────────────────────
 def depth_profile_blocks(found: DepthProfile) -> list[Block]:
-    """One row per layer: its error, its cosine, what it adds itself, and the noise floor."""
     out = {place.name for place in found.out_of_line}
     table = Table(
         [Row(place.name + (" ◀" if place.name in out else "")) for place in found.places],
@@ -185,7 +179,6 @@ def depth_profile_notes(found: DepthProfile) -> list[Note]:
 
 
 def routing_blocks(found: Routing) -> list[Block]:
-    """The share of tokens whose experts changed, layer by layer, and KL with and without a changed route."""
     shares = [estimate(share, percent=True) for _, share in found.changed]
     table = Table([Row(name) for name, _ in found.changed], [Column("other experts", shares)], "routes of experts")
     kinds = {"a changed route": found.kl_changed, "no changed route": found.kl_same, "all tokens": found.kl}

@@ -19,7 +19,7 @@ from typing import Any
 from scoremode.core.models.facts import layers_of_text
 from scoremode.core.models.sizes import EMBEDDING
 from scoremode.studies.attribution.weight_formats.gguf_tensors import LAYOUTS, names_in_files
-from scoremode.studies.attribution.weight_formats.matching import FUSED
+from scoremode.studies.attribution.weight_formats.matching import EXPERTS, FUSED, OTHER_FOLDERS
 from scoremode.studies.attribution.weight_formats.stored import ROUTER, StoredWeight
 
 FLOATS = {"float64": 64, "float32": 32, "F32": 32, "float16": 16, "bfloat16": 16, "F16": 16, "BF16": 16}
@@ -28,7 +28,6 @@ GROUP = re.compile(r"\bg(\d+)\b")
 BLOCK = re.compile(r"blocks (\d+)×(\d+)")
 GGUF_BITS = re.compile(r"I?Q(\d)_")
 EXL3_BITS = re.compile(r"EXL3 ([\d.]+) bit$")
-EXPERTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 BLOCKS = 32  # weights that share a scale in most GGUF types
 
 
@@ -71,16 +70,19 @@ class Precision:
         return self.bits >= 16
 
 
-def modules_of(weight: StoredWeight) -> tuple[str, ...]:
+def modules_of(weight: StoredWeight, *, is_mixtral: bool = False) -> tuple[str, ...]:
     """The modules that a matrix consists of in files, where the experts of a layer are stored one by one: ``*``.
+
+    The files of Mixtral have names of their own for them.
 
     >>> modules_of(StoredWeight("model.layers.0.mlp.experts.gate_up_proj", (8, 4, 2), 16, "bfloat16"))
     ('model.layers.0.mlp.experts.*.gate_proj', 'model.layers.0.mlp.experts.*.up_proj')
     """
-    module, dot, leaf = weight.name.rpartition(".")
-    if len(weight.shape) != 3 or leaf not in EXPERTS:
+    module, _, leaf = weight.name.rpartition(".")
+    if len(weight.shape) != 3 or f"experts.{leaf}" not in EXPERTS:
         return (weight.name.removesuffix(".weight"),)
-    return tuple(f"{module}{dot}*.{piece}" for piece in EXPERTS[leaf])
+    pieces = EXPERTS[f"experts.{leaf}"][is_mixtral]
+    return tuple(f"{module.replace(*OTHER_FOLDERS[0]) if is_mixtral else module}.*.{piece}" for piece in pieces)
 
 
 def precision_of(weight: StoredWeight) -> tuple[Precision, bool]:
@@ -319,7 +321,6 @@ def _mean(parts: list[tuple[float, int]]) -> float:
 
 
 # ── ExLlamaV3 ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 LEAST, MOST = 1, 8  # bits per weight
 CONVERSIONS = """\
 # python util/recompile.py -i model-exl3-{most}bpw -o model-exl3-mixed -or FILE
@@ -341,8 +342,8 @@ def exllamav3_recipe(mixture: Mixture) -> WrittenRecipe | None:
         needed = math.ceil(float(own[1])) if own else precision.bits
         kept += precision.is_kept
         near += not precision.is_kept and (own is None or float(own[1]) != needed)
-        keys = (module if mixture.model_type != "mixtral" else _in_mixtral(module) for module in modules_of(weight))
-        bits |= {f"{key}.*": max(LEAST, min(MOST, needed)) for key in keys}
+        modules = modules_of(weight, is_mixtral=mixture.model_type == "mixtral")
+        bits |= {f"{module}.*": max(LEAST, min(MOST, needed)) for module in modules}
     if not bits:
         return None
     most = Counter(bits.values()).most_common(1)[0][0]
@@ -361,13 +362,6 @@ def exllamav3_recipe(mixture: Mixture) -> WrittenRecipe | None:
     return WrittenRecipe("ExLlamaV3", ".exllamav3.yaml", "\n".join(lines) + "\n", command, tuple(notes))
 
 
-def _in_mixtral(module: str) -> str:
-    """The name of an expert's matrix in the files of Mixtral."""
-    stem, _, leaf = module.replace(".mlp.experts.", ".block_sparse_moe.experts.").rpartition(".")
-    return f"{stem}.{MIXTRAL[leaf]}" if ".experts." in stem else module
-
-
 def write_recipes(mixture: Mixture) -> list[WrittenRecipe]:
-    """The recipes for every tool that can make a mixture."""
     found = [llm_compressor_recipe(mixture), llama_quantize_recipe(mixture), exllamav3_recipe(mixture)]
     return [recipe for recipe in found if recipe is not None]

@@ -69,7 +69,6 @@ class KldBaseline:
         yield OpenStoredBaseline(asked, folders, run, lambda: FileBaseline(file), NO_NOISE, least_kl=least)
 
     def _run(self, file: KldFile, asked: Question, folders: Folders) -> Run:
-        """The run of the baseline: the scores in the file."""
         doubts = (*_notes_on_start(file, asked.subject), *asked.corpus.notes)
         announce(folders.progress, "checking the file")
         sha256 = remembered_sha256(file.path)

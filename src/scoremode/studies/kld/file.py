@@ -65,12 +65,10 @@ class KldLayout:
 
     @property
     def words(self) -> int:
-        """The number of 16-bit words per record."""
         return words_of(self.vocabulary)
 
     @property
     def start(self) -> int:
-        """The offset of the first record."""
         return HEADER.size + 4 * self.chunks * self.context
 
     @property
@@ -128,10 +126,7 @@ class KldFile:
     @cached_property
     def _mapped(self) -> npt.NDArray[np.uint16]:
         shape = (self.layout.chunks, self.layout.rows, self.layout.words)
-        try:
-            return np.memmap(self.path, np.dtype("<u2"), "r", self.layout.start, shape)
-        except (OSError, ValueError) as error:
-            raise RunError(f"{self.path} cannot be mapped ({error})", fix="check the file") from None
+        return np.memmap(self.path, np.dtype("<u2"), "r", self.layout.start, shape)
 
     def records(self, chunk: int) -> Raw:
         """Returns the records of a chunk (rows, words), mapped. Raises RunError if the file changed after opening."""
@@ -203,13 +198,6 @@ def steps_and_lowest(records: Raw) -> tuple[npt.NDArray[np.float32], npt.NDArray
     return floats[:, 0], floats[:, 1]
 
 
-def log_probabilities(records: Raw, vocabulary: int) -> Floats:
-    """Returns the log-probabilities (n, vocabulary) in records (n, words): all ids, not normalised."""
-    step, lowest = (column.astype(np.float64)[:, None] for column in steps_and_lowest(records))
-    found: Floats = step * records[:, 4 : 4 + vocabulary] + lowest
-    return found
-
-
 @dataclass(slots=True)
 class Coarseness:
     """Measures how coarse the distributions read so far are, because they are stored in 16 bits."""
@@ -234,7 +222,6 @@ class Coarseness:
         self.smallest_sum = min(self.smallest_sum, float(sums.min()))
 
     def notes(self) -> tuple[str, ...]:
-        """Describes the coarseness in words, for readers of numbers that were computed with the file."""
         floor = "none lies that low"
         if self.ids_on_floor:
             floor = f"{self.ids_on_floor / self.ids:.1%} of the entries lie on that floor"
@@ -324,9 +311,3 @@ class KldWriter:
 
     def close(self) -> None:
         os.close(self._file)
-
-    def __enter__(self) -> KldWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

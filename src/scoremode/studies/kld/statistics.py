@@ -83,7 +83,6 @@ def _perplexity(candidate: LlamacppMean, baseline: LlamacppMean, products: Strea
 
 
 def _extremes(name: str, values: Floats, percentiles: tuple[float, ...]) -> dict[str, float]:
-    """Returns the largest value, the percentiles and the smallest value."""
     n = len(values)
     if not n:
         return {}
@@ -113,7 +112,6 @@ def _llamacpp_percentile(ordered: Mapping[int, np.float32], n: int, percent: flo
 
 
 def llamacpp_text(statistics: Mapping[str, float | None]) -> str:
-    """Formats the statistics with the layout and the digits of llama.cpp's own output."""
 
     def number(name: str, factor: float = 1.0) -> float:
         value = statistics.get(name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ class KldTarget:
         layout = _layout(asked.plan, worker.facts.known_vocabulary)
         with (
             UnfinishedRun(asked, worker, claim, progress) as unfinished,
-            KldWriter(claim.folder / RECORDS, layout, _chunk_tokens(asked.plan)) as writer,
+            closing(KldWriter(claim.folder / RECORDS, layout, _chunk_tokens(asked.plan))) as writer,
         ):
             # a chunk is on disk before the journal has its scores, unless somebody removed the file
             unfinished.forget_except(np.full(layout.chunks, not writer.is_new))

@@ -49,9 +49,8 @@ class PathsVerb(Verb):
         flags.add(parser, flags.JSON)
 
     def run(self, parsed: argparse.Namespace) -> None:
-        from scoremode.studies.paths.noise import Noise
+        from scoremode.studies.paths.noise import Noise, noise_blocks
         from scoremode.studies.paths.paths import paths
-        from scoremode.studies.paths.tables import noise_blocks
 
         vary = _read_vary(parsed.vary or [])
         output = checked_report(parsed)

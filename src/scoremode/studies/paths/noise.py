@@ -35,6 +35,8 @@ from scoremode.core.verbs.question import library_versions
 from scoremode.core.verbs.scoring import check_fits
 from scoremode.core.verbs.session import ModelMethod
 from scoremode.errors import OptionError, did_you_mean
+from scoremode.reports.table import Block, Cell, Column, Note, Row, Table, words
+from scoremode.reports.text import counted
 from scoremode.studies.paths.variation import Variation, combinations
 from scoremode.values import Floats, change, rounded
 
@@ -348,3 +350,46 @@ def _widest(drifts: list[Drift]) -> Drift:
     """Combines the drifts of several passes from the first: the mean of their means, the largest of all else."""
     largest = {name: max(getattr(d, name) for d in drifts) for name in asdict(drifts[0])}
     return Drift(**{**largest, "mean": math.fsum(d.mean for d in drifts) / len(drifts)})
+
+
+# ── for people ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def noise_blocks(noise: Noise) -> list[Block]:
+    settings, plan = noise.settings, noise.plan
+    corner = ", ".join(name.replace("_", "-") for name in settings[0].settings) or "setting"
+    rows = []
+    for s in settings:
+        values = ["default" if value is None else str(value) for value in s.settings.values()]
+        rows.append(Row(", ".join(values) or s.facts.engine))
+    drift = [
+        words("head", [s.facts.head for s in settings]),
+        Column("mean", [Cell(_size(s.drift.mean, "+")) for s in settings]),
+        Column("mean |d|", [Cell(_size(s.drift.mean_abs)) for s in settings]),
+        Column("rms", [Cell(_size(s.drift.rms)) for s in settings]),
+        Column("99.9%", [Cell(_size(s.drift.p999)) for s in settings]),
+        Column("max", [Cell(_size(s.drift.max)) for s in settings]),
+    ]
+    ratios = [s.perplexity_ratio for s in settings]
+    rest = [
+        Column("perplexity", [Cell(f"{s.perplexity:,.5f}") for s in settings]),
+        Column("ratio", [Cell(f"{ratio:.6f}" if math.isfinite(ratio) else "–") for ratio in ratios]),
+        Column("seq. rms", [Cell(_size(s.drift.sequence_rms)) for s in settings]),
+        Column("seq. max", [Cell(_size(s.drift.sequence_max)) for s in settings]),
+        Column("repeat rms", [Cell("–" if s.repeats is None else _size(s.repeats.rms)) for s in settings]),
+        Column("repeat max", [Cell("–" if s.repeats is None else _size(s.repeats.max)) for s in settings]),
+    ]
+    second = f"perplexity; drift of whole {noise.sequences}; drift of the same setting when repeated"
+    scored = f"{counted(plan.targets, 'targets')} in {counted(len(plan), 'windows')} of {noise.corpus}"
+    about = f"{scored}, {noise.model}; {noise.repeat} {'pass' if noise.repeat == 1 else 'passes'}"
+    return [
+        Table(rows, drift, "drift of log-probabilities against the first setting, nats per target", corner),
+        "",
+        Table(rows, rest, second, corner),
+        "",
+        *(Note(s.promise, "red" if "finding:" in s.promise else "") for s in settings if s.promise),
+        *(Note(note, "yellow") for note in plan.notes),
+        Note(about, "dim"),
+    ]
+
+
+def _size(value: float, sign: str = "") -> str:
+    return "0" if value == 0 else "unbounded" if not math.isfinite(value) else f"{value:{sign}.2e}"

@@ -60,7 +60,6 @@ class Variation:
     turn_tokens: int | None = None  # if windows are fed turn by turn, each from the prefix cache
 
     def engine(self, progress: Progress | None = None) -> Engine:
-        """The open engine, as it is fed."""
         engine = self.model.engine_for(self.asked, progress)
         return engine if self.turn_tokens is None else TurnsEngine(engine, self.turn_tokens)
 
@@ -157,7 +156,6 @@ class AgainstFirst(OpenBaseline):
         return self.other.engine(self.folders.progress)
 
     def facts(self, run: UnfinishedRun, candidate: LazyModel) -> dict[str, Any]:
-        """The facts about the baseline, about noise, and about a promise of equal bits."""
         noise: Mapping[str, Any] = {name: self.run.manifest.get(name) for name in NOISE}
         if not candidate.plugin.able().hidden_states:
             noise = noise_facts(only_one_way(run.engine))

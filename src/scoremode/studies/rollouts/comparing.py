@@ -68,8 +68,7 @@ def compare_trainer(parsed: argparse.Namespace) -> int | None:
 def _show_mismatch(parsed: argparse.Namespace, folder: str) -> int:
     from scoremode.core.store.runs import is_run, load
     from scoremode.reports import gate
-    from scoremode.studies.rollouts.mismatch import mismatch
-    from scoremode.studies.rollouts.mismatch_statistics import CLIP, EXAMPLE, FIELDS
+    from scoremode.studies.rollouts.mismatch import CLIP, EXAMPLE, FIELDS, mismatch
     from scoremode.studies.rollouts.tables import mismatch_blocks
 
     for text in parsed.fail_if or ():

@@ -1,4 +1,8 @@
-"""``sm.mismatch``: what a trainer thinks of sampled tokens, beside the engine that sampled them.
+"""Trainer against rollout: sampled tokens, with their log-probabilities under both.
+
+In reinforcement learning one engine samples (the rollout, π) and another computes gradients (the trainer, τ). For each
+sampled token, r = τ(token) / π(token) is its importance ratio. docs/rollouts.md has the formulas, and says what they
+are of texts that were drawn with a temperature or a filter. Errors are over prompts: the samples of one are alike.
 
 rollouts ──ids──▶ trainer: a name, sm.open, sm.wrap ──prefill──▶ log-probabilities ──▶ Mismatch
                   or a finished run on the rollouts, by any path, with KL if it was compared with their writer
@@ -6,13 +10,33 @@ rollouts ──ids──▶ trainer: a name, sm.open, sm.wrap ──prefill─�
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, Unpack
 
 import numpy as np
+import numpy.typing as npt
 
+from scoremode.core.scores.answers import measured
+from scoremode.core.scores.frames import ArrowTable, few_lines
+from scoremode.core.scores.schema import ROUNDING
 from scoremode.core.statistics.comparison import Comparison
+from scoremode.core.statistics.depth import depth_edges, means_by_stretch
+from scoremode.core.statistics.statistic import (
+    PlainStatistic,
+    Statistic,
+    computed,
+    estimates,
+    fields_from,
+    fields_of,
+    plain,
+)
+from scoremode.core.statistics.streams import quantiles
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.arguments import ModelArguments, spelled_out
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer
@@ -20,15 +44,250 @@ from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.progress_display import shows_progress
 from scoremode.core.verbs.session import Model, open
 from scoremode.errors import InputError
-from scoremode.studies.rollouts.mismatch_statistics import CLIP, Mismatch
+from scoremode.reports.gate import check, parse, too_few
 from scoremode.studies.rollouts.texts import Rollouts
-from scoremode.values import Floats, Ids, Ints
+from scoremode.values import Bools, Estimate, Floats, Ids, Ints
 
+CLIP = (0.8, 1.2)  # ratios inside are not clipped by PPO's usual range
+QUANTILES = {"min": 0.0, "p01": 0.01, "p05": 0.05, "median": 0.5, "p95": 0.95, "p99": 0.99, "p999": 0.999, "max": 1.0}
 SAME = 1e-3  # nats: a token's two log-probabilities differ by more if it was drawn from a changed distribution
-
 NOT_OWN = "texts were drawn with a temperature or filters: k1, k2 and k3 are means over them, not estimates of KL"
+EXAMPLE = "write a rule such as 'k3 > 0.015 surely' or 'outside_clip > 0.01'"
 
 
+@dataclass(frozen=True, eq=False)
+class Ratios:
+    """Importance ratios of tokens, or of whole samples: products of the ratios of their tokens."""
+
+    log: Floats  # (n,) ln r; -∞ where the trainer thinks a sampled token impossible
+    groups: Ints  # (n,) the prompt, numbered from 0
+    clip: tuple[float, float]
+    kl: Floats | None = None  # (n,) of tokens, if it was measured
+
+    @property
+    def outside_clip(self) -> Floats:
+        low, high = map(math.log, self.clip)
+        return ((self.log < low) | (self.log > high)).astype(np.float64)
+
+    @cached_property
+    def quantiles(self) -> dict[str, float]:
+        return quantiles(np.exp(self.log), QUANTILES)
+
+
+def _quantiles(prefix: str, rows: str) -> tuple[Statistic, ...]:
+    def one(name: str) -> Statistic:
+        return plain(f"{prefix}ratio_{name}", "a quantile of r", lambda ratios: ratios.quantiles[name], rows=rows)
+
+    return tuple(map(one, QUANTILES))
+
+
+def _effective(prefix: str, rows: str) -> PlainStatistic:
+    about = "the share of samples that would be left after weighting by r"
+    return plain(f"{prefix}effective_sample_size", about, lambda ratios: effective_share(ratios.log), rows=rows)
+
+
+COUNTS = (
+    plain("tokens", "sampled tokens", lambda m: len(m.rollout)),
+    plain("samples", "texts that were sampled", lambda m: len(m.samples.log)),
+    plain("prompts", "prompts with a token", lambda m: len(np.unique(m.samples.groups))),
+    plain("zero_probability", "tokens that the trainer thinks impossible", lambda m: int(np.isneginf(m.trainer).sum())),
+    plain("kl_infinite", "tokens with infinite KL", lambda m: int(np.isinf(m.kl).sum()), needs="kl"),
+)
+
+
+class MismatchNumbers:
+    """The numbers of a mismatch that are attributes."""
+
+    k1 = Statistic("k1", "KL(π‖τ) estimated by -ln r, nats", lambda r: -r.log, rows="tokens")
+    k2 = Statistic("k2", "by ½ (ln r)²", lambda r: r.log**2 / 2, rows="tokens", range="positive")
+    k3 = Statistic("k3", "by r - 1 - ln r", lambda r: np.expm1(r.log) - r.log, rows="tokens", range="positive")
+    ratio_mean = Statistic("ratio_mean", "mean of r", lambda r: np.exp(r.log), rows="tokens", range="positive")
+    outside_clip = Statistic(
+        "outside_clip", "share outside of the clip range", lambda r: r.outside_clip, rows="tokens", range="share"
+    )
+    sequence_k1 = Statistic("sequence_k1", "-ln r of whole samples, nats", lambda r: -r.log, rows="samples")
+    sequence_outside_clip = Statistic(
+        "sequence_outside_clip", "the same share", lambda r: r.outside_clip, rows="samples", range="share"
+    )
+    effective_sample_size = _effective("", "tokens")
+    sequence_effective_sample_size = _effective("sequence_", "samples")
+
+
+_KL = Statistic("kl", "KL(π‖τ), exact", lambda r: measured(r.kl), rows="tokens", needs="kl", range="positive")
+_ATTRIBUTES = [one for one in vars(MismatchNumbers).values() if isinstance(one, Statistic)]
+STATISTICS = (*_ATTRIBUTES[:3], _KL, *_ATTRIBUTES[3:7], *_quantiles("", "tokens"), *_quantiles("sequence_", "samples"))
+STATISTICS += tuple(_ATTRIBUTES[7:])
+FIELDS = fields_of((*COUNTS, *STATISTICS))
+"""The fields of ``Mismatch.statistics`` that a rule may name."""
+BY_POSITION = [one for name in ("k3", "outside_clip", "kl") for one in STATISTICS if one.name == name]
+
+
+@dataclass(frozen=True, eq=False)
+class Mismatch(ArrowTable, MismatchNumbers):
+    """Sampled tokens under a rollout engine and a trainer. As a table, it has one row per token."""
+
+    rollout: Floats  # (n,) log-probability of each token under the engine that sampled it
+    trainer: Floats  # (n,) under the trainer
+    prompt: Ints  # (n,) which prompt
+    sample: Ints  # (n,) which sample of the prompt
+    position: Ints  # (n,) place in the written text, from 0
+    slices: npt.NDArray[np.object_] | None = None  # (n,) labels of tokens; None: the texts have no slices
+    kl: Floats | None = None  # (n,) nats, KL(rollout‖trainer) over the whole vocabulary; None: not measured
+    clip: tuple[float, float] = CLIP
+    names: tuple[str, str] = ("rollout", "trainer")  # of the two models
+    notes: Sequence[str] = field(default=())
+
+    def __post_init__(self) -> None:
+        if not 0 < self.clip[0] < 1 < self.clip[1] < math.inf:
+            raise InputError(f"the clip range {self.clip} does not lie around 1", fix="give one, as in (0.8, 1.2)")
+        columns = {"rollout": self.rollout, "trainer": self.trainer, "prompt": self.prompt, "sample": self.sample}
+        columns |= {"position": self.position}
+        columns |= {} if self.kl is None else {"kl": self.kl}
+        for name, column in columns.items():
+            if len(column) != len(self.rollout):
+                raise InputError(
+                    f"{name} has {len(column)} tokens instead of {len(self.rollout)}", fix="score the same texts"
+                )
+            if np.isnan(column).any():
+                raise InputError(f"{name} contains NaN", fix="score the texts again")
+        if self.slices is not None and len(self.slices) != len(self.rollout):
+            raise InputError("there is not one slice per token", fix="score the same texts")
+        if np.isneginf(self.rollout).any():
+            raise InputError("a sampled token has probability zero under the rollout", fix="sample the texts again")
+        if (self.rollout > ROUNDING).any() or (self.trainer > ROUNDING).any():
+            raise InputError("a log-probability is above 0", fix="give natural logarithms of probabilities")
+
+    # ── values per token and per sample ──────────────────────────────────────────────────────────────────────────────
+    @property
+    def log_ratio(self) -> Floats:
+        """(n,) ln r; -∞ where the trainer thinks a sampled token impossible."""
+        found: Floats = self.trainer - self.rollout
+        return found
+
+    @cached_property
+    def tokens(self) -> Ratios:
+        groups: Ints = np.unique(self.prompt, return_inverse=True)[1].astype(np.int64)
+        return Ratios(self.log_ratio, groups, self.clip, self.kl)
+
+    @cached_property
+    def samples(self) -> Ratios:
+        pairs = np.stack([self.tokens.groups, self.sample], axis=1)
+        found, index = np.unique(pairs, axis=0, return_inverse=True)
+        sums = np.bincount(index.reshape(-1), self.log_ratio, minlength=len(found)).astype(np.float64)
+        return Ratios(sums, found[:, 0], self.clip)
+
+    # ── numbers ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def statistics(self) -> dict[str, Any]:
+        """All numbers by name, ready for JSON: see docs/rollouts.md. None: not measured, not known or infinite."""
+        return dict(self._statistics)
+
+    @cached_property
+    def _statistics(self) -> dict[str, Any]:
+        about = {"name": self.names[1], "rollout": self.names[0]}
+        counts, numbers = computed(COUNTS, self), fields_from(STATISTICS, self.estimates)
+        return {**about, **counts, "clip": list(self.clip), **numbers, "notes": list(self.notes)}
+
+    @cached_property
+    def estimates(self) -> dict[str, Any]:
+        """The numbers by name, as attributes have them; None: not measured, or not known."""
+        return estimates(STATISTICS, self)
+
+    def by_position(self) -> list[dict[str, Any]]:
+        """k3, KL and the share outside the clip range, in stretches of positions: 0 to 63, 64 to 127, 128 to 255, …"""
+        if not len(self.position):
+            return []
+        edges = depth_edges(int(self.position.max()))
+        shown = [one for one in BY_POSITION if one.name != "kl" or self.kl is not None]
+        with np.errstate(over="ignore"):
+            columns = {one: np.asarray(measured(one.mean)(self.tokens), np.float64) for one in shown}
+        places = [(self.position, self.tokens.groups)]
+        means = {
+            one.name: means_by_stretch(partial(iter, [column]), lambda: iter(places), edges, one.range)
+            for one, column in columns.items()
+        }
+        unbounded = ~np.isfinite(columns[shown[0]])
+        rows = []
+        for i, (first, end) in enumerate(pairwise(edges.tolist())):
+            here = (self.position >= first) & (self.position < end)
+            fields = fields_from(shown, {name: own[i] for name, own in means.items()})
+            counts = {"tokens": int(here.sum()), **fields, "unbounded": int(unbounded[here].sum())}
+            rows.append({"first": first, "last": end - 1, **counts})
+        return [row for row in rows if row["tokens"]]
+
+    def by_slice(self) -> list[dict[str, Any]]:
+        """The statistics of each slice, in the order in which slices first appear; empty if there are none."""
+        if self.slices is None:
+            return []
+        labels = dict.fromkeys(self.slices.tolist())
+        return [{"slice": label, **self._some(self.slices == label).statistics()} for label in labels]
+
+    def _some(self, chosen: Bools) -> Mismatch:
+        names = ("rollout", "trainer", "prompt", "sample", "position")
+        columns: dict[str, Any] = {name: getattr(self, name)[chosen] for name in names}
+        kl = None if self.kl is None else self.kl[chosen]
+        return replace(self, **columns, slices=None, kl=kl, notes=())
+
+    # ── for people and machines ──────────────────────────────────────────────────────────────────────────────────────
+    def failures(self, *rules: str) -> list[str]:
+        """Says in one line each which rules hold, such as ``k3 > 0.015 surely``; an empty list if the gate passes."""
+        parsed = [parse(rule, FIELDS, EXAMPLE) for rule in rules]
+        return [why for rule in parsed if (why := check(rule, self._statistics, why_unknown=_why_unknown))]
+
+    def to_arrow(self) -> Any:
+        """One row per sampled token, as a ``pyarrow.Table``."""
+        import pyarrow as pa
+
+        columns: dict[str, Any] = {
+            **{name: getattr(self, name) for name in ("prompt", "sample", "position")},
+            **({} if self.slices is None else {"slice": pa.array(self.slices.tolist()).dictionary_encode()}),
+            **{f"logprob_{name}": getattr(self, name) for name in ("rollout", "trainer")},
+            "log_ratio": self.log_ratio,
+            **({} if self.kl is None else {"kl": self.kl}),
+        }
+        return pa.table(columns)
+
+    def __repr__(self) -> str:
+        s = self._statistics
+        numbers = [
+            f"{name} {Estimate(s[name], s[f'{name}_stderr'], 0, 0)}"
+            for name in ("k1", "k3", "kl")
+            if s[name] is not None
+        ]
+        return few_lines(
+            f"Mismatch of {self.names[1]} and the rollouts of {self.names[0]}",
+            ", ".join(numbers),
+            f"{s['tokens']:,} tokens of {s['samples']:,} samples, {s['prompts']:,} prompts",
+            *self.notes,
+        )
+
+
+def effective_share(log_weights: Floats) -> float | None:
+    """(Σ w)² / (n Σ w²) from ln w; None without a weight above zero.
+
+    >>> round(effective_share(np.log([1.0, 3.0])), 6), effective_share(np.zeros(3))
+    (0.8, 1.0)
+    """
+    if not len(log_weights) or not math.isfinite(largest := float(log_weights.max())):
+        return None
+    weights = np.exp(log_weights - largest)
+    return float(weights.sum() ** 2 / (len(weights) * (weights**2).sum()))
+
+
+def _why_unknown(name: str, statistics: Mapping[str, Any]) -> str:
+    """Says why a number of ``Mismatch.statistics`` is None, by the first reason that applies."""
+    number = re.sub("_(stderr|low|high)$", "", name)
+    zero, infinite = statistics.get("zero_probability"), statistics.get("kl_infinite")
+    reasons = (
+        (not statistics.get("tokens"), "there are no tokens"),
+        (number == "kl" and infinite is None, "the distributions were not compared"),
+        (number == "kl" and infinite, f"tokens with infinite KL: {infinite}"),
+        (statistics.get(number) is None and zero, f"tokens that the trainer thinks impossible: {zero}"),
+        (name != number and statistics.get(number) is not None, too_few(statistics.get("prompts"), "prompts")),
+    )
+    return next((reason for applies, reason in reasons if applies), "it has no value")
+
+
+# ── texts and a trainer ──────────────────────────────────────────────────────────────────────────────────────────────
 class SampledTexts(Protocol):
     """Texts that an engine sampled: rollouts, or your own arrays."""
 

@@ -13,7 +13,7 @@ from scoremode.reports.html.drawing import SMALL, Axis, Chart, Shape, linear, pl
 from scoremode.reports.html.page import ResultPage
 from scoremode.reports.html.templating import fill, fill_page
 from scoremode.reports.table import Note
-from scoremode.studies.rollouts.mismatch_statistics import Mismatch
+from scoremode.studies.rollouts.mismatch import Mismatch
 from scoremode.studies.rollouts.parting import Partings
 from scoremode.studies.rollouts.readings import Reading
 from scoremode.studies.rollouts.speculation import Speculation
@@ -43,7 +43,6 @@ def readings_section(words: Sequence[Reading]) -> Markup:
 
 
 def _survival(found: Sequence[tuple[int, str, Partings]]) -> Chart | None:
-    """Draws the share of texts that go on without a parting, against their length."""
     longest = max((int(one.length.max(initial=0)) for *_, one in found), default=0)
     if not longest:
         return None
@@ -62,7 +61,6 @@ def _survival(found: Sequence[tuple[int, str, Partings]]) -> Chart | None:
 
 
 def _acceptance(found: Sequence[tuple[int, str, Speculation]]) -> Chart | None:
-    """Draws the share of drafted tokens that would be accepted, against the position in the text."""
     if not any(len(one.by_position) > 1 for *_, one in found):
         return None
     edges = np.array([0, *sorted({end + 1 for *_, one in found for _, end, _ in one.by_position})])
@@ -76,7 +74,6 @@ def _acceptance(found: Sequence[tuple[int, str, Speculation]]) -> Chart | None:
 
 
 def _tokens_per_step(found: Sequence[tuple[int, str, Speculation]]) -> Chart | None:
-    """Draws the tokens that a step would write, against the number of drafted tokens."""
     if not found:
         return None
     curves = [(i, name, [(d.draft, d.draft, d.tokens_per_step) for d in one.drafts]) for i, name, one in found]

@@ -133,7 +133,6 @@ class Partings:
         return [length for length in found if length < longest] + ([longest] if longest else [])
 
     def statistics(self, lengths: Sequence[int] | None = None) -> dict[str, Any]:
-        """Returns all numbers by name, ready for JSON; None for one that is not known."""
         rows = self._survival_rows(self.lengths() if lengths is None else lengths)
         return {**computed(STATISTICS, self), "survival": rows}
 

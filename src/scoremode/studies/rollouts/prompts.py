@@ -207,7 +207,6 @@ def check_answers(name: str) -> None:
 
 
 def read_answers(name: str) -> KnownAnswers:
-    """Reads the answers of a file of prompts, or of a folder of rollouts."""
     path = Path(name)
     if (path / ROLLOUTS).exists():
         rollouts = Rollouts.open(path)

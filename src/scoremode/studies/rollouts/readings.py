@@ -13,12 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from scoremode.core.statistics.comparison import Comparison
-from scoremode.core.statistics.estimate import GroupSums, exponential, with_error_fields
+from scoremode.core.statistics.estimate import GroupSums, exponential, ratio
+from scoremode.core.statistics.statistic import Statistic, computed, estimates, plain
 from scoremode.core.store.run import Run
 from scoremode.core.text.token_text import joined
 from scoremode.errors import RunError
@@ -48,7 +50,11 @@ class OtherChoice:
     gap: float | None  # nats: ln p_prefers - ln p_reader; None if ``written`` is impossible for the reader
 
 
-@dataclass(frozen=True, slots=True)
+def _ppl_ratio(texts: TextRatios) -> Estimate:
+    surprise = ratio(-texts.log_ratios, texts.lengths, texts.groups)
+    return exponential(surprise) if math.isfinite(surprise.value) else surprise
+
+
 class TextRatios:
     """What a reader thinks of the texts that a writer sampled, beside the writer's own log-probabilities.
 
@@ -59,52 +65,41 @@ class TextRatios:
 
     If each of two models reads the texts of the other, the two ratios show which of them predicts the other better.
     Errors are over prompts, because the samples of one prompt are alike.
-    """
-
-    log_ratio: Estimate  # nats per text
-    ppl_ratio: Estimate
-    tokens: int
-    impossible: int  # tokens to which the reader gives the probability zero
-
-    def statistics(self) -> dict[str, Any]:
-        """Returns all numbers by name, ready for JSON; None for one that is not known or infinite."""
-        return {
-            "texts": self.log_ratio.n,
-            "tokens": self.tokens,
-            "groups": self.log_ratio.groups,
-            "impossible": self.impossible,
-            **with_error_fields("log_ratio", self.log_ratio),
-            **with_error_fields("ppl_ratio", self.ppl_ratio),
-        }
-
-
-def text_ratios(text: Ints, group: Ints, writer: Floats, reader: Floats) -> TextRatios:
-    """Reads the writer's texts: its own log-probabilities of the tokens, and the reader's; one entry per target.
 
     >>> texts = np.repeat(np.arange(5), 2)
-    >>> text_ratios(texts, texts, np.full(10, -1.0), np.full(10, -1.5)).log_ratio
+    >>> TextRatios(texts, texts, np.full(10, -1.0), np.full(10, -1.5)).log_ratio
     -1.000 ± 0
     """
-    assert len(text) == len(group) == len(writer) == len(reader), "one entry per target"
-    if np.isnan(writer).any() or np.isnan(reader).any() or np.isneginf(writer).any():
-        raise RunError("a log-probability is NaN, or that of a sampled token is -inf", fix="score again with --fresh")
-    numbers, index = np.unique(text, return_inverse=True)
-    per_text = GroupSums(len(numbers))
-    per_text.add(index.astype(np.int64), reader - writer, np.ones(len(text)))
-    of_text = np.zeros(len(numbers), np.int64)
-    of_text[index] = group
-    groups, of_text = np.unique(of_text, return_inverse=True)
-    by_text, by_token = GroupSums(len(groups)), GroupSums(len(groups))
-    by_text.add(of_text, per_text.numerator, np.ones(len(numbers)))
-    by_token.add(of_text, -per_text.numerator, per_text.denominator)
-    surprise = by_token.estimate()
-    known = math.isfinite(surprise.value)
-    return TextRatios(
-        log_ratio=by_text.estimate(),
-        ppl_ratio=exponential(surprise) if known else surprise,
-        tokens=len(text),
-        impossible=int(np.isneginf(reader).sum()),
+
+    log_ratio = Statistic("log_ratio", "mean log-ratio of texts, nats", lambda texts: texts.log_ratios)
+    ppl_ratio = Statistic("ppl_ratio", "the reader's perplexity divided by the writer's", of=_ppl_ratio)
+    COUNTS = (
+        plain("texts", "texts with a token", lambda texts: len(texts.groups)),
+        plain("tokens", "their tokens", lambda texts: int(texts.lengths.sum())),
+        plain("groups", "prompts", lambda texts: len(np.unique(texts.groups))),
+        plain("impossible", "tokens to which the reader gives the probability zero", lambda texts: texts.impossible),
     )
+
+    def __init__(self, text: Ints, group: Ints, writer: Floats, reader: Floats) -> None:
+        """One entry per target: the numbers of its text and group, and both models' log-probabilities."""
+        assert len(text) == len(group) == len(writer) == len(reader), "one entry per target"
+        if np.isnan(writer).any() or np.isnan(reader).any() or np.isneginf(writer).any():
+            fix = "score again with --fresh"
+            raise RunError("a log-probability is NaN, or that of a sampled token is -inf", fix=fix)
+        numbers, first, index = np.unique(text, return_index=True, return_inverse=True)
+        sums = GroupSums(len(numbers))
+        sums.add(index.astype(np.int64), reader - writer, np.ones(len(text)))
+        self.log_ratios, self.lengths = sums.numerator, sums.denominator  # (texts,)
+        self.groups: Ints = np.unique(group[first], return_inverse=True)[1].astype(np.int64)
+        self.impossible = int(np.isneginf(reader).sum())
+
+    @cached_property
+    def estimates(self) -> dict[str, Any]:
+        return estimates((TextRatios.log_ratio, TextRatios.ppl_ratio), self)
+
+    def statistics(self) -> dict[str, Any]:
+        """All numbers by name, ready for JSON; None for one that is not known or infinite."""
+        return computed((*self.COUNTS, TextRatios.log_ratio, TextRatios.ppl_ratio), self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +154,7 @@ def _reading(c: Comparison, rollouts: Rollouts, *, drafts: bool) -> Reading:
         own = np.concatenate(rollouts.raw_logprob)
         if writer is not None:  # by the same path as the reader
             own = writer.scores.logprob[in_order_of(rollouts, writer)]
-        said = replace(said, read=text_ratios(document, group, own, read))
+        said = replace(said, read=TextRatios(document, group, own, read))
         if drafts and drawn_from_own(rollouts):
             accept, variation = acceptances(own, read), c.divergences.total_variation
             overlap = accept  # its mean over texts of the writer is that of the overlap
@@ -170,7 +165,6 @@ def _reading(c: Comparison, rollouts: Rollouts, *, drafts: bool) -> Reading:
 
 
 def is_writer(run: Run, rollouts: Rollouts) -> bool:
-    """Did the model of a run write these texts?"""
     return bool(run.manifest.get("model_fingerprint") == rollouts.manifest.get("model_fingerprint"))
 
 

@@ -6,7 +6,7 @@ import hashlib
 import math
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,9 +29,8 @@ from scoremode.core.verbs.question import identify
 from scoremode.core.verbs.replicas import spread_names
 from scoremode.core.verbs.run_contents import describe_engine, describe_model
 from scoremode.errors import EngineError, OptionError, UnknownArgumentError, did_you_mean
-from scoremode.studies.rollouts.folder import RolloutsFolder
 from scoremode.studies.rollouts.prompts import GivenPrompts, encoded, read_prompts
-from scoremode.studies.rollouts.texts import FINISHES, Rollouts, WrittenText, prompts_digest, tokens_digest
+from scoremode.studies.rollouts.texts import FINISHES, Rollouts, RolloutsFolder, prompts_digest, tokens_digest
 from scoremode.studies.rollouts.writing import DrawingRules, ReplicatedWriter, Writer, WritingRequest, WrittenTokens
 from scoremode.values import Ids
 from scoremode.version import __version__
@@ -76,7 +75,7 @@ def rollouts(
     >>> sm.compare("org/model", "org/model-W4A16", corpus=written).kl                              # doctest: +SKIP
     """
     rules = read_rules(temperature, top_p, top_k, min_p)
-    asked = _Numbers.of(samples, MAX_TOKENS if max_tokens is None else max_tokens, seed)
+    numbers = read_numbers(samples, MAX_TOKENS if max_tokens is None else max_tokens, seed)
     path = read_path(DECODE, sequences=sequences) if sequences is not None else None
     for name in arguments:
         if name not in (*all_options(), *spread_names()):
@@ -87,7 +86,7 @@ def rollouts(
     read = read_prompts(prompts)
     with closing(LazyModel.named(model, engine, arguments, tokenizer)) as lazy:
         require(lazy.plugin, "writes", "write texts with their log-probabilities")
-        task = WritingTask.of(lazy, read, rules, asked, path)
+        task = WritingTask.of(lazy, read, rules, path, numbers)
         return _written(lazy, task, place, fresh=fresh, progress=progress)
 
 
@@ -114,23 +113,14 @@ def read_rules(temperature: Any, top_p: Any, top_k: Any, min_p: Any) -> DrawingR
     return rules
 
 
-@dataclass(frozen=True, slots=True)
-class _Numbers:
-    """How many texts, how long they may be, and the seed of all draws."""
-
-    samples: int
-    max_tokens: int
-    seed: int
-
-    @staticmethod
-    def of(samples: Any, max_tokens: Any, seed: Any) -> _Numbers:
-        for name, value in (("samples", samples), ("max_tokens", max_tokens)):
-            if (whole_number(name, value) or 0) < 1:
-                raise OptionError(f"--{name.replace('_', '-')} {value} writes nothing", fix="give 1 or more")
-        found = whole_number("seed", seed)
-        if found is None:
-            raise OptionError("seed is None", fix="give a whole number")
-        return _Numbers(int(samples), int(max_tokens), found)
+def read_numbers(samples: Any, max_tokens: Any, seed: Any) -> dict[str, int]:
+    """Checks how many texts there are, how long they may be, and the seed of all draws."""
+    for name, value in (("samples", samples), ("max_tokens", max_tokens)):
+        if (whole_number(name, value) or 0) < 1:
+            raise OptionError(f"--{name.replace('_', '-')} {value} writes nothing", fix="give 1 or more")
+    if seed is None:
+        raise OptionError("seed is None", fix="give a whole number")
+    return {"samples": int(samples), "max_tokens": int(max_tokens), "seed": whole_number("seed", seed) or 0}
 
 
 # ── what is asked ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -141,15 +131,17 @@ class WritingTask:
     prompts: Prompts
     encoded: list[tuple[str, Ids]]  # of each prompt
     rules: DrawingRules
-    numbers: _Numbers
     context: int | None  # tokens that fit into the model
     path: DecodePath | None  # how many texts side by side; None: the engine's own choice
+    samples: int
+    max_tokens: int
+    seed: int
 
     @staticmethod
     def of(
-        lazy: LazyModel, prompts: Prompts, rules: DrawingRules, numbers: _Numbers, path: DecodePath | None
+        lazy: LazyModel, prompts: Prompts, rules: DrawingRules, path: DecodePath | None, numbers: Mapping[str, int]
     ) -> WritingTask:
-        if (count := len(prompts.rows) * numbers.samples) > MOST_TEXTS:
+        if (count := len(prompts.rows) * numbers["samples"]) > MOST_TEXTS:
             raise OptionError(
                 f"{count:,} texts are too many for one folder (at most {MOST_TEXTS:,})",
                 fix="give fewer --samples, or write several folders with another --seed each",
@@ -161,26 +153,26 @@ class WritingTask:
                 f"the tokenizer gives id {largest}, but the model's vocabulary ends at {lazy.subject.vocabulary - 1}",
                 fix="give the right folder with --tokenizer",
             )
-        return WritingTask(prompts, found, rules, numbers, lazy.longest_window, path)
+        return WritingTask(prompts, found, rules, lazy.longest_window, path, **numbers)
 
     @property
     def rooms(self) -> list[int]:
         """How many tokens each text may have; 0 where the prompt fills the model's context."""
-        most = self.numbers.max_tokens
+        most = self.max_tokens
         each = [most if self.context is None else min(most, self.context - len(ids)) for _, ids in self.encoded]
-        return [max(0, room) for room in each for _ in range(self.numbers.samples)]
+        return [max(0, room) for room in each for _ in range(self.samples)]
 
     @property
     def longest(self) -> int:
         """Tokens of the longest prompt with its text."""
-        each = zip(self.encoded, self.rooms[:: self.numbers.samples], strict=True)
+        each = zip(self.encoded, self.rooms[:: self.samples], strict=True)
         return max(len(ids) + room for (_, ids), room in each)
 
     def requests(self, which: Sequence[int]) -> list[WritingRequest]:
         rooms, found = self.rooms, []
         for number in which:
-            prompt, sample = divmod(number, self.numbers.samples)
-            digest = hashlib.sha256(f"{self.numbers.seed} {prompt} {sample}".encode()).digest()
+            prompt, sample = divmod(number, self.samples)
+            digest = hashlib.sha256(f"{self.seed} {prompt} {sample}".encode()).digest()
             seed = int.from_bytes(digest[:8], "little") >> 2
             found.append(WritingRequest(self.encoded[prompt][1], seed, rooms[number]))
         return found
@@ -194,7 +186,9 @@ class WritingTask:
             lazy.settings(),
             prompts=prompts_digest((ids for _, ids in self.encoded), answers),
             sampling=asdict(self.rules),
-            **asdict(self.numbers),
+            samples=self.samples,
+            max_tokens=self.max_tokens,
+            seed=self.seed,
             sequences=None if self.path is None else self.path.sequences,
         )
 
@@ -209,18 +203,15 @@ def _written(
         found = claim.finished
         if found is None:
             announce(progress, f"loading {lazy.subject.name} with {lazy.engine_name}")
-            work = Work(task.longest, shares_prompts=task.numbers.samples > 1, path=task.path)
-            writer = stack.enter_context(closing(_open_writer(lazy, work, task.rules, progress)))
-            found = _write(writer, lazy, task, claim, progress)
+            work = Work(task.longest, shares_prompts=task.samples > 1, path=task.path)
+            writer: Writer
+            if lazy.replicas is None:
+                writer = open_for(lazy.chosen, "writes", work, task.rules)
+            else:
+                writer = ReplicatedWriter(lazy.replicas, work, task.rules, progress)
+            with closing(writer):
+                found = _write(writer, lazy, task, claim, progress)
         return found if out is not None else replace(found, path=None)
-
-
-def _open_writer(lazy: LazyModel, work: Work, rules: DrawingRules, progress: Progress | None) -> Writer:
-    """Opens a model to write texts (the ability "writes"), on replicas if these were asked for."""
-    if lazy.replicas is not None:
-        return ReplicatedWriter(lazy.replicas, work, rules, progress)
-    writer: Writer = open_for(lazy.chosen, "writes", work, rules)
-    return writer
 
 
 def _write(
@@ -252,7 +243,7 @@ def _write(
 def _finish(written: WrittenTokens, task: WritingTask, ends: frozenset[int]) -> str:
     if written.finish == "stop" or int(written.ids[-1]) in ends:
         return "stop"
-    return "length" if len(written.ids) == task.numbers.max_tokens else "context"
+    return "length" if len(written.ids) == task.max_tokens else "context"
 
 
 def _check(written: WrittenTokens, asked: WritingRequest, writer: Writer, vocabulary: int | None) -> None:
@@ -291,17 +282,22 @@ class _Counter:
 
 
 # ── what is kept ─────────────────────────────────────────────────────────────────────────────────────────────────────
-def _blocks(task: WritingTask, claim: RolloutsFolder, lazy: LazyModel) -> Iterator[list[WrittenText]]:
+def _blocks(task: WritingTask, claim: RolloutsFolder, lazy: LazyModel) -> Iterator[list[dict[str, Any]]]:
     count = len(task.rooms)
     for begin in range(0, count, TOGETHER):
         yield [_row(task, claim, lazy, number) for number in range(begin, min(begin + TOGETHER, count))]
 
 
-def _row(task: WritingTask, claim: RolloutsFolder, lazy: LazyModel, number: int) -> WrittenText:
-    prompt, sample = divmod(number, task.numbers.samples)
+def _row(task: WritingTask, claim: RolloutsFolder, lazy: LazyModel, number: int) -> dict[str, Any]:
+    """A text as a row of texts.parquet."""
+    prompt, sample = divmod(number, task.samples)
     (prompt_text, prompt_ids), (ids, logprob, raw, finish) = task.encoded[prompt], claim.text(number)
-    text, answer = lazy.subject.tokenizer.decode(ids.tolist()), task.prompts.rows[prompt].answer
-    return WrittenText(prompt, sample, prompt_text, prompt_ids, ids, logprob, raw, finish, text, answer)
+    return {
+        **{"prompt": prompt, "sample": sample, "prompt_text": prompt_text, "prompt_ids": prompt_ids},
+        **{"ids": ids, "logprob": logprob, "raw_logprob": raw, "finish": finish},
+        "text": lazy.subject.tokenizer.decode(ids.tolist()),
+        "answer": task.prompts.rows[prompt].answer,
+    }
 
 
 def _manifest(
@@ -320,13 +316,13 @@ def _manifest(
         "prompts_file": task.prompts.name,
         "prompts_sha256": task.prompts.sha256,
         "prompts": len(task.encoded),
-        "samples": task.numbers.samples,
+        "samples": task.samples,
         "texts": len(texts),
         "written_tokens": sum(len(ids) for ids, *_ in texts),
         "finish": finishes,
-        "sampling": {**asdict(task.rules), "max_tokens": task.numbers.max_tokens, "ends": sorted(writer.ends)},
+        "sampling": {**asdict(task.rules), "max_tokens": task.max_tokens, "ends": sorted(writer.ends)},
         "missing": list(writer.missing),
-        "seed": task.numbers.seed,
+        "seed": task.seed,
         "notes": [*task.prompts.notes, *writer.facts.notes, *writer.account(), *_notes(task, finishes, writer.ends)],
         "seconds": seconds,
         "tokens_per_second": tokens / seconds if seconds > 0 and tokens else None,
@@ -338,7 +334,7 @@ def _manifest(
 def _notes(task: WritingTask, finishes: dict[str, int], ends: frozenset[int]) -> Iterator[str]:
     total = len(task.rooms)
     if finishes["length"]:
-        most = task.numbers.max_tokens
+        most = task.max_tokens
         yield f"{finishes['length']:,} of {total:,} texts were cut at --max-tokens {most:,}"
     if finishes["context"]:
         yield f"{finishes['context']:,} of {total:,} texts were cut where the model's context of {task.context} is full"

@@ -43,8 +43,6 @@ SLACK = 1e-6  # by which a probability may lie outside 0 … 1, by rounding
 
 @dataclass(frozen=True, slots=True)
 class DraftLength:
-    """What drafts of one length would give."""
-
     draft: int  # γ
     tokens_per_step: Estimate
     accepted_at: tuple[float, ...]  # (γ,) the share of steps in which the draft's 1st, 2nd, … token is accepted
@@ -52,7 +50,6 @@ class DraftLength:
     constant_rate: float
 
     def as_json(self) -> dict[str, Any]:
-        """The numbers by name; None for those that are not known."""
         return {
             "draft": self.draft,
             **with_error_fields("tokens_per_step", self.tokens_per_step),
@@ -71,7 +68,6 @@ class Speculation:
     drafts: tuple[DraftLength, ...]
 
     def statistics(self) -> dict[str, Any]:
-        """All numbers by name, ready for JSON."""
         return {
             "targets": self.acceptance.n,
             "groups": self.acceptance.groups,

@@ -131,7 +131,6 @@ def speculation_blocks(draft: str, s: Fields) -> list[Block]:
 
 # ── trainer against rollout ──────────────────────────────────────────────────────────────────────────────────────────
 def mismatch_facts(s: Fields) -> Facts:
-    """The main numbers of a trainer against rollouts."""
 
     def said(name: str, *, percent: bool = False) -> str:
         return number(s[name], s.get(f"{name}_stderr"), percent=percent).words
@@ -161,15 +160,12 @@ def mismatch_facts(s: Fields) -> Facts:
 def mismatch_blocks(s: Fields, by_position: Sequence[Fields], by_slice: Sequence[Fields]) -> list[Block]:
     """A trainer against rollouts: ``Mismatch.statistics()``, ``by_position()`` and ``by_slice()``."""
     found: list[Block] = [Note(f"{s['name']} against the rollouts of {s['rollout']}", "bold"), mismatch_facts(s)]
+    stretches = by_position if len(by_position) > 1 else []  # a single one would repeat the mean
     for title, rows, names in (
-        (
-            "by position in the text",
-            by_position[:0] if len(by_position) < 2 else by_position,
-            map(_stretch, by_position),
-        ),
+        ("by position in the text", stretches, map(_stretch, stretches)),
         ("by slice", by_slice, (Row(str(row["slice"])) for row in by_slice)),
     ):
-        if rows:  # a single stretch would repeat the mean
+        if rows:
             kl = [numbers("KL", rows, "kl", about="exact KL(rollout‖trainer)")] if rows[0].get("kl") is not None else []
             columns = [
                 counts("tokens", rows, "tokens"),
@@ -183,7 +179,6 @@ def mismatch_blocks(s: Fields, by_position: Sequence[Fields], by_slice: Sequence
 
 # ── rollouts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def rollouts_blocks(found: Rollouts, folder: str) -> list[Block]:
-    """What was written, how it ended, and what to do with it."""
     m, facts = found.manifest, Facts()
     lengths = [len(ids) for ids in found.written]
     facts.line("texts", f"{len(found):,} of {found.prompts:,} prompts")
@@ -202,7 +197,6 @@ def rollouts_blocks(found: Rollouts, folder: str) -> list[Block]:
 
 
 def drawn_line(manifest: Mapping[str, Any]) -> str:
-    """How tokens were drawn, in a few words."""
     sampling = manifest["sampling"]
     if not sampling["temperature"]:
         return "greedily"

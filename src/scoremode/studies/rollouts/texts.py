@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -22,18 +22,19 @@ import msgspec
 import numpy as np
 
 from scoremode.core.arguments import path_text
-from scoremode.core.disk.files import file_sha256
-from scoremode.core.disk.folders import PARTIAL_TEXTS, ROLLOUTS, TEXTS
-from scoremode.core.disk.manifests import Count, Sha256, Text, Whole, is_sealed, unusable_field
+from scoremode.core.disk.files import file_sha256, written_atomically
+from scoremode.core.disk.folders import PARTIAL_TEXTS, ROLLOUTS, TEXTS, Mark
+from scoremode.core.disk.manifests import Count, Sha256, Text, Whole, read_sealed
+from scoremode.core.disk.records import RecordFile
 from scoremode.core.disk.uri import is_uri
-from scoremode.core.strict_json import read_object
+from scoremode.core.store.resumable import Resumable
 from scoremode.core.text.corpus import Corpus, CorpusKind
 from scoremode.core.text.documents import RereadDocuments
 from scoremode.core.text.slices import ANSWER, PROMPT, SliceRule, Slicing
 from scoremode.core.text.tokenizer import TextTokenizer
 from scoremode.core.text.tokens import SpelledIds, Tokens, lone_bytes, tokens_of_ids
 from scoremode.errors import CorpusError, ModelError, RunError
-from scoremode.values import Floats, Ids, Ints, frozen
+from scoremode.values import Bools, Floats, Ids, Ints, frozen
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,22 +50,6 @@ ROUNDING = 1e-6  # nats above 0 that a log-probability in float32 may have
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WrittenText:
-    """One text that a model wrote after a prompt: a row of texts.parquet."""
-
-    prompt: int  # index of the prompt
-    sample: int  # number of this text among the texts of its prompt
-    prompt_text: str  # as the model saw it
-    prompt_ids: Ids
-    ids: Ids  # the written tokens, with the end token if there is one
-    logprob: Floats  # of each token in the distribution that it was drawn from; 0 for greedy choices; NaN: not known
-    raw_logprob: Floats  # in the model's own distribution, before temperature and filters
-    finish: str  # one of FINISHES
-    text: str
-    answer: str | None = None  # a text that is known to be right
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Rollouts:
     """Texts that a model wrote: one entry for each text in every list, sorted by prompt and sample.
 
@@ -74,15 +59,15 @@ class Rollouts:
     """
 
     prompt: Ints  # (n,) index of the prompt
-    sample: Ints  # (n,)
-    prompt_text: list[str]
+    sample: Ints  # (n,) number of the text among those of its prompt
+    prompt_text: list[str]  # as the model saw it
     prompt_ids: list[Ids]
-    written: list[Ids]
-    logprob: list[Floats]
-    raw_logprob: list[Floats]
-    finish: list[str]
+    written: list[Ids]  # with the end token if there is one
+    logprob: list[Floats]  # in the distribution that a token was drawn from; 0 for greedy choices; NaN: not known
+    raw_logprob: list[Floats]  # in the model's own distribution, before temperature and filters
+    finish: list[str]  # one of FINISHES
     text: list[str]
-    answer: list[str | None]
+    answer: list[str | None]  # a text that is known to be right
     manifest: dict[str, Any]
     path: str | None = None
 
@@ -90,7 +75,7 @@ class Rollouts:
     def open(folder: str | os.PathLike[str]) -> Rollouts:
         """Reads a folder of ``scoremode rollouts``; RunError if it is not one, is not finished, or was changed."""
         path = require_folder(folder)
-        manifest = read_manifest(path)
+        manifest = read_sealed(path / ROLLOUTS, ManifestForm, format=FORMAT, fix=AGAIN)
         if file_sha256(path / TEXTS) != manifest["texts_sha256"]:
             raise RunError(f"{path / TEXTS} was changed after it was written", fix=AGAIN)
         try:
@@ -108,16 +93,13 @@ class Rollouts:
 
     @property
     def prompts(self) -> int:
-        """The number of prompts."""
         return len(np.unique(self.prompt))
 
     @property
     def tokens(self) -> int:
-        """The number of written tokens."""
         return sum(map(len, self.written))
 
     def first(self, count: int) -> Rollouts:
-        """The first ``count`` texts."""
         columns = {name: getattr(self, name)[:count] for name in COLUMNS}
         return replace(self, **columns)
 
@@ -192,21 +174,6 @@ def require_folder(folder: str | os.PathLike[str]) -> Path:
 CORPUS = CorpusKind(PREFIX, Rollouts, require_folder, Rollouts.open, True, "use sm.mismatch(DIR, MODEL)")
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """Reads rollouts.json; RunError if it is damaged or was changed."""
-    path = folder / ROLLOUTS
-    try:
-        found = read_object(path)
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read ({error})", fix=AGAIN) from None
-    wrong = unusable_field(found, ManifestForm)
-    if wrong is not None:
-        raise RunError(f"{path} is not a manifest of rollouts: no usable {wrong}", fix=AGAIN)
-    if not is_sealed(found):
-        raise RunError(f"{path} was changed after it was written", fix=AGAIN)
-    return found
-
-
 # ── texts.parquet ────────────────────────────────────────────────────────────────────────────────────────────────────
 def schema() -> pa.Schema:
     import pyarrow as pa
@@ -217,16 +184,15 @@ def schema() -> pa.Schema:
     return pa.schema([pa.field(n, k, nullable=False) for n, k in kinds.items()] + [pa.field("answer", pa.string())])
 
 
-def write_texts(file: IO[bytes], blocks: Iterable[Sequence[WrittenText]]) -> None:
+def write_texts(file: IO[bytes], blocks: Iterable[list[dict[str, Any]]]) -> None:
+    """Writes rows, which have a value for each column of ``schema``."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     form = schema()
     with pq.ParquetWriter(file, form, compression="zstd") as writer:
         for block in blocks:
-            rows = {name: [getattr(one, name) for one in block] for name in form.names}
-            arrays = [pa.array(rows[field.name], field.type) for field in form]
-            writer.write_batch(pa.record_batch(arrays, schema=form))
+            writer.write_batch(pa.RecordBatch.from_pylist(block, schema=form))
 
 
 def has_texts(path: Path) -> bool:
@@ -256,7 +222,6 @@ def _read_texts(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in form.names:
         column = table[name].combine_chunks()
-        column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         if column.null_count and name != "answer":
             raise ValueError(f"its column {name} has gaps")
         found[name] = _values(column)
@@ -298,7 +263,7 @@ def _check(found: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
             raise ValueError(f"row {number} has a log-probability that cannot be")
 
 
-# ── a finished text in the journal ───────────────────────────────────────────────────────────────────────────────────
+# ── the folder while texts are written ───────────────────────────────────────────────────────────────────────────────
 def pack(ids: Ids, logprob: Floats, raw_logprob: Floats, finish: str) -> bytes:
     """The body of a record: how the text ended, ids, and log-probabilities."""
     columns = (ids.astype("<i4"), logprob.astype("<f8"), raw_logprob.astype("<f8"))
@@ -321,6 +286,54 @@ def prompts_digest(prompts: Iterable[Ids], answers: Iterable[str | None]) -> str
     for ids, answer in zip(prompts, answers, strict=True):
         hasher.update(json.dumps([ids.tolist(), answer]).encode() + b"\n")
     return hasher.hexdigest()
+
+
+class RolloutsFolder(Resumable[Rollouts]):
+    """A folder for rollouts: inside a ``with`` block, its finished rollouts, or else the right to write there."""
+
+    what, other = "a folder of rollouts", "other rollouts (they differ in: {})"
+    replace = "give another --out, or --fresh to replace them"
+    again = "write them again with --fresh"
+    manifest, form, format = ROLLOUTS, ManifestForm, FORMAT
+    journal, header = PARTIAL_TEXTS, {"for": "rollouts"}
+
+    def _data(self) -> Mapping[str, Mark]:
+        return {TEXTS: has_texts}
+
+    def _open(self, manifest: dict[str, Any]) -> Rollouts:
+        return Rollouts.open(self.folder)
+
+    def begin_texts(self, rooms: list[int]) -> Bools:
+        """Takes the folder over when the model is ready to write; returns which texts are finished.
+
+        ``rooms`` says how many tokens each text may have.
+        """
+        self.begin()
+        self.records: RecordFile = self.open_journal()
+        self._at = dict[int, int]()  # where the record of each finished text is
+        done = np.zeros(len(rooms), np.bool_)
+        for number, at, body in self.records.replay():
+            try:
+                is_possible = number < len(rooms) and not done[number] and len(unpack(body)[0]) <= rooms[number]
+            except ValueError:
+                is_possible = False
+            if not is_possible:
+                raise RunError(f"{self.records.path} cannot be resumed: it has a text that cannot be", fix=self.again)
+            done[number], self._at[number] = True, at
+        return done
+
+    def add(self, number: int, ids: Ids, logprob: Floats, raw_logprob: Floats, finish: str) -> None:
+        self._at[number] = self.records.append(number, pack(ids, logprob, raw_logprob, finish))
+
+    def text(self, number: int) -> tuple[Ids, Floats, Floats, str]:
+        return unpack(self.records.body(self._at[number], number))
+
+    def save(self, blocks: Iterator[list[dict[str, Any]]], manifest: dict[str, Any]) -> Rollouts:
+        """Writes all texts and the manifest, removes the journal, and returns the rollouts."""
+        with written_atomically(self.folder / TEXTS) as file:
+            write_texts(file, blocks)
+        self.finish({"format": FORMAT, **manifest, "texts_sha256": file_sha256(self.folder / TEXTS)})
+        return Rollouts.open(self.folder)
 
 
 # ── texts after prompts as tokens: a document for each, its prompt as context, and the tokens after it as targets ────

@@ -9,7 +9,7 @@ WING = Wing(
         "rollouts": f"{HERE}.rollouts",
         "Rollouts": f"{HERE}.texts",
         "mismatch": f"{HERE}.mismatch",
-        "Mismatch": f"{HERE}.mismatch_statistics",
+        "Mismatch": f"{HERE}.mismatch",
     },
     verbs={"score one model": {"rollouts": f"{HERE}.command:RolloutsVerb"}},
     abilities={

@@ -47,8 +47,7 @@ class TasksVerb(Verb):
         output = checked_report(parsed)
         rows = [rule.task for rule in rules if rule.task is not None]
         found = tasks(parsed.baseline, *parsed.candidates, tasks=parsed.tasks, metric=parsed.metric, rows=rows)
-        from scoremode.studies.tasks.card import tasks_markdown, tasks_model_index
-        from scoremode.studies.tasks.tables import tasks_blocks, tasks_json
+        from scoremode.studies.tasks.tables import tasks_blocks, tasks_json, tasks_markdown, tasks_model_index
 
         found = [replace(c, manifest={"command": command_line()}) for c in found]
         if parsed.markdown:

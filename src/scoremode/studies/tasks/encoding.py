@@ -64,21 +64,17 @@ class HarnessEncoder:
                 f"prefix_token_id {prefix} is not an id of this tokenizer", fix=f"give 0 to {facts.size - 1}"
             )
         self.tokenizer, self.max_length, self.add_bos = tokenizer, max_length, add_bos
-        self._prefix = next((i for i in (prefix, facts.bos, facts.eos) if i is not None), None)
+        self.known_prefix = next((i for i in (prefix, facts.bos, facts.eos) if i is not None), None)
         # a text that starts with the prefix token's name, as a chat template may write it, gets no second prefix token
-        self._prefix_text = "" if self._prefix is None else tokenizer.decode([self._prefix])
+        self._prefix_text = "" if self.known_prefix is None else tokenizer.decode([self.known_prefix])
         self._last: tuple[str, Ids] | None = None  # the last context and its ids, because choices share a context
-
-    @property
-    def has_prefix(self) -> bool:
-        return self._prefix is not None
 
     @property
     def prefix(self) -> int:
         """The token before a text that has no context: the given one, else BOS, else EOS."""
-        if self._prefix is None:
+        if self.known_prefix is None:
             raise ModelError("this tokenizer has neither BOS nor EOS to put before a text", fix="give prefix_token_id")
-        return self._prefix
+        return self.known_prefix
 
     def text(self, text: str, *, special: bool | None = None) -> Ids:
         """Returns the ids of a text. ``special`` None adds special tokens unless the text already starts with one."""
@@ -107,7 +103,6 @@ class HarnessEncoder:
             raise InputError(where + error.message, fix=error.fix) from None
 
     def pair(self, context: str, continuation: str) -> Encoded:
-        """Encodes a context and its continuation, ready to be scored."""
         stripped = context.rstrip()
         continuation = context[len(stripped) :] + continuation
         if context:
@@ -129,7 +124,6 @@ class HarnessEncoder:
         return self._cut(before, target, continuation, spanning=spanning)
 
     def ids(self, before: Ids, target: Ids) -> Encoded:
-        """Makes an Encoded from the ids of a context and of a continuation."""
         if not len(before) or not len(target):
             raise InputError("a context or a continuation has no token", fix="give at least one of each")
         return self._cut(before.astype(np.int32), target.astype(np.int32), "given as ids", spanning=False)
@@ -206,8 +200,7 @@ class Tally:
             )
 
     def as_json(self) -> dict[str, Any]:
-        names = ("spanning", "truncated", "truncated_tokens")
-        counts = {name: getattr(self, name) for name in names}
+        counts = {name: getattr(self, name) for name in ("spanning", "truncated", "truncated_tokens")}
         return {"loglikelihood": self.requests, **counts, "examples": dict(self._examples)}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
@@ -72,11 +72,31 @@ def lm_eval(*words: str) -> int:
         print(LM_EVAL_HELP, end="")
         streams.check()
         return 0
+    register()
+    from lm_eval._cli import HarnessCLI
+    from lm_eval.utils import setup_logging
+
+    before, sys.argv = sys.argv, ["scoremode lm-eval", *with_model([_underscored(word) for word in words])]
     try:
-        run(words)
+        setup_logging()
+        harness = HarnessCLI()
+        parsed = harness.parse_args()
+        _check_model(parsed)
+        with checked_before_scoring():
+            harness.execute(parsed)
+        return 0
     except SystemExit as ended:  # argparse of the harness has printed its help or its complaint
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    return 0
+    except (ValueError, KeyError, FileNotFoundError) as error:  # what the harness says of tasks and files
+        if isinstance(error, ScoremodeError):
+            raise
+        reason = str(error.args[0] if error.args else error).strip().split("\n")[0][:300]
+        raise InputError(f"lm-eval: {reason}", fix="see scoremode lm-eval --help") from error
+    finally:
+        sys.argv = before
+        module = sys.modules.get(TARGET.split(":", maxsplit=1)[0])
+        for lm in list(module.OPEN) if module is not None else ():
+            lm.close()
 
 
 def register() -> None:
@@ -88,33 +108,6 @@ def register() -> None:
 
     if NAME not in model_registry:
         model_registry.register(NAME, target=TARGET)
-
-
-def run(words: Sequence[str]) -> None:
-    """Runs the harness's own command line, with our model if the user names none."""
-    register()
-    from lm_eval._cli import HarnessCLI
-    from lm_eval.utils import setup_logging
-
-    given = with_model([_underscored(word) for word in words])
-    before, sys.argv = sys.argv, ["scoremode lm-eval", *given]
-    try:
-        setup_logging()
-        harness = HarnessCLI()
-        parsed = harness.parse_args()
-        _check_model(parsed)
-        with checked_before_scoring():
-            harness.execute(parsed)
-    except (ValueError, KeyError, FileNotFoundError) as error:  # what the harness says of tasks and files
-        if isinstance(error, ScoremodeError):
-            raise
-        reason = str(error.args[0] if error.args else error).strip().split("\n")[0][:300]
-        raise InputError(f"lm-eval: {reason}", fix="see scoremode lm-eval --help") from error
-    finally:
-        sys.argv = before
-        module = sys.modules.get(TARGET.split(":", maxsplit=1)[0])
-        for lm in list(module.OPEN) if module is not None else ():
-            lm.close()
 
 
 def _check_model(parsed: Any) -> None:

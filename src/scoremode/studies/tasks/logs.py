@@ -38,8 +38,6 @@ MEANS = ("acc_norm", "acc", "exact_match")  # means where larger is better, whet
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaskDocument:
-    """One question of a task."""
-
     number: int  # index in its split
     pairs: tuple[tuple[str, str], ...]  # (context, continuation), as they were sent to a model
     gold: tuple[int, ...] | None = None  # right choices; None if they are not known
@@ -80,8 +78,6 @@ class LoggedTask:
 
 @dataclass(slots=True, eq=False)
 class LoggedModel:
-    """What lm-eval logged about one model."""
-
     given: str
     tasks: dict[str, LoggedTask] = field(default_factory=dict)
     results: dict[str, dict[str, Any]] = field(default_factory=dict)  # of each task; {} if there is no such file

@@ -218,7 +218,7 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
             "name": subject.name,
             "revision": subject.revision,
             "files": dict(subject.files),
-            "prefix_token_id": self.encoder.prefix if self.encoder.has_prefix else None,
+            "prefix_token_id": self.encoder.known_prefix,
             "versions": {**library_versions(self.held.engine_name), **(facts.versions if facts else {})},
             **opened,
             "requests": self.tally.as_json(),

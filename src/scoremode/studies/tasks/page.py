@@ -19,7 +19,7 @@ from scoremode.reports.html.templating import fill, fill_page
 from scoremode.reports.served import served_facts
 from scoremode.reports.table import Note
 from scoremode.reports.text import listed
-from scoremode.studies.tasks.results import Flip, TasksComparison, softmax
+from scoremode.studies.tasks.results import Flip, TasksComparison, shares
 from scoremode.studies.tasks.tables import shown_rows, tasks_blocks, tasks_method, tasks_notes, tasks_table
 
 FLIPS_SHOWN = 25  # documents per task and candidate; a page with thousands would not open on a phone
@@ -71,7 +71,6 @@ def recovery_chart(lines: Sequence[Sequence[Row]], names: Sequence[str]) -> Mark
 
 
 def _flips(c: TasksComparison) -> list[dict[str, Any]]:
-    """Returns the documents that flipped, by task, in the form that the template needs."""
     found = []
     for task, of_task in groupby(c.flips(), key=lambda flip: flip.task):
         flips = list(of_task)
@@ -93,7 +92,7 @@ def _flip(flip: Flip) -> dict[str, Any]:
         length = document.lengths[i] if flip.per_character and document.lengths is not None else None
         answers = []
         for side, chosen in ((flip.baseline, flip.chosen[0]), (flip.candidate, flip.chosen[1])):
-            share = softmax(side)[i]
+            share = shares(side)[i]
             number = f"{100 * share:.1f}% " if document.choices and math.isfinite(share) else ""
             answers.append((number, chosen == i, _nats(side[i], length)))
         choices.append({"text": shown, "right": i in (document.gold or ()), "answers": answers})

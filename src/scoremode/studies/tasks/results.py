@@ -20,22 +20,6 @@ ALL = "all"  # the name of the row over everything
 ALIKE = "run lm-eval for both with the same version, data, --num_fewshot, --apply_chat_template, --limit and seeds"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TaskPair:
-    """One task, answered by both models."""
-
-    paired: PairedTask
-    documents: Sequence[TaskDocument]
-    baseline: Sequence[Floats] | None  # log-probabilities of the choices of each document; None: texts were generated
-    candidate: Sequence[Floats] | None
-    shots: int | None  # None: not known
-    version: str  # of the task's definition
-
-    @property
-    def name(self) -> str:
-        return self.paired.name
-
-
 @dataclass(frozen=True, slots=True)
 class TaskGroup:
     """A group as lm-eval defines it, with the weight of each of its tasks."""
@@ -66,7 +50,7 @@ class TasksComparison(ArrowTable):
 
     name: str  # of the candidate, unique among those that are compared together
     baseline_name: str
-    tasks: tuple[TaskPair, ...]
+    tasks: tuple[PairedTask, ...]
     groups: tuple[TaskGroup, ...]
     top: tuple[str, ...]  # tasks and groups that are in no other group, which count alike over all
     baseline: Mapping[str, Any]  # the model, its engine and settings
@@ -78,12 +62,11 @@ class TasksComparison(ArrowTable):
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
         """The rows of the tasks, then of the groups, then the overall row."""
-        found = [row_statistics(task.name, "task", [(task.paired, 1.0)]) for task in self.tasks]
+        found = [row_statistics(task.name, "task", [(task, 1.0)]) for task in self.tasks]
         found += [row_statistics(group.name, "group", self._parts(group.weights)) for group in self.groups]
         return [*found, row_statistics(ALL, "all", self._parts(self.weights))]
 
     def to_arrow(self) -> Any:
-        """The rows as a ``pyarrow.Table``."""
         import pyarrow as pa
 
         return pa.Table.from_pylist(self.rows)
@@ -100,11 +83,9 @@ class TasksComparison(ArrowTable):
 
     @property
     def overall(self) -> dict[str, Any]:
-        """The row over all tasks."""
         return self.rows[-1]
 
     def row(self, name: str) -> dict[str, Any]:
-        """The row of a task or group."""
         return next(row for row in self.rows if row["name"] == name)
 
     @property
@@ -118,7 +99,7 @@ class TasksComparison(ArrowTable):
         return found
 
     def _parts(self, weights: Mapping[str, float]) -> Parts:
-        return [(task.paired, weights[task.name]) for task in self.tasks if weights.get(task.name)]
+        return [(task, weights[task.name]) for task in self.tasks if weights.get(task.name)]
 
     def flips(self) -> Iterator[Flip]:
         """Documents that only one of the models answers right, task by task, the largest changes first."""
@@ -126,9 +107,8 @@ class TasksComparison(ArrowTable):
             yield from sorted(_flips(task), key=lambda flip: -_strength(flip))
 
 
-def _flips(task: TaskPair) -> Iterator[Flip]:
-    base, cand = task.paired.metrics[task.paired.metric]
-    per_character = task.paired.metric == "acc_norm"
+def _flips(task: PairedTask) -> Iterator[Flip]:
+    (base, cand), per_character = task.metrics[task.metric], task.metric == "acc_norm"
     for i in np.flatnonzero((base != cand) & np.isin(base, (0, 1)) & np.isin(cand, (0, 1))).tolist():
         document = task.documents[i]
         before, after = (np.empty(0) if side is None else side[i] for side in (task.baseline, task.candidate))
@@ -155,13 +135,28 @@ def _strength(flip: Flip) -> float:
 
 
 # ── made of logs ─────────────────────────────────────────────────────────────────────────────────────────────────────
-def pair_task(base: LoggedTask, cand: LoggedTask, wanted: str | None) -> TaskPair:
-    """Pairs two models' results of a task, document by document."""
-    documents = _same_documents(base, cand)
+def pair_task(base: LoggedTask, cand: LoggedTask, wanted: str | None) -> PairedTask:
+    """Pairs two models' results of a task, document by document. ``wanted``: a metric that was asked for."""
+    name, documents = base.name, _same_documents(base, cand)
     if _lengths_disagree(documents, base) or _lengths_disagree(documents, cand):
         documents = [replace(document, lengths=None) for document in documents]
-    paired = _paired(documents, base, cand, wanted)
-    return TaskPair(paired, documents, base.log_probs, cand.log_probs, base.shots, base.version)
+    shared = {key: (base.metrics[key], cand.metrics[key]) for key in base.metrics if key in cand.metrics}
+    printed = {key: (value, cand.aggregates[key]) for key, value in base.aggregates.items() if key in cand.aggregates}
+    metric = main_metric(name, list(shared), wanted)
+    found = PairedTask(
+        name,
+        metric,
+        shared,
+        lm_eval=printed,
+        documents=documents,
+        baseline=base.log_probs,
+        candidate=cand.log_probs,
+        shots=base.shots,
+        version=base.version,
+    )
+    if base.log_probs is None or cand.log_probs is None:
+        return found
+    return replace(found, **_of_choices(documents, base.log_probs, cand.log_probs, per_character=metric == "acc_norm"))
 
 
 def _same_documents(base: LoggedTask, cand: LoggedTask) -> list[TaskDocument]:
@@ -200,19 +195,12 @@ def main_metric(name: str, known: Sequence[str], wanted: str | None) -> str:
     return next((metric for metric in order if metric in known), known[0])
 
 
-def _paired(documents: Sequence[TaskDocument], base: LoggedTask, cand: LoggedTask, wanted: str | None) -> PairedTask:
-    name = base.name
-    shared = {key: (base.metrics[key], cand.metrics[key]) for key in base.metrics if key in cand.metrics}
-    metric = main_metric(name, list(shared), wanted)
-    printed = {key: (value, cand.aggregates[key]) for key, value in base.aggregates.items() if key in cand.aggregates}
-    if base.log_probs is None or cand.log_probs is None:
-        return PairedTask(name, metric, shared, lm_eval=printed)
-    sides = (base.log_probs, cand.log_probs)
+def _of_choices(documents: Sequence[TaskDocument], *sides: Sequence[Floats], per_character: bool) -> dict[str, Any]:
+    """What the log-probabilities of choices say under both models: fields of ``PairedTask``."""
     are_known = all(document.gold for document in documents)
     have_choices = all(len(document.pairs) > 1 for document in documents)
     have_lengths = all(document.lengths for document in documents)
     have_wrong_choices = are_known and have_choices and not any(_all_right(document) for document in documents)
-    per_character = metric == "acc_norm"
 
     def both(measure: Callable[[TaskDocument, Floats], float]) -> tuple[Floats, Floats]:
         """``measure`` of each document, for the baseline and for the candidate."""
@@ -223,17 +211,13 @@ def _paired(documents: Sequence[TaskDocument], base: LoggedTask, cand: LoggedTas
         can_choose = have_choices and (have_lengths or not per_character)
         chosen = both(partial(_choice, per_character=per_character)) if can_choose else None
         has_norm = have_wrong_choices and have_lengths
-        return PairedTask(
-            name,
-            metric,
-            shared,
-            gold=both(lambda document, found: float(found[list(document.gold or ())].max())) if are_known else None,
-            margin=both(_margin) if have_wrong_choices else None,
-            margin_norm=both(lambda one, found: _margin(one, found / np.array(one.lengths))) if has_norm else None,
-            kl=np.array([_divergence(*pair) for pair in zip(*sides, strict=True)]) if have_choices else None,
-            changed=None if chosen is None else chosen[0] != chosen[1],
-            lm_eval=printed,
-        )
+        return {
+            "gold": both(lambda document, found: float(found[list(document.gold or ())].max())) if are_known else None,
+            "margin": both(_margin) if have_wrong_choices else None,
+            "margin_norm": both(lambda one, found: _margin(one, found / np.array(one.lengths))) if has_norm else None,
+            "kl": np.array([_divergence(*pair) for pair in zip(*sides, strict=True)]) if have_choices else None,
+            "changed": None if chosen is None else chosen[0] != chosen[1],
+        }
 
 
 def _all_right(document: TaskDocument) -> bool:
@@ -250,24 +234,18 @@ def _choice(document: TaskDocument, log_probs: Floats, *, per_character: bool) -
     return int((log_probs / np.array(document.lengths) if per_character else log_probs).argmax())
 
 
-def softmax(log_probs: Sequence[float] | Floats) -> Floats:
-    """Probabilities over the choices, which sum to 1; NaN if all of them have probability zero.
+def shares(log_probs: Sequence[float] | Floats) -> Floats:
+    """Probabilities over the choices, which sum to 1; NaN if all of them have probability zero."""
+    from scipy.special import softmax
 
-    >>> softmax([math.log(0.1), math.log(0.3)]).round(6).tolist()
-    [0.25, 0.75]
-    """
-    values = np.array(log_probs, dtype=np.float64)
-    top = values.max()
-    if not math.isfinite(top):
-        return np.full(len(values), np.nan)
-    weights = np.exp(values - top)
-    found: Floats = weights / weights.sum()
+    with np.errstate(invalid="ignore"):
+        found: Floats = softmax(np.array(log_probs, dtype=np.float64))
     return found
 
 
 def _divergence(baseline: Floats, candidate: Floats) -> float:
     """KL(baseline‖candidate) over the choices of a document; NaN if one of them gives no choice a probability."""
-    p, q = softmax(baseline), softmax(candidate)
+    p, q = shares(baseline), shares(candidate)
     with np.errstate(divide="ignore", invalid="ignore"):
         terms = np.where(p > 0, p * (np.log(p) - np.log(q)), np.where(np.isnan(p), np.nan, 0.0))
     return max(0.0, float(terms.sum())) if not np.isnan(terms).any() else math.nan

@@ -2,14 +2,9 @@
 
 A row is a task, a group of tasks, or all tasks. Its means are Σ_t w_t · (mean over the documents of task t), with
 weights that sum to 1. Documents are independent and tasks are fixed, so the variance of a mean is Σ_t w_t² s_t² / n_t.
-
-recovery   = mean metric of the candidate / mean metric of the baseline. Both are measured on the same documents, so
-             only documents that flip make it uncertain.
-bounds     of recovery and of the difference are computed as if one more document had flipped, half of it lost and half
-             gained, spread over the tasks by their size. Otherwise ten documents without a flip would look certain.
-McNemar    = the exact two-sided probability of such an uneven split of flips if both directions were equally likely.
-
-docs/tasks.md has every formula, and how often the bounds contain the true value.
+Both models have the same documents, so only those that flip make recovery uncertain; one more is added, half lost and
+half gained, or ten documents without a flip would look certain. docs/tasks.md has every formula, and how often the
+bounds contain the true value.
 """
 
 from __future__ import annotations
@@ -27,6 +22,7 @@ from scoremode.core.scores.answers import measured
 from scoremode.core.statistics.estimate import LEVEL, with_bounds
 from scoremode.core.statistics.groups import FEWEST
 from scoremode.core.statistics.statistic import Statistic, computed, fields_of, plain
+from scoremode.studies.tasks.logs import TaskDocument
 from scoremode.values import Bools, Estimate, Floats, Range
 
 EXTRA = 0.5  # how many documents are added as lost, and as many as gained
@@ -51,9 +47,14 @@ class PairedTask:
     kl: Floats | None = None  # (n,) nats, KL(baseline‖candidate) over the choices
     changed: Bools | None = None  # (n,) do the models choose different answers?
     lm_eval: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # the values that lm-eval would print
+    documents: Sequence[TaskDocument] = ()
+    baseline: Sequence[Floats] | None = None  # log-probabilities of each document's choices; None: texts were generated
+    candidate: Sequence[Floats] | None = None
+    shots: int | None = None  # None: not known
+    version: str = ""  # of the task's definition
 
     @property
-    def documents(self) -> int:
+    def count(self) -> int:
         return len(self.metrics[self.metric][0])
 
 
@@ -276,7 +277,7 @@ def mcnemar(lost: int, gained: int) -> float:
 
 
 STATISTICS = (
-    plain("documents", "number of documents", lambda parts: sum(task.documents for task, _ in parts)),
+    plain("documents", "number of documents", lambda parts: sum(task.count for task, _ in parts)),
     *_of_metric("", "accuracy", None),
     *(one for metric in COMMON for one in _of_metric(f"{metric}_", metric, metric)),
     _over_tasks("changed", "share with another answer", attrgetter("changed"), share),

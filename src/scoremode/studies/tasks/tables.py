@@ -1,11 +1,15 @@
-"""Comparisons on tasks: the table of each candidate, notes, and JSON."""
+"""Comparisons on tasks: the table of each candidate, notes, JSON, and what a model card has of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from markupsafe import Markup
+
 from scoremode.core.statistics.groups import FEWEST
+from scoremode.errors import RunError
+from scoremode.reports.model_card import engine_words, fill_card, markdown_table, public_commands
 from scoremode.reports.served import served_manifest
 from scoremode.reports.table import (
     NOTHING,
@@ -86,7 +90,6 @@ def _recovery(r: Fields) -> Cell:
 
 
 def tasks_blocks(found: Sequence[TasksComparison]) -> list[Block]:
-    """One table per candidate, then what a reader must know."""
     tables = [part for c in found for part in (tasks_table([c], f"{c.name} against {c.baseline_name}"), "")]
     return [*tables, *tasks_notes(found), *(Note(line, "dim") for line in tasks_method(found))]
 
@@ -96,15 +99,14 @@ def tasks_notes(found: Sequence[TasksComparison]) -> list[Note]:
     notes = [Note(note, "yellow") for note in dict.fromkeys(note for c in found for note in c.notes)]
     lines = []
     for task in found[0].tasks:
-        for metric in task.paired.lm_eval.keys() - task.paired.metrics.keys():
-            pairs = [next(t for t in c.tasks if t.name == task.name).paired.lm_eval[metric] for c in found]
+        for metric in task.lm_eval.keys() - task.metrics.keys():
+            pairs = [next(t for t in c.tasks if t.name == task.name).lm_eval[metric] for c in found]
             others = ", ".join(f"of {c.name} {cand:.4g}" for c, (_, cand) in zip(found, pairs, strict=True))
             lines.append(f"{task.name}: {metric} {pairs[0][0]:.4g}, {others}")
     return notes + list(map(Note, sorted(lines)))
 
 
 def tasks_method(found: Sequence[TasksComparison]) -> list[str]:
-    """How the tasks were measured, in a few lines."""
     first = found[0]
     documents = first.overall["documents"]
     shots = {task.shots for task in first.tasks}
@@ -134,7 +136,7 @@ def tasks_json(found: Sequence[TasksComparison]) -> dict[str, Any]:
                 "notes": list(c.notes),
                 "rows": c.rows,
                 "weights": c.weights,
-                "lm_eval": {task.name: _printed_by_lm_eval(task.paired.lm_eval) for task in c.tasks},
+                "lm_eval": {task.name: _printed_by_lm_eval(task.lm_eval) for task in c.tasks},
                 "flipped": [_flip_json(flip) for flip in c.flips()],
             }
             for c in found
@@ -156,3 +158,37 @@ def _flip_json(flip: Flip) -> dict[str, Any]:
         "baseline_chose": flip.chosen[0],
         "candidate_chose": flip.chosen[1],
     }
+
+
+# ── for model cards ──────────────────────────────────────────────────────────────────────────────────────────────────
+def tasks_markdown(found: Sequence[TasksComparison]) -> str:
+    """A table per candidate, with one row per task, and below it how to reproduce the numbers."""
+    first = found[0]
+    return fill_card(
+        "tasks_card.md",
+        found=found,
+        tables=[Markup(markdown_table(tasks_table([c]))) for c in found],
+        served_by=engine_words(
+            {f"{first.baseline_name} (baseline)": first.baseline, **{c.name: c.candidate for c in found}}
+        ),
+        notes=[note.text for note in tasks_notes(found)],
+        commands=public_commands(found),
+    )
+
+
+def tasks_model_index(c: TasksComparison) -> str:
+    """The ``model-index`` block of a model card's metadata, to paste between its two ``---`` lines."""
+    results = []
+    for task in c.tasks:
+        row = c.row(task.name)
+        metrics = (
+            ("acc", "accuracy", row["acc_candidate"]),
+            ("acc_norm", "accuracy, normalised by length", row["acc_norm_candidate"]),
+            ("recovery", f"{row['metric']} divided by that of {c.baseline_name}", row["recovery"]),
+        )
+        if known := [metric for metric in metrics if metric[2] is not None]:
+            shots = "" if task.shots is None else f"{task.shots}-shot, "
+            results.append((task.name, f"{task.name}, {shots}{task.count:,} documents", known))
+    if not results:
+        raise RunError(f"{c.name} has no metric that the hub could show", fix="run lm-eval on more documents")
+    return fill_card("model_index.yaml", name=c.name, results=results)

@@ -12,7 +12,8 @@ from typing import Any
 from scoremode.core.verbs.compared_models import short
 from scoremode.errors import InputError, OptionError, UnknownArgumentError, did_you_mean
 from scoremode.studies.tasks.logs import RUN, LoggedModel, number, part, read_log
-from scoremode.studies.tasks.results import TaskPair, TasksComparison, groups_of, pair_task, top_of
+from scoremode.studies.tasks.results import TasksComparison, groups_of, pair_task, top_of
+from scoremode.studies.tasks.statistics import PairedTask
 
 SEEDS = {"python": "random_seed", "numpy": "numpy_seed", "fewshot": "fewshot_seed"}  # as lm-eval names them
 SERVED: dict[str, Any] = {  # what is taken over about a model, and its type
@@ -96,10 +97,10 @@ def _comparison(
             more = f", or give --tasks {','.join(shared)}" if shared else ""
             raise InputError(f"{lacking} has no samples of the task {name}", fix=fix + more)
     found = tuple(pair_task(base.tasks[name], cand.tasks[name], metric) for name in shared)
-    metrics = sorted({name for task in found for name in task.paired.metrics})
+    metrics = sorted({name for task in found for name in task.metrics})
     if metric is not None and metric not in metrics:  # one that only some tasks have is noted for the others
         raise OptionError(f"no task here has the metric '{metric}'", fix=did_you_mean(metric, metrics))
-    groups, notes = groups_of([base, cand], {task.name: task.paired.documents for task in found})
+    groups, notes = groups_of([base, cand], {task.name: task.count for task in found})
     known = [*shared, *(group.name for group in groups)]
     for name in rows:
         if name not in known:
@@ -137,7 +138,7 @@ def _facts(side: LoggedModel) -> dict[str, Any]:
     return {"model": side.name, "engine": theirs["engine"], **kept, "samples": dict(side.files)}
 
 
-def _settings(base: LoggedModel, found: Sequence[TaskPair], metric: str | None) -> dict[str, Any]:
+def _settings(base: LoggedModel, found: Sequence[PairedTask], metric: str | None) -> dict[str, Any]:
     results, config = base.last, part(base.last, "config")
     seeds = {name: config.get(key) for name, key in SEEDS.items()}
     return {
@@ -170,7 +171,7 @@ def _notes_on_model(side: LoggedModel) -> list[str]:
     return [*found, *(str(note) for note in (notes if isinstance(notes, list) else ()))]
 
 
-def _notes(base: LoggedModel, cand: LoggedModel, found: Sequence[TaskPair], metric: str | None) -> list[str]:
+def _notes(base: LoggedModel, cand: LoggedModel, found: Sequence[PairedTask], metric: str | None) -> list[str]:
     notes = []
     limits = dict.fromkeys(limit for one in base.results.values() if (limit := _limit(one)) is not None)
     notes += [f"not all documents: lm-eval ran with --limit {limit}" for limit in limits]
@@ -178,8 +179,8 @@ def _notes(base: LoggedModel, cand: LoggedModel, found: Sequence[TaskPair], metr
     if versions[0] != versions[1]:
         notes.append(f"the baseline was run by lm-eval {versions[0]}, the candidate by {versions[1]}")
     for task in found:
-        if metric is not None and task.paired.metric != metric:
-            notes.append(f"{task.name}: has no {metric}, so recovery is about {task.paired.metric}")
+        if metric is not None and task.metric != metric:
+            notes.append(f"{task.name}: has no {metric}, so recovery is about {task.metric}")
         if base.tasks[task.name].documents[0].lengths and not task.documents[0].lengths:
             notes.append(
                 f"{task.name}: lengths of its choices are not known, because lm-eval's acc_norm counted others"

@@ -139,11 +139,9 @@ def codebook(formula: str) -> npt.NDArray[np.float16]:
 def rotated(weights: torch.Tensor) -> torch.Tensor:
     """A matrix with blocks of 128 rows and of 128 columns multiplied by the Hadamard matrix."""
     import torch
+    from scipy.linalg import hadamard
 
-    matrix = torch.ones(1, 1)
-    while len(matrix) < BLOCK:
-        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
-    matrix /= BLOCK**0.5
+    matrix: torch.Tensor = torch.from_numpy(hadamard(BLOCK)).float() / BLOCK**0.5
     rows, columns = weights.shape
     by_rows = (matrix @ weights.reshape(-1, BLOCK, columns)).reshape(rows, -1, BLOCK)
     return (by_rows @ matrix).reshape(rows, columns)

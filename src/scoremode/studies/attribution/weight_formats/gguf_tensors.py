@@ -62,7 +62,6 @@ LAYOUTS = {
 
 
 def layout_of(label: str, architecture: str, model_type: str) -> Layout:
-    """The layout of an architecture; ModelError if it is not known, or not that of the baseline."""
     layout = LAYOUTS.get(architecture)
     if layout is None:
         raise ModelError(

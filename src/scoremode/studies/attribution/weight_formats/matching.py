@@ -113,7 +113,6 @@ class MatchedWeights:
 
 
 def require_layers(label: str, stored: Mapping[str, StoredWeight], baseline: Mapping[str, Shape]) -> None:
-    """Refuses a candidate that has another number of layers."""
     own, expected = layers_of_text(stored), layers_of_text(baseline)
     if own is not None and expected is not None and own != expected:
         raise ModelError(f"{label} has {own} layers, and the baseline has {expected}", fix=OTHER)

@@ -39,8 +39,6 @@ IDS = "token_id:"  # how a token is named if ids are asked for
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Completion:
-    """A text as a server gives it."""
-
     ids: Ids
     logprob: Floats
     finish: str  # "stop" or "length"

@@ -77,7 +77,7 @@ class VllmWriter(Writer):
             while len(flying) < self._most_requests and (index := next(waiting, None)) is not None:
                 with self.log.explaining("vLLM refused a prompt", EngineError):
                     prompt = {"type": "token", "prompt_token_ids": asked[index].prompt.tolist()}
-                    engine.add_request(name := _name(index), prompt, self._params(asked[index]))
+                    engine.add_request(name := f"scoremode-{index}", prompt, self._params(asked[index]))
                 flying[name] = index
             if flying:
                 with self.log.explaining("vLLM stopped", EngineError):
@@ -136,17 +136,12 @@ class VllmWriter(Writer):
             end(llm, self._processes, self.log)
 
 
-def _name(index: int) -> str:
-    return f"scoremode-{index}"
-
-
 def _draws_its_own(rules: DrawingRules) -> bool:
     """Are tokens drawn from the model's own distribution, or greedily?"""
     return rules.is_greedy or rules.is_own
 
 
 def _arguments(given: LaunchArguments, work: Work, rules: DrawingRules) -> dict[str, Any]:
-    """The arguments of ``vllm.LLM``."""
     from vllm.platforms import current_platform
 
     support.refuse_arguments(given.extra, NOT_WHILE_WRITING)

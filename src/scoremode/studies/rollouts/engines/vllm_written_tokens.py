@@ -134,7 +134,6 @@ class KeptSteps:
         return sample
 
     def keep(self, places: Places, logits: Tensor, sampled: Tensor) -> None:
-        """Keeps what a step sampled."""
         n = len(places[0])
         if self._processed is None and not self.own:
             raise RuntimeError("vLLM's sampler did not show the logits that it draws from")

@@ -70,19 +70,16 @@ def draw(logits: Tensor, rules: DrawingRules, uniform: Floats) -> tuple[Ids, Flo
 def filtered(x: Tensor, rules: DrawingRules) -> Tensor:
     """Returns scaled logits in which the tokens that the rules leave out are -inf. Equal logits are kept together."""
     if rules.min_p:
-        x = _without(x, x < x.amax(1, keepdim=True) + math.log(rules.min_p))
+        x = x.masked_fill(x < x.amax(1, keepdim=True) + math.log(rules.min_p), -math.inf)
     if 0 < rules.top_k < x.shape[1]:
-        x = _without(x, x < x.topk(rules.top_k, 1).values[:, -1:])
+        x = x.masked_fill(x < x.topk(rules.top_k, 1).values[:, -1:], -math.inf)
     if rules.top_p < 1:
         ranked, order = x.sort(dim=1, descending=True, stable=True)
         share = ranked.softmax(1)
         before = share.cumsum(1) - share  # probability of the tokens that rank higher
-        x = _without(x, torch.zeros_like(x, dtype=torch.bool).scatter(1, order, before >= rules.top_p))
+        left_out = torch.zeros_like(x, dtype=torch.bool).scatter(1, order, before >= rules.top_p)
+        x = x.masked_fill(left_out, -math.inf)
     return x
-
-
-def _without(x: Tensor, left_out: Tensor) -> Tensor:
-    return x.masked_fill(left_out, -math.inf)
 
 
 def _at(share: Tensor, uniform: Tensor) -> Tensor:
@@ -117,7 +114,6 @@ class TextsInProgress:
         return ids
 
     def written(self, place: int) -> WrittenTokens:
-        """Returns the text at a place."""
         ids, logprob, raw = zip(*self._drawn[place], strict=True)
         return WrittenTokens(np.array(ids, np.int32), np.array(logprob), np.array(raw))
 
