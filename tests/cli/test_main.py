@@ -34,12 +34,6 @@ def test_help_names_every_command(command: Command) -> None:
     assert [verb for verb in edge.VERBS if f"  {verb} " not in outcome.out] == []
 
 
-@pytest.mark.parametrize("verb", [name for name, verb in edge.VERBS.items() if verb.prints_json])
-def test_every_command_has_help_and_json(command: Command, verb: str) -> None:
-    outcome = command(verb, "--help")
-    assert (outcome.code, "--json" in outcome.out) == (0, True)
-
-
 KNOWN_FLAGS = (
     *("--context-length", "--stride", "--num-samples", "--dataset", "--dataset-config", "--text", "--dtype"),
     *("--tensor-parallel-size", "--gpu-memory-utilization", "--quantization", "--trust-remote-code"),

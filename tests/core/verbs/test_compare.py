@@ -138,14 +138,6 @@ def test_several_candidates_share_one_baseline_and_have_the_scores_that_they_hav
         assert np.array_equal(getattr(first.candidate.scores, name), getattr(alone, name)), name
 
 
-def test_two_finished_runs_have_no_divergence(models: tuple[Path, Path], tmp_path: Path) -> None:
-    for name, model in zip("pq", models, strict=True):
-        ppl(str(model), out=tmp_path / name, **SMALL)
-    (found,) = compare(str(tmp_path / "p"), str(tmp_path / "q"))
-    assert found.kl is None
-    assert len(found.baseline.scores) == len(found.candidate.scores)
-
-
 # ── whose KL it is ───────────────────────────────────────────────────────────────────────────────────────────────────
 def test_kl_of_a_finished_run_belongs_to_its_whole_baseline(
     models: tuple[Path, Path], kept: Path, tmp_path: Path, command: Command
@@ -335,9 +327,6 @@ def test_other_tokens_and_plans_are_refused_with_what_differs(
             compare(against, candidate, **asked)
     with pytest.raises(RunError, match="different plans"):
         compare(a, b)
-
-
-# ── interrupted ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 # ── the command ──────────────────────────────────────────────────────────────────────────────────────────────────────

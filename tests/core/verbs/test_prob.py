@@ -183,21 +183,6 @@ def test_json_and_back() -> None:
     assert SequenceScore.from_json(score.as_json()) == score
 
 
-def test_nothing_asked_of_a_position_zero(lm: SequenceProbability) -> None:
-    """Every score of a target has at least one token before it."""
-    plan_rows: list[np.ndarray] = []
-    score = lm.engine.score
-
-    def watching(source: Any, done: Any, want: Any = SCORES) -> Any:
-        plan_rows.extend(source.window(i).rows for i in range(len(source)))
-        return score(source, done)
-
-    lm.engine.score = watching  # type: ignore[method-assign]
-    lm.get_log_prob("The", " dog")
-    lm.engine.score = score  # type: ignore[method-assign]
-    assert all((rows >= 0).all() and len(rows) for rows in plan_rows)
-
-
 # ── engines that fail ────────────────────────────────────────────────────────────────────────────────────────────────
 class Faulty(TableEngine):
     """A uniform table by which every condition is impossible: the second question of a pair."""

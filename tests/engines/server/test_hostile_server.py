@@ -223,23 +223,6 @@ def test_an_absurd_date_is_no_wait(served: SmallServer, capsys: pytest.CaptureFi
     assert "gave no answer for" in refused(capsys, "ppl", served)
 
 
-def test_what_was_scored_before_is_kept(served: SmallServer, tmp_path: Path, capsys: Any) -> None:
-    """The server turns hostile halfway: the run resumes once it is good again."""
-    usual, out = served.edit, str(tmp_path / "o")
-    words = ["ppl", "small", "--engine", served.address, "--text", "abcdefgh " * 60, "--context-length", "60"]
-    words += ["--concurrency", "1", "--patience", "1", "--out", out]
-    served.edit = lambda path, body: (
-        body.replace(b'"logprob": -', f'"logprob": {HUGE}, "x": -'.encode())
-        if path == "/v1/completions" and served.completions > 14
-        else body
-    )
-    assert main(words) == 2
-    served.edit, before = usual, served.completions
-    assert main(words) == 0
-    assert 0 < served.completions - before < 20
-    capsys.readouterr()
-
-
 def test_a_hub_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(*_: Any, **__: Any) -> None:
         raise OSError("no way")
