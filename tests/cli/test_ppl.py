@@ -91,10 +91,6 @@ def test_markup_in_the_name_of_a_run_is_printed_as_it_is(command: Command, tmp_p
     assert (outcome.code, "[/x]" in outcome.out.replace("\n", "")) == (0, True)
 
 
-def test_a_number_of_worst_tokens_can_be_chosen(command: Command) -> None:
-    assert command("ppl", "table:uniform", "--text", "abcdefgh", "--worst", 3).out.count("«") == 3
-
-
 # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_a_damaged_run_in_the_cache_says_what_to_type(
     command: Command, refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

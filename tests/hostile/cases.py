@@ -121,18 +121,12 @@ FLAGS = [
     ("serve m --head x", "invalid choice"),
     ("serve m --head exact --head exact", "given twice"),
     ("serve m --most-windows many", "invalid int value"),
-    ("serve m --api-key secret", "--api-key-env NAME"),
-    ("serve m --port 80 --hf-token=secret", "set HF_TOKEN in the environment"),
     ("serve m --api-key-env NO_SUCH_VARIABLE", "names is not set"),
     (f"{ABC} --engine-arg hf_token=secret", "set HF_TOKEN in the environment"),
     ("completion tcsh", "invalid choice"),
     ("serve nowhere", "there is no model or folder 'nowhere'|vLLM is not installed"),
     ("serve {good.txt}", "is a file|vLLM is not installed"),
     ("serve {empty-folder}", "has no config.json|vLLM is not installed"),
-    ("serve m --runner generate", "--runner cannot be given|vLLM is not installed"),
-    ("serve m --config x.yaml", "--config is not passed on|vLLM is not installed"),
-    ("serve m --head-kernel x", "--head-kernel x is not known|vLLM is not installed"),
-    ("serve m --kv-sharing-fast-prefill", "skips rows|vLLM is not installed"),
     ("", "VERB"),
     ("pll x", "did you mean 'ppl'"),
     ("cache pruen", "did you mean 'prune'"),
@@ -249,6 +243,10 @@ TEXTS = [
 
 MODEL_LINES = {  # words of the line, where more can be asked than that there is one
     "context-1": ("context of 1 token",),
+    **dict.fromkeys(("config-deep", "config-deep-inside"), ("is not a config in JSON (nested too deeply)",)),
+    "config-list": ("is not a config in JSON (not an object)",),
+    "config-binary": ("is not a config in JSON (not UTF-8)",),
+    **dict.fromkeys(("tokenizer-deep", "tokenizer-escape", "tokenizer-config-deep"), ("the tokenizer in",)),
     "config-layers-fewer": ("layer|tensor",),
     "no-config": ("config.json",),
     "config-unknown-type": ("nobody-knows-this",),
@@ -261,7 +259,7 @@ MODEL_LINES = {  # words of the line, where more can be asked than that there is
     "tokenizer-more-ids": ("vocabulary",),
 }
 NOTED = {"config-layers-fewer"}  # a note that says so will do, with exit code 0
-NOT_TO_SCORE = {"good", "other-vocabulary", "config-remote-code"}  # nothing is wrong with them alone
+NOT_TO_SCORE = {"good", "other-vocabulary"}  # nothing is wrong with them alone
 ONLY_FOR_CHAT = {name for name in MODELS if name.startswith("template-")}
 
 PROB = "prob table:uniform"
@@ -631,7 +629,6 @@ FORMERLY_WRONG = [
     ("serve {model:good} --port x", "--port x is not a port|vLLM is not installed"),
     ("serve {model:good} --port 99999999", "is not a port|vLLM is not installed"),
     ("serve {model:good} --port=0", "--port 0 is not a port|vLLM is not installed"),
-    ("serve {model:good} --most-body-mib 0", "is not above 0"),
     ("serve {model:good} --host 192.0.2.1 --port 8000", "nothing can listen at|vLLM is not installed"),
 ]
 NOT_UTF8 = (  # answered with a result

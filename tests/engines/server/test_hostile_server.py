@@ -8,7 +8,6 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
