@@ -94,7 +94,7 @@ def test_draws_of_two_pipeline_stages_from_the_models_own_distribution_have_one_
     own: Callable[..., Rollouts], small_llama: Path
 ) -> None:
     """The stage that does not sample is passed over."""
-    written = own("stages", samples=1, max_tokens=3, temperature=1, sequences=3, pipeline_parallel_size=2)
+    written = own("stages", samples=1, max_tokens=3, temperature=1, pipeline_parallel_size=2)
     assert sum(map(len, written.written)) > len(PROMPTS)
     assert all((a == b).all() for a, b in zip(written.logprob, written.raw_logprob, strict=True))
     raw, _ = longhand(small_llama, written.prompt_ids, written.written, DrawingRules(1.0))
