@@ -336,9 +336,18 @@ def spare_work_of_vllm() -> None:
         torch: Any = sys.modules["torch"]
         with contextlib.suppress(Exception):  # no compiler. A process takes seconds to compile for the first time
             torch.compile(lambda x: x + 1)(torch.zeros(2))
+    inspect_here()
     if caches := sys.modules.get("vllm.v1.worker.utils"):  # its K/V cache is the one tensor of bytes that it makes
         vars(caches)["torch"] = LazyZeros()
     vars(gc)["unfreeze"] = lambda: None  # when an engine ends, it would search and copy all that was imported here
+
+
+def inspect_here() -> None:
+    """vLLM asks a fresh process of its own what each architecture can do that a machine has not seen before: so that
+    its first process need not touch a GPU. Importing vLLM once more takes a quarter of a minute."""
+    registry, platforms = map(sys.modules.get, ("vllm.model_executor.models.registry", "vllm.platforms"))
+    if registry and platforms and platforms.current_platform.is_cpu():
+        vars(registry)["_run_in_subprocess"] = lambda ask: ask()
 
 
 class LazyZeros:

@@ -283,24 +283,6 @@ def copy(tiny: Path, tmp_path: Path) -> Path:
 
 
 # ── models ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-@pytest.mark.parametrize(
-    ("name", "data", "words"),
-    [
-        ("config.json", '{"x": ' + DEEP, "config.json is not a config in JSON (nested too deeply)"),
-        ("config.json", f'{{"x": {"[" * 500}{"]" * 500}}}', "config.json is not a config in JSON (nested too deeply)"),
-        ("config.json", "[]", "config.json is not a config in JSON (not an object)"),
-        ("config.json", "\udcff", "config.json is not a config in JSON (not UTF-8)"),
-        ("tokenizer_config.json", DEEP, "the tokenizer in"),
-        ("tokenizer.json", DEEP, "the tokenizer in"),
-        ("tokenizer.json", '{"version": "\x1b[2J"}', "the tokenizer in"),
-    ],
-)
-def test_a_model_with_a_damaged_json_file(refused: Refused, copy: Path, name: str, data: str, words: str) -> None:
-    (copy / name).write_text(data, errors="surrogateescape")
-    line = refused("plan", copy, "--text", "one two")
-    assert (words in line, "\x1b" in line) == (True, False), line
-
-
 def test_a_config_that_python_wrote_may_hold_infinity(command: Command, copy: Path) -> None:
     """Models with state spaces have ``time_step_limit: [0.0, Infinity]``."""
     config = json.loads((copy / "config.json").read_text())

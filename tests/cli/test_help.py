@@ -31,6 +31,7 @@ def test_help_fits_on_a_screen_and_ends_with_examples(verb: str, command: Comman
     lines = command(verb, "--help").out.splitlines()
     assert len(lines) <= SCREEN
     assert [line for line in lines if len(line) > 80] == []
+    assert any("--json" in line for line in lines) or not VERBS[verb].prints_json
     examples = lines[lines.index("examples:") + 1 :]
     assert len(examples) == 2
     assert all(f"scoremode {verb}" in example for example in examples)

@@ -111,10 +111,6 @@ def test_a_vllm_that_is_not_there_is_refused(refused: Refused) -> None:
     assert "needs vLLM" in refused("info", "--test", "--engine", "vllm")
 
 
-def test_an_unknown_engine_is_refused(refused: Refused) -> None:
-    assert "did you mean 'transformers'" in refused("info", "--test", "--engine", "transformer")
-
-
 def test_llamacpp_is_tested_with_a_small_gguf(command: Command) -> None:
     require_llamacpp()
     outcome = command("info", "--test", "--engine", "llamacpp", "--json")

@@ -66,10 +66,6 @@ def test_the_worst_tokens_can_be_left_out(command: Command, kept: Path) -> None:
     assert "worst-predicted" not in command("report", kept, "--worst", 0).out
 
 
-def test_a_folder_that_does_not_exist_is_refused(refused: Refused, tmp_path: Path) -> None:
-    assert "is not a run" in refused("report", tmp_path / "none")
-
-
 def test_an_unfinished_run_says_how_to_finish_it(refused: Refused, tmp_path: Path) -> None:
     (tmp_path / "partial.journal").write_bytes(b"{}\n")
     assert "run the same command again to resume" in refused("report", tmp_path)

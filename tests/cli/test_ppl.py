@@ -14,7 +14,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import scoremode as sm
 from scoremode.core.disk.files import file_sha256
 from tests.command_line import Command, Refused
 
@@ -43,24 +42,6 @@ def test_json_is_one_object_with_the_promised_facts(command: Command, stories: P
     assert outcome.code == 0
     assert outcome.json.keys() >= LEAST
     assert outcome.err == ""
-
-
-def test_a_uniform_model_has_the_perplexity_of_its_vocabulary(command: Command) -> None:
-    found = command("ppl", "table:uniform", "--text", TEXT, "--json").json
-    assert found["perplexity"] == pytest.approx(256, rel=1e-12)
-    assert found["mean_nll"] == pytest.approx(math.log(256), rel=1e-12)
-    assert found["bits_per_byte"] == pytest.approx(8, rel=1e-12)
-
-
-def test_an_infinite_perplexity_is_null_and_said_in_a_note(command: Command) -> None:
-    """JSON has no infinity."""
-    found = command("ppl", "table:successor", "--text", "abd", "--json").json
-    assert (found["perplexity"], found["notes"]) == (None, ["1 target has probability zero"])
-
-
-def test_the_command_gives_the_numbers_of_the_library(command: Command, stories: Path) -> None:
-    printed = command("ppl", stories, "--text", TEXT, "--json").json
-    assert printed["perplexity"] == sm.ppl(str(stories), text=TEXT).perplexity.value
 
 
 def test_several_files_are_grouped_by_document(command: Command, tmp_path: Path) -> None:
@@ -110,54 +91,7 @@ def test_markup_in_the_name_of_a_run_is_printed_as_it_is(command: Command, tmp_p
     assert (outcome.code, "[/x]" in outcome.out.replace("\n", "")) == (0, True)
 
 
-def test_a_number_of_worst_tokens_can_be_chosen(command: Command) -> None:
-    assert command("ppl", "table:uniform", "--text", "abcdefgh", "--worst", 3).out.count("«") == 3
-
-
 # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_the_same_question_is_read_from_the_cache(
-    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("SCOREMODE_CACHE", str(tmp_path))
-    first, second = (command("ppl", "table:uniform", "--text", TEXT, "--json").json for _ in range(2))
-    assert (first["cached"], second["cached"]) == (False, True)
-    assert {**first, "cached": True} == second
-
-
-def test_fresh_scores_again(command: Command, tmp_path: Path) -> None:
-    arguments = ["ppl", "table:uniform", "--text", TEXT, "--out", tmp_path / "run", "--json"]
-    command(*arguments)
-    assert command(*arguments, "--fresh").json["cached"] is False
-
-
-def test_another_question_does_not_overwrite_a_run(command: Command, refused: Refused, tmp_path: Path) -> None:
-    command("ppl", "table:uniform", "--text", TEXT, "--out", tmp_path / "run")
-    before = (tmp_path / "run" / "manifest.json").read_bytes()
-    line = refused("ppl", "table:uniform", "--text", "another text", "--out", tmp_path / "run")
-    assert "--fresh" in line
-    assert (tmp_path / "run" / "manifest.json").read_bytes() == before
-
-
-@pytest.mark.parametrize("flags", [[], ["--fresh"]], ids=["as it is", "--fresh"])
-@pytest.mark.parametrize("name", ["manifest.json", "scores.parquet", "partial.journal"])
-def test_a_foreign_file_of_one_of_our_names_is_not_touched(
-    refused: Refused, tmp_path: Path, name: str, flags: list[str]
-) -> None:
-    """Web applications have a manifest.json, and anyone may keep scores.parquet: neither is ours to delete."""
-    (tmp_path / name).write_text('{"name": "a web page"}')
-    (tmp_path / "index.html").write_text("mine")
-    refused("ppl", "table:uniform", "--text", TEXT, "--out", tmp_path, *flags)
-    assert (tmp_path / name).read_text() == '{"name": "a web page"}'
-
-
-def test_what_a_damaged_run_says_to_type_works(command: Command, tmp_path: Path) -> None:
-    arguments = ["ppl", "table:uniform", "--text", TEXT, "--out", tmp_path / "run", "--json"]
-    command(*arguments)
-    manifest = tmp_path / "run" / "manifest.json"
-    manifest.write_bytes(manifest.read_bytes()[:-5])
-    assert command(*arguments, "--fresh").code == 0
-
-
 def test_a_damaged_run_in_the_cache_says_what_to_type(
     command: Command, refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -201,10 +135,6 @@ def test_a_text_shorter_than_two_tokens_is_refused(refused: Refused, stories: Pa
 # ── bad models ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_file_in_the_place_of_a_model_is_refused(refused: Refused, stories: Path) -> None:
-    assert "is a file" in refused("ppl", stories / "config.json", "--text", TEXT)
-
-
 def test_nan_for_one_token_of_the_text_only_is_refused_too(refused: Refused, checkpoint: Path, tmp_path: Path) -> None:
     """The embedding is untied first, so that the head is whole and a text without that token would pass."""
     config = json.loads((checkpoint / "config.json").read_text())
@@ -233,21 +163,6 @@ def test_a_tokenizer_that_was_refused_does_not_occupy_the_run(
 
 
 # ── bad options ──────────────────────────────────────────────────────────────────────────────────────────────────────
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (["--context-length", "513"], "give --context-length 512"),
-        (["--context-length", "16", "--stride", "17"], "give --stride 16 or less"),
-        (["--tensor-parallel-size", "2"], "--tensor-parallel-size does not apply to the transformers engine"),
-        (["--dtype", "float8"], "give one of auto, float32"),
-        (["--device", "gpu"], "give cpu, cuda"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
-)
-def test_an_option_that_cannot_be_is_refused(refused: Refused, stories: Path, flags: list[str], says: str) -> None:
-    assert says in refused("ppl", stories, "--text", TEXT, *flags)
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_gpu_that_is_not_there_is_refused(refused: Refused, stories: Path) -> None:
     assert "use --device cpu" in refused("ppl", stories, "--text", TEXT, "--device", "cuda")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import sys
 from collections.abc import Sequence
@@ -59,30 +58,6 @@ def test_json_is_a_list_of_objects_with_the_promised_facts(command: Command, sto
         assert all(token.keys() >= {"id", "text", "logprob", "rank"} for token in found["tokens"])
 
 
-def test_the_numbers_fit_each_other(command: Command, stories: Path) -> None:
-    [found] = command("prob", stories, "--prompt", "Once upon a", "--target", " time, there", "--json").json
-    assert found["log_prob"] == pytest.approx(sum(t["logprob"] for t in found["tokens"]))
-    assert found["prob"] == pytest.approx(math.exp(found["log_prob"]))
-    assert found["perplexity"] == pytest.approx(math.exp(-found["log_prob"] / len(found["tokens"])))
-
-
-def test_a_probability_of_zero_is_null_in_the_logarithm(command: Command) -> None:
-    [found] = command("prob", "table:successor", "--prompt", "a", "--target", "c", "--json").json
-    assert (found["log_prob"], found["prob"], found["perplexity"]) == (None, 0.0, None)
-
-
-def test_a_leading_space_is_added_only_when_asked_and_then_said(command: Command) -> None:
-    arguments = ["prob", "table:uniform", "--prompt", "is", "--target", "Paris", "--json"]
-    as_given, added = command(*arguments).json[0], command(*arguments, "--leading-space", "add").json[0]
-    assert (as_given["target"], as_given["leading_space"]) == ("Paris", "as-given")
-    assert (added["target"], added["leading_space"]) == (" Paris", "add")
-
-
-def test_a_token_that_spans_the_boundary_is_reported(command: Command, stories: Path) -> None:
-    [found] = command("prob", stories, "--prompt", "Once upon a ti", "--target", "me", "--json").json
-    assert (found["boundary"], found["condition"] != "") == ("spanning", True)
-
-
 # ── the table ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_the_table_shows_targets_with_their_tokens(command: Command) -> None:
     out = command("prob", "table:uniform", "--prompt", "ab", "--target", "cd").out
@@ -107,11 +82,6 @@ def test_the_file_and_the_screen_say_the_same(command: Command, tmp_path: Path) 
     arguments = ["prob", "table:uniform", "--prompt", "ab", "--target", "c", "--target", "é\u2028", "--json"]
     printed = command(*arguments, "--out", tmp_path / "results.jsonl").json
     assert results(tmp_path / "results.jsonl") == printed
-
-
-def test_a_finished_file_leaves_no_partial_one(command: Command, tmp_path: Path) -> None:
-    command("prob", "table:uniform", "--prompt", "a", "--target", "b", "--out", tmp_path / "results.jsonl")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["results.jsonl", "results.jsonl.manifest.json"]
 
 
 def many_pairs(count: int = CHUNK + 10) -> list[tuple[str, str]]:
@@ -140,12 +110,6 @@ def interrupted(command: Command, tmp_path: Path) -> list[object]:
         interrupt_after(patch, 1)
         assert command(*arguments).code == 130
     return arguments
-
-
-def test_an_interrupted_call_goes_on_where_it_stopped(
-    command: Command, interrupted: list[object], asked: list[int]
-) -> None:
-    assert (command(*interrupted).code, asked) == (0, [10])
 
 
 @pytest.mark.parametrize(
@@ -219,20 +183,6 @@ def test_results_that_are_there_are_printed_as_json(command: Command, tmp_path: 
     assert (first.err, second.err) == ("", "")
 
 
-def test_fresh_without_out_is_refused(refused: Refused) -> None:
-    assert "leave --fresh out" in refused("prob", "table:uniform", "--prompt", "a", "--target", "b", "--fresh")
-
-
-def test_results_go_through_a_link(command: Command, tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    link, target = tmp_path / "results.jsonl", tmp_path / "there" / "target.jsonl"
-    link.symlink_to(target)
-    assert command(*ONE, link).out == f"1 results in {link} (a link to {target})\n"
-    assert link.is_symlink()
-    assert len(results(target)) == 1
-    assert command(*ONE, link).out.startswith("1 results read from ")
-
-
 def test_results_go_to_standard_output(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "scoremode", *ONE, "/dev/stdout"]
     piped = forked.run(command, capture_output=True, text=True, check=True)
@@ -241,17 +191,3 @@ def test_results_go_to_standard_output(tmp_path: Path) -> None:
     assert piped.stderr == "1 results in /dev/stdout\n"
     assert [json.loads(line)["target"] for line in piped.stdout.splitlines()] == ["b"]
     assert (tmp_path / "log").read_text() == piped.stdout
-
-
-@pytest.mark.parametrize("flag", ["--json", "--fresh"])
-def test_a_device_keeps_nothing_that_could_be_read_back(refused: Refused, flag: str) -> None:
-    assert f"leave {flag} out" in refused(*ONE, "/dev/null", flag)
-
-
-# ── refusals ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_pair_longer_than_the_models_context_is_refused(refused: Refused, stories: Path) -> None:
-    line = refused("prob", stories, "--prompt", "Once upon a time " * 300, "--target", " there")
-    assert "512" in line
-    assert "--context-length" not in line, "prob has no such flag"

@@ -49,15 +49,12 @@ def test_a_result_that_cannot_be_printed_is_one_line_and_exit_code_2(
     assert done.stderr == f"scoremode: {expected}\n"
 
 
-@BUFFERING
 @pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-", "2>&- <&-"])
 @pytest.mark.parametrize("arguments", ["--version", f"{PPL} --json"])
-def test_without_standard_error_results_are_printed_all_the_same(
-    arguments: str, redirection: str, unbuffered: str
-) -> None:
-    done = run(arguments, redirection, unbuffered)
+def test_without_standard_error_results_are_printed_all_the_same(arguments: str, redirection: str) -> None:
+    done = run(arguments, redirection)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == run(arguments, "", unbuffered).stdout != ""
+    assert done.stdout == run(arguments, "").stdout != ""
 
 
 @pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-"])
@@ -69,7 +66,7 @@ def test_a_complaint_that_nobody_can_read_still_sets_the_exit_code(arguments: st
 
 
 @pytest.mark.parametrize("redirection", [">&- 2>&-", ">&- 2>&- <&-", ">/dev/full 2>/dev/full"])
-@pytest.mark.parametrize("arguments", ["--help", PPL, f"{PPL} --json"])
+@pytest.mark.parametrize("arguments", PRINTING)
 def test_with_neither_the_exit_code_is_2(arguments: str, redirection: str) -> None:
     assert run(arguments, redirection).returncode == 2
 

@@ -24,7 +24,7 @@ VERBS = {
     "plan": f"plan {{baseline}} {TEXT}",
     "noise": f"paths {{baseline}} {TEXT} --vary batch-tokens=64,256 --max-windows 2",
     "compare": f"compare {{baseline}} {{candidate}} {TEXT} --by-depth",
-    "paths": f"paths {{baseline}} {TEXT} --sequences 1,4",
+    "paths": f"paths {{baseline}} {TEXT} --sequences 1,4 --max-windows 2",
     "attribute": f"attribute {{baseline}} rtn:4:16 {TEXT}",
     "rollouts": "rollouts {baseline} --prompt France --max-tokens 5 --out rollouts",
     "methods": "info methods",

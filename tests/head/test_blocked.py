@@ -22,7 +22,7 @@ from scoremode.head.matrix import Head
 
 
 @pytest.fixture(params=["as it is", "tiny blocks", "plain"])
-def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Run everything again with small blocks, so that every shape has several of rows and of columns, and by the plain
     kernel."""
     if request.param == "plain":
@@ -31,6 +31,7 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(blocked, "CHUNK", 16)
         monkeypatch.setattr(blocked, "MOST_COLUMNS", 160)
         monkeypatch.setattr(blocked, "BLOCK_ROWS", 13)
+    return str(request.param)
 
 
 def draw(n: int, d: int, v: int, k: int, spread: float = 3.0) -> tuple[Tensor, Tensor, Tensor]:
@@ -189,16 +190,21 @@ def test_nan_stays_nan_in_its_row_only() -> None:
     assert score(hidden, Head(weight, 300), targets).logprob.isnan().all()
 
 
-@pytest.mark.usefixtures("sizes")
 @pytest.mark.parametrize("d", [5, 64, 1025])
-def test_equal_weights_are_ties_wherever_they_lie(d: int) -> None:
-    """Three ids in distant blocks have equal weights: the kernel must give all of them exactly the same logit."""
+def test_equal_weights_are_ties_wherever_they_lie(d: int, sizes: str) -> None:
+    """Three ids in distant blocks have equal weights: the kernel must give all of them exactly the same logit.
+
+    The plain kernel leaves the product to the machine's library, which may add in another order in another column.
+    """
     v = 5003
     hidden, weight, _ = draw(40, d, v, 1)
     same = [17, 2500, 5002]
     weight[same] = 4 * weight[17]
     targets = torch.tensor([same]).expand(40, 3)
     ours = score(hidden, Head(weight, v), targets)
+    if sizes == "plain":
+        assert (ours.logprob - ours.logprob[:, :1]).abs().max() < 1e-5
+        return
     assert (ours.logprob == ours.logprob[:, :1]).all()
     assert torch.equal(ours.rank[:, 1], ours.rank[:, 0] + 1)
     assert torch.equal(ours.rank[:, 2], ours.rank[:, 0] + 2)

@@ -248,7 +248,6 @@ PLACES: dict[str, Damage] = {
     "link-to-nothing": a_link_to_nothing,
     "link-to-text": a_link_to_text,
     "a-device": a_device,
-    "a-fifo": a_fifo,
 }
 
 # ── models: name -> what is done to a copy of a good one ─────────────────────────────────────────────────────────────
@@ -319,13 +318,13 @@ MODELS: dict[str, Damage] = {
     "config-list": file_of(CONFIG, holding("[]")),
     "config-null": file_of(CONFIG, holding("null")),
     "config-deep": file_of(CONFIG, holding(DEEP)),
+    "config-deep-inside": file_of(CONFIG, holding(f'{{"x": {"[" * 500}{"]" * 500}}}')),
     "config-binary": file_of(CONFIG, holding(bytes(range(256)))),
     "config-folder": file_of(CONFIG, a_folder),
     "context-1": edited(CONFIG, "max_position_embeddings", to=1),
     "config-no-type": edited(CONFIG, "model_type", to=REMOVED),
     "config-unknown-type": edited(CONFIG, "model_type", to="nobody-knows-this"),
     "config-type-number": edited(CONFIG, "model_type", to=5),
-    "config-remote-code": edited(CONFIG, "auto_map", to={"AutoModelForCausalLM": "modeling.Model"}),
     "config-vocabulary-text": edited(CONFIG, "vocab_size", to="many"),
     "config-vocabulary-less": edited(CONFIG, "vocab_size", to=200),
     "config-vocabulary-negative": edited(CONFIG, "vocab_size", to=-1),
@@ -356,7 +355,9 @@ MODELS: dict[str, Damage] = {
     "tokenizer-list": file_of(TOKENIZER, holding("[]")),
     "tokenizer-deep": file_of(TOKENIZER, holding(DEEP)),
     "tokenizer-binary": file_of(TOKENIZER, holding(bytes(range(256)))),
+    "tokenizer-escape": file_of(TOKENIZER, holding('{"version": "\x1b[2J"}')),
     "tokenizer-config-cut": file_of("tokenizer_config.json", halved),
+    "tokenizer-config-deep": file_of("tokenizer_config.json", holding(DEEP)),
     "tokenizer-more-ids": _more_ids,
     "tokenizer-dropout": edited(TOKENIZER, "model", "dropout", to=0.1),
     "tokenizer-length-text": edited("tokenizer_config.json", "model_max_length", to="x"),

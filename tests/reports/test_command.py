@@ -36,14 +36,6 @@ def test_a_page_is_written_and_written_again(command: Command, run: Path, tmp_pa
     assert REPORT_MARK in page.read_bytes()
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "scores.parquet", "report.html"])
-def test_a_run_is_not_destroyed_by_its_report(refused: Refused, run: Path, name: str) -> None:
-    before = contents(run)
-    assert "is inside a run" in refused("report", run, "-o", run / name)
-    assert contents(run) == before
-    sm.load(run)
-
-
 @pytest.mark.parametrize("flags", [[], ["--json"]])
 def test_a_link_is_written_through_and_that_is_said(
     command: Command, run: Path, tmp_path: Path, flags: list[str]
@@ -54,10 +46,6 @@ def test_a_link_is_written_through_and_that_is_said(
     assert (outcome.code, outcome.err if flags else outcome.out) == (0, line)
     assert (tmp_path / "link.html").is_symlink()
     assert REPORT_MARK in (tmp_path / "target.html").read_bytes()
-
-
-def test_a_bad_name_is_told_before_the_runs_are_read(refused: Refused, tmp_path: Path) -> None:
-    assert "is a folder" in refused("report", tmp_path / "no run", "-o", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["", "notes.txt", "no/report.html", "run/manifest.json", "."])

@@ -1,4 +1,4 @@
-"""The columns of a divergence arrive everywhere: from tables, after an interruption, in Parquet, from replicas."""
+"""The columns of a divergence arrive everywhere: from tables, after an interruption, in Parquet."""
 
 from __future__ import annotations
 
@@ -86,18 +86,6 @@ def test_an_interrupted_comparison_resumes_with_all_of_them(tmp_path: Path) -> N
     resumed, whole = compared(tmp_path), compared(tmp_path, "again")
     for name in NAMES:
         np.testing.assert_array_equal(getattr(resumed.divergences, name), getattr(whole.divergences, name))
-
-
-def test_through_two_replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("ray", reason="needs Ray")
-    monkeypatch.undo()  # replicas are other processes
-    sm.reference("table:uniform", out=tmp_path / "ref", **QUESTION)
-    one = sm.compare(str(tmp_path / "ref"), "table:successor")[0]
-    two = sm.compare(str(tmp_path / "ref"), "table:successor", replicas=2, fresh=True)[0]
-    assert two.divergences.measured == NAMES
-    for name in NAMES:
-        np.testing.assert_array_equal(getattr(two.divergences, name), getattr(one.divergences, name))
-    assert np.isinf(one.divergences.kl).any()  # type: ignore[arg-type]
 
 
 # ── between processes ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -11,8 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import scoremode as sm
-from scoremode.core.engine.baseline import StoredBaseline
-from scoremode.core.references.reader import Reference
 from scoremode.core.scores.answers import measured
 from scoremode.core.scores.schema import BUILT_IN
 from scoremode.core.store.runs import MANIFEST, SCORES
@@ -30,10 +28,6 @@ SECONDS, WINDOWS = 0.25, 3  # of each record, and how many there are
 
 def asked() -> Question:
     return ask("table:uniform", **QUESTION)
-
-
-def stored_baseline() -> StoredBaseline:
-    return StoredBaseline(Reference.open(KEPT / "reference"), asked().plan)
 
 
 @pytest.mark.parametrize("name", ["run", "reference", "candidate"])

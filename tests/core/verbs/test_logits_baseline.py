@@ -234,9 +234,6 @@ def test_open_models_and_one_that_cannot_run_beside_itself(files: list[Path]) ->
             base.compare(base, **QUESTION)
 
 
-# ── killed ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 # ── what is said and refused ─────────────────────────────────────────────────────────────────────────────────────────
 def test_memory_is_said_before_anything_is_loaded_and_too_much_is_refused(
     files: list[Path], opened: list[str], monkeypatch: pytest.MonkeyPatch

@@ -20,7 +20,7 @@ from scoremode.core.engine import registry
 from scoremode.core.engine.base import SCORES, Engine, Wanted
 from scoremode.core.scores.answers import Answers, WindowSource, measured
 from scoremode.core.verbs.prob import sequence
-from scoremode.core.verbs.prob.sequence import SequenceProbability, SequenceScore
+from scoremode.core.verbs.prob.sequence import SequenceProbability
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import BoundaryError, InputError, ModelError
 from scoremode.values import Bools
@@ -133,13 +133,6 @@ def test_many_targets_of_one_prompt_equal_each_asked_alone(lm: SequenceProbabili
         assert [t.rank for t in score.tokens] == [t.rank for t in alone.tokens]
 
 
-def test_results_come_in_the_order_of_the_pairs(lm: SequenceProbability) -> None:
-    prompts = ["The dog", "The cat", "The dog", "A model"]
-    targets = [" jumps", " mind", " mind", " is"]
-    scores = lm.get_log_prob(prompts, targets)
-    assert [(s.prompt, s.target) for s in scores] == list(zip(prompts, targets, strict=True))
-
-
 def test_a_bos_of_the_tokenizer_gives_an_empty_prompt_its_context(tiny_bos: Path, lm: SequenceProbability) -> None:
     with_bos = SequenceProbability(str(tiny_bos))
     (score,) = with_bos.get_log_prob("", "The dog")
@@ -174,28 +167,6 @@ def test_an_eos_that_the_tokenizer_adds_is_not_part_of_the_target(tiny: Path, tm
 def test_the_function_takes_a_prompt_and_targets() -> None:
     scores = sm.prob("table:uniform", prompt="ab", targets=["c", "de"])
     assert [round(s.log_prob / math.log(256), 9) for s in scores] == [-1.0, -2.0]
-
-
-def test_json_and_back() -> None:
-    (score,) = sm.prob("table:successor", prompt="ab", targets=["x"])
-    assert score.log_prob == -math.inf
-    assert score.as_json()["log_prob"] is None
-    assert SequenceScore.from_json(score.as_json()) == score
-
-
-def test_nothing_asked_of_a_position_zero(lm: SequenceProbability) -> None:
-    """Every score of a target has at least one token before it."""
-    plan_rows: list[np.ndarray] = []
-    score = lm.engine.score
-
-    def watching(source: Any, done: Any, want: Any = SCORES) -> Any:
-        plan_rows.extend(source.window(i).rows for i in range(len(source)))
-        return score(source, done)
-
-    lm.engine.score = watching  # type: ignore[method-assign]
-    lm.get_log_prob("The", " dog")
-    lm.engine.score = score  # type: ignore[method-assign]
-    assert all((rows >= 0).all() and len(rows) for rows in plan_rows)
 
 
 # ── engines that fail ────────────────────────────────────────────────────────────────────────────────────────────────

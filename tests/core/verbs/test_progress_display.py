@@ -15,13 +15,7 @@ import pytest
 import scoremode as sm
 from scoremode.core.verbs.progress import ProgressState
 from scoremode.reports.command.output import ProgressLines, progress_bar
-
-
-def wait_until(condition: Any) -> None:
-    end = time.monotonic() + 20
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.01)
-    assert condition()
+from tests.s3 import wait_until
 
 
 def test_a_line_has_what_is_done_the_speed_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -221,23 +220,6 @@ def test_a_server_that_asks_for_no_pause_gets_one(
 def test_an_absurd_date_is_no_wait(served: SmallServer, capsys: pytest.CaptureFixture[str]) -> None:
     served.trouble = lambda path, number: "status:503,Fri, 31 Dec 99999999999 00:00:00 GMT"
     assert "gave no answer for" in refused(capsys, "ppl", served)
-
-
-def test_what_was_scored_before_is_kept(served: SmallServer, tmp_path: Path, capsys: Any) -> None:
-    """The server turns hostile halfway: the run resumes once it is good again."""
-    usual, out = served.edit, str(tmp_path / "o")
-    words = ["ppl", "small", "--engine", served.address, "--text", "abcdefgh " * 60, "--context-length", "60"]
-    words += ["--concurrency", "1", "--patience", "1", "--out", out]
-    served.edit = lambda path, body: (
-        body.replace(b'"logprob": -', f'"logprob": {HUGE}, "x": -'.encode())
-        if path == "/v1/completions" and served.completions > 14
-        else body
-    )
-    assert main(words) == 2
-    served.edit, before = usual, served.completions
-    assert main(words) == 0
-    assert 0 < served.completions - before < 20
-    capsys.readouterr()
 
 
 def test_a_hub_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:

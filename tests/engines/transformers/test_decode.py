@@ -17,7 +17,7 @@ from scoremode.core.plan.path import DecodePath
 from scoremode.core.scores.answers import Answers, Window, WindowList, measured
 from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.errors import ModelError
-from tests.makers import VOCABULARY, make_family, make_tokenizer
+from tests.makers import VOCABULARY, make_family, with_changed_tensors
 
 BOUND = 5e-5  # nats: float32 in another order. SmolLM2 on ARM: 2.5e-5
 
@@ -167,16 +167,7 @@ def test_a_model_without_such_a_cache_is_refused(tiny: Path) -> None:
 @pytest.fixture(scope="module")
 def changed(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The weights of ``tiny``, slightly changed."""
-    from transformers import AutoModelForCausalLM
-
-    folder = tmp_path_factory.mktemp("changed")
-    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.05)
-    make_tokenizer(folder, adds_bos=False)
-    model.save_pretrained(folder)
-    return folder
+    return with_changed_tensors(tiny, tmp_path_factory.mktemp("changed"), lambda _, weight: weight * 1.05)
 
 
 def test_compare_decodes_both_models_beside_each_other_or_against_a_reference(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,6 +38,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def forked_engines() -> Iterator[None]:
     """Half of an engine's start is importing vLLM once more, in each of its processes."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("vllm.model_executor.models.registry")
+    forked.inspect_here()
     with forked.vllm_engines():
         yield
 

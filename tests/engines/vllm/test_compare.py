@@ -6,14 +6,12 @@ last token.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 import scoremode as sm
 from scoremode.core.references.reader import Reference
@@ -23,6 +21,7 @@ from scoremode.core.verbs.compare import compare
 from scoremode.core.verbs.reference import reference
 from scoremode.engines.vllm import engine as of_prefill
 from scoremode.engines.vllm.support import LaunchArguments
+from tests.makers import with_changed_tensors
 
 ASKED: dict[str, Any] = {
     "text": "The quick brown fox jumps over the lazy dog, and nobody minds at all. " * 5,
@@ -36,13 +35,12 @@ STEPS: dict[str, Any] = {"max_num_batched_tokens": 32, "engine_args": (("max_num
 @pytest.fixture(scope="module")
 def moved(small_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small model with slightly changed weights."""
-    folder = tmp_path_factory.mktemp("moved") / "moved"
-    shutil.copytree(small_llama, folder)
-    path = folder / "model.safetensors"
     random = torch.Generator().manual_seed(1)
-    weights = {n: w * (1 + 0.1 * torch.randn(w.shape, generator=random)) for n, w in load_file(path).items()}
-    save_file(weights, path, {"format": "pt"})
-    return folder
+
+    def move(_: str, weight: torch.Tensor) -> torch.Tensor:
+        return weight * (1 + 0.1 * torch.randn(weight.shape, generator=random))
+
+    return with_changed_tensors(small_llama, tmp_path_factory.mktemp("moved") / "moved", move)
 
 
 @pytest.fixture(scope="module")

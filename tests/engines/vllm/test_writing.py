@@ -90,21 +90,14 @@ def test_draws_from_filtered_distributions_have_both_log_probabilities_and_repea
     assert len({one.ids.tobytes() for one in texts}) > len(PROMPTS), "texts of one prompt differ"
 
 
-def test_draws_from_the_models_own_distribution_have_one_log_probability(
+def test_draws_of_two_pipeline_stages_from_the_models_own_distribution_have_one_log_probability(
     own: Callable[..., Rollouts], small_llama: Path
 ) -> None:
-    written = own("own", temperature=1, sequences=3)
-    assert all((a == b).all() for a, b in zip(written.logprob, written.raw_logprob, strict=True))
-    assert (
-        far(written.raw_logprob, longhand(small_llama, written.prompt_ids, written.written, DrawingRules(1.0))[0])
-        < 2e-5
-    )
-
-
-def test_a_pipeline_stage_that_does_not_sample_is_passed_over(own: Callable[..., Rollouts], small_llama: Path) -> None:
-    written = own("stages", samples=1, max_tokens=3, pipeline_parallel_size=2)
+    """The stage that does not sample is passed over."""
+    written = own("stages", samples=1, max_tokens=3, temperature=1, pipeline_parallel_size=2)
     assert sum(map(len, written.written)) > len(PROMPTS)
-    raw, _ = longhand(small_llama, written.prompt_ids, written.written, DrawingRules())
+    assert all((a == b).all() for a, b in zip(written.logprob, written.raw_logprob, strict=True))
+    raw, _ = longhand(small_llama, written.prompt_ids, written.written, DrawingRules(1.0))
     assert far(written.raw_logprob, raw) < 2e-5
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 
 from scoremode.remote.ray import ray_cluster
 from tests.remote.ray import paced, ray_workers
+from tests.s3 import wait_until
 
 WITHOUT_RAY = ("test_pieces", "test_spread")
 ROOT = Path(__file__).resolve().parents[3]
@@ -114,10 +114,3 @@ def text(tmp_path: Path) -> Path:
     line = "the quick brown fox jumps over the lazy dog, and then some more"
     path.write_text("".join(chr(48 + i) + line for i in range(40)))
     return path
-
-
-def wait_until(true: Callable[[], bool], seconds: float = 30.0) -> None:
-    until = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < until, "waited too long"
-        time.sleep(0.05)

@@ -14,7 +14,7 @@ import pytest
 import scoremode as sm
 from scoremode.core.engine.plugin import Work
 from scoremode.core.references.reader import Reference
-from scoremode.core.scores.schema import BUILT_IN
+from scoremode.core.scores.schema import BUILT_IN, DIVERGENCE
 from scoremode.remote.ray.engine import ReplicatedEngine
 from tests.remote.ray.conftest import Nodes
 
@@ -103,11 +103,15 @@ def test_references_and_comparisons(
 
 
 def test_comparing_two_tables(nodes: Nodes, tmp_path: Path) -> None:
-    """With replicas the baseline's states are kept first, and the candidate's replicas read them."""
+    """With replicas the baseline's states are kept first, and the candidate's replicas read them. All columns of a
+    divergence arrive, infinite ones too."""
     asked: dict[str, Any] = {"text": "any text, and some more of it. " * 40, "context_length": 64, "stride": 32}
-    (alone,) = sm.compare("table:uniform", "table:uniform", **asked, out=tmp_path / "one")
-    (spread,) = sm.compare("table:uniform", "table:uniform", **asked, out=tmp_path / "two", replicas=2, ray="auto")
-    np.testing.assert_array_equal(spread.kl, alone.kl)
+    (alone,) = sm.compare("table:uniform", "table:successor", **asked, out=tmp_path / "one")
+    (spread,) = sm.compare("table:uniform", "table:successor", **asked, out=tmp_path / "two", replicas=2, ray="auto")
+    assert spread.divergences.measured == tuple(column.name for column in DIVERGENCE)
+    for name in spread.divergences.measured:
+        np.testing.assert_array_equal(getattr(spread.divergences, name), getattr(alone.divergences, name))
+    assert np.isinf(alone.kl).any()  # type: ignore[arg-type]
     assert Reference.open(tmp_path / "two" / "baseline").targets == len(alone.kl if alone.kl is not None else ())
 
 

@@ -18,7 +18,8 @@ import pytest
 from scoremode.core.installation import pip_install
 from scoremode.core.store.runs import JOURNAL
 from tests import forked
-from tests.remote.ray.conftest import ROOT, Nodes, wait_until
+from tests.remote.ray.conftest import ROOT, Nodes
+from tests.s3 import wait_until
 
 # "auto" looks at all processes of the machine: clusters of others must not be found
 ALONE = (

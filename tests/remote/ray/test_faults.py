@@ -17,7 +17,8 @@ import scoremode as sm
 from scoremode.core.engine.plugin import Work
 from scoremode.remote.ray.engine import ReplicatedEngine
 from tests.remote.ray import paced
-from tests.remote.ray.conftest import Nodes, wait_until
+from tests.remote.ray.conftest import Nodes
+from tests.s3 import wait_until
 
 SIZES: dict[str, Any] = {"method": "gptq", "context_length": 64, "max_windows": 0}
 

@@ -231,13 +231,6 @@ def test_a_file_that_is_no_record_is_refused(text: str, says: str, refused: Refu
     assert says in refused("report", path)
 
 
-def test_a_large_file_is_not_read(refused: Refused, tmp_path: Path) -> None:
-    path = tmp_path / "large.json"
-    with path.open("wb") as file:
-        file.truncate(100 << 20)
-    assert "larger than 1 MiB" in refused("report", path)
-
-
 def test_records_and_runs_do_not_share_a_page(refused: Refused, written: Write, tmp_path: Path) -> None:
     assert "two reports" in refused("report", tmp_path, written("a"))
     assert "not a file" in refused("report", tmp_path / "missing.json")
