@@ -46,7 +46,7 @@ COMMANDS = {
     "card --write": "card {runs} --write {out}/README.md",
 }
 OTHER_WRITERS = {"compare --report, rollouts": "compare rollouts:{rollouts} table:uniform --report {out}/x.html"}
-JOURNALS = (folders.JOURNAL, folders.PARTIAL_TEXTS, folders.PARTIAL, folders.ROWS)  # gone when a command has ended
+JOURNALS = (folders.JOURNAL, folders.PARTIAL_TEXTS, folders.ROWS)  # gone when a command has ended
 
 
 def flags_that_write() -> Iterator[str]:
