@@ -66,13 +66,8 @@ class PairEncoder:
         edges, touches, cuts = (array.tolist() for array in (found.bounds, found.touches[owns], ends_of_prompts))
         begins, ends, joined, made = found.char_start.tolist(), found.char_end.tolist(), found.joined, []
         for i, own in enumerate(owns.tolist()):
-            begin, stop, front, prompt, condition = (
-                edges[i],
-                edges[i + 1],
-                fronts[i],
-                pairs[i][0],
-                joined[touches[i] : cuts[i]],
-            )
+            begin, stop, front, prompt = edges[i], edges[i + 1], fronts[i], pairs[i][0]
+            condition = joined[touches[i] : cuts[i]]
             first = own - begin + len(front)
             if not first:
                 where = "the prompt has no token of its own" if prompt else "the prompt is empty"
