@@ -155,7 +155,7 @@ def compare_with(beside: AbstractContextManager[OpenBaseline], candidate: LazyMo
         if run_q is None:
             run_q = _score(against, candidate, claim)
         run_p, run_q = against.finished(run_q), outliving(candidate, run_q, out)
-    return as_comparison(name_of(candidate), run_p, run_q, run_q.divergences, against.missing)
+    return as_comparison(name_of(candidate), run_p, run_q, run_q.divergences, against.missing, command=folders.command)
 
 
 def _score(against: OpenBaseline, candidate: LazyModel, claim: runs.Claim) -> Run:
@@ -167,7 +167,8 @@ def _score(against: OpenBaseline, candidate: LazyModel, claim: runs.Claim) -> Ru
             against.keep()
             run.keep(index, answers)
         manifest = run.manifest()
-        return run.save(manifest | against.facts(run, candidate))
+        known = {"command": against.folders.command} if against.folders.command else {}
+        return run.save(manifest | against.facts(run, candidate) | known)
 
 
 def require_none(given: Mapping[str, Any], reason: str) -> None:

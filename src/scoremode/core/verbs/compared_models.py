@@ -32,7 +32,15 @@ from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.replicas import Spread, read_spread
 from scoremode.errors import InputError
 
-KEPT = ("bits_per_weight", "model_format", "sizes", "engine", "rerun", "promise")  # of a manifest, in a Comparison
+KEPT = (
+    "bits_per_weight",
+    "model_format",
+    "sizes",
+    "engine",
+    "rerun",
+    "promise",
+    "command",
+)  # of a manifest, in a Comparison
 NOISE = ("noise_kl", "noise_perturbed")  # of a manifest
 OF_THE_PLAN = (  # fields of a manifest that say what was scored
     *("plan_digest", "targets", "windows", "tokens", "coverage", "method_settings", "notes", "stderr_groups"),
@@ -148,6 +156,7 @@ class Folders:
     out: Path | RemotePath | None
     fresh: bool
     progress: Progress | None
+    command: str = ""  # that asks for the same comparison; '' if there is none
 
     def folder(self, name: str) -> Path | RemotePath | None:
         """The folder for the run of that name. Of a name that is a path, the last part is used."""
@@ -201,9 +210,18 @@ def first_targets(run_p: Run, run_q: Run, asked: Question) -> Run:
 
 
 def as_comparison(
-    name: str, baseline: Run, candidate: Run, divergences: Divergences, kl_missing: str | None = None
+    name: str,
+    baseline: Run,
+    candidate: Run,
+    divergences: Divergences,
+    kl_missing: str | None = None,
+    *,
+    command: str = "",
 ) -> Comparison:
-    """Makes a Comparison of two runs of one plan. ``kl_missing`` says why there is no KL."""
+    """Makes a Comparison of two runs of one plan. ``kl_missing`` says why there is no KL.
+
+    ``command`` asks for it; '': the one that the candidate was scored by, if it is known.
+    """
     stored = candidate.manifest
     floor, words = (stored.get(key) for key in NOISE) if divergences.has("kl") else (None, None)
     keys = {"bytes": "weight_bytes"} | {key: key for key in KEPT}
@@ -216,7 +234,9 @@ def as_comparison(
         weight=baseline.facts.weight,
         divergences=divergences,
         noise_kl=None if floor is None else np.array(floor),
-        manifest=manifest if kl_missing is None else {**manifest, "kl_missing": kl_missing},
+        manifest=manifest
+        | ({} if kl_missing is None else {"kl_missing": kl_missing})
+        | ({"command": command} if command else {}),
         path=candidate.path,
         noise_perturbed=words,
         answer=answer_targets(candidate, baseline),
