@@ -96,7 +96,7 @@ def test_records_of_two_machines_are_equal_but_for_their_times(stories: Path, tm
     assert texts[0] == texts[1]
     found = json.loads(text)
     assert found["statistics"]["kl_mean"] > 0
-    assert found["command"] == "scoremode compare stories stories-q --corpus story.txt --context-length 64"
+    assert found["command"] == "scoremode compare stories stories-q --context-length 64 --corpus story.txt"
     assert found["baseline_settings"] == {"head": "exact-fp32"}
 
 
@@ -178,7 +178,7 @@ def test_groups_are_made_by_proof(written: Write, record: dict[str, Any]) -> Non
         written("device", baseline_device="cuda:0"),
     ]
     found = grouped(read(list(map(str, names))))
-    assert [[one.name for one in group.records] for group in found.groups[:1]] == [["q8", "q4", "successor"]]
+    assert [[one.name for one in group.records] for group in found.groups[:1]] == [["q8", "q4", CANDIDATE]]
     assert "device cpu, cuda:0" in group_notes(found.groups[0])[1].text
     assert [group.apart.partition(": ")[2] for group in found.groups] == [
         *("", "another text", "another plan", "another baseline"),

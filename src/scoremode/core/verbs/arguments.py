@@ -156,7 +156,7 @@ def command_for(verb: str, names: Sequence[object], arguments: Mapping[str, Any]
     >>> command_for("compare", ["table:uniform", "q4.gguf"], {"text": "a b", "n_ubatch": 16, "max_windows": None})
     "scoremode compare table:uniform q4.gguf --text 'a b' --n-ubatch 16"
     """
-    words, options = ["scoremode", verb, *names], all_options()
+    words, options = list[Any](["scoremode", verb, *names]), all_options()
     for name, given in arguments.items():
         known = options[name][1] if name in options else None
         is_default = given is None or given is False or given == []

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 from scoremode.core import extensions
-from scoremode.core.disk.uri import RemotePath
-from scoremode.core.statistics.comparison import Comparison
+
+if TYPE_CHECKING:
+    from scoremode.core.disk.uri import RemotePath
+    from scoremode.core.statistics.comparison import Comparison
 
 
 class ComparisonOutput(Protocol):
