@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from scoremode.core.models.names import reader_of
@@ -108,19 +108,3 @@ def public_command(command: str | Sequence[Any]) -> str:
         is_text, before = TEXT in (flag, before), word
         kept.append(f"{flag}{equals}{shortened(public_words(value), LONGEST) if is_text else public_name(value)}")
     return shlex.join(kept)
-
-
-def command_of_question(manifest: Mapping[str, Any], baseline: str, candidates: Sequence[str]) -> str:
-    """A command that asks the question of a stored run again; '' if the run does not say its question."""
-    question = manifest.get("question")
-    if not isinstance(question, Mapping):
-        return ""
-    words = ["scoremode", "compare", public_name(baseline), *map(public_name, candidates)]
-    for name, value in question.items():
-        for one in value if isinstance(value, list | tuple) else [value]:
-            flag = f"--{str(name).replace('_', '-')}"
-            if one is True:
-                words.append(flag)
-            elif one is not None and one is not False:
-                words += [flag, public_name(str(one))]
-    return shlex.join(words)

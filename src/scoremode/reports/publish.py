@@ -27,7 +27,6 @@ from scoremode.errors import InputError, RunError, readable
 from scoremode.head.budget import FIRST
 from scoremode.reports.comparisons import bits_cell, card_table
 from scoremode.reports.model_card import (
-    asked_again,
     code,
     escaped_markdown,
     markdown,
@@ -205,7 +204,7 @@ def comparison_records(comparisons: Sequence[Comparison], statistics: Sequence[S
             "scoremode": __version__,
             "written": datetime.now(UTC).isoformat(timespec="seconds"),
             "seconds": its.get("seconds"),
-            "command": (public_commands([c]) or asked_again([c]) or [""])[0],
+            "command": (public_commands([c]) or [""])[0],
             "name": public_name(c.name),
             "model_sha256": its.get("model_fingerprint"),
             "verdict": verdict.level,

@@ -183,9 +183,9 @@ def test_groups_are_made_by_proof(written: Write, record: dict[str, Any]) -> Non
     assert [group.apart.partition(": ")[2] for group in found.groups] == [
         *("", "another text", "another plan", "another baseline"),
         "another baseline's dtype (float16, not float64)",
-        "another baseline's head (None, not exact), another baseline's flash_attn (on, not None), "
-        "another baseline's n_ubatch (16, not None)",
-        "another baseline's K/V cache (k q4_0 v f16, not None)",
+        "another baseline's head (none, not closed-form), another baseline's flash_attn (on, not none), "
+        "another baseline's n_ubatch (16, not none)",
+        "another baseline's K/V cache (k q4_0 v f16, not none)",
         "another vocabulary",
     ]
 
@@ -336,4 +336,7 @@ def test_links_lead_from_the_page_to_the_records(written: Write, tmp_path: Path,
     path = written("a b#1")
     (tmp_path / "site").mkdir()
     assert command("report", path, "--output", tmp_path / "site" / "page.html").code == 0
-    assert 'href="../a%20b%231.json"' in (tmp_path / "site" / "page.html").read_text()
+    page = (tmp_path / "site" / "page.html").read_text()
+    assert 'href="../a%20b%231.json"' in page
+    assert "paint-order: stroke" in page, "names stay legible on the front"
+    assert "or records" in command("report", "--help").out

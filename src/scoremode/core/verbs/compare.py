@@ -40,7 +40,7 @@ from scoremode.core.verbs.baselines import (
 from scoremode.core.verbs.candidate_names import expand_candidates
 from scoremode.core.verbs.candidates import score_in_turn
 from scoremode.core.verbs.compared_models import CompareRequest, Folders, ModelSettings, assign_engines, is_stored
-from scoremode.core.verbs.comparison_outputs import OutputArguments, split_outputs
+from scoremode.core.verbs.comparison_outputs import OutputArguments, leave, split_outputs
 from scoremode.core.verbs.finished_runs import of_runs
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, ModelRequest, is_loaded, open_models
 from scoremode.core.verbs.progress import Progress
@@ -104,9 +104,9 @@ def compare(
     try:
         found = _compare(baseline, candidates, question, request, folders, columns=columns, keep=keep)
     except CandidatesError as error:
-        outputs.write(list(error.found.values()), folders.out)
+        leave(outputs, list(error.found.values()), folders.out)
         raise
-    outputs.write(found, folders.out)
+    leave(outputs, found, folders.out)
     return found
 
 

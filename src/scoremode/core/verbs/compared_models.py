@@ -32,15 +32,8 @@ from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.replicas import Spread, read_spread
 from scoremode.errors import InputError
 
-KEPT = (
-    "bits_per_weight",
-    "model_format",
-    "sizes",
-    "engine",
-    "rerun",
-    "promise",
-    "command",
-)  # of a manifest, in a Comparison
+KEPT = ("bits_per_weight", "model_format", "sizes", "engine", "rerun", "promise", "command")
+"""Fields of a manifest that a Comparison has too."""
 NOISE = ("noise_kl", "noise_perturbed")  # of a manifest
 OF_THE_PLAN = (  # fields of a manifest that say what was scored
     *("plan_digest", "targets", "windows", "tokens", "coverage", "method_settings", "notes", "stderr_groups"),
@@ -210,18 +203,9 @@ def first_targets(run_p: Run, run_q: Run, asked: Question) -> Run:
 
 
 def as_comparison(
-    name: str,
-    baseline: Run,
-    candidate: Run,
-    divergences: Divergences,
-    kl_missing: str | None = None,
-    *,
-    command: str = "",
+    name: str, baseline: Run, candidate: Run, divergences: Divergences, kl_missing: str | None = None
 ) -> Comparison:
-    """Makes a Comparison of two runs of one plan. ``kl_missing`` says why there is no KL.
-
-    ``command`` asks for it; '': the one that the candidate was scored by, if it is known.
-    """
+    """Makes a Comparison of two runs of one plan. ``kl_missing`` says why there is no KL."""
     stored = candidate.manifest
     floor, words = (stored.get(key) for key in NOISE) if divergences.has("kl") else (None, None)
     keys = {"bytes": "weight_bytes"} | {key: key for key in KEPT}
@@ -234,9 +218,7 @@ def as_comparison(
         weight=baseline.facts.weight,
         divergences=divergences,
         noise_kl=None if floor is None else np.array(floor),
-        manifest=manifest
-        | ({} if kl_missing is None else {"kl_missing": kl_missing})
-        | ({"command": command} if command else {}),
+        manifest=manifest if kl_missing is None else {**manifest, "kl_missing": kl_missing},
         path=candidate.path,
         noise_perturbed=words,
         answer=answer_targets(candidate, baseline),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
@@ -27,21 +26,13 @@ class ComparisonOutput(Protocol):
         """Writes the files into the runs below ``out``, and to the place that was named; None: there is none."""
 
 
+Outputs = list[tuple[ComparisonOutput, Any]]
+
+
 class OutputArguments(TypedDict, total=False):
     """Places of such files, named here for editors and type checkers alone."""
 
     records: str | Path | None  # a folder for the record of each candidate
-
-
-@dataclass(frozen=True, slots=True)
-class Outputs:
-    """The files that a comparison leaves, and their places, which are checked."""
-
-    places: Sequence[tuple[ComparisonOutput, Any]]
-
-    def write(self, found: Sequence[Comparison], out: Path | RemotePath | None) -> None:
-        for output, place in self.places if found else ():
-            output.write(found, out, place)
 
 
 def comparison_outputs() -> list[ComparisonOutput]:
@@ -49,9 +40,14 @@ def comparison_outputs() -> list[ComparisonOutput]:
 
 
 def split_outputs(arguments: Mapping[str, Any]) -> tuple[Outputs, dict[str, Any]]:
-    """Splits arguments into the files that are left, and all others."""
+    """Splits arguments into the files that are left, with their places, which are checked, and all others."""
     rest = dict(arguments)
     places = [(output, rest.pop(output.name, None)) for output in comparison_outputs()]
     for output, place in places:
         output.check(place)
-    return Outputs(places), rest
+    return places, rest
+
+
+def leave(outputs: Outputs, found: Sequence[Comparison], out: Path | RemotePath | None) -> None:
+    for output, place in outputs if found else ():
+        output.write(found, out, place)

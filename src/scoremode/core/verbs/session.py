@@ -27,7 +27,7 @@ from scoremode.core.verbs.arguments import (
 )
 from scoremode.core.verbs.compare import compare_model
 from scoremode.core.verbs.compared_models import Folders
-from scoremode.core.verbs.comparison_outputs import OutputArguments, split_outputs
+from scoremode.core.verbs.comparison_outputs import OutputArguments, leave, split_outputs
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, tokenizer_name, wrapped
 from scoremode.core.verbs.outputs import worked_on_here
 from scoremode.core.verbs.ppl import ppl_of
@@ -195,7 +195,7 @@ class Model:
                 asking.enter_context(baseline._asking())
             first = baseline._model if isinstance(baseline, Model) else baseline
             found = compare_model(first, self._model, asked, folders)
-        outputs.write([found], folders.out)
+        leave(outputs, [found], folders.out)
         return found
 
     if TYPE_CHECKING:

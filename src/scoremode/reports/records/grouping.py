@@ -80,7 +80,7 @@ def _why_apart(record: Record, earlier: Sequence[Record]) -> str:
         differs = [what for what in differs if what != "plan"]
     other = earlier[number - 1].must_agree
     said = [
-        f"{what} ({mine.get(what)}, not {other.get(what)})" if what.startswith(OF_BASELINE) else what
+        f"{what} ({mine.get(what, 'none')}, not {other.get(what, 'none')})" if what.startswith(OF_BASELINE) else what
         for what in differs
     ]
     return f"not comparable with group {number}: another {', another '.join(said)}"
