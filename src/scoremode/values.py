@@ -152,7 +152,7 @@ def rounded(value: Any, stderr: Any = None, *, percent: bool = False, supports: 
         has_error = has_error and not (percent and number in (0, 100))  # a share that is the same everywhere has bounds
         return f"{_few_digits(number)}{unit}", f"± 0{unit}" if has_error else ""
     # numbers of a column are compared: a small number and its error share a power of ten
-    power = math.floor(math.log10(abs(number))) if 0 < abs(number) < SMALL else 0
+    power = math.floor(math.log10(abs(number))) if 0 < abs(number) < SMALL and error < 1 else 0
     number, error, tail = number / 10.0**power, error / 10.0**power, f"e{power}{unit}" if power else unit
     digits = digits_of(error)
     return f"{number:,.{digits}f}{tail}", "" if supports is not None else f"± {error:,.{digits}f}{tail}"

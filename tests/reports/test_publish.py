@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
 from typing import Any
 
@@ -58,12 +59,33 @@ def test_a_name_on_the_hub_stays_and_a_folder_goes() -> None:
     assert public_name("HuggingFaceTB/SmolLM2-135M") == "HuggingFaceTB/SmolLM2-135M"
     assert public_name("C:\\models\\q4.gguf") == "q4.gguf"
     assert public_name("quants/q4.gguf") == "q4.gguf"
+    for name in ("org/tiny:Q8_0", "org/tiny:*", "ollama:alice/mine:q4", "org/repo/file.gguf"):
+        assert public_name(name) == name
+        assert public_command(f"scoremode compare {name}") == f"scoremode compare {shlex.quote(name)}"
     assert public_words("KL and/or p, see ../x/y.txt") == "KL and/or p, see y.txt"
     assert public_command("scoremode compare a 'b") == "", "a quote that is not closed"
     assert (
         public_command("scoremode ppl m --engine=http://h:1/v1 --report x.html")
         == "scoremode ppl m --engine=http://HOST"
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "public"),
+    [
+        ("s3://bucket/runs/q4?endpoint_override=http://minio.alice.local:9000", "q4"),
+        ("s3://b/x.jsonl?access_key=AKIA&secret_key=S,S;S", "x.jsonl"),
+        ("hf://alice:hf_secret@datasets/org/name/x", "hf://datasets/org/name/x"),
+        ("hf://datasets/org/name@main/x", "hf://datasets/org/name@main/x"),
+        ("10.0.0.1:8000", "HOST"),
+        ("minio:9000", "HOST"),
+        ("read from models/alice/x, by minio.alice.local:9000", "read from x, by HOST"),
+        ("read from /home/alice smith/x.", "read from x."),
+        ("(s3://bucket/x?key=y), then", "(x), then"),
+    ],
+)
+def test_what_is_private_in_a_uri_or_a_sentence_goes(given: str, public: str) -> None:
+    assert public_words(given) == public if " " in given else public_name(given) == public
 
 
 def test_the_hubs_evaluation_results_have_its_fields() -> None:

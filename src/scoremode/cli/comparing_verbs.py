@@ -6,15 +6,14 @@ import argparse
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from scoremode.core import extensions
+from scoremode.core.verbs.comparison_outputs import comparison_outputs
 from scoremode.errors import CandidatesError, OptionError, ScoremodeError
 from scoremode.reports.command import flags
 from scoremode.reports.command.output import (
     checked_report,
-    command_line,
     print_json,
     progress_bar,
     show,
@@ -22,7 +21,7 @@ from scoremode.reports.command.output import (
     write_report,
 )
 from scoremode.reports.command.verb import Verb
-from scoremode.reports.parts import comparison_outputs, comparison_parts, offered_parts, report_input
+from scoremode.reports.parts import comparison_parts, offered_parts, report_input
 
 if TYPE_CHECKING:
     from scoremode.core.statistics.comparison import Comparison
@@ -79,9 +78,7 @@ class CompareVerb(Verb):
         flags.add(parser.add_mutually_exclusive_group(), {**flags.CARDS, **layouts, **flags.JSON})
 
     def run(self, parsed: argparse.Namespace) -> int:
-
         from scoremode.core.statistics.equivalence import require_margin
-        from scoremode.core.store.runs import is_run
         from scoremode.core.verbs.compare import compare
         from scoremode.reports import gate
         from scoremode.reports.numbers import read_columns
@@ -94,13 +91,11 @@ class CompareVerb(Verb):
         if parsed.no_worse_than is not None:
             require_margin(parsed.no_worse_than)
         output = checked_report(parsed)
-        for left in comparison_outputs():
-            left.check(parsed)
         failed: dict[str, ScoremodeError] = {}
         asked = [(part, given) for part in offered_parts() if (given := part.asked(parsed))]
         with progress_bar("scoring") as progress:
             try:
-                compared: Sequence[Comparison] = compare(
+                found: Sequence[Comparison] = compare(
                     parsed.baseline,
                     *(parsed.candidates or ()),
                     out=parsed.out,
@@ -112,14 +107,12 @@ class CompareVerb(Verb):
                     **flags.model_arguments(parsed),
                     baseline_engine=parsed.baseline_engine,
                     baseline_options={"dtype": parsed.baseline_dtype} if parsed.baseline_dtype else None,
+                    **{output.name: getattr(parsed, output.name) for output in comparison_outputs()},
                 )
             except CandidatesError as error:
-                compared, failed = list(error.found.values()), error.failed
-        if not compared:
+                found, failed = list(error.found.values()), error.failed
+        if not found:
             return _tell_failed(failed)
-        found = list(compared)
-        if not all(map(is_run, parsed.candidates or [""])):  # finished runs do not say how they were made
-            found = [replace(c, manifest={**c.manifest, "command": command_line()}) for c in found]
         tested = [] if parsed.no_worse_than is None else [c.no_worse_than(parsed.no_worse_than) for c in found]
         beside = [part.make(found, **given) for part, given in asked]
         parts = comparison_parts(found, by_depth=parsed.by_depth, beside=beside, tested=tested)
@@ -128,8 +121,6 @@ class CompareVerb(Verb):
             from scoremode.reports.html.page import render
 
             write_report(parsed, output, render(found, more=more, beside=beside))
-        for left in comparison_outputs():
-            left.write(parsed, found)
         worse = [f"{one.name}: {one.sentence}" for one in tested if not one.no_worse]
         kind = str(found[0].baseline.manifest.get("stderr_groups", "groups"))
         code = verdict([*(gate.check(rule, c.statistics(), kind) for rule in rules for c in found), *worse])
@@ -195,7 +186,8 @@ def _tell_failed(failed: Mapping[str, ScoremodeError]) -> int:
 
 
 class ReportVerb(Verb):
-    summary = "runs that were kept with --out, in the terminal or as one HTML page"
+    others = "".join(f" or {kind.about.partition(',')[0]}" for kind in extensions.offered("report-input"))
+    summary = f"runs that were kept with --out{others}, in the terminal or as one HTML page"
     examples = (
         "scoremode report runs/base --worst 20",
         "scoremode report runs/base runs/q4 runs/q8 --output page.html",

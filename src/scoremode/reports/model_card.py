@@ -22,8 +22,8 @@ from scoremode.errors import RunError, harmless
 from scoremode.reports.comparisons import summary
 from scoremode.reports.jinja import environment
 from scoremode.reports.numbers import shown_statistic
-from scoremode.reports.public_text import command_of_question, public_command, public_name, public_words
-from scoremode.reports.served import are_variants, engine_version
+from scoremode.reports.public_text import public_command, public_name, public_words
+from scoremode.reports.served import engine_version
 from scoremode.reports.table import NOTHING, Table
 from scoremode.reports.text import method_words
 from scoremode.values import usable
@@ -102,7 +102,7 @@ def markdown(comparisons: Sequence[Comparison]) -> str:
         plan=first.baseline.plan_digest,
         served_by=engine_words({"baseline": m} | {f"candidate {c.name}": c.candidate.manifest for c in comparisons}),
         notes=[public_words(note.text) for note in shown.notes],
-        commands=public_commands(comparisons) or asked_again(comparisons),
+        commands=public_commands(comparisons),
     )
 
 
@@ -136,15 +136,6 @@ def public_commands(found: Sequence[Any]) -> list[str]:
     """The distinct commands that made these comparisons, as far as they are known."""
     distinct = dict.fromkeys(public_command(c.manifest.get("command") or "") for c in found)
     return [command for command in distinct if command]
-
-
-def asked_again(comparisons: Sequence[Comparison]) -> list[str]:
-    """A command for stored runs, which do not keep the command that made them; none for variants of a model."""
-    if are_variants(comparisons):
-        return []
-    first, candidates = comparisons[0].baseline.manifest, [str(c.candidate.manifest["model"]) for c in comparisons]
-    command = command_of_question(first, str(first["model"]), candidates)
-    return [command] if command else []
 
 
 def model_index(comparison: Comparison) -> str:

@@ -46,18 +46,6 @@ def offered_parts() -> list[OfferedPart]:
     return extensions.offered("part")
 
 
-class ComparisonOutput(Protocol):
-    """Files that ``scoremode compare`` leaves besides runs: wings offer such values as "comparison-output"."""
-
-    flags: Flags
-
-    def check(self, parsed: argparse.Namespace) -> None:
-        """Refuses a place that cannot be written, before anything is scored."""
-
-    def write(self, parsed: argparse.Namespace, found: Sequence[Comparison]) -> None:
-        """Writes the files that were asked for, after the results were shown."""
-
-
 class ReportInput(Protocol):
     """Files, not runs, that ``scoremode report`` can show: wings offer such values as "report-input"."""
 
@@ -71,10 +59,6 @@ class ReportInput(Protocol):
 
     def render(self, names: Sequence[str], page: str) -> str:
         """The HTML page; ``page`` is the file that it will be written to."""
-
-
-def comparison_outputs() -> list[ComparisonOutput]:
-    return extensions.offered("comparison-output")
 
 
 def report_input(names: Sequence[str]) -> ReportInput | None:

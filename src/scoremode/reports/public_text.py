@@ -5,11 +5,22 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from typing import Any
 
-URI = re.compile(r"\b([a-z][a-z0-9+.-]*)://([^\s'\",;()]*)", re.IGNORECASE)
-PATH = re.compile(r"(?<![^\s:='\"(\[])(?:~[\w.-]*|\.{1,2}|[A-Za-z]:)?[/\\](?![/\\])[^\s'\",;()]+")
+from scoremode.core.models.names import reader_of
+from scoremode.errors import shortened
+
+URI = re.compile(r"\b([a-z][a-z0-9+.-]*)://([^\s'\"]*[^\s'\",;().])", re.IGNORECASE)
+SIGNED_IN = re.compile(r"^(?:[^/@]*|[^@]*:[^@]*)@")  # what stands before the host of a URI
+HOST = re.compile(
+    r"(?<![\w.:/-])(?:localhost|\d+(?:\.\d+){3}|[a-z][\w-]*(?:\.[\w-]+)+|\[[\da-f:]+\]):\d{2,5}\b(?!\.)", re.I
+)
+ANY_HOST = re.compile(r"[\w.-]+:\d{4,5}")  # where a whole word may be an address
+# a path may go on after a space, if the next word has a slash; one that does not begin with a slash has two at least
+PART = r"(?:[^\s'\",;()/\\]|\x20(?=[^\s/\\'\",;():]+[/\\]\w))+"
+PATH = re.compile(
+    rf"(?<![^\s:='\"(\[])(?:(?:~[\w.-]*|\.{{1,2}}|[A-Za-z]:)?[/\\](?![/\\])|[\w.-]+[/\\]{PART}[/\\]){PART}(?:[/\\]+(?:{PART})?)*"
+)
+LONGEST = 300  # characters of a name, and of a text in a command
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 PUBLIC = ("hf",)  # schemes whose addresses everybody may read
 SERVERS = ("http", "https")
@@ -17,6 +28,7 @@ OUTPUTS = {
     *("--out", "--records", "--report", "--output", "-o", "--fail-if"),
     *("--write", "--ray", "--api-key-env", "--token"),
 }
+TEXT = "--text"  # its value is no name; a long one is cut, since records have its digest
 SWITCHES = ("--markdown", "--model-index", "--json", "--llamacpp", "--fresh", "--quiet", "--verbose")
 
 
@@ -28,6 +40,10 @@ def public_name(name: str) -> str:
     >>> public_name("quants/mine/q4"), public_name("wikitext2:/data/wiki.txt")
     ('q4', 'wikitext2:wiki.txt')
     """
+    if is_public_name(name):
+        return name
+    if ANY_HOST.fullmatch(name):
+        return "HOST"
     short = public_words(name)
     if ("/" in short or "\\" in short) and "://" not in short:
         is_local = not HUB_NAME.fullmatch(short) or short.endswith((".gguf", ".kld", ".txt", ".jsonl"))
@@ -36,16 +52,27 @@ def public_name(name: str) -> str:
     return short
 
 
+def is_public_name(name: str) -> bool:
+    """Is this the name of a model that is not a path of this machine, as of a file on the hub?"""
+    return len(name) <= LONGEST and not name.startswith("~") and name.isprintable() and reader_of(name) is not None
+
+
 def public_words(text: str) -> str:
     """A sentence in which every path and private address is replaced by its last part."""
-    return PATH.sub(lambda found: _last(found[0]), URI.sub(_public_uri, text))
+    for folder in (os.getcwd(), os.path.expanduser("~")):  # they may have spaces
+        text = text.replace(f"{folder.rstrip(os.sep)}{os.sep}", os.sep) if len(folder) > 1 else text
+    return HOST.sub("HOST", PATH.sub(_public_path, URI.sub(_public_uri, text)))
+
+
+def _public_path(found: re.Match[str]) -> str:
+    return found[0] if is_public_name(found[0]) else _last(found[0])
 
 
 def _public_uri(found: re.Match[str]) -> str:
-    scheme = found[1].lower()
+    scheme, rest = found[1].lower(), SIGNED_IN.sub("", re.split("[?#]", found[2])[0])
     if scheme in SERVERS:
         return f"{scheme}://HOST"  # of a server that scored: its address is nobody's business
-    return found[0] if scheme in PUBLIC else _last(found[2])
+    return f"{scheme}://{rest}" if scheme in PUBLIC else _last(rest)
 
 
 def _last(path: str) -> str:
@@ -62,27 +89,12 @@ def public_command(command: str) -> str:
         words = shlex.split(command)
     except ValueError:  # a quote that is not closed: the words are not known
         return ""
-    kept, skips = list[str](), False
+    kept, skips, before = list[str](), False, ""
     for word in words:
         if skips or word in SWITCHES or word.partition("=")[0] in OUTPUTS:
             skips = not skips and word in OUTPUTS
             continue
         flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
-        kept.append(f"{flag}{equals}{public_name(value)}")
+        is_text, before = TEXT in (flag, before), word
+        kept.append(f"{flag}{equals}{shortened(public_words(value), LONGEST) if is_text else public_name(value)}")
     return shlex.join(kept)
-
-
-def command_of_question(manifest: Mapping[str, Any], baseline: str, candidates: Sequence[str]) -> str:
-    """A command that asks the question of a stored run again; '' if the run does not say its question."""
-    question = manifest.get("question")
-    if not isinstance(question, Mapping):
-        return ""
-    words = ["scoremode", "compare", public_name(baseline), *map(public_name, candidates)]
-    for name, value in question.items():
-        for one in value if isinstance(value, list | tuple) else [value]:
-            flag = f"--{str(name).replace('_', '-')}"
-            if one is True:
-                words.append(flag)
-            elif one is not None and one is not False:
-                words += [flag, public_name(str(one))]
-    return shlex.join(words)

@@ -27,7 +27,6 @@ from scoremode.errors import InputError, RunError, readable
 from scoremode.head.budget import FIRST
 from scoremode.reports.comparisons import bits_cell, card_table
 from scoremode.reports.model_card import (
-    asked_again,
     code,
     escaped_markdown,
     fill_card,
@@ -37,15 +36,19 @@ from scoremode.reports.model_card import (
     public_commands,
 )
 from scoremode.reports.numbers import file_size, statistics_for_people
-from scoremode.reports.public_text import public_name, public_words
+from scoremode.reports.public_text import is_public_name, public_name, public_words
 from scoremode.reports.served import served, served_manifest
 from scoremode.reports.table import NOTHING, Cell
-from scoremode.reports.text import method_words, model_notes
+from scoremode.reports.text import method_words, middle_cut, model_notes
 from scoremode.reports.verdicts import verdicts
 from scoremode.version import __version__
 
 DATASET = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 RECORD = 1  # the version of the schema of records
+LONGEST_NAME, LONGEST_TEXT, LARGEST = 300, 2000, 1e300  # characters of names and of sentences, and numbers, in records
+NAMES = ("name", "baseline", "corpus")  # the fields of records that may be too long for a name
+NOT_COMPARED = {"against", "device", "dtype", "instance", "keeps", "threads"}
+"""Settings of a run's identity that records do not repeat, or that two machines may differ in, as in versions."""
 EVAL_METRICS = ("ppl_candidate", "ppl_ratio", "kl_mean", "same_top")
 
 
@@ -186,7 +189,7 @@ def comparison_records(comparisons: Sequence[Comparison]) -> list[dict[str, Any]
             "scoremode": __version__,
             "written": datetime.now(UTC).isoformat(timespec="seconds"),
             "seconds": its.get("seconds"),
-            "command": (public_commands([c]) or asked_again([c]) or [""])[0],
+            "command": (public_commands([c]) or [""])[0],
             "name": public_name(c.name),
             "model_sha256": its.get("model_fingerprint"),
             "verdict": verdict.level,
@@ -195,16 +198,14 @@ def comparison_records(comparisons: Sequence[Comparison]) -> list[dict[str, Any]
             "notes": list(map(public_words, model_notes(c.candidate))),
             "for_people": statistics_for_people(s, [s]),
             **served(c).as_json(),
-            **{name: its.get(name) for name in ("dtype", "device")},
-            "versions": dict(its.get("versions", {})),
+            **_computed(its),
             "statistics": {name: value for name, value in s.items() if name != "name"},
             "kl_missing": public_words(c.manifest.get("kl_missing") or "") or None,
             "noise_floor_perturbed": c.noise_perturbed,
             "baseline": _without_folder(m),
             "baseline_sha256": m.get("model_fingerprint"),
             "baseline_served": served_manifest(m).as_json(),
-            "baseline_dtype": m.get("dtype"),
-            "baseline_versions": dict(m.get("versions", {})),
+            **{f"baseline_{name}": value for name, value in _computed(m).items()},
             "baseline_notes": list(map(public_words, model_notes(c.baseline))),
             "corpus": public_name(str(m["corpus"])),
             "corpus_sha256": m["corpus_sha256"],
@@ -214,11 +215,39 @@ def comparison_records(comparisons: Sequence[Comparison]) -> list[dict[str, Any]
             "vocabulary": m.get("tokenizer"),
             "stderr_groups": m.get("stderr_groups"),
         }
-        found.append(sealed(json.loads(readable(json.dumps(told, ensure_ascii=False, allow_nan=False)))))
+        bounded = {
+            name: _bounded(value, LONGEST_NAME if name in NAMES else LONGEST_TEXT) for name, value in told.items()
+        }
+        found.append(sealed(json.loads(readable(json.dumps(bounded, ensure_ascii=False, allow_nan=False)))))
     return found
+
+
+def _computed(m: Mapping[str, Any]) -> dict[str, Any]:
+    """How an engine computed: its dtype, device, versions, and the settings that may change a score."""
+    chosen = m.get("identity", {}).get("settings", {})
+    versions = dict(m.get("versions", {}))
+    settings = {
+        name: value if isinstance(value, bool | int | float) else public_words(str(value))[:LONGEST_NAME]
+        for name, value in (chosen | {"head": m.get("head")}).items()
+        if name not in NOT_COMPARED and value not in (None, "", *versions.values())
+    }
+    known = {name: m.get(name) or None for name in ("dtype", "device")}
+    return {**known, "settings": settings, "versions": versions}
+
+
+def _bounded(value: Any, longest: int) -> Any:
+    """A value as a record may have it: long texts are cut, and a number that is too large to be shown is None."""
+    if isinstance(value, dict):
+        return {name: _bounded(inner, longest) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_bounded(inner, longest) for inner in value]
+    if isinstance(value, float) and abs(value) > LARGEST:
+        return None
+    return middle_cut(value, longest) if isinstance(value, str) else value
 
 
 def _without_folder(manifest: Mapping[str, Any]) -> str:
     """The name of a model. One without a revision is not from the hub, so what stands before a / is a folder."""
     name = public_name(str(manifest["model"]))
-    return name if manifest.get("model_revision") or "://" in name else name.rpartition("/")[2]
+    is_elsewhere = manifest.get("model_revision") or "://" in name or is_public_name(name)
+    return name if is_elsewhere else name.rpartition("/")[2]

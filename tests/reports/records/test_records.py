@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import os
+import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +18,13 @@ import pytest
 
 import scoremode as sm
 from scoremode.core.disk.manifests import is_sealed, sealed
-from scoremode.reports.records.grouping import grouped
-from scoremode.reports.records.reading import read
+from scoremode.reports.records.grouping import distinct_names, group_notes, grouped
+from scoremode.reports.records.reading import _named, read
+from tests import forked
 from tests.command_line import Command, Refused
 from tests.makers import with_changed_tensors
 
+BASE, CANDIDATE = "table:uniform", "table:successor"
 TIMES = {"written", "seconds", "seal"}
 STORY = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. " * 4
 MLX_KLD = {
@@ -63,51 +71,89 @@ def written(record: dict[str, Any], tmp_path: Path) -> Write:
 
 
 # ── what is left ─────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_records_of_two_machines_are_equal_but_for_their_times(
-    stories: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = []
-    for user, language in (("alice", "C"), ("bob", "tr_TR.UTF-8")):
+def test_records_of_two_machines_are_equal_but_for_their_times(stories: Path, tmp_path: Path) -> None:
+    """Two processes with homes, folders, caches and languages of their own; the models are copies."""
+    started = []
+    for user, language in (("alice", "C"), ("bob smith", "tr_TR.UTF-8")):
         home = tmp_path / user
         model = shutil.copytree(stories, home / "models" / "stories")
         with_changed_tensors(model, home / "models" / "stories-q", lambda _, its: (its * 32).round() / 32)
         (home / "story.txt").write_text(STORY)
-        for name, value in {"HOME": str(home), "USER": user, "LANG": language, "LC_ALL": language}.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setenv("SCOREMODE_CACHE", str(home / "cache"))
-        inside = user == "alice"
-        monkeypatch.chdir(home if inside else tmp_path)
-        at = Path() if inside else home
+        its = {"HOME": str(home), "USER": user, "LANG": language, "LC_ALL": language, "TMPDIR": str(home)}
+        at = Path() if user == "alice" else home
         words = (at / "models/stories", at / "models/stories-q", "--corpus", at / "story.txt", "--context-length", 64)
-        typed = ["compare", *map(str, words), "--out", str(home / "runs"), "--json"]
-        monkeypatch.setattr("sys.argv", ["scoremode", *typed])
-        assert command(*typed).code == 0
+        command = [sys.executable, "-m", "scoremode", "compare", *map(str, words), "--out", str(home / "runs")]
+        environment = {**os.environ, **its, "SCOREMODE_CACHE": str(home / "cache")}
+        where = home if user == "alice" else tmp_path
+        started.append((home, forked.Popen(command, env=environment, cwd=where, stdout=subprocess.DEVNULL)))
+    texts = []
+    for home, process in started:
+        assert process.wait(timeout=300) == 0
         text = (home / "runs" / "stories-q" / "record.json").read_text()
-        assert [word for word in (user, str(tmp_path), "/", "models") if word in json.loads(text)["command"]] == []
-        assert user not in text
-        assert str(tmp_path) not in text
+        assert [word for word in (home.name, home.name[:5], str(tmp_path), "models") if word in text] == []
         assert len(text) < 20_000
-        found.append(json.loads(text))
-    a, b = ({name: value for name, value in one.items() if name not in TIMES} for one in found)
-    assert a == b
-    assert a["statistics"]["kl_mean"] > 0
-    assert all(map(is_sealed, found))
+        assert is_sealed(json.loads(text))
+        texts.append(re.sub(rf'"({"|".join(sorted(TIMES))})": .*', r'"\1"', text))
+    assert texts[0] == texts[1]
+    found = json.loads(text)
+    assert found["statistics"]["kl_mean"] > 0
+    assert found["command"] == "scoremode compare stories stories-q --context-length 64 --corpus story.txt"
+    assert found["baseline_settings"] == {"head": "exact-fp32"}
+
+
+def test_every_comparison_leaves_its_record(tmp_path: Path, command: Command) -> None:
+    runs = tmp_path / "runs"
+    compared = sm.compare(BASE, CANDIDATE, text="abcabd" * 9, out=runs, records=tmp_path / "copies", max_windows=0)
+    beside = (runs / CANDIDATE / "record.json").read_text()
+    assert (tmp_path / "copies" / "table_successor.json").read_text() == beside
+    asked = f"scoremode compare {BASE} {CANDIDATE} --text {'abcabd' * 9} --max-windows 0"
+    assert json.loads(beside)["command"] == compared[0].manifest["command"] == asked
+    with sm.open(BASE) as base, sm.open(CANDIDATE) as candidate:
+        candidate.compare(base, text="abcabd", out=tmp_path / "asked")
+    assert (tmp_path / "asked" / CANDIDATE / "record.json").exists()
+    (runs / CANDIDATE / "record.json").write_text("mine")
+    told = command("compare", BASE, CANDIDATE, "--text", "abcabd" * 9, "--max-windows", 0, "--out", runs)
+    assert "is not a record of scoremode" in told.err
+    assert (runs / CANDIDATE / "record.json").read_text() == "mine"
+    assert "KL" in told.out
+
+
+def test_a_record_is_there_before_anything_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from scoremode.cli.main import main
+
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr("sys.stdout", Closed())
+    with contextlib.suppress(BrokenPipeError, SystemExit):
+        main(["compare", BASE, CANDIDATE, "--text", "abcabd", "--out", str(tmp_path / "runs")])
+    assert (tmp_path / "runs" / CANDIDATE / "record.json").exists()
+
+
+def test_what_compare_writes_report_reads(tmp_path: Path, command: Command) -> None:
+    text = "abc /home/me/x " * 160
+    assert command("compare", BASE, CANDIDATE, "--text", text, "--records", tmp_path).code == 0
+    (group,) = command("report", tmp_path, "--json").json["groups"]
+    assert len(group["records"]) == 1
+    written = next(tmp_path.iterdir()).read_text()
+    assert "…" in json.loads(written)["command"]
+    assert "/home" not in written
 
 
 def test_finished_runs_have_the_same_record(command: Command, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    words = ("compare", "table:uniform", "table:successor", "--text", "abcabd" * 9, "--out", runs)
-    assert command(*words).code == 0
-    made = command("compare", runs / "baseline", runs / "table:successor", "--records", tmp_path / "left", "--json")
+    assert command("compare", BASE, CANDIDATE, "--text", "abcabd" * 9, "--out", runs).code == 0
+    made = command("compare", runs / "baseline", runs / CANDIDATE, "--records", tmp_path / "left", "--json")
     assert made.code == 0, made.err
     assert command("card", runs, "--dialect", "json", "--out", tmp_path / "card").code == 0
     first, *others = (
         json.loads(path.read_text())
-        for path in (runs / "table:successor" / "record.json", *tmp_path.glob("left/*"), *tmp_path.glob("card/*"))
+        for path in (runs / CANDIDATE / "record.json", *tmp_path.glob("left/*"), *tmp_path.glob("card/*"))
     )
     assert len(others) == 2
     for other in others:
-        assert {name for name in first if first[name] != other[name]} <= {*TIMES, "name", "command"}
+        assert {name for name in first if first[name] != other[name]} <= {"written", "seal"}
 
 
 def test_a_file_that_is_no_record_is_not_replaced(refused: Refused, tmp_path: Path) -> None:
@@ -127,14 +173,33 @@ def test_groups_are_made_by_proof(written: Write, record: dict[str, Any]) -> Non
         written("plan", plan_digest="ef" * 32),
         written("other", baseline_sha256="another", name="q4"),
         written("dtype", baseline_dtype="float16"),
+        written("flash", baseline_settings={"flash_attn": "on", "n_ubatch": 16}),
+        written("cache", baseline_served={**record["baseline_served"], "kv_cache": "k q4_0 v f16"}),
         written("words", vocabulary="another"),
+        written("device", baseline_device="cuda:0"),
     ]
     found = grouped(read(list(map(str, names))))
-    assert [[one.name for one in group.records] for group in found.groups[:1]] == [["q8", "q4"]]
+    assert [[one.name for one in group.records] for group in found.groups[:1]] == [["q8", "q4", CANDIDATE]]
+    assert "device cpu, cuda:0" in group_notes(found.groups[0])[1].text
     assert [group.apart.partition(": ")[2] for group in found.groups] == [
-        *("", "another text", "another plan", "another baseline", "another baseline's engine and dtype"),
+        *("", "another text", "another plan", "another baseline"),
+        "another baseline's dtype (float16, not float64)",
+        "another baseline's head (none, not closed-form), another baseline's flash_attn (on, not none), "
+        "another baseline's n_ubatch (16, not none)",
+        "another baseline's K/V cache (k q4_0 v f16, not none)",
         "another vocabulary",
     ]
+
+
+def test_copies_are_counted_once_and_equal_names_have_their_files(written: Write, tmp_path: Path) -> None:
+    first, other = written("first"), written("other", command="another")
+    copy = shutil.copy(first, tmp_path / "copy.JSON")
+    found = grouped(read(list(map(str, (first, other, copy)))))
+    assert [one.file for one in found.copies] == [str(copy)]
+    assert distinct_names(found.groups[0].records) == [f"table:successor ({file})" for file in (first, other)]
+    page = Path(sm.report(tmp_path / "page.html", tmp_path)).read_text()
+    assert "2 records" in page
+    assert "counted once" in page
 
 
 def test_a_record_that_was_changed_is_shown_as_such(written: Write, command: Command, tmp_path: Path) -> None:
@@ -164,6 +229,19 @@ def test_records_of_mlx_kld_are_marked_as_theirs(written: Write, command: Comman
     assert command("report", theirs).code == 2
 
 
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("Qwen/X", ("Qwen/X", "")),
+        ("mlx-community/X/", ("mlx-community/X", "")),
+        ("/home/me/models/X/", ("X", "")),
+        ("/cache/models--Qwen--X/snapshots/0abc", ("Qwen/X", "0abc")),
+    ],
+)
+def test_a_baseline_of_mlx_kld_has_its_organization(path: str, name: tuple[str, str]) -> None:
+    assert _named(path) == name
+
+
 # ── records from anybody ─────────────────────────────────────────────────────────────────────────────────────────────
 HOSTILE = '"><script>alert(1)</script>\x1b[2J\u202e'
 
@@ -179,10 +257,16 @@ def test_what_a_record_says_is_escaped(written: Write, command: Command, tmp_pat
     assert 'href="javascript%3Aalert%281%29.json"' in page
 
 
-@pytest.mark.parametrize("value", [1e300, -1e300, 5e-324, 0.0, None, True])
-def test_extreme_numbers_are_drawn_or_said(value: Any, written: Write, tmp_path: Path, record: dict[str, Any]) -> None:
-    numbers = dict.fromkeys(record["statistics"], value)
+@pytest.mark.parametrize("value", [1e300, 5e-324, 1e-300, 0.0, None])
+@pytest.mark.parametrize("error", [1e300, 5e-324, None])
+def test_extreme_numbers_are_drawn_or_said(
+    value: float | None, error: float | None, written: Write, tmp_path: Path, command: Command
+) -> None:
+    numbers = {
+        f"{name}{end}": its for name in ("kl_mean", "ppl_ratio") for end, its in (("", value), ("_stderr", error))
+    }
     files = [written("a", statistics=numbers, bits_per_weight=1024.0), written("b", bits_per_weight=0.001)]
+    assert command("report", *files).code == 0
     page = Path(sm.report(tmp_path / "page.html", *files)).read_text()
     assert "nan" not in page.partition("<main>")[2].partition("<footer>")[0].lower().replace("instance", "")
 
@@ -197,7 +281,12 @@ def test_extreme_numbers_are_drawn_or_said(value: Any, written: Write, tmp_path:
         ({"name": "n" * 1000}, "no usable name"),
         ({"statistics": {"kl_mean": "low"}}, "no usable statistics"),
         ({"statistics": []}, "no usable statistics"),
-        ({"statistics": {"kl_mean": 1e308}}, "no usable statistics"),
+        *(
+            ({"statistics": {name: value}}, "no usable statistics")
+            for name, value in (("kl_mean", 1e308), ("kl_mean", -1.0), ("same_top", 7.0), ("targets", -5))
+        ),
+        ({"statistics": {"kl_mean_stderr": -1.0}}, "no usable statistics"),
+        ({"baseline_settings": {"n_ubatch": [16]}}, "no usable baseline_settings"),
         ({"bits_per_weight": -1}, "no usable bits_per_weight"),
         ({"weight_bytes": 1 << 80}, "no usable weight_bytes"),
         ({"corpus_sha256": "x"}, "no usable corpus_sha256"),
@@ -232,7 +321,8 @@ def test_a_file_that_is_no_record_is_refused(text: str, says: str, refused: Refu
 
 
 def test_records_and_runs_do_not_share_a_page(refused: Refused, written: Write, tmp_path: Path) -> None:
-    assert "two reports" in refused("report", tmp_path, written("a"))
+    (tmp_path / "run").mkdir()
+    assert "two reports" in refused("report", tmp_path / "run", written("a"))
     assert "not a file" in refused("report", tmp_path / "missing.json")
 
 
@@ -240,4 +330,7 @@ def test_links_lead_from_the_page_to_the_records(written: Write, tmp_path: Path,
     path = written("a b#1")
     (tmp_path / "site").mkdir()
     assert command("report", path, "--output", tmp_path / "site" / "page.html").code == 0
-    assert 'href="../a%20b%231.json"' in (tmp_path / "site" / "page.html").read_text()
+    page = (tmp_path / "site" / "page.html").read_text()
+    assert 'href="../a%20b%231.json"' in page
+    assert "paint-order: stroke" in page, "names stay legible on the front"
+    assert "or records" in command("report", "--help").out

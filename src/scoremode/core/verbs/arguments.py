@@ -6,19 +6,24 @@
 from __future__ import annotations
 
 import inspect
+import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
+from os import PathLike, fspath
 from typing import Any, TypedDict, TypeVar
 
+from scoremode.core.disk.manifests import command_without_secrets
 from scoremode.core.engine.options import Pairs
 from scoremode.core.engine.registry import all_options
 from scoremode.core.plan.path import DecodePath, read_path
 from scoremode.core.plan.recipes import find_method
 from scoremode.core.text.corpus import DEFAULT, Corpus, CorpusSource, Spec, TextArguments, check_names, text_arguments
 from scoremode.core.text.slices import read_rules
-from scoremode.core.verbs.replicas import SpreadArguments, spread_names
+from scoremode.core.verbs.replicas import SPREAD, SpreadArguments, spread_names
 from scoremode.errors import UnknownArgumentError, did_you_mean
 
 KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
+TYPED_OF_BASELINE = ("baseline_engine", "baseline_dtype")  # arguments of the baseline alone that have flags
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -141,6 +146,39 @@ def check_question(given: Mapping[str, Any], *, needs_text: bool = False) -> dic
     if (needs_text or has_text) and not isinstance(corpus, Corpus | CorpusSource):
         check_names(corpus, **text_arguments(asked))
     return asked
+
+
+def command_for(verb: str, names: Sequence[object], arguments: Mapping[str, Any]) -> str:
+    """The command line that asks the same, without secrets; '' if a model or a text has no name that can be typed.
+
+    Replicas are left out: they change no number.
+
+    >>> command_for("compare", ["table:uniform", "q4.gguf"], {"text": "a b", "n_ubatch": 16, "max_windows": None})
+    "scoremode compare table:uniform q4.gguf --text 'a b' --n-ubatch 16"
+    """
+    words, options = list[Any](["scoremode", verb, *names]), all_options()
+    for name, given in arguments.items():
+        known = options[name][1] if name in options else None
+        is_default = given is None or given is False or given == []
+        if is_default or name in SPREAD or (known and known.details.instead_of_flag):
+            continue
+        if name.startswith("baseline_") and name not in TYPED_OF_BASELINE:
+            return ""
+        flag = known.flag if known else f"--{name.replace('_', '-')}"
+        if known and known.kind == "Pairs":
+            pairs = given.items() if isinstance(given, Mapping) else given
+            words += [word for key, value in pairs for word in (flag, f"{key}={json.dumps(value)}")]
+        elif given is True:
+            words.append(flag)
+        elif isinstance(given, list | tuple) and name != "corpus":
+            each = given if name == "slice" else [",".join(map(str, given))]
+            words += [word for one in each for word in (flag, one)]
+        else:  # several texts as one corpus cannot be typed
+            value = given[0] if isinstance(given, list | tuple) and len(given) == 1 else given
+            words += [flag, str(value) if isinstance(value, int | float) else value]
+    if not all(isinstance(word, str | PathLike) for word in words):
+        return ""
+    return shlex.join(command_without_secrets([fspath(word) for word in words]))
 
 
 def split_arguments(arguments: Mapping[str, Any], *, needs_text: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -172,6 +172,8 @@ def compare_with(beside: AbstractContextManager[OpenBaseline], candidate: LazyMo
         if run_q is None:
             run_q = _score(against, candidate, claim)
         run_p, run_q = against.finished(run_q), outliving(candidate, run_q, out)
+    if folders.command:  # a run that was there may have been made by another
+        run_q = replace(run_q, manifest={**run_q.manifest, "command": folders.command})
     return as_comparison(name_of(candidate), run_p, run_q, run_q.divergences, against.missing)
 
 
@@ -184,7 +186,7 @@ def _score(against: OpenBaseline, candidate: LazyModel, claim: runs.Claim) -> Ru
             against.keep()
             run.keep(index, answers)
         manifest = run.manifest()
-        return run.save(manifest | against.facts(run, candidate))
+        return run.save(manifest | against.facts(run, candidate) | {"command": against.folders.command or None})
 
 
 def require_none(given: Mapping[str, Any], reason: str) -> None:

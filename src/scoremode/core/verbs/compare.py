@@ -18,13 +18,14 @@ from scoremode.core import extensions
 from scoremode.core.arguments import path_text
 from scoremode.core.disk.uri import is_uri, located
 from scoremode.core.engine.registry import require_path
-from scoremode.core.statistics.comparison import Comparison, Comparisons, needs_whole_divergence
+from scoremode.core.statistics.comparison import BY_NAME, Comparison, Comparisons, needs_whole_divergence
 from scoremode.core.store.run import Run
 from scoremode.core.text.corpus import kind_of
 from scoremode.core.verbs.arguments import (
     AllArguments,
     EngineOptionArguments,
     check_question,
+    command_for,
     spelled_out,
     split_arguments,
 )
@@ -45,6 +46,7 @@ from scoremode.core.verbs.compared_models import (
     is_stored,
     short,
 )
+from scoremode.core.verbs.comparison_outputs import OutputArguments, leave, split_outputs
 from scoremode.core.verbs.finished_runs import of_runs
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, ModelRequest, is_loaded, open_models
 from scoremode.core.verbs.progress import Progress, announce
@@ -63,7 +65,11 @@ from scoremode.errors import (
 )
 
 
-@spelled_out(AllArguments)
+class CompareArguments(AllArguments, OutputArguments, total=False):
+    """Arguments of a question, of a model, and files that wings write."""
+
+
+@spelled_out(CompareArguments)
 @shows_progress
 def compare(
     baseline: GivenModel,
@@ -77,7 +83,7 @@ def compare(
     keep: bool = False,
     columns: Sequence[str] = (),
     progress: Progress | None = None,
-    **arguments: Unpack[AllArguments],
+    **arguments: Unpack[CompareArguments],
 ) -> Comparisons:
     """Compares candidates (models or runs) with a baseline: a model, a reference, a ``.kld`` file or a finished run.
 
@@ -92,6 +98,8 @@ def compare(
     baseline runs beside a single candidate if both engines allow that; else its states are kept first. One that has
     logits only, such as a GGUF file, runs beside each candidate.
 
+    Every candidate leaves ``record.json`` in its run's folder below ``out``; ``records`` is a folder for copies.
+
     Without ``divergence="all"``, engines with a choice measure KL alone. ``columns`` names statistics that will be
     asked for: if one needs more, or the text is rollouts, everything is measured.
 
@@ -101,19 +109,44 @@ def compare(
     >>> compare("table:uniform", "table:uniform", text="any text")[0].kl.max()
     np.float64(0.0)
     """
-    folders = Folders(located(out) if out is not None else None, fresh, progress)
-    question, options = split_arguments(arguments)
+    outputs, rest = split_outputs(arguments)
+    question, options = split_arguments(rest)
+    request = CompareRequest(engine, options, baseline_engine, baseline_options, tokenizer)
+    more = [name for name in columns if name in BY_NAME and needs_whole_divergence([name])]
+    of_model = {"engine": engine, "tokenizer": tokenizer, **options, **request.of_baseline, "columns": more}
+    command = command_for("compare", (baseline, *candidates), {**question, **of_model})
+    folders = Folders(located(out) if out is not None else None, fresh, progress, command)
+    try:
+        found = _compare(baseline, candidates, question, request, folders, columns=columns, keep=keep)
+    except CandidatesError as error:
+        leave(outputs, list(error.found.values()), folders.out)
+        raise
+    leave(outputs, found, folders.out)
+    return found
+
+
+def _compare(
+    baseline: GivenModel,
+    candidates: Sequence[GivenModel],
+    question: dict[str, Any],
+    request: CompareRequest,
+    folders: Folders,
+    *,
+    columns: Sequence[str],
+    keep: bool,
+) -> Comparisons:
+    """Compares by what was given: names, or models that are loaded already."""
+    engine, options, tokenizer = request.engine, request.options, request.tokenizer
     kind = kind_of(question.get("corpus"))
     whole = needs_whole_divergence(columns) or (kind is not None and kind.whole_divergence)
     if any(map(is_loaded, (baseline, *candidates))):
-        its = baseline, baseline_engine or engine, {**options, **(baseline_options or {})}
+        its = baseline, request.baseline_engine or engine, {**options, **(request.baseline_options or {})}
         chosen = {"divergence": "all", **options} if whole else options
         sides = [its, *((candidate, engine, chosen) for candidate in candidates)]
         return _compare_loaded(baseline, sides, tokenizer, question, folders)
     baseline = path_text("baseline", baseline)
     if (texts := kind_of(baseline)) is not None:
         raise InputError(f"{baseline} is a text, not a model", fix=texts.as_baseline or "give it with --corpus")
-    request = CompareRequest(engine, options, baseline_engine, baseline_options, tokenizer)
     model, found = _settings(baseline, expand_candidates(candidates), request, folders)
     typed = {str(name) for name in (baseline, *candidates)}
     if not keep:

@@ -31,7 +31,8 @@ from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.replicas import Spread, read_spread
 from scoremode.errors import InputError
 
-KEPT = ("bits_per_weight", "model_format", "sizes", "engine", "rerun", "promise")  # of a manifest, in a Comparison
+KEPT = ("bits_per_weight", "model_format", "sizes", "engine", "rerun", "promise", "command")
+"""Fields of a manifest that a Comparison has too."""
 NOISE = ("noise_kl", "noise_perturbed")  # of a manifest
 OF_THE_PLAN = (  # fields of a manifest that say what was scored
     *("plan_digest", "targets", "windows", "tokens", "coverage", "method_settings", "notes", "stderr_groups"),
@@ -142,6 +143,7 @@ class Folders:
     out: Path | RemotePath | None
     fresh: bool
     progress: Progress | None
+    command: str = ""  # that asks for the same comparison; '' if there is none
 
     def folder(self, name: str) -> Path | RemotePath | None:
         """The folder for the run of that name. Of a name that is a path, the last part is used."""

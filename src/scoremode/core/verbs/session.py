@@ -27,6 +27,7 @@ from scoremode.core.verbs.arguments import (
 )
 from scoremode.core.verbs.compare import compare_model
 from scoremode.core.verbs.compared_models import Folders
+from scoremode.core.verbs.comparison_outputs import OutputArguments, leave, split_outputs
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, tokenizer_name, wrapped
 from scoremode.core.verbs.outputs import worked_on_here
 from scoremode.core.verbs.ppl import ppl_of
@@ -38,6 +39,10 @@ from scoremode.core.verbs.reference import FileArguments, ReferenceArguments, re
 from scoremode.core.verbs.scoring import Continuation, likelihoods
 from scoremode.errors import InputError, OptionError
 from scoremode.values import Floats, Ids
+
+
+class CompareQuestion(QuestionArguments, OutputArguments, total=False):
+    """Arguments of a question, and files that wings write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +170,7 @@ class Model:
         with self._asking():
             return reference_of(self._model, asked, out, files=files, tokenizer=own, fresh=fresh, progress=progress)
 
-    @spelled_out(QuestionArguments)
+    @spelled_out(QuestionArguments, OutputArguments)
     @shows_progress
     def compare(
         self,
@@ -174,20 +179,23 @@ class Model:
         out: str | Path | None = None,
         fresh: bool = False,
         progress: Progress | None = None,
-        **question: Unpack[QuestionArguments],
+        **question: Unpack[CompareQuestion],
     ) -> Comparison:
         """Compares this model with a baseline: a reference (its folder or run), a ``.kld`` file, or another open model.
 
         A reference and a file bring their own question. See :func:`scoremode.compare`.
         """
-        asked = check_question(question, needs_text=isinstance(baseline, Model))
+        outputs, rest = split_outputs(question)
+        asked = check_question(rest, needs_text=isinstance(baseline, Model))
         folders = Folders(located(out) if out is not None else None, fresh, progress)
         with ExitStack() as asking:
             asking.enter_context(self._asking())
             if isinstance(baseline, Model):
                 asking.enter_context(baseline._asking())
             first = baseline._model if isinstance(baseline, Model) else baseline
-            return compare_model(first, self._model, asked, folders)
+            found = compare_model(first, self._model, asked, folders)
+        leave(outputs, [found], folders.out)
+        return found
 
     if TYPE_CHECKING:
         noise: Callable[..., Any]  # of studies/paths

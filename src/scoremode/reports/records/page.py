@@ -14,7 +14,7 @@ from scoremode.core.disk.uri import is_uri
 from scoremode.core.statistics.comparison import BY_NAME
 from scoremode.reports.html.size_chart import SCREENS, Charted, chart_of
 from scoremode.reports.html.templating import fill_page
-from scoremode.reports.records.grouping import CHANGED, Group, group_notes, group_table, grouped
+from scoremode.reports.records.grouping import CHANGED, COPIES, Group, distinct_names, group_notes, group_table, grouped
 from scoremode.reports.records.reading import Record
 from scoremode.reports.served import in_groups
 from scoremode.reports.text import counted
@@ -29,19 +29,20 @@ def render(records: Sequence[Record], page: str) -> str:
     sections = {f"group-{i}": f"Group {i}" for i in range(1, min(len(found.groups), MOST_IN_BAR) + 1)}
     return fill_page(
         "records.html",
-        title=f"{counted(len(records), 'records')} of comparisons",
+        title=f"{counted(len(records) - len(found.copies), 'records')} of comparisons",
         sections={**sections, **({"changed": "Changed"} if found.changed else {})},
         groups=[_shown(group, folder) for group in found.groups],
         changed=[(one, _link(one, folder)) for one in found.changed],
         why=CHANGED,
+        copies=f"{', '.join(one.file for one in found.copies)}: {COPIES}." if found.copies else "",
         screens=SCREENS,
     )
 
 
 def _shown(group: Group, folder: str) -> dict[str, object]:
     links, facts = [_link(one, folder) for one in group.records], [one.served for one in group.records]
-    each = zip(group.records, links, strict=True)
-    charted = [Charted(one.name, one.statistics, one.served, one.why_no_kl, link) for one, link in each]
+    each = zip(distinct_names(group.records), group.records, links, strict=True)
+    charted = [Charted(name, one.statistics, one.served, one.why_no_kl, link) for name, one, link in each]
     chart, missing = chart_of(BY_NAME["kl_mean"], charted)
     made_by, *others = group_notes(group)
     return {

@@ -6,7 +6,9 @@ fingerprints of weights.
 
 from __future__ import annotations
 
+import json
 import ntpath
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,21 +17,29 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from scoremode.core.disk.manifests import Count, NotNegative, Sha256, is_sealed, unusable_field
+from scoremode.core.disk.manifests import SEAL, Count, Sha256, is_sealed, unusable_field
+from scoremode.core.statistics.comparison import BY_FIELD
 from scoremode.core.strict_json import read_object
 from scoremode.errors import InputError, harmless
-from scoremode.reports.publish import RECORD
+from scoremode.reports.public_text import HUB_NAME
+from scoremode.reports.publish import LONGEST_NAME, LONGEST_TEXT, RECORD
 from scoremode.reports.served import ServedModel, served_manifest
 from scoremode.reports.text import method_words
 
 LARGEST = 1 << 20  # bytes of a record; ours have less than 20,000
-OWN, SERVED = "scoremode", "baseline's engine and dtype"
+OWN = "scoremode"
+OF_BASELINE = "baseline's "
 FIX = "give records as scoremode compare --records DIR writes them"
 
-Words = Annotated[str, Meta(max_length=2000)]
-Name = Annotated[str, Meta(min_length=1, max_length=300)]
-Number = Annotated[float, Meta(ge=-1e300, le=1e300)] | bool | None
+Words = Annotated[str, Meta(max_length=LONGEST_TEXT)]
+Name = Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)]
+Number = Annotated[float, Meta(ge=-1e300, le=1e300)]
+Positive = Annotated[float, Meta(ge=0, le=1e300)]
+Divergent = Annotated[float, Meta(ge=-0.01, le=1e300)]  # below 0 by the rounding of a .kld file's records
+Share = Annotated[float, Meta(ge=0, le=1)]
 Bits = Annotated[float, Meta(ge=0.001, le=1024)]
+SIGNED = ("log_", "delta_", "answer_", "ppl_difference")  # how the names of statistics begin that may be negative
+SNAPSHOT = re.compile(r"models--([^/\\]+)[/\\]snapshots[/\\]([^/\\]+)$")  # in the cache of the hub's client
 TINY = 1e-300  # what is smaller is shown as 0
 
 
@@ -38,6 +48,21 @@ class Served(msgspec.Struct):
 
     engine: Name | None
     format: Name | None = None
+    kv_cache: Name | None = None
+
+
+def _type_of(field: str) -> Any:
+    """What a field of the statistics can be."""
+    if field == "targets":
+        return Count
+    if field.endswith("_stderr"):
+        return Positive
+    if BY_FIELD[field].range == "share":
+        return Share
+    return Number if field.startswith(SIGNED) else Divergent if field.startswith("kl_") else Positive
+
+
+Statistics: Any = msgspec.defstruct("Statistics", [(field, _type_of(field) | None, None) for field in BY_FIELD])
 
 
 class OwnForm(msgspec.Struct):
@@ -51,6 +76,8 @@ class OwnForm(msgspec.Struct):
     baseline_sha256: Name
     baseline_served: Served
     baseline_dtype: Name | None
+    baseline_device: Name | None
+    baseline_settings: dict[Name, bool | int | float | Name]
     baseline_versions: dict[Name, Name]
     corpus: Words
     corpus_sha256: Sha256
@@ -63,6 +90,7 @@ class OwnForm(msgspec.Struct):
     format: Name | None
     dtype: Name | None
     device: Name | None
+    settings: dict[Name, bool | int | float | Name]
     versions: dict[Name, Name]
     bits_per_weight: Bits | None
     weight_bytes: Count | None
@@ -71,7 +99,7 @@ class OwnForm(msgspec.Struct):
     sentence: Words
     kl_missing: Words | None
     notes: list[Words]
-    statistics: dict[Name, Number]
+    statistics: Statistics
     for_people: dict[Name, Name]
 
 
@@ -79,6 +107,7 @@ class Teacher(msgspec.Struct):
     path: Name
     precision: Name
     tokenizer_hash: Name
+    revision: Name | None = None
 
 
 class Student(msgspec.Struct):
@@ -99,13 +128,13 @@ class Calibration(msgspec.Struct):
 
 
 class Divergence(msgspec.Struct):
-    mean: Number
-    se: NotNegative | None = None
-    floor_mean: NotNegative | None = None
+    mean: Divergent | None
+    se: Positive | None = None
+    floor_mean: Positive | None = None
 
 
 class Agreement(msgspec.Struct):
-    top1: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top1: Share | None = None
 
 
 class MlxKldForm(msgspec.Struct):
@@ -130,6 +159,8 @@ class Record:
     text: str
     method: str
     by: str  # the tool that measured, and its version
+    baseline_by: str  # the engine and the dtype of the baseline
+    seal: str  # equal for copies of one record
     must_agree: Mapping[str, str]  # what must be equal for two records to be comparable, by what it is
     served: ServedModel
     statistics: Mapping[str, Any]
@@ -137,7 +168,7 @@ class Record:
     changed: bool = False  # after it was written
     why_no_kl: str = "no KL"
     limits: str = ""  # what its tool cannot see
-    baseline_versions: tuple[tuple[str, str], ...] = ()
+    baseline_versions: tuple[tuple[str, str], ...] = ()  # and its device
 
 
 def read(files: Sequence[str]) -> list[Record]:
@@ -159,6 +190,12 @@ def _read(file: str) -> Record:
     raise InputError(f"{file} is not a record", fix=FIX)
 
 
+def require_form(text: str) -> None:
+    """What is written must be what is read."""
+    wrong = unusable_field(json.loads(text), OwnForm)
+    assert wrong is None, f"an invalid record: no usable {wrong}"
+
+
 def _require(file: str, found: Mapping[str, Any], version: object, known: int, form: type[msgspec.Struct]) -> Any:
     """The record as a value of its form."""
     if type(version) is not int or version != known:
@@ -172,7 +209,8 @@ def _require(file: str, found: Mapping[str, Any], version: object, known: int, f
 
 def _own(file: str, found: dict[str, Any]) -> Record:
     its: OwnForm = _require(file, found, found["record"], RECORD, OwnForm)
-    served_by = " ".join(filter(None, (its.baseline_served.engine, its.baseline_dtype)))
+    by = its.baseline_served.engine, its.baseline_dtype
+    how = {"engine": by[0], "dtype": by[1], "K/V cache": its.baseline_served.kv_cache, **its.baseline_settings}
     return Record(
         file,
         its.name,
@@ -180,13 +218,15 @@ def _own(file: str, found: dict[str, Any]) -> Record:
         its.corpus,
         method_words({"method": its.method, "method_settings": its.method_settings}, brief=True),
         f"scoremode {its.scoremode}",
+        " ".join(filter(None, by)),
+        str(found[SEAL]) if SEAL in found else file,
         {
             "tool": OWN,
             "text": its.corpus_sha256,
             "plan": its.plan_digest,
             "baseline": its.baseline_sha256,
             "vocabulary": its.vocabulary,
-            SERVED: served_by,
+            **{f"{OF_BASELINE}{name}": str(value) for name, value in how.items() if value is not None},
         },
         served_manifest({**found, "model_format": found["format"]}),
         {name: 0.0 if value and abs(value) < TINY else value for name, value in found["statistics"].items()},
@@ -196,13 +236,14 @@ def _own(file: str, found: dict[str, Any]) -> Record:
             "model sha256": its.model_sha256 or "",
             "dtype": its.dtype or "",
             "device": its.device or "",
+            "settings": ", ".join(f"{name} {value}" for name, value in its.settings.items()),
             "versions": ", ".join(f"{name} {version}" for name, version in its.versions.items()),
             "notes": "; ".join(its.notes),
             "written": its.written,
         },
         changed=not is_sealed(found),
         why_no_kl=its.kl_missing or "no KL",
-        baseline_versions=tuple(sorted(its.baseline_versions.items())),
+        baseline_versions=tuple(sorted({**its.baseline_versions, "device": its.baseline_device or "unknown"}.items())),
     )
 
 
@@ -211,22 +252,25 @@ def _of_mlx_kld(file: str, found: dict[str, Any]) -> Record:
     its: MlxKldForm = _require(file, found, found["schema_version"], 1, MlxKldForm)
     c, kld = its.calibration, its.kld
     floor = "not said" if kld.floor_mean is None else f"{kld.floor_mean:.2g} nats"
-    teacher, window = ntpath.basename(its.teacher.path), c.score_window or "not said"
+    (teacher, commit), window = _named(its.teacher.path), c.score_window or "not said"
     recipe = f"{c.num_samples} sequences of {c.max_seq_len} tokens, seed {c.seed}, window {window}, top {c.top_k}"
     return Record(
         file,
-        ntpath.basename(its.student.path),
+        _named(its.student.path)[0],
         teacher,
         c.corpus,
         f"{c.num_samples:,} sequences of {c.max_seq_len:,} tokens",
         its.scorer_version,
+        f"mlx {its.teacher.precision}",
+        json.dumps(found, sort_keys=True),
         {
             "tool": "mlx-kld",
             "text": c.corpus_tokens_hash or f"{c.corpus}, no hash",
             "plan": recipe,
             "baseline": teacher,
             "vocabulary": its.teacher.tokenizer_hash,
-            SERVED: f"mlx {its.teacher.precision}",
+            f"{OF_BASELINE}revision": its.teacher.revision or commit,
+            f"{OF_BASELINE}dtype": its.teacher.precision,
         },
         served_manifest(
             {
@@ -245,3 +289,15 @@ def _of_mlx_kld(file: str, found: dict[str, Any]) -> Record:
         limits=f"measured by mlx-kld: KL over the {c.top_k:,} likeliest ids of the baseline and an even rest, whose "
         f"floor ({floor}) hides smaller differences; baselines are equal by name, not by proof, and nothing is sealed",
     )
+
+
+def _named(path: str) -> tuple[str, str]:
+    """The name of a model of mlx-kld, and the commit if its path says it; of a name on the hub, with its organization.
+
+    >>> _named("/x/models--org--name/snapshots/abc/"), _named("org/name"), _named("/models/name/")
+    (('org/name', 'abc'), ('org/name', ''), ('name', ''))
+    """
+    path = path.rstrip("/\\") or path
+    if found := SNAPSHOT.search(path):
+        return "/".join(found[1].split("--", 1)), found[2]
+    return (path if HUB_NAME.fullmatch(path) else ntpath.basename(path)), ""
