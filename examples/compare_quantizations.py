@@ -51,7 +51,7 @@ def main() -> int:
         shown = "unknown" if kl is None else f"{kl:.4f}"
         bound = "" if high is None else f" (95 %: at most {high:.4f})"
         print(f"{one.name:40} {f'{size / 1e9:8.3f} GB' if size else 'size unknown'}   KL {shown}{bound}")
-        if size and kl is not None and (kl if high is None else high) <= given.kl:
+        if kl is not None and (kl if high is None else high) <= given.kl:
             good.append(one.name)
     print(f"the smallest with KL up to {given.kl}: {good[0] if good else 'none'}")
     if found:

@@ -60,7 +60,7 @@ def is_usable(value: Any) -> bool:
         return all(map(is_usable, value))
     if isinstance(value, str):
         return not _HALF_PAIR.search(value)
-    return math.isfinite(value) if isinstance(value, float) else value is None or -(1 << 63) <= value < 1 << 63
+    return math.isfinite(value) if isinstance(value, float) else value is None or -(1 << 63) <= value < 1 << 64
 
 
 def _deeper_than(levels: int, value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -55,7 +56,12 @@ def workers_left(family: list[psutil.Process]) -> list[str]:
 
 
 def left_of(family: list[psutil.Process]) -> list[str]:
-    return [p.name() for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    left = []
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may end between two questions
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                left.append(process.name())
+    return left
 
 
 @pytest.fixture
