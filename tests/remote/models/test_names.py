@@ -15,7 +15,7 @@ from scoremode.core.verbs.progress import ProgressState
 from scoremode.errors import ModelError
 from scoremode.remote.models import fetching
 from scoremode.remote.models import hub as hub_names
-from tests.hub import Hub, Repo, silent_server
+from tests.hub import Hub, Repo, add_commit, silent_server
 from tests.remote.models.names import NAMES, answer, furnish, is_expected
 
 SIZE = 3 * fetching.CHUNK
@@ -94,6 +94,45 @@ def test_a_part_of_another_file_is_refused_by_its_hash_and_removed(here: Path) -
     part = here / "hub/models--org--large/blobs" / f"{digest}.incomplete"
     part.parent.mkdir(parents=True)
     part.write_bytes(b"else")
+    with pytest.raises(ModelError, match="does not have the hash that the hub states; run it again"):
+        hub_names.HUB_NAMES.find("org/large:Q8_0")
+    assert hub_names.HUB_NAMES.find("org/large:Q8_0").stat().st_size == SIZE
+
+
+def test_what_was_in_the_cache_before_stays(hub: Hub, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    repo, before, now = hub.repos["models/org/large"], hub_names.HubNames(), hub_names.HubNames()
+    kept = before.find("org/large:Q8_0")
+    add_commit(repo, "another README")
+    repo.files["same-Q4_0.gguf"] = repo.files["a-Q8_0.gguf"]
+    hub_names.listing.cache_clear()
+    capsys.readouterr()
+    assert now.find("org/large:Q8_0").samefile(kept)
+    assert "fetching" not in capsys.readouterr().err
+    now.release("org/large:Q8_0")
+    same = before.find("org/large:Q4_0")
+    before.release("org/large:Q8_0")
+    assert same.stat().st_size == SIZE, "another name of the same content"
+
+
+def test_no_file_outside_of_the_cache_is_written_or_removed(here: Path) -> None:
+    (digest,) = hub_names.listing("org/large").models[0].hashes
+    mine, link = here / "mine", hub_names.HUB_NAMES.find("org/large:Q8_0")
+    blob = link.resolve()
+    mine.write_bytes(b"my own")
+    link.unlink()
+    link.symlink_to(mine)
+    with pytest.raises(ModelError, match="does not have the hash that the hub states; run it again"):
+        hub_names.HUB_NAMES.find("org/large:Q8_0")
+    blob.unlink()
+    blob.with_name(f"{digest}.incomplete").symlink_to(mine)
+    assert hub_names.HUB_NAMES.find("org/large:Q8_0").stat().st_size == SIZE
+    assert mine.read_bytes() == b"my own"
+
+
+def test_content_that_was_there_without_a_name_is_verified(here: Path) -> None:
+    link = hub_names.HUB_NAMES.find("org/large:Q8_0")
+    link.resolve().write_bytes(b"others")
+    link.unlink()
     with pytest.raises(ModelError, match="does not have the hash that the hub states; run it again"):
         hub_names.HUB_NAMES.find("org/large:Q8_0")
     assert hub_names.HUB_NAMES.find("org/large:Q8_0").stat().st_size == SIZE

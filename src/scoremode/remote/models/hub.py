@@ -73,7 +73,8 @@ class Listing:
 class HubNames:
     """Reads the names of GGUF files on the hub."""
 
-    fetched: dict[str, list[Path]] = field(default_factory=dict)  # by name: files that were not in the cache before
+    # by name: repositories and files that were not in the cache before
+    fetched: dict[str, list[tuple[str, Path]]] = field(default_factory=dict)
 
     def claims(self, name: str) -> bool:
         if name.startswith(LOCAL):
@@ -100,37 +101,50 @@ class HubNames:
     def _fetch(self, name: str, repo: str, commit: str, file: str, *, size: int | None, sha256: str | None) -> Path:
         from huggingface_hub import constants, hf_hub_download, hf_hub_url, try_to_load_from_cache
 
-        blob, here = None, try_to_load_from_cache(repo, file, revision=commit)
+        blob, here = _folder(repo) / "blobs" / str(sha256), try_to_load_from_cache(repo, file, revision=commit)
+        is_checked = False
         if not isinstance(here, str):
-            how_large = "" if size is None else f", {size_words(size)}"
-            print_line(f"scoremode: fetching {file} of {repo} from the hub{how_large}")
+            before = set(blob.parent.glob("*"))  # with another commit, the content may be here already
+            if blob not in before:
+                how_large = "" if size is None else f", {size_words(size)}"
+                print_line(f"scoremode: fetching {file} of {repo} from the hub{how_large}")
             if sha256 and HASH.fullmatch(sha256) and size is not None and size <= constants.MAX_HTTP_DOWNLOAD_SIZE:
                 url = hf_hub_url(repo, file, revision=commit, endpoint=_endpoint())
-                blob = _folder(repo) / "blobs" / sha256
-                _ask(name, lambda: fetch_blob(url, blob, size, f"{file} of {repo}"))
+                is_checked = _ask(name, lambda: fetch_blob(url, blob, size, f"{file} of {repo}"))
             here = _ask(name, lambda: hf_hub_download(repo, file, revision=commit, endpoint=_endpoint()))
-            self.fetched.setdefault(name, []).append(Path(here))
+            if _blob(Path(here), repo) not in before:
+                self.fetched.setdefault(name, []).append((repo, Path(here)))
         path = Path(here)
-        is_checked = blob is not None and path.resolve() == blob.resolve()
+        is_checked = is_checked and _blob(path, repo) == blob
         if sha256 is not None and not is_checked and remembered_sha256(path) != sha256:
-            _remove(path)
+            _remove(path, _blob(path, repo))
             raise ModelError(
                 f"{file} of {repo} does not have the hash that the hub states", fix="run it again to fetch it"
             )
         return path
 
     def release(self, name: str) -> None:
-        for path in self.fetched.pop(name, ()):
-            _remove(path)
+        for repo, path in self.fetched.pop(name, ()):
+            blob = _blob(path, repo)
+            others = (_blob(one, repo) for one in (_folder(repo) / "snapshots").rglob("*") if one != path)
+            _remove(path, None if blob in others else blob)
 
 
 HUB_NAMES = HubNames()
 
 
-def _remove(path: Path) -> None:
-    """Removes a file from the hub's cache: its content, and the link that names it."""
-    path.resolve().unlink(missing_ok=True)
-    path.unlink(missing_ok=True)
+def _blob(path: Path, repo: str) -> Path | None:
+    """The content in the hub's cache that a link in a snapshot names; None for a file, or a link to another folder."""
+    blobs = _folder(repo) / "blobs"
+    target = path.parent / path.readlink() if path.is_symlink() else path
+    return blobs / target.name if target.parent.resolve() == blobs.resolve() else None
+
+
+def _remove(path: Path, blob: Path | None) -> None:
+    """Removes a file from the hub's cache: the link that names it, and its content."""
+    for one in (path, blob):
+        if one is not None:
+            one.unlink(missing_ok=True)
 
 
 def _chosen(name: str) -> tuple[HubModel, str, str]:
