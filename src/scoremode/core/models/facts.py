@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,31 +79,27 @@ def _from_hub(name: str, revision: str | None, token: str | None) -> Path:
     from huggingface_hub import snapshot_download
 
     wanted = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]
-    try:
-        return Path(snapshot_download(name, revision=revision, token=token, allow_patterns=wanted))
-    except Exception as error:
-        raise _not_fetched(name, error) from None
+    return _ask_hub(name, lambda: snapshot_download(name, revision=revision, token=token, allow_patterns=wanted))
 
 
 def hub_config(name: str, revision: str | None = None) -> Path:
     """Fetches config.json of a repository on the hub alone; returns its folder. ModelError if it cannot be fetched."""
     from huggingface_hub import hf_hub_download
 
-    from scoremode.core.hub import hub_is_reachable
-
-    try:  # the client tries again for a minute if the hub cannot be reached
-        is_local = not hub_is_reachable()
-        return Path(hf_hub_download(name, "config.json", revision=revision, local_files_only=is_local)).parent
-    except Exception as error:
-        raise _not_fetched(name, error) from None
+    return _ask_hub(name, lambda: hf_hub_download(name, "config.json", revision=revision)).parent
 
 
-def _not_fetched(name: str, error: Exception) -> ModelError:
+def _ask_hub(name: str, fetch: Callable[[], str]) -> Path:
     """The hub's client raises many kinds of errors; all of them mean "no model"."""
-    from scoremode.core.hub import explain_hub_error
+    from scoremode.core.hub import explain_hub_error, offline_if_unreachable
 
-    reason, fix = explain_hub_error(error)
-    return ModelError(f"model {name} could not be fetched from the Hugging Face hub: {reason}", fix=fix)
+    try:  # the client tries again for minutes if the hub cannot be reached
+        with offline_if_unreachable():
+            return Path(fetch())
+    except Exception as error:
+        reason, fix = explain_hub_error(error)
+        what = f"model {name} could not be fetched from the Hugging Face hub: {reason}"
+        raise ModelError(what, fix=fix) from None
 
 
 def inspect(name: str, *, revision: str | None = None, token: str | None = None) -> ModelFacts:
