@@ -57,14 +57,14 @@ def test_a_name_is_scored_as_its_file_is(repo: Repo, tmp_path: Path, name: str) 
 def test_every_quantization_is_scored_the_smallest_first_and_removed(
     repo: Repo, hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first, second = sm.compare("org/tiny-GGUF:F32", "org/tiny-GGUF:*", **ASKED)
-    assert [first.name, second.name] == ["org/tiny-GGUF:F16", "org/tiny-GGUF:F32"]
-    assert second.kl is not None
-    assert second.kl.max() == 0
+    repo.files |= {f"tiny-F64.{beside}.gguf": b"GGUF" * LARGE for beside in ("imatrix", "mmproj")}
+    repo.files["tiny@1 (a), [b]-f16.gguf"] = repo.files["tiny-F16.gguf"]
+    found = sm.compare("org/tiny-GGUF:f32", "org/tiny-GGUF:*", **ASKED)
+    assert [one.name for one in found] == ["org/tiny-GGUF/tiny-F16.gguf", "org/tiny-GGUF/tiny@1 (a), [b]-f16.gguf"]
     assert cached(tmp_path) == ["tiny-F32.gguf"], "the baseline was named, so it stays"
     assert "fetching tiny-F16.gguf of org/tiny-GGUF" in capsys.readouterr().err
     sm.compare("org/tiny-GGUF:F32", "org/tiny-GGUF:*", **ASKED, keep=True)
-    assert cached(tmp_path) == ["tiny-F16.gguf", "tiny-F32.gguf"]
+    assert cached(tmp_path) == ["tiny-F16.gguf", "tiny-F32.gguf", "tiny@1 (a), [b]-f16.gguf"]
 
 
 def test_a_split_model_is_one_model(repo: Repo) -> None:

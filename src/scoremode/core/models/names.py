@@ -17,8 +17,8 @@ class ModelNames(Protocol):
     def claims(self, name: str) -> bool:
         """Has the name this form? Nothing outside this machine is asked."""
 
-    def expand(self, name: str) -> list[str]:
-        """The names of all models that a pattern names, the smallest first; the name itself if it is no pattern."""
+    def expand(self, name: str, baseline: str) -> list[str]:
+        """All models of a pattern but the baseline, the smallest first; the name itself if it is no pattern."""
 
     def find(self, name: str) -> Path:
         """The model's (first) file on this machine; it is fetched if it is not there."""

@@ -99,7 +99,7 @@ def compare(
     if (texts := kind_of(baseline)) is not None:
         raise InputError(f"{baseline} is a text, not a model", fix=texts.as_baseline or "give it with --corpus")
     request = CompareRequest(engine, options, baseline_engine, baseline_options, tokenizer)
-    model, found = _settings(baseline, expand_candidates(candidates), request, folders)
+    model, found = _settings(baseline, expand_candidates(candidates, baseline), request, folders)
     typed = {str(name) for name in (baseline, *candidates)}
     if not keep:
         found = [(name, one and replace(one, released=one.model not in typed)) for name, one in found]

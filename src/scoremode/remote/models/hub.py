@@ -2,7 +2,7 @@
 
 org/repo:Q4_K_M       the file, or the parts of a split one, of that quantization
 org/repo/file.gguf    that file; for a split one, its first part
-org/repo:*            every quantization (candidates of ``compare``), the smallest first
+org/repo:*            every quantization but the baseline (candidates of ``compare``), the smallest first
 
 A file is fetched into the cache of the hub's own client and compared with the hash that the hub states. Without a
 network, what is in the cache is used.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -22,18 +23,19 @@ from scoremode.core.cache.units import size_words
 from scoremode.core.disk.files import remembered_sha256
 from scoremode.core.hub import explain_hub_error, offline_if_unreachable, quiet
 from scoremode.core.models.gguf import SPLIT, SUFFIX
+from scoremode.core.models.names import reader_of
 from scoremode.errors import ModelError, print_line
 from scoremode.remote.models.fetching import fetch_blob
 
 BY_TYPE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+):(?P<type>[\w.*-]+)")
-BY_FILE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)/(?P<file>(?:[\w. +-]+/)*[\w. +-]+\.gguf)", re.IGNORECASE)
+BY_FILE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)/(?P<file>[^*?\x00-\x1f]+\.gguf)", re.IGNORECASE)
 LOCAL = (".", "/", "~")  # how names of files and folders of this machine begin
 TYPE = re.compile(
     r"(?:^|[-._/])((?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|MXFP4(?:_MOE)?|NVFP4|BF16|F16|F32))(?=[-._/]|$)",
     re.IGNORECASE,
 )
 HASH = re.compile("[0-9a-f]{64}")
-PROJECTOR = "mmproj"  # files for images, which are no language models
+BESIDE = re.compile("mmproj|^imatrix|imatrix[.]gguf$")  # in names of files that are no language models
 EVERY = "*"
 
 
@@ -64,9 +66,11 @@ class Listing:
 
     def named(self) -> list[tuple[str, HubModel]]:
         """The models, each with its type, or with its first file if the type is not known or not its own."""
-        types = [model.type for model in self.models]
-        is_clear = [model.type if types.count(model.type) == 1 else None for model in self.models]
-        return [(known or model.files[0], model) for known, model in zip(is_clear, self.models, strict=True)]
+        types = Counter(str(model.type).lower() for model in self.models)
+        return [
+            (model.type if model.type and types[model.type.lower()] == 1 else model.files[0], model)
+            for model in self.models
+        ]
 
 
 @dataclass
@@ -82,13 +86,17 @@ class HubNames:
         by_file = BY_FILE.fullmatch(name)  # in a folder of this machine, it is a file that is missing there
         return bool(BY_TYPE.fullmatch(name)) or (by_file is not None and not Path(name).parents[-2].exists())
 
-    def expand(self, name: str) -> list[str]:
+    def expand(self, name: str, baseline: str) -> list[str]:
         if not name.endswith(f":{EVERY}"):
             return [name]
         repo = name.removesuffix(f":{EVERY}")
-        return [
-            f"{repo}:{short}" if short == model.type else f"{repo}/{short}" for short, model in listing(repo).named()
-        ]
+        is_beside = baseline.startswith((f"{repo}:", f"{repo}/")) and reader_of(baseline) is self
+        first = _chosen(baseline)[0] if is_beside else None
+        found = [(short, model) for short, model in listing(repo).named() if model is not first]
+        if not found:
+            what = f"{repo} has no GGUF file" if first is None else f"{repo} has no other GGUF model than {baseline}"
+            raise ModelError(what, fix="give a repository with GGUF files")
+        return [f"{repo}:{short}" if short == model.type else f"{repo}/{short}" for short, model in found]
 
     def find(self, name: str) -> Path:
         model, repo, commit = _chosen(name)
@@ -214,12 +222,11 @@ def _ask(name: str, ask: Any) -> Any:
 
 
 def _models(files: Sequence[tuple[str, int | None, str | None]]) -> tuple[HubModel, ...]:
-    """Puts the parts of split models together, and leaves out projectors of images."""
+    """Puts the parts of split models together, and leaves out what is no language model."""
     parts: dict[str, list[tuple[str, int | None, str | None]]] = {}
     for file in sorted(files):
-        name = file[0].rpartition("/")[2]
         split = SPLIT.match(file[0])
-        if not name.lower().startswith(PROJECTOR):
+        if not BESIDE.search(file[0].rpartition("/")[2].lower()):
             parts.setdefault(file[0] if split is None else f"{split[1]}-of-{split[3]}", []).append(file)
     found = []
     for each in parts.values():

@@ -45,7 +45,7 @@ class OllamaNames:
     def claims(self, name: str) -> bool:
         return name.startswith(PREFIX)
 
-    def expand(self, name: str) -> list[str]:
+    def expand(self, name: str, baseline: str) -> list[str]:
         return [name]
 
     def release(self, name: str) -> None:
