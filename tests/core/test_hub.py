@@ -15,6 +15,7 @@ import pytest
 
 from scoremode.core import hub as reachable
 from scoremode.core.text.corpus import load
+from scoremode.core.text.tokenizer_file import load_transformers
 from scoremode.errors import CorpusError
 
 
@@ -81,3 +82,9 @@ def test_a_dataset_without_a_hub_is_refused_on_one_line(
     with pytest.raises(CorpusError, match="is not on this machine, and the Hugging Face hub cannot be reached"):
         load(dataset="org/none")
     assert "Retry" not in capfd.readouterr().err
+
+
+def test_a_tokenizer_is_read_from_the_cache_if_the_hub_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reachable, "hub_is_reachable", lambda: False)
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *_, **__: os.environ["HF_HUB_OFFLINE"])
+    assert load_transformers("org/name") == "1"

@@ -105,14 +105,17 @@ def test_a_file_with_another_hash_is_refused_and_fetched_again(
     assert sm.ppl("org/tiny-GGUF:F16", **ASKED).manifest["model_files"] == {"tiny-F16.gguf": model.hashes[0]}
 
 
-def test_without_a_network_the_cache_is_used(repo: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network_the_cache_is_used(repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
     wanted = sm.ppl("org/tiny-GGUF:F32", **ASKED).perplexity
+    (tmp_path / "hub/models--org--tiny-GGUF/snapshots/of-another-kind-of-file").mkdir()
+    hashes = hub_names.listing("org/tiny-GGUF").models[-1].hashes
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     hub_names.listing.cache_clear()
     assert sm.ppl("org/tiny-GGUF:F32", **ASKED, fresh=True).perplexity == wanted
+    assert [model.hashes for model in hub_names.listing("org/tiny-GGUF").models] == [hashes], "still verified"
     with pytest.raises(ModelError, match=r"has no F16; choose one of F32"):
         sm.ppl("org/tiny-GGUF:F16", **ASKED)
 

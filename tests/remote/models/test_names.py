@@ -17,6 +17,7 @@ from scoremode.core.verbs.progress import ProgressState
 from scoremode.errors import ModelError
 from scoremode.remote.models import fetching
 from scoremode.remote.models import hub as hub_names
+from tests.cli.test_hub import complaint
 from tests.hub import Hub, Repo, add_commit, silent_server
 from tests.remote.models.names import NAMES, answer, furnish, is_expected
 
@@ -40,6 +41,11 @@ def test_sixty_names_get_the_expected_answers(hub: Hub, here: Path) -> None:
     answers = {name: answer(name) for name in NAMES}
     assert {name: said for name, said in answers.items() if not is_expected(name, said)} == {}
     assert len(NAMES) == 60
+
+
+def test_a_repository_without_a_checkpoint_says_what_it_has(hub: Hub, here: Path) -> None:
+    line = complaint(here, "org/large", "--text", "one two", HF_ENDPOINT=hub.address)
+    assert "has no config.json; give a checkpoint or a GGUF model: org/large:Q8_0 (3.1 MB)" in line
 
 
 class Screen(ProgressState):

@@ -20,6 +20,9 @@ class ModelNames(Protocol):
     def expand(self, name: str, baseline: str) -> list[str]:
         """All models of a pattern but the baseline, the smallest first; the name itself if it is no pattern."""
 
+    def models_in(self, repo: str) -> list[str]:
+        """The names of the models in a repository, with their sizes; none if it cannot have any."""
+
     def find(self, name: str) -> Path:
         """The model's (first) file on this machine; it is fetched if it is not there."""
 

@@ -92,11 +92,14 @@ class HubNames:
         repo = name.removesuffix(f":{EVERY}")
         is_beside = baseline.startswith((f"{repo}:", f"{repo}/")) and reader_of(baseline) is self
         first = _chosen(baseline)[0] if is_beside else None
-        found = [(short, model) for short, model in listing(repo).named() if model is not first]
+        found = [full for full, model in _named(repo) if model is not first]
         if not found:
             what = f"{repo} has no GGUF file" if first is None else f"{repo} has no other GGUF model than {baseline}"
             raise ModelError(what, fix="give a repository with GGUF files")
-        return [f"{repo}:{short}" if short == model.type else f"{repo}/{short}" for short, model in found]
+        return found
+
+    def models_in(self, repo: str) -> list[str]:
+        return [model.words(full) for full, model in _named(repo)]
 
     def find(self, name: str) -> Path:
         model, repo, commit = _chosen(name)
@@ -175,6 +178,11 @@ def _chosen(name: str) -> tuple[HubModel, str, str]:
     raise ModelError(f"{repo} has {len(found)} models of the type {wanted}", fix=f"choose one of {files}")
 
 
+def _named(repo: str) -> list[tuple[str, HubModel]]:
+    """The models of a repository by their full names."""
+    return [(f"{repo}{':' if short == model.type else '/'}{short}", model) for short, model in listing(repo).named()]
+
+
 @cache
 def listing(repo: str) -> Listing:
     """The GGUF models of a repository; from the client's cache if the hub cannot be reached."""
@@ -190,13 +198,13 @@ def listing(repo: str) -> Listing:
 
 
 def _in_cache(repo: str, reason: str) -> Listing:
-    """The models of a repository that were fetched before, at the newest commit."""
-    snapshots = sorted((_folder(repo) / "snapshots").glob("*/"), key=lambda folder: folder.stat().st_mtime)
-    if not snapshots:
-        raise ModelError(f"{repo} is not on this machine, and {reason}", fix="fetch it first, or give a local file")
-    newest = snapshots[-1]
-    found = [path for path in newest.rglob(f"*{SUFFIX}") if path.exists()]
-    return Listing(newest.name, _models([(str(one.relative_to(newest)), one.stat().st_size, None) for one in found]))
+    """The models of a repository that were fetched before, at the newest commit with any."""
+    for newest in sorted((_folder(repo) / "snapshots").glob("*/"), key=lambda folder: -folder.stat().st_mtime):
+        if found := [path for path in newest.rglob(f"*{SUFFIX}") if path.exists()]:
+            names = [(one, HASH.fullmatch(one.resolve().name)) for one in found]  # the cache names files by hashes
+            files = [(str(one.relative_to(newest)), one.stat().st_size, its and its[0]) for one, its in names]
+            return Listing(newest.name, _models(files))
+    raise ModelError(f"{repo} is not on this machine, and {reason}", fix="fetch it first, or give a local file")
 
 
 def _folder(repo: str) -> Path:

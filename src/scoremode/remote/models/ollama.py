@@ -48,6 +48,9 @@ class OllamaNames:
     def expand(self, name: str, baseline: str) -> list[str]:
         return [name]
 
+    def models_in(self, repo: str) -> list[str]:
+        return []
+
     def release(self, name: str) -> None:
         """Nothing was fetched."""
 
