@@ -26,6 +26,8 @@ from tests.engines.server.small_server import SmallServer, sharp_logits
 TEXT = "Every byte is a token — naïve, 東京, 👩‍🔬. " * 24
 QUESTION: dict[str, Any] = {"text": TEXT, "context_length": 100, "patience": 20}
 
+LLAMA: dict[str, Any] = {"default_generation_settings": {}}
+
 
 @pytest.fixture
 def served() -> Iterator[SmallServer]:
@@ -341,9 +343,14 @@ def test_a_wrong_model_is_refused_with_the_names_that_are_served(served: SmallSe
 @pytest.mark.parametrize(
     ("path", "value", "says", "fix"),
     [
-        ("/props", {"default_generation_settings": {}, "model_path": "/m/a b.gguf"}, "llama-server", "'/m/a b.gguf'"),
-        ("/props", {"default_generation_settings": {}}, "is a llama-server", "ppl MODEL.gguf"),
-        ("/api/version", {"version": "0.12"}, "is Ollama", "ppl ollama:small"),
+        ("/props", {**LLAMA, "model_path": "/m/a b.gguf"}, "llama-server", "ppl '/m/a b.gguf' --flash-attn auto; add"),
+        ("/props", {**LLAMA, "model_path": "none"}, "is a llama-server", "ppl MODEL.gguf --flash-attn auto"),
+        (
+            "/api/version",
+            {"version": "0.12"},
+            "is Ollama",
+            "not on this one): scoremode ppl ollama:small; add",
+        ),
         ("/other", {}, "does not score prompts", "prompt_logprobs"),
     ],
 )
@@ -352,6 +359,11 @@ def test_servers_that_cannot_score_a_text(served: SmallServer, path: str, value:
     with pytest.raises(EngineError, match=says) as caught:
         ask(served)
     assert fix in caught.value.fix
+    with pytest.raises(EngineError, match=says):  # before what else keeps a server from being compared
+        sm.compare("table:uniform", "small", text=TEXT, engine=served.address, baseline_engine="table")
+    if value:
+        with pytest.raises(EngineError, match=says):
+            sm.ppl("other", text=TEXT, engine=served.address)
 
 
 def test_nothing_at_the_address() -> None:

@@ -76,23 +76,6 @@ def test_a_split_model_is_one_model(repo: Repo) -> None:
         sm.ppl("org/tiny-GGUF:Q4_K_M", **ASKED)
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("org/tiny-GGUF:Q9", r"has no Q9; choose one of F16 \(\d.*\), F32 \(\d.*\)"),
-        ("org/tiny-GGUF/nothing.gguf", r"has no nothing.gguf; choose one of F16"),
-        ("org/nothing:Q4_0", r"org/nothing could not be fetched .*there is no repository of that name"),
-        ("org/twice:F16", r"has 2 models of the type F16; .* org/twice/a-F16.gguf \(10 kB\), org/twice/b-F16.gguf \("),
-        ("org/empty:F16", r"has no F16; give a repository with GGUF files"),
-    ],
-)
-def test_a_name_that_names_no_model_is_refused_with_those_that_do(repo: Repo, hub: Hub, name: str, said: str) -> None:
-    hub.repos["models/org/twice"] = Repo(files={"a-F16.gguf": b"1" * LARGE, "b-F16.gguf": b"2" * LARGE})
-    hub.repos["models/org/empty"] = Repo(files={"config.json": b"{}"})
-    with pytest.raises(ModelError, match=said):
-        sm.ppl(name, **ASKED)
-
-
 def test_a_file_with_another_hash_is_refused_and_fetched_again(
     repo: Repo, hub: Hub, tmp_path: Path, files: dict[str, bytes]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,7 @@ from scoremode.core.disk.stores import is_there
 from scoremode.core.disk.uri import RemotePath, may_be_stored, name_in
 from scoremode.core.engine.options import Options
 from scoremode.core.engine.plugin import EnginePlugin
-from scoremode.core.engine.registry import engine_for, read_options, require, share_options
+from scoremode.core.engine.registry import can, engine_for, read_options, require, share_options
 from scoremode.core.models.names import reader_of
 from scoremode.core.scores.columns import Divergences
 from scoremode.core.statistics.comparison import Comparison
@@ -30,7 +31,7 @@ from scoremode.core.verbs.model import GivenTokenizer, LazyModel
 from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.replicas import Spread, read_spread
-from scoremode.errors import InputError
+from scoremode.errors import InputError, ModelError
 
 KEPT = ("bits_per_weight", "model_format", "sizes", "engine", "rerun", "promise")  # of a manifest, in a Comparison
 NOISE = ("noise_kl", "noise_perturbed")  # of a manifest
@@ -131,6 +132,9 @@ def assign_engines(
     ]
     its = settings.pop(0) if is_model else None
     for one in settings if divergence else ():
+        if one.plugin.address is not None and not can(one.plugin, "divergence"):
+            with suppress(ModelError):
+                one.prepare()  # a server that scores no text says what does
         require(one.plugin, "divergence", "be compared with a baseline")
     return its, {one.model: one for one in settings}
 

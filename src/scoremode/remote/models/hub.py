@@ -77,8 +77,7 @@ class Listing:
 class HubNames:
     """Reads the names of GGUF files on the hub."""
 
-    # by name: repositories and files that were not in the cache before
-    fetched: dict[str, list[tuple[str, Path]]] = field(default_factory=dict)
+    fetched: dict[str, list[tuple[str, Path]]] = field(default_factory=dict)  # by name: new files in a repository
 
     def claims(self, name: str) -> bool:
         if name.startswith(LOCAL):
@@ -94,12 +93,15 @@ class HubNames:
         first = _chosen(baseline)[0] if is_beside else None
         found = [full for full, model in _named(repo) if model is not first]
         if not found:
-            what = f"{repo} has no GGUF file" if first is None else f"{repo} has no other GGUF model than {baseline}"
-            raise ModelError(what, fix="give a repository with GGUF files")
+            other = f" but {baseline}" if first else ""
+            raise ModelError(f"{repo} has no GGUF model{other}", fix="give a repository with GGUF files")
         return found
 
     def models_in(self, repo: str) -> list[str]:
         return [model.words(full) for full, model in _named(repo)]
+
+    def place(self, name: str) -> Path:
+        raise ModelError(f"{name} is on the hub", fix="fetch it")
 
     def find(self, name: str) -> Path:
         model, repo, commit = _chosen(name)
@@ -126,8 +128,7 @@ class HubNames:
             if _blob(Path(here), repo) not in before:
                 self.fetched.setdefault(name, []).append((repo, Path(here)))
         path = Path(here)
-        is_checked = is_checked and _blob(path, repo) == blob
-        if sha256 is not None and not is_checked and remembered_sha256(path) != sha256:
+        if sha256 and not (is_checked and _blob(path, repo) == blob) and remembered_sha256(path) != sha256:
             _remove(path, _blob(path, repo))
             raise ModelError(
                 f"{file} of {repo} does not have the hash that the hub states", fix="run it again to fetch it"
