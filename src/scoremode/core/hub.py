@@ -152,7 +152,7 @@ def _setting_to_check(error: Exception) -> str:
     if isinstance(error, UnicodeEncodeError):
         return "correct HF_TOKEN: a token has ASCII letters only"
     if isinstance(error, OSError):
-        return "set HF_HOME to a folder that can be written"
+        return f"set {'HF_HUB_CACHE' if 'HF_HUB_CACHE' in os.environ else 'HF_HOME'} to a folder that can be written"
     if "proxy" in str(error).lower() or type(error).__name__ == "InvalidURL":
         return "correct HTTPS_PROXY, HTTP_PROXY and HF_ENDPOINT"
     return "check the name"

@@ -48,6 +48,13 @@ def test_a_repository_without_a_checkpoint_says_what_it_has(hub: Hub, here: Path
     assert "has no config.json; give a checkpoint or a GGUF model: org/large:Q8_0 (3.1 MB)" in line
 
 
+def test_a_cache_that_cannot_be_written_names_its_setting(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", "/dev/null/hub")
+    monkeypatch.setenv("HF_HUB_CACHE", "/dev/null/hub")
+    with pytest.raises(ModelError, match=r"NotADirectoryError: .*; set HF_HUB_CACHE to a folder that can be written"):
+        hub_names.HUB_NAMES.find("org/large:Q8_0")
+
+
 class Screen(ProgressState):
     """A display that remembers its lines."""
 

@@ -24,7 +24,7 @@ from scoremode.core.disk.files import remembered_sha256
 from scoremode.core.hub import explain_hub_error, offline_if_unreachable, quiet
 from scoremode.core.models.gguf import SPLIT, SUFFIX
 from scoremode.core.models.names import reader_of
-from scoremode.errors import ModelError, print_line
+from scoremode.errors import ModelError, RunError, print_line
 from scoremode.remote.models.fetching import fetch_blob
 
 BY_TYPE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+):(?P<type>[\w.*-]+)")
@@ -226,7 +226,8 @@ def _ask(name: str, ask: Any) -> Any:
     except ModelError:
         raise
     except Exception as error:  # the hub's client raises many types; all of them mean "no file"
-        reason, fix = explain_hub_error(error)
+        locking = error.__context__ if isinstance(error, RunError) else None  # the cache cannot be written
+        reason, fix = explain_hub_error(locking if isinstance(locking, OSError) else error)
         raise ModelError(f"{name} could not be fetched from the Hugging Face hub: {reason}", fix=fix) from None
 
 
