@@ -26,8 +26,6 @@ from tests.engines.server.small_server import SmallServer, sharp_logits
 TEXT = "Every byte is a token — naïve, 東京, 👩‍🔬. " * 24
 QUESTION: dict[str, Any] = {"text": TEXT, "context_length": 100, "patience": 20}
 
-LLAMA: dict[str, Any] = {"default_generation_settings": {}}
-
 
 @pytest.fixture
 def served() -> Iterator[SmallServer]:
@@ -343,14 +341,9 @@ def test_a_wrong_model_is_refused_with_the_names_that_are_served(served: SmallSe
 @pytest.mark.parametrize(
     ("path", "value", "says", "fix"),
     [
-        ("/props", {**LLAMA, "model_path": "/m/a b.gguf"}, "llama-server", "ppl '/m/a b.gguf' --flash-attn auto; add"),
-        ("/props", {**LLAMA, "model_path": "none"}, "is a llama-server", "ppl MODEL.gguf --flash-attn auto"),
-        (
-            "/api/version",
-            {"version": "0.12"},
-            "is Ollama",
-            "not on this one): scoremode ppl ollama:small; add",
-        ),
+        ("/props", {"default_generation_settings": {}, "model_path": "/a b"}, "llama", "ppl '/a b' --flash-attn auto;"),
+        ("/props", {"default_generation_settings": {}, "model_path": "none"}, "is a llama-server", "ppl MODEL.gguf --"),
+        ("/api/version", {"version": "0.12"}, "is Ollama", "is not on this one): scoremode ppl ollama:small; add"),
         ("/other", {}, "does not score prompts", "prompt_logprobs"),
     ],
 )

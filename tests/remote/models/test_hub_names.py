@@ -67,15 +67,6 @@ def test_every_quantization_is_scored_the_smallest_first_and_removed(
     assert cached(tmp_path) == ["tiny-F16.gguf", "tiny-F32.gguf", "tiny@1 (a), [b]-f16.gguf"]
 
 
-def test_a_split_model_is_one_model(repo: Repo) -> None:
-    parts = {f"Q4_K_M/big-Q4_K_M-0000{i}-of-00002.gguf": b"GGUF" * LARGE for i in (1, 2)}
-    repo.files |= parts
-    (split,) = [model for model in hub_names.listing("org/tiny-GGUF").models if len(model.files) > 1]
-    assert (split.type, split.files, split.size) == ("Q4_K_M", tuple(parts), 8 * LARGE)
-    with pytest.raises(ModelError, match=r"is not a whole GGUF file"):
-        sm.ppl("org/tiny-GGUF:Q4_K_M", **ASKED)
-
-
 def test_a_file_with_another_hash_is_refused_and_fetched_again(
     repo: Repo, hub: Hub, tmp_path: Path, files: dict[str, bytes]
 ) -> None:

@@ -18,7 +18,7 @@ from scoremode.errors import ModelError
 from scoremode.remote.models import fetching
 from scoremode.remote.models import hub as hub_names
 from tests.cli.test_hub import complaint
-from tests.hub import Hub, Repo, add_commit, silent_server
+from tests.hub import LARGE, Hub, Repo, add_commit, silent_server
 from tests.remote.models.names import NAMES, answer, furnish, is_expected
 
 SIZE = 3 * fetching.CHUNK
@@ -41,6 +41,7 @@ def test_sixty_names_get_the_expected_answers(hub: Hub, here: Path) -> None:
     answers = {name: answer(name) for name in NAMES}
     assert {name: said for name, said in answers.items() if not is_expected(name, said)} == {}
     assert len(NAMES) == 60
+    assert hub_names.listing("org/tiny-GGUF").models[-1].size == 2 * LARGE, "both parts of a split model"
 
 
 def test_a_repository_without_a_checkpoint_says_what_it_has(hub: Hub, here: Path) -> None:
