@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +30,7 @@ from scoremode.core.verbs.model import GivenTokenizer, LazyModel
 from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.replicas import Spread, read_spread
-from scoremode.errors import InputError, ModelError
+from scoremode.errors import InputError
 
 KEPT = ("bits_per_weight", "model_format", "sizes", "engine", "rerun", "promise")  # of a manifest, in a Comparison
 NOISE = ("noise_kl", "noise_perturbed")  # of a manifest
@@ -132,9 +131,8 @@ def assign_engines(
     ]
     its = settings.pop(0) if is_model else None
     for one in settings if divergence else ():
-        if one.plugin.address is not None and not can(one.plugin, "divergence"):
-            with suppress(ModelError):
-                one.prepare()  # a server that scores no text says what does
+        if not can(one.plugin, "divergence"):
+            one.plugin.refuse(one.model)
         require(one.plugin, "divergence", "be compared with a baseline")
     return its, {one.model: one for one in settings}
 

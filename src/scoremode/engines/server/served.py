@@ -254,3 +254,12 @@ def unfit(link: Link, model: str) -> EngineError | None:
         fix=f"score its file by llama.cpp ({at}): scoremode ppl {scored}; "
         "add --flash-attn, --cache-type-k and --cache-type-v as it was started",
     )
+
+
+def refuse_unfit(address: str, model: str) -> None:
+    """Refuses llama-server and Ollama; nothing is scored. What does not answer, or only with a key, may be another."""
+    found, link = None, Link(root_of(address), None, timeout=FIRST_WORD_SECONDS, patience=0.0)
+    with contextlib.suppress(ScoremodeError), contextlib.closing(link):
+        found = unfit(link, model)
+    if found is not None:
+        raise found
