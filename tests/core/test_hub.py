@@ -15,6 +15,7 @@ import pytest
 
 from scoremode.core import hub as reachable
 from scoremode.core.text.corpus import load
+from scoremode.core.text.tokenizer_file import load_transformers
 from scoremode.errors import CorpusError
 
 
@@ -69,6 +70,8 @@ def test_clients_are_offline_inside_the_block_and_as_before_afterwards(
     monkeypatch.setattr(reachable, "hub_is_reachable", lambda: False)
     with reachable.offline_if_unreachable() as answers:
         assert (answers, client.HF_HUB_OFFLINE, os.environ["HF_HUB_OFFLINE"]) == (False, True, "1")
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *_, **__: client.HF_HUB_OFFLINE)
+    assert load_transformers("org/name") is True
     assert client.HF_HUB_OFFLINE is False
     assert os.environ.get("HF_HUB_OFFLINE") == before
 

@@ -18,7 +18,7 @@ from urllib.request import getproxies, proxy_bypass
 from scoremode.errors import one_line
 
 HUB = "https://huggingface.co"
-SECONDS = 2.5  # for looking up the name and connecting
+SECONDS = 1.5  # for looking up the name and connecting: a command without a network answers within 3
 OFFLINE = ("huggingface_hub.constants", "datasets.config")  # modules with a setting HF_HUB_OFFLINE
 PORTS = {"https": 443, "http": 80}
 LOGIN = "accept its terms on its page, then log in with: hf auth login (or set HF_TOKEN)"
@@ -118,8 +118,8 @@ def explain_hub_error(error: Exception) -> tuple[str, str]:
     for kind, reason, fix in known:
         if is_among(kind):
             return reason, fix
-    missing = is_among(errors.LocalEntryNotFoundError)
-    if is_among(errors.OfflineModeIsEnabled) or (missing and constants.HF_HUB_OFFLINE):
+    missing = is_among(errors.LocalEntryNotFoundError) or is_among(errors.OfflineModeIsEnabled)
+    if missing and constants.HF_HUB_OFFLINE:  # else it was on only because the hub cannot be reached
         return "it is not in the local cache, and offline mode is on", f"unset HF_HUB_OFFLINE, or {FOLDER}"
     status = status_of(error)
     if status is not None:
@@ -152,7 +152,7 @@ def _setting_to_check(error: Exception) -> str:
     if isinstance(error, UnicodeEncodeError):
         return "correct HF_TOKEN: a token has ASCII letters only"
     if isinstance(error, OSError):
-        return "set HF_HOME to a folder that can be written"
+        return f"set {'HF_HUB_CACHE' if 'HF_HUB_CACHE' in os.environ else 'HF_HOME'} to a folder that can be written"
     if "proxy" in str(error).lower() or type(error).__name__ == "InvalidURL":
         return "correct HTTPS_PROXY, HTTP_PROXY and HF_ENDPOINT"
     return "check the name"

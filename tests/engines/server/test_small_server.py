@@ -341,9 +341,9 @@ def test_a_wrong_model_is_refused_with_the_names_that_are_served(served: SmallSe
 @pytest.mark.parametrize(
     ("path", "value", "says", "fix"),
     [
-        ("/props", {"default_generation_settings": {}, "model_path": "/m/a b.gguf"}, "llama-server", "'/m/a b.gguf'"),
-        ("/props", {"default_generation_settings": {}}, "is a llama-server", "ppl MODEL.gguf"),
-        ("/api/version", {"version": "0.12"}, "is Ollama", "ppl ollama:small"),
+        ("/props", {"default_generation_settings": {}, "model_path": "/a b"}, "llama", "ppl '/a b' --flash-attn auto;"),
+        ("/props", {"default_generation_settings": {}, "model_path": "none"}, "is a llama-server", "ppl MODEL.gguf --"),
+        ("/api/version", {"version": "0.12"}, "is Ollama", "is not on this one): scoremode ppl ollama:small; add"),
         ("/other", {}, "does not score prompts", "prompt_logprobs"),
     ],
 )
@@ -352,6 +352,11 @@ def test_servers_that_cannot_score_a_text(served: SmallServer, path: str, value:
     with pytest.raises(EngineError, match=says) as caught:
         ask(served)
     assert fix in caught.value.fix
+    if value:
+        with pytest.raises(EngineError, match=says):  # before what else keeps a server from being compared
+            sm.compare("table:uniform", "small", text=TEXT, engine=served.address, baseline_engine="table")
+        with pytest.raises(EngineError, match=says):
+            sm.ppl("other", text=TEXT, engine=served.address)
 
 
 def test_nothing_at_the_address() -> None:

@@ -57,40 +57,14 @@ def test_a_name_is_scored_as_its_file_is(repo: Repo, tmp_path: Path, name: str) 
 def test_every_quantization_is_scored_the_smallest_first_and_removed(
     repo: Repo, hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first, second = sm.compare("org/tiny-GGUF:F32", "org/tiny-GGUF:*", **ASKED)
-    assert [first.name, second.name] == ["org/tiny-GGUF:F16", "org/tiny-GGUF:F32"]
-    assert second.kl is not None
-    assert second.kl.max() == 0
+    repo.files |= {f"tiny-F64.{beside}.gguf": b"GGUF" * LARGE for beside in ("imatrix", "mmproj")}
+    repo.files["tiny@1 (a), [b]-f16.gguf"] = repo.files["tiny-F16.gguf"]
+    found = sm.compare("org/tiny-GGUF:f32", "org/tiny-GGUF:*", **ASKED)
+    assert [one.name for one in found] == ["org/tiny-GGUF/tiny-F16.gguf", "org/tiny-GGUF/tiny@1 (a), [b]-f16.gguf"]
     assert cached(tmp_path) == ["tiny-F32.gguf"], "the baseline was named, so it stays"
     assert "fetching tiny-F16.gguf of org/tiny-GGUF" in capsys.readouterr().err
     sm.compare("org/tiny-GGUF:F32", "org/tiny-GGUF:*", **ASKED, keep=True)
-    assert cached(tmp_path) == ["tiny-F16.gguf", "tiny-F32.gguf"]
-
-
-def test_a_split_model_is_one_model(repo: Repo) -> None:
-    parts = {f"Q4_K_M/big-Q4_K_M-0000{i}-of-00002.gguf": b"GGUF" * LARGE for i in (1, 2)}
-    repo.files |= parts
-    (split,) = [model for model in hub_names.listing("org/tiny-GGUF").models if len(model.files) > 1]
-    assert (split.type, split.files, split.size) == ("Q4_K_M", tuple(parts), 8 * LARGE)
-    with pytest.raises(ModelError, match=r"is not a whole GGUF file"):
-        sm.ppl("org/tiny-GGUF:Q4_K_M", **ASKED)
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("org/tiny-GGUF:Q9", r"has no Q9; choose one of F16 \(\d.*\), F32 \(\d.*\)"),
-        ("org/tiny-GGUF/nothing.gguf", r"has no nothing.gguf; choose one of F16"),
-        ("org/nothing:Q4_0", r"org/nothing could not be fetched .*there is no repository of that name"),
-        ("org/twice:F16", r"has 2 models of the type F16; .* org/twice/a-F16.gguf \(10 kB\), org/twice/b-F16.gguf \("),
-        ("org/empty:F16", r"has no F16; give a repository with GGUF files"),
-    ],
-)
-def test_a_name_that_names_no_model_is_refused_with_those_that_do(repo: Repo, hub: Hub, name: str, said: str) -> None:
-    hub.repos["models/org/twice"] = Repo(files={"a-F16.gguf": b"1" * LARGE, "b-F16.gguf": b"2" * LARGE})
-    hub.repos["models/org/empty"] = Repo(files={"config.json": b"{}"})
-    with pytest.raises(ModelError, match=said):
-        sm.ppl(name, **ASKED)
+    assert cached(tmp_path) == ["tiny-F16.gguf", "tiny-F32.gguf", "tiny@1 (a), [b]-f16.gguf"]
 
 
 def test_a_file_with_another_hash_is_refused_and_fetched_again(
@@ -105,14 +79,17 @@ def test_a_file_with_another_hash_is_refused_and_fetched_again(
     assert sm.ppl("org/tiny-GGUF:F16", **ASKED).manifest["model_files"] == {"tiny-F16.gguf": model.hashes[0]}
 
 
-def test_without_a_network_the_cache_is_used(repo: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network_the_cache_is_used(repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
     wanted = sm.ppl("org/tiny-GGUF:F32", **ASKED).perplexity
+    (tmp_path / "hub/models--org--tiny-GGUF/snapshots/of-another-kind-of-file").mkdir()
+    hashes = hub_names.listing("org/tiny-GGUF").models[-1].hashes
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     hub_names.listing.cache_clear()
     assert sm.ppl("org/tiny-GGUF:F32", **ASKED, fresh=True).perplexity == wanted
+    assert [model.hashes for model in hub_names.listing("org/tiny-GGUF").models] == [hashes], "still verified"
     with pytest.raises(ModelError, match=r"has no F16; choose one of F32"):
         sm.ppl("org/tiny-GGUF:F16", **ASKED)
 

@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from scoremode.cli.main import main
+from scoremode.core import hub as reachable
 from scoremode.core.verbs.progress import ProgressState
 from scoremode.errors import ModelError
 from scoremode.remote.models import fetching
 from scoremode.remote.models import hub as hub_names
-from tests.hub import Hub, Repo, silent_server
+from tests.cli.test_hub import complaint
+from tests.hub import LARGE, Hub, Repo, add_commit, silent_server
 from tests.remote.models.names import NAMES, answer, furnish, is_expected
 
 SIZE = 3 * fetching.CHUNK
@@ -38,6 +41,19 @@ def test_sixty_names_get_the_expected_answers(hub: Hub, here: Path) -> None:
     answers = {name: answer(name) for name in NAMES}
     assert {name: said for name, said in answers.items() if not is_expected(name, said)} == {}
     assert len(NAMES) == 60
+    assert hub_names.listing("org/tiny-GGUF").models[-1].size == 2 * LARGE, "both parts of a split model"
+
+
+def test_a_repository_without_a_checkpoint_says_what_it_has(hub: Hub, here: Path) -> None:
+    line = complaint(here, "org/large", "--text", "one two", HF_ENDPOINT=hub.address)
+    assert "has no config.json; give a checkpoint or a GGUF model: org/large:Q8_0 (3.1 MB)" in line
+
+
+def test_a_cache_that_cannot_be_written_names_its_setting(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", "/dev/null/hub")
+    monkeypatch.setenv("HF_HUB_CACHE", "/dev/null/hub")
+    with pytest.raises(ModelError, match=r"NotADirectoryError: .*; set HF_HUB_CACHE to a folder that can be written"):
+        hub_names.HUB_NAMES.find("org/large:Q8_0")
 
 
 class Screen(ProgressState):
@@ -99,6 +115,41 @@ def test_a_part_of_another_file_is_refused_by_its_hash_and_removed(here: Path) -
     assert hub_names.HUB_NAMES.find("org/large:Q8_0").stat().st_size == SIZE
 
 
+def test_what_was_in_the_cache_before_stays(hub: Hub, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    repo, before, now = hub.repos["models/org/large"], hub_names.HubNames(), hub_names.HubNames()
+    kept = before.find("org/large:Q8_0")
+    add_commit(repo, "another README")
+    repo.files["same-Q4_0.gguf"] = repo.files["a-Q8_0.gguf"]
+    hub_names.listing.cache_clear()
+    capsys.readouterr()
+    assert now.find("org/large:Q8_0").samefile(kept)
+    assert "fetching" not in capsys.readouterr().err
+    now.release("org/large:Q8_0")
+    same = before.find("org/large:Q4_0")
+    before.release("org/large:Q8_0")
+    assert same.stat().st_size == SIZE, "another name of the same content"
+
+
+def test_files_elsewhere_are_not_touched_and_content_is_verified(here: Path) -> None:
+    (digest,) = hub_names.listing("org/large").models[0].hashes
+    mine, link = here / "mine", hub_names.HUB_NAMES.find("org/large:Q8_0")
+    blob = link.resolve()
+    mine.write_bytes(b"my own")
+    link.unlink()
+    link.symlink_to(mine)
+    with pytest.raises(ModelError, match="does not have the hash that the hub states; run it again"):
+        hub_names.HUB_NAMES.find("org/large:Q8_0")
+    blob.unlink()
+    blob.with_name(f"{digest}.incomplete").symlink_to(mine)
+    assert hub_names.HUB_NAMES.find("org/large:Q8_0").stat().st_size == SIZE
+    assert mine.read_bytes() == b"my own"
+    blob.write_bytes(b"else, and without a name")
+    link.unlink()
+    with pytest.raises(ModelError, match="does not have the hash that the hub states; run it again"):
+        hub_names.HUB_NAMES.find("org/large:Q8_0")
+    assert hub_names.HUB_NAMES.find("org/large:Q8_0").stat().st_size == SIZE
+
+
 def test_a_hub_that_breaks_off_says_what_is_kept(hub: Hub, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", lambda _: None)
     hub.failing = lambda method, path: 500 if "resolve" in path else None
@@ -106,10 +157,16 @@ def test_a_hub_that_breaks_off_says_what_is_kept(hub: Hub, here: Path, monkeypat
         hub_names.HUB_NAMES.find("org/large:Q8_0")
 
 
-def test_without_a_network_the_answer_comes_within_three_seconds(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["org/large", "org/large:Q8_0", "org/large/a-Q8_0.gguf"])
+def test_without_a_network_the_answer_comes_within_three_seconds(
+    here: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reachable.SECONDS <= 1.5, "the rest is for the imports of a command"
+    monkeypatch.setattr(reachable, "SECONDS", 0.3)
     with silent_server() as address:
         monkeypatch.setenv("HF_ENDPOINT", address)
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
         began = time.monotonic()
-        with pytest.raises(ModelError, match="org/large is not on this machine, and the hub cannot be reached"):
-            hub_names.HUB_NAMES.find("org/large:Q8_0")
-        assert time.monotonic() - began < 3
+        assert main(["ppl", name, "--text", "one two"]) == 2
+    assert time.monotonic() - began < 10, "the client tries again for minutes"
+    assert "the hub cannot be reached" in capsys.readouterr().err

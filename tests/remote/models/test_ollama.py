@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import scoremode as sm
-from scoremode.errors import ModelError
+from scoremode.errors import EngineError, ModelError
 from scoremode.remote.models.ollama import WEIGHTS, manifest_of
+from tests.engines.server.small_server import SmallServer
 from tests.gguf_files import gguf_of, require_llamacpp
 
 TEXT = "The quick brown fox jumps over the lazy dog."
@@ -40,20 +41,10 @@ def test_a_model_of_ollama_is_scored_by_its_file(store: Path) -> None:
     (store / "same.gguf").symlink_to(blob)
     assert run.manifest["model"] == "ollama:llama3.2:3b"
     assert run.perplexity == sm.ppl(str(store / "same.gguf"), text=TEXT).perplexity
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("ollama:llama3.2", r"Ollama has no llama3.2; .*choose one of: ollama:llama3.2:3b \(98"),
-        ("ollama:../../etc", r"is not a name of Ollama"),
-        ("ollama:", r"is not a name of Ollama"),
-        ("ollama:a/b/c/d", r"is not a name of Ollama"),
-    ],
-)
-def test_a_name_that_ollama_does_not_have(store: Path, name: str, said: str) -> None:
-    with pytest.raises(ModelError, match=said):
-        sm.ppl(name, text=TEXT)
+    more = {"/api/version": {"version": "0.12"}}
+    with SmallServer(forms=(), more=more) as server, pytest.raises(EngineError) as caught:
+        sm.ppl("llama3.2:3b", text=TEXT, engine=server.address)
+    assert f"(it is {blob}): scoremode ppl ollama:llama3.2:3b; " in caught.value.fix
 
 
 def test_a_damaged_store_is_refused(store: Path) -> None:

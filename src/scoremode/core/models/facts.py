@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scoremode.core import extensions
 from scoremode.core.disk.files import remembered_sha256, require_plain_files
 from scoremode.core.models.embedded import EMBEDDED, embedded_model
 from scoremode.core.models.safetensors import read_header, sizes_of, stored_bytes
@@ -68,34 +69,31 @@ def resolve(name: str, *, revision: str | None = None, token: str | None = None)
             raise ModelError(f"{name} is a model of the table engine and has no weights", fix="give a checkpoint")
         fix = did_you_mean(name, known) if "/" not in name else "check the path"
         raise ModelError(f"there is no model or folder '{name}'", fix=fix)
-    from huggingface_hub import snapshot_download
+    return hub_config(name, revision, token, ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py"))
 
-    wanted = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]
-    try:
-        return Path(snapshot_download(name, revision=revision, token=token, allow_patterns=wanted))
+
+def hub_config(name: str, revision: str | None = None, token: str | None = None, more: Sequence[str] = ()) -> Path:
+    """Fetches config.json of a repository on the hub, and the files of the patterns ``more``; returns their folder.
+
+    ModelError if it cannot be fetched: the hub's client raises many kinds of errors, and all of them mean "no model".
+    """
+    from huggingface_hub import errors, hf_hub_download, snapshot_download
+
+    from scoremode.core.hub import explain_hub_error, offline_if_unreachable, quiet
+
+    its: dict[str, Any] = {"revision": revision, "token": token}
+    try:  # the client tries again for minutes if the hub cannot be reached
+        with offline_if_unreachable(), quiet():
+            config = Path(hf_hub_download(name, "config.json", **its))
+            return Path(snapshot_download(name, allow_patterns=[*more], **its)) if more else config.parent
+    except errors.RemoteEntryNotFoundError:
+        models = [model for reader in extensions.offered("model-names") for model in reader.models_in(name)]
+        fix = f"give a checkpoint{' or a GGUF model: ' if models else ''}{', '.join(models)}"
+        raise ModelError(f"{name} on the Hugging Face hub has no config.json", fix=fix) from None
     except Exception as error:
-        raise _not_fetched(name, error) from None
-
-
-def hub_config(name: str, revision: str | None = None) -> Path:
-    """Fetches config.json of a repository on the hub alone; returns its folder. ModelError if it cannot be fetched."""
-    from huggingface_hub import hf_hub_download
-
-    from scoremode.core.hub import hub_is_reachable
-
-    try:  # the client tries again for a minute if the hub cannot be reached
-        is_local = not hub_is_reachable()
-        return Path(hf_hub_download(name, "config.json", revision=revision, local_files_only=is_local)).parent
-    except Exception as error:
-        raise _not_fetched(name, error) from None
-
-
-def _not_fetched(name: str, error: Exception) -> ModelError:
-    """The hub's client raises many kinds of errors; all of them mean "no model"."""
-    from scoremode.core.hub import explain_hub_error
-
-    reason, fix = explain_hub_error(error)
-    return ModelError(f"model {name} could not be fetched from the Hugging Face hub: {reason}", fix=fix)
+        reason, fix = explain_hub_error(error)
+        what = f"model {name} could not be fetched from the Hugging Face hub: {reason}"
+        raise ModelError(what, fix=fix) from None
 
 
 def inspect(name: str, *, revision: str | None = None, token: str | None = None) -> ModelFacts:

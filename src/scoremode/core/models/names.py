@@ -17,8 +17,14 @@ class ModelNames(Protocol):
     def claims(self, name: str) -> bool:
         """Has the name this form? Nothing outside this machine is asked."""
 
-    def expand(self, name: str) -> list[str]:
-        """The names of all models that a pattern names, the smallest first; the name itself if it is no pattern."""
+    def expand(self, name: str, baseline: str) -> list[str]:
+        """All models of a pattern but the baseline, the smallest first; the name itself if it is no pattern."""
+
+    def models_in(self, repo: str) -> list[str]:
+        """The names of the models in a repository, with their sizes; none if it is no repository."""
+
+    def place(self, name: str) -> Path:
+        """Where the model's file is on this machine, unverified; ModelError if it is not."""
 
     def find(self, name: str) -> Path:
         """The model's (first) file on this machine; it is fetched if it is not there."""

@@ -356,10 +356,10 @@ def wikitext2_from_hub() -> RowsOf:
 
     file = ("Salesforce/wikitext", "wikitext-2-raw-v1/test-00000-of-00001.parquet")
     try:
-        with quiet(), offline_if_unreachable() as reachable:
+        with quiet(), offline_if_unreachable():
             path = hf_hub_download(*file, repo_type="dataset")
     except Exception as error:  # the hub client raises many types; all of them mean "no file"
-        reason, _ = explain_hub_error(error) if reachable else ("the hub cannot be reached", "")
+        reason, _ = explain_hub_error(error)
         raise CorpusError(
             f"wikitext2 could not be fetched from the Hugging Face hub: {reason}",
             fix="give a local copy: --corpus wikitext2:FILE, where FILE is wiki.test.raw or the hub's parquet",

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from scoremode.core.hub import offline_if_unreachable
 from scoremode.errors import ModelError
 
 GENERAL_CLASS = "TokenizersBackend"
@@ -42,7 +43,7 @@ def load_transformers(folder: str | Path, *, trust_remote_code: bool = False) ->
     from transformers import AutoTokenizer
 
     try:
-        with quiet_transformers():
+        with quiet_transformers(), contextlib.nullcontext() if Path(folder).is_dir() else offline_if_unreachable():
             return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
     except Exception as error:
         raise unusable(folder, error) from None

@@ -27,20 +27,23 @@ SIGNS = "*?["
 PROJECTOR = "mmproj"
 
 
-def expand_candidates(given: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """The candidates by name, in the order given; those of a pattern or a folder are sorted by name."""
+def expand_candidates(given: Sequence[str | os.PathLike[str]], baseline: str = "") -> list[str]:
+    """The candidates by name, in the order given; those of a pattern or a folder are sorted by name.
+
+    A pattern of the hub does not name the baseline.
+    """
     typed = [path_text("a candidate", one) for one in given]
-    names = [name for one in typed for name in _expanded(one)]
+    names = [name for one in typed for name in _expanded(one, baseline)]
     projectors = [name for name in names if Path(name).name.startswith(PROJECTOR) and name.endswith(SUFFIX)]
     for name in projectors:
         logger.warning("%s is left out: it is a projector of images, not a model", name)
     return list(_first_parts((name for name in names if name not in projectors), typed))
 
 
-def _expanded(name: str) -> list[str]:
+def _expanded(name: str, baseline: str) -> list[str]:
     path, reader = Path(name).expanduser(), reader_of(name)
     if reader is not None:
-        return reader.expand(name)
+        return reader.expand(name, baseline)
     if is_uri(name) or path.is_file():
         return [name]
     if path.is_dir():

@@ -147,7 +147,7 @@ def _compare(
     baseline = path_text("baseline", baseline)
     if (texts := kind_of(baseline)) is not None:
         raise InputError(f"{baseline} is a text, not a model", fix=texts.as_baseline or "give it with --corpus")
-    model, found = _settings(baseline, expand_candidates(candidates), request, folders)
+    model, found = _settings(baseline, expand_candidates(candidates, baseline), request, folders)
     typed = {str(name) for name in (baseline, *candidates)}
     if not keep:
         found = [(name, one and replace(one, released=one.model not in typed)) for name, one in found]

@@ -15,7 +15,7 @@ from scoremode.core.disk.folders import REFERENCE
 from scoremode.core.disk.stores import is_there
 from scoremode.core.disk.uri import RemotePath, may_be_stored, name_in
 from scoremode.core.engine.plugin import EnginePlugin
-from scoremode.core.engine.registry import engine_for, require, share_options
+from scoremode.core.engine.registry import can, engine_for, require, share_options
 from scoremode.core.models.names import reader_of
 from scoremode.core.scores.columns import Divergences
 from scoremode.core.statistics.comparison import Comparison
@@ -126,6 +126,8 @@ def assign_engines(
     ]
     its = settings.pop(0) if is_model else None
     for one in settings if divergence else ():
+        if not can(one.plugin, "divergence"):
+            one.plugin.refuse(one.model)
         require(one.plugin, "divergence", "be compared with a baseline")
     return its, {one.model: one for one in settings}
 

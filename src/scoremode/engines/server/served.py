@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from scoremode.core.models.names import reader_of
 from scoremode.core.scores.packing import VERSION
 from scoremode.engines.server.forms import FORMS, LONGEST_NAME, Form, PromptScores, WrongAnswerError
 from scoremode.engines.server.link import ANYTHING, NOT_JSON, SMALL, Link
@@ -29,6 +30,7 @@ DECIDING = (  # settings of SGLang that may move its numbers
     *("tp_size", "pp_size", "dp_size", "ep_size", "chunked_prefill_size", "enable_deterministic_inference"),
     *("revision", "weight_version"),
 )
+SERVERS = "give the address of a server that has prompt_logprobs, echo with logprobs, or SGLang's /generate"
 SHOWN = 8  # how many served names an error lists
 LONGEST_TEXT = 500  # characters of any other text from a server
 MOST = 20  # how many of the likeliest tokens servers give by default
@@ -65,12 +67,13 @@ def look(link: Link, model: str, *, first_contact: bool = False) -> ServerFacts:
     entries = [e for e in listed if _has_name(e)] if isinstance(listed, list) else []
     if not entries:
         said = f"{reply.status}{': ' + reply.words if reply.words else ''}" if not reply.good else "it lists no model"
-        raise _unfit(link, model, f"{link.root}{MODELS} names no model ({said})")
+        raise unfit(link, model) or EngineError(f"{link.root}{MODELS} names no model ({said})", fix=SERVERS)
     found = next((e for name in ("id", "root") for e in entries if e.get(name) == model), None)
     if found is None:
         names = [harmless(e["id"])[:200] for e in entries]
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-        raise ModelError(f"{link.root} does not serve '{model}'", fix=f"it serves {', '.join(names[:SHOWN])}{more}")
+        fix = f"it serves {', '.join(names[:SHOWN])}{more}"
+        raise unfit(link, model) or ModelError(f"{link.root} does not serve '{model}'", fix=fix)
     length = found.get("max_model_len")
     if length is not None and not (type(length) is int and 0 < length < 1 << 31):
         raise EngineError(
@@ -226,22 +229,33 @@ def find_form(link: Link, model: str) -> tuple[Form, PromptScores]:
             return form, ask(link, form, model, FIRST_IDS, final=frozenset({500, 501}))
         except (RefusedError, WrongAnswerError) as wrong:
             reasons.append(f"{form.name}: {wrong}")
-    raise _unfit(link, model, f"{link.root} does not score prompts ({'; '.join(reasons)})")
+    raise unfit(link, model) or EngineError(f"{link.root} does not score prompts ({'; '.join(reasons)})", fix=SERVERS)
 
 
-def _unfit(link: Link, model: str, why: str) -> EngineError:
-    """The error for a server that cannot score prompts. Of llama-server and Ollama, it names the file that can be."""
-    props = link.get("/props", final=ANYTHING).fields
+def unfit(link: Link, model: str) -> EngineError | None:
+    """The refusal of llama-server or Ollama, with their file and what scores it; None if it is another server."""
+    props, at = link.get("/props", final=ANYTHING).fields, "on the server's machine"
     if "default_generation_settings" in props:
         name, file = "a llama-server", props.get("model_path")
-        scored = shlex.quote(harmless(file)) if isinstance(file, str) and file else "MODEL.gguf"
+        is_named = isinstance(file, str) and file not in ("", "none")  # none: it starts one server for each model
+        scored = f"{shlex.quote(harmless(str(file))) if is_named else 'MODEL.gguf'} --flash-attn auto"  # its default
     elif isinstance(link.get("/api/version", final=ANYTHING).fields.get("version"), str):
-        name, scored = "Ollama", shlex.quote(f"ollama:{model}")
+        name, at, scored = "Ollama", f"{at}, for it is not on this one", shlex.quote(f"ollama:{model}")
+        with contextlib.suppress(ModelError):
+            at = f"it is {reader.place(f'ollama:{model}')}" if (reader := reader_of(f"ollama:{model}")) else at
     else:
-        return EngineError(
-            why, fix="give the address of a server that has prompt_logprobs, echo with logprobs, or SGLang's /generate"
-        )
+        return None
     return EngineError(
         f"{link.root} is {name}, which scores the tokens that it generates, not those of a text",
-        fix=f"score its file by llama.cpp, as it is served, on the server's machine: scoremode ppl {scored}",
+        fix=f"score its file by llama.cpp ({at}): scoremode ppl {scored}; "
+        "add --flash-attn, --cache-type-k and --cache-type-v as it was started",
     )
+
+
+def refuse_unfit(address: str, model: str) -> None:
+    """Refuses llama-server and Ollama; nothing is scored. What does not answer, or only with a key, may be another."""
+    found, link = None, Link(root_of(address), None, timeout=FIRST_WORD_SECONDS, patience=0.0)
+    with contextlib.suppress(ScoremodeError), contextlib.closing(link):
+        found = unfit(link, model)
+    if found is not None:
+        raise found

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from scoremode.core.arguments import read_key
+from scoremode.core.hub import offline_if_unreachable
 from scoremode.core.models.embedded import EMBEDDED
 from scoremode.core.models.facts import resolve
 from scoremode.core.models.subject import Subject
@@ -131,7 +132,8 @@ def _on_hub(name: str) -> str | Path | None:
     if isinstance(kept, str):
         return Path(kept).parent
     try:
-        files = HfApi().model_info(name, timeout=HUB_SECONDS).siblings or ()
+        with offline_if_unreachable():
+            files = HfApi().model_info(name, timeout=HUB_SECONDS).siblings or ()
     except Exception:  # the hub client raises many kinds; all of them mean that the server must do
         return None
     return name if any(file.rfilename == "tokenizer.json" for file in files) else None

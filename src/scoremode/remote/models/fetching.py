@@ -21,18 +21,23 @@ DENIED = ""  # the client asks again, and says why
 SILENCE = 30.0  # seconds after which a connection is given up
 
 
-def fetch_blob(url: str, blob: Path, size: int, what: str) -> None:
+def fetch_blob(url: str, blob: Path, size: int, what: str) -> bool:
     """Fetches ``url`` into ``blob``, a file of ``size`` bytes that is named by its sha256.
 
-    ModelError if the network fails again and again, or if the file has another hash.
+    False if it is there already, unchecked, or is denied. ModelError if the network fails again and again, or if the
+    file has another hash.
     """
     part = blob.with_name(f"{blob.name}.incomplete")
     with hold_lock(blob.with_name(f"{blob.name}.lock"), waiting=f"another process is fetching {what}: waiting for it"):
+        if blob.exists():
+            return False
+        if part.is_symlink():  # what it names is somebody else's
+            part.unlink()
         failures, have = 0, _length(part)
-        while not blob.exists() and have < size:
+        while have < size:
             reason = _append(url, part, size, what)
             if reason == DENIED:
-                return
+                return False
             before, have = have, _length(part)
             failures = failures + 1 if have <= before else 0
             if reason is not None and failures >= ATTEMPTS:
@@ -40,12 +45,12 @@ def fetch_blob(url: str, blob: Path, size: int, what: str) -> None:
                 raise ModelError(f"{what} could not be fetched: {reason}; {kept}", fix="run it again to go on")
             if reason is not None:
                 time.sleep(min(failures, 2))
-        if not blob.exists():
-            tell_display(f"checking the hash of {what}")
-            if file_sha256(part) != blob.name:
-                part.unlink()
-                raise ModelError(f"{what} does not have the hash that the hub states", fix="run it again to fetch it")
-            part.rename(blob)
+        tell_display(f"checking the hash of {what}")
+        if file_sha256(part) != blob.name:
+            part.unlink()
+            raise ModelError(f"{what} does not have the hash that the hub states", fix="run it again to fetch it")
+        part.rename(blob)
+        return True
 
 
 def _append(url: str, part: Path, size: int, what: str) -> str | None:

@@ -2,7 +2,7 @@
 
 org/repo:Q4_K_M       the file, or the parts of a split one, of that quantization
 org/repo/file.gguf    that file; for a split one, its first part
-org/repo:*            every quantization (candidates of ``compare``), the smallest first
+org/repo:*            every quantization but the baseline (candidates of ``compare``), the smallest first
 
 A file is fetched into the cache of the hub's own client and compared with the hash that the hub states. Without a
 network, what is in the cache is used.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -22,18 +23,19 @@ from scoremode.core.cache.units import size_words
 from scoremode.core.disk.files import remembered_sha256
 from scoremode.core.hub import explain_hub_error, offline_if_unreachable, quiet
 from scoremode.core.models.gguf import SPLIT, SUFFIX
-from scoremode.errors import ModelError, print_line
+from scoremode.core.models.names import reader_of
+from scoremode.errors import ModelError, RunError, print_line
 from scoremode.remote.models.fetching import fetch_blob
 
 BY_TYPE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+):(?P<type>[\w.*-]+)")
-BY_FILE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)/(?P<file>(?:[\w. +-]+/)*[\w. +-]+\.gguf)", re.IGNORECASE)
+BY_FILE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)/(?P<file>[^*?\x00-\x1f]+\.gguf)", re.IGNORECASE)
 LOCAL = (".", "/", "~")  # how names of files and folders of this machine begin
 TYPE = re.compile(
     r"(?:^|[-._/])((?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|MXFP4(?:_MOE)?|NVFP4|BF16|F16|F32))(?=[-._/]|$)",
     re.IGNORECASE,
 )
 HASH = re.compile("[0-9a-f]{64}")
-PROJECTOR = "mmproj"  # files for images, which are no language models
+BESIDE = re.compile("mmproj|^imatrix|imatrix[.]gguf$")  # in names of files that are no language models
 EVERY = "*"
 
 
@@ -64,14 +66,16 @@ class Listing:
 
     def named(self) -> list[tuple[str, HubModel]]:
         """The models, each with its type, or with its first file if the type is not known or not its own."""
-        types = [model.type for model in self.models]
-        is_clear = [model.type if types.count(model.type) == 1 else None for model in self.models]
-        return [(known or model.files[0], model) for known, model in zip(is_clear, self.models, strict=True)]
+        types = Counter(str(model.type).lower() for model in self.models)
+        return [
+            (model.type if model.type and types[model.type.lower()] == 1 else model.files[0], model)
+            for model in self.models
+        ]
 
 
 @dataclass
 class HubNames:
-    fetched: dict[str, list[Path]] = field(default_factory=dict)  # by name: files that were not in the cache before
+    fetched: dict[str, list[tuple[str, Path]]] = field(default_factory=dict)  # by name: new files in a repository
 
     def claims(self, name: str) -> bool:
         if name.startswith(LOCAL):
@@ -79,13 +83,23 @@ class HubNames:
         by_file = BY_FILE.fullmatch(name)  # in a folder of this machine, it is a file that is missing there
         return bool(BY_TYPE.fullmatch(name)) or (by_file is not None and not Path(name).parents[-2].exists())
 
-    def expand(self, name: str) -> list[str]:
+    def expand(self, name: str, baseline: str) -> list[str]:
         if not name.endswith(f":{EVERY}"):
             return [name]
         repo = name.removesuffix(f":{EVERY}")
-        return [
-            f"{repo}:{short}" if short == model.type else f"{repo}/{short}" for short, model in listing(repo).named()
-        ]
+        is_beside = baseline.startswith((f"{repo}:", f"{repo}/")) and reader_of(baseline) is self
+        first = _chosen(baseline)[0] if is_beside else None
+        found = [full for full, model in _named(repo) if model is not first]
+        if not found:
+            other = f" but {baseline}" if first else ""
+            raise ModelError(f"{repo} has no GGUF model{other}", fix="give a repository with GGUF files")
+        return found
+
+    def models_in(self, repo: str) -> list[str]:
+        return [model.words(full) for full, model in _named(repo)]
+
+    def place(self, name: str) -> Path:
+        raise ModelError(f"{name} is on the hub", fix="fetch it")
 
     def find(self, name: str) -> Path:
         model, repo, commit = _chosen(name)
@@ -98,37 +112,49 @@ class HubNames:
     def _fetch(self, name: str, repo: str, commit: str, file: str, *, size: int | None, sha256: str | None) -> Path:
         from huggingface_hub import constants, hf_hub_download, hf_hub_url, try_to_load_from_cache
 
-        blob, here = None, try_to_load_from_cache(repo, file, revision=commit)
+        blob, here = _folder(repo) / "blobs" / str(sha256), try_to_load_from_cache(repo, file, revision=commit)
+        is_checked = False
         if not isinstance(here, str):
-            how_large = "" if size is None else f", {size_words(size)}"
-            print_line(f"scoremode: fetching {file} of {repo} from the hub{how_large}")
+            before = set(blob.parent.glob("*"))  # with another commit, the content may be here already
+            if blob not in before:
+                how_large = "" if size is None else f", {size_words(size)}"
+                print_line(f"scoremode: fetching {file} of {repo} from the hub{how_large}")
             if sha256 and HASH.fullmatch(sha256) and size is not None and size <= constants.MAX_HTTP_DOWNLOAD_SIZE:
                 url = hf_hub_url(repo, file, revision=commit, endpoint=_endpoint())
-                blob = _folder(repo) / "blobs" / sha256
-                _ask(name, lambda: fetch_blob(url, blob, size, f"{file} of {repo}"))
+                is_checked = _ask(name, lambda: fetch_blob(url, blob, size, f"{file} of {repo}"))
             here = _ask(name, lambda: hf_hub_download(repo, file, revision=commit, endpoint=_endpoint()))
-            self.fetched.setdefault(name, []).append(Path(here))
+            if _blob(Path(here), repo) not in before:
+                self.fetched.setdefault(name, []).append((repo, Path(here)))
         path = Path(here)
-        is_checked = blob is not None and path.resolve() == blob.resolve()
-        if sha256 is not None and not is_checked and remembered_sha256(path) != sha256:
-            _remove(path)
+        if sha256 and not (is_checked and _blob(path, repo) == blob) and remembered_sha256(path) != sha256:
+            _remove(path, _blob(path, repo))
             raise ModelError(
                 f"{file} of {repo} does not have the hash that the hub states", fix="run it again to fetch it"
             )
         return path
 
     def release(self, name: str) -> None:
-        for path in self.fetched.pop(name, ()):
-            _remove(path)
+        for repo, path in self.fetched.pop(name, ()):
+            blob = _blob(path, repo)
+            others = (_blob(one, repo) for one in (_folder(repo) / "snapshots").rglob("*") if one != path)
+            _remove(path, None if blob in others else blob)
 
 
 HUB_NAMES = HubNames()
 
 
-def _remove(path: Path) -> None:
-    """Removes a file from the hub's cache: its content, and the link that names it."""
-    path.resolve().unlink(missing_ok=True)
-    path.unlink(missing_ok=True)
+def _blob(path: Path, repo: str) -> Path | None:
+    """The content in the hub's cache that a link in a snapshot names; None for a file, or a link to another folder."""
+    blobs = _folder(repo) / "blobs"
+    target = path.parent / path.readlink() if path.is_symlink() else path
+    return blobs / target.name if target.parent.resolve() == blobs.resolve() else None
+
+
+def _remove(path: Path, blob: Path | None) -> None:
+    """Removes a file from the hub's cache: the link that names it, and its content."""
+    for one in (path, blob):
+        if one is not None:
+            one.unlink(missing_ok=True)
 
 
 def _chosen(name: str) -> tuple[HubModel, str, str]:
@@ -151,6 +177,11 @@ def _chosen(name: str) -> tuple[HubModel, str, str]:
     raise ModelError(f"{repo} has {len(found)} models of the type {wanted}", fix=f"choose one of {files}")
 
 
+def _named(repo: str) -> list[tuple[str, HubModel]]:
+    """The models of a repository by their full names."""
+    return [(f"{repo}{':' if short == model.type else '/'}{short}", model) for short, model in listing(repo).named()]
+
+
 @cache
 def listing(repo: str) -> Listing:
     """The GGUF models of a repository; from the client's cache if the hub cannot be reached."""
@@ -166,13 +197,13 @@ def listing(repo: str) -> Listing:
 
 
 def _in_cache(repo: str, reason: str) -> Listing:
-    """The models of a repository that were fetched before, at the newest commit."""
-    snapshots = sorted((_folder(repo) / "snapshots").glob("*/"), key=lambda folder: folder.stat().st_mtime)
-    if not snapshots:
-        raise ModelError(f"{repo} is not on this machine, and {reason}", fix="fetch it first, or give a local file")
-    newest = snapshots[-1]
-    found = [path for path in newest.rglob(f"*{SUFFIX}") if path.exists()]
-    return Listing(newest.name, _models([(str(one.relative_to(newest)), one.stat().st_size, None) for one in found]))
+    """The models of a repository that were fetched before, at the newest commit with any."""
+    for newest in sorted((_folder(repo) / "snapshots").glob("*/"), key=lambda folder: -folder.stat().st_mtime):
+        if found := [path for path in newest.rglob(f"*{SUFFIX}") if path.exists()]:
+            names = [(one, HASH.fullmatch(one.resolve().name)) for one in found]  # the cache names files by hashes
+            files = [(str(one.relative_to(newest)), one.stat().st_size, its and its[0]) for one, its in names]
+            return Listing(newest.name, _models(files))
+    raise ModelError(f"{repo} is not on this machine, and {reason}", fix="fetch it first, or give a local file")
 
 
 def _folder(repo: str) -> Path:
@@ -193,17 +224,17 @@ def _ask(name: str, ask: Any) -> Any:
     except ModelError:
         raise
     except Exception as error:  # the hub's client raises many types; all of them mean "no file"
-        reason, fix = explain_hub_error(error)
+        locking = error.__context__ if isinstance(error, RunError) else None  # the cache cannot be written
+        reason, fix = explain_hub_error(locking if isinstance(locking, OSError) else error)
         raise ModelError(f"{name} could not be fetched from the Hugging Face hub: {reason}", fix=fix) from None
 
 
 def _models(files: Sequence[tuple[str, int | None, str | None]]) -> tuple[HubModel, ...]:
-    """Puts the parts of split models together, and leaves out projectors of images."""
+    """Puts the parts of split models together, and leaves out what is no language model."""
     parts: dict[str, list[tuple[str, int | None, str | None]]] = {}
     for file in sorted(files):
-        name = file[0].rpartition("/")[2]
         split = SPLIT.match(file[0])
-        if not name.lower().startswith(PROJECTOR):
+        if not BESIDE.search(file[0].rpartition("/")[2].lower()):
             parts.setdefault(file[0] if split is None else f"{split[1]}-of-{split[3]}", []).append(file)
     found = []
     for each in parts.values():

@@ -39,13 +39,22 @@ class OllamaNames:
     def claims(self, name: str) -> bool:
         return name.startswith(PREFIX)
 
-    def expand(self, name: str) -> list[str]:
+    def expand(self, name: str, baseline: str) -> list[str]:
         return [name]
+
+    def models_in(self, repo: str) -> list[str]:
+        return []
 
     def release(self, name: str) -> None:
         """Nothing was fetched."""
 
     def find(self, name: str) -> Path:
+        path = self.place(name)
+        if remembered_sha256(path) != path.name.removeprefix("sha256-"):
+            raise ModelError(f"{path} does not have the hash in its name", fix="ollama pull it again")
+        return path
+
+    def place(self, name: str) -> Path:
         root = next((folder for folder in folders() if (folder / "manifests").is_dir()), None)
         if root is None:
             raise ModelError(
@@ -57,12 +66,9 @@ class OllamaNames:
             raise ModelError(
                 f"Ollama has no {name.removeprefix(PREFIX)}", fix=f"ollama pull it, or choose one of: {there}"
             )
-        layer = _weights(manifest)
-        path = root / "blobs" / layer.digest.replace(":", "-")
+        path = root / "blobs" / _weights(manifest).digest.replace(":", "-")
         if not path.is_file():
             raise ModelError(f"{manifest} names a file that is not there: {path}", fix="ollama pull it again")
-        if remembered_sha256(path) != layer.digest.removeprefix("sha256:"):
-            raise ModelError(f"{path} does not have the hash in its name", fix="ollama pull it again")
         return path
 
 
