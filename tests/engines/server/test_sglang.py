@@ -22,6 +22,7 @@ from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import choose, open_engine
 from scoremode.core.scores.answers import WindowList
 from scoremode.engines.server import link
+from scoremode.engines.server.engine import ServerEngine
 from scoremode.engines.server.forms import FORMS, WrongAnswerError
 from scoremode.errors import EngineError
 from tests.conftest import DATA
@@ -33,6 +34,7 @@ REAL = json.loads((DATA / "sglang.json").read_text())
 ANSWERS = {tuple(one["input_ids"]): {"text": "", "meta_info": one["meta_info"]} for one in REAL["/generate"]}
 SENT, RECORDED = list(ANSWERS.items())[-1]  # 1, 2, 3, 511, 7, 511; and 511 is the last of the vocabulary
 INFO = {"version": "0.5.16", "dtype": "bfloat16", "enable_fp32_lm_head": False, "tp_size": 2, "port": 30000}
+NO_LIST: tuple[Any, ...] = (None, [], 5, "x")
 Edit = Callable[[list[list[Any]], list[Any]], object]
 
 
@@ -129,10 +131,7 @@ def _changed(edit: Edit) -> dict[str, Any]:
         (_changed(lambda _, top: top[1].clear()), "no input_top_logprobs of a token"),
         (_changed(lambda _, top: top.__setitem__(1, None)), "no input_top_logprobs of a token"),
         (_changed(lambda _, top: top[1].__setitem__(0, [-1.0])), "no input_top_logprobs of a token"),
-        *(
-            ({"meta_info": RECORDED["meta_info"] | {"input_top_logprobs": x}}, "no input_top")
-            for x in (None, [], 5, "x")
-        ),
+        *(({"meta_info": RECORDED["meta_info"] | {"input_top_logprobs": x}}, "no input_top") for x in NO_LIST),
         ({"meta_info": None}, "no input_token_logprobs"),
         ({"text": ""}, "no input_token_logprobs"),
     ],
@@ -207,6 +206,7 @@ def test_other_weights_and_hidden_states_are_refused(served: SmallServer) -> Non
     ):
         next(engine.score(WindowList(()), np.zeros(0, np.bool_), Wanted(states=True)))
     served.weights = "v2"
+    assert isinstance(engine, ServerEngine)
     with pytest.raises(EngineError, match="was weight_version v1 and is weight_version v2"):
         engine.require_same()
 

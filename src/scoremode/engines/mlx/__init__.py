@@ -107,13 +107,14 @@ class MlxPlugin(EnginePlugin):
 
         with keeping_limits():
             from mlx_lm import utils
-        model, config = utils.load_model(checkpoint)
-        model, changed = utils.quantize_model(model, config, 64, 4, quant_predicate=lambda path, _: path != "lm_head")
-        folder, judge = checkpoint.with_name("mlx-4bit"), checkpoint.with_name("mlx-plain")
-        utils.save_model(folder, model)
-        utils.save_config(changed, folder / "config.json")
-        utils.save_model(judge, utils.dequantize_model(model))
-        utils.save_config(config, judge / "config.json")
+
+            model, config = utils.load_model(checkpoint)
+            model, changed = utils.quantize_model(model, config, 64, 4, quant_predicate=lambda p, _: p != "lm_head")
+            folder, judge = checkpoint.with_name("mlx-4bit"), checkpoint.with_name("mlx-plain")
+            utils.save_model(folder, model)
+            utils.save_config(changed, folder / "config.json")
+            utils.save_model(judge, utils.dequantize_model(model))
+            utils.save_config(config, judge / "config.json")
         note = f"{', '.join(f'{name} {version(name)}' for name in self.packages)}; please send it: {ISSUES}"
         return SelfTest(str(folder), {"dtype": "float32"}, judge=str(judge), note=note)
 

@@ -61,25 +61,25 @@ def to_mlx(x: Tensor) -> Any:
 
 @contextlib.contextmanager
 def keeping_limits() -> Iterator[None]:
-    """mlx-lm lowers the number of files that this process may open when it is imported; this keeps the number."""
+    """When it is imported, mlx-lm lowers the number of files that this process may open; and it prints. Not in here."""
     import resource
 
     usual = resource.setrlimit
     resource.setrlimit = lambda *_: None
     try:
-        yield
+        with contextlib.redirect_stdout(None):
+            yield
     finally:
         resource.setrlimit = usual
 
 
 def load_model(facts: ModelFacts, options: MlxOptions, device: Any) -> tuple[Any, int]:
     """Loads a checkpoint as mlx-lm does, and calls it once for the size of its vocabulary; ModelError if it cannot."""
-    declared = facts.config.get("quantization")
+    declared = facts.config.get("quantization")  # MLX would divide by 0, and end the process
     every = (declared, *declared.values()) if isinstance(declared, Mapping) else ()
     sizes = [size for one in every if isinstance(one, Mapping) for size in map(one.get, KIND[1:], (1, 1))]
     if wrong := [size for size in sizes if type(size) is not int or size < 1]:
-        why = f"its quantization has {str(wrong[0])[:20]} as bits or group_size"  # MLX would divide by it, and crash
-        raise ModelError(f"mlx-lm cannot run {facts.name}: {why}", fix="download the model again")
+        raise ModelError(f"{facts.name} declares {str(wrong[0])[:20]} as bits or group_size", fix="download it again")
     with keeping_limits():
         from mlx_lm.utils import load_model as load
     try:
@@ -243,14 +243,11 @@ def config_notes(model: Any, config: Mapping[str, Any], cache: Any) -> list[str]
     """Notes on values of a config that mlx-lm does not use. The numbers stay those of mlx-lm."""
     text: Mapping[str, Any] = config.get("text_config") or config
     notes = _rope_notes(model, text.get("rope_parameters"))
-    window, context = text.get("sliding_window"), text.get("max_position_embeddings")
-    is_used = isinstance(window, int) and text.get("use_sliding_window") is not False
+    window = text.get("sliding_window") if text.get("use_sliding_window") is not False else None
+    context = text.get("max_position_embeddings")
     kinds = {type(part).__name__ for one in cache for part in getattr(one, "caches", (one,))}
-    if (
-        is_used
-        and not (isinstance(context, int) and window >= context)
-        and not kinds & {"RotatingKVCache", "ChunkedKVCache"}
-    ):
+    reaches = isinstance(window, int) and not (isinstance(context, int) and window >= context)
+    if reaches and not kinds & {"RotatingKVCache", "ChunkedKVCache"}:
         notes.append(f"mlx-lm does not use sliding_window: it computes without the window of {window} tokens")
     if text.get("model_type") == "falcon_h1" and (factor := text.get("key_multiplier")) not in (None, 1):
         notes.append(f"mlx-lm does not use key_multiplier: it computes without the factor {factor}")
