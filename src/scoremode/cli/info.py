@@ -267,7 +267,7 @@ def _engine_error(plugin: EnginePlugin, folder: Path, test: SelfTest) -> tuple[f
         windows: tuple[Window, ...] = (_own(np.arange(9)),)
         found, _ = _scored(ChosenEngine(plugin, options, plugin.subject(test.model, options, None)), windows)
         return float(np.abs(found[0].logprob - test.logprob).max()), f"{test.logprob:.4f} for every token"
-    random, facts = np.random.default_rng(0), inspect_model(str(folder))
+    random, facts = np.random.default_rng(0), inspect_model(test.model if test.judge else str(folder))
     windows = tuple(_own(random.integers(3, SMALL_VOCABULARY, length)) for length in LENGTHS)
     subject = Subject(
         test.model,
@@ -278,11 +278,11 @@ def _engine_error(plugin: EnginePlugin, folder: Path, test: SelfTest) -> tuple[f
         checkpoint=facts,
     )
     found, about = _scored(ChosenEngine(plugin, options, subject), windows)
-    truth = _judge(folder, windows)
+    truth = _judge(Path(test.judge or folder), windows)
     gaps = [
         np.abs(getattr(found[i], name) - getattr(truth[i], name)).max() for i in range(len(windows)) for name in COLUMNS
     ]
-    return float(np.max(gaps)), f"{sum(LENGTHS) - len(LENGTHS)} targets; {about}"
+    return float(np.max(gaps)), f"{sum(LENGTHS) - len(LENGTHS)} targets; {about}{test.note and '; '}{test.note}"
 
 
 def _scored(chosen: ChosenEngine, windows: tuple[Window, ...]) -> tuple[dict[int, Answers], str]:

@@ -70,19 +70,20 @@ def test_layers_that_guess_further_tokens_are_noted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "problem"),
+    ("config", "problem"),
     [
-        (1, "has weights for 2 layers and a config for 1"),
-        (3, "has weights for 2 layers and a config for 3"),
-        (0, "gives 0 as the number of layers"),
-        (-1, "gives -1 as the number of layers"),
+        ({"num_hidden_layers": 1}, "has weights for 2 layers and a config for 1"),
+        ({"num_hidden_layers": 3}, "has weights for 2 layers and a config for 3"),
+        ({"num_hidden_layers": 0}, "gives 0 as the number of layers"),
+        ({"num_hidden_layers": -1}, "gives -1 as the number of layers"),
+        ({"text_config": [1]}, "is not an object; download the model again"),
     ],
 )
 def test_a_config_with_other_layers_is_refused_before_weights_are_loaded(
-    changed: Any, refused: Refused, layers: int, problem: str
+    changed: Any, refused: Refused, config: dict[str, Any], problem: str
 ) -> None:
     """With one layer less, another model would be scored silently."""
-    assert problem in refused("ppl", changed({"num_hidden_layers": layers}), "--text", TEXT)
+    assert problem in refused("ppl", changed(config), "--text", TEXT)
 
 
 # ── tensors ──────────────────────────────────────────────────────────────────────────────────────────────────────────

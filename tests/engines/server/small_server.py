@@ -44,6 +44,7 @@ class SmallServer:
     max_model_len: int | None = 600
     version: str | None = "1.0"
     fingerprint: str | None = "small-1.0-abcd"
+    weights: str = ""  # what SGLang says instead of a fingerprint
     forms: tuple[str, ...] = ("prompt_logprobs", "echo")
     names_ids: bool = True  # echo: does it write token_id:N?
     tokenizes: bool = True
@@ -143,7 +144,8 @@ class SmallServer:
         """As SGLang answers: the last id of a vocabulary is called 0."""
         ids, rows, most = asked["input_ids"], self.rows(asked["input_ids"]), asked.get("top_logprobs_num", 0)
         own = [[self._number(row[i]), i if i < self.ids - 1 else 0, None] for row, i in zip(rows, ids[1:], strict=True)]
-        found: dict[str, Any] = {"prompt_tokens": len(ids), "input_token_logprobs": [[None, ids[0], None], *own]}
+        version = {"weight_version": self.weights} if self.weights else {}
+        found: dict[str, Any] = {**version, "input_token_logprobs": [[None, ids[0], None], *own]}
         if most:
             top = [[[self._number(row[i]), i, None] for i in np.argsort(-row)[:most].tolist()] for row in rows]
             found["input_top_logprobs"] = [None, *top]

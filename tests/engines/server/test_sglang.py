@@ -1,48 +1,47 @@
 """SGLang: its own form of scores, on a small server that speaks it, and on answers that a real one gave.
 
-``RECORDED`` are answers of SGLang 0.5.16 on an H200 (SmolLM2-135M, bfloat16, ``--enable-fp32-lm-head``), without the
-fields that nobody reads. No CPU runs SGLang as it is released, so no test here starts it.
+``tests/data/sglang.json`` has answers of SGLang 0.5.23 (its CPU engine, stories260K, float32, 2026-11-18), without the
+fields that nobody reads. Its kernels for CPUs have no wheel, so no test here starts it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import scoremode as sm
+from scoremode.core.engine.base import Wanted
+from scoremode.core.engine.plugin import Work
+from scoremode.core.engine.registry import choose, open_engine
+from scoremode.core.scores.answers import WindowList
 from scoremode.engines.server import link
+from scoremode.engines.server.engine import ServerEngine
 from scoremode.engines.server.forms import FORMS, WrongAnswerError
 from scoremode.errors import EngineError
+from tests.conftest import DATA
 from tests.engines.server.small_server import SmallServer
 from tests.engines.server.test_small_server import ask, assert_exact
 
 GENERATE = next(form for form in FORMS if form.name == "generate")
-SENT = [1, 2, 3, 49151, 7]
-RECORDED = {
-    "text": "",
-    "output_ids": [],
-    "meta_info": {
-        "prompt_tokens": 5,
-        "weight_version": "default",
-        "input_token_logprobs": [
-            [None, 1, None],
-            [-18.294471740722656, 2, None],
-            [-27.043689727783203, 3, None],
-            [-23.603515625, 0, None],  # id 49151, the last of the vocabulary
-            [-20.988967895507812, 7, None],
-        ],
-    },
-}
+REAL = json.loads((DATA / "sglang.json").read_text())
+ANSWERS = {tuple(one["input_ids"]): {"text": "", "meta_info": one["meta_info"]} for one in REAL["/generate"]}
+SENT, RECORDED = list(ANSWERS.items())[-1]  # 1, 2, 3, 511, 7, 511; and 511 is the last of the vocabulary
+INFO = {"version": "0.5.16", "dtype": "bfloat16", "enable_fp32_lm_head": False, "tp_size": 2, "port": 30000}
+NO_LIST: tuple[Any, ...] = (None, [], 5, "x")
+Edit = Callable[[list[list[Any]], list[Any]], object]
 
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallServer]:
     monkeypatch.setattr(link, "FIRST_DELAY", 0.02)
-    info = {"version": "0.5.16", "dtype": "bfloat16", "enable_fp32_lm_head": False, "tp_size": 2, "port": 30000}
-    with SmallServer(forms=("generate",), version=None, fingerprint=None, more={"/server_info": info}) as server:
+    with SmallServer(forms=("generate",), version=None, fingerprint=None, more={"/server_info": INFO.copy()}) as server:
         yield server
 
 
@@ -63,33 +62,76 @@ def test_a_server_that_is_started_again_otherwise_is_another_one(served: SmallSe
     assert ask(served).manifest["engine_settings"]["settings"] == {**first, "tp_size": 1}
 
 
+@pytest.mark.parametrize("info", [None, [1], {"version": "0.5.16"}])
+def test_a_server_that_does_not_say_its_dtype(served: SmallServer, info: Any) -> None:
+    served.more = {"/server_info": info}
+    assert "the server does not say its dtype" in ask(served).manifest["notes"]
+    served.more = {"/get_server_info": {**INFO, "torchao_config": "int4wo-128"}}  # its name in older versions
+    assert ask(served).manifest["engine_settings"]["settings"]["torchao_config"] == "int4wo-128"
+
+
+def test_windows_of_a_real_one_are_those_of_transformers(stories: Path) -> None:
+    """Its recorded answers are sent again; prompts that were not recorded are computed by Transformers."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(stories, dtype=torch.float32).requires_grad_(False)
+
+    class Replaying(SmallServer):
+        def generate(self, asked: dict[str, Any]) -> dict[str, Any]:
+            known = ANSWERS.get(tuple(asked["input_ids"]))
+            replayed.append(known is not None)
+            return super().generate(asked) if known is None else known
+
+        def rows(self, ids: list[int]) -> Any:
+            return model(torch.tensor([ids])).logits[0, :-1].double().log_softmax(-1).numpy()
+
+    replayed, text = list[bool](), (DATA / "wiki.test.part.raw").read_text()[: REAL["characters"]]
+    question: Any = {"text": text, "context_length": REAL["context_length"], "fresh": True}
+    more, (entry,) = {name: REAL[name] for name in ("/v1/models", "/server_info")}, REAL["/v1/models"]["data"]
+    with Replaying(
+        forms=("generate",), version=None, fingerprint=None, weights="default", ids=512, tokenizes=False, more=more
+    ) as server:
+        found = sm.ppl(entry["id"], engine=server.address, tokenizer=str(stories), **question)
+    assert sum(replayed) == len(ANSWERS) - 1
+    wanted = sm.ppl(str(stories), dtype="float32", **question)
+    assert np.abs(found.scores.logprob - wanted.scores.logprob).max() < 1e-4
+
+
 def test_an_answer_of_a_real_one_is_read() -> None:
-    value = json.loads(json.dumps(RECORDED))
-    logprob = GENERATE.read(None, value, SENT).logprob  # type: ignore[arg-type]
-    assert logprob.tolist() == [-18.294471740722656, -27.043689727783203, -23.603515625, -20.988967895507812]
+    logprob = GENERATE.read(None, RECORDED, SENT).logprob  # type: ignore[arg-type]
+    assert logprob.tolist() == [one[0] for one in RECORDED["meta_info"]["input_token_logprobs"][1:]]
     assert GENERATE.body("any", SENT, 0) == {
-        "input_ids": SENT,
+        "input_ids": list(SENT),
         "sampling_params": {"max_new_tokens": 0, "temperature": 0},
         "return_logprob": True,
         "logprob_start_len": 0,
+        "top_logprobs_num": 1,
     }
 
 
-def _changed(edit: Callable[[list[list[Any]]], object]) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(json.dumps(RECORDED))
-    edit(value["meta_info"]["input_token_logprobs"])
+def _changed(edit: Edit) -> dict[str, Any]:
+    value: dict[str, Any] = deepcopy(RECORDED)
+    edit(value["meta_info"]["input_token_logprobs"], value["meta_info"]["input_top_logprobs"])
     return value
 
 
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (_changed(lambda listed: listed.pop()), "4 positions for 5 tokens"),
-        (_changed(lambda listed: listed[2].__setitem__(1, 4)), "not about the tokens that were sent"),
-        (_changed(lambda listed: listed[1].__setitem__(1, 0)), "not about the tokens that were sent"),
-        (_changed(lambda listed: listed[0].__setitem__(0, -1.0)), "the first token has a score"),
-        (_changed(lambda listed: listed[3].__setitem__(0, None)), "not a number"),
-        (_changed(lambda listed: listed.__setitem__(2, [])), "no input_token_logprobs"),
+        (_changed(lambda own, _: own.pop()), "5 positions for 6 tokens"),
+        (_changed(lambda own, _: own[2].__setitem__(1, 4)), "not about the tokens that were sent"),
+        (_changed(lambda own, _: own[1].__setitem__(1, 0)), "not about the tokens that were sent"),
+        (_changed(lambda own, _: own[0].__setitem__(0, -1.0)), "the first token has a score"),
+        (_changed(lambda own, _: own[3].__setitem__(0, None)), "not a number"),
+        (_changed(lambda own, _: own.__setitem__(2, [])), "no input_token_logprobs"),
+        (_changed(lambda own, _: own[2].__setitem__(1, 3.0)), "no input_token_logprobs"),
+        (_changed(lambda _, top: top.pop()), "no input_top_logprobs"),
+        (_changed(lambda _, top: top.__setitem__(0, top[1])), "no input_top_logprobs"),
+        (_changed(lambda _, top: top[1].clear()), "no input_top_logprobs of a token"),
+        (_changed(lambda _, top: top.__setitem__(1, None)), "no input_top_logprobs of a token"),
+        (_changed(lambda _, top: top[1].__setitem__(0, [-1.0])), "no input_top_logprobs of a token"),
+        *(({"meta_info": RECORDED["meta_info"] | {"input_top_logprobs": x}}, "no input_top") for x in NO_LIST),
         ({"meta_info": None}, "no input_token_logprobs"),
         ({"text": ""}, "no input_token_logprobs"),
     ],
@@ -99,20 +141,74 @@ def test_what_does_not_fit_is_refused(value: dict[str, Any], said: str) -> None:
         GENERATE.read(None, value, SENT)  # type: ignore[arg-type]
 
 
-def test_scores_shifted_by_one_are_refused(served: SmallServer) -> None:
-    honest = served.generate
+def test_only_the_last_id_of_a_vocabulary_is_called_0() -> None:
+    with pytest.raises(WrongAnswerError, match="not about the tokens that were sent"):
+        replace(GENERATE, last=512).read(None, RECORDED, SENT)  # type: ignore[arg-type]
 
-    def shifted(asked: dict[str, Any]) -> dict[str, Any]:
+
+# ── numbers that are no scores of their tokens ───────────────────────────────────────────────────────────────────────
+def _moved(own: list[list[Any]], numbers: list[float]) -> None:
+    for one, number in zip(own[1:], numbers, strict=True):
+        one[0] = number
+
+
+def _left(own: list[list[Any]], _top: object) -> None:
+    _moved(own, [*(one[0] for one in own[2:]), -1.0])
+
+
+def _right(own: list[list[Any]], _top: object, first: float = -1.0) -> None:
+    _moved(own, [first, *(one[0] for one in own[1:-1])])
+
+
+def _right_with_the_likeliest(own: list[list[Any]], top: list[Any]) -> None:
+    _right(own, top, first=-20.0)
+    top[2:] = top[1:-1]
+
+
+def _right_in_long_prompts(own: list[list[Any]], top: list[Any]) -> None:
+    if len(own) > 32:
+        _right_with_the_likeliest(own, top)
+
+
+TRICKS: dict[str, tuple[Edit, str]] = {
+    "left": (_left, "change with the tokens that follow"),
+    "left, of an unsure model": (_left, "does not change with the last token|not the one that it has"),
+    "right": (_right, "does not change with the last token|not the one that it has"),
+    "right, with the likeliest": (_right_with_the_likeliest, "does not change with the last token"),
+    "right, in long prompts": (_right_in_long_prompts, "does not change with the last token|not the one that it has"),
+    "half": (lambda own, _: _moved(own, [one[0] / 2 for one in own[1:]]), "not the one that it has"),
+    "five less": (lambda own, _: _moved(own, [one[0] - 5 for one in own[1:]]), "not the one that it has"),
+    "five more": (lambda own, _: _moved(own, [5.0 for _ in own[1:]]), "it gives 5 as a log-probability"),
+}
+
+
+@pytest.mark.parametrize("name", TRICKS)
+def test_numbers_of_other_tokens_are_refused(served: SmallServer, name: str) -> None:
+    honest, (edit, said) = served.generate, TRICKS[name]
+    served.logits /= 40 if "unsure" in name else 1
+
+    def spoiled(asked: dict[str, Any]) -> dict[str, Any]:
         found = honest(asked)
-        listed = found["meta_info"]["input_token_logprobs"]
-        numbers = [one[0] for one in listed]
-        for one, number in zip(listed[1:], [*numbers[2:], -1.0], strict=True):
-            one[0] = number
+        edit(found["meta_info"]["input_token_logprobs"], found["meta_info"]["input_top_logprobs"])
         return found
 
-    served.generate = shifted  # type: ignore[method-assign]
-    with pytest.raises(EngineError, match="change with the tokens that follow"):
+    served.generate = spoiled  # type: ignore[method-assign]
+    with pytest.raises(EngineError, match=said) as caught:
         ask(served)
+    assert "logprobs-mode" not in caught.value.fix, "a flag of vLLM"
+
+
+def test_other_weights_and_hidden_states_are_refused(served: SmallServer) -> None:
+    served.weights = "v1"
+    engine = open_engine(choose("small", served.address), Work())
+    with pytest.raises(
+        EngineError, match="SGLang sends hidden states as JSON text, of a prompt in chunks only the last"
+    ):
+        next(engine.score(WindowList(()), np.zeros(0, np.bool_), Wanted(states=True)))
+    served.weights = "v2"
+    assert isinstance(engine, ServerEngine)
+    with pytest.raises(EngineError, match="was weight_version v1 and is weight_version v2"):
+        engine.require_same()
 
 
 def test_probability_zero_of_the_table_is_kept(served: SmallServer) -> None:

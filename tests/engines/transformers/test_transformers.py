@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import choose, open_engine
@@ -129,6 +130,17 @@ def test_caps_scales_biases_and_other_families(kind: str, head: str) -> None:
     assert engine.facts.head == {"exact": "exact-fp32", "as-served": "as-served"}[head]
     window = own_tokens(random_ids(40))
     assert_same(scored(engine, WindowList((window,)))[0], truth(engine, window))
+
+
+def test_capped_attention_is_eager_because_sdpa_leaves_the_cap_out(tmp_path: Path) -> None:
+    model, window = make_family("gemma2"), own_tokens(random_ids(40))
+    model.config.attn_logit_softcapping = 5.0
+    model.save_pretrained(tmp_path)
+    engine = engine_for(tmp_path)
+    assert engine.facts.settings["attention"] == "eager"
+    eager = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+    assert_same(scored(engine, WindowList((window,)))[0], truth(TransformersEngine(eager), window))
+    assert engine_for(tmp_path, attn_implementation="sdpa").facts.settings["attention"] == "sdpa"
 
 
 def test_a_head_that_is_more_than_a_matrix_is_asked_for_its_logits_and_said_to_be_as_served() -> None:

@@ -88,6 +88,8 @@ class SelfTest:
     options: Mapping[str, Any] = field(default_factory=dict)
     dtype: str = "float32"  # decides how far the engine's numbers may be from the exact ones
     logprob: float | None = None  # of every token; None: ``model`` is the checkpoint, which is computed in float64
+    judge: str | None = None  # a plain checkpoint with the weights of ``model``, if that is another one
+    note: str = ""  # is printed beside the result
 
 
 @dataclass(frozen=True, slots=True)

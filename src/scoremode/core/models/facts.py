@@ -107,6 +107,8 @@ def inspect(name: str, *, revision: str | None = None, token: str | None = None)
     emulated = _emulated_bits(config)  # the sizes of the stored tensors then say nothing
     sizes = stored if emulated is None else None
     text_config = config.get("text_config") or config
+    if not isinstance(text_config, dict):
+        raise ModelError(f"the text_config of {name} is not an object", fix="download the model again")
     notes = check_layers(name, text_config, (tensor for tensors in headers for tensor in tensors))
     revision = path.name if path.parent.name == "snapshots" else None
     files, identity = _fingerprint(path, revision, [*weights, *(p for p in left_out if _in_mistrals_format(p))])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from scoremode.core.models.subject import Subject
     from scoremode.engines.mlx.engine import MlxEngine
 
-NAMES = ("mlx-community/",)  # repositories on the hub that have nothing else
+ISSUES = "https://github.com/scoremode/scoremode/issues"
 
 
 class MlxPlugin(EnginePlugin):
@@ -38,8 +39,6 @@ class MlxPlugin(EnginePlugin):
     packages = ("mlx", "mlx-lm")
 
     def problem(self) -> str | None:
-        from importlib.metadata import distributions
-
         is_here = all(any(distributions(name=package)) for package in self.packages)
         return None if is_here else f"mlx-lm is not installed; {pip_install('mlx')}"
 
@@ -49,13 +48,14 @@ class MlxPlugin(EnginePlugin):
         try:
             return quantization_of(read_object(Path(model).expanduser() / "config.json", constants=True)) is not None
         except (OSError, ValueError):  # no folder of this machine, or a damaged config
-            return model.lower().startswith(NAMES)
+            return model.lower().startswith("mlx-community/")
 
     def subject(self, model: str, options: MlxOptions, tokenizer: str | None) -> Subject:
         subject = subject_of_checkpoint(model, options, tokenizer)
         assert subject.checkpoint is not None
         quantization = quantization_of(subject.checkpoint.config)
-        return subject if quantization is None else replace(subject, format=format_words(quantization))
+        words = "MLX" if quantization is None or subject.bits_per_weight is None else format_words(quantization)
+        return subject if quantization is None else replace(subject, format=words)
 
     def settings(self, subject: Subject, options: MlxOptions) -> dict[str, Any]:
         self._require_possible(options)
@@ -65,6 +65,8 @@ class MlxPlugin(EnginePlugin):
 
     def open(self, subject: Subject, options: MlxOptions, work: Work) -> MlxEngine:
         self._require_possible(options)
+        if work.path is not None and options.prefill_step_size is not None:
+            raise OptionError("--prefill-step-size does not belong to --path decode", fix="leave one of the two out")
         from scoremode.engines.mlx.engine import MlxEngine
 
         assert subject.checkpoint is not None
@@ -97,7 +99,23 @@ class MlxPlugin(EnginePlugin):
         return replace(found, size=found.size + (0 if options.head == "as-served" else head), cache=cache)
 
     def self_test(self, checkpoint: Path) -> SelfTest:
-        return SelfTest(str(checkpoint), {"dtype": "float32"})
+        """A model in 4 bits, but for its head, against its weights de-quantized."""
+        if self.problem():
+            return SelfTest(str(checkpoint))
+        from scoremode.engines.mlx.model import keeping_limits
+
+        with keeping_limits():
+            from mlx_lm import utils
+
+            model, config = utils.load_model(checkpoint)
+            model, changed = utils.quantize_model(model, config, 64, 4, quant_predicate=lambda p, _: p != "lm_head")
+            folder, judge = checkpoint.with_name("mlx-4bit"), checkpoint.with_name("mlx-plain")
+            utils.save_model(folder, model)
+            utils.save_config(changed, folder / "config.json")
+            utils.save_model(judge, utils.dequantize_model(model))
+            utils.save_config(config, judge / "config.json")
+        note = f"{', '.join(f'{name} {version(name)}' for name in self.packages)}; please send it: {ISSUES}"
+        return SelfTest(str(folder), {"dtype": "float32"}, judge=str(judge), note=note)
 
 
 PLUGIN = MlxPlugin

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -33,15 +34,13 @@ from scoremode.head.matrix import Head
 from scoremode.head.precision import full_float32
 from scoremode.values import Bools, Ids
 
-PROBE_TOKENS = 64
 STEPS_SLACK = 10.0  # × the tolerance of one product: steps go through all layers
 
 
 class MlxEngine(StepEngine, StatesEngine):
     def __init__(self, facts: ModelFacts, options: MlxOptions, path: DecodePath | None = None) -> None:
         super().__init__(options)
-        self.options, self.path, self.device = options, path, torch.device("cpu")
-        self._longest = 0
+        self.options, self.path, self.device, self._longest = options, path, torch.device("cpu"), 0
         device, words = device_of(options.device)
         loaded, self.vocabulary = load_model(facts, options, device)
         self.model = RecordedModel(loaded, self.vocabulary, facts.name, device)
@@ -72,7 +71,7 @@ class MlxEngine(StepEngine, StatesEngine):
 
     # ── the head ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def _probe_ids(self) -> Ids:
-        return (np.arange(PROBE_TOKENS, dtype=np.int32) * 7 + 3) % self.vocabulary
+        return (np.arange(64, dtype=np.int32) * 7 + 3) % self.vocabulary
 
     @full_float32()
     @torch.inference_mode()
@@ -101,8 +100,7 @@ class MlxEngine(StepEngine, StatesEngine):
 
     def _require_causal(self, ids: Ids, hidden: Tensor) -> None:
         """Refuse a model whose earlier rows change with the last token: it would see its targets."""
-        other = ids.copy()
-        other[-1] = (other[-1] + 1) % self.vocabulary
+        other = np.append(ids[:-1], (ids[-1] + 1) % self.vocabulary)
         if not agree(self._states(other[None])[0, :-1].float(), hidden[:-1].float(), hidden.dtype):
             raise ModelError(f"{self.model.name} looks at tokens to the right", fix="choose a causal language model")
 
@@ -111,9 +109,7 @@ class MlxEngine(StepEngine, StatesEngine):
 
     def stored_head(self) -> StoredHead:
         if self.head is None:
-            raise ModelError(
-                "no reference can be kept of the model's own logits", fix="leave --head out, or use another baseline"
-            )
+            raise ModelError("no reference can be kept of the model's own logits", fix="leave --head out")
         return store_head(self.head)
 
     # ── caches ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -157,17 +153,15 @@ class MlxEngine(StepEngine, StatesEngine):
             reason = str(error).strip().split("\n")[0][:160] or type(error).__name__
         finally:
             self._quantizing["quantized_kv_start"] = start
-        kind = f"an {self.options.kv_cache_dtype} cache in groups of {self._quantizing['kv_group_size']}"
-        fix = "leave --kv-cache-dtype out, or give --kv-group-size 32"
-        raise ModelError(f"mlx-lm cannot score {name} with {kind} ({reason})", fix=fix)
+        what = f"{name} with an {self.options.kv_cache_dtype} cache in groups of {self._quantizing['kv_group_size']}"
+        raise ModelError(f"mlx-lm cannot score {what} ({reason})", fix="leave --kv-cache-dtype out")
 
     def account(self) -> dict[str, Any]:
         longest, self._longest = self._longest, 0
         start = self._quantizing["quantized_kv_start"]
         if self.bits is None or longest > start:
             return {}
-        words = f"the longest has {longest}, and --quantized-kv-start is {start}"
-        return {"notes": [f"no window read a quantized token: {words}"]}
+        return {"notes": [f"no window read a quantized token: the longest has {longest}; --quantized-kv-start {start}"]}
 
     # ── windows ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def _states(self, ids: Ids) -> Tensor:
@@ -179,9 +173,7 @@ class MlxEngine(StepEngine, StatesEngine):
         return torch.cat([self._fed(ids[:, i : i + step], cache, None) for i in range(0, ids.shape[1], step)], 1)
 
     def _finished(self, source: WindowSource, done: Bools, finish: Finish) -> Iterator[tuple[int, Answers]]:
-        for group in self.batches(source) or prompt_groups(source):
-            if done[group].all():
-                continue
+        for group in (one for one in self.batches(source) or prompt_groups(source) if not done[one].all()):
             windows = [(int(index), source.window(int(index))) for index in group]
             for (index, window), rows in self._rows(windows, done):
                 with full_float32(), torch.inference_mode():
@@ -197,27 +189,19 @@ class MlxEngine(StepEngine, StatesEngine):
                 line[: len(own)] = own  # what follows the end of a window is seen by none of its rows
             self._longest = max(self._longest, ids.shape[1])
             hidden = self._stepped(ids, self.path.prefill_tokens, self.bits)
-            yield from ((one, hidden[i, _index(one[1])]) for i, one in enumerate(windows) if not done[one[0]])
+            yield from ((one, hidden[i, one[1].rows.tolist()]) for i, one in enumerate(windows) if not done[one[0]])
             return
-        shared = common_prefix([_needed(window) for _, window in windows]) if len(windows) > 1 else 0
-        if shared < 2 or self.options.prefill_step_size is not None:
-            yield from (
-                (one, self._states(_needed(one[1])[None])[0, _index(one[1])]) for one in windows if not done[one[0]]
-            )
-            return
-        cache = self._cache()
-        prefix = self._fed(windows[0][1].ids[None, :shared], cache, None)
-        for one in windows:
-            if not done[one[0]]:
-                rest = _needed(one[1])[None, shared:]
-                after = [self._fed(rest, copy.deepcopy(cache), None)] if rest.size else []  # as mlx_lm.server does
-                yield one, torch.cat([prefix, *after], 1)[0, _index(one[1])]
+        is_alone = len(windows) < 2 or self.options.prefill_step_size is not None
+        shared = 0 if is_alone else common_prefix([_needed(window) for _, window in windows])
+        shared, cache = shared if shared > 1 else 0, self._cache()
+        prefix = [self._fed(windows[0][1].ids[None, :shared], cache, None)] if shared else []
+        for one in (one for one in windows if not done[one[0]]):
+            rest = _needed(one[1])[None, shared:]
+            fed = partial(self._fed, cache=copy.deepcopy(cache), bits=None) if shared else self._states
+            after = [fed(rest)] if rest.size else []  # as mlx_lm.server does
+            yield one, torch.cat([*prefix, *after], 1)[0, one[1].rows.tolist()]
 
 
 def _needed(window: Window) -> Ids:
     """The tokens of a window up to the last requested row: only these are fed."""
     return window.ids[: int(window.rows[-1]) + 1]
-
-
-def _index(window: Window) -> Tensor:
-    return torch.from_numpy(window.rows.astype(np.int64))

@@ -9,6 +9,7 @@ So whatever a model does before and after its head is done by its own code, and 
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -29,6 +30,8 @@ from scoremode.values import Ids
 
 PRODUCT_SLACK = 10.0  # × the rounding of a number: on a CPU, MLX adds the products of half precision in half precision
 REPORT = "use --engine transformers, and report this model"
+KIND = ("mode", "bits", "group_size")  # of a quantized module
+NESTED = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}  # of Gemma 3, and mlx-lm's names
 
 
 def device_of(wanted: str | None) -> tuple[Any, str]:
@@ -58,19 +61,25 @@ def to_mlx(x: Tensor) -> Any:
 
 @contextlib.contextmanager
 def keeping_limits() -> Iterator[None]:
-    """mlx-lm lowers the number of files that this process may open when it is imported; this keeps the number."""
+    """When it is imported, mlx-lm lowers the number of files that this process may open; and it prints. Not in here."""
     import resource
 
     usual = resource.setrlimit
     resource.setrlimit = lambda *_: None
     try:
-        yield
+        with contextlib.redirect_stdout(None):
+            yield
     finally:
         resource.setrlimit = usual
 
 
 def load_model(facts: ModelFacts, options: MlxOptions, device: Any) -> tuple[Any, int]:
     """Loads a checkpoint as mlx-lm does, and calls it once for the size of its vocabulary; ModelError if it cannot."""
+    declared = facts.config.get("quantization")  # MLX would divide by 0, and end the process
+    every = (declared, *declared.values()) if isinstance(declared, Mapping) else ()
+    sizes = [size for one in every if isinstance(one, Mapping) for size in map(one.get, KIND[1:], (1, 1))]
+    if wrong := [size for size in sizes if type(size) is not int or size < 1]:
+        raise ModelError(f"{facts.name} declares {str(wrong[0])[:20]} as bits or group_size", fix="download it again")
     with keeping_limits():
         from mlx_lm.utils import load_model as load
     try:
@@ -95,8 +104,7 @@ class Recorder(nn.Module):  # type: ignore[misc]
         self.__dict__.update(inner=inner, seen=None, answer=None)  # not among the parameters
 
     def __call__(self, x: Any) -> Any:
-        is_embedding = hasattr(self.inner, "as_linear")  # a tied matrix, which also embeds
-        return self.inner(x) if is_embedding else self.as_linear(x)
+        return self.inner(x) if hasattr(self.inner, "as_linear") else self.as_linear(x)  # a tied matrix also embeds
 
     def as_linear(self, x: Any) -> Any:
         if self.answer is not None:
@@ -134,7 +142,7 @@ class RecordedModel:
         ]
         if not found:
             raise EngineError(f"{self.name} has no matrix with a row for each token", fix=REPORT)
-        return min(found, key=lambda one: (hasattr(one[3], "as_linear"), one[0]))[1:]
+        return min(found, key=lambda one: (one[0], hasattr(one[3], "as_linear")))[1:]
 
     # ── states ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def probe(self, ids: Ids) -> tuple[Tensor, Tensor]:
@@ -202,14 +210,13 @@ class RecordedModel:
         """Yields the scales and caps that this model may have, as it was made from its config."""
         if not self._finishes:
             yield 1.0, None
-            return
-        if (factor := argument(self.model, "logit_scale")) is not None:  # Cohere
+        elif (factor := argument(self.model, "logit_scale")) is not None:  # Cohere
             yield float(factor), None
-        if (divisor := argument(self.model, "logits_scaling")) is not None:  # Granite
+        elif (divisor := argument(self.model, "logits_scaling")) is not None:  # Granite
             yield 1 / float(divisor), None
-        if (cap := argument(self.model, "final_logit_softcapping")) is not None:  # Gemma 2
+        elif (cap := argument(self.model, "final_logit_softcapping")) is not None:  # Gemma 2
             yield 1.0, float(cap)
-        if (factor := argument(self.model, "lm_head_multiplier")) is not None:  # Falcon-H1, tied
+        elif (factor := argument(self.model, "lm_head_multiplier")) is not None:  # Falcon-H1, tied
             yield float(factor) / float(argument(self.model, "embedding_multiplier")), None
 
 
@@ -225,27 +232,24 @@ def _dequantized(head: Any) -> Any:
 
 def argument(model: Any, name: str) -> Any:
     """A value that a model, or the language model in it, was made with; None if it knows none of that name."""
-    for owner in (getattr(model, "language_model", None), model):
-        for args in (getattr(owner, "args", None), getattr(getattr(owner, "model", None), "args", None)):
-            if getattr(args, name, None) is not None:
-                return getattr(args, name)
-    return None
+    outer = (getattr(model, "language_model", None), model)
+    owners = (one for owner in outer for one in (owner, getattr(owner, "model", None)))
+    found = (getattr(getattr(owner, "args", None), name, None) for owner in owners)
+    return next((value for value in found if value is not None), None)
 
 
 # ── what the checkpoint says, and mlx-lm does not compute ────────────────────────────────────────────────────────────
 def config_notes(model: Any, config: Mapping[str, Any], cache: Any) -> list[str]:
     """Notes on values of a config that mlx-lm does not use. The numbers stay those of mlx-lm."""
-    inner = config.get("text_config")
-    text: Mapping[str, Any] = inner if isinstance(inner, Mapping) else config
+    text: Mapping[str, Any] = config.get("text_config") or config
     notes = _rope_notes(model, text.get("rope_parameters"))
-    window, context = text.get("sliding_window"), text.get("max_position_embeddings")
-    used = window if isinstance(window, int) and text.get("use_sliding_window") is not False else None
+    window = text.get("sliding_window") if text.get("use_sliding_window") is not False else None
+    context = text.get("max_position_embeddings")
     kinds = {type(part).__name__ for one in cache for part in getattr(one, "caches", (one,))}
-    reaches = used is not None and (not isinstance(context, int) or used < context)
+    reaches = isinstance(window, int) and not (isinstance(context, int) and window >= context)
     if reaches and not kinds & {"RotatingKVCache", "ChunkedKVCache"}:
         notes.append(f"mlx-lm does not use sliding_window: it computes without the window of {window} tokens")
-    factor = text.get("key_multiplier")
-    if text.get("model_type") == "falcon_h1" and factor not in (None, 1, 1.0):
+    if text.get("model_type") == "falcon_h1" and (factor := text.get("key_multiplier")) not in (None, 1):
         notes.append(f"mlx-lm does not use key_multiplier: it computes without the factor {factor}")
     return notes
 
@@ -254,30 +258,36 @@ def _rope_notes(model: Any, rope: object) -> list[str]:
     """Transformers 5 writes all about rotary embeddings as ``rope_parameters``, which most models do not read."""
     if not isinstance(rope, Mapping):
         return []
-    used, wanted, found = argument(model, "rope_theta"), rope.get("rope_theta"), []
-    if isinstance(wanted, int | float) and isinstance(used, int | float) and used != wanted:
-        found.append(f"rope_theta {used:g} instead of {wanted:g}")
-    kind = rope.get("rope_type", "default")
-    if kind != "default" and not argument(model, "rope_scaling") and not argument(model, "rope_parameters"):
-        found.append(f"no {str(kind)[:20]} scaling")
+    found = []
+    for name, part in [(NESTED[kind], rope[kind]) for kind in NESTED if kind in rope] or [("rope_theta", rope)]:
+        own: Mapping[str, Any] = part if isinstance(part, Mapping) else {}
+        used, wanted = argument(model, name), own.get("rope_theta")
+        if isinstance(wanted, int | float) and isinstance(used, int | float) and used != wanted:
+            found.append(f"{name} {used:g} instead of {wanted:g}")
+        kind = own.get("rope_type", "default")
+        if kind != "default" and not argument(model, "rope_scaling") and not argument(model, "rope_parameters"):
+            found.append(f"no {str(kind)[:20]} scaling")
     return [f"mlx-lm does not read rope_parameters: it computes with {' and '.join(found)}"] if found else []
 
 
 def stored_types(model: Any, quantization: Mapping[str, Any] | None) -> tuple[dict[str, int], list[str]]:
-    """How many layers of a model have which type, and a note on those that are not quantized as declared."""
-    types: dict[str, int] = {}
-    left: list[str] = []
+    """How many layers of a model have which type, and notes on those that are not quantized as declared."""
+    types = Counter[str]()
+    declared, wrong = quantization or {}, dict[str, list[str]]()
     for path, module in model.named_modules():
+        own = declared.get(path, declared)
         if "scales" in module and hasattr(module, "bits"):
-            kind = f"{getattr(module, 'mode', 'affine')} {module.bits} bit, groups of {module.group_size}"
+            mode, bits, group = (getattr(module, name, "affine") for name in KIND)
+            types[f"{mode} {bits} bit, groups of {group}"] += 1
+            wanted = own if isinstance(own, Mapping) else declared
+            if [*map(wanted.get, KIND, ("affine", bits, group))] != [mode, bits, group]:
+                wrong.setdefault("quantized otherwise", []).append(path)
         elif hasattr(module, "to_quantized") and "weight" in module:
-            kind = str(module.weight.dtype).removeprefix("mlx.core.")
-            left += [path] if quantization is not None and quantization.get(path) is not False else []
-        else:
-            continue
-        types[kind] = types.get(kind, 0) + 1
-    if quantization is None or not left:
-        return types, []
-    few = f"{len(left)} of {sum(types.values())} layers are not quantized"
-    listed = ", ".join(left[:3]) + (", …" if len(left) > 3 else "")
-    return types, [f"{few}, though the config declares {quantization['bits']} bits: {listed}"]
+            types[str(module.weight.dtype).removeprefix("mlx.core.")] += 1
+            if own:  # neither False nor undeclared
+                wrong.setdefault("not quantized", []).append(path)
+    words = f"though the config declares {declared.get('bits')} bits: "
+    return dict(types), [
+        f"{len(paths)} of {types.total()} layers are {how}, {words}" + ", ".join(paths[:3] + ["…"] * (len(paths) > 3))
+        for how, paths in wrong.items()
+    ]

@@ -4,10 +4,12 @@ The first check is made once, on a probe:
 
 one two three one two three …     repeated text becomes likely: sums of probabilities come near 1, never above it
 one two three one                 the same scores as inside the longer text: no score depends on later tokens
-one two three one two three … X   another last token: no other score changes
+one two three one two three … X   another last token: its score changes, and no other. Else they are shifted
 
 The sum of the k largest of V probabilities is at least k / V. Logits would pass as log-probabilities only if they met
 both bounds at every position.
+
+The last step is repeated on windows of the run, for a server may feed long prompts otherwise than short ones.
 
 The second check is made whenever another process may have answered, so that a run never mixes scores of two models.
 """
@@ -18,6 +20,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -33,10 +36,12 @@ TEXT = "one two three one two three one two three one two three one two three on
 LENGTH, SHORTEST = 32, 4
 SAME = 0.1  # nats, mean of |d|: the limit for another prompt length; a shift by one token moves scores by several nats
 UNCHANGED = 0.03  # nats, mean of |d|: the limit for another batch
+MOVED = 1e-4  # nats; the last score moves by more with another last token
+CLEARLY = 3.0  # × what another batch moves any other score
 ALMOST_ONE = 1.001
 PEAKED = 0.5
 LARGEST_VOCABULARY = 1 << 20
-TRIES = 8  # requests that are sent to find the one of several servers that gave an answer
+TRIES = 8  # requests: for the one of several servers that gave an answer, or for a token with another score
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,11 +74,13 @@ def probe(link: Link, form: Form, model: str, ids: Sequence[int]) -> ProbeResult
 
     whole, half = scores(ids), len(ids) // 2
     _require_same(link, whole[: half - 1], scores(ids[:half]))
-    other = next((i for i in ids if i != ids[-1]), None)  # as the last token, it must change no other score
-    if other is not None:
-        _require_same(link, whole[:-1], scores([*ids[:-1], other])[:-1])
-    largest = _largest(link, form, model, ids)
-    mass = None if largest is None else _mass(link, largest)
+    require_own_scores(link, scores, ids, whole)
+    mass, likely = None, _likely(link, form, model, ids)
+    if likely is not None:
+        mass = _mass(link, form, likely)
+        best, said = max(likely[-1].items(), key=itemgetter(1))
+        if best.isdigit() and not abs(scores([*ids[:-1], int(best)])[-1] - said) <= SAME:
+            raise not_logprobs(link, form, "the likeliest token has another score when it is sent")
     return ProbeResult(tuple(ids), whole, mass, tuple(_notes(form, mass)))
 
 
@@ -85,32 +92,47 @@ def _require_same(link: Link, one: Floats, other: Floats) -> None:
         )
 
 
+def require_own_scores(link: Link, ask: Callable[[Sequence[int]], Floats], ids: Sequence[int], scores: Floats) -> None:
+    """Require of scores of a prompt that the last one changes with the last token, and no other does."""
+    others = [i for i in dict.fromkeys(ids) if i != ids[-1]]
+    for other in others[:TRIES]:
+        found = ask([*ids[:-1], other])
+        _require_same(link, scores[:-1], found[:-1])
+        moved = np.abs(change(scores, found))
+        if moved[-1] > MOVED + CLEARLY * moved[:-1].max(initial=0.0):
+            return
+    if others and len(set(scores.tolist())) > 1:  # a shift of equal scores would change nothing
+        raise EngineError(
+            f"the last score of {link.root} does not change with the last token, or not it alone",
+            fix="it shifts its scores, or does not score the tokens that it is sent: use another server",
+        )
+
+
 def distance(one: Floats, other: Floats) -> float:
     """Returns the mean absolute difference of two sequences of scores; equal infinities differ by 0."""
     return float(np.abs(change(one, other)).mean()) if len(one) else 0.0
 
 
-def _largest(link: Link, form: Form, model: str, ids: Sequence[int]) -> list[list[float]] | None:
-    """Returns the probabilities of the likeliest tokens per position, as many as the server gives; None if none."""
+def _likely(link: Link, form: Form, model: str, ids: Sequence[int]) -> list[dict[str, float]] | None:
+    """The log-probabilities of the likeliest tokens per position, as many as the server gives; None if none."""
     for most in (MOST, 5, 1):
         try:
-            found = ask(link, form, model, ids, most, largest=64 << 20).largest
+            found = ask(link, form, model, ids, most, largest=64 << 20).likely
         except RefusedError:
             continue
         except WrongAnswerError:
             return None
-        likely = [sorted(map(math.exp, one), reverse=True) for one in found or ()]
-        return [one[:most] for one in likely] if found is not None else None
+        return found and [dict(sorted(one.items(), key=itemgetter(1), reverse=True)[:most]) for one in found]
     return None
 
 
-def _mass(link: Link, largest: list[list[float]]) -> tuple[float, float]:
-    sums = [sum(found) for found in largest]
+def _mass(link: Link, form: Form, likely: list[dict[str, float]]) -> tuple[float, float]:
+    sums = [sum(map(math.exp, found.values())) for found in likely]
     if max(sums) > ALMOST_ONE:
-        raise not_logprobs(link, f"the probabilities of {len(largest[0])} tokens sum to {max(sums):.4g}")
-    too_little = [s for s, found in zip(sums, largest, strict=True) if s < len(found) / LARGEST_VOCABULARY]
+        raise not_logprobs(link, form, f"the probabilities of {len(likely[0])} tokens sum to {max(sums):.4g}")
+    too_little = [s for s, found in zip(sums, likely, strict=True) if s < len(found) / LARGEST_VOCABULARY]
     if too_little:
-        raise not_logprobs(link, f"the largest probabilities sum to only {min(too_little):.2g}")
+        raise not_logprobs(link, form, f"the largest probabilities sum to only {min(too_little):.2g}")
     return min(sums), max(sums)
 
 

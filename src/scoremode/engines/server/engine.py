@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from queue import SimpleQueue
@@ -21,13 +21,14 @@ from scoremode.core.engine.messages import Asked, read_answers
 from scoremode.core.scores import parquet
 from scoremode.core.scores.answers import Answers, Window, WindowSource
 from scoremode.core.scores.packing import PackedAnswers
-from scoremode.engines.server.checks import Description, SameServer, changed, probe, probe_ids
+from scoremode.engines.server.checks import Description, SameServer, changed, probe, probe_ids, require_own_scores
+from scoremode.engines.server.forms import names_in
 from scoremode.engines.server.link import SMALL, Link
 from scoremode.engines.server.served import SERVICE, ServiceFacts, find_service, look, score
 from scoremode.engines.server.server_options import CONCURRENCY, SERVICE_CONCURRENCY
 from scoremode.engines.server.subject import ServedSubject
-from scoremode.errors import EngineError, InputError, ModelError, harmless
-from scoremode.values import Bools, Ids
+from scoremode.errors import EngineError, InputError, ModelError
+from scoremode.values import Bools, Floats, Ids
 
 CHECK_SECONDS = 60.0  # between two checks that the server is the same, where nothing hints at another
 T = TypeVar("T")
@@ -99,7 +100,7 @@ class ServerEngine(RequestEngine):
 
     def score(self, source: WindowSource, done: Bools, want: Wanted = SCORES) -> Iterator[tuple[int, Answers]]:
         if want.states or want.against is not None:
-            raise EngineError("a server gives no hidden states", fix="use an engine that loads the model itself")
+            raise EngineError(self.form.no_states, fix="use an engine that loads the model itself")
         if source.vocabulary is not None:
             raise EngineError(
                 "this method leaves out ids that have no token, and a server does not",
@@ -108,10 +109,14 @@ class ServerEngine(RequestEngine):
         self._require_room(source, done)
         missing = np.flatnonzero(~done).tolist()
         link = self.subject.connect(self.concurrency)
-        count = min(self.concurrency, max(1, len(missing)))
+        count, checked = min(self.concurrency, max(1, len(missing))), 0
         try:
             for finished in in_threads(count, lambda index: self._answers(link, source.window(index)), missing):
                 self.confirm(link)
+                index, longest = max(finished, key=lambda one: len(one[1].logprob))
+                if len(longest.logprob) > 2 * checked:
+                    self._require_own_scores(source.window(index), longest)
+                    checked = len(longest.logprob)
                 yield from finished
             self.require_same()
         finally:
@@ -122,11 +127,19 @@ class ServerEngine(RequestEngine):
         self._require_names(found.model, found.fingerprint)
         return Answers(logprob=found.logprob[window.rows][:, None])
 
+    def _require_own_scores(self, window: Window, answers: Answers) -> None:
+        """Require that the scores of a window are those of its tokens, not of their neighbours."""
+        prompt = _prompt(window)[: int(window.rows[-1]) + 2].tolist()
+
+        def ask(ids: Sequence[int]) -> Floats:
+            return score(self._asking, self.form, self.subject.served.model, ids).logprob[window.rows]
+
+        require_own_scores(self._asking, ask, prompt, answers.logprob[:, 0])
+
     # ── is it the same server? ───────────────────────────────────────────────────────────────────────────────────────
     def require_names(self, answer: Mapping[str, Any]) -> None:
         """Require that the fields of an answer name the server and the model that the run began with."""
-        said = (answer.get(name) for name in ("model", "system_fingerprint"))
-        self._require_names(*(harmless(one)[:200] if isinstance(one, str) else None for one in said))
+        self._require_names(*names_in(answer))
 
     def require_same(self) -> None:
         """Require that the server is the one that the run began with."""

@@ -20,7 +20,7 @@ from scoremode.engines.server.link import ANYTHING, NOT_JSON, SMALL, Link
 from scoremode.engines.server.server_options import root_of
 from scoremode.errors import EngineError, ModelError, ScoremodeError, harmless
 
-MODELS, SERVICE, SGLANG = "/v1/models", "/v1/scoremode", "/server_info"
+MODELS, SERVICE, SGLANG = "/v1/models", "/v1/scoremode", ("/server_info", "/get_server_info")
 FIRST_WORD_SECONDS = 10.0  # how long to wait for a server that may not be a service
 BUSY = 503
 BYTES_PER_TOKEN = 2048  # limit for an answer; a token and its score take about a hundred bytes
@@ -28,7 +28,7 @@ FIRST_IDS = (1, 2, 3)  # ids that every vocabulary has
 DECIDING = (  # settings of SGLang that may move its numbers
     *("dtype", "quantization", "kv_cache_dtype", "enable_fp32_lm_head", "attention_backend", "moe_runner_backend"),
     *("tp_size", "pp_size", "dp_size", "ep_size", "chunked_prefill_size", "enable_deterministic_inference"),
-    *("revision", "weight_version"),
+    *("revision", "weight_version", "load_format", "json_model_override_args", "torchao_config"),
 )
 SERVERS = "give the address of a server that has prompt_logprobs, echo with logprobs, or SGLang's /generate"
 SHOWN = 8  # how many served names an error lists
@@ -53,9 +53,11 @@ class ServerFacts:
     @property
     def notes(self) -> tuple[str, ...]:
         """What is known of the logits behind the scores."""
-        if "enable_fp32_lm_head" not in self.settings:
+        if "dtype" not in self.settings:
             return ()
-        head = "float32" if self.settings["enable_fp32_lm_head"] is True else "the served type"
+        if self.settings["dtype"] is None:
+            return ("the server does not say its dtype",)
+        head = "float32" if self.settings.get("enable_fp32_lm_head") is True else "the served type"
         more = "" if head == "float32" else " (--enable-fp32-lm-head of the server would not round them)"
         return (f"SGLang computes logits in {head}{more} and log-probabilities in float32",)
 
@@ -82,8 +84,9 @@ def look(link: Link, model: str, *, first_contact: bool = False) -> ServerFacts:
         )
     version, settings = _text(link.get("/version", final=ANYTHING).fields, "version"), dict[str, Any]()
     if found.get("owned_by") == "sglang":
-        its = link.get(SGLANG, final=ANYTHING).fields
-        version, settings = _text(its, "version"), {name: _setting(its[name]) for name in DECIDING if name in its}
+        its = next(filter(None, (link.get(path, final=ANYTHING).fields for path in SGLANG)), {})
+        settings = {"dtype": None} | {name: _setting(its[name]) for name in DECIDING if name in its}
+        version = _text(its, "version")
     return ServerFacts(found["id"], _text(found, "root"), length, version, None, settings)
 
 

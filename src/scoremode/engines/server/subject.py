@@ -92,16 +92,17 @@ def find_subject(address: str, model: str, options: ServerOptions, tokenizer: st
         room = None if room is None else room - RESERVED
     # equal for one model served in one way, wherever that is; the weights themselves are out of sight
     known = {"model": served.model, "root": served.root, "system_fingerprint": served.system_fingerprint}
+    found = _tokenizer(model, tokenizer, TokenService(link, served, lists_tokens=service is not None))
     return ServedSubject(
         name=model,
-        tokenizer=_tokenizer(model, tokenizer, TokenService(link, served, lists_tokens=service is not None)),
+        tokenizer=found,
         fingerprint=hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest(),
         vocabulary=None if service is None else service.vocabulary,
         context_length=room if service is None else service.max_model_len,
         root=root,
         options=options,
         served=served,
-        form=form,
+        form=form and replace(form, last=found.facts.size - 1),
         service=service,
     )
 

@@ -39,13 +39,15 @@ def load_model(facts: ModelFacts, options: TransformersOptions) -> tuple[Any, li
     _require_known_quantization(facts)
     device = choose_device(options.device)
     dtype = choose_dtype(options.dtype, device, facts)
+    capped = (facts.config.get("text_config") or facts.config).get("attn_logit_softcapping") is not None
+    attention = options.attn_implementation or ("eager" if capped else None)  # sdpa would leave the cap out
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             str(facts.path),
             dtype=dtype if dtype == "auto" else getattr(torch, dtype),
             device_map=device,
             trust_remote_code=bool(options.trust_remote_code),
-            **({"attn_implementation": options.attn_implementation} if options.attn_implementation else {}),
+            **({"attn_implementation": attention} if attention else {}),
             use_safetensors=True,
             output_loading_info=True,
         )
