@@ -90,7 +90,7 @@ def driver_rate(targets_per_window: int, windows: int, folder: Path | None = Non
     ids = engine.facts.vocabulary
     with tempfile.TemporaryDirectory(prefix="scoremode-", dir=folder) as kept:
         path, targets = Path(kept) / "journal", plan.targets / 1e6
-        journal = Journal(path, identity, plan, vocabulary=ids)
+        journal = Journal(path, identity, plan.target_counts, vocabulary=ids)
 
         def score() -> None:
             for index, answers in answered(engine, plan):
@@ -99,7 +99,7 @@ def driver_rate(targets_per_window: int, windows: int, folder: Path | None = Non
         scored = _seconds(score)
         journal.close()
         again: list[Journal] = []
-        resumed = _seconds(lambda: again.append(Journal(path, identity, plan, vocabulary=ids)))
+        resumed = _seconds(lambda: again.append(Journal(path, identity, plan.target_counts, vocabulary=ids)))
         assert again[0].done.all()
         read = _seconds(lambda: [len(again[0].rows(block.begin, block.end)) for block in plan.blocks()])
         again[0].close()

@@ -21,7 +21,7 @@ from scoremode.core.text.long_text import EncodedPart, encode_parts
 from scoremode.core.text.slices import Slicing
 from scoremode.core.text.tokenizer import Encoding, TextTokenizer, TokenizerFacts
 from scoremode.errors import OptionError
-from scoremode.values import Bools, Ids, Ints, frozen, release_pages
+from scoremode.values import BLOCK, Bools, Ids, Ints, frozen, release_pages
 
 OURS = 0.99  # share of the tokens that a tokenizer must cut in the same way, not to be doubted
 LONE = (0xDC80, 0xDCFF)  # code points that stand for bytes which are not UTF-8
@@ -227,11 +227,16 @@ def first_tokens(tokens: Tokens, limit: int) -> tuple[Tokens, int]:
 
 def byte_lengths(text: str, ends: Ints) -> Ids:
     """How many UTF-8 bytes each token owns: those from the end of the token before it to its own end."""
-    edges = np.concatenate([[0], ends])
-    if not text.isascii():
-        points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
-        edges = np.concatenate([[0], np.cumsum(utf8_sizes(points), dtype=np.int64)])[edges]
-    return np.diff(edges).astype(np.int32)
+    lengths, start = np.empty(len(ends), np.int32), 0
+    for begin in range(0, len(lengths), BLOCK):  # a long text needs several times its own memory at once otherwise
+        here = ends[begin : begin + BLOCK]
+        piece, edges = text[start : here[-1]], np.concatenate([[0], here - start])
+        if not piece.isascii():
+            points = np.frombuffer(piece.encode("utf-32-le"), dtype=np.uint32)
+            edges = np.concatenate([[0], np.cumsum(utf8_sizes(points), dtype=np.int64)])[edges]
+        lengths[begin : begin + BLOCK] = np.diff(edges)
+        start = int(here[-1])
+    return lengths
 
 
 def utf8_sizes(points: npt.NDArray[np.uint32]) -> Ints:
