@@ -108,10 +108,11 @@ class DoctestsAsCode(Extension):
 
 def _linked(annotation: str) -> str:
     """The arguments that a function takes besides those of its signature, each a link to the table."""
-    from scoremode.core.verbs import arguments, compare, reference
+    from scoremode.core.verbs import arguments, compare, comparison_outputs, reference, session
 
     group = re.findall(r"\w+", annotation)[-1]
-    (names, *_) = (vars(home)[group].__annotations__ for home in (arguments, compare, reference) if group in vars(home))
+    homes = (arguments, comparison_outputs, compare, reference, session)
+    names = next(vars(home)[group].__annotations__ for home in homes if group in vars(home))
     # HTML, because mkdocstrings puts the function's name in front of the anchors of Markdown links
     return "More arguments: " + ", ".join(f'<a href="#argument-{n}"><code>{n}</code></a>' for n in names) + "."
 
