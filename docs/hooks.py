@@ -69,11 +69,13 @@ def argument_tables() -> str:
     from scoremode.core.engine.registry import all_options
     from scoremode.core.text.corpus import TextArguments
     from scoremode.core.verbs.arguments import QuestionArguments
+    from scoremode.core.verbs.comparison_outputs import OutputArguments
     from scoremode.core.verbs.reference import FileArguments
     from scoremode.core.verbs.replicas import SpreadArguments
 
     owners = [("Of a text", TextArguments), ("Of a question", QuestionArguments)]
-    owners += [("Of a reference", FileArguments), ("Of replicas", SpreadArguments)]
+    owners += [("Of a reference", FileArguments), ("Of a comparison", OutputArguments)]
+    owners += [("Of replicas", SpreadArguments)]
     parts = []
     for title, owner in owners:
         lines = re.findall(r"^    (\w+): ([^#\n]+?)(?:  # (.*))?$", inspect.getsource(owner), re.MULTILINE)
