@@ -78,6 +78,8 @@ def _why_apart(record: Record, earlier: Sequence[Record]) -> str:
         differs = ["tool"]  # which measures in another way, whatever else is equal
     elif "text" in differs:  # a plan holds the ids of its text
         differs = [what for what in differs if what != "plan"]
+    if (engine := f"{OF_BASELINE}engine") in differs:  # another engine has other settings
+        differs = [what for what in differs if what == engine or not what.startswith(OF_BASELINE)]
     other = earlier[number - 1].must_agree
     said = [
         f"{what} ({mine.get(what, 'none')}, not {other.get(what, 'none')})" if what.startswith(OF_BASELINE) else what
