@@ -116,14 +116,6 @@ def test_two_models_that_cannot_run_side_by_side_are_refused_before_they_are_ope
     assert opened == []
 
 
-def test_varied_settings_close_the_engine_first(tiny: Path, opened: list[Engine]) -> None:
-    with sm.open(str(tiny)) as model:
-        model.ppl(text=TEXT, **ASKED)
-        found = model.noise(text=TEXT, vary={"batch_tokens": [32, 64]}, repeat=1, **ASKED)
-    assert [s.settings["batch_tokens"] for s in found.settings] == [32, 64]
-    assert len(opened) == 3
-
-
 # ── what is refused ──────────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize(
     ("call", "says"),

@@ -107,7 +107,9 @@ def test_prob(served: SmallServer) -> None:
 def test_a_session_asks_again_and_sees_another_server(served: SmallServer) -> None:
     with sm.open("small", engine=served.address) as model:
         assert_exact(model.ppl(text=TEXT, context_length=100, fresh=True), served)
-        assert model.noise(text=TEXT[:200], vary={"concurrency": [1, 4]}).settings[1].drift.max == 0.0
+        (setting,) = model.noise(text=TEXT[:200]).settings
+        assert setting.repeats is not None
+        assert setting.repeats.max == 0.0
         served.logits = sharp_logits(1)
         served.fingerprint = "small-1.0-ffff"
         with pytest.raises(EngineError, match=r"system_fingerprint was small-1\.0-abcd and is small-1\.0-ffff"):

@@ -18,7 +18,7 @@ from scoremode.core.store import runs
 from scoremode.core.verbs.compared_models import CompareRequest, assign_engines
 from scoremode.errors import InputError, OptionError
 from scoremode.reports.served import served_manifest
-from scoremode.studies.paths.cache_types import CacheTypes
+from scoremode.studies.paths.variation import CacheTypes
 from tests.command_line import Command, Refused
 from tests.gguf_files import gguf_of, require_llamacpp
 from tests.makers import make_tiny_model
@@ -90,44 +90,11 @@ def test_candidates_that_are_named_get_every_combination(wider: Path, file: Path
     assert found.json["baseline_served"]["engine"] == "transformers"
 
 
-def test_types_are_compared_with_a_reference(wider: Path, file: Path, tmp_path: Path) -> None:
-    question = {name: value for name, value in QUESTION.items() if name not in ("threads", "flash_attn")}
-    reference = sm.reference(str(wider), tmp_path / "ref", **question)
-    found = sm.compare(str(reference.path), str(file), cache_type_k=["f16", "q8_0"], threads=1)
-    assert [one.name for one in found] == ["wider.gguf k f16", "wider.gguf k q8_0"]
-
-
 def test_an_engine_without_such_an_option_is_one_candidate(wider: Path, file: Path) -> None:
     wanted = CompareRequest(None, {"cache_type_k": ["f16"]}, None, None, None)
     _, models = assign_engines(str(file), [str(wider)], wanted)
     found = CacheTypes({"cache_type_k": ["f16"]}).of_candidate(models[str(wider)], is_baseline=False)
     assert [(one.called, dict(one.options)) for one in found] == [(str(wider), {})]
-
-
-def test_an_interrupted_grid_resumes(file: Path, tmp_path: Path) -> None:
-    types: Any = {"cache_type_k": ["f16", "q8_0", "q4_0"]}
-    whole = sm.compare(str(file), out=tmp_path / "whole", **types, **QUESTION)
-
-    class Stop:
-        label_seen = 0
-
-        def __call__(self, done: int, total: int) -> None:
-            if self.label_seen == 2 and done > total // 2:
-                raise KeyboardInterrupt
-
-        def label(self, _: str) -> None:
-            self.label_seen += 1
-
-        def phase(self, _: str) -> None: ...
-
-    with pytest.raises(KeyboardInterrupt):
-        sm.compare(str(file), out=tmp_path / "out", progress=Stop(), **types, **QUESTION)
-    assert runs.is_run(tmp_path / "out" / "k-q8_0")
-    assert not runs.is_run(tmp_path / "out" / "k-q4_0")
-    resumed = sm.compare(str(file), out=tmp_path / "out", **types, **QUESTION)
-    assert [one.candidate.cached for one in resumed] == [True, False]
-    for before, after in zip(whole, resumed, strict=True):
-        assert np.array_equal(kl(before), kl(after))
 
 
 def test_cards_and_pages_of_kept_runs_have_the_names(file: Path, command: Command, tmp_path: Path) -> None:

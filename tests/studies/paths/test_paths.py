@@ -124,6 +124,7 @@ def test_the_command_prints_a_row_for_each_number_of_sequences(
         ({"path": "decode"}, "paths measures both paths; leave --path out"),
         ({"vary": "decoded"}, "there is no way 'decoded' to feed a model; did you mean 'decode'"),
         ({"vary": []}, "nothing to compare with prefill"),
+        ({"vary": "cache-hit"}, "cache hits are not compared with prefill any more"),
         ({"sequences": [2, 2]}, "one way is given twice"),
         ({"sequences": [2, 0]}, "--sequences 0 is less than 1"),
         ({"sequences": [2, 5000]}, "--sequences 5000 is too many"),
@@ -137,8 +138,8 @@ def test_what_cannot_be_compared_is_refused(given: dict[str, Any], words: str) -
 
 
 def test_a_way_that_an_engine_lacks_is_refused_before_it_is_loaded(gguf: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(EngineError, match="no cache-hit path; leave cache-hit out of --vary, or use --engine vllm"):
-        sm.paths("table:uniform", vary="cache-hit", text=TEXT)
+    with pytest.raises(EngineError, match="no chunked path; leave chunked out of --vary, or use --engine"):
+        sm.paths("table:uniform", vary="chunked", text=TEXT)
 
     def opened(*_: object) -> None:
         raise AssertionError("loaded")

@@ -146,7 +146,6 @@ class Engine(ABC):
     facts: EngineFacts
     path: DecodePath | None = None  # how it feeds windows, as it was opened; None: by prefill
     longest: int | None = None  # tokens of the longest window that it takes as it was opened; None: the model's context
-    rows_after_hits: int = 0  # rows so far that were computed after a prefix from the engine's prefix cache
     show: Callable[[str], None] | None = None  # is given words about who scores, to be shown at once
     watch: Callable[[int], None] | None = None  # is told how many tokens of windows without an answer yet were fed
 
@@ -188,9 +187,6 @@ class Engine(ABC):
         ``scores.answers.prescribed_batches``.
         """
         return None
-
-    def forget_prompts(self) -> None:  # noqa: B027 - most engines remember none
-        """Empty the prefix cache, if the engine has one."""
 
     def account(self) -> dict[str, Any]:
         """Facts for the manifest about how the last question was scored; those under ``notes`` are printed as well."""

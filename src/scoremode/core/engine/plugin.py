@@ -45,7 +45,7 @@ class Capabilities:
     side_by_side: bool = False  # can run beside another engine in one process, window by window, without a reference
     replicas: bool = False  # several of it may run at a time
     logits: bool = False  # has ``Engine.logits``: baselines without hidden states
-    paths: tuple[str, ...] = (PREFILL,)  # how it can feed a window, chunked and cache-hit included
+    paths: tuple[str, ...] = (PREFILL,)  # how it can feed a window, chunked included
     scores_only: bool = False  # it has none of the abilities that wings know for engines of its name
     same_bits: str = ""  # the setting that promises equal bits for a window, whatever its batch and its path
 

@@ -5,10 +5,9 @@ decode    one token per step, with the keys and values of the tokens before it i
 
 The targets are the same on both paths. A path belongs to a plan's settings, and so to the identity of a run.
 
-Servers mix two more ways into prefill, which belong to an engine and not to a plan:
+Servers mix one more way into prefill, which belongs to an engine and not to a plan:
 
-chunked     a prompt is read in several passes, of so many tokens each
-cache-hit   a prompt is read in several requests, each of which finds what came before it in the prefix cache
+chunked   a prompt is read in several passes, of so many tokens each
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from scoremode.core.arguments import require_text, whole_number
 from scoremode.errors import OptionError, did_you_mean
 
 PREFILL, DECODE = PATHS = ("prefill", "decode")
-CHUNKED, CACHE_HIT = "chunked", "cache-hit"
-CHUNK_TOKENS = 256  # of a chunk or a turn, if the user gives no number
+CHUNKED = "chunked"
+CHUNK_TOKENS = 256  # of a chunk, if the user gives no number
 SEQUENCES = 16  # side by side, if the user gives no number
 MOST_SEQUENCES = 4096
 

@@ -86,7 +86,6 @@ class LazyModel:
         self.variant: str | None = None  # its name among candidates that are one model with different settings
         self.tokenizer = tokenizer
         self.many_questions = many_questions  # else the engine is opened for exactly one
-        self.shares_prompts = False  # will windows that begin alike be asked about?
         self._engine: Engine | None = None
         self._path: DecodePath | None = None  # of the open engine
         self._tokenized: LastTokens = {}  # another method on the same text need not cut it again
@@ -165,7 +164,6 @@ class LazyModel:
             self.close()
         if self._engine is None:
             self._path = work.path
-            work = replace(work, shares_prompts=work.shares_prompts or self.shares_prompts)
             if self.many_questions and work.path is None:  # more may come, and of other kinds
                 work = replace(work, longest=max(work.longest or 0, self.usual_length), shares_prompts=True)
             _tell_cache(self, work)

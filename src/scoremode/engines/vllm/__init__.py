@@ -26,7 +26,7 @@ from scoremode.core.engine.plugin import (
     subject_of_checkpoint,
 )
 from scoremode.core.models.sizes import cache_bytes
-from scoremode.core.plan.path import CACHE_HIT, CHUNKED, PATHS
+from scoremode.core.plan.path import CHUNKED, PATHS
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.support import LaunchArguments, VllmOptions
 from scoremode.errors import ScoremodeError
@@ -45,7 +45,7 @@ class VllmPlugin(EnginePlugin):
     contract = 1
     name = "vllm"
     summary = "quantized weights as served, any parallel size"
-    capabilities: ClassVar[Capabilities] = Capabilities.all(side_by_side=False, paths=(*PATHS, CHUNKED, CACHE_HIT))
+    capabilities: ClassVar[Capabilities] = Capabilities.all(side_by_side=False, paths=(*PATHS, CHUNKED))
     abilities: ClassVar[dict[str, Any]] = {"about": lambda _: [("vLLM plugin", *support.plugin_state())]}
     options = VllmOptions
     instead: ClassVar[dict[str, str]] = {

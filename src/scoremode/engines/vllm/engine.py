@@ -184,11 +184,6 @@ class VllmEngine(Engine):
             self._one_by_one = False
         return NoiseFloor(np.concatenate(kl), "windows one by one, cut after half of their targets")
 
-    def forget_prompts(self) -> None:
-        with self._explaining():
-            if not self.llm.llm_engine.reset_prefix_cache():
-                raise EngineError("vLLM did not empty its prefix cache", fix="run the same command again")
-
     def stored_head(self) -> StoredHead:
         head = self._head_facts()
         line = states_words(head.width, head.itemsize)
@@ -267,8 +262,6 @@ class VllmEngine(Engine):
                     job = flying.pop(answer.name)
                     self.cached_tokens += answer.cached_tokens
                     rest = job.take(answer.words, self._block)
-                    if answer.cached_tokens:
-                        self.rows_after_hits += len(job.window.rows) - (len(rest.window.rows) if rest else 0)
                     if rest is not None:
                         jobs.append(rest)
                     else:

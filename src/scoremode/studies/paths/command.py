@@ -27,7 +27,7 @@ class PathsVerb(Verb):
         *(*flags.EVERYDAY_ENGINE, "--out", "--report", "--json"),
     )
     epilog = (
-        "decode, chunked and cache-hit are compared with prefill, and a few windows are computed again, to tell "
+        "decode and chunked are compared with prefill, and a few windows are computed again, to tell "
         "differences from noise. noise scores the same several times, FLAG=A,B under each value; the first values are "
         "the reference, and nothing is read from the cache."
     )
@@ -36,9 +36,9 @@ class PathsVerb(Verb):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         flags.add_model(parser, several_sequences=True)
         group = parser.add_argument_group("comparison")
-        ways = "decode (default), chunked, cache-hit; or noise; or flags, as in dtype=float32,bfloat16"
+        ways = "decode (default), chunked; or noise; or flags, as in dtype=float32,bfloat16"
         flags.add(group, {"--vary WAYS …": ways})
-        flags.add(group, {"--chunk-tokens N,…": "of chunked and cache-hit (default: 256)"})
+        flags.add(group, {"--chunk-tokens N,…": "of chunked (default: 256)"})
         flags.add(group, {"--repeat N": "of noise and flags: passes over each setting (default: 2)"})
         kept = {
             "--out DIR": "keep all runs there; an interrupted one resumes",

@@ -43,7 +43,6 @@ from scoremode.values import Floats, change, rounded
 QUANTILE = 0.999
 SAME_BITS = {"max_num_batched_tokens"}  # settings that move no score of an engine that promises equal bits
 NOISE = "noise"  # what ``paths`` varies if nothing but the pass differs
-OF_PATHS = ("path", "sequences", "cache")  # how tokens are fed
 
 Setting = dict[str, Any]
 """``engine`` or names of options -> the value of this setting; None is the engine's own choice."""
@@ -92,13 +91,10 @@ class Noise:
     settings: tuple[SettingNoise, ...]
 
     def __repr__(self) -> str:
-        widest = max((s.drift.max for s in self.settings), default=0.0)
-        again = max((s.repeats.max for s in self.settings if s.repeats is not None), default=None)
-        several = f"{len(self.settings)} settings, which differ by at most {rounded(widest)[0]} nats per target"
+        widest = max(s.drift.max for s in self.settings)
         return few_lines(
             f"Noise of {self.model} on {self.corpus}, {self.plan.targets:,} targets by {self.plan.method}",
-            several if len(self.settings) > 1 else "",
-            f"{self.repeat} passes, which differ by at most {rounded(again)[0]} nats" if again is not None else "",
+            f"{len(self.settings)} settings of {self.repeat} passes, which differ by {rounded(widest)[0]} nats at most",
         )
 
     def as_json(self) -> list[dict[str, Any]]:
@@ -175,26 +171,15 @@ def noise_of_model(
     model: LazyModel,
     tokenizer: str | None,
     *,
-    vary: Mapping[str, Sequence[Any]] | None = None,
     repeat: int = 2,
     progress: Progress | None = None,
     **question: Unpack[QuestionArguments],
 ) -> Noise:
-    """``Model.noise``: how far scores move from pass to pass, or under each value of ``vary``.
-
-    Settings other than the model's own need engines of their own: then its engine is closed first, and opens again with
-    the next question.
-    """
-    if not vary:
-        asked = model.ask(check_question(question, needs_text=True), progress)
-        return _measured([Variation({}, "", model, asked)], repeat, progress, keep_open=True)
-    if model.is_given:
-        raise OptionError("vary needs a model that scoremode can open again", fix="use scoremode.open")
-    model.close()
-    engine = None if "engine" in vary else model.plugin.address or model.plugin.name
-    given: Any = {**model.chosen.options.given(), **(model.spread.given() if model.spread else {}), **question}
-    how: Any = {"engine": engine, "tokenizer": tokenizer, "progress": progress}
-    return noise(model.subject.name, vary=vary, repeat=repeat, **how, **given)
+    """``Model.noise``: how far scores move from pass to pass. For other settings, see ``noise``."""
+    if "vary" in question:
+        raise OptionError("an open model has one setting", fix="use sm.noise(MODEL, vary=…)")
+    asked = model.ask(check_question(question, needs_text=True), progress)
+    return _measured([Variation({}, "", model, asked)], repeat, progress, keep_open=True)
 
 
 NOISE_METHOD = ModelMethod("noise", noise_of_model)
@@ -218,7 +203,8 @@ def parse_vary(texts: Sequence[str]) -> dict[str, list[Any]]:
         flag, _, values = text.partition("=")
         name, given = _known_name(flag), [value.strip() for value in values.split(",")]
         if name in found:
-            raise _twice(name)
+            fix = f"put all its values in one --vary {_flag(name)}=A,B"
+            raise OptionError(f"--vary {_flag(name)} is given twice", fix=fix)
         found[name] = given if may_vary()[name] == "str" else [_number(value) for value in given]
     return found
 
@@ -234,39 +220,20 @@ def _number(text: str) -> Any:
 def _known_name(flag: str) -> str:
     """A flag as the name of an engine's option, or ``engine``; an error for names that are not worth varying."""
     name = flag.strip().removeprefix("--").replace("-", "_")
-    if name in may_vary():
-        return name
-    if name in OF_PATHS:
-        fix = "type --vary decode,cache-hit --sequences 1,16"
-        raise OptionError(f"--vary {name} is not a setting of an engine", fix=fix)
-    for other, (_, option) in all_options().items():
-        if name in (other, option.flag.removeprefix("--").replace("-", "_")):
-            fix = f"give {option.flag} once: it applies to all"
-            raise OptionError(f"--vary {_flag(name)} is not a setting to compare", fix=fix)
-    raise OptionError(f"--vary does not know '{flag}'", fix=did_you_mean(_flag(name), map(_flag, may_vary())))
+    if name not in may_vary():
+        fix = did_you_mean(_flag(name), map(_flag, may_vary()))
+        raise OptionError(f"--vary {flag} is not a setting to compare", fix=fix)
+    return name
 
 
 def read_settings(vary: Mapping[str, Sequence[Any]]) -> list[Setting]:
     """All combinations of the values in ``vary``; refuses names and lists of values that cannot be varied."""
-    named: dict[str, list[Any]] = {}
-    for flag, values in vary.items():
-        name, listed = _known_name(flag), [values] if isinstance(values, str) else list(values)
-        said = f"--vary {_flag(name)}"
-        if name in named:
-            raise _twice(name)
-        if not listed or "" in listed:
-            raise OptionError(
-                f"{said} lacks a value", fix=f"give {said}={'1,2' if may_vary()[name] == 'int' else 'A,B'}"
-            )
-        if len(set(listed)) < len(listed):
-            raise OptionError(f"{said} has a value twice", fix="--repeat N scores one setting N times")
-        named[name] = listed
+    named = {_known_name(flag): [values] if isinstance(values, str) else list(values) for flag, values in vary.items()}
+    for name, values in named.items():
+        if not values or "" in values or len(set(values)) < len(values):
+            what = f"--vary {_flag(name)} lacks a value, or has one twice"
+            raise OptionError(what, fix=f"give --vary {_flag(name)}=A,B, or --repeat N to score one setting N times")
     return combinations(named)
-
-
-def _twice(name: str) -> OptionError:
-    said = f"--vary {_flag(name)}"
-    return OptionError(f"{said} is given twice", fix=f"put all its values in one {said}=A,B")
 
 
 def _flag(name: str) -> str:
@@ -355,27 +322,25 @@ def _widest(drifts: list[Drift]) -> Drift:
 # ── for people ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def noise_blocks(noise: Noise) -> list[Block]:
     settings, plan = noise.settings, noise.plan
-    corner = ", ".join(name.replace("_", "-") for name in settings[0].settings) or "setting"
-    rows = []
-    for s in settings:
-        values = ["default" if value is None else str(value) for value in s.settings.values()]
-        rows.append(Row(", ".join(values) or s.facts.engine))
+    corner = ", ".join(map(_flag, settings[0].settings)) or "setting"
+    values = [["default" if value is None else str(value) for value in s.settings.values()] for s in settings]
+    rows = [Row(", ".join(own) or s.facts.engine) for own, s in zip(values, settings, strict=True)]
+
+    def sizes(title: str, name: str, *, of: str = "drift", sign: str = "") -> Column:
+        drifts = [getattr(s, of) for s in settings]
+        return Column(title, [Cell("–" if d is None else _size(getattr(d, name), sign)) for d in drifts])
+
     drift = [
         words("head", [s.facts.head for s in settings]),
-        Column("mean", [Cell(_size(s.drift.mean, "+")) for s in settings]),
-        Column("mean |d|", [Cell(_size(s.drift.mean_abs)) for s in settings]),
-        Column("rms", [Cell(_size(s.drift.rms)) for s in settings]),
-        Column("99.9%", [Cell(_size(s.drift.p999)) for s in settings]),
-        Column("max", [Cell(_size(s.drift.max)) for s in settings]),
+        sizes("mean", "mean", sign="+"),
+        *map(sizes, ("mean |d|", "rms", "99.9%", "max"), ("mean_abs", "rms", "p999", "max")),
     ]
     ratios = [s.perplexity_ratio for s in settings]
     rest = [
         Column("perplexity", [Cell(f"{s.perplexity:,.5f}") for s in settings]),
         Column("ratio", [Cell(f"{ratio:.6f}" if math.isfinite(ratio) else "–") for ratio in ratios]),
-        Column("seq. rms", [Cell(_size(s.drift.sequence_rms)) for s in settings]),
-        Column("seq. max", [Cell(_size(s.drift.sequence_max)) for s in settings]),
-        Column("repeat rms", [Cell("–" if s.repeats is None else _size(s.repeats.rms)) for s in settings]),
-        Column("repeat max", [Cell("–" if s.repeats is None else _size(s.repeats.max)) for s in settings]),
+        *map(sizes, ("seq. rms", "seq. max"), ("sequence_rms", "sequence_max")),
+        *(sizes(f"repeat {name}", name, of="repeats") for name in ("rms", "max")),
     ]
     second = f"perplexity; drift of whole {noise.sequences}; drift of the same setting when repeated"
     scored = f"{counted(plan.targets, 'targets')} in {counted(len(plan), 'windows')} of {noise.corpus}"

@@ -16,8 +16,8 @@ from scoremode.core.arguments import whole_number
 from scoremode.core.disk.uri import located
 from scoremode.core.engine.options import Options
 from scoremode.core.engine.registry import require_path
-from scoremode.core.plan.path import CACHE_HIT, CHUNK_TOKENS, CHUNKED, DECODE, read_path
-from scoremode.core.statistics.comparison import Comparison, Comparisons
+from scoremode.core.plan.path import CHUNK_TOKENS, CHUNKED, DECODE, read_path
+from scoremode.core.statistics.comparison import Comparisons
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.arguments import PATH, AllArguments, spelled_out, split_arguments
 from scoremode.core.verbs.baselines import require_none
@@ -28,11 +28,12 @@ from scoremode.core.verbs.progress import Progress, announce
 from scoremode.core.verbs.progress_display import shows_progress
 from scoremode.core.verbs.reference import reference_of
 from scoremode.core.verbs.two_models import is_by_logits
-from scoremode.errors import EngineError, OptionError, did_you_mean
+from scoremode.errors import OptionError, did_you_mean
 from scoremode.studies.paths.noise import NOISE, Noise, noise
 from scoremode.studies.paths.variation import Variation, against_first
 
-WAYS = (DECODE, CHUNKED, CACHE_HIT)
+WAYS = (DECODE, CHUNKED)
+CACHE_HIT = "cache-hit"  # was a way once
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Feeding:
     """A way to feed windows that is compared with the prefill path."""
 
     kind: str  # one of WAYS
-    size: int | None  # sequences side by side, or tokens of a chunk or a turn; None: the default of the decode path
+    size: int | None  # sequences side by side, or tokens of a chunk; None: the default of the decode path
 
 
 @overload
@@ -84,10 +85,9 @@ def paths(
 ) -> Comparisons | Noise:
     """Compares a model with itself: the baseline is its prefill path, the candidates are other ways to feed it.
 
-    ``vary`` names the ways: ``decode``, ``chunked`` (prefill of ``chunk_tokens`` at a time) and ``cache-hit`` (turns of
-    ``chunk_tokens``, each after a prefix from the engine's cache). ``sequences`` and ``chunk_tokens`` may be lists, in
-    which each number is a candidate. ``arguments`` are those of a question and the engine's options. All runs are kept
-    in ``out`` (``prefill``, ``decode-16``, …), else in the cache folder.
+    ``vary`` names the ways: ``decode`` and ``chunked`` (prefill of ``chunk_tokens`` at a time). ``sequences`` and
+    ``chunk_tokens`` may be lists, in which each number is a candidate. ``arguments`` are those of a question and the
+    engine's options. All runs are kept in ``out`` (``prefill``, ``decode-16``, …), else in the cache folder.
 
     With ``vary="noise"`` the same is computed ``repeat`` times, and with ``{"dtype": ["float32", "bfloat16"]}`` under
     each value of a setting: the result is a ``Noise``, as of ``sm.noise``.
@@ -112,23 +112,26 @@ def paths(
     with closing(LazyModel.named(model, engine, options, tokenizer)) as lazy, closing(_for_prefill(lazy)) as prefill:
         for way in ways:
             require_path(lazy.plugin, way.kind, f"leave {way.kind} out of --vary")
-        prefill.shares_prompts = any(way.kind == CACHE_HIT for way in ways)
         first = Variation({}, "", prefill, prefill.ask(question, progress))
         _require_sizes(first, ways)
         run = _prefilled(first, question, folders, tokenizer_name(tokenizer))
-        found = dict[Feeding, Comparison]()
-        # cache hits come first: the engine of the prefill path can serve them, if it was started with a cache
-        for way in sorted(ways, key=lambda way: way.kind != CACHE_HIT):
+        found = []
+        for way in ways:
             other = _variation(first, lazy, way, {**question, "prefill_tokens": feeding["prefill_tokens"]}, progress)
             announce(progress, way.kind, "label")
-            found[way] = _compared(first, run, other, folders)
-        return Comparisons(found[way] for way in ways)
+            if not is_by_logits(first.model.plugin):
+                first.model.close()  # its memory is needed
+            with closing(other.model):
+                found.append(against_first(first, run, other, folders))
+        return Comparisons(found)
 
 
 def _read_ways(vary: str | Sequence[str], sequences: Any, chunk_tokens: Any, prefill_tokens: Any) -> list[Feeding]:
     """Reads the ways that a user named and the numbers of each; each number is a way of its own."""
     kinds = [vary] if isinstance(vary, str) else list(vary)
     for kind in kinds:
+        if kind == CACHE_HIT:
+            raise OptionError("cache hits are not compared with prefill any more", fix="leave cache-hit out of --vary")
         if kind not in WAYS:
             raise OptionError(f"there is no way '{kind}' to feed a model", fix=did_you_mean(str(kind), WAYS))
     if not kinds:
@@ -137,11 +140,9 @@ def _read_ways(vary: str | Sequence[str], sequences: Any, chunk_tokens: Any, pre
         if value is not None and DECODE not in kinds:
             flag = f"--{name.replace('_', '-')}"
             raise OptionError(f"{flag} belongs to the decode path", fix=f"add {DECODE} to --vary, or leave {flag} out")
-    if chunk_tokens is not None and not {CHUNKED, CACHE_HIT} & set(kinds):
-        raise OptionError(
-            "--chunk-tokens belongs to chunked prefill and to cache hits",
-            fix=f"add {CHUNKED} or {CACHE_HIT} to --vary, or leave --chunk-tokens out",
-        )
+    if chunk_tokens is not None and CHUNKED not in kinds:
+        fix = f"add {CHUNKED} to --vary, or leave --chunk-tokens out"
+        raise OptionError("--chunk-tokens belongs to chunked prefill", fix=fix)
     of_chunks = "chunk_tokens", chunk_tokens, CHUNK_TOKENS
     found = list[Feeding]()
     for kind in kinds:
@@ -165,10 +166,8 @@ def _numbers(name: str, given: Any) -> list[int]:
 
 
 def _require_sizes(first: Variation, ways: Sequence[Feeding]) -> None:
-    """Refuses chunks and turns that would hold the longest window, before anything is loaded."""
+    """Refuses chunks that would hold the longest window, before anything is loaded."""
     sizes = [way.size for way in ways if way.kind != DECODE and way.size is not None]
-    if any(way.kind == CACHE_HIT for way in ways) and first.model.spread is not None:
-        raise EngineError("cache hits are measured in one process", fix="leave --replicas out")
     longest = int(first.asked.plan.lengths.max())
     if max(sizes, default=0) >= longest:
         raise OptionError(
@@ -192,18 +191,16 @@ def _for_prefill(model: LazyModel) -> LazyModel:
 def _variation(
     first: Variation, decodes: LazyModel, way: Feeding, question: dict[str, Any], progress: Progress | None
 ) -> Variation:
-    """The model as it is fed in another way. Cache hits share the engine of the first; others have their own."""
-    model, asked, size, turn_tokens = first.model, first.asked, way.size, None
+    """The model as it is fed in another way, with an engine of its own."""
+    model, asked, size = first.model, first.asked, way.size
     if way.kind == DECODE:
         model = _with_options(decodes, decodes.chosen.options)
         asked = model.ask({**question, "path": DECODE, "sequences": way.size}, progress)
         size = asked.plan.path.sequences if asked.plan.path else None
-    elif way.kind == CHUNKED and way.size is not None:
+    elif way.size is not None:
         model = _with_options(model, model.plugin.chunked(model.chosen.options, way.size))
-    else:
-        turn_tokens = way.size
-    model.variant = f"{way.kind.replace('-', ' ')} {size}"
-    return Variation({way.kind: size}, f"{way.kind} against prefill", model, asked, turn_tokens)
+    model.variant = f"{way.kind} {size}"
+    return Variation({way.kind: size}, f"{way.kind} against prefill", model, asked)
 
 
 def _prefilled(first: Variation, question: dict[str, Any], folders: Folders, tokenizer: str | None) -> Run:
@@ -212,13 +209,3 @@ def _prefilled(first: Variation, question: dict[str, Any], folders: Folders, tok
     if first.model.plugin.able().hidden_states:
         return reference_of(first.model, question, out, tokenizer=tokenizer, **how)
     return ppl_of(first.model, question, out=out, **how)
-
-
-def _compared(first: Variation, run: Run, other: Variation, folders: Folders) -> Comparison:
-    """Scores another way against the prefill path, or reads its run if it is finished."""
-    if other.model is first.model:
-        return against_first(first, run, other, folders)
-    if not is_by_logits(first.model.plugin):
-        first.model.close()  # its memory is needed
-    with closing(other.model):
-        return against_first(first, run, other, folders)

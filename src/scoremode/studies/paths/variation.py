@@ -4,6 +4,15 @@ model, settings ──▶ Variation ──score──▶ a run that is not kept 
                               ──against_first──▶ Comparison           paths: every variation but the first, prefill
 
 Either way, each is shown beside the same variation computed again.
+
+Types of the K/V cache: each combination is a candidate of its own, as in
+
+cache_type_k=["f16", "q8_0"], cache_type_v=["f16", "q4_0"]
+
+baseline     k f16 v f16         the first type of each option
+candidates   k f16 v q4_0        the same model; candidates that the user names get all four combinations
+             k q8_0 v f16
+             k q8_0 v q4_0
 """
 
 from __future__ import annotations
@@ -13,17 +22,18 @@ import itertools
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from scoremode.core.cache.units import size_words
 from scoremode.core.engine.base import Baseline, Engine, WholeDistributions, only_one_way
 from scoremode.core.engine.baseline import StoredBaseline, few_windows, noise_facts
+from scoremode.core.engine.registry import all_options
 from scoremode.core.free_memory import available
 from scoremode.core.plan.plan import Plan
 from scoremode.core.references.reader import open_reference
@@ -31,13 +41,13 @@ from scoremode.core.scores.answers import WindowList
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.baselines import OpenBaseline, compare_with
-from scoremode.core.verbs.compared_models import NOISE, Folders, compared_with
+from scoremode.core.verbs.compared_models import NOISE, CompareRequest, Folders, ModelSettings, compared_with, short
 from scoremode.core.verbs.model import LazyModel, in_memory
 from scoremode.core.verbs.progress import Progress, announce
 from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.scoring import UnfinishedRun, answered, score_run
 from scoremode.core.verbs.two_models import require_both_fit
-from scoremode.studies.paths.turns import TurnsEngine
+from scoremode.errors import OptionError
 from scoremode.values import Floats, change
 
 SHARE = 4  # one window in so many is computed again at most, but two at least
@@ -57,11 +67,9 @@ class Variation:
     change: str  # from the first, in words: "decode against prefill"; '' if it may move scores of every engine
     model: LazyModel
     asked: Question
-    turn_tokens: int | None = None  # if windows are fed turn by turn, each from the prefix cache
 
     def engine(self, progress: Progress | None = None) -> Engine:
-        engine = self.model.engine_for(self.asked, progress)
-        return engine if self.turn_tokens is None else TurnsEngine(engine, self.turn_tokens)
+        return self.model.engine_for(self.asked, progress)
 
     def score(self, progress: Progress | None, counted: Progress | None) -> Run:
         """Always scores, and keeps nothing on disk; ``counted`` is told how many tokens are done."""
@@ -135,8 +143,7 @@ class AgainstFirst(OpenBaseline):
 
     @property
     def identity(self) -> dict[str, Any]:
-        turns = {"turn_tokens": self.other.turn_tokens} if self.other.turn_tokens is not None else {}
-        return {"against": self.run.manifest["identity"], **turns, **({"without": "kl"} if self.missing else {})}
+        return {"against": self.run.manifest["identity"], **({"without": "kl"} if self.missing else {})}
 
     def rows(self, candidate: LazyModel) -> Baseline | WholeDistributions | None:
         """The stored distributions of the first, or the logits of an engine that runs at the same time."""
@@ -189,3 +196,55 @@ class AgainstFirst(OpenBaseline):
             f"KL between the paths would hold about {size_words(held)} of logits for {side_by_side} sequences, "
             "more than half of the free memory: give --sequences 1"
         )
+
+
+# ── types of the K/V cache ───────────────────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True, slots=True)
+class CacheTypes:
+    """Options that name a type of the K/V cache, with the types that were given for each."""
+
+    types: Mapping[str, list[Any]]
+
+    hint: ClassVar[str] = "several K/V types of the baseline's model, as in --cache-type-k f16,q8_0"
+
+    @classmethod
+    def asked_for(cls, request: CompareRequest) -> Self | None:
+        """Reads the options with several types; None if there are none. Refuses a type that is given twice.
+
+        The baseline has the first type of each, so its own options must not name one.
+        """
+        known, found = all_options(), dict[str, list[Any]]()
+        for name, value in request.options.items():
+            if name not in known or known[name][1].details.cache_part is None or not isinstance(value, list | tuple):
+                continue
+            flag = known[name][1].flag
+            if not value:
+                raise OptionError(f"{flag} has no value", fix="give a type")
+            twice = next((one for one in value if value.count(one) > 1), None)
+            if twice is not None:
+                raise OptionError(f"{flag} has {twice} twice", fix="give each type once")
+            if (request.baseline_options or {}).get(name) is not None:
+                raise OptionError(f"the baseline has the first type of {flag}", fix=f"leave {name} of the baseline out")
+            found[name] = list(value)
+        return cls(found) if found else None
+
+    def of_baseline(self, model: ModelSettings) -> ModelSettings:
+        return _with_types(model, {name: each[0] for name, each in self.types.items()})
+
+    def of_candidate(self, model: ModelSettings, *, is_baseline: bool) -> list[ModelSettings]:
+        """One candidate for each combination of the types that the model's engine knows.
+
+        Options that cannot work are refused here, before a weight is loaded.
+        """
+        own, found = {name: each for name, each in self.types.items() if name in model.options}, []
+        for picked in combinations(own):
+            words = " ".join(f"{all_options()[name][1].details.cache_part} {one}" for name, one in picked.items())
+            name = words if is_baseline else f"{short(model.model)} {words}"
+            found.append(replace(_with_types(model, picked), name=name if own else None))
+            with closing(found[-1].prepare()) as lazy:
+                lazy.settings()
+        return found[1:] if is_baseline else found
+
+
+def _with_types(model: ModelSettings, picked: Mapping[str, Any]) -> ModelSettings:
+    return replace(model, options={name: picked.get(name, value) for name, value in model.options.items()})

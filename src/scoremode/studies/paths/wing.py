@@ -8,7 +8,7 @@ WING = Wing(
     names={"paths": f"{HERE}.paths", "noise": f"{HERE}.noise", "Noise": f"{HERE}.noise"},
     verbs={"compare models": {"paths": f"{HERE}.command:PathsVerb"}},
     offers={
-        "candidate-variants": (f"{HERE}.cache_types:CacheTypes",),
+        "candidate-variants": (f"{HERE}.variation:CacheTypes",),
         "model-method": (f"{HERE}.noise:NOISE_METHOD",),
     },
 )
