@@ -576,7 +576,6 @@ WRITING = [
     ("attribute {model:good} {model:good} rtn:4:16 --by served --text abcdef", "takes one candidate"),
     ("attribute {model:good} {model:good} --by served --text abcdef --out {nothing-here}", "leave --out out"),
     ("attribute {model:good} rtn:4:16 --by served --text abcdef", "needs a model"),
-    ("attribute {model:good} {model:good} --by routes --text abcdef --report {nothing-here}.html", "has no page"),
     ("attribute {stock:run} rtn:4:16 --text abcdef", "no weights to swap"),
     ("attribute {model:good} rtn:4:16 --text abcdef --replicas 0", "leaves nobody to score"),
     ("attribute {model:good} rtn:4:16 --text abcdef --path decode", "prefill path only"),

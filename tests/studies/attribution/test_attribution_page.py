@@ -52,12 +52,12 @@ def shown(found: Attribution) -> str:
 @pytest.mark.parametrize("by", ["layer", "matrix"])
 def test_the_page_has_every_part(by: str) -> None:
     page = render_attribution(attribution(by))
-    assert ('id="map"' in page) == (by == "matrix")
-    assert all(f'id="{name}"' in page for name in ("account", "bars", "recipe", "units"))
-    assert page.count('class="heat') == (2 * (5 * 3 + 3) if by == "matrix" else 0)  # cells and the scale; no norms
+    assert all(f'id="{name}"' in page for name in ("account", "map", "recipe", "units"))
+    assert page.count('class="heat"') == (5 * 3 + 3 if by == "matrix" else 0)  # cells and the scale; no norms
+    assert page.count('class="bar-of') == (0 if by == "matrix" else 2 * 5)  # for wide and narrow screens
     assert "beats candidate (4.50 bits per weight) on held-out windows, surely" in page
     assert "<dt>served</dt>" in page
-    assert "noise floor" in page
+    assert "Noise floor: KL" in page
 
 
 def test_an_attribution_has_a_page_of_its_own(tmp_path: Path) -> None:

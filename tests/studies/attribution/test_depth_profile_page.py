@@ -1,4 +1,4 @@
-"""The table and the charts of a profile by layer, and the table of routes."""
+"""The table and the page of a profile by layer, and the table of routes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from scoremode.studies.attribution.depth_profile import DepthPoint, DepthProfile
-from scoremode.studies.attribution.page import depth_profile_charts, depth_profile_section
+from scoremode.studies.attribution.page import render_blocks
 from scoremode.studies.attribution.routing import routing_of
 from scoremode.studies.attribution.tables import depth_profile_blocks, routing_blocks
 from scoremode.values import Estimate
@@ -29,7 +29,6 @@ def profile(own: list[float], **changes: Any) -> DepthProfile:
             estimate(0.0 if i == 0 else 0.01 * i),
             estimate(1 - 0.001 * i),
             estimate(value),
-            estimate(1e-7 * i),
         )
         for i, value in enumerate(own)
     )
@@ -40,7 +39,6 @@ def profile(own: list[float], **changes: Any) -> DepthProfile:
         tokens=100,
         windows=4,
         groups="documents",
-        unusual_way="1 thread instead of 2",
     )
     return replace(found, **changes)
 
@@ -58,38 +56,17 @@ def test_table_marks_the_layer_that_is_out_of_line() -> None:
     assert "layer 1 ◀" in text
     assert "layer 1 is out of line: its own error is 0.5" in text
     assert "before the final norm: 100 tokens of 4 windows, errors over documents" in text
-    assert "the noise floor is exceeded from layer 0 on" in text
     healthy = printed(depth_profile_blocks(profile(HEALTHY)))
     assert "◀" not in healthy
     assert "no layer is out of line" in healthy
 
 
-def test_table_of_a_profile_without_a_noise_floor_and_with_notes() -> None:
-    found = profile(HEALTHY, notes=("a note",))
-    found = replace(found, places=tuple(replace(place, noise=None) for place in found.places))
-    text = printed(depth_profile_blocks(found))
-    assert "no error is above the noise floor" in text
-    assert "a note" in text
-
-
-def test_charts_have_the_line_the_noise_floor_and_a_point_per_place() -> None:
-    error, own = depth_profile_charts(profile(BROKEN))
-    assert [shape.kind for shape in error.shapes].count("dot") == 4
-    assert error.shapes[0].kind == "noise"
-    (mark,) = [shape for shape in own.shapes if shape.kind == "mark"]
-    assert mark.note is not None
-    assert mark.note[3] == "layer 1"
-    assert "mark" not in {shape.kind for chart in depth_profile_charts(profile(HEALTHY)) for shape in chart.shapes}
-    heights = [float(re.findall(r"[\d.]+", shape.path)[1]) for shape in own.shapes if shape.kind == "dot"]
-    assert int(np.argmin(heights)) == 2, "the largest own error is drawn highest"
-
-
-@pytest.mark.parametrize("own", [HEALTHY, BROKEN, [0.0, 0.0], [float("nan"), float("nan")]])
-def test_section_is_escaped_and_drawn_whatever_the_numbers(own: list[float]) -> None:
-    page = str(depth_profile_section(profile(own)))
+@pytest.mark.parametrize("own", [HEALTHY, BROKEN, [float("nan"), float("nan")]])
+def test_page_is_escaped_and_has_the_table_whatever_the_numbers(own: list[float]) -> None:
+    page = render_blocks("a <b>title</b>", "words", depth_profile_blocks(profile(own, notes=("a note",))))
     assert "<b>" not in page
     assert "&lt;b&gt;served&lt;/b&gt;" in page
-    assert "nan" not in page.split("<svg", 1)[1].split("</svg>", maxsplit=1)[0]
+    assert "A note" in page
 
 
 def test_table_of_routes() -> None:

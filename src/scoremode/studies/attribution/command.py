@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from scoremode.errors import OptionError, ScoremodeError
+from scoremode.errors import OptionError
 from scoremode.reports.command import flags, signals
 from scoremode.reports.command.output import checked_report, progress_bar, show, write_report
 from scoremode.reports.command.verb import Verb
-
-if TYPE_CHECKING:
-    from scoremode.core.verbs.progress import Progress
-    from scoremode.studies.attribution.depth_profile import DepthProfile
 
 OTHERWISE = ("served", "routes")  # what --by may be beside units of weights
 MADE = "rtn:"  # nothing serves these
@@ -62,10 +58,10 @@ class AttributeVerb(Verb):
         if parsed.by in OTHERWISE:
             _require_alone(parsed)
             signals.nothing_is_kept("run it again")
-            (self._served if parsed.by == "served" else self._routes)(parsed, output)
+            self._unswapped(parsed, output)
             return
         from scoremode.studies.attribution.attribute import attribute
-        from scoremode.studies.attribution.tables import attribution_blocks, depth_profile_blocks
+        from scoremode.studies.attribution.tables import attribution_blocks
 
         with progress_bar("swapping") as progress:
             found = attribute(
@@ -81,38 +77,35 @@ class AttributeVerb(Verb):
                 **flags.question(parsed),
                 **flags.model_arguments(parsed),
             )
-            profiles, notes = _profiles(parsed, progress) if parsed.engine else ([], [])
         facts = found.as_json()
-        facts["notes"] += notes
-        facts["profiles"] = [profile.as_json() for profile in profiles]
-        tables = [part for profile in profiles for part in ("", *depth_profile_blocks(profile))]
-        show(parsed, lambda: facts, lambda: [*attribution_blocks(facts), *tables])
+        show(parsed, lambda: facts, lambda: attribution_blocks(facts))
         if output:
             from scoremode.studies.attribution.page import render_attribution
 
-            write_report(parsed, output, render_attribution(found, profiles, notes))
+            write_report(parsed, output, render_attribution(found))
 
-    def _served(self, parsed: argparse.Namespace, output: Any) -> None:
-        from scoremode.studies.attribution.tables import depth_profile_blocks
+    def _unswapped(self, parsed: argparse.Namespace, output: Any) -> None:
+        """Compares two whole models: their states between layers, or the routes of their experts."""
+        from scoremode.studies.attribution.layer_profile import layer_profile
+        from scoremode.studies.attribution.routing import routing
+        from scoremode.studies.attribution.tables import depth_profile_blocks, routing_blocks
 
         with progress_bar("comparing layers") as progress:
-            found = _profile(parsed, parsed.candidates[0], progress)
-        show(parsed, found.as_json, lambda: depth_profile_blocks(found))
+            models = (parsed.baseline, parsed.candidates[0])
+            arguments = {**flags.question(parsed), **flags.model_arguments(parsed), "progress": progress}
+            if parsed.by == "served":
+                profile = layer_profile(*models, **arguments)
+                facts, blocks, lead = profile.as_json(), depth_profile_blocks(profile), profile.verdict
+            else:
+                routes = routing(*models, **arguments)
+                facts, blocks, lead = routes.as_json(), routing_blocks(routes), "which tokens go to other experts"
+        show(parsed, lambda: facts, lambda: blocks)
         if output:
-            from scoremode.studies.attribution.page import render_profile
+            from scoremode.studies.attribution.page import render_blocks
 
-            write_report(parsed, output, render_profile(found))
-
-    def _routes(self, parsed: argparse.Namespace, output: Any) -> None:
-        from scoremode.studies.attribution.routing import routing
-        from scoremode.studies.attribution.tables import routing_blocks
-
-        if output:
-            raise OptionError("--by routes has no page", fix="leave --report out, or give --json")
-        arguments = {**flags.question(parsed), **flags.model_arguments(parsed)}
-        with progress_bar("scoring") as progress:
-            found = routing(parsed.baseline, parsed.candidates[0], progress=progress, **arguments)
-        show(parsed, found.as_json, lambda: routing_blocks(found))
+            write_report(
+                parsed, output, render_blocks(f"{facts['candidate']} against {facts['baseline']}", lead, blocks)
+            )
 
 
 def _require_alone(parsed: argparse.Namespace) -> None:
@@ -125,23 +118,3 @@ def _require_alone(parsed: argparse.Namespace) -> None:
         if getattr(parsed, name) is not None:
             flag = f"--{name.replace('_', '-')}"
             raise OptionError(f"{flag} does not fit --by {parsed.by}", fix=f"leave {flag} out, or give --by layer")
-
-
-def _profile(parsed: argparse.Namespace, candidate: str, progress: Progress | None) -> DepthProfile:
-    from scoremode.studies.attribution.layer_profile import layer_profile
-
-    arguments = {**flags.question(parsed), **flags.model_arguments(parsed)}
-    return layer_profile(parsed.baseline, candidate, progress=progress, **arguments)
-
-
-def _profiles(parsed: argparse.Namespace, progress: Progress | None) -> tuple[list[DepthProfile], list[str]]:
-    """The profiles of candidates that the engine serves, and why there is none of some."""
-    found, notes = [], []
-    for candidate in parsed.candidates:
-        if candidate.startswith(MADE):
-            continue
-        try:
-            found.append(_profile(parsed, candidate, progress))
-        except ScoremodeError as error:  # the engine may not give its states; the rest is measured
-            notes.append(f"no profile by layer of {candidate}: {error.message}")
-    return found, notes

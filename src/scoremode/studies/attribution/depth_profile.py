@@ -1,12 +1,18 @@
 """How far a served model's hidden states are from the baseline's, layer by layer, and which layer is out of line.
 
-a_i are the candidate's states at place i, b_i the baseline's (layer_states.py says what a place is), and
-f_i(a_{i-1}) is what the baseline's own layer makes of the states that entered the candidate's layer.
+A place is where states are looked at: place 0 is what enters the first decoder layer (the embedding), place i what
+leaves layer i - 1. The last place is before the final norm. States are sums of everything that the layers so far added
+(the residual stream), in float32, of every token that is fed.
+
+    embedding ──▶ layer 0 ──▶ layer 1 ──▶ … ──▶ layer L-1 ──▶ final norm ──▶ head
+        └ place 0      └ place 1                     └ place L
+
+a_i are the candidate's states at place i, b_i the baseline's, and f_i(a_{i-1}) is what the baseline's own layer makes
+of the states that entered the candidate's layer.
 
     error        √(Σ|a_i - b_i|² / Σ|b_i|²)                    everything that went wrong up to here
     cosine       mean of cos(a_i, b_i) over tokens
     own error    mean of |a_i - f_i(a_{i-1})| / |f_i(a_{i-1}) - a_{i-1}| over tokens: what this layer itself adds
-    noise        the error of the baseline against itself, computed in another way
 
 The own error does not contain what came in, so a broken layer stands out and the layers after it do not. Tokens whose
 states are far larger than what a layer adds to them (the first of a text, in many models) would only measure rounding:
@@ -16,13 +22,16 @@ the divisor is at least SMALLEST of the state. For place 0 the own error is the 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from scoremode.core.engine.base import EngineFacts
+from scoremode.core.scores.answers import Window
 from scoremode.core.statistics.estimate import GroupSums, square_root, with_error_fields
 from scoremode.values import Bools, Estimate, Floats, Ints
 
@@ -30,10 +39,33 @@ SMALLEST = 1 / 64  # of the length of a state: the shortest update that errors a
 OUT_OF_LINE = 2.0  # times the own error of the other places, at their UPPER quantile
 UPPER = 0.9
 HARMLESS = 1e-3  # own errors below are those of 16-bit rounding, and are never out of line
-ABOVE_NOISE = 10.0  # times the noise floor: what another order of additions does not explain
-LEAST_NOISE = 2.0**-22  # of float32: a baseline that happens to give equal bits in both ways has no less
+COMPARED = "hidden states after each decoder layer, before the final norm"
 
 States = npt.NDArray[np.float32]
+"""(places, tokens, width)"""
+
+
+class LayerStates(ABC):
+    """An open model that gives its hidden states between layers."""
+
+    facts: EngineFacts
+    layers: int  # decoder layers
+    width: int  # numbers of one state
+
+    @abstractmethod
+    def states(self, windows: Sequence[Window]) -> Iterator[States]:
+        """Yields the states (layers + 1, tokens, width) of each window, in order.
+
+        The engine may compute windows of one call together. All of them are in memory at once.
+        """
+
+    def close(self) -> None:  # noqa: B027 - some engines have nothing to release
+        """Releases the memory and processes that the engine holds."""
+
+
+def fed_tokens(window: Window) -> int:
+    """The tokens of a window that are fed: those up to the last requested row."""
+    return int(window.rows[-1]) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +76,12 @@ class DepthPoint:
     error: Estimate  # relative, of the states
     cosine: Estimate
     own_error: Estimate  # of what this layer adds, given the states that entered it
-    noise: Estimate | None  # of the baseline against itself; None: not measured
     not_finite: int = 0  # tokens whose states have NaN or infinity; they are in no mean
 
-    @property
-    def is_above_noise(self) -> bool:
-        """Is the error larger than another way to compute the baseline explains?"""
-        return self.noise is not None and self.error.value > ABOVE_NOISE * max(self.noise.value, LEAST_NOISE)
-
     def as_json(self) -> dict[str, Any]:
-        return {
-            "place": self.name,
-            **with_error_fields("error", self.error),
-            **with_error_fields("cosine", self.cosine),
-            **with_error_fields("own_error", self.own_error),
-            **with_error_fields("noise", self.noise),
-            "not_finite": self.not_finite,
-        }
+        errors = (with_error_fields(name, getattr(self, name)) for name in ("error", "cosine", "own_error"))
+        fields = {name: value for one in errors for name, value in one.items()}
+        return {"place": self.name, **fields, "not_finite": self.not_finite}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +94,6 @@ class DepthProfile:
     tokens: int
     windows: int
     groups: str  # what the errors are computed over, in words
-    unusual_way: str  # how the baseline was computed for the noise floor
     notes: tuple[str, ...] = ()
 
     @property
@@ -81,10 +101,6 @@ class DepthProfile:
         """The places whose own error does not fit the others: a broken kernel, a wrong scale, a wrong config."""
         marked = out_of_line([p.own_error.value for p in self.places], [p.not_finite for p in self.places])
         return tuple(place for place, is_out in zip(self.places, marked, strict=True) if is_out)
-
-    @property
-    def first_above_noise(self) -> DepthPoint | None:
-        return next((place for place in self.places if place.is_above_noise), None)
 
     @property
     def verdict(self) -> str:
@@ -101,16 +117,13 @@ class DepthProfile:
         return words + (f"; so are {', '.join(p.name for p in out[1:])}" if len(out) > 1 else "")
 
     def as_json(self) -> dict[str, Any]:
-        first = self.first_above_noise
         return {
             "baseline": self.names[0],
             "candidate": self.names[1],
             "engines": list(self.engines),
-            "compared": "hidden states after each decoder layer, before the final norm",
+            "compared": COMPARED,
             "verdict": self.verdict,
             "out_of_line": [place.name for place in self.out_of_line],
-            "first_above_noise": None if first is None else first.name,
-            "noise_by": self.unusual_way,
             "tokens": self.tokens,
             "windows": self.windows,
             "stderr_groups": self.groups,
@@ -137,41 +150,22 @@ def out_of_line(own: Sequence[float] | Floats, not_finite: Sequence[int]) -> Boo
     return found
 
 
-class _PlaceSums:
-    """The sums of one place, over the tokens of each group."""
-
-    def __init__(self, groups: int) -> None:
-        self.error, self.cosine, self.own, self.noise = (GroupSums(groups) for _ in range(4))
-        self.not_finite = 0
-
-    def place(self, name: str) -> DepthPoint:
-        noise = square_root(self.noise.estimate("positive")) if self.noise.n else None
-        error = self.error.estimate("positive")
-        return DepthPoint(
-            name,
-            square_root(error) if not math.isnan(error.value) else error,
-            self.cosine.estimate(),
-            self.own.estimate("positive"),
-            noise,
-            self.not_finite,
-        )
-
-
 class ProfileSums:
-    """Adds up the errors of windows as they come; nothing of the size of the states is kept."""
+    """Adds up the errors of windows as they come, for each place and group of tokens."""
 
     def __init__(self, layers: int, groups: int) -> None:
-        self._places = [_PlaceSums(groups) for _ in range(layers + 1)]
+        self._sums = [{name: GroupSums(groups) for name in ("error", "cosine", "own")} for _ in range(layers + 1)]
+        self._not_finite = [0] * (layers + 1)
         self.tokens = self.windows = 0
 
     def add(self, groups: Ints, candidate: States, baseline: States, replayed: States) -> None:
         """Adds the tokens of one window: states (places, tokens, width), and (layers, tokens, width) of the replay."""
         self.tokens, self.windows = self.tokens + len(groups), self.windows + 1
         before: Floats | None = None
-        for index, sums in enumerate(self._places):
+        for index, sums in enumerate(self._sums):
             a, b = candidate[index].astype(np.float64), baseline[index].astype(np.float64)
             finite = np.isfinite(a).all(axis=1)
-            sums.not_finite += int((~finite).sum())
+            self._not_finite[index] += int((~finite).sum())
             expected = b if before is None else replayed[index - 1].astype(np.float64)
             update = length(b) if before is None else np.maximum(length(expected - before), SMALLEST * length(expected))
             with np.errstate(all="ignore"):  # rows that are not finite are left out below
@@ -180,19 +174,19 @@ class ProfileSums:
             cosine[length(a - b) == 0] = 1.0  # also of two states that are zero
             kept = finite & np.isfinite(own)  # what enters a layer may already be not finite
             ones = np.ones(int(kept.sum()))
-            sums.error.add(groups[finite], length(a - b)[finite] ** 2, length(b)[finite] ** 2)
-            sums.cosine.add(groups[kept], cosine[kept], ones)
-            sums.own.add(groups[kept], own[kept], ones)
+            sums["error"].add(groups[finite], length(a - b)[finite] ** 2, length(b)[finite] ** 2)
+            sums["cosine"].add(groups[kept], cosine[kept], ones)
+            sums["own"].add(groups[kept], own[kept], ones)
             before = a
 
-    def add_noise(self, groups: Ints, usual: States, unusual: States) -> None:
-        """Adds the tokens of a window that the baseline computed in two ways."""
-        for sums, a, b in zip(self._places, unusual.astype(np.float64), usual.astype(np.float64), strict=True):
-            sums.noise.add(groups, length(a - b) ** 2, length(b) ** 2)
-
     def places(self) -> tuple[DepthPoint, ...]:
-        names = ["embedding", *(f"layer {index}" for index in range(len(self._places) - 1))]
-        return tuple(sums.place(name) for sums, name in zip(self._places, names, strict=True))
+        found = []
+        for index, (sums, not_finite) in enumerate(zip(self._sums, self._not_finite, strict=True)):
+            error = sums["error"].estimate("positive")
+            error = error if math.isnan(error.value) else square_root(error)
+            name, own = f"layer {index - 1}" if index else "embedding", sums["own"].estimate("positive")
+            found.append(DepthPoint(name, error, sums["cosine"].estimate(), own, not_finite))
+        return tuple(found)
 
 
 def length(rows: Floats) -> Floats:

@@ -74,13 +74,13 @@ def routing(
 def _routes(model: LazyModel, plan: Plan, progress: Progress | None) -> tuple[Routes, tuple[str, ...], int]:
     """The routes of all targets of a plan, the names of the layers, and how many experts there are."""
     from scoremode.engines.transformers.engine import TransformersEngine
-    from scoremode.studies.attribution.engines.transformers_routing import RouterHooks
+    from scoremode.studies.attribution.engines.transformers_layers import RouterHooks
 
     engine = model.engine(Work(longest=int(plan.lengths.max())), progress)
     assert isinstance(engine, TransformersEngine), "no other engine was asked for"
     hooks = RouterHooks(engine)
     announce(progress, f"reading the routes of {model.subject.name}")
-    parts = list(hooks.routes(plan.window(index) for index in range(len(plan)) if plan.target_counts[index]))
+    parts = [hooks.routes(plan.window(index)) for index in range(len(plan)) if plan.target_counts[index]]
     return np.concatenate(parts, axis=1), tuple(hooks.names), hooks.of_experts
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from scoremode.core.statistics.groups import FEWEST
 from scoremode.reports.table import NOTHING, Block, Cell, Column, Facts, Note, Row, Table, estimate, numbers, words
 from scoremode.reports.text import counted
-from scoremode.studies.attribution.depth_profile import DepthProfile
+from scoremode.studies.attribution.depth_profile import COMPARED, DepthProfile
 from scoremode.studies.attribution.routing import Routing
 from scoremode.values import rounded
 
@@ -155,25 +155,15 @@ def depth_profile_blocks(found: DepthProfile) -> list[Block]:
             Column("error", [estimate(place.error) for place in found.places]),
             Column("own error", [estimate(place.own_error) for place in found.places]),
             Column("cosine", [estimate(place.cosine) for place in found.places]),
-            Column("noise floor", [estimate(place.noise) for place in found.places], leaves=1),
         ],
         "profile by layer",
     )
-    return [table, *depth_profile_notes(found)]
-
-
-def depth_profile_notes(found: DepthProfile) -> list[Note]:
-    first = found.first_above_noise
-    above = "no error is above the noise floor"
-    above = above if first is None else f"the noise floor is exceeded from {first.name} on"
     text = f"{counted(found.tokens, 'tokens')} of {counted(found.windows, 'windows')}"
-    states = "hidden states after each decoder layer, before the final norm"
     return [
+        table,
         Note(found.verdict, "red" if found.out_of_line else ""),
-        Note(above),
         Note(f"{found.names[1]} ({found.engines[1]}) against {found.names[0]} ({found.engines[0]})", "dim"),
-        Note(f"{states}: {text}, errors over {found.groups}", "dim"),
-        Note(f"noise floor: the baseline against itself, {found.unusual_way}", "dim"),
+        Note(f"{COMPARED}: {text}, errors over {found.groups}", "dim"),
         *(Note(note, "yellow") for note in found.notes),
     ]
 

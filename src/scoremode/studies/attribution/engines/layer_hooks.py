@@ -23,18 +23,13 @@ def decoder_layers(model: Any) -> tuple[Any, list[Any]]:
         for child in module.children():
             if isinstance(child, torch.nn.ModuleList) and len(child) == count:
                 return module, list(child)
-    raise ModelError(f"no list of decoder layers was found in {type(model).__name__}", fix="use another model")
+    raise _unusual(model, "has no list of decoder layers")
 
 
-def final_norm(owner: Any, width: int) -> Any:
-    """Returns the norm that follows the decoder layers in the module that has both."""
-    after = False
-    for child in owner.children():
-        weight = getattr(child, "weight", None)
-        if after and weight is not None and tuple(weight.shape) == (width,):
-            return child
-        after = after or isinstance(child, torch.nn.ModuleList)
-    raise ModelError(f"no norm was found after the decoder layers of {type(owner).__name__}", fix="use another model")
+def _unusual(module: Any, why: str) -> ModelError:
+    return ModelError(
+        f"the states between layers cannot be read: {type(module).__name__} {why}", fix="use another model"
+    )
 
 
 class LayerHooks:
@@ -47,45 +42,46 @@ class LayerHooks:
     def __init__(self, model: Any) -> None:
         self.owner, self.layers = decoder_layers(model)
         self.replacing: Sequence[Tensor] | None = None  # what enters each layer instead
-        self._places: list[Tensor | None] = [None] * (len(self.layers) + 1)
+        self._places: dict[int, Tensor] = {}
         self._signature = inspect.signature(self.layers[0].forward)
-        self._handles = [self.layers[0].register_forward_pre_hook(self._enter, with_kwargs=True)]
+        self._is_checked = False
         for index, layer in enumerate(self.layers):
-            self._handles.append(layer.register_forward_pre_hook(self._replace(index), with_kwargs=True))
-            self._handles.append(layer.register_forward_hook(self._leave(index)))
+            layer.register_forward_pre_hook(self._enter(index), with_kwargs=True)
+            layer.register_forward_hook(self._leave(index))
 
     def take(self) -> list[Tensor]:
         """Returns the states at every place of the last pass, and forgets them."""
-        found = [state for state in self._places if state is not None]
-        self._places = [None] * len(self._places)
-        if len(found) != len(self._places):
-            raise ModelError("a forward pass did not call every decoder layer", fix="use another model")
-        return found
-
-    def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
+        found, self._places = self._places, {}
+        if len(found) != len(self.layers) + 1:
+            raise _unusual(self.owner, "did not call every decoder layer")
+        return [found[place] for place in range(len(found))]
 
     def require_before_norm(self, last: Tensor, final: Tensor) -> None:
-        """Refuses a model whose final states (n, d) are not the norm of our last states: they would be misread."""
-        norm = final_norm(self.owner, last.shape[-1])
+        """Refuses, after the first pass, a model whose final states (n, d) are not the norm of our last states."""
+        if self._is_checked:
+            return
+        children = list(self.owner.children())
+        after = next(i for i, child in enumerate(children) if isinstance(child, torch.nn.ModuleList))
+        shape = (last.shape[-1],)
+        norms = (c for c in children[after + 1 :] if tuple(getattr(getattr(c, "weight", None), "shape", ())) == shape)
+        norm = next(norms, None)
+        if norm is None:
+            raise _unusual(self.owner, "has no norm after its layers")
         made = norm(last.to(final.dtype))
         made = made[0] if isinstance(made, tuple) else made
         cosine = torch.nn.functional.cosine_similarity(made.double(), final.double(), dim=-1)
         if not bool((cosine > ALIKE).all()):
-            name = type(self.owner).__name__
-            raise ModelError(f"the layers of {name} return something other than hidden states", fix="use another model")
+            raise _unusual(self.owner, "has layers that return something other than hidden states")
+        self._is_checked = True
 
-    def _enter(self, _layer: Any, arguments: Any, named: Any) -> None:
-        given = self._signature.bind(*arguments, **named).arguments
-        hidden, residual = given.get("hidden_states"), given.get("residual")
-        if hidden is None:
-            name = type(self.layers[0]).__name__
-            raise ModelError(f"{name} has no argument hidden_states", fix="use another model")
-        self._places[0] = hidden.float().clone() if residual is None else hidden.float() + residual.float()
-
-    def _replace(self, index: int) -> Any:
+    def _enter(self, index: int) -> Any:
         def hook(_layer: Any, arguments: Any, named: Any) -> Any:
+            if index == 0:
+                given = self._signature.bind(*arguments, **named).arguments
+                hidden, residual = given.get("hidden_states"), given.get("residual")
+                if hidden is None:
+                    raise _unusual(self.layers[0], "has no argument hidden_states")
+                self._places[0] = hidden.float().clone() if residual is None else hidden.float() + residual.float()
             if self.replacing is None:
                 return None
             state = self.replacing[index]

@@ -1,11 +1,12 @@
-"""Hidden states between the layers of a model that Transformers loaded: as a candidate, and as the baseline."""
+"""Hidden states between the layers of a model that Transformers loaded, and the experts that its routers chose."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -13,20 +14,36 @@ from scoremode.core.engine.plugin import Work
 from scoremode.core.models.subject import Subject
 from scoremode.core.scores.answers import Window
 from scoremode.engines.transformers import TransformersPlugin
-from scoremode.engines.transformers.batches import PADDING, other_threads
+from scoremode.engines.transformers.batches import fed
 from scoremode.engines.transformers.choices import TransformersOptions
 from scoremode.engines.transformers.engine import TransformersEngine
-from scoremode.errors import EngineError
+from scoremode.errors import EngineError, ModelError
 from scoremode.head.precision import full_float32
-from scoremode.studies.attribution.engines.layer_hooks import LayerHooks
-from scoremode.studies.attribution.layer_states import LayerStates, States, fed_tokens
-from scoremode.values import Ids
+from scoremode.studies.attribution.depth_profile import LayerStates, States
+from scoremode.studies.attribution.engines.layer_hooks import LayerHooks, decoder_layers
+
+RECORDED = "router_logits"  # what Transformers calls the output of a router
 
 
 def open_layers(
     plugin: TransformersPlugin, subject: Subject, options: TransformersOptions, work: Work
 ) -> TransformersLayers:
     return TransformersLayers(plugin.open(subject, options, work))
+
+
+@full_float32()
+@torch.inference_mode()
+def final_states(engine: TransformersEngine, window: Window) -> Tensor:
+    """One forward pass of a window: (tokens, d). Alone, because on some CPUs its bits depend on others in its batch."""
+    ids = torch.from_numpy(fed(window).astype(np.int64))[None].to(engine.model.device)
+    try:
+        found: Tensor = engine.body(input_ids=ids, use_cache=False).last_hidden_state[0]
+    except torch.OutOfMemoryError:
+        raise EngineError(
+            f"the states of {ids.numel():,} tokens do not fit in this device's memory",
+            fix="give a smaller --context-length, or --device cpu",
+        ) from None
+    return found
 
 
 class TransformersLayers(LayerStates):
@@ -40,57 +57,71 @@ class TransformersLayers(LayerStates):
         self._hooks = LayerHooks(engine.model)
         self.layers = len(self._hooks.layers)
         self.width = int(engine.model.config.get_text_config().hidden_size)
-        self._is_checked = False
 
     def states(self, windows: Sequence[Window]) -> Iterator[States]:
-        """One forward pass per window: on some CPUs the bits of a window depend on what is in the batch beside it."""
-        for window in windows:
-            places = self._pass(window.ids[None, : fed_tokens(window)])
-            yield np.stack([place[0].cpu().numpy() for place in places])
-
-    def states_otherwise(self, window: Window) -> States:
-        """The states of a window, computed in ``unusual_way``."""
-        ids = window.ids[: fed_tokens(window)]
-        context = self.facts.context_length
-        padding = PADDING if context is None or len(ids) + PADDING <= context else 0
-        padded = np.concatenate([ids, np.zeros(padding, ids.dtype)])
-        with other_threads(self.engine.model.device):
-            places = self._pass(np.stack([padded] * 3))
-        return np.stack([place[1, : len(ids)].cpu().numpy() for place in places])
-
-    @cached_property
-    def unusual_way(self) -> str:
-        with other_threads(self.engine.model.device) as threads:
-            return ", ".join(["each window three times in a batch, with padding", *([threads] if threads else [])])
+        return map(self._pass, windows)
 
     def replayed(self, window: Window, states: States) -> States:
         """One forward pass in which every layer gets the other model's states instead of those of the layer before."""
         device, dtype = self.engine.model.device, self.engine.model.dtype
         self._hooks.replacing = [torch.from_numpy(place)[None].to(device, dtype) for place in states[:-1]]
         try:
-            places = self._pass(window.ids[None, : fed_tokens(window)])
+            return self._pass(window)[1:]
         finally:
             self._hooks.replacing = None
-        return np.stack([place[0].cpu().numpy() for place in places[1:]])
 
-    @full_float32()
-    @torch.inference_mode()
-    def _pass(self, ids: Ids) -> list[Tensor]:
-        """States (windows, tokens, d) at every place, for ids (windows, tokens)."""
-        tokens = torch.from_numpy(ids.astype(np.int64)).to(self.engine.model.device)
-        try:
-            output = self.engine.body(input_ids=tokens, use_cache=False).last_hidden_state
-            places = self._hooks.take()
-        except torch.OutOfMemoryError:
-            raise EngineError(
-                f"the states of {ids.size:,} tokens do not fit in this device's memory",
-                fix="give a smaller --context-length, or --device cpu",
-            ) from None
-        if not self._is_checked:
-            self._hooks.require_before_norm(places[-1][0], output[0])
-            self._is_checked = True
-        return places
+    def _pass(self, window: Window) -> States:
+        final = final_states(self.engine, window)
+        places = [place[0] for place in self._hooks.take()]
+        self._hooks.require_before_norm(places[-1], final)
+        return np.stack([place.cpu().numpy() for place in places])
 
     def close(self) -> None:
-        self._hooks.remove()
         self.engine.close()
+
+
+class RouterHooks:
+    """Keeps what the routers of a model chose in its last forward pass."""
+
+    def __init__(self, engine: TransformersEngine) -> None:
+        self.engine = engine
+        self.per_token = getattr(engine.model.config.get_text_config(), "num_experts_per_tok", None) or 0
+        self.of_experts = 0
+        self._chosen: dict[str, Tensor] = {}  # by layer, in their order
+        self.names, kinds = [], router_classes(engine.model)
+        for index, layer in enumerate(decoder_layers(engine.model)[1]):
+            router: Any = next((module for module in layer.modules() if isinstance(module, kinds)), None)
+            if router is not None:
+                self.names.append(f"layer {index}")
+                router.register_forward_hook(self._keep(self.names[-1]))
+        if not self.names:
+            raise ModelError(
+                f"{type(engine.model).__name__} has no routers that Transformers knows: it is not a mixture of experts",
+                fix="leave the routes of experts out",
+            )
+
+    def _keep(self, name: str) -> Any:
+        def hook(_router: Any, _arguments: Any, output: Any) -> None:
+            given = output if isinstance(output, tuple) else (output,)
+            logits = given[0]
+            self.of_experts = int(logits.shape[-1])
+            indices = next((x for x in given if isinstance(x, Tensor) and not x.is_floating_point()), None)
+            self._chosen[name] = logits.topk(self.per_token, dim=-1).indices if indices is None else indices
+
+        return hook
+
+    def routes(self, window: Window) -> npt.NDArray[np.int16]:
+        """The experts of the rows that a window asks for, (layers, rows, experts), ascending."""
+        tokens = len(final_states(self.engine, window))
+        found = [self._chosen[name].reshape(tokens, -1)[window.rows.tolist()] for name in self.names]
+        return np.sort(torch.stack(found).cpu().numpy().astype(np.int16), axis=2)
+
+
+def router_classes(model: Any) -> tuple[type, ...]:
+    """The classes of a model's routers, as Transformers itself knows them; none for a dense model."""
+    recorders = [
+        (getattr(module, "_can_record_outputs", None) or {}).get(RECORDED)
+        for module in (model, getattr(model, model.base_model_prefix, model))
+    ]
+    each = [one for found in recorders if found is not None for one in (found if isinstance(found, list) else [found])]
+    return tuple(kind for one in each if (kind := getattr(one, "target_class", one)) is not None)

@@ -26,8 +26,8 @@ from scoremode.engines.vllm.engine import VllmEngine
 from scoremode.engines.vllm.support import LaunchArguments, VllmOptions
 from scoremode.engines.vllm.wire import Request
 from scoremode.errors import OptionError
+from scoremode.studies.attribution.depth_profile import LayerStates, States, fed_tokens
 from scoremode.studies.attribution.engines.layer_hooks import LayerHooks
-from scoremode.studies.attribution.layer_states import LayerStates, States, fed_tokens
 
 KEEPER = "studies.attribution.engines.vllm_layers:WorkerLayers"
 EAGER = "without compilation and CUDA graphs (--enforce-eager), as hooks on layers need"
@@ -76,15 +76,11 @@ class WorkerLayers:
     def __init__(self, model: Any) -> None:
         self._hooks = LayerHooks(model)
         self._places: list[Tensor] = []
-        self._is_checked = False
 
     def begin_step(self, hidden_states: Tensor) -> None:
         """Takes the states of the step whose final hidden states these are."""
         self._places = self._hooks.take()
-        if not self._is_checked:
-            rows = slice(0, len(hidden_states))
-            self._hooks.require_before_norm(self._places[-1][rows], hidden_states)
-            self._is_checked = True
+        self._hooks.require_before_norm(self._places[-1][: len(hidden_states)], hidden_states)
 
     def rows(self, index: Tensor) -> Tensor:
         return torch.cat([place[index] for place in self._places], dim=1).contiguous().view(torch.int32)
