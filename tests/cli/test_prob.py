@@ -101,41 +101,6 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, calls: int) -> None:
     monkeypatch.setattr(SequenceProbability, "score", breaking)
 
 
-@pytest.fixture
-def interrupted(command: Command, tmp_path: Path) -> list[object]:
-    """The command line of a call that stopped after its first chunk."""
-    path = write_pairs(tmp_path / "pairs.jsonl", rows_of(many_pairs()))
-    arguments: list[object] = ["prob", "table:uniform", "--file", path, "--out", tmp_path / "results.jsonl"]
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_after(patch, 1)
-        assert command(*arguments).code == 130
-    return arguments
-
-
-@pytest.mark.parametrize(
-    ("changes", "differs"),
-    [(["--leading-space", "add"], "boundary"), (["--spanning", "refuse"], "boundary")],
-    ids=lambda value: value if isinstance(value, str) else value[0],
-)
-def test_what_other_settings_left_is_refused_by_name(
-    refused: Refused, interrupted: list[object], tmp_path: Path, changes: list[str], differs: str
-) -> None:
-    before = (tmp_path / "results.jsonl.partial").read_bytes()
-    line = refused(*interrupted, *changes)
-    assert f"results.jsonl contains results of another question (it differs in: {differs})" in line
-    assert line.endswith("; give another --out, or --fresh")
-    assert (tmp_path / "results.jsonl.partial").read_bytes() == before
-
-
-def test_fresh_discards_what_another_question_left(
-    command: Command, interrupted: list[object], tmp_path: Path, asked: list[int]
-) -> None:
-    assert command(*interrupted, "--leading-space", "add", "--fresh").code == 0
-    assert asked == [CHUNK, 10]
-    assert {f["leading_space"] for f in results(tmp_path / "results.jsonl")} == {"add"}
-    assert not (tmp_path / "results.jsonl.partial").exists()
-
-
 def test_unicode_line_separators_do_not_tear_the_lines_of_an_interrupted_call(
     command: Command, tmp_path: Path, asked: list[int]
 ) -> None:
@@ -168,10 +133,13 @@ def test_a_disk_that_fills_up_leaves_no_results_and_the_command_goes_on(
 ONE = ("prob", "table:uniform", "--prompt", "a", "--target", "b", "--out")
 
 
-def test_results_that_are_there_are_read_and_that_is_said(command: Command, tmp_path: Path, asked: list[int]) -> None:
+def test_results_that_are_there_are_read_and_that_is_said(
+    command: Command, tmp_path: Path, asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCOREMODE_CACHE", str(tmp_path))
     out = tmp_path / "results.jsonl"
     assert command(*ONE, out).out == f"1 results in {out}\n"
-    assert command(*ONE, out).out == f"1 results read from {out}; --fresh scores again\n"
+    assert command(*ONE, out).out == f"1 results in {out}; they were kept: --fresh scores again\n"
     assert asked == [1]
     assert command(*ONE, out, "--fresh").out == f"1 results in {out}\n"
     assert asked == [1, 1]
@@ -185,7 +153,7 @@ def test_results_that_are_there_are_printed_as_json(command: Command, tmp_path: 
 
 def test_results_go_to_standard_output(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "scoremode", *ONE, "/dev/stdout"]
-    piped = forked.run(command, capture_output=True, text=True, check=True)
+    piped = forked.run([*command, "--fresh"], capture_output=True, text=True, check=True)
     with (tmp_path / "log").open("wb") as file:
         forked.run(command, stdout=file, check=True)
     assert piped.stderr == "1 results in /dev/stdout\n"

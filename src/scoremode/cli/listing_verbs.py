@@ -11,7 +11,7 @@ from scoremode.reports.command import flags
 from scoremode.reports.command.output import show
 from scoremode.reports.command.verb import Verb
 
-KINDS = ("runs", "references", "attributions", "models", "logs", "tasks", "texts", "files", "tokenizers")
+KINDS = ("runs", "references", "prob", "attributions", "models", "logs", "tasks", "texts", "files", "tokenizers")
 
 
 class InfoVerb(Verb):

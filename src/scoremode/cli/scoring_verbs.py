@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
     from scoremode.core.verbs.prob.sequence import SequenceProbability, SequenceScore
 
 SECTION = 1 << 14
-"""Pairs that are scored and printed together without --out: more would not fit into a bounded memory."""
+"""Pairs that are scored together without --out. It decides last digits, because small groups share a batch."""
 
 
 class PplVerb(Verb):
@@ -189,46 +187,39 @@ class ProbVerb(Verb):
             if output is not None:
                 _score_into(output, lm, pairs, parsed)
                 return
-            scored = _scored(lm, pairs)
-            # one list, unless there are very many pairs: then nothing is printed before the first is scored
-            sections = chain([next(scored)], scored)
-            if parsed.json:
-                print_json_list(result.as_json() for results in sections for result in results)
-            else:
-                for results in sections:
-                    print_blocks(sequence_blocks(results))
+            results = _scored(lm, pairs)
+        if parsed.json:
+            print_json_list(result.as_json() for result in results)
+        else:
+            print_blocks(sequence_blocks(results))
 
 
-def _scored(lm: SequenceProbability, pairs: Pairs) -> Iterator[list[SequenceScore]]:
-    """Yields the results of all pairs, SECTION at a time. Unusable pairs are refused before the engine starts."""
-    from scoremode.core.verbs.prob.many_pairs import EncodedChunks
+def _scored(lm: SequenceProbability, pairs: Pairs) -> list[SequenceScore]:
+    """The results of all pairs. Unusable pairs are refused before the engine starts."""
+    from scoremode.core.verbs.prob.boundary import longest_of
     from scoremode.core.verbs.progress import part_of
 
-    encoded, done = EncodedChunks(lm, pairs, SECTION), 0
+    encoded, done = lm.encode(pairs), 0
+    results: list[SequenceScore] = []
+    fed = sum(pair.fed for pair in encoded)
     with progress_bar("scoring") as progress:
-        lm.open(encoded.longest, progress)
-    for number in range(encoded.count):
-        section = encoded[number]
-        with progress_bar("scoring") as progress:
-            results = lm.score(section, part_of(progress, done, encoded.fed))
-        done += sum(pair.fed for pair in section)
-        del section
-        yield results
+        lm.open(longest_of(encoded), progress)
+        for begin in range(0, len(encoded), SECTION):
+            section = encoded[begin : begin + SECTION]
+            results += lm.score(section, part_of(progress, done, fed))
+            done += sum(pair.fed for pair in section)
+    return results
 
 
 def _score_into(output: Output, lm: SequenceProbability, pairs: Pairs, parsed: argparse.Namespace) -> None:
-    from scoremode.core.verbs.outputs import worked_on_here
-    from scoremode.core.verbs.prob.many_pairs import read_results, score_to_file, score_to_stream
+    from scoremode.core.verbs.prob.many_pairs import score_to_file
 
-    with progress_bar("scoring", "pairs") as progress, worked_on_here(output, fresh=parsed.fresh) as local:
-        if output.is_stream:
-            written = score_to_stream(lm, pairs, output, progress)
-        else:
-            written = score_to_file(lm, pairs, local, fresh=parsed.fresh, progress=progress)
+    with progress_bar("scoring", "pairs") as progress:
+        written = score_to_file(lm, pairs, output, fresh=parsed.fresh, progress=progress)
     if parsed.json:
-        print_json_list(read_results(local.path))
-    said = f"{written.count} results read from {output}; --fresh scores again"
-    output.announce(said if written.reused else f"{written.count} results in {output}", quiet=parsed.json)
+        print_json_list(written.rows())
+    known = "; they were kept: --fresh scores again" if written.reused else ""
+    output.announce(f"{len(written.lines)} results in {output}{known}", quiet=parsed.json)
 
 
 def _checked_output(parsed: argparse.Namespace) -> Output:
@@ -238,23 +229,17 @@ def _checked_output(parsed: argparse.Namespace) -> Output:
     source = located(parsed.file) if parsed.file else None
     if isinstance(source, Path) and source.exists() and os.path.exists(parsed.out) and source.samefile(parsed.out):
         raise InputError("--out would overwrite --file", fix="give --out another name")
-    output = check_results(parsed.out, "--out")
-    if output.place is not None:
-        return output
-    if output.is_stream and (parsed.json or parsed.fresh):
-        flag = "--json" if parsed.json else "--fresh"
-        raise OptionError(f"{flag} does not apply to {output.name}, which keeps nothing", fix=f"leave {flag} out")
-    return output
+    return check_results(parsed.out, "--out")
 
 
 def _pairs(parsed: argparse.Namespace) -> Pairs:
     from scoremode.core.disk.stores import local_file
-    from scoremode.core.verbs.prob.many_pairs import PairFile
+    from scoremode.core.verbs.prob.many_pairs import read_pairs
 
     if parsed.file and (parsed.prompt is not None or parsed.target):
         raise InputError("--file was given together with --prompt or --target", fix="give one or the other")
     if parsed.file:
-        return PairFile(local_file(parsed.file))
+        return read_pairs(local_file(parsed.file))
     if parsed.prompt is None or not parsed.target:
         raise InputError(
             "a prompt and a target are needed", fix='as in --prompt "The capital of France is" --target " Paris"'

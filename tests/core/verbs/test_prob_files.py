@@ -1,8 +1,7 @@
-"""Results in a file: whose they are, what a kill leaves, and what is done with a file that somebody changed."""
+"""Pairs in a file and their results: what a kill leaves, which file is replaced, and what is kept in the cache."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import multiprocessing
 import os
@@ -11,19 +10,28 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from scoremode.core.disk.locks import Lock
-from scoremode.core.disk.manifests import sealed
+import scoremode as sm
+from scoremode.core.disk.folders import JOURNAL, RESULTS, entry_folder
 from scoremode.core.disk.records import HEAD, RecordFile
 from scoremode.core.verbs.prob import many_pairs
-from scoremode.core.verbs.prob.many_pairs import Written, check_results, question, score_to_file
-from scoremode.core.verbs.prob.sequence import SequenceProbability
-from scoremode.errors import InputError, RunError
+from scoremode.core.verbs.prob.many_pairs import check_results, question, read_pairs, score_to_file
+from scoremode.core.verbs.prob.sequence import SequenceProbability, SequenceScore, TokenScore
+from scoremode.errors import BoundaryError, InputError, RunError
 from scoremode.values import NUMERICS
 
-CHUNK, CHUNKS = 16, 4  # smaller chunks than usual, for speed
+CHUNK = 16  # smaller than usual, for speed
 PAIRS = [(f"prompt {i}", f" target {i}") for i in range(3 * CHUNK + 5)]
+ODD = [
+    ("a", "b"),
+    ("The quick brown fox", " jumps over"),
+    ("The quick brown fox ", "jumps"),  # a token may span the boundary
+    ("naïve 東", "京 👩‍🔬"),
+    ("x", " " * 9),
+    *((f"prompt {i % 3}", f" target {i}") for i in range(40)),
+]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -33,27 +41,25 @@ def small_chunks() -> Iterator[None]:
         yield
 
 
-class Files:
-    """The names of a file of results and of those beside it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.manifest, self.partial, self.lock = (
-            path.with_name(name.format(path.name)) for name in ("{}", "{}.manifest.json", "{}.partial", ".{}.lock")
-        )
-
-
-def score(folder: Path, pairs: Any = PAIRS, *, fresh: bool = False, **settings: Any) -> Written:
+def score(out: Path, pairs: Any = PAIRS, *, fresh: bool = False, **settings: Any) -> tuple[int, bool]:
+    """The number of results, and whether they were kept before."""
     with SequenceProbability("table:uniform", **settings) as lm:
-        return score_to_file(lm, pairs, check_results(str(folder / "r.jsonl"), "--out"), fresh=fresh)
+        written = score_to_file(lm, pairs, check_results(str(out), "--out"), fresh=fresh)
+    return len(written.lines), written.reused
 
 
-def begin(folder: Path, chunks: int = 2) -> Files:
-    """Score some chunks of the pairs and stop, as an interruption does."""
+def kept_in() -> Path:
+    with SequenceProbability("table:uniform") as lm:
+        return entry_folder("prob", question(lm, PAIRS))
+
+
+def begin(out: Path) -> Path:
+    """Scores two chunks of the pairs and stops, as an interruption does. Returns the journal."""
     done: list[int] = []
     original = SequenceProbability.score
 
     def stopping(self: Any, pairs: Any, progress: Any = None) -> Any:
-        if len(done) == chunks:
+        if len(done) == 2:
             raise KeyboardInterrupt
         done.append(1)
         return original(self, pairs, progress)
@@ -61,44 +67,88 @@ def begin(folder: Path, chunks: int = 2) -> Files:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SequenceProbability, "score", stopping)
         with pytest.raises(KeyboardInterrupt):
-            score(folder)
-    return Files(folder / "r.jsonl")
+            score(out)
+    assert not out.exists()
+    return kept_in() / JOURNAL
+
+
+@pytest.fixture
+def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SCOREMODE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "here").mkdir()
+    return tmp_path / "here" / "r.jsonl"
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The file of a call that nothing disturbed."""
     folder = tmp_path_factory.mktemp("whole")
-    assert score(folder) == Written(len(PAIRS), reused=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SCOREMODE_CACHE", str(folder / "cache"))
+        assert score(folder / "r.jsonl") == (len(PAIRS), False)
     return (folder / "r.jsonl").read_bytes()
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in folder.iterdir()}
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scoremode.core.engine.registry.open_engine", lambda *_: pytest.fail("an engine was started"))
 
 
-def records(partial: Path) -> tuple[bytes, list[bytes]]:
-    """The header line, and every record as it lies there."""
-    line, rest = partial.read_bytes().split(b"\n", 1)
-    found = []
-    while rest:
-        size = HEAD.size + HEAD.unpack(rest[: HEAD.size])[2]
-        found.append(rest[:size])
-        rest = rest[size:]
-    return line + b"\n", found
+# ── pairs ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_rows_have_one_target_or_several(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"prompt": "a", "targets": ["b", "c"]}, {"prompt": "東", "target": " d"}]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("\n \n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8")
+    assert read_pairs(path) == [("a", "b"), ("a", "c"), ("東", " d")]
+    with path.open("a") as file:
+        file.write('\n{"prompt": "a"}')
+    with pytest.raises(InputError, match="line 4 is not a pair"):
+        read_pairs(path)
+
+
+@pytest.mark.parametrize("model", ["table", "tiny", "tiny_bos"])
+@pytest.mark.parametrize("rule", [{}, {"leading_space": "add"}])
+def test_pairs_encoded_together_are_those_encoded_alone(
+    model: str, rule: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    name = "table:uniform" if model == "table" else str(request.getfixturevalue(model))
+    lm = SequenceProbability(name, **rule)
+    for pair, given in zip(lm.encoder.cut(ODD), ODD, strict=True):
+        (alone,) = lm.encoder.cut([given])
+        assert np.array_equal(pair.ids, alone.ids)
+        assert pair.ids.dtype == alone.ids.dtype
+        for field in ("prompt", "target", "texts", "first", "condition"):
+            assert getattr(pair, field) == getattr(alone, field), field
+
+
+def test_a_refused_pair_is_named_by_its_number() -> None:
+    lm = SequenceProbability("table:uniform")
+    with pytest.raises(InputError, match=f"^pair {len(ODD) + 1}: a target is empty"):
+        lm.encode([*ODD, ("no target", ""), *ODD])
+
+
+def test_a_spanning_token_may_begin_with_any_piece(tiny: Path) -> None:
+    encoder = SequenceProbability(str(tiny)).encoder
+    pieces = encoder.tokenizer.pieces()
+    for beginning in (" ", " t", "q", "th"):
+        expected = [i for i, piece in enumerate(pieces) if piece.startswith(beginning.encode())]
+        if expected:
+            assert encoder.beginning_with(beginning, expected[0]).tolist() == expected
+    with pytest.raises(BoundaryError, match="inside a character"):
+        encoder.beginning_with("no piece begins like this", 0)
+
+
+@pytest.mark.parametrize("rank", [1, None])
+@pytest.mark.parametrize("logprob", [-5.545177444479562, -0.0, 1e-7, float("-inf")])
+def test_the_fast_line_is_the_line_of_json(rank: int | None, logprob: float) -> None:
+    tokens = (TokenScore(3, 'é"\\\n\u2028', -1.5, rank), TokenScore(4, "", logprob, rank))
+    total = min(0.0, -1.5 + logprob)
+    result = SequenceScore("p\x00", "t", total, 0.25, float("inf"), "clean", tokens)
+    assert result.as_line() == json.dumps(result.as_json(), ensure_ascii=False, allow_nan=False)
+    assert SequenceScore.from_json(json.loads(result.as_line())) == result
 
 
 # ── what a kill leaves ───────────────────────────────────────────────────────────────────────────────────────────────
-def test_an_interrupted_call_resumes_to_the_same_file(tmp_path: Path, whole: bytes) -> None:
-    files = begin(tmp_path)
-    assert sorted(contents(tmp_path)) == ["r.jsonl.partial"]
-    assert len(records(files.partial)[1]) == 2
-    assert score(tmp_path) == Written(len(PAIRS), reused=False)
-    assert files.path.read_bytes() == whole
-    assert sorted(contents(tmp_path)) == ["r.jsonl", "r.jsonl.manifest.json"]
-
-
-def kill_at(step: int, folder: Path, fresh: bool) -> None:
+def kill_at(step: int, out: Path, fresh: bool) -> None:
     """In a process of its own: score, and die at a step. Steps lie around all that changes a file."""
     left = iter(range(step, -1, -1))
 
@@ -124,217 +174,147 @@ def kill_at(step: int, folder: Path, fresh: bool) -> None:
     for name in ("replace", "unlink", "fsync", "open"):
         setattr(os, name, watched(getattr(os, name)))
     RecordFile._write = watched(torn)  # type: ignore[method-assign]
-    score(folder, fresh=fresh)
+    score(out, fresh=fresh)
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-def test_a_kill_at_any_step_leaves_what_the_same_command_accepts(tmp_path: Path, whole: bytes, fresh: bool) -> None:
+def test_a_kill_at_any_step_leaves_what_the_same_command_accepts(
+    tmp_path: Path, whole: bytes, fresh: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     steps, ended = 0, False
     while not ended:
         folder = tmp_path / str(steps)
         folder.mkdir()
+        monkeypatch.setenv("SCOREMODE_CACHE", str(folder / "cache"))
         if fresh:
-            score(folder)
-        process = multiprocessing.get_context("fork").Process(target=kill_at, args=(steps, folder, fresh))
+            score(folder / "r.jsonl")
+        process = multiprocessing.get_context("fork").Process(target=kill_at, args=(steps, folder / "r.jsonl", fresh))
         process.start()
         process.join(60)
         assert process.exitcode in (0, -signal.SIGKILL)
         ended = process.exitcode == 0
-        assert score(folder).count == len(PAIRS)
+        assert score(folder / "r.jsonl", fresh=fresh)[0] == len(PAIRS)
         assert (folder / "r.jsonl").read_bytes() == whole, f"killed at step {steps}"
-        names = {p.name for p in folder.iterdir() if not p.name.endswith((".tmp", ".lock"))}
-        assert names == {"r.jsonl", "r.jsonl.manifest.json"}
         steps += 1
     assert steps > 20, "too few steps to be a test"
 
 
-# ── a .partial that was changed ──────────────────────────────────────────────────────────────────────────────────────
 def _another_digit(line: bytes, found: list[bytes]) -> bytes:
     return line + found[0].replace(b"5.545177444479562", b"5.545177444479563", 1) + found[1]
 
 
-def _another_number(line: bytes, found: list[bytes]) -> bytes:
-    magic, _, length, checksum = HEAD.unpack(found[0][: HEAD.size])
-    return line + HEAD.pack(magic, 3, length, checksum) + found[0][HEAD.size :] + found[1]
-
-
-def _a_line_of_json_removed(line: bytes, found: list[bytes]) -> bytes:
-    return line + found[0][: HEAD.size] + found[0][HEAD.size :].split(b"\n", 1)[1] + found[1]
-
-
 CHANGES: dict[str, Callable[[bytes, list[bytes]], bytes]] = {
+    "nothing": lambda line, found: line + found[0] + found[1],
     "a digit": _another_digit,
-    "the number of a record": _another_number,
-    "a line of JSON removed": _a_line_of_json_removed,
     "a record removed": lambda line, found: line + found[1],
-    "records swapped": lambda line, found: line + found[1] + found[0],
     "the last record torn": lambda line, found: line + found[0] + found[1][:-7],
     "nothing but half a header": lambda line, found: line[:40],
-    "empty": lambda line, found: b"",
 }
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-def test_a_changed_partial_file_changes_no_result(
-    tmp_path: Path, whole: bytes, change: Callable[[bytes, list[bytes]], bytes]
+def test_an_interrupted_call_resumes_to_the_same_file(
+    out: Path, whole: bytes, change: Callable[[bytes, list[bytes]], bytes]
 ) -> None:
-    files = begin(tmp_path)
-    files.partial.write_bytes(change(*records(files.partial)))
-    score(tmp_path)
-    assert files.path.read_bytes() == whole
+    journal = begin(out)
+    line, rest = journal.read_bytes().split(b"\n", 1)
+    size = HEAD.size + HEAD.unpack(rest[: HEAD.size])[2]
+    journal.write_bytes(change(line + b"\n", [rest[:size], rest[size:]]))
+    assert score(out) == (len(PAIRS), False)
+    assert out.read_bytes() == whole
 
 
-@pytest.mark.parametrize("data", [b"my notes\n", b'{"pairs": "others"}\n{"nonsense": 1}\n'])
-@pytest.mark.parametrize("fresh", [False, True])
-def test_a_partial_file_that_is_not_ours_is_never_touched(tmp_path: Path, data: bytes, fresh: bool) -> None:
-    (tmp_path / "r.jsonl.partial").write_bytes(data)
-    with pytest.raises(RunError, match="is not a file of scoremode prob"):
-        score(tmp_path, fresh=fresh)
-    assert contents(tmp_path) == {"r.jsonl.partial": data}
+# ── the file ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_kept_results_are_read_and_no_engine_starts(out: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    score(out)
+    no_engine(monkeypatch)
+    before = out.stat().st_mtime_ns
+    assert score(out) == (len(PAIRS), True)
+    assert out.stat().st_mtime_ns == before
+    assert score(out.with_name("other.jsonl")) == (len(PAIRS), True)
+    assert out.with_name("other.jsonl").read_bytes() == whole
 
 
-# ── a finished file ──────────────────────────────────────────────────────────────────────────────────────────────────
-@pytest.fixture
-def finished(tmp_path: Path) -> Files:
-    score(tmp_path)
-    return Files(tmp_path / "r.jsonl")
+def test_fresh_scores_again_and_replaces_other_results(out: Path, whole: bytes) -> None:
+    score(out)
+    assert score(out, fresh=True) == (len(PAIRS), False)
+    with pytest.raises(RunError, match="has other results; give another --out, or --fresh to replace it"):
+        score(out, PAIRS[:-1], leading_space="add")
+    assert out.read_bytes() == whole
+    score(out, PAIRS[:-1], leading_space="add", fresh=True)
+    assert out.read_bytes().count(b"\n") == len(PAIRS) - 1
 
 
-def test_a_finished_file_is_read_and_no_engine_starts(
-    finished: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def starting(*_: Any) -> Any:
-        raise AssertionError("an engine was started")
-
-    monkeypatch.setattr("scoremode.core.engine.registry.open_engine", starting)
-    before = contents(tmp_path)
-    assert score(tmp_path) == Written(len(PAIRS), reused=True)
-    assert contents(tmp_path) == before
-
-
-def test_fresh_scores_again(finished: Files, tmp_path: Path, whole: bytes) -> None:
-    os.utime(finished.path, (1, 1))
-    assert score(tmp_path, fresh=True) == Written(len(PAIRS), reused=False)
-    assert finished.path.read_bytes() == whole
-    assert finished.path.stat().st_mtime > 1
-
-
-def test_a_finished_file_of_another_question_is_refused_by_what_differs(finished: Files, tmp_path: Path) -> None:
-    before = contents(tmp_path)
-    with pytest.raises(RunError, match=r"contains results of another question \(it differs in: boundary, pairs\)"):
-        score(tmp_path, PAIRS[:-1], leading_space="add")
-    assert contents(tmp_path) == before
-    score(tmp_path, PAIRS[:-1], leading_space="add", fresh=True)
-    assert finished.path.read_bytes().count(b"\n") == len(PAIRS) - 1
-
-
-@pytest.mark.parametrize("fresh", [False, True])
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda data: data.replace(b"-5.545177444479562", b"-5.545177444479563", 1),
-        lambda data: data.split(b"\n", 1)[1],
-        lambda data: data + data.split(b"\n", 1)[0] + b"\n",
-        lambda data: data[:-1],
-    ],
-    ids=["digit", "line removed", "line doubled", "cut"],
-)
-def test_a_finished_file_that_was_changed_is_refused_and_kept(
-    finished: Files, tmp_path: Path, change: Callable[[bytes], bytes], fresh: bool
-) -> None:
-    """Its changes may be somebody's work."""
-    finished.path.write_bytes(change(finished.path.read_bytes()))
-    before = contents(tmp_path)
+def test_a_changed_file_is_refused_and_kept_results_that_changed_too(out: Path, whole: bytes) -> None:
+    score(out)
+    out.write_bytes(whole[:-1])
+    with pytest.raises(RunError, match="has other results"):
+        score(out)
+    assert out.read_bytes() == whole[:-1]
+    (kept_in() / RESULTS).write_bytes(whole[:-1])
     with pytest.raises(RunError, match="was changed after scoremode wrote it"):
-        score(tmp_path, fresh=fresh)
-    assert contents(tmp_path) == before
+        score(out)
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-def test_a_file_of_somebody_else_is_never_overwritten(tmp_path: Path, fresh: bool) -> None:
-    (tmp_path / "r.jsonl").write_text("mine")
+@pytest.mark.parametrize("content", ["mine", '{"prompt": "a", "target": "b"}\n'])
+def test_a_file_of_somebody_else_is_never_overwritten(out: Path, content: str, fresh: bool) -> None:
+    out.write_text(content)
     with pytest.raises(InputError, match="exists and is not a file of scoremode prob; give another --out"):
-        score(tmp_path, fresh=fresh)
-    assert contents(tmp_path) == {"r.jsonl": b"mine"}
+        score(out, fresh=fresh)
+    assert out.read_text() == content
 
 
-def test_a_file_that_appears_while_scoring_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_appears_while_scoring_is_not_overwritten(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = SequenceProbability.score
 
     def meanwhile(self: Any, pairs: Any, progress: Any = None) -> Any:
-        (tmp_path / "r.jsonl").write_text("mine")
+        out.write_text("mine")
         return original(self, pairs, progress)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SequenceProbability, "score", meanwhile)
-        with pytest.raises(RunError, match="written by something else meanwhile"):
-            score(tmp_path)
-    assert (tmp_path / "r.jsonl").read_text() == "mine"
-    (tmp_path / "r.jsonl").rename(tmp_path / "mine")
-    monkeypatch.setattr(SequenceProbability, "open", lambda *_: pytest.fail("everything was scored already"))
-    assert score(tmp_path) == Written(len(PAIRS), reused=False)
+        with pytest.raises(InputError, match="is not a file of scoremode prob"):
+            score(out)
+    assert out.read_text() == "mine"
+    out.rename(out.with_name("mine"))
+    no_engine(monkeypatch)
+    assert score(out) == (len(PAIRS), True)
 
 
-def test_a_file_that_appears_while_the_engine_opens_is_not_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original = SequenceProbability.open
-
-    def meanwhile(self: Any, *given: Any) -> Any:
-        (tmp_path / "r.jsonl").write_text("mine")
-        return original(self, *given)
-
-    monkeypatch.setattr(SequenceProbability, "open", meanwhile)
-    with pytest.raises(RunError, match="is not a file of scoremode prob"):
-        score(tmp_path)
-    assert (tmp_path / "r.jsonl").read_text() == "mine"
+def test_the_target_of_a_link_is_written(out: Path, whole: bytes) -> None:
+    link = out.with_name("link.jsonl")
+    link.symlink_to(out)
+    score(link)
+    assert link.is_symlink()
+    assert out.read_bytes() == whole
 
 
-MANIFESTS: dict[str, Callable[[dict[str, Any]], object]] = {
-    "sha256 edited": lambda m: m.update(sha256="0" * 64),
-    "results edited": lambda m: m.update(results=7),
-    "identity edited": lambda m: m["identity"].update(model="other"),
-    "of something else": lambda m: m.update({"for": "my program"}),
-    "sealed anew with a wrong type": lambda m: (m.update(identity=3), m.update(sealed(m))),
-    "sealed anew without sha256": lambda m: (m.pop("sha256"), m.update(sealed(m))),
-}
+def test_nothing_is_lost_when_fresh_cannot_start_its_engine(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any) -> Any:
+        raise MemoryError
+
+    score(out)
+    with monkeypatch.context() as patch:
+        patch.setattr("scoremode.core.engine.registry.open_engine", failing)
+        with pytest.raises(MemoryError):
+            score(out, fresh=True)
+    assert score(out) == (len(PAIRS), True)
 
 
-@pytest.mark.parametrize("fresh", [False, True])
-@pytest.mark.parametrize("edit", MANIFESTS.values(), ids=MANIFESTS.keys())
-def test_a_manifest_that_was_changed_vouches_for_nothing(
-    finished: Files, tmp_path: Path, edit: Callable[[dict[str, Any]], object], fresh: bool
-) -> None:
-    value = json.loads(finished.manifest.read_bytes())
-    edit(value)
-    finished.manifest.write_text(json.dumps(value))
-    before = contents(tmp_path)
-    with pytest.raises(RunError, match=r"r\.jsonl\.manifest\.json (is damaged|was changed)"):
-        score(tmp_path, fresh=fresh)
-    assert contents(tmp_path) == before
+def test_infinities_are_possible_results(out: Path) -> None:
+    with sm.open("table:successor") as model:
+        (found, _) = model.prob("a", ["z", "b"], out=out)
+        assert model.prob("a", ["z", "b"], out=out)[0] == found
+    first = json.loads(out.read_bytes().split(b"\n", 1)[0])
+    assert (first["log_prob"], first["prob"], first["perplexity"]) == (None, 0.0, None)
 
 
-@pytest.mark.parametrize("data", [b"{", b"\xff\xfe", b"[" * 100_000, b"[]"])
-def test_a_manifest_that_is_no_json_is_refused(finished: Files, tmp_path: Path, data: bytes) -> None:
-    finished.manifest.write_bytes(data)
-    with pytest.raises(RunError, match="is damaged"):
-        score(tmp_path)
-
-
-def test_results_with_the_seal_of_earlier_versions_are_read(finished: Files, tmp_path: Path) -> None:
-    """Their seal was over JSON with spaces."""
-    value = json.loads(finished.manifest.read_bytes())
-    del value["seal"]
-    value["seal"] = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-    finished.manifest.write_text(json.dumps(value))
-    assert score(tmp_path) == Written(len(PAIRS), reused=True)
-
-
-# ── identity and lock ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── identity ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_the_identity_is_known_without_an_engine_and_holds_all_that_moves_a_number(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scoremode.core.engine.registry.open_engine", lambda *_: pytest.fail("an engine was started"))
+    no_engine(monkeypatch)
 
     def asked(**settings: Any) -> dict[str, Any]:
         return question(SequenceProbability(str(tiny), **settings), PAIRS)
@@ -371,75 +351,3 @@ def test_settings_of_vllm_are_part_of_the_identity(tiny: Path) -> None:
         other = asked(**settings)
         assert [k for k in plain if plain[k] != other[k]] == ["settings"], settings
         assert other == asked(**settings)
-
-
-def test_a_second_process_is_refused_before_its_engine_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scoremode.core.engine.registry.open_engine", lambda *_: pytest.fail("an engine was started"))
-    lock = Lock(Files(tmp_path / "r.jsonl").lock)
-    assert lock.acquire()
-    with pytest.raises(RunError, match=r"another process is writing .*r\.jsonl; wait for it, or give another --out"):
-        score(tmp_path)
-    lock.release()
-    assert contents(tmp_path) == {}
-
-
-def test_links_to_one_file_share_its_lock_and_its_results(tmp_path: Path, whole: bytes) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "r.jsonl").symlink_to(tmp_path / "a" / "r.jsonl")
-    lock = Lock(Files(tmp_path / "a" / "r.jsonl").lock)
-    assert lock.acquire()
-    with pytest.raises(RunError, match="another process is writing"):
-        score(tmp_path / "b")
-    lock.release()
-    score(tmp_path / "b")
-    assert (tmp_path / "b" / "r.jsonl").is_symlink()
-    assert (tmp_path / "a" / "r.jsonl").read_bytes() == whole
-    assert score(tmp_path / "a").reused
-
-
-def test_nothing_is_lost_when_fresh_cannot_start_its_engine(
-    finished: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def failing(*_: Any) -> Any:
-        raise MemoryError
-
-    monkeypatch.setattr("scoremode.core.engine.registry.open_engine", failing)
-    before = contents(tmp_path)
-    with pytest.raises(MemoryError):
-        score(tmp_path, fresh=True)
-    assert contents(tmp_path) == before
-
-
-def test_files_keep_the_umask(tmp_path: Path) -> None:
-    before = os.umask(0o077)
-    try:
-        files = begin(tmp_path)
-        modes = {p.name: p.stat().st_mode & 0o777 for p in tmp_path.iterdir()}
-        score(tmp_path)
-        modes |= {p.name: p.stat().st_mode & 0o777 for p in tmp_path.iterdir()}
-    finally:
-        os.umask(before)
-    assert modes == dict.fromkeys((files.partial.name, files.path.name, files.manifest.name), 0o600)
-
-
-def test_infinities_are_possible_results(tmp_path: Path) -> None:
-    pairs = [("a", "z"), *PAIRS]
-    output = check_results(str(tmp_path / "r.jsonl"), "--out")
-    original = SequenceProbability.score
-    made: list[int] = []
-
-    def stopping(self: Any, some: Any, progress: Any = None) -> Any:
-        if made:
-            raise KeyboardInterrupt
-        made.append(1)
-        return original(self, some, progress)
-
-    with SequenceProbability("table:successor") as lm:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(SequenceProbability, "score", stopping)
-            with pytest.raises(KeyboardInterrupt):
-                score_to_file(lm, pairs, output)
-        assert score_to_file(lm, pairs, output).count == len(pairs)
-    first = json.loads(output.path.read_bytes().split(b"\n", 1)[0])
-    assert (first["log_prob"], first["prob"], first["perplexity"]) == (None, 0.0, None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,29 +10,28 @@ import pytest
 import scoremode as sm
 from scoremode.core.verbs.outputs import check_output, check_report
 from scoremode.errors import InputError, RunError, StorageError
-from tests.s3 import Bucket, kill_when_grown, start
+from tests.s3 import Bucket
 
 Move = Callable[[], Path]
 PAIRS = [(f"prompt {number}", f" target {number}") for number in range(1200)]
 
 
-def test_results_of_pairs_are_resumed_and_sent_when_they_are_complete(
-    bucket: Bucket, tmp_path: Path, elsewhere: Move
-) -> None:
-    rows = "".join(json.dumps({"prompt": prompt, "target": target}) + "\n" for prompt, target in PAIRS)
-    bucket.put("pairs.jsonl", rows.encode())
-    command = ["prob", "table:uniform", "--file", bucket.uri("pairs.jsonl"), "--out"]
-    uri, cache, here = bucket.uri("out/results.jsonl"), tmp_path / "first", tmp_path / "here.jsonl"
-    assert kill_when_grown([*command, uri], cache, "files/*/results.jsonl.partial", SLOWED="0.5") > 0
-    assert bucket.names("out/") == ["out/results.jsonl.lock.json"]
-    with sm.open("table:uniform") as model, pytest.raises(RunError, match=f"has been writing into {uri} since"):
-        model.prob("ab", ["c"], out=uri)
-    for out in (uri, str(here)):
-        process = start([*command, out], cache)
-        _, complaints = process.communicate(timeout=60)
-        assert process.returncode == 0, complaints
-    assert bucket.names("out/") == ["out/results.jsonl", "out/results.jsonl.manifest.json"]
-    assert bucket.objects()["out/results.jsonl"] == here.read_bytes()
+def test_results_are_sent_whole_and_foreign_files_are_kept(bucket: Bucket, elsewhere: Move) -> None:
+    uri = bucket.uri("out/results.jsonl")
+    with sm.open("table:uniform") as model:
+        first = model.prob("ab", ["c", "d"], out=uri)
+        before = bucket.objects()
+        assert bucket.names("out/") == ["out/results.jsonl"]
+        assert model.prob("ab", ["c", "d"], out=uri) == first
+        assert bucket.objects() == before
+        with pytest.raises(RunError, match=f"{uri} has other results"):
+            model.prob("ab", ["c", "e"], out=uri)
+        assert len(model.prob("ab", ["c", "e", "f"], out=uri, fresh=True)) == 3
+        bucket.put("mine.jsonl", b'{"mine": 1}\n')
+        for fresh in (False, True):
+            with pytest.raises(InputError, match="is not a file of scoremode prob"):
+                model.prob("ab", ["c"], out=bucket.uri("mine.jsonl"), fresh=fresh)
+    assert bucket.objects()["mine.jsonl"] == b'{"mine": 1}\n'
 
 
 def test_results_that_could_not_be_sent_are_sent_by_the_same_command(
@@ -42,33 +40,14 @@ def test_results_that_could_not_be_sent_are_sent_by_the_same_command(
     monkeypatch.setenv("SCOREMODE_STORAGE_PATIENCE", "0.1")
     uri = bucket.uri("out/results.jsonl")
     with sm.open("table:uniform") as model:
-        model.prob("ab", ["c"], out=uri)
         bucket.server.refuse = lambda method, path: method == "PUT" and path.endswith("results.jsonl")
-        with pytest.raises(StorageError, match="the results are complete, but"):
-            model.prob("ab", ["d"], out=uri, fresh=True)
+        with pytest.raises(StorageError):
+            model.prob("ab", ["d"], out=uri)
         bucket.server.refuse = lambda method, path: False
-        assert bucket.names("out/") == ["out/results.jsonl.lock.json", "out/results.jsonl.manifest.json"]
+        monkeypatch.setattr("scoremode.core.engine.registry.open_engine", lambda *_: pytest.fail("scored again"))
         (found,) = model.prob("ab", ["d"], out=uri)
     assert found.target == "d"
-    assert bucket.names("out/") == ["out/results.jsonl", "out/results.jsonl.manifest.json"]
-
-
-def test_results_are_found_again_and_foreign_files_are_kept(bucket: Bucket, elsewhere: Move) -> None:
-    uri = bucket.uri("out/results.jsonl")
-    with sm.open("table:uniform") as model:
-        first = model.prob("ab", ["c", "d"], out=uri)
-        before = bucket.objects()
-        elsewhere()
-        assert model.prob("ab", ["c", "d"], out=uri) == first
-        assert bucket.objects() == before
-        with pytest.raises(RunError, match=f"{uri} contains results of another question"):
-            model.prob("ab", ["c", "e"], out=uri)
-        assert len(model.prob("ab", ["c", "e", "f"], out=uri, fresh=True)) == 3
-        bucket.put("mine.jsonl", b'{"mine": 1}\n')
-        for fresh in (False, True):
-            with pytest.raises(RunError, match="is not a file of scoremode prob"):
-                model.prob("ab", ["c"], out=bucket.uri("mine.jsonl"), fresh=fresh)
-    assert bucket.objects()["mine.jsonl"] == b'{"mine": 1}\n'
+    assert bucket.names("out/") == ["out/results.jsonl"]
 
 
 def test_reports(bucket: Bucket, elsewhere: Move) -> None:

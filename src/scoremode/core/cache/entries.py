@@ -1,9 +1,10 @@
 """The cache folder: its entries, each with an age, a size and a lock, and their removal.
 
 runs/DIGEST, references/DIGEST   run folders; DIGEST is computed from the run's identity
+prob/DIGEST                      results of pairs (verbs/prob/many_pairs.py)
 attributions/DIGEST              measured units of candidates (studies/attribution/swap_loop.py)
 models/NAME                      converted checkpoints; scoremode.json is written last
-files/DIGEST                     copies of files behind URIs; results on their way to a URI
+files/DIGEST                     copies of files behind URIs
 texts/DIGEST                     tokens of long texts (kept_tokens.py)
 logs/ENGINE-….log                messages of an engine that failed
 KIND/.removed-NAME-TOKEN         an entry whose removal was interrupted
@@ -40,6 +41,7 @@ from scoremode.errors import OptionError, RunError, print_line
 MARKS = {
     "runs": MANIFEST,
     "references": MANIFEST,
+    "prob": MANIFEST,
     "attributions": folders.ATTRIBUTION,
     "models": MODEL_MARK,
     "logs": "",
@@ -48,7 +50,7 @@ MARKS = {
 }
 """By kind: the file that is written last. Its modification time is the entry's last use."""
 KINDS = tuple(MARKS)
-LIMITED = ("references", "runs", "attributions", "texts", "files")  # what the limit applies to
+LIMITED = ("references", "runs", "prob", "attributions", "texts", "files")  # what the limit applies to
 JOURNALS = {JOURNAL, folders.PARTIAL_ATTRIBUTION}
 DIGEST = re.compile(r"[0-9a-f]{20}")
 LOG = re.compile(r"[a-z]+-[0-9]+-[0-9a-f]{8}\.log")
@@ -118,6 +120,8 @@ def _is_our_file(kind: str, name: str) -> bool:
         return True
     if kind in ("runs", "references"):
         return name in (SCORES, JOURNAL, PLACE) or folders.is_reference_file(name)
+    if kind == "prob":
+        return name in (folders.RESULTS, JOURNAL)
     if kind == "texts":
         return COLUMN.fullmatch(name) is not None
     return name == folders.PARTIAL_ATTRIBUTION if kind == "attributions" else kind == "files" and os.sep not in name

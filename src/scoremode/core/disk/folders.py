@@ -21,6 +21,7 @@ LOCK = ".lock"  # while a process writes into the folder
 TEMPORARY = ".scoremode-*.tmp"  # files that are still being written
 
 MANIFEST, SCORES, JOURNAL = "manifest.json", "scores.parquet", "partial.journal"  # of a run
+RESULTS = "results.jsonl"  # of pairs, beside a manifest and a journal
 PLACE = ".place.json"  # in the work folder of a run behind a URI: that URI, and the id of the folder
 
 ROLLOUTS, TEXTS, PARTIAL_TEXTS = "rollouts.json", "texts.parquet", "partial.rollouts"  # of texts that a model wrote

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,9 +43,6 @@ class Store:
 
     claim: Callable[..., Any]
     """Of a place, an identity, ``fresh`` and ``kind``: a ``Claim`` (store/runs.py) that sends the finished run."""
-
-    worked_on_here: Callable[[RemotePath, bool], AbstractContextManager[Path]]
-    """A local file to write results to, found as a stopped process left it; sent at the end. The bool is ``fresh``."""
 
 
 def store_of(place: RemotePath) -> Store:

@@ -19,7 +19,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -268,13 +268,3 @@ def _is_ours(folder: Path) -> bool:
         return isinstance(read_object(manifest).get("identity"), dict)
     except (OSError, ValueError):
         return False
-
-
-@contextmanager
-def worked_on_here(output: Output, *, fresh: bool = False) -> Iterator[Output]:
-    """Yields a local file to write instead of a URI, and sends it at the end. Local outputs are yielded unchanged."""
-    if output.place is None:
-        yield output
-        return
-    with store_of(output.place).worked_on_here(output.place, fresh) as path:
-        yield replace(output, path=path, place=None)

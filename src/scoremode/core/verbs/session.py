@@ -29,9 +29,8 @@ from scoremode.core.verbs.compare import compare_model
 from scoremode.core.verbs.compared_models import Folders
 from scoremode.core.verbs.comparison_outputs import OutputArguments, leave, split_outputs
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, tokenizer_name, wrapped
-from scoremode.core.verbs.outputs import worked_on_here
 from scoremode.core.verbs.ppl import ppl_of
-from scoremode.core.verbs.prob.many_pairs import check_results, read_results, score_to_file
+from scoremode.core.verbs.prob.many_pairs import check_results, score_to_file
 from scoremode.core.verbs.prob.sequence import SequenceProbability, SequenceScore, paired
 from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.progress_display import shows_progress
@@ -116,9 +115,8 @@ class Model:
             if out is None:
                 return lm.score(lm.encode(paired(prompt, targets)), progress)
             output = check_results(str(out), "out")
-            with worked_on_here(output, fresh=fresh) as local:
-                score_to_file(lm, list(paired(prompt, targets)), local, fresh=fresh, progress=progress)
-            return [SequenceScore.from_json(row) for row in read_results(local.path)]
+            written = score_to_file(lm, list(paired(prompt, targets)), output, fresh=fresh, progress=progress)
+            return [SequenceScore.from_json(row) for row in written.rows()]
 
     @property
     def text_tokenizer(self) -> TextTokenizer:
