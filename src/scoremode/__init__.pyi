@@ -39,7 +39,6 @@ from scoremode.studies.rollouts.mismatch import mismatch as mismatch
 from scoremode.studies.rollouts.rollouts import rollouts as rollouts
 from scoremode.studies.rollouts.texts import Rollouts as Rollouts
 from scoremode.studies.tasks.lm_eval_command import lm_eval as lm_eval
-from scoremode.studies.tasks.prompts import task_prompts as task_prompts
 from scoremode.studies.tasks.results import TasksComparison as TasksComparison
 from scoremode.studies.tasks.tasks import tasks as tasks
 from scoremode.values import Estimate as Estimate

@@ -19,7 +19,7 @@ PACKAGE = __name__.split(".", maxsplit=1)[0]
 KINDS = frozenset(
     {
         *("baseline", "candidate-variants", "comparison-layout", "comparison-output", "corpus", "model-method"),
-        *("model-names", "notebook", "page", "part", "prompts", "reference-output", "replicas"),
+        *("model-names", "notebook", "page", "part", "reference-output", "replicas"),
         *("report-input", "store"),
     }
 )

@@ -58,7 +58,6 @@ class SmallServer:
     ids: int = 256  # the size of its vocabulary
     end: int = -1  # the id with which texts that it writes end
     is_strict: bool = False  # does it refuse sampling parameters that OpenAI's API does not have?
-    is_deaf: bool = False  # does it ignore them?
     before_temperature: bool = True  # are the log-probabilities of written tokens those before the temperature?
     more: dict[str, Any] = field(default_factory=dict)  # what other paths answer
     completions: int = 0
@@ -169,7 +168,7 @@ class SmallServer:
             raw = TableEngine(self.logits).logprobs[last]
             cooled = raw if not heat else raw / heat - np.logaddexp.reduce(raw / heat)
             order = np.argsort(-raw)
-            kept = order[: asked["top_k"] if asked.get("top_k", -1) > 0 and not self.is_deaf else 256]
+            kept = order[: asked["top_k"] if asked.get("top_k", -1) > 0 else 256]
             chance = np.exp(cooled[kept]) / np.exp(cooled[kept]).sum()
             last = int(random.choice(kept, p=chance)) if heat else int(order[0])
             given = raw if self.before_temperature else cooled

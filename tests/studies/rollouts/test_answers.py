@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 import scoremode as sm
 from scoremode.core.models.facts import resolve
 from scoremode.core.text.tokenizer import HuggingFaceTokenizer
-from scoremode.errors import CorpusError, ModelError
+from scoremode.errors import CorpusError
 from scoremode.studies.rollouts.prompts import read_answers
 from tests.command_line import Command
 
@@ -47,13 +46,6 @@ def test_the_signed_change_has_a_closed_form(command: Command, file: Path) -> No
     assert (outcome.code, "equivalent within 0.01" in outcome.out) == (0, True)
 
 
-def test_answers_beside_rollouts_are_scored_once_per_prompt(file: Path, tmp_path: Path) -> None:
-    sm.rollouts("table:uniform", file, samples=2, max_tokens=3, out=tmp_path / "w")
-    beside, direct = (sm.ppl("table:uniform", corpus=f"answers:{where}") for where in (tmp_path / "w", file))
-    assert beside.facts.id.tolist() == direct.facts.id.tolist()
-    assert beside.scores.logprob.tolist() == direct.scores.logprob.tolist() == pytest.approx([-math.log(256)] * 20)
-
-
 def test_a_real_tokenizer_cuts_answers_behind_their_prompts(file: Path, tmp_path: Path) -> None:
     """A word behind a space belongs to one token with it; an answer that would begin inside is cut by itself."""
     rows = [{"prompt": "The capital of France is", "answer": " Paris."}, {"prompt": "The capi", "answer": "tal."}]
@@ -64,7 +56,7 @@ def test_a_real_tokenizer_cuts_answers_behind_their_prompts(file: Path, tmp_path
     assert tokenizer.decode(run.facts.id.tolist()) == " Paris.tal."
     assert [note for note in run.manifest["notes"] if "cut into tokens by itself" in note]
     sm.rollouts("table:uniform", path, max_tokens=3, out=tmp_path / "w")
-    with pytest.raises(ModelError, match="another tokenizer"):
+    with pytest.raises(CorpusError, match="is a folder of rollouts"):
         sm.plan("smollm2-135m", corpus=f"answers:{tmp_path / 'w'}")
 
 

@@ -101,7 +101,6 @@ def small(**changes: Any) -> Mismatch:
         "prompt": np.repeat([5, 9], 4),
         "sample": np.array([0, 0, 1, 1, 0, 0, 3, 3]),
         "position": np.tile([0, 1], 4),
-        "slices": np.array(["thinking", "answer"] * 4, dtype=object),
     }
     return Mismatch(**{**columns, **changes})
 
@@ -121,27 +120,13 @@ def test_ratios_by_hand() -> None:
     assert set(FIELDS) <= set(s)
 
 
-def test_slices_and_positions_by_hand() -> None:
-    found = small()
-    thinking, answer = found.by_slice()
-    assert (thinking["slice"], thinking["tokens"], answer["slice"]) == ("thinking", 4, "answer")
-    assert thinking["k1"] == pytest.approx(-np.log([1, 1.2, 0.5, 1.25]).mean())
-    assert answer["k1"] == 0
-    assert [row["tokens"] for row in found.by_position()] == [8]
-    far = replace(found, position=np.tile([0, 100], 4))
-    assert [(row["first"], row["last"], row["tokens"]) for row in far.by_position()] == [(0, 63, 4), (64, 100, 4)]
-    assert far.by_position()[1]["k3"] == 0
-    assert replace(found, slices=None).by_slice() == []
-
-
 def test_an_impossible_token_is_counted_and_a_rule_says_so() -> None:
     trainer = small().trainer.copy()
     trainer[3] = -np.inf
     found = small(trainer=trainer)
     s = found.statistics()
     assert (s["zero_probability"], s["k1"], s["k3"], s["ratio_min"]) == (1, None, None, 0)
-    assert found.by_position()[0]["unbounded"] == 1
-    assert found.failures("k3 > 1") == ["trainer: k3 is not known: tokens that the trainer thinks impossible: 1"]
+    assert found.failures("k3 > 1") == ["trainer: k3 is not known: of 8 tokens, 1 are impossible for the trainer"]
 
 
 def test_rules() -> None:
@@ -164,7 +149,6 @@ def test_rules() -> None:
         ({"trainer": np.full(8, np.nan)}, "contains NaN"),
         ({"rollout": np.full(8, -np.inf)}, "probability zero under the rollout"),
         ({"trainer": np.full(8, 0.5)}, "above 0"),
-        ({"slices": np.array(["a"], dtype=object)}, "one slice per token"),
         ({"clip": (1.1, 1.2)}, "does not lie around 1"),
         ({"clip": (0.8, math.inf)}, "does not lie around 1"),
     ],
@@ -178,28 +162,26 @@ def test_no_tokens() -> None:
     nothing = np.zeros(0, np.int64)
     empty = Mismatch(np.zeros(0), np.zeros(0), nothing, nothing, nothing)
     s = empty.statistics()
-    assert (s["tokens"], s["k3"], s["effective_sample_size"], empty.by_position()) == (0, None, None, [])
-    assert empty.failures("k3 > 1") == ["trainer: k3 is not known: there are no tokens"]
+    assert (s["tokens"], s["k3"], s["effective_sample_size"]) == (0, None, None)
+    assert empty.failures("k3 > 1") == ["trainer: k3 is not known: of 0 tokens, 0 are impossible for the trainer"]
 
 
 def test_shown_in_a_terminal_on_a_page_and_as_a_table(tmp_path: Path) -> None:
     far = replace(small(), position=np.tile([0, 100], 4), names=("base", "<b>fsdp</b>"), notes=("a <note>",))
-    shown = drawn(mismatch_blocks(far.statistics(), far.by_position(), far.by_slice()))
+    shown = drawn(mismatch_blocks(far.statistics()))
     for words in (
         "<b>fsdp</b> against the rollouts of base",
         "outside 0.8 to 1.2",
-        "64 to 100",
-        "thinking",
         "a <note>",
     ):
         assert words in shown
     page = Path(str(sm.report(tmp_path / "page.html", far))).read_text()
-    for words in ("&lt;b&gt;fsdp&lt;/b&gt;", "64 to 100", "thinking", "A &lt;note&gt;."):
+    for words in ("&lt;b&gt;fsdp&lt;/b&gt;", "A &lt;note&gt;."):
         assert words in page
     assert "<b>fsdp" not in page
     table = far.to_arrow()
     assert table.column_names == [
-        *("prompt", "sample", "position", "slice", "logprob_rollout", "logprob_trainer", "log_ratio"),
+        *("prompt", "sample", "position", "logprob_rollout", "logprob_trainer", "log_ratio"),
     ]
     assert table["log_ratio"].to_numpy() == pytest.approx(far.log_ratio)
     assert "8 tokens of 4 samples, 2 prompts" in repr(far)

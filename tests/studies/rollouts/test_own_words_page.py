@@ -8,8 +8,7 @@ import numpy as np
 
 from scoremode.studies.rollouts.page import readings_section
 from scoremode.studies.rollouts.parting import partings
-from scoremode.studies.rollouts.readings import Reading, TextRatios
-from scoremode.studies.rollouts.speculation import speculation
+from scoremode.studies.rollouts.readings import Reading
 
 TEXTS, LENGTH = 12, 600
 TEXT = np.repeat(np.arange(TEXTS), LENGTH)
@@ -20,19 +19,12 @@ def parted(at: int) -> Reading:
     place = np.tile(np.arange(1, LENGTH + 1), TEXTS)
     top = np.where(place == at + TEXT, 7, 5).astype(np.int32)
     found = partings(TEXT, TEXT, np.full(len(TEXT), 5, np.int32), top, np.where(top == 7, 0.5, 0.0), noise=0.02)
-    return Reading("<b>writer</b>", f"q{at} & co", found, None, None)
-
-
-def drafted(rate: float) -> Reading:
-    overlap = np.clip(np.random.default_rng(0).normal(rate, 0.05, len(TEXT)), 0, 1)
-    logprob = np.full(len(TEXT), -1.0)
-    read = TextRatios(TEXT, TEXT, logprob, logprob - 0.1)
-    return Reading("writer", f"draft {rate}", None, read, speculation(TEXT, TEXT, overlap, overlap))
+    return Reading("<b>writer</b>", f"q{at} & co", found, None)
 
 
 def test_nothing_is_shown_of_other_texts() -> None:
     assert readings_section([]) == ""
-    assert readings_section([Reading("a", "b", None, None, None)]) == ""
+    assert readings_section([Reading("a", "b", None, None)]) == ""
 
 
 def test_survival_is_drawn_with_its_bounds() -> None:
@@ -47,10 +39,3 @@ def test_survival_is_drawn_with_its_bounds() -> None:
     assert row is not None
     cells = re.findall(r"<td[^>]*>(.*?)</td>", row[1])
     assert (cells[0], cells[3], cells[4], cells[5]) == ("12", "105", "12", "0")
-
-
-def test_drafts_are_drawn_by_position_and_by_length() -> None:
-    page = readings_section([drafted(0.8), drafted(0.5)])
-    assert page.count("<figure") == 2
-    assert page.count('class="band') == 4
-    assert all(words in page for words in ("Drafts along the text", "What drafts would save", "8 drafted", "1.105"))

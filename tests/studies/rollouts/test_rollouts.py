@@ -107,23 +107,6 @@ def test_fresh_replaces_and_other_settings_are_refused(tmp_path: Path) -> None:
         sm.rollouts("table:uniform", ROWS, out=out, seed=2, **DRAWN)
 
 
-def test_a_journal_with_a_text_that_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from scoremode.studies.rollouts.texts import RolloutsFolder
-
-    def stop(*_: Any) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(RolloutsFolder, "save", stop)
-    with pytest.raises(KeyboardInterrupt):
-        sm.rollouts("table:uniform", ["ab"], max_tokens=4, out=tmp_path / "w")
-    monkeypatch.undo()
-    path = tmp_path / "w" / "partial.rollouts"
-    line, _, records = path.read_bytes().partition(b"\n")
-    path.write_bytes(line + b"\n" + records + records)  # the same text twice
-    with pytest.raises(sm.ScoremodeError, match="cannot be resumed"):
-        sm.rollouts("table:uniform", ["ab"], max_tokens=4, out=tmp_path / "w")
-
-
 def test_an_engine_that_gives_an_impossible_text_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 

@@ -110,7 +110,7 @@ def test_flags_that_ran_models_say_what_to_type_instead(words: list[str], refuse
         assert "--log_samples" in refused(*words, flag)
     assert "did you mean --metric?" in refused(*words, "--metrc", "acc")
     assert "--log_samples" in refused("tasks", "org/model", "org/model-W4A16", "--tasks", "arc_easy")
-    assert "--model dummy" in refused("rollouts", "table:uniform", "--prompts", "task:a", "--limit", "5")
+    assert "docs/rollouts.md" in refused("rollouts", "table:uniform", "--prompts", "task:a", "--out", "x")
 
 
 def test_only_the_named_tasks_are_compared(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,21 +1,20 @@
-"""``scoremode rollouts``: texts that a model writes. Its flags, and what it prints."""
+"""``scoremode rollouts``: its flags, and what it prints; and what rollouts add to ``scoremode compare``."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from scoremode.core import extensions
-from scoremode.errors import InputError
+from scoremode.errors import InputError, OptionError
 from scoremode.reports.command import flags
-from scoremode.reports.command.output import progress_bar, show
+from scoremode.reports.command.output import checked_report, progress_bar, show, verdict, write_report
 from scoremode.reports.command.verb import Verb
+from scoremode.reports.parts import OfferedPart, ResultPart
 
 if TYPE_CHECKING:
-    from scoremode.core.text.prompts import Prompts
-    from scoremode.core.verbs.progress import Progress
+    from scoremode.core.statistics.comparison import Comparison
+    from scoremode.studies.rollouts.texts import Rollouts
 
 ROWS = '.jsonl rows {"prompt": "…"} or {"messages": […]}, or lines of a .txt'
 WRITING: flags.Flags = {
@@ -49,11 +48,8 @@ class RolloutsVerb(Verb):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         flags.add(parser, flags.MODEL)
-        prompts, named = parser.add_argument_group("prompts"), extensions.offered("prompts")
-        flags.add(prompts, {"--prompts FILE": "".join([ROWS, *(f"; or {kind.summary}" for kind in named)])})
-        flags.add(prompts, {"--prompt TEXT …": "a prompt given here; may be given again"})
-        for kind in named:
-            flags.add(prompts, kind.flags)
+        prompts = parser.add_argument_group("prompts")
+        flags.add(prompts, {"--prompts FILE": ROWS, "--prompt TEXT …": "a prompt given here; may be given again"})
         texts = parser.add_argument_group("texts")
         flags.add(texts, WRITING)
         flags.add(texts, DRAWING, type=flags.amount)
@@ -66,9 +62,6 @@ class RolloutsVerb(Verb):
         flags.add_engine(parser)
         flags.add(parser, flags.JSON)
 
-    def instead(self, flag: str) -> str | None:
-        return next((kind.gone[flag] for kind in extensions.offered("prompts") if flag in kind.gone), None)
-
     def run(self, parsed: argparse.Namespace) -> None:
         from scoremode.studies.rollouts.rollouts import rollouts
         from scoremode.studies.rollouts.tables import rollouts_blocks
@@ -76,7 +69,6 @@ class RolloutsVerb(Verb):
         if (parsed.prompts is None) == (not parsed.prompt):
             what = "--prompts and --prompt were given together" if parsed.prompt else "no prompt was given"
             raise InputError(what, fix="give --prompts FILE, or --prompt TEXT")
-        read = _reader(parsed)
         if parsed.out is None:
             raise InputError("the texts have no place to go", fix="give --out DIR")
         numbers = ("samples", "temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "sequences")
@@ -84,7 +76,7 @@ class RolloutsVerb(Verb):
         with progress_bar("writing") as progress:
             found = rollouts(
                 parsed.model,
-                read(progress) if read else parsed.prompts or parsed.prompt,
+                parsed.prompts or parsed.prompt,
                 out=parsed.out,
                 fresh=parsed.fresh,
                 progress=progress,
@@ -94,21 +86,100 @@ class RolloutsVerb(Verb):
         show(parsed, lambda: found.manifest, lambda: rollouts_blocks(found, parsed.out))
 
 
-def _reader(parsed: argparse.Namespace) -> Callable[[Progress | None], Prompts] | None:
-    """Returns what reads prompts that are named with a prefix, with their flags; None for a file or texts."""
-    reader = None
-    for kind in extensions.offered("prompts"):
-        each = {flag.split()[0]: getattr(parsed, _name(flag)) for flag in kind.flags}
-        given = {flag: value for flag, value in each.items() if value is not None and value is not False}
-        if parsed.prompts is not None and parsed.prompts.startswith(kind.prefix):
-            named = {_name(flag): value for flag, value in given.items()}
-            reader = partial(kind.read, parsed.prompts.removeprefix(kind.prefix), **named)
-        elif given:
-            what = f"{next(iter(given))} is about {kind.prefix.removesuffix(':')}s"
-            raise InputError(what, fix=f"give --prompts {kind.prefix}NAME, or leave it out")
-    return None if reader is None else lambda progress: reader(progress=progress)
+# ── compare ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def asked(parsed: argparse.Namespace) -> dict[str, Any]:
+    """The rollouts on which models are compared, read once for all; {} for other texts."""
+    from scoremode.studies.rollouts.texts import PREFIX, Rollouts
+
+    named = parsed.corpus or []
+    if len(named) != 1 or not named[0].startswith(PREFIX):
+        if parsed.drafts:
+            raise OptionError("--drafts is about texts that a model wrote", fix="give --corpus rollouts:DIR")
+        return {}
+    rollouts = Rollouts.open(named[0].removeprefix(PREFIX))
+    parsed.corpus = [rollouts]
+    return {"rollouts": rollouts, "count": parsed.num_samples, "drafts": parsed.drafts}
 
 
-def _name(flag: str) -> str:
-    """The name of a flag's value, as argparse makes it."""
-    return flag.split(maxsplit=1)[0].removeprefix("--").replace("-", "_")
+def readings_part(
+    found: Sequence[Comparison], rollouts: Rollouts | None = None, count: int | None = None, *, drafts: bool = False
+) -> ResultPart:
+    from scoremode.studies.rollouts.readings import readings
+
+    if rollouts is None:
+        raise OptionError("drafts are about texts that a model wrote", fix="give rollouts=, too")
+    words = readings(found, rollouts, count, drafts=drafts)
+
+    def blocks() -> list[Any]:
+        from scoremode.studies.rollouts.tables import readings_blocks
+
+        return readings_blocks(words)
+
+    def section() -> str:
+        from scoremode.studies.rollouts.page import readings_section
+
+        return readings_section(words)
+
+    return ResultPart("own_words", lambda: [one.as_json() for one in words], blocks, "Own words", section)
+
+
+# ── a trainer against rollouts ───────────────────────────────────────────────────────────────────────────────────────
+def compare_trainer(parsed: argparse.Namespace) -> int | None:
+    """Answers ``compare rollouts:DIR TRAINER``; None for every other baseline."""
+    from scoremode.studies.rollouts.texts import PREFIX
+
+    if parsed.baseline.startswith(PREFIX):
+        _require_trainer_alone(parsed)
+        return _show_mismatch(parsed, parsed.baseline.removeprefix(PREFIX))
+    if (parsed.clip_low, parsed.clip_high) != (None, None):
+        raise OptionError("--clip-low and --clip-high are about rollouts", fix=f"give {PREFIX}DIR as the BASELINE")
+    return None
+
+
+def _show_mismatch(parsed: argparse.Namespace, folder: str) -> int:
+    from scoremode.core.store.runs import is_run, load
+    from scoremode.reports import gate
+    from scoremode.studies.rollouts.mismatch import CLIP, EXAMPLE, FIELDS, mismatch
+    from scoremode.studies.rollouts.tables import mismatch_blocks
+
+    for text in parsed.fail_if or ():
+        gate.parse(text, FIELDS, EXAMPLE)  # refuses a wrong rule before an hour of scoring
+    output, (trainer,) = checked_report(parsed), parsed.candidates
+    low, high = (CLIP[i] if given is None else given for i, given in enumerate((parsed.clip_low, parsed.clip_high)))
+    with progress_bar("scoring") as progress:
+        found = mismatch(
+            folder,
+            load(trainer) if is_run(trainer) else trainer,
+            clip=(low, high),
+            progress=progress,
+            **flags.model_arguments(parsed),
+        )
+    show(parsed, found.statistics, lambda: mismatch_blocks(found.statistics()))
+    if output:
+        from scoremode.studies.rollouts.page import render_mismatch
+
+        write_report(parsed, output, render_mismatch(found))
+    return verdict(found.failures(*(parsed.fail_if or ())))
+
+
+def _require_trainer_alone(parsed: argparse.Namespace) -> None:
+    from scoremode.core.verbs.baselines import require_none
+    from scoremode.reports.publish import layouts
+
+    if len(parsed.candidates or ()) != 1:
+        raise InputError(f"{parsed.baseline} is compared with one trainer", fix="name one model, or a run that read it")
+    unused = (*flags.QUESTION, *NOT_OF_TRAINERS, *layouts())
+    given = {name: getattr(parsed, name) for name in unused}
+    require_none(given, f"{parsed.baseline} has its own text, and statistics of its own")
+
+
+FLAGS = {
+    "--drafts": "with rollouts: also what the candidates would save as draft models",
+    "--clip-low RATIO": "with the baseline rollouts:DIR: smallest importance ratio (default: 0.8)",
+    "--clip-high RATIO": "with the baseline rollouts:DIR: largest (default: 1.2)",
+}
+NOT_OF_TRAINERS = (
+    *("baseline_engine", "baseline_dtype", "out", "fresh", "keep", "by_depth", "drafts", "columns", "no_worse_than"),
+    *("markdown", "model_index"),
+)
+PART = OfferedPart(FLAGS, asked, ("rollouts", "drafts"), readings_part, compare_trainer)

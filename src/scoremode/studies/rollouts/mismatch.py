@@ -13,20 +13,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from itertools import pairwise
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, Unpack
+from typing import Any, Unpack
 
 import numpy as np
-import numpy.typing as npt
 
 from scoremode.core.scores.answers import measured
 from scoremode.core.scores.frames import ArrowTable, few_lines
 from scoremode.core.scores.schema import ROUNDING
 from scoremode.core.statistics.comparison import Comparison
-from scoremode.core.statistics.depth import depth_edges, means_by_stretch
 from scoremode.core.statistics.statistic import (
     PlainStatistic,
     Statistic,
@@ -46,7 +43,7 @@ from scoremode.core.verbs.session import Model, open
 from scoremode.errors import InputError
 from scoremode.reports.gate import check, parse, too_few
 from scoremode.studies.rollouts.texts import Rollouts
-from scoremode.values import Bools, Estimate, Floats, Ids, Ints
+from scoremode.values import Estimate, Floats, Ints
 
 CLIP = (0.8, 1.2)  # ratios inside are not clipped by PPO's usual range
 QUANTILES = {"min": 0.0, "p01": 0.01, "p05": 0.05, "median": 0.5, "p95": 0.95, "p99": 0.99, "p999": 0.999, "max": 1.0}
@@ -81,6 +78,10 @@ def _quantiles(prefix: str, rows: str) -> tuple[Statistic, ...]:
     return tuple(map(one, QUANTILES))
 
 
+def _outside_clip(rows: str) -> Statistic:
+    return Statistic(about="share outside of the clip range", mean=lambda r: r.outside_clip, rows=rows, range="share")
+
+
 def _effective(prefix: str, rows: str) -> PlainStatistic:
     about = "the share of samples that would be left after weighting by r"
     return plain(f"{prefix}effective_sample_size", about, lambda ratios: effective_share(ratios.log), rows=rows)
@@ -95,35 +96,8 @@ COUNTS = (
 )
 
 
-class MismatchNumbers:
-    """The numbers of a mismatch that are attributes."""
-
-    k1 = Statistic("k1", "KL(π‖τ) estimated by -ln r, nats", lambda r: -r.log, rows="tokens")
-    k2 = Statistic("k2", "by ½ (ln r)²", lambda r: r.log**2 / 2, rows="tokens", range="positive")
-    k3 = Statistic("k3", "by r - 1 - ln r", lambda r: np.expm1(r.log) - r.log, rows="tokens", range="positive")
-    ratio_mean = Statistic("ratio_mean", "mean of r", lambda r: np.exp(r.log), rows="tokens", range="positive")
-    outside_clip = Statistic(
-        "outside_clip", "share outside of the clip range", lambda r: r.outside_clip, rows="tokens", range="share"
-    )
-    sequence_k1 = Statistic("sequence_k1", "-ln r of whole samples, nats", lambda r: -r.log, rows="samples")
-    sequence_outside_clip = Statistic(
-        "sequence_outside_clip", "the same share", lambda r: r.outside_clip, rows="samples", range="share"
-    )
-    effective_sample_size = _effective("", "tokens")
-    sequence_effective_sample_size = _effective("sequence_", "samples")
-
-
-_KL = Statistic("kl", "KL(π‖τ), exact", lambda r: measured(r.kl), rows="tokens", needs="kl", range="positive")
-_ATTRIBUTES = [one for one in vars(MismatchNumbers).values() if isinstance(one, Statistic)]
-STATISTICS = (*_ATTRIBUTES[:3], _KL, *_ATTRIBUTES[3:7], *_quantiles("", "tokens"), *_quantiles("sequence_", "samples"))
-STATISTICS += tuple(_ATTRIBUTES[7:])
-FIELDS = fields_of((*COUNTS, *STATISTICS))
-"""The fields of ``Mismatch.statistics`` that a rule may name."""
-BY_POSITION = [one for name in ("k3", "outside_clip", "kl") for one in STATISTICS if one.name == name]
-
-
 @dataclass(frozen=True, eq=False)
-class Mismatch(ArrowTable, MismatchNumbers):
+class Mismatch(ArrowTable):
     """Sampled tokens under a rollout engine and a trainer. As a table, it has one row per token."""
 
     rollout: Floats  # (n,) log-probability of each token under the engine that sampled it
@@ -131,27 +105,29 @@ class Mismatch(ArrowTable, MismatchNumbers):
     prompt: Ints  # (n,) which prompt
     sample: Ints  # (n,) which sample of the prompt
     position: Ints  # (n,) place in the written text, from 0
-    slices: npt.NDArray[np.object_] | None = None  # (n,) labels of tokens; None: the texts have no slices
     kl: Floats | None = None  # (n,) nats, KL(rollout‖trainer) over the whole vocabulary; None: not measured
     clip: tuple[float, float] = CLIP
     names: tuple[str, str] = ("rollout", "trainer")  # of the two models
     notes: Sequence[str] = field(default=())
 
+    k1 = Statistic(about="KL(π‖τ) estimated by -ln r, nats", mean=lambda r: -r.log, rows="tokens")
+    k2 = Statistic(about="by ½ (ln r)²", mean=lambda r: r.log**2 / 2, rows="tokens", range="positive")
+    k3 = Statistic(about="by r - 1 - ln r", mean=lambda r: np.expm1(r.log) - r.log, rows="tokens", range="positive")
+    ratio_mean = Statistic(about="mean of r", mean=lambda r: np.exp(r.log), rows="tokens", range="positive")
+    outside_clip = _outside_clip("tokens")
+    sequence_k1 = Statistic(about="-ln r of whole samples, nats", mean=lambda r: -r.log, rows="samples")
+    sequence_outside_clip = _outside_clip("samples")
+    effective_sample_size = _effective("", "tokens")
+    sequence_effective_sample_size = _effective("sequence_", "samples")
+
     def __post_init__(self) -> None:
         if not 0 < self.clip[0] < 1 < self.clip[1] < math.inf:
             raise InputError(f"the clip range {self.clip} does not lie around 1", fix="give one, as in (0.8, 1.2)")
-        columns = {"rollout": self.rollout, "trainer": self.trainer, "prompt": self.prompt, "sample": self.sample}
-        columns |= {"position": self.position}
-        columns |= {} if self.kl is None else {"kl": self.kl}
-        for name, column in columns.items():
-            if len(column) != len(self.rollout):
-                raise InputError(
-                    f"{name} has {len(column)} tokens instead of {len(self.rollout)}", fix="score the same texts"
-                )
-            if np.isnan(column).any():
-                raise InputError(f"{name} contains NaN", fix="score the texts again")
-        if self.slices is not None and len(self.slices) != len(self.rollout):
-            raise InputError("there is not one slice per token", fix="score the same texts")
+        for name in ("rollout", "trainer", "prompt", "sample", "position", "kl"):
+            column = getattr(self, name)
+            if column is not None and (len(column) != len(self.rollout) or np.isnan(column).any()):
+                what = f"{name} has {len(column)} tokens instead of {len(self.rollout)}, or contains NaN"
+                raise InputError(what, fix="score the same texts again")
         if np.isneginf(self.rollout).any():
             raise InputError("a sampled token has probability zero under the rollout", fix="sample the texts again")
         if (self.rollout > ROUNDING).any() or (self.trainer > ROUNDING).any():
@@ -179,10 +155,6 @@ class Mismatch(ArrowTable, MismatchNumbers):
     # ── numbers ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def statistics(self) -> dict[str, Any]:
         """All numbers by name, ready for JSON: see docs/rollouts.md. None: not measured, not known or infinite."""
-        return dict(self._statistics)
-
-    @cached_property
-    def _statistics(self) -> dict[str, Any]:
         about = {"name": self.names[1], "rollout": self.names[0]}
         counts, numbers = computed(COUNTS, self), fields_from(STATISTICS, self.estimates)
         return {**about, **counts, "clip": list(self.clip), **numbers, "notes": list(self.notes)}
@@ -192,46 +164,11 @@ class Mismatch(ArrowTable, MismatchNumbers):
         """The numbers by name, as attributes have them; None: not measured, or not known."""
         return estimates(STATISTICS, self)
 
-    def by_position(self) -> list[dict[str, Any]]:
-        """k3, KL and the share outside the clip range, in stretches of positions: 0 to 63, 64 to 127, 128 to 255, …"""
-        if not len(self.position):
-            return []
-        edges = depth_edges(int(self.position.max()))
-        shown = [one for one in BY_POSITION if one.name != "kl" or self.kl is not None]
-        with np.errstate(over="ignore"):
-            columns = {one: np.asarray(measured(one.mean)(self.tokens), np.float64) for one in shown}
-        places = [(self.position, self.tokens.groups)]
-        means = {
-            one.name: means_by_stretch(partial(iter, [column]), lambda: iter(places), edges, one.range)
-            for one, column in columns.items()
-        }
-        unbounded = ~np.isfinite(columns[shown[0]])
-        rows = []
-        for i, (first, end) in enumerate(pairwise(edges.tolist())):
-            here = (self.position >= first) & (self.position < end)
-            fields = fields_from(shown, {name: own[i] for name, own in means.items()})
-            counts = {"tokens": int(here.sum()), **fields, "unbounded": int(unbounded[here].sum())}
-            rows.append({"first": first, "last": end - 1, **counts})
-        return [row for row in rows if row["tokens"]]
-
-    def by_slice(self) -> list[dict[str, Any]]:
-        """The statistics of each slice, in the order in which slices first appear; empty if there are none."""
-        if self.slices is None:
-            return []
-        labels = dict.fromkeys(self.slices.tolist())
-        return [{"slice": label, **self._some(self.slices == label).statistics()} for label in labels]
-
-    def _some(self, chosen: Bools) -> Mismatch:
-        names = ("rollout", "trainer", "prompt", "sample", "position")
-        columns: dict[str, Any] = {name: getattr(self, name)[chosen] for name in names}
-        kl = None if self.kl is None else self.kl[chosen]
-        return replace(self, **columns, slices=None, kl=kl, notes=())
-
     # ── for people and machines ──────────────────────────────────────────────────────────────────────────────────────
     def failures(self, *rules: str) -> list[str]:
         """Says in one line each which rules hold, such as ``k3 > 0.015 surely``; an empty list if the gate passes."""
-        parsed = [parse(rule, FIELDS, EXAMPLE) for rule in rules]
-        return [why for rule in parsed if (why := check(rule, self._statistics, why_unknown=_why_unknown))]
+        parsed, s = [parse(rule, FIELDS, EXAMPLE) for rule in rules], self.statistics()
+        return [why for rule in parsed if (why := check(rule, s, why_unknown=_why_unknown))]
 
     def to_arrow(self) -> Any:
         """One row per sampled token, as a ``pyarrow.Table``."""
@@ -239,7 +176,6 @@ class Mismatch(ArrowTable, MismatchNumbers):
 
         columns: dict[str, Any] = {
             **{name: getattr(self, name) for name in ("prompt", "sample", "position")},
-            **({} if self.slices is None else {"slice": pa.array(self.slices.tolist()).dictionary_encode()}),
             **{f"logprob_{name}": getattr(self, name) for name in ("rollout", "trainer")},
             "log_ratio": self.log_ratio,
             **({} if self.kl is None else {"kl": self.kl}),
@@ -247,7 +183,7 @@ class Mismatch(ArrowTable, MismatchNumbers):
         return pa.table(columns)
 
     def __repr__(self) -> str:
-        s = self._statistics
+        s = self.statistics()
         numbers = [
             f"{name} {Estimate(s[name], s[f'{name}_stderr'], 0, 0)}"
             for name in ("k1", "k3", "kl")
@@ -259,6 +195,18 @@ class Mismatch(ArrowTable, MismatchNumbers):
             f"{s['tokens']:,} tokens of {s['samples']:,} samples, {s['prompts']:,} prompts",
             *self.notes,
         )
+
+
+_KL = Statistic("kl", "KL(π‖τ), exact", lambda r: measured(r.kl), rows="tokens", needs="kl", range="positive")
+STATISTICS = (
+    *(Mismatch.k1, Mismatch.k2, Mismatch.k3, _KL, Mismatch.ratio_mean, Mismatch.outside_clip),
+    *(Mismatch.sequence_k1, Mismatch.sequence_outside_clip),
+    *_quantiles("", "tokens"),
+    *_quantiles("sequence_", "samples"),
+    *(Mismatch.effective_sample_size, Mismatch.sequence_effective_sample_size),
+)
+FIELDS = fields_of((*COUNTS, *STATISTICS))
+"""The fields of ``Mismatch.statistics`` that a rule may name."""
 
 
 def effective_share(log_weights: Floats) -> float | None:
@@ -274,37 +222,18 @@ def effective_share(log_weights: Floats) -> float | None:
 
 
 def _why_unknown(name: str, statistics: Mapping[str, Any]) -> str:
-    """Says why a number of ``Mismatch.statistics`` is None, by the first reason that applies."""
-    number = re.sub("_(stderr|low|high)$", "", name)
-    zero, infinite = statistics.get("zero_probability"), statistics.get("kl_infinite")
-    reasons = (
-        (not statistics.get("tokens"), "there are no tokens"),
-        (number == "kl" and infinite is None, "the distributions were not compared"),
-        (number == "kl" and infinite, f"tokens with infinite KL: {infinite}"),
-        (statistics.get(number) is None and zero, f"tokens that the trainer thinks impossible: {zero}"),
-        (name != number and statistics.get(number) is not None, too_few(statistics.get("prompts"), "prompts")),
-    )
-    return next((reason for applies, reason in reasons if applies), "it has no value")
+    """Says why a number of ``Mismatch.statistics`` is None."""
+    if statistics.get(re.sub("_(stderr|low|high)$", "", name)) is not None:
+        return too_few(statistics.get("prompts"), "prompts")
+    if name.startswith("kl") and statistics.get("kl_infinite") is None:
+        return "the distributions were not compared"
+    return f"of {statistics['tokens']} tokens, {statistics['zero_probability']} are impossible for the trainer"
 
 
 # ── texts and a trainer ──────────────────────────────────────────────────────────────────────────────────────────────
-class SampledTexts(Protocol):
-    """Texts that an engine sampled: rollouts, or your own arrays."""
-
-    @property
-    def prompt(self) -> Ints: ...  # (texts,)
-    @property
-    def sample(self) -> Ints: ...  # (texts,)
-    @property
-    def prompt_ids(self) -> Sequence[Ids]: ...  # of each text
-    @property
-    def written(self) -> Sequence[Ids]: ...  # the sampled tokens of each text
-    @property
-    def logprob(self) -> Sequence[Floats]: ...  # in the distribution that each token was drawn from
-    @property
-    def raw_logprob(self) -> Sequence[Floats]: ...  # in the model's own distribution
-    @property
-    def manifest(self) -> Mapping[str, Any]: ...  # ``model`` is its name, ``model_fingerprint`` may say which
+SampledTexts = Any
+"""``Rollouts``, or your own arrays under the same names: prompt and sample (texts,); prompt_ids and written, the ids of
+each text; logprob and raw_logprob of its tokens; manifest, where ``model`` is a name, ``model_fingerprint`` may be."""
 
 
 @spelled_out(ModelArguments)
@@ -330,15 +259,13 @@ def mismatch(
     """
     if isinstance(rollouts, str | Path):
         rollouts = Rollouts.open(rollouts)
-    slices = kl = None
+    kl = None
     notes = [] if drawn_from_own(rollouts) else [NOT_OWN]
     if isinstance(trainer, Comparison):
         trainer = trainer.candidate
     if isinstance(trainer, Run):
         name, order = str(trainer.manifest["model"]), in_order_of(rollouts, trainer)
         scored = np.asarray(trainer.scores.logprob)[order]
-        if trainer.facts.has("slice"):
-            slices = np.concatenate([labels for (labels,) in trainer.facts.blocks("slice")])[order]
         kl, said = _exact_kl(rollouts, trainer)
         kl, notes = None if kl is None else kl[order], notes + said
     elif isinstance(trainer, Model):
@@ -353,7 +280,6 @@ def mismatch(
         prompt=np.repeat(rollouts.prompt, lengths),
         sample=np.repeat(rollouts.sample, lengths),
         position=np.concatenate([np.zeros(0, np.int64), *map(np.arange, lengths)]),
-        slices=slices,
         kl=kl,
         clip=clip,
         names=(str(rollouts.manifest.get("model", "rollout")), name),

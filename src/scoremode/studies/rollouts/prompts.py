@@ -5,11 +5,7 @@
 
 Files are not trusted: what cannot be a prompt is refused with its line.
 
-Answers that are known to be right are a corpus: prompts are context, and the answers are the targets.
-
-answers:FILE.jsonl   rows of prompts that have an "answer"
-answers:DIR          the answers that a folder of rollouts keeps beside its texts
-
+Answers that are known to be right are a corpus, answers:FILE.jsonl: prompts are context, and answers are the targets.
 Which tokens an answer has depends on the tokenizer. So they are cut when the model is known.
 """
 
@@ -32,13 +28,12 @@ from scoremode.core.disk.files import file_sha256
 from scoremode.core.disk.folders import ROLLOUTS
 from scoremode.core.text.corpus import Corpus, CorpusKind
 from scoremode.core.text.documents import RereadDocuments
-from scoremode.core.text.files import check_readable, checked_row, is_text, lines_of, text_in_file
-from scoremode.core.text.prompts import Prompt, Prompts
+from scoremode.core.text.files import Message, check_readable, checked_row, is_text, lines_of, text_in_file
 from scoremode.core.text.slices import SliceRule
 from scoremode.core.text.tokenizer import TextTokenizer
 from scoremode.core.text.tokens import Tokens
 from scoremode.errors import CorpusError, InputError, harmless
-from scoremode.studies.rollouts.texts import Rollouts, require_folder, tokens_of_texts
+from scoremode.studies.rollouts.texts import tokens_of_texts
 from scoremode.values import Ids
 
 ROWS_LIKE = 'use rows like {"prompt": "…"} or {"messages": […]}'
@@ -46,8 +41,26 @@ ANSWERS_LIKE = 'use rows like {"prompt": "…", "answer": "…"}'
 ANSWERS = "answers:"  # before the file or folder, where a corpus is named
 
 
-GivenPrompts = str | os.PathLike[str] | Sequence["str | Mapping[str, Any]"] | Prompts
-"""The name of a file; prompts themselves, each a text, or a row as a file has it; or prompts that were read."""
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A text or a conversation that a model continues."""
+
+    content: str | list[Message]
+    answer: str | None = None  # a text that is known to be right
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """All prompts, where they are from, and the sha256 of that."""
+
+    rows: tuple[Prompt, ...]
+    name: str
+    sha256: str  # of the file; of prompts that were given one by one, of their JSON
+    notes: tuple[str, ...] = ()
+
+
+GivenPrompts = str | os.PathLike[str] | Sequence["str | Mapping[str, Any]"]
+"""The name of a file; or prompts themselves, each a text, or a row as a file has it."""
 
 
 def read_prompts(given: GivenPrompts) -> Prompts:
@@ -56,8 +69,6 @@ def read_prompts(given: GivenPrompts) -> Prompts:
     >>> read_prompts(["One plus one is", {"prompt": "Two plus two is", "answer": " four"}]).rows[1]
     Prompt(content='Two plus two is', answer=' four')
     """
-    if isinstance(given, Prompts):
-        return given
     if isinstance(given, str | os.PathLike):
         return _in_file(local_file(path_text("prompts", given)))
     if not isinstance(given, Sequence):
@@ -70,7 +81,10 @@ def read_prompts(given: GivenPrompts) -> Prompts:
 
 
 def local_file(name: str) -> Path:
-    """The path of a file of prompts. CorpusError for a URI, which a path would garble."""
+    """The path of a file of prompts. CorpusError for a URI, which a path would garble, and for questions of tasks."""
+    if name.startswith("task:"):
+        what = "questions of tasks are not read from logs of lm-eval any more"
+        raise CorpusError(what, fix="write rows with their prompt and answer to a .jsonl file: docs/rollouts.md")
     if "://" in name:
         raise CorpusError(f"{harmless(name)}: prompts are read from files of this machine", fix="copy the file first")
     return Path(name)
@@ -137,23 +151,20 @@ def encoded(prompts: Prompts, tokenizer: TextTokenizer) -> list[tuple[str, Ids]]
 # ── answers that are known to be right ────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownAnswers:
-    """Prompts with answers, from a file or from rollouts. Exactly one of the two is not None."""
+    """Prompts that have answers."""
 
-    name: str
-    sha256: str
+    prompts: Prompts
     answers: Mapping[int, str]  # by the number of the prompt
-    prompts: Prompts | None = None
-    rollouts: Rollouts | None = None
     notes: tuple[str, ...] = ()
 
     def as_corpus(self, count: int | None = None) -> Corpus:
         """The answers as a corpus. ``count``: only the first of them."""
-        sha256 = hashlib.sha256(f"answers of {self.sha256}, the first {count}".encode()).hexdigest()
+        sha256 = hashlib.sha256(f"answers of {self.prompts.sha256}, the first {count}".encode()).hexdigest()
         taken = replace(self, answers=dict(islice(self.answers.items(), count)))
         texts = list(taken.answers.values())
         size = sum(len(text.encode()) for text in texts)
         return Corpus(
-            name=ANSWERS + self.name,
+            name=ANSWERS + self.prompts.name,
             layout="documents",
             rows=lambda: iter(texts),
             sha256=sha256,
@@ -163,26 +174,15 @@ class KnownAnswers:
             own_tokens=taken._tokens,
         )
 
-    def _asked(self, tokenizer: TextTokenizer) -> Mapping[int, tuple[str, Ids]]:
-        """The text and the ids of each prompt that has an answer."""
-        if self.prompts is not None:
-            numbers = list(self.answers)
-            rows = replace(self.prompts, rows=tuple(self.prompts.rows[number] for number in numbers))
-            return dict(zip(numbers, encoded(rows, tokenizer), strict=True))
-        assert self.rollouts is not None
-        each = zip(self.rollouts.prompt.tolist(), self.rollouts.prompt_text, self.rollouts.prompt_ids, strict=True)
-        return {number: (text, ids) for number, text, ids in each}
-
     def _tokens(self, tokenizer: TextTokenizer, rules: Sequence[SliceRule]) -> tuple[RereadDocuments, Tokens]:
         """Makes the tokens of prompts and answers.
 
         A model writes after the prompt's own tokens. An answer has the tokens that it has after its prompt, unless the
         two meet inside of a token: then it is cut into tokens by itself.
         """
-        notes = self.rollouts.tokenizer_notes(tokenizer) if self.rollouts is not None else []
-        asked, alone, written = self._asked(tokenizer), 0, list[Ids]()
-        for number, answer in self.answers.items():
-            text = asked[number][0]
+        asked = encoded(replace(self.prompts, rows=tuple(self.prompts.rows[i] for i in self.answers)), tokenizer)
+        alone, written = 0, list[Ids]()
+        for (text, _), answer in zip(asked, self.answers.values(), strict=True):
             together = tokenizer.encode(text + answer, special=False).ids
             bare = tokenizer.encode(text, special=False).ids
             if len(together) > len(bare) and np.array_equal(together[: len(bare)], bare):
@@ -190,38 +190,29 @@ class KnownAnswers:
             else:
                 alone += 1
                 written.append(tokenizer.encode(answer, special=False).ids)
-        if alone:
-            said = "answers meet" if alone > 1 else "answer meets"
-            notes.append(f"{alone:,} {said} the prompt inside of a token, and so was cut into tokens by itself")
-        prompt_ids = [asked[number][1] for number in self.answers]
+        said = f"{alone:,} {'answers meet' if alone > 1 else 'answer meets'} the prompt inside of a token"
+        notes = [f"{said}, and so was cut into tokens by itself"] if alone else []
+        prompt_ids = [ids for _, ids in asked]
         return tokens_of_texts(np.array(list(self.answers)), prompt_ids, written, tokenizer, rules=rules, notes=notes)
 
 
 def check_answers(name: str) -> None:
-    """Refuses a name that is neither a folder of rollouts nor a file that can be read."""
+    """Refuses a name that is not a file that can be read."""
     path = local_file(name)
-    if path.is_dir():
-        require_folder(path)
-    else:
-        check_readable(path)
+    if (path / ROLLOUTS).exists():
+        fix = "give the file of its prompts, as in answers:prompts.jsonl"
+        raise CorpusError(f"{name} is a folder of rollouts, not a file with answers", fix=fix)
+    check_readable(path)
 
 
 def read_answers(name: str) -> KnownAnswers:
-    path = Path(name)
-    if (path / ROLLOUTS).exists():
-        rollouts = Rollouts.open(path)
-        known = dict(zip(rollouts.prompt.tolist(), rollouts.answer, strict=True))  # the texts of a prompt share it
-        found = KnownAnswers(path.resolve().name, str(rollouts.manifest["texts_sha256"]), {}, rollouts=rollouts)
-    else:
-        prompts = read_prompts(path)
-        known = {number: row.answer for number, row in enumerate(prompts.rows)}
-        found = KnownAnswers(prompts.name, prompts.sha256, {}, prompts=prompts, notes=prompts.notes)
-    answers = {number: answer for number, answer in known.items() if answer}
+    prompts = read_prompts(name)
+    answers = {number: row.answer for number, row in enumerate(prompts.rows) if row.answer}
     if not answers:
         raise CorpusError(f"no prompt of {name} has an answer", fix=ANSWERS_LIKE)
-    left = len(known) - len(answers)
-    notes = (*found.notes, *([f"{left:,} of {len(known):,} prompts have no answer, and are left out"] if left else []))
-    return replace(found, answers=answers, notes=notes)
+    left, total = len(prompts.rows) - len(answers), len(prompts.rows)
+    notes = [f"{left:,} of {total:,} prompts have no answer, and are left out"] if left else []
+    return KnownAnswers(prompts, answers, (*prompts.notes, *notes))
 
 
 CORPUS = CorpusKind(ANSWERS, KnownAnswers, check_answers, read_answers)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
@@ -20,7 +19,6 @@ from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import all_options, open_for, require
 from scoremode.core.plan.path import DECODE, DecodePath, read_path
 from scoremode.core.scores.answers import FAULT
-from scoremode.core.text.prompts import Prompts
 from scoremode.core.verbs.arguments import ModelArguments, spelled_out
 from scoremode.core.verbs.model import GivenTokenizer, LazyModel
 from scoremode.core.verbs.progress import Progress, announce
@@ -29,15 +27,22 @@ from scoremode.core.verbs.question import identify
 from scoremode.core.verbs.replicas import spread_names
 from scoremode.core.verbs.run_contents import describe_engine, describe_model
 from scoremode.errors import EngineError, OptionError, UnknownArgumentError, did_you_mean
-from scoremode.studies.rollouts.prompts import GivenPrompts, encoded, read_prompts
-from scoremode.studies.rollouts.texts import FINISHES, Rollouts, RolloutsFolder, prompts_digest, tokens_digest
+from scoremode.studies.rollouts.prompts import GivenPrompts, Prompts, encoded, read_prompts
+from scoremode.studies.rollouts.texts import (
+    FINISHES,
+    KeptText,
+    Rollouts,
+    RolloutsFolder,
+    pack,
+    prompts_digest,
+    tokens_digest,
+)
 from scoremode.studies.rollouts.writing import DrawingRules, ReplicatedWriter, Writer, WritingRequest, WrittenTokens
 from scoremode.values import Ids
 from scoremode.version import __version__
 
 MAX_TOKENS = 256  # of a text, if the user gives no number
 MOST_TEXTS = 1_000_000  # the requests for all of them are held in memory
-TOGETHER = 256  # texts that are put into words, and written to the file, at a time
 
 
 @spelled_out(ModelArguments)
@@ -218,26 +223,37 @@ def _write(
     writer: Writer, lazy: LazyModel, task: WritingTask, claim: RolloutsFolder, progress: Progress | None
 ) -> Rollouts:
     """Writes every text that the folder lacks, then its files."""
-    rooms = task.rooms
-    done = claim.begin_texts(rooms)
-    for number in np.flatnonzero(~done & (np.array(rooms) == 0)).tolist():
-        claim.add(number, np.zeros(0, np.int32), np.zeros(0), np.zeros(0), "context")
-        done[number] = True
-    which = [number for number, room in enumerate(rooms) if room]
-    count = _Counter(progress, [0 if done[i] else rooms[i] for i in which])
-    began = time.perf_counter()
-    asked, vocabulary = task.requests(which), writer.facts.vocabulary
-    for at, written in writer.write(asked, done[which], count.tell):
-        number = which[at]
-        _check(written, asked[at], writer, vocabulary)
-        claim.add(number, written.ids, written.logprob, written.raw_logprob, _finish(written, task, writer.ends))
-        done[number] = True
-        count.end(at, len(written.ids))
-    if not done.all():
-        raise EngineError(f"the engine left {(~done).sum()} of {len(done)} texts unwritten", fix="run it again")
+    rooms, texts = np.array(task.rooms), claim.begin_texts()
+
+    def keep(number: int, text: KeptText) -> None:
+        texts[number] = text
+        claim.records.append(number, pack(*text))
+
+    for number in np.flatnonzero(rooms == 0).tolist():
+        if number not in texts:
+            keep(number, (np.zeros(0, np.int32), np.zeros(0), np.zeros(0), "context"))
+    which = np.flatnonzero(rooms)
+    done = np.array([number in texts for number in which.tolist()], np.bool_)
+    told, total = 0, int(rooms[which[~done]].sum())
+
+    def tell(tokens: int) -> None:
+        nonlocal told
+        told += tokens
+        if progress:
+            progress(told, total)
+
+    tell(0)
+    asked = task.requests(which.tolist())
+    for at, written in writer.write(asked, done, tell):
+        _check(written, asked[at], writer, writer.facts.vocabulary)
+        finish = _finish(written, task, writer.ends)
+        keep(int(which[at]), (written.ids, written.logprob, written.raw_logprob, finish))
+    if len(texts) < len(rooms):
+        raise EngineError(f"the engine wrote {len(texts)} of {len(rooms)} texts", fix="run it again")
     announce(progress, "saving")
-    seconds = time.perf_counter() - began
-    return claim.save(_blocks(task, claim, lazy), _manifest(writer, lazy, task, claim, (count.written, seconds)))
+    every = [texts[number] for number in range(len(rooms))]
+    rows = [_row(task, lazy, number, text) for number, text in enumerate(every)]
+    return claim.save(rows, _manifest(writer, lazy, task, every, claim.identity))
 
 
 def _finish(written: WrittenTokens, task: WritingTask, ends: frozenset[int]) -> str:
@@ -263,35 +279,11 @@ def _check(written: WrittenTokens, asked: WritingRequest, writer: Writer, vocabu
         raise EngineError("the engine gave a text that cannot be", fix=FAULT)
 
 
-class _Counter:
-    """Tells the progress how many tokens are written, of as many as there may still be."""
-
-    def __init__(self, progress: Progress | None, rooms: list[int]) -> None:
-        self._progress, self._rooms, self.written, self._saved = progress, rooms, 0, 0
-        self._total = sum(rooms)
-        self.tell(0)
-
-    def tell(self, tokens: int) -> None:
-        self.written += tokens
-        if self._progress:
-            self._progress(min(self.written, self._total), self._total)
-
-    def end(self, at: int, tokens: int) -> None:
-        """A text ended with so many tokens: fewer than there might have been."""
-        self._total -= self._rooms[at] - tokens
-
-
 # ── what is kept ─────────────────────────────────────────────────────────────────────────────────────────────────────
-def _blocks(task: WritingTask, claim: RolloutsFolder, lazy: LazyModel) -> Iterator[list[dict[str, Any]]]:
-    count = len(task.rooms)
-    for begin in range(0, count, TOGETHER):
-        yield [_row(task, claim, lazy, number) for number in range(begin, min(begin + TOGETHER, count))]
-
-
-def _row(task: WritingTask, claim: RolloutsFolder, lazy: LazyModel, number: int) -> dict[str, Any]:
+def _row(task: WritingTask, lazy: LazyModel, number: int, text: KeptText) -> dict[str, Any]:
     """A text as a row of texts.parquet."""
     prompt, sample = divmod(number, task.samples)
-    (prompt_text, prompt_ids), (ids, logprob, raw, finish) = task.encoded[prompt], claim.text(number)
+    (prompt_text, prompt_ids), (ids, logprob, raw, finish) = task.encoded[prompt], text
     return {
         **{"prompt": prompt, "sample": sample, "prompt_text": prompt_text, "prompt_ids": prompt_ids},
         **{"ids": ids, "logprob": logprob, "raw_logprob": raw, "finish": finish},
@@ -301,12 +293,10 @@ def _row(task: WritingTask, claim: RolloutsFolder, lazy: LazyModel, number: int)
 
 
 def _manifest(
-    writer: Writer, lazy: LazyModel, task: WritingTask, claim: RolloutsFolder, work: tuple[int, float]
+    writer: Writer, lazy: LazyModel, task: WritingTask, texts: Sequence[KeptText], identity: dict[str, Any]
 ) -> dict[str, Any]:
     """Everything that another person needs to get the texts again."""
-    texts = [claim.text(number) for number in range(len(task.rooms))]
     finishes = {name: sum(finish == name for *_, finish in texts) for name in FINISHES}
-    tokens, seconds = work
     used = [ids for ids, *_ in texts] + [ids for _, ids in task.encoded]
     return {
         **describe_model(lazy.subject),
@@ -324,10 +314,8 @@ def _manifest(
         "missing": list(writer.missing),
         "seed": task.seed,
         "notes": [*task.prompts.notes, *writer.facts.notes, *writer.account(), *_notes(task, finishes, writer.ends)],
-        "seconds": seconds,
-        "tokens_per_second": tokens / seconds if seconds > 0 and tokens else None,
         "scoremode": __version__,
-        "identity": claim.identity,
+        "identity": identity,
     }
 
 

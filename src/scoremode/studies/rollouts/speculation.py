@@ -14,25 +14,20 @@ tokens are independent with the chances a_t, and the steps that write the text a
     a step that begins at t writes more than k tokens with the chance a_t · a_{t+1} · … · a_{t+k-1}, k ≤ γ
     tokens_per_step = Σ tokens / Σ expected steps, over whole texts
 
-That is exact; a text that ends inside a draft ends the step. Two simpler numbers are shown beside it:
-
-    by_overlap      the mean over all t of Σ over k = 0 … γ of α_t · … · α_{t+k-1}: each token as likely to begin a step
-                    as any other, and its difficulty independent of whether the ones before it were accepted
-    constant_rate   (1 - α^(γ+1)) / (1 - α) with the mean α: all tokens equally difficult
+That is exact; a text that ends inside a draft ends the step.
 
 For a target that decodes greedily, a draft is accepted if it is the target's first choice: a_t = α_t is 0 or 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from scoremode.core.statistics.depth import depth_edges, means_by_stretch
-from scoremode.core.statistics.estimate import finite_or_none, ratio, with_error_fields
+from scoremode.core.statistics.estimate import ratio, with_error_fields
 from scoremode.errors import RunError
 from scoremode.values import Estimate, Floats, Ints
 
@@ -41,42 +36,20 @@ CELLS = 1 << 21  # tokens of texts that are worked on together
 SLACK = 1e-6  # by which a probability may lie outside 0 … 1, by rounding
 
 
-@dataclass(frozen=True, slots=True)
-class DraftLength:
-    draft: int  # γ
-    tokens_per_step: Estimate
-    accepted_at: tuple[float, ...]  # (γ,) the share of steps in which the draft's 1st, 2nd, … token is accepted
-    by_overlap: Estimate
-    constant_rate: float
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "draft": self.draft,
-            **with_error_fields("tokens_per_step", self.tokens_per_step),
-            "accepted_at": [finite_or_none(share) for share in self.accepted_at],
-            **with_error_fields("by_overlap", self.by_overlap),
-            "constant_rate": finite_or_none(self.constant_rate),
-        }
-
-
 @dataclass(frozen=True, eq=False)
 class Speculation:
     """A draft model for a target, on texts."""
 
     acceptance: Estimate  # the mean overlap: the chance that a draft of a token is accepted
-    by_position: tuple[tuple[int, int, Estimate], ...]  # first and last position, and the mean overlap there
-    drafts: tuple[DraftLength, ...]
+    tokens_per_step: Mapping[int, Estimate]  # by the length γ of drafts
 
     def statistics(self) -> dict[str, Any]:
+        each = self.tokens_per_step.items()
         return {
             "targets": self.acceptance.n,
             "groups": self.acceptance.groups,
             **with_error_fields("acceptance", self.acceptance),
-            "by_position": [
-                {"first": first, "last": last, "targets": e.n, **with_error_fields("acceptance", e)}
-                for first, last, e in self.by_position
-            ],
-            "drafts": [draft.as_json() for draft in self.drafts],
+            "drafts": [{"draft": draft, **with_error_fields("tokens_per_step", found)} for draft, found in each],
         }
 
 
@@ -89,8 +62,8 @@ def speculation(
     distribution; without it, α_t stands for it, which is exact for greedy texts and an approximation for others.
 
     >>> texts = np.repeat(np.arange(5), 100)
-    >>> speculation(texts, texts, np.full(500, 0.5), drafts=[2]).drafts[0].by_overlap
-    1.750 ± 0
+    >>> speculation(texts, texts, np.zeros(500), drafts=[2]).tokens_per_step[2]
+    1.000 ± 0
     """
     accept = overlap if accept is None else accept
     assert len(text) == len(group) == len(overlap) == len(accept), "one entry per target"
@@ -100,23 +73,11 @@ def speculation(
     overlap, accept = np.clip(overlap, 0, 1), np.clip(accept, 0, 1)
     starts = np.flatnonzero(np.diff(text, prepend=text[:1] - 1))
     length = np.diff(np.append(starts, len(text))).astype(np.int64)
-    place = (np.arange(len(text)) - np.repeat(starts, length)).astype(np.int64)
     groups = np.unique(group, return_inverse=True)[1].astype(np.int64)
-    mean = ratio(overlap, np.ones(len(text)), groups, "share")
-    found = []
-    for draft in drafts:
-        steps, accepted = expected_steps(accept, starts, length, draft)
-        total = steps.sum()
-        found.append(
-            DraftLength(
-                draft,
-                ratio(length.astype(np.float64), steps, groups[starts]),
-                tuple((accepted.sum(axis=0) / total).tolist() if total else [float("nan")] * draft),
-                _by_overlap(overlap, place, np.repeat(length, length), groups, draft),
-                constant_rate(mean.value, draft),
-            )
-        )
-    return Speculation(mean, tuple(_by_position(overlap, place, groups)), tuple(found))
+    tokens = length.astype(np.float64)
+    steps = {draft: expected_steps(accept, starts, length, draft) for draft in drafts}
+    per_step = {draft: ratio(tokens, each, groups[starts]) for draft, each in steps.items()}
+    return Speculation(ratio(overlap, np.ones(len(text)), groups, "share"), per_step)
 
 
 def acceptances(target: Floats, draft: Floats) -> Floats:
@@ -127,30 +88,20 @@ def acceptances(target: Floats, draft: Floats) -> Floats:
     return found
 
 
-def constant_rate(rate: float, draft: int) -> float:
-    """Returns (1 - α^(γ+1)) / (1 - α), as a sum, which also holds for α = 1.
+def expected_steps(accept: Floats, starts: Ints, length: Ints, draft: int) -> Floats:
+    """The expected steps that write each text, from the chance that a step begins at a token, from the first token on.
 
-    >>> constant_rate(0.5, 2), constant_rate(1.0, 4)
-    (1.75, 5.0)
+    Texts of similar length are worked on side by side.
     """
-    return float(sum(rate**k for k in range(draft + 1)))
-
-
-def expected_steps(accept: Floats, starts: Ints, length: Ints, draft: int) -> tuple[Floats, Floats]:
-    """Returns the expected steps that write each text, and how often each token of a draft is accepted.
-
-    (texts,) and (texts, draft). Both follow from the chance that a step begins at a token, from the first token on.
-    """
-    steps, accepted = np.zeros(len(starts)), np.zeros((len(starts), draft))
-    order, begin = np.argsort(-length, kind="stable"), 0  # texts of similar length are worked on together
+    steps, order, begin = np.zeros(len(starts)), np.argsort(-length, kind="stable"), 0
     while begin < len(order):
         some = order[begin : begin + max(1, CELLS // int(length[order[begin]]))]
-        steps[some], accepted[some] = _chains(accept, starts[some], length[some], draft)
+        steps[some] = _chains(accept, starts[some], length[some], draft)
         begin += len(some)
-    return steps, accepted
+    return steps
 
 
-def _chains(accept: Floats, starts: Ints, length: Ints, draft: int) -> tuple[Floats, Floats]:
+def _chains(accept: Floats, starts: Ints, length: Ints, draft: int) -> Floats:
     """Follows the chain of steps through several texts side by side."""
     longest = int(length.max())
     places = np.arange(longest)
@@ -158,32 +109,12 @@ def _chains(accept: Floats, starts: Ints, length: Ints, draft: int) -> tuple[Flo
     chances = np.where(inside, accept[np.where(inside, starts[:, None] + places, 0)], 0.0)
     begins = np.zeros((len(starts), longest + draft + 1))  # the chance that a step begins at a token
     begins[:, 0] = 1
-    accepted = np.zeros((len(starts), draft))
     for t in range(longest):
         reaches = np.where(t < length, begins[:, t], 0.0)  # the chance that a step begins here, …
         for k in range(draft):
             goes_on = reaches * (chances[:, t + k] if t + k < longest else 0.0)  # … and its first k + 1 are accepted
-            accepted[:, k] += goes_on
             begins[:, t + k + 1] += reaches - goes_on  # the next token is rejected and replaced
             reaches = goes_on
         begins[:, t + draft + 1] += reaches
-    steps = np.where(np.arange(begins.shape[1]) < length[:, None], begins, 0.0).sum(axis=1)
-    return steps, accepted
-
-
-def _by_overlap(overlap: Floats, place: Ints, length: Ints, groups: Ints, draft: int) -> Estimate:
-    """Averages Σ Π α over all tokens that a whole draft can begin at."""
-    whole = np.flatnonzero(place + draft <= length)
-    product, total = np.ones(len(whole)), np.ones(len(whole))
-    for k in range(draft):
-        product = product * overlap[whole + k]
-        total += product
-    return ratio(total, np.ones(len(whole)), groups[whole])
-
-
-def _by_position(overlap: Floats, place: Ints, groups: Ints) -> list[tuple[int, int, Estimate]]:
-    if not len(place):
-        return []
-    edges = depth_edges(int(place.max()))
-    means = means_by_stretch(lambda: [overlap], lambda: iter([(place, groups)]), edges, "share")
-    return [(first, end - 1, e) for first, end, e in zip(edges.tolist(), edges[1:].tolist(), means, strict=False)]
+    steps: Floats = np.where(np.arange(begins.shape[1]) < length[:, None], begins, 0.0).sum(axis=1)
+    return steps

@@ -18,17 +18,11 @@ Fields = Mapping[str, Any]
 FILTERS = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}  # of draws, and what leaves nothing out
 
 
-def _stretch(row: Fields) -> Row:
-    return Row(f"{row['first']:,} to {row['last']:,}")
-
-
 # ── texts that candidates read ───────────────────────────────────────────────────────────────────────────────────────
 def readings_blocks(found: Sequence[Reading]) -> list[Block]:
-    """What texts that a model wrote say about candidates: partings, ratios, examples, drafts."""
+    """What texts that a model wrote say about candidates: partings, examples, drafts."""
     parted = [(i, one.reader, one.partings.statistics()) for i, one in enumerate(found) if one.partings is not None]
-    read = [(i, one.writer, one.reader, one.read.statistics()) for i, one in enumerate(found) if one.read is not None]
     blocks = [*parting_blocks(parted)] if parted else []
-    blocks += text_ratios_blocks(read) if read else []
     for one in (one for one in found if one.examples):
         blocks += ["", Note(f"where {one.reader} would most clearly have written something else", "bold")]
         for before, sentence in example_words(one):
@@ -77,22 +71,6 @@ def _bounded(row: Fields) -> Cell:
     return Cell(value, f"{low} to {high}" if row["no_parting_low"] is not None else "")
 
 
-def text_ratios_blocks(found: Sequence[tuple[int, str, str, Fields]]) -> list[Block]:
-    """What readers think of a writer's sampled texts: ``TextRatios.statistics()``."""
-    rows = [s for *_, s in found]
-    ratio = "its perplexity on the texts, divided by the writer's own"
-    columns = [
-        counts("texts", rows, "texts"),
-        counts("tokens", rows, "tokens"),
-        numbers("log-ratio per text", rows, "log_ratio", sign="+", about="mean of Σ (ln reader − ln writer), nats"),
-        numbers("perplexity ratio", rows, "ppl_ratio", about=ratio),
-    ]
-    names = [Row(f"texts of {writer}, read by {reader}", series=i) for i, writer, reader, _ in found]
-    impossible = sum(row["impossible"] for row in rows)
-    note = f"{counted(impossible, 'tokens')} of the texts have probability zero for their reader"
-    return ["", Table(names, columns), *([Note(note, "yellow")] if impossible else [])]
-
-
 def example_words(words: Reading) -> list[tuple[str, str]]:
     """For each example the text before it, and what was written there and what the reader prefers."""
     found = []
@@ -113,68 +91,38 @@ def _chance(p: float) -> str:
 
 def speculation_blocks(draft: str, s: Fields) -> list[Block]:
     """What a draft model would give: its name and ``Speculation.statistics()``."""
-    drafts, rows = s["drafts"], s["by_position"]
     rate = number(s["acceptance"], s["acceptance_stderr"], percent=True).words
-    columns = [
-        numbers("tokens per step", drafts, "tokens_per_step", about="expected, by speculative sampling"),
-        Column("last one accepted", [number(row["accepted_at"][-1], percent=True) for row in drafts]),
-        numbers("Σ Π overlap", drafts, "by_overlap"),
-        Column("constant rate", [number(row["constant_rate"]) for row in drafts]),
-    ]
+    about = "expected, by speculative sampling"
+    columns = [numbers("tokens per step", s["drafts"], "tokens_per_step", about=about)]
     title = f"{draft} as a draft model: {rate} of its tokens would be accepted"
-    found: list[Block] = [Table([Row(f"{row['draft']} drafted") for row in drafts], columns, title)]
-    if len(rows) > 1:
-        columns = [counts("tokens", rows, "targets"), numbers("accepted", rows, "acceptance", percent=True)]
-        found += ["", Table(list(map(_stretch, rows)), columns, "by position in the text")]
-    return found
+    return [Table([Row(f"{row['draft']} drafted") for row in s["drafts"]], columns, title)]
 
 
 # ── trainer against rollout ──────────────────────────────────────────────────────────────────────────────────────────
-def mismatch_facts(s: Fields) -> Facts:
+def mismatch_blocks(s: Fields) -> list[Block]:
+    """A trainer against rollouts: ``Mismatch.statistics()``."""
 
     def said(name: str, *, percent: bool = False) -> str:
         return number(s[name], s.get(f"{name}_stderr"), percent=percent).words
 
     def spread(prefix: str) -> str:
-        names = ("min", "p01", "median", "p99", "max")
-        return " · ".join(rounded(s[f"{prefix}_{name}"])[0] for name in names)
+        return " · ".join(rounded(s[f"{prefix}_{name}"])[0] for name in ("min", "p01", "median", "p99", "max"))
 
     (low, high), facts = s["clip"], Facts()
-    facts.line(
-        "texts", f"{s['tokens']:,} tokens of {counted(s['samples'], 'samples')}, {counted(s['prompts'], 'prompts')}"
-    )
+    samples, prompts = counted(s["samples"], "samples"), counted(s["prompts"], "prompts")
+    facts.line("texts", f"{s['tokens']:,} tokens of {samples}, {prompts}")
     if s["kl_infinite"] is not None:
         facts.line("KL(rollout‖trainer), exact", said("kl"))
     for name in ("k1", "k2", "k3"):
         facts.line(name, said(name))
-    facts.line("ratios: min, 1 %, median, 99 %, max", spread("ratio"))
-    facts.line(f"outside {low:g} to {high:g}", said("outside_clip", percent=True))
-    facts.line("effective sample size", said("effective_sample_size", percent=True))
-    facts.line("ratios of sequences", spread("sequence_ratio"))
-    facts.line(f"sequences outside {low:g} to {high:g}", said("sequence_outside_clip", percent=True))
-    facts.line("effective sample size of sequences", said("sequence_effective_sample_size", percent=True))
+    for prefix, of in (("", ""), ("sequence_", " of sequences")):
+        what = of or ": min, 1 %, median, 99 %, max"
+        facts.line(f"ratios{what}", spread(f"{prefix}ratio"))
+        facts.line(f"{of[4:]} outside {low:g} to {high:g}".lstrip(), said(f"{prefix}outside_clip", percent=True))
+        facts.line(f"effective sample size{of}", said(f"{prefix}effective_sample_size", percent=True))
     facts.line("impossible for the trainer", counted(s["zero_probability"], "tokens"))
-    return facts
-
-
-def mismatch_blocks(s: Fields, by_position: Sequence[Fields], by_slice: Sequence[Fields]) -> list[Block]:
-    """A trainer against rollouts: ``Mismatch.statistics()``, ``by_position()`` and ``by_slice()``."""
-    found: list[Block] = [Note(f"{s['name']} against the rollouts of {s['rollout']}", "bold"), mismatch_facts(s)]
-    stretches = by_position if len(by_position) > 1 else []  # a single one would repeat the mean
-    for title, rows, names in (
-        ("by position in the text", stretches, map(_stretch, stretches)),
-        ("by slice", by_slice, (Row(str(row["slice"])) for row in by_slice)),
-    ):
-        if rows:
-            kl = [numbers("KL", rows, "kl", about="exact KL(rollout‖trainer)")] if rows[0].get("kl") is not None else []
-            columns = [
-                counts("tokens", rows, "tokens"),
-                numbers("k3", rows, "k3", page="k3", about="mean of r − 1 − ln r, nats per token"),
-                *kl,
-                numbers("outside clip", rows, "outside_clip", percent=True, about="share of ratios outside the range"),
-            ]
-            found += ["", Table(list(names), columns, title)]
-    return [*found, *(Note(note, "yellow") for note in s["notes"])]
+    title = Note(f"{s['name']} against the rollouts of {s['rollout']}", "bold")
+    return [title, facts, *(Note(note, "yellow") for note in s["notes"])]
 
 
 # ── rollouts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -191,8 +139,6 @@ def rollouts_blocks(found: Rollouts, folder: str) -> list[Block]:
     for note in m["notes"]:
         facts.line("", note, style="yellow")
     facts.line("model", model_line(m))
-    if m.get("tokens_per_second") is not None:
-        facts.line("speed", f"{m['tokens_per_second']:,.0f} tokens/s")
     return [facts, "", Note(f"kept in {folder}; scoremode ppl MODEL --corpus rollouts:{folder}")]
 
 

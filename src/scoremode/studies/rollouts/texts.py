@@ -4,7 +4,7 @@ DIR/partial.rollouts   while texts are written: each finished text (core/disk/re
 DIR/texts.parquet      a row for each text, sorted by prompt and sample
 DIR/rollouts.json      who wrote them and how, the sha256 of texts.parquet, and a seal; written last
 
-Nothing in a folder is trusted: types, lengths, numbers and hashes are checked when it is opened.
+The seal and the hash are checked when a folder is opened.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -34,7 +34,7 @@ from scoremode.core.text.slices import ANSWER, PROMPT, SliceRule, Slicing
 from scoremode.core.text.tokenizer import TextTokenizer
 from scoremode.core.text.tokens import SpelledIds, Tokens, lone_bytes, tokens_of_ids
 from scoremode.errors import CorpusError, ModelError, RunError
-from scoremode.values import Bools, Floats, Ids, Ints, frozen
+from scoremode.values import Floats, Ids, Ints, frozen
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,8 +45,7 @@ FINISHES = ("stop", "length", "context")
 """How a text ended: with an end token, at the most tokens that were allowed, or where the model's context was full."""
 
 AGAIN = "write them again with --fresh"
-MOST_IDS = 1 << 22  # more than any vocabulary has: a table of larger ids would fill the memory
-ROUNDING = 1e-6  # nats above 0 that a log-probability in float32 may have
+TOGETHER = 256  # texts that are written to the file at a time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,12 +77,7 @@ class Rollouts:
         manifest = read_sealed(path / ROLLOUTS, ManifestForm, format=FORMAT, fix=AGAIN)
         if file_sha256(path / TEXTS) != manifest["texts_sha256"]:
             raise RunError(f"{path / TEXTS} was changed after it was written", fix=AGAIN)
-        try:
-            found = _read_texts(path / TEXTS)
-            _check(found, manifest)
-        except ValueError as error:
-            raise RunError(f"{path / TEXTS} cannot be used: {error}", fix=AGAIN) from None
-        return Rollouts(**found, manifest=manifest, path=str(path))
+        return Rollouts(**_read_texts(path / TEXTS), manifest=manifest, path=str(path))
 
     def __len__(self) -> int:
         return len(self.prompt)
@@ -184,15 +178,15 @@ def schema() -> pa.Schema:
     return pa.schema([pa.field(n, k, nullable=False) for n, k in kinds.items()] + [pa.field("answer", pa.string())])
 
 
-def write_texts(file: IO[bytes], blocks: Iterable[list[dict[str, Any]]]) -> None:
+def write_texts(file: IO[bytes], rows: Sequence[Mapping[str, Any]]) -> None:
     """Writes rows, which have a value for each column of ``schema``."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     form = schema()
     with pq.ParquetWriter(file, form, compression="zstd") as writer:
-        for block in blocks:
-            writer.write_batch(pa.RecordBatch.from_pylist(block, schema=form))
+        for begin in range(0, len(rows), TOGETHER):
+            writer.write_batch(pa.RecordBatch.from_pylist(rows[begin : begin + TOGETHER], schema=form))
 
 
 def has_texts(path: Path) -> bool:
@@ -208,23 +202,12 @@ def has_texts(path: Path) -> bool:
 
 
 def _read_texts(path: Path) -> dict[str, Any]:
-    """The columns of texts.parquet; ValueError if they are not those of ``schema``."""
+    """The columns of texts.parquet, as ``Rollouts`` has them."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    form = schema()
-    try:
-        table = pq.read_table(pa.OSFile(os.fsencode(path)))
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"it is no Parquet file ({str(error).splitlines()[0][:120]})") from None
-    if table.schema.names != form.names or table.schema.types != form.types:
-        raise ValueError("its columns are not those of rollouts")
-    found: dict[str, Any] = {}
-    for name in form.names:
-        column = table[name].combine_chunks()
-        if column.null_count and name != "answer":
-            raise ValueError(f"its column {name} has gaps")
-        found[name] = _values(column)
+    table = pq.read_table(pa.OSFile(os.fsencode(path)))
+    found = {name: _values(table[name].combine_chunks()) for name in table.schema.names}
     found["written"] = found.pop("ids")
     return found
 
@@ -235,46 +218,25 @@ def _values(column: Any) -> Any:
 
     if not pa.types.is_list(column.type):
         return frozen(column.to_numpy()) if pa.types.is_integer(column.type) else column.to_pylist()
-    if column.flatten().null_count:
-        raise ValueError("it has gaps inside of a row")
     edges = np.concatenate([[0], np.cumsum(column.value_lengths().to_numpy(zero_copy_only=False))]).tolist()
     flat = frozen(column.flatten().to_numpy())
     return [flat[begin:end] for begin, end in pairwise(edges)]
 
 
-def _check(found: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
-    """Raises ValueError if the columns contradict each other or the manifest, or have a value that cannot be."""
-    prompt, sample, written = found["prompt"], found["sample"], found["written"]
-    counts = {"texts": len(prompt), "written_tokens": sum(map(len, written)), "prompts": len(np.unique(prompt))}
-    for name, count in counts.items():
-        if count != manifest[name]:
-            raise ValueError(f"it has {count:,} {name.replace('_', ' ')} instead of {manifest[name]:,}")
-    places = list(zip(prompt.tolist(), sample.tolist(), strict=True))
-    if places != sorted(set(places)) or (places and min(map(min, places)) < 0):
-        raise ValueError("its rows are not sorted by prompt and sample")
-    for number, finish in enumerate(found["finish"]):
-        own = [found[name][number] for name in ("written", "logprob", "raw_logprob")]
-        if finish not in FINISHES or len({*map(len, own)}) != 1 or not len(found["prompt_ids"][number]):
-            raise ValueError(f"row {number} has another finish or other lengths than a text can have")
-        if any(((ids < 0) | (ids >= MOST_IDS)).any() for ids in (own[0], found["prompt_ids"][number])):
-            raise ValueError(f"row {number} has an id that no model has")
-        known = own[2:] if "logprob" in manifest.get("missing", ()) else own[1:]
-        if not all((numbers <= ROUNDING).all() for numbers in known):  # written so that NaN is refused
-            raise ValueError(f"row {number} has a log-probability that cannot be")
-
-
 # ── the folder while texts are written ───────────────────────────────────────────────────────────────────────────────
+KeptText = tuple[Ids, Floats, Floats, str]
+"""Ids, both log-probabilities of each, and how the text ended."""
+
+
 def pack(ids: Ids, logprob: Floats, raw_logprob: Floats, finish: str) -> bytes:
     """The body of a record: how the text ended, ids, and log-probabilities."""
     columns = (ids.astype("<i4"), logprob.astype("<f8"), raw_logprob.astype("<f8"))
     return bytes([FINISHES.index(finish)]) + b"".join(column.tobytes() for column in columns)
 
 
-def unpack(body: bytes) -> tuple[Ids, Floats, Floats, str]:
-    """Reads a record's body; ValueError if it is not one."""
-    count, rest = divmod(len(body) - 1, 20)
-    if rest or not body or body[0] >= len(FINISHES):
-        raise ValueError("a record that is not a text")
+def unpack(body: bytes) -> KeptText:
+    """Reads a record's body."""
+    count = len(body) // 20
     ids = np.frombuffer(body, "<i4", count, 1)
     logprob, raw = np.frombuffer(body, "<f8", 2 * count, 1 + 4 * count).reshape(2, count)
     return ids, logprob, raw, FINISHES[body[0]]
@@ -303,35 +265,16 @@ class RolloutsFolder(Resumable[Rollouts]):
     def _open(self, manifest: dict[str, Any]) -> Rollouts:
         return Rollouts.open(self.folder)
 
-    def begin_texts(self, rooms: list[int]) -> Bools:
-        """Takes the folder over when the model is ready to write; returns which texts are finished.
-
-        ``rooms`` says how many tokens each text may have.
-        """
+    def begin_texts(self) -> dict[int, KeptText]:
+        """Takes the folder over when the model is ready to write; returns the finished texts by their numbers."""
         self.begin()
         self.records: RecordFile = self.open_journal()
-        self._at = dict[int, int]()  # where the record of each finished text is
-        done = np.zeros(len(rooms), np.bool_)
-        for number, at, body in self.records.replay():
-            try:
-                is_possible = number < len(rooms) and not done[number] and len(unpack(body)[0]) <= rooms[number]
-            except ValueError:
-                is_possible = False
-            if not is_possible:
-                raise RunError(f"{self.records.path} cannot be resumed: it has a text that cannot be", fix=self.again)
-            done[number], self._at[number] = True, at
-        return done
+        return {number: unpack(body) for number, _, body in self.records.replay()}
 
-    def add(self, number: int, ids: Ids, logprob: Floats, raw_logprob: Floats, finish: str) -> None:
-        self._at[number] = self.records.append(number, pack(ids, logprob, raw_logprob, finish))
-
-    def text(self, number: int) -> tuple[Ids, Floats, Floats, str]:
-        return unpack(self.records.body(self._at[number], number))
-
-    def save(self, blocks: Iterator[list[dict[str, Any]]], manifest: dict[str, Any]) -> Rollouts:
+    def save(self, rows: Sequence[Mapping[str, Any]], manifest: dict[str, Any]) -> Rollouts:
         """Writes all texts and the manifest, removes the journal, and returns the rollouts."""
         with written_atomically(self.folder / TEXTS) as file:
-            write_texts(file, blocks)
+            write_texts(file, rows)
         self.finish({"format": FORMAT, **manifest, "texts_sha256": file_sha256(self.folder / TEXTS)})
         return Rollouts.open(self.folder)
 

@@ -19,6 +19,6 @@ WING = Wing(
     offers={
         "corpus": (f"{HERE}.texts:CORPUS", f"{HERE}.prompts:CORPUS"),
         "page": (f"{HERE}.page:PAGE",),
-        "part": (f"{HERE}.comparing:PART",),
+        "part": (f"{HERE}.command:PART",),
     },
 )

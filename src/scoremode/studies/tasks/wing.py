@@ -8,12 +8,11 @@ WING = Wing(
     names={
         "tasks": f"{HERE}.tasks",
         "lm_eval": f"{HERE}.lm_eval_command",
-        "task_prompts": f"{HERE}.prompts",
         "TasksComparison": f"{HERE}.results",
     },
     verbs={
         "compare models": {"tasks": f"{HERE}.command:TasksVerb"},
         "with other programs": {"lm-eval": f"{HERE}.lm_eval_command:LmEvalVerb"},
     },
-    offers={"page": (f"{HERE}.page:PAGE",), "prompts": (f"{HERE}.prompts:QUESTIONS",)},
+    offers={"page": (f"{HERE}.page:PAGE",)},
 )

@@ -5,7 +5,7 @@ prompt ids ──▶ /v1/completions ──▶ tokens as ids, and one log-probab
 A server has one log-probability for a token. Two requests tell which: before temperature and filters, or after them.
 The other one is the same for temperature 1 without filters, and 0 after greedy choices. Else it is not known.
 
-Sampling parameters that the API of OpenAI does not have (top_k, min_p) may be ignored by a server. So they are tried.
+Of the filters, top_p alone belongs to the API of OpenAI: a server may ignore others, so they are refused.
 """
 
 from __future__ import annotations
@@ -29,11 +29,9 @@ from scoremode.errors import EngineError, OptionError
 from scoremode.studies.rollouts.writing import DrawingRules, Tell, Writer, WritingRequest, WrittenTokens
 from scoremode.values import Bools, Floats, Ids
 
-REFUSED = (400, 422)  # how servers answer a request with fields that they do not know
 NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}  # else defaults of the served model would apply
 LIKELY = 5  # tokens whose log-probabilities are compared
 MOVED = 0.05  # nats; more than batches change
-TRIED = 8  # tokens that are written to see whether a filter works
 IDS = "token_id:"  # how a token is named if ids are asked for
 
 
@@ -62,33 +60,21 @@ class ServerWriter(Writer):
         eos = engine.subject.tokenizer.facts.eos
         self.ends = frozenset[int]() if eos is None else frozenset([eos])
         self._link = engine.subject.connect(engine.concurrency)
-        self._probe = list(engine.probe_ids)
+        self.missing = () if rules.is_own or rules.is_greedy else ("logprob",)
         try:
             engine.subject.tokenizer.pieces()  # refuses a tokenizer that only the server has
-            self._extras = dict[str, Any]()  # fields that switch off what the server would do by default
-            self._extras = self._neutral_fields()
-            self._require_raw()
-            self._require_filters()
+            if rules.top_k or rules.min_p:
+                raise OptionError("a server may ignore --top-k and --min-p", fix="leave them out")
+            if not rules.is_own:
+                self._require_raw()
         except BaseException:
             self.close()
             raise
-        self.missing = () if rules.is_own or rules.is_greedy else ("logprob",)
-
-    # ── what the server can do ───────────────────────────────────────────────────────────────────────────────────────
-    def _neutral_fields(self) -> dict[str, Any]:
-        """The fields that switch off what a server would do by default; none if it does not know them."""
-        body = self._body(self._probe, 1, 0, temperature=1.0)
-        if self._link.post(COMPLETIONS, {**body, **NEUTRAL}, largest=SMALL).status not in REFUSED:
-            return dict(NEUTRAL)
-        if self.rules.top_k or self.rules.min_p:
-            raise OptionError(f"{self._link.root} does not know --top-k and --min-p", fix="leave them out")
-        return {}
 
     def _require_raw(self) -> None:
-        """Refuse numbers that depend on the temperature, unless tokens are drawn from the model's own distribution."""
-        if self.rules.is_own:
-            return
-        first, second = (self._complete(self._body(self._probe, 1, 0, temperature=t)).likely[0] for t in (1.0, 0.5))
+        """Refuses numbers that depend on the temperature: two temperatures tell."""
+        probe = list(self.engine.probe_ids)
+        first, second = (self._complete(self._body(probe, 1, 0, temperature=t)).likely[0] for t in (1.0, 0.5))
         common = first.keys() & second.keys()
         if max((abs(first[name] - second[name]) for name in common), default=math.inf) > MOVED:
             raise OptionError(
@@ -97,23 +83,10 @@ class ServerWriter(Writer):
                 "(--logprobs-mode raw_logprobs)",
             )
 
-    def _require_filters(self) -> None:
-        """Refuse filters that the server ignores. With one that leaves one token, every token is a first choice."""
-        for name, only_first in (("top_k", 1), ("min_p", 1.0)):
-            if getattr(self.rules, name):
-                body = {**self._body(self._probe, TRIED, 0, temperature=2.0), name: only_first}
-                found = self._complete(body)
-                best = np.array([max(likely.values()) for likely in found.likely])
-                if (found.logprob < best - MOVED).any():
-                    flag = f"--{name.replace('_', '-')}"
-                    raise OptionError(f"{self._link.root} ignores {flag}", fix=f"leave {flag} out")
-
     def account(self) -> list[str]:
         said = ["drawn by the server's own sampler: a near-tie may fall otherwise in another batch"]
         if self.missing:
             said.append("the server gives log-probabilities before temperature and filters: those after are not known")
-        if not self._extras:
-            said.append("the server knows temperature and top_p alone: its defaults for other filters are not known")
         return said
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -136,13 +109,10 @@ class ServerWriter(Writer):
     def _body(self, prompt: list[int], room: int, seed: int, *, temperature: float | None = None) -> dict[str, Any]:
         """A request by the rules; with ``temperature``, one that asks for the likeliest tokens at it, unfiltered."""
         asked = {"model": self.engine.subject.served.model, "prompt": prompt, "max_tokens": room, "seed": seed}
-        asked |= {"logprobs": 1, "return_tokens_as_token_ids": True, "top_p": 1.0}
+        asked |= {"return_tokens_as_token_ids": True, **NEUTRAL}
         if temperature is not None:
-            return {**asked, **self._extras, "temperature": temperature, "logprobs": LIKELY}
-        rules = self.rules
-        filters = {"top_k": rules.top_k, "min_p": rules.min_p}
-        wanted = {name: value for name, value in filters.items() if value}
-        return {**asked, **self._extras, **wanted, "top_p": rules.top_p, "temperature": rules.temperature}
+            return {**asked, "top_p": 1.0, "temperature": temperature, "logprobs": LIKELY}
+        return {**asked, "top_p": self.rules.top_p, "temperature": self.rules.temperature, "logprobs": 1}
 
     def _complete(self, body: dict[str, Any]) -> _Completion:
         largest = SMALL + BYTES_PER_TOKEN * (len(body["prompt"]) + LIKELY * body["max_tokens"])
