@@ -74,10 +74,9 @@ class Rate:
 
     scored: float  # from an engine into the journal
     resumed: float  # from the journal, checked
-    read: float  # from the journal, for statistics
 
     def __str__(self) -> str:
-        return f"{self.scored:6.1f} scored  {self.resumed:6.1f} resumed  {self.read:6.1f} read   (million targets/s)"
+        return f"{self.scored:6.1f} scored  {self.resumed:6.1f} resumed   (million targets/s)"
 
 
 def driver_rate(targets_per_window: int, windows: int, folder: Path | None = None) -> Rate:
@@ -101,9 +100,8 @@ def driver_rate(targets_per_window: int, windows: int, folder: Path | None = Non
         again: list[Journal] = []
         resumed = _seconds(lambda: again.append(Journal(path, identity, plan.target_counts, vocabulary=ids)))
         assert again[0].done.all()
-        read = _seconds(lambda: [len(again[0].rows(block.begin, block.end)) for block in plan.blocks()])
         again[0].close()
-    return Rate(targets / scored, targets / resumed, targets / read)
+    return Rate(targets / scored, targets / resumed)
 
 
 def plan_of(windows: int, targets: int) -> Any:

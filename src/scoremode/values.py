@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-import mmap
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass
-from itertools import chain
 from numbers import Real
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,17 +20,6 @@ Raw = npt.NDArray[Any]
 
 Range = Literal["any", "positive", "share"]
 """What a mean can be: any number, none below 0, or only numbers from 0 to 1. Its bounds stay in that range."""
-
-BLOCK = 1 << 14
-"""Targets that are worked on at a time, so that what is held at once does not grow with the text."""
-
-LONG = 1 << 20
-"""Rows from which a column on disk is mapped instead of read into memory."""
-
-PART = 1 << 20
-"""Numbers of a long column that are looked at together."""
-
-BLOCKS_BETWEEN_RELEASES = 64
 
 NUMERICS = 3
 """The version of scoremode's own numerics. It is part of every run's identity: a stored run is reused only if this
@@ -50,56 +36,6 @@ def frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Makes an array read-only and returns it: values here are shared between threads, engines and caches."""
     array.setflags(write=False)
     return array
-
-
-class MappedFile(mmap.mmap):
-    """A file mapped into memory, read-only: the system reads its pages when they are used, and may drop them."""
-
-
-def mapped_array(file: IO[bytes], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """The whole of an open file as a read-only array, which stays valid when the file is closed or removed."""
-    return np.frombuffer(MappedFile(file.fileno(), 0, access=mmap.ACCESS_READ), dtype)
-
-
-def mapped_column(blocks: Iterator[npt.NDArray[Any]], rows: int) -> npt.NDArray[Any]:
-    """Writes a long column to a temporary file and maps it as a read-only array; the file is deleted with the array."""
-    first = next(blocks)
-    with tempfile.TemporaryFile(prefix="scoremode-") as file:
-        for block in chain([first], blocks):
-            file.write(np.ascontiguousarray(block).data)
-        file.flush()
-        assert file.tell() == rows * first.dtype.itemsize, "blocks that do not add up to the column"
-        return mapped_array(file, first.dtype)
-
-
-def release_pages(array: npt.NDArray[Any] | None) -> None:
-    """Release the memory of a mapped file that an array lies in; its pages are read again when they are used.
-
-    Arrays that do not lie in a MappedFile are left alone.
-    """
-    base: Any = array
-    while base is not None and not isinstance(base, MappedFile):
-        base = base.obj if isinstance(base, memoryview) else getattr(base, "base", None)
-    if base is not None and hasattr(mmap, "MADV_DONTNEED"):
-        base.madvise(mmap.MADV_DONTNEED)
-
-
-def release_read_blocks(arrays: tuple[npt.NDArray[Any] | None, ...], number: int) -> None:
-    """Releases the pages of mapped arrays now and then, if it is called after each block that was read from them."""
-    if number % BLOCKS_BETWEEN_RELEASES == BLOCKS_BETWEEN_RELEASES - 1:
-        for array in arrays:
-            release_pages(array)
-
-
-def in_parts(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
-    """Yields a long column part by part; a mapped one is never in memory as a whole.
-
-    >>> [part.tolist() for part in in_parts(np.arange(3))]
-    [[0, 1, 2]]
-    """
-    for begin in range(0, len(array), PART):
-        yield array[begin : begin + PART]
-        release_pages(array)
 
 
 def change(values: Floats, before: Floats) -> Floats:

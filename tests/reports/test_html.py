@@ -16,7 +16,7 @@ import pytest
 
 from scoremode.core.scores.columns import Divergences
 from scoremode.core.statistics.comparison import Comparison, Comparisons
-from scoremode.core.statistics.depth import places_of
+from scoremode.core.statistics.depth import depths_of
 from scoremode.core.store.run import Run
 from scoremode.errors import InputError
 from scoremode.reports.html import drawing
@@ -250,7 +250,7 @@ def test_a_token_that_is_scored_twice_is_read_once() -> None:
     facts = dataclasses.replace(run.facts, token=token, window=np.array([0, 0, 0, 1, 1, 1]))
     overlapping = dataclasses.replace(run, facts=facts)
     assert reading_order(overlapping, 100).tolist() == [0, 1, 2, 5]
-    assert np.concatenate([position for position, _ in places_of(overlapping)()]).tolist() == [0, 1, 2, 0, 1, 2]
+    assert depths_of(overlapping).tolist() == [0, 1, 2, 0, 1, 2]
     page = render([], runs=[overlapping])
     assert "2 targets score a token again" in page
 

@@ -142,15 +142,15 @@ def questions_blocks(found: Sequence[Run]) -> list[Block]:
 # ── targets ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def worst_table(run: Run, most: int) -> Table:
     """Targets in their context."""
-    found, ranked = worst_targets(run, most), run.scores.has("rank")
+    found, ranks = worst_targets(run, most), run.scores.rank
     rows = []
     for index in found:
-        token = middle_cut(shown(str(run.facts.value("text", index))), LONGEST_CONTEXT // 2)
+        token = middle_cut(shown(str(run.facts.text[index])), LONGEST_CONTEXT // 2)
         before = shown(context_before(run, index, LONGEST_CONTEXT))
         rows.append(Row(f"{before[len(token) :] if len(before) == LONGEST_CONTEXT else before}«{token}»"))
     columns = [
-        Column("logprob", [Cell(f"{run.scores.value('logprob', index):.2f}") for index in found]),
-        Column("rank", [count(int(run.scores.value("rank", i))) if ranked else Cell(NOT_MEASURED) for i in found]),
+        Column("logprob", [Cell(f"{run.scores.logprob[index]:.2f}") for index in found]),
+        Column("rank", [Cell(NOT_MEASURED) if ranks is None else count(int(ranks[i])) for i in found]),
         words("the model expected", [middle_cut(_expected(run, i), LONGEST_CONTEXT // 2) for i in found]),
     ]
     return Table(rows, columns, "worst-predicted tokens", "in context", cut="start")
@@ -158,10 +158,10 @@ def worst_table(run: Run, most: int) -> Table:
 
 def _expected(run: Run, index: int) -> str:
     """Returns the model's first choice and its probability."""
-    if not (run.facts.has("top_text") and run.scores.has("top_logprob")):
+    words, logprob = run.facts.top_text, run.scores.top_logprob
+    if words is None or logprob is None:
         return NOT_MEASURED
-    word, logprob = run.facts.value("top_text", index), run.scores.value("top_logprob", index)
-    return f"{shown(str(word))!r} p={math.exp(logprob):.2f}"
+    return f"{shown(str(words[index]))!r} p={math.exp(logprob[index]):.2f}"
 
 
 def sequence_blocks(results: Sequence[SequenceScore]) -> list[Block]:

@@ -89,29 +89,22 @@ def without_common_start(names: Sequence[str]) -> list[str]:
 
 def worst_targets(run: Run, count: int) -> list[int]:
     """Indices of the targets with the lowest probability, each token of the text once."""
-    found: dict[int, tuple[float, int]] = {}  # token -> its lowest log-probability, and where
-    begin = 0
-    for (logprob,), (token,) in zip(run.scores.blocks("logprob"), run.facts.blocks("token"), strict=True):
-        here: dict[int, tuple[float, int]] = {}
-        for at in logprob.argsort(kind="stable").tolist():
-            here.setdefault(int(token[at]), (float(logprob[at]), begin + at))
-            if len(here) == count:
-                break
-        for known, worst in here.items():
-            found[known] = min(worst, found.get(known, worst))
-        found = dict(sorted(found.items(), key=lambda item: item[1])[:count])
-        begin += len(logprob)
-    return [index for _, index in found.values()]
+    found: dict[int, int] = {}  # token -> where its probability is lowest
+    for at in run.scores.logprob.argsort(kind="stable").tolist():
+        found.setdefault(int(run.facts.token[at]), at)
+        if len(found) == count:
+            break
+    return list(found.values())
 
 
 def context_before(run: Run, index: int, width: int) -> str:
     """The scored text before a target, at most ``width`` characters, from the same document."""
     facts, pieces = run.facts, list[str]()
     at, size = index - 1, 0
-    while at >= 0 and size < width and facts.value("token", at) + 1 == facts.value("token", at + 1):
-        if facts.value("document", at) != facts.value("document", index):
+    while at >= 0 and size < width and facts.token[at] + 1 == facts.token[at + 1]:
+        if facts.document[at] != facts.document[index]:
             break
-        pieces.append(str(facts.value("text", at)))
+        pieces.append(str(facts.text[at]))
         size += len(pieces[-1])
         at -= 1
     return joined(pieces[::-1])[-width:]

@@ -9,9 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 import scoremode as sm
@@ -21,7 +19,6 @@ from scoremode.core.text.tokenizer import ByteTokenizer
 from scoremode.core.text.tokens import TokenBlock, Tokens, TokenStream, tokenize
 from scoremode.core.verbs.model import LazyModel
 from scoremode.errors import CorpusError
-from scoremode.values import MappedFile, release_pages
 from tests import forked
 
 BYTES = ByteTokenizer()
@@ -81,19 +78,6 @@ def test_what_is_kept_is_what_was_made(text: Text, cache: Path) -> None:
     assert text.made == 2  # once in memory, once on disk
     for_me_alone = kept_tokens(None, text)
     assert_equal(for_me_alone, wanted)
-
-
-def test_long_columns_are_mapped_and_can_be_let_go(cache: Path) -> None:
-    tokens = kept_tokens(KEY, Text(document("text " * 5_000)))
-    base: Any = tokens.ids
-    while isinstance(base, np.ndarray):
-        base = base.base
-    assert isinstance(base.obj, MappedFile)
-    before = tokens.ids.tolist()
-    release_pages(tokens.ids)
-    assert tokens.ids.tolist() == before
-    with pytest.raises(ValueError, match="read-only"):
-        tokens.ids[0] = 1
 
 
 def test_another_key_is_another_entry(cache: Path) -> None:
@@ -240,26 +224,3 @@ def test_texts_are_listed_pruned_and_limited(long_text: Path, cache: Path, monke
             file.write(f"{number}\n")
         sm.plan("table:uniform", corpus=long_text)
     assert sm.cache(kind=("texts",))["totals"]["texts"]["entries"] == 1
-
-
-MEMORY = """
-import sys, scoremode as sm
-def peak():
-    return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) // 1024
-sm.plan("table:uniform", corpus=sys.argv[1])
-before = peak()
-sm.plan("table:uniform", corpus=sys.argv[2])
-print(peak() - before)
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux")
-def test_thirty_megabytes_take_little_more_memory_than_two(tmp_path: Path) -> None:
-    line = "".join(f"Zeile {i} über den Fluß\n" for i in range(1_000)) * 70
-    paths = tmp_path / "small.txt", tmp_path / "large.txt"
-    for path, times in zip(paths, (1, 18), strict=True):
-        path.write_text(line * times, encoding="utf-8")
-    command = [sys.executable, "-c", MEMORY, *map(str, paths)]
-    grown = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    assert paths[1].stat().st_size > 30e6
-    assert grown < 60, f"{grown} MB more"

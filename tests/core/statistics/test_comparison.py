@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -153,23 +152,6 @@ def test_every_field_is_there_in_its_order_and_fit_for_json() -> None:
     assert list(found) == ["name", *FIELDS]
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert [name for name, value in found.items() if value is None] == []
-
-
-@pytest.mark.parametrize("method", ["sliding-once", "mean-of-texts"])
-def test_all_statistics_take_two_passes_over_the_columns(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    c = random_comparison(20, method=method)
-    passes: list[object] = []
-
-    def blocks(scores: Scores, *names: str) -> Iterator[tuple[Any, ...]]:
-        passes.append(scores)
-        yield tuple(getattr(scores, name) for name in names)
-
-    monkeypatch.setattr(Scores, "blocks", blocks)
-    comparison_statistics(c)
-    assert [passes.count(run.scores) for run in (c.baseline, c.candidate)] == [2, 2]
-    passes.clear()
-    llamacpp_statistics(c)
-    assert [passes.count(run.scores) for run in (c.baseline, c.candidate)] == [1, 1]
 
 
 def test_declarations_have_names_of_their_own_and_say_what_they_are() -> None:

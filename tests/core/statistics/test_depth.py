@@ -11,7 +11,6 @@ import pytest
 import scoremode as sm
 from scoremode.core.scores.answers import measured
 from scoremode.core.scores.columns import Divergences
-from scoremode.core.statistics import parts
 from scoremode.core.statistics.depth import depth_edges
 from scoremode.reports.comparisons import depth_blocks
 from scoremode.reports.html.charts import charts_section
@@ -39,11 +38,7 @@ def test_stretches_double() -> None:
     assert depth_edges(63).tolist() == [0, 64]
 
 
-@pytest.mark.parametrize("sums", [1 << 20, 7], ids=["one pass", "several passes"])
-def test_means_are_those_of_the_targets_at_that_depth(
-    compared: sm.Comparison, sums: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(parts, "SUMS", sums)
+def test_means_are_those_of_the_targets_at_that_depth(compared: sm.Comparison) -> None:
     window, token = np.array(compared.baseline.facts.window), np.array(compared.baseline.facts.token)
     first = {int(w): int(token[window == w].min()) for w in set(window.tolist())}
     at = token - np.array([first[int(w)] for w in window])

@@ -31,7 +31,7 @@ def plan_of(method: str, *lengths: int, joined_at: list[int] | None = None, **si
 def groups_of(plan: Plan) -> tuple[str, Ints]:
     """What a group is, in words, and the group of each target (0, 1, …)."""
     found = grouping(plan)
-    return found.kind, np.concatenate([found.of(block) for block in plan.blocks()])
+    return found.kind, found.of_target
 
 
 def test_documents_with_targets_are_groups_where_there_are_enough_of_them_and_windows_are_not() -> None:
@@ -126,8 +126,7 @@ def test_two_finished_runs_have_the_errors_of_a_comparison_that_knows_the_plan(
     kind, groups = groups_of(asked.plan)
     assert first.manifest["stderr_groups"] == kind
     assert np.array_equal(first.facts.group, groups)
-    weights = [weights_of(asked.plan, block) for block in asked.plan.blocks()]
-    assert np.array_equal(first.facts.weight, np.concatenate(weights))
+    assert np.array_equal(first.facts.weight, weights_of(asked.plan))
     assert found["groups"] == first.perplexity.groups == groups.max() + 1 == 6
 
 

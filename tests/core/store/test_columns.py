@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import scoremode as sm
-from scoremode.core.scores import parquet as columns
+from scoremode.core.scores import parquet
 from scoremode.core.scores.answers import measured
 from scoremode.core.scores.parquet import ColumnFile, RunRows
 from scoremode.core.store.runs import SCORES, Claim
@@ -50,17 +50,12 @@ def test_a_run_outlives_its_folder(run: sm.Run, tmp_path: Path) -> None:
     assert (measured(run.scores.rank) >= 1).all()
 
 
-@pytest.mark.parametrize("row_group", [5, 7, 64, 10_000])
-def test_blocks_have_one_size_whatever_the_row_groups(
-    run: sm.Run, tmp_path: Path, row_group: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("row_group", [7, 10_000])
+def test_columns_are_the_same_whatever_the_row_groups(run: sm.Run, tmp_path: Path, row_group: int) -> None:
     pq.write_table(run.to_arrow(), tmp_path / "again.parquet", row_group_size=row_group)
-    monkeypatch.setattr(columns, "BLOCK", 50)
-    blocks = list(ColumnFile(tmp_path / "again.parquet").blocks(["token", "text"]))
-    n = len(run.scores)
-    assert [len(token) for token, _ in blocks] == [50] * (n // 50) + [n % 50] * (n % 50 > 0)
-    assert np.array_equal(np.concatenate([token for token, _ in blocks]), run.facts.token)
-    assert "".join(np.concatenate([text for _, text in blocks])) == "".join(run.facts.text)
+    again = ColumnFile(tmp_path / "again.parquet")
+    assert np.array_equal(measured(again.read("logprob")), run.scores.logprob)
+    assert np.array_equal(measured(again.read("text")), run.facts.text)
 
 
 def test_stored_columns_can_be_copied_and_sent(run: sm.Run) -> None:
@@ -71,16 +66,18 @@ def test_stored_columns_can_be_copied_and_sent(run: sm.Run) -> None:
     assert np.array_equal(measured(changed.rank), measured(run.scores.rank))
 
 
-def test_what_fails_while_writing_leaves_the_old_file(run: sm.Run, tmp_path: Path) -> None:
+def test_what_fails_while_writing_leaves_the_old_file(
+    run: sm.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "run" / SCORES
     before = path.read_bytes()
 
-    def blocks() -> object:
-        yield RunRows(run.scores, run.facts, run.divergences)
+    def fail(*_: object) -> None:
         raise RuntimeError("the power went")
 
+    monkeypatch.setattr(parquet, "to_arrow", fail)
     with pytest.raises(RuntimeError):
-        Claim(path.parent, {}).save(blocks(), {}, len(run.scores))  # type: ignore[arg-type]
+        Claim(path.parent, {}).save(RunRows(run.scores, run.facts, run.divergences), {})
     assert path.read_bytes() == before
     assert {p.name for p in path.parent.iterdir()} == {SCORES, "manifest.json"}
 

@@ -38,12 +38,12 @@ def filled(path: Path, plan: Plan, windows: int) -> Journal:
 def test_what_was_written_comes_back_bit_for_bit(tmp_path: Path) -> None:
     plan = small_plan()
     first = filled(tmp_path / "j", plan, len(plan))
-    written = first.rows(0, plan.targets)
+    written = first.scores
     first.close()
     again = Journal(tmp_path / "j", IDENTITY, plan.target_counts)
     assert again.done.all()
     assert again.seconds == 0.5 * len(plan)
-    read = again.rows(0, plan.targets)
+    read = again.scores
     for name, column in written.columns():
         assert np.array_equal(column, getattr(read, name)), name
 
@@ -91,14 +91,14 @@ def filled_by(path: Path, plan: Plan, engine: PartialEngine) -> bytes:
     journal = Journal(path, IDENTITY, plan.target_counts)
     for index, answers in engine.score(plan, journal.done.copy()):
         journal.add(index, answers, 0.5)
-    assert [name for name, _ in journal.rows(0, plan.targets).columns()] == ["logprob", *engine.given]
+    assert [name for name, _ in journal.scores.columns()] == ["logprob", *engine.given]
     journal.close()
     return path.read_bytes()
 
 
 def test_scores_not_yet_there_are_nan_not_zero(tmp_path: Path) -> None:
     plan = small_plan()
-    scores = filled(tmp_path / "j", plan, 1).rows(0, plan.targets)
+    scores = filled(tmp_path / "j", plan, 1).scores
     assert np.isnan(scores.logprob).sum() == plan.targets - plan.target_counts[0]
 
 
@@ -172,6 +172,6 @@ def test_a_window_may_be_scored_again_once_it_was_taken_back(tmp_path: Path) -> 
     journal.add(0, answers_with(plan), 0.5)
     journal.forget(0)
     assert not opened(tmp_path / "j", plan).done.any()
-    assert np.isnan(journal.rows(0, n).logprob).all()
+    assert np.isnan(journal.scores.logprob[:n]).all()
     journal.add(0, answers_with(plan, logprob=-9.0), 0.5)
-    assert opened(tmp_path / "j", plan).rows(0, n).logprob.tolist() == [-9.0, *[-3.0] * (n - 1)]
+    assert opened(tmp_path / "j", plan).scores.logprob[:n].tolist() == [-9.0, *[-3.0] * (n - 1)]

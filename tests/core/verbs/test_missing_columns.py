@@ -162,8 +162,6 @@ def test_a_run_has_the_columns_that_were_measured_and_none_in_place_of_others(gi
             found, known = getattr(scores, name), getattr(full.scores, name)
             assert found is None or np.array_equal(found, known)
             assert (found is None) == (name not in ("logprob", *columns))
-        for block in scores.blocks(*COLUMNS):
-            assert [part is not None for part in block] == [name in ("logprob", *columns) for name in COLUMNS]
 
 
 def test_summary_and_manifest_say_what_was_not_measured(given: Given) -> None:

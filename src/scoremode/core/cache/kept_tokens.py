@@ -28,13 +28,11 @@ from scoremode.core.disk.manifests import Count, Text, read_sealed, write_sealed
 from scoremode.core.text.tokenizer import TokenizerFacts
 from scoremode.core.text.tokens import Tokens, TokenStream
 from scoremode.errors import CorpusError, RunError, print_line
-from scoremode.values import frozen, mapped_array
 
 FORMAT = 2
 STORED_FROM = 1 << 20  # bytes of text; a shorter text is tokenized each time
-BLOCK = 1 << 20  # bytes per read
 MAPPED = {"ids": "<i4", "char_end": "<i8", "byte_len": "<i4", "word_starts": "<i4", "slices": "<i4", "mask": "u1"}
-WHOLE = dict.fromkeys(("doc_starts", "doc_bytes", "doc_words", "joined_at"), "<i8")  # short: read into memory
+WHOLE = dict.fromkeys(("doc_starts", "doc_bytes", "doc_words", "joined_at"), "<i8")
 TYPES = MAPPED | WHOLE
 REQUIRED = TYPES.keys() - {"slices", "mask", "joined_at"}
 WAITING = "waiting for another process that cuts the same text into tokens"
@@ -68,7 +66,7 @@ def kept_tokens(key: Mapping[str, Any] | None, stream: TokenStream) -> Tokens:
             print_line(f"cache: tokens cannot be kept in {folder} ({why}); they are kept for this command alone")
     try:
         with tempfile.TemporaryDirectory(prefix="scoremode-tokens-") as temporary:
-            return _write(Path(temporary), {}, stream)  # the mapped files survive the removal of their folder
+            return _write(Path(temporary), {}, stream)
     except OSError as error:
         raise CorpusError(
             f"the tokens of the text cannot be written ({error.strerror})",
@@ -103,7 +101,7 @@ def _open(folder: Path, key: Mapping[str, Any], facts: TokenizerFacts) -> Tokens
 
 
 def _read(folder: Path, key: Mapping[str, Any], facts: TokenizerFacts) -> Tokens:
-    """Checks the manifest and checksums of a folder, and maps its columns. Raises ValueError if anything is wrong."""
+    """Checks the manifest and checksums of a folder, and reads its columns. Raises ValueError if anything is wrong."""
     stored = read_sealed(folder / TOKENS_MARK, TokensManifest, format=FORMAT, fix="")
     manifest = msgspec.convert(stored, TokensManifest)
     if manifest.key != dict(key) or not REQUIRED <= manifest.files.keys() <= TYPES.keys():
@@ -123,18 +121,10 @@ def _read(folder: Path, key: Mapping[str, Any], facts: TokenizerFacts) -> Tokens
 
 
 def _column(path: Path, name: str, about: ColumnFacts) -> Any:
-    kind, checksum = np.dtype(TYPES[name]), 0
-    with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            checksum = zlib.crc32(block, checksum)
-        if (file.tell(), checksum) != (about.count * kind.itemsize, about.crc32):
-            raise ValueError(f"{path.name} has another size or checksum")
-        if not about.count:
-            return np.zeros(0, kind)
-        if name in WHOLE:
-            file.seek(0)
-            return frozen(np.fromfile(file, kind))
-        return mapped_array(file, kind)
+    kind, data = np.dtype(TYPES[name]), path.read_bytes()
+    if (len(data), zlib.crc32(data)) != (about.count * kind.itemsize, about.crc32):
+        raise ValueError(f"{path.name} has another size or checksum")
+    return np.frombuffer(data, kind)
 
 
 # ── write ────────────────────────────────────────────────────────────────────────────────────────────────────────────

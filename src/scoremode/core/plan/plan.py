@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -13,13 +12,10 @@ import numpy as np
 
 from scoremode.core.plan.path import DecodePath, path_of
 from scoremode.core.scores.answers import Window
-from scoremode.values import BLOCK, Bools, Floats, Ids, Ints, in_parts, release_pages
+from scoremode.values import Bools, Floats, Ids, Ints
 
 Average = Literal["token", "window", "document"]
 """How scores become one perplexity: mean over all targets, weighted window means, or arithmetic mean over documents."""
-
-
-LET_GO_EVERY = 256  # windows
 
 
 def counts_between(mask: Bools, begin: Ints, end: Ints) -> Ints:
@@ -28,20 +24,6 @@ def counts_between(mask: Bools, begin: Ints, end: Ints) -> Ints:
     np.cumsum(mask, out=before[1:])
     counts: Ints = before[end] - before[begin]
     return counts
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TargetBlock:
-    """Consecutive targets of a plan, from whole windows, with the position of each."""
-
-    begin: int  # among all targets
-    end: int
-    window: Ints  # (end - begin,)
-    token: Ints  # (end - begin,) index in the stream
-    document: Ints  # (end - begin,)
-
-    def __len__(self) -> int:
-        return self.end - self.begin
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,8 +93,7 @@ class Plan:
             hasher.update(f"|{name}:".encode())
             if array is not None:
                 hasher.update(f"{array.dtype.str}{array.shape}".encode())
-                for part in in_parts(array):
-                    hasher.update(np.ascontiguousarray(part).data)
+                hasher.update(np.ascontiguousarray(array).data)
         if self.joined_at is not None:
             hasher.update(b"|joined_at:" + np.ascontiguousarray(self.joined_at).data)
         if self.doc_group is not None:
@@ -179,33 +160,14 @@ class Plan:
     @cached_property
     def target_token(self) -> Ints:
         """The stream index of each target, (targets,)."""
-        return self._tokens_of(slice(None))
-
-    def _tokens_of(self, windows: slice) -> Ints:
-        first, last = self.first[windows], self.last[windows]
-        counts = last - first
-        begin = np.repeat(first - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
+        counts = self.last - self.first
+        begin = np.repeat(self.first - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
         index = begin + np.arange(len(begin), dtype=np.int64)
         return index if self.mask is None else index[self.mask[index]]
 
     @cached_property
     def target_document(self) -> Ints:
-        return self._documents_of(self.target_token)
-
-    def _documents_of(self, token: Ints) -> Ints:
-        return np.searchsorted(self.doc_starts, token, side="right").astype(np.int64) - 1
-
-    def blocks(self) -> Iterator[TargetBlock]:
-        """All targets in order, about BLOCK at a time: the same as ``target_…``, but not all in memory at once."""
-        offsets, at = self.target_offsets, 0
-        while at < len(self):
-            reached = int(np.searchsorted(offsets, offsets[at] + BLOCK, side="right")) - 1
-            stop = max(at + 1, reached)  # a window is never split, however long it is
-            token = self._tokens_of(slice(at, stop))
-            window = np.repeat(np.arange(at, stop, dtype=np.int64), self.target_counts[at:stop])
-            yield TargetBlock(int(offsets[at]), int(offsets[stop]), window, token, self._documents_of(token))
-            release_pages(self.ids)
-            at = stop
+        return np.searchsorted(self.doc_starts, self.target_token, side="right").astype(np.int64) - 1
 
     @cached_property
     def covered(self) -> int:
@@ -224,12 +186,9 @@ class Plan:
     @cached_property
     def largest_id(self) -> int:
         """The largest id that is fed; -1 if there is none."""
-        largest = (int(part.max(initial=-1)) for part in in_parts(self.ids))
-        return max([int(self.lead.max(initial=-1)), *largest])
+        return max(int(self.lead.max(initial=-1)), int(self.ids.max(initial=-1)))
 
     def window(self, index: int) -> Window:
-        if index % LET_GO_EVERY == 0:
-            release_pages(self.ids)  # a plan of many windows would fill the memory with ids that were fed
         start, lead = int(self.start[index]), int(self.lead[index])
         body = self.ids[start : int(self.stop[index])]
         ids = body if lead < 0 else np.concatenate([np.array([lead], dtype=np.int32), body])

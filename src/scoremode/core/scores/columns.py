@@ -5,14 +5,14 @@ A column that was not measured is None.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from scoremode.core.scores.schema import DIVERGENCE, Array, Column, DivergenceColumns, FactColumns, ScoreColumns
-from scoremode.values import BLOCK, Ids
+from scoremode.core.scores.schema import DIVERGENCE, Array, DivergenceColumns, FactColumns, ScoreColumns
+from scoremode.values import Ids
 
 
 class LazyColumns:
@@ -26,12 +26,6 @@ class LazyColumns:
         made = object.__new__(cls)
         object.__setattr__(made, "_stored", stored)
         return made
-
-    @classmethod
-    def empty(cls, n: int, columns: Sequence[Column]) -> Self:
-        """Space for n rows of these columns; NaN until filled, so that a missing score cannot look like a number."""
-        found: dict[str, Any] = {c.name: np.full(n, EMPTY[c.dtype], c.numpy_type) for c in columns}
-        return cls(**found)
 
     def columns(self) -> Iterator[tuple[str, Array]]:
         """The columns that were measured, by name."""
@@ -65,24 +59,6 @@ class LazyColumns:
             return getattr(self, name, None) is not None
         return name not in stored.not_measured
 
-    def value(self, name: str, row: int) -> Any:
-        """One value of a column that was measured; of a stored run, only the rows around it are read."""
-        stored = getattr(self, "_stored", None)
-        return getattr(self, name)[row] if stored is None else stored.value(name, row)
-
-    def blocks(self, *names: str) -> Iterator[tuple[Any, ...]]:
-        """Some columns side by side, BLOCK rows at a time; None in place of one that was not measured.
-
-        Columns on disk are not kept in memory. The first column must be measured: it determines the number of rows.
-        """
-        stored = getattr(self, "_stored", None)
-        if stored is not None:
-            yield from stored.blocks(names)
-            return
-        columns = [getattr(self, name) for name in names]
-        for begin in range(0, len(columns[0]), BLOCK):
-            yield tuple(None if column is None else column[begin : begin + BLOCK] for column in columns)
-
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Scores(LazyColumns, ScoreColumns):
@@ -105,11 +81,6 @@ class Divergences(LazyColumns, DivergenceColumns):
     def measured(self) -> tuple[str, ...]:
         """The names of the columns that were measured; none of them is read for that."""
         return tuple(column.name for column in DIVERGENCE if self.has(column.name))
-
-    def lengths(self) -> dict[str, int]:
-        """How many values each measured column has."""
-        stored = getattr(self, "_stored", None)
-        return {name: len(getattr(self, name)) if stored is None else stored.rows for name in self.measured}
 
 
 EMPTY = {"float64": np.nan, "int64": 0, "int32": -1}

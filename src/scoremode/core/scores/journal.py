@@ -6,8 +6,8 @@ record  = COLUMNS_ARE | JSON: the columns of all further records, as in ["logpro
         = number of the window | seconds, then each column in the order of the schema, then those of a divergence
         = number of the window | nothing: discards this window's earlier record; the window is scored again
 
-records.py adds checksums over the header, the number and the body. Scores are not held in memory: ``rows`` reads them
-from the file. The caller must hold the folder's lock (core/store/runs.py).
+records.py adds checksums over the header, the number and the body. The caller must hold the folder's lock
+(core/store/runs.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 
 from scoremode.core.disk.records import RecordFile
 from scoremode.core.scores.answers import FAULT, Answers
-from scoremode.core.scores.columns import Divergences, Scores
+from scoremode.core.scores.columns import EMPTY, Divergences, Scores
 from scoremode.core.scores.packing import flat_columns
 from scoremode.core.scores.schema import BUILT_IN, Array, Column, chosen_divergences, contradiction
 from scoremode.core.strict_json import parse
@@ -35,7 +35,7 @@ COLUMNS_ARE = (1 << 64) - 1  # used in place of a window's number
 
 
 class Journal:
-    """The scores of one plan so far, stored in one file."""
+    """The scores of one plan so far: in memory, and in one file."""
 
     def __init__(
         self,
@@ -54,14 +54,14 @@ class Journal:
         self.path, self.vocabulary = path, vocabulary
         self.with_kl, self.least_kl = with_kl, least_kl
         self.columns: tuple[Column, ...] = ()  # of every record; none until the first record
+        self._rows: dict[str, Array] = {}  # (targets,) each; NaN where a window is not scored yet
         self.done: Bools = np.zeros(len(counts), dtype=np.bool_)
         self._counts, self._offsets = counts, np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-        self._at: Ints = np.zeros(len(counts), dtype=np.int64)  # offset of each window's record in the file
         self.seconds = 0.0
         self._file = RecordFile(path, {**HEADER, "identity": identity})
         try:
-            for window, at, body in self._file.replay():
-                self._replay_record(window, at, body)
+            for window, _, body in self._file.replay():
+                self._replay_record(window, body)
         except BaseException:
             self._file.close()
             raise
@@ -70,16 +70,17 @@ class Journal:
     def names(self) -> tuple[str, ...]:
         return tuple(column.name for column in self.columns)
 
-    def _replay_record(self, window: int, at: int, body: bytes) -> None:
+    def _replay_record(self, window: int, body: bytes) -> None:
         """Takes over a record. Files are not trusted: its values are checked like those of an engine."""
         try:
             if window == COLUMNS_ARE:
                 names = parse(body)
-                self.columns = (*BUILT_IN.chosen(names), *chosen_divergences(names))
+                self._begin((*BUILT_IN.chosen(names), *chosen_divergences(names)))
                 problem = BUILT_IN.set_problem(names[: len(BUILT_IN.chosen(names))])
             elif body:
-                problem = self._problem(self._split(body, int(self._counts[window])))
-                self._index_record(window, at, SECONDS.unpack_from(body)[0])
+                found = self._split(body, int(self._counts[window]))
+                problem = self._problem(found)
+                self._take(window, found, SECONDS.unpack_from(body)[0])
             else:
                 self.done[window], problem = False, None
         except (ValueError, IndexError, TypeError):  # a length, a window or a name that this run does not have
@@ -100,9 +101,16 @@ class Journal:
             raise ValueError("a record of another length")
         return found
 
-    def _index_record(self, window: int, at: int, seconds: float) -> None:
+    def _begin(self, columns: tuple[Column, ...]) -> None:
+        """Makes room for the scores of all windows; NaN until filled, so that a gap cannot look like a number."""
+        self.columns, count = columns, int(self._offsets[-1])
+        self._rows = {c.name: np.full(count, EMPTY[c.dtype], c.numpy_type) for c in columns}
+
+    def _take(self, window: int, found: Mapping[str, Array], seconds: float) -> None:
+        begin, end = self._offsets[window : window + 2]
+        for name, column in found.items():
+            self._rows[name][begin:end] = column
         self.seconds += seconds
-        self._at[window] = at
         self.done[window] = True
 
     def add(self, window: int, answers: Answers, seconds: float) -> None:
@@ -122,34 +130,31 @@ class Journal:
         if problem is not None:
             raise _unusable_scores(f"in window {window} {problem}")
         if not self.columns:
-            self.columns = columns
+            self._begin(columns)
             self._file.append(COLUMNS_ARE, json.dumps(self.names).encode())
-        body = b"".join((SECONDS.pack(seconds), *(column.data for column in found.values())))
-        self._index_record(window, self._file.append(window, body), seconds)
+        self._file.append(window, SECONDS.pack(seconds), *(column.data for column in found.values()))
+        self._take(window, found, seconds)
 
     def forget(self, window: int) -> None:
         """Discards a window's scores, because other data of it, such as hidden states, was lost. It is scored again."""
         assert self.done[window], "a window that was never scored"
         self._file.append(window, b"")
         self.done[window] = False
+        for column in self.columns:
+            begin, end = self._offsets[window : window + 2]
+            self._rows[column.name][begin:end] = EMPTY[column.dtype]
 
-    def rows(self, begin: int, end: int) -> Scores:
-        """Returns the scores of consecutive targets, from whole windows; NaN for windows that are not scored yet."""
-        return self.rows_and_divergences(begin, end)[0]
+    @property
+    def scores(self) -> Scores:
+        """The scores of all targets so far; NaN for windows that are not scored yet."""
+        if not self.columns:
+            return Scores(np.full(int(self._offsets[-1]), np.nan))
+        return Scores(**{name: self._rows[name] for name in BUILT_IN.names if name in self._rows})
 
-    def rows_and_divergences(self, begin: int, end: int) -> tuple[Scores, Divergences]:
-        """Returns the scores that ``rows`` returns, and the divergence of each target as far as it is measured."""
-        found = Scores.empty(end - begin, BUILT_IN.chosen(self.names or ("logprob",)))
-        apart = Divergences.empty(end - begin, chosen_divergences(self.names))
-        into = dict(found.columns()) | dict(apart.columns())
-        for window in range(*np.searchsorted(self._offsets, (begin, end)).tolist()):
-            if not self.done[window]:
-                continue
-            row, n = int(self._offsets[window]) - begin, int(self._counts[window])
-            columns = self._split(self._file.body(int(self._at[window]), window), n)
-            for name, column in into.items():
-                column[row : row + n] = columns[name]
-        return found, apart
+    @property
+    def divergences(self) -> Divergences:
+        """The divergence of each target as far as it is measured."""
+        return Divergences(**{c.name: self._rows[c.name] for c in chosen_divergences(self.names)})
 
     def close(self) -> None:
         self._file.close()

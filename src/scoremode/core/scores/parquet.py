@@ -1,4 +1,4 @@
-"""The columns of a run as a Parquet file: written block by block, read column by column, never all at once.
+"""The columns of a run as a Parquet file: written as a table, read column by column.
 
 Every file has every column, with its type. A column that was not measured is null in every row and is read as None. A
 column that is null in only some rows is refused. Only ``slice`` and the columns of a divergence are left out of a file
@@ -8,10 +8,7 @@ where there are none: most runs are compared with nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from functools import cached_property
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -21,14 +18,12 @@ import numpy.typing as npt
 from scoremode.core.scores.columns import CodedTexts, Divergences, Scores, TargetFacts
 from scoremode.core.scores.schema import BUILT_IN, DIVERGENCE, FACTS, Column, chosen_divergences
 from scoremode.errors import RunError, harmless
-from scoremode.values import BLOCK, LONG, mapped_column
 
-NEAR = 64  # columns of row groups that ``value`` keeps
 TEXTS = frozenset(column.name for column in FACTS if column.dtype == "text")
 
 
 class RunRows(NamedTuple):
-    """Consecutive targets with everything that a run stores about them."""
+    """The targets of a run with everything that is stored about them."""
 
     scores: Scores
     facts: TargetFacts
@@ -116,25 +111,11 @@ def load_library() -> None:
     import pyarrow.parquet  # noqa: F401
 
 
-def write(file: IO[bytes], blocks: Iterable[RunRows]) -> None:
-    """Write blocks into an open file; each becomes a row group and is not kept in memory.
-
-    While one block is compressed, which needs no Python, the next is made.
-    """
+def write(file: IO[bytes], rows: RunRows) -> None:
+    """Writes the columns of a run into an open file."""
     import pyarrow.parquet as pq
 
-    tables = (to_arrow(*block) for block in blocks)
-    first = next(tables)
-    with (
-        ThreadPoolExecutor(1, "scoremode-columns") as ahead,
-        pq.ParquetWriter(file, first.schema, compression="zstd") as writer,
-    ):
-        table = first
-        del first
-        while table is not None:
-            coming = ahead.submit(next, tables, None)
-            writer.write_table(table)
-            table = coming.result()
+    pq.write_table(to_arrow(*rows), file, compression="zstd")
 
 
 def columns_problem(path: Path) -> str | None:
@@ -172,7 +153,6 @@ class ColumnFile:
         except (pa.ArrowException, OSError) as error:
             raise self._unreadable(error) from None
         self.rows: int = self._file.metadata.num_rows
-        self._near: dict[tuple[str, int], npt.NDArray[Any]] = {}  # columns of row groups, for ``value``
         self.names: list[str] = self._file.schema_arrow.names
         columns = (*FACTS, *BUILT_IN.scores)
         absent = [column for column in columns if column.name not in self.names]
@@ -187,95 +167,49 @@ class ColumnFile:
             if 0 < len(self.not_measured.intersection(joint)) < len(joint):
                 raise self._unreadable(f"only some of {', '.join(joint)} were measured")
 
-    def _is_null(self, name: str) -> bool:
-        """Is the column null in every row? RunError if only in some rows. ``_as_numpy`` checks the counts again."""
-        import pyarrow as pa
-
-        metadata, nulls = self._file.metadata, 0
-        index = next((i for i in range(metadata.num_columns) if metadata.schema.column(i).path == name), None)
-        if index is None:
-            raise self._unreadable(f"its column {name} is nested")
-        for group in range(metadata.num_row_groups):
-            try:
-                counts = metadata.row_group(group).column(index).statistics
-                if counts is not None and counts.has_null_count:
-                    nulls += counts.null_count
-                else:
-                    nulls += self._file.read_row_group(group, columns=[name]).column(name).null_count
-            except (pa.ArrowException, KeyError, OSError) as error:
-                raise self._unreadable(error) from None
-        if nulls not in (0, self.rows):
-            raise self._unreadable(f"its column {name} is null in {nulls} of {self.rows} rows")
-        return nulls > 0
-
-    def extremes(self, name: str) -> npt.NDArray[Any]:
-        """The least and the largest number of each row group, as far as the file's own statistics know them."""
-        metadata, index = self._file.metadata, self._file.schema_arrow.names.index(name)
-        groups = (metadata.row_group(group).column(index).statistics for group in range(metadata.num_row_groups))
-        return np.array(
-            [x for found in groups if found is not None and found.has_min_max for x in (found.min, found.max)]
-        )
-
-    def read(self, name: str) -> npt.NDArray[Any] | None:
-        """A whole column; a long column of numbers is mapped from a temporary file. None: it was not measured."""
-        if name not in self.names:
-            return None
-        if self.rows >= LONG and name not in self.not_measured and name not in TEXTS:
-            with suppress(OSError):  # no room for the file: then in memory
-                return mapped_column((part for (part,) in self._batches([name])), self.rows)
-        parts = [part for (part,) in self._batches([name])]
-        return None if name in self.not_measured else _joined(parts)
-
-    def value(self, name: str, row: int) -> Any:
-        """One value of a column that was measured. The rows around it are kept for the next call."""
-        group = int(np.searchsorted(self._group_starts, row, side="right")) - 1
-        if (name, group) not in self._near:
-            if len(self._near) >= NEAR:
-                self._near.clear()
-            self._near[name, group] = _joined([part for (part,) in self._batches([name], [group])])
-        return self._near[name, group][row - self._group_starts[group]]
-
-    @cached_property
-    def _group_starts(self) -> list[int]:
+    def _statistics(self, name: str) -> list[Any]:
+        """What the file itself says about a column: one entry for each row group."""
         metadata = self._file.metadata
-        sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-        return [0, *np.cumsum(sizes).tolist()][:-1]
+        index = [metadata.schema.column(i).path for i in range(metadata.num_columns)].index(name)
+        return [metadata.row_group(group).column(index).statistics for group in range(metadata.num_row_groups)]
 
-    def blocks(self, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-        """Some columns side by side, BLOCK rows at a time, whatever the sizes of the file's row groups."""
-        there = [name for name in names if name not in self.not_measured]
-        assert there, "none of these columns was measured"
-        waiting: list[tuple[npt.NDArray[Any], ...]] = []
-        for batch in self._batches(there):
-            waiting.append(batch)
-            while sum(len(part[0]) for part in waiting) >= BLOCK:
-                joined = [_joined([part[i] for part in waiting]) for i in range(len(there))]
-                yield _in_places(names, there, [column[:BLOCK] for column in joined])
-                waiting = [tuple(column[BLOCK:] for column in joined)]
-        if sum(len(part[0]) for part in waiting):
-            yield _in_places(names, there, [_joined([part[i] for part in waiting]) for i in range(len(there))])
-
-    def _batches(
-        self, names: Sequence[str], groups: Iterable[int] | None = None
-    ) -> Iterator[tuple[npt.NDArray[Any], ...]]:
+    def _is_null(self, name: str) -> bool:
+        """Is the column null in every row? RunError if only in some rows. ``read`` checks it again."""
         import pyarrow as pa
 
         try:
-            # one call for all groups would keep what all of them need
-            for group in range(self._file.metadata.num_row_groups) if groups is None else groups:
-                for batch in self._file.iter_batches(BLOCK, row_groups=[group], columns=list(names), use_threads=False):
-                    yield tuple(self._as_numpy(batch.column(name), name) for name in names)
+            found = self._statistics(name)
+            is_known = all(own is not None and own.has_null_count for own in found)
+            nulls = sum(own.null_count for own in found) if is_known else self._table(name).null_count
+        except (pa.ArrowException, ValueError, OSError) as error:
+            raise self._unreadable(error) from None
+        if nulls not in (0, self.rows):
+            raise self._unreadable(f"its column {name} is null in {nulls} of {self.rows} rows")
+        return bool(nulls)
+
+    def extremes(self, name: str) -> npt.NDArray[Any]:
+        """The least and the largest number of each row group, as far as the file's own statistics know them."""
+        known = [own for own in self._statistics(name) if own is not None and own.has_min_max]
+        return np.array([x for own in known for x in (own.min, own.max)])
+
+    def read(self, name: str) -> npt.NDArray[Any] | None:
+        """A whole column; None: it was not measured."""
+        if name in self.not_measured:
+            return None
+        chunks = self._table(name).chunks
+        if any(chunk.null_count for chunk in chunks):
+            raise self._unreadable(f"its column {name} is null in some rows")
+        parts = [self._texts(chunk) if name in TEXTS else _from_arrow(chunk) for chunk in chunks]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _table(self, name: str) -> Any:
+        """A column as pyarrow has it, in chunks."""
+        import pyarrow as pa
+
+        try:
+            return self._file.read([name], use_threads=False).column(name)
         except (pa.ArrowException, KeyError, OSError) as error:
             raise self._unreadable(error) from None
-
-    def _as_numpy(self, column: Any, name: str) -> npt.NDArray[Any]:
-        if column.null_count != (len(column) if name in self.not_measured else 0):
-            raise self._unreadable(f"its column {name} is null in some rows")
-        if name in self.not_measured:
-            return np.empty(len(column))
-        if name in TEXTS:
-            return self._texts(column)
-        return _from_arrow(column)
 
     def _texts(self, column: Any) -> npt.NDArray[Any]:
         """The texts of a column, with one object per different text; ``to_pylist`` would make one object per row."""
@@ -308,13 +242,3 @@ def _from_arrow(column: Any) -> npt.NDArray[Any]:
     if not count:
         return np.empty(0, dtype)
     return np.frombuffer(column.buffers()[1], dtype, count, first * dtype.itemsize).copy()
-
-
-def _in_places(names: Sequence[str], there: Sequence[str], parts: Sequence[npt.NDArray[Any]]) -> tuple[Any, ...]:
-    """The measured columns in the order of ``names``, with None in place of the others."""
-    known = dict(zip(there, parts, strict=True))
-    return tuple(known.get(name) for name in names)
-
-
-def _joined(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)

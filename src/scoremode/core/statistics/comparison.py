@@ -22,25 +22,22 @@ from scoremode.core.scores.frames import ArrowTable, few_lines
 from scoremode.core.scores.parquet import RunRows, pair_to_arrow
 from scoremode.core.scores.schema import DIVERGENCE, KL
 from scoremode.core.statistics.depth import DepthMeans, by_depth
-from scoremode.core.statistics.equivalence import Equivalence, answer_change, answer_logprob, equivalence, is_answer
-from scoremode.core.statistics.estimate import square_root
+from scoremode.core.statistics.equivalence import Equivalence, answer_change, answer_logprob, equivalence
+from scoremode.core.statistics.estimate import quantiles, square_root
 from scoremode.core.statistics.paired import (
-    PairedBlock,
     PairedMeans,
+    PairedRows,
     PairedRuns,
     Values,
     log_ppl_ratio,
     nll_added,
-    nll_of_baseline,
-    nll_of_candidate,
     ppl_difference,
     ppl_ratio,
     stored_metric,
 )
 from scoremode.core.statistics.parts import SliceMeans, by_slice
 from scoremode.core.statistics.statistic import PlainStatistic, Statistic, TerminalColumn, fields_from, plain
-from scoremode.core.statistics.streams import DELTA_P_QUANTILES, KL_QUANTILES, quantiles
-from scoremode.values import LONG, Estimate, Floats, rounded
+from scoremode.values import Estimate, Floats, rounded
 
 
 def needs_whole_divergence(names: Iterable[str]) -> bool:
@@ -59,6 +56,13 @@ _plain = partial(plain, "")  # an attribute gives it its name
 
 
 # ── quantiles ────────────────────────────────────────────────────────────────────────────────────────────────────────
+KL_QUANTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999, "max": 1.0}
+DELTA_P_QUANTILES = {
+    **{"min": 0.0, "p001": 0.001, "p01": 0.01, "p05": 0.05, "p10": 0.1, "p25": 0.25, "median": 0.5},
+    **{"p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999, "max": 1.0},
+}
+
+
 def _kl_quantile(name: str, about: str = "a quantile of KL over targets, nats", **shown: Any) -> PlainStatistic:
     def of(means: PairedMeans) -> float:
         return means.quantiles("kl", measured(means.runs.kl), KL_QUANTILES)[name]
@@ -68,9 +72,13 @@ def _kl_quantile(name: str, about: str = "a quantile of KL over targets, nats", 
 
 def _delta_p_quantile(name: str) -> PlainStatistic:
     def of(means: PairedMeans) -> float:
-        return means.quantiles("delta_p", means.delta_p, DELTA_P_QUANTILES)[name]
+        return means.quantiles("delta_p", means.rows.delta_p, DELTA_P_QUANTILES)[name]
 
     return _plain("a quantile of q - p over targets", of)
+
+
+def _zeros(logprob: Floats) -> int:
+    return int(np.isneginf(logprob).sum())
 
 
 def _noise_mean(means: PairedMeans) -> float | None:
@@ -79,15 +87,15 @@ def _noise_mean(means: PairedMeans) -> float | None:
 
 
 # ── the declarations ─────────────────────────────────────────────────────────────────────────────────────────────────
-def _worse(b: PairedBlock) -> Any:
+def _worse(b: PairedRows) -> Any:
     return b.cand < b.base
 
 
-def _squared_delta_p(b: PairedBlock) -> Floats:
+def _squared_delta_p(b: PairedRows) -> Floats:
     return b.delta_p**2
 
 
-def _squared_move(b: PairedBlock) -> Floats:
+def _squared_move(b: PairedRows) -> Floats:
     return b.moved**2
 
 
@@ -134,8 +142,12 @@ class ComparisonNumbers:
         needs="logprob",
         label="Bits/byte",
     )
-    zero_probability_baseline = _plain("targets that the baseline thinks impossible", lambda means: means.zeros[0])
-    zero_probability_candidate = _plain("targets that the candidate thinks impossible", lambda means: means.zeros[1])
+    zero_probability_baseline = _plain(
+        "targets that the baseline thinks impossible", lambda means: _zeros(means.rows.base)
+    )
+    zero_probability_candidate = _plain(
+        "targets that the candidate thinks impossible", lambda means: _zeros(means.rows.cand)
+    )
     ppl_ratio = Statistic(
         about="perplexity divided by the baseline's",
         mean=nll_added,
@@ -172,7 +184,7 @@ class ComparisonNumbers:
         choice="KL",
         axis="mean KL, nats per token",
     )
-    kl_infinite = _plain("targets with infinite KL", lambda means: means.infinite, needs="kl")
+    kl_infinite = _plain("targets with infinite KL", lambda means: int(np.isinf(means.rows.kl).sum()), needs="kl")
     kl_median = _kl_quantile(
         "median", "half of the tokens moved less", label="KL median", column=TerminalColumn("KL median", 2)
     )
@@ -214,7 +226,9 @@ class ComparisonNumbers:
         better="low",
     )
     delta_logprob_max = _plain(
-        "the largest |ln q - ln p|", lambda means: means.farthest if len(means.runs.groups) else None, better="low"
+        "the largest |ln q - ln p|",
+        lambda means: float(np.abs(means.rows.moved).max()) if len(means.rows.moved) else None,
+        better="low",
     )
     delta_p_mean = Statistic(about="mean of q - p", mean=lambda b: b.delta_p, ranks=1)
     delta_p_rms = Statistic(
@@ -324,10 +338,8 @@ class Comparison(PairedRuns, ArrowTable, ComparisonNumbers):
     @cached_property
     def estimates(self) -> dict[str, Any]:
         """The numbers by name, as attributes have them; None: not measured, or not known."""
-        means, missing = PairedMeans(self), _missing(self)
-        wanted = [s.mean for s in STATISTICS if s.mean is not None and s.needs not in missing]
+        means = PairedMeans(self)
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # infinities become None in JSON
-            means.gather([*wanted, nll_of_baseline, nll_of_candidate, is_answer], columns=True)
             return {s.name: _between_runs(s, means) for s in STATISTICS}
 
     def by_depth(self) -> list[DepthMeans]:
@@ -352,13 +364,13 @@ class Comparison(PairedRuns, ArrowTable, ComparisonNumbers):
         return pair_to_arrow(base, cand)
 
     def __repr__(self) -> str:
-        """Shows the main numbers. Those of very many targets are not computed for it."""
+        """Shows the main numbers."""
         base, cand = self.baseline.manifest, self.candidate.manifest
         either = [Estimate.from_json(m["metrics"]["perplexity"]) for m in (cand, base)]
         return few_lines(
             f"Comparison of {self.name} with {base.get('model')}",
             f"perplexity {either[0]}, the baseline's {either[1]}",
-            self._numbers() if len(self.groups) < LONG else "",
+            self._numbers(),
             f"{len(self.groups):,} targets by {base.get('method')} on {base.get('corpus')}",
         )
 
@@ -393,9 +405,9 @@ class Comparisons(UserList[Comparison], ArrowTable):
         return table.cast(pa.schema(fields))
 
     def __repr__(self) -> str:
-        """Shows the main numbers of the first candidates, unless there are very many targets."""
+        """Shows the main numbers of the first candidates."""
         shown = self if len(self) <= 4 else self[:3]
-        lines = [f"{c.name}: {c._numbers() if len(c.groups) < LONG else 'not computed yet'}" for c in shown]
+        lines = [f"{c.name}: {c._numbers()}" for c in shown]
         more = f"and {len(self) - len(shown)} more" if len(shown) < len(self) else ""
         baseline = self[0].baseline.manifest.get("model") if self else None
         return few_lines(f"{len(self)} compared with {baseline}" if self else "no comparison", *lines, more)

@@ -7,24 +7,18 @@ stretches           0 to 63, 64 to 127, 128 to 255, …: each is as long as all 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from scoremode.core.statistics.groups import distinct
 from scoremode.core.statistics.paired import PairedRuns
-from scoremode.core.statistics.parts import PairedPart, Parts, means_by_part, paired_means
-from scoremode.core.statistics.streams import Blocks, array_blocks
+from scoremode.core.statistics.parts import PairedPart, means_by_part, paired_means
 from scoremode.core.store.run import Run
 from scoremode.values import Estimate, Floats, Ints, Range
 
 FIRST = 64  # targets of a window in the first stretch
-
-Places = Callable[[], Iterator[tuple[Ints, Ints]]]
-"""Yields the depth in its window and the group of each target; every call reads from the beginning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,29 +32,12 @@ class DepthMeans(PairedPart):
         return {"first": self.first, "last": self.last, **PairedPart.as_json(self)}
 
 
-def places_of(run: Run, groups: Ints | None = None) -> Places:
-    """Finds each target's distance from its window's first scored token, and its group, from ``groups`` or the run."""
-
-    @cache
-    def first_tokens() -> tuple[Ints, Ints]:
-        windows = distinct(window for (window,) in run.facts.blocks("window"))
-        first = np.full(len(windows), np.iinfo(np.int64).max, dtype=np.int64)
-        for window, token in run.facts.blocks("window", "token"):
-            np.minimum.at(first, np.searchsorted(windows, window), token)
-        return windows, first
-
-    def blocks() -> Iterator[tuple[Ints, Ints]]:
-        windows, first = first_tokens()
-        own = (group for (group,) in run.facts.blocks("group")) if groups is None else array_blocks(groups)
-        for (window, token), group in zip(run.facts.blocks("window", "token"), own, strict=True):
-            yield token - first[np.searchsorted(windows, window)], group
-
-    return blocks
-
-
-def deepest(places: Places) -> int:
-    """Returns the largest depth of a target."""
-    return max((int(depth.max()) for depth, _ in places() if len(depth)), default=0)
+def depths_of(run: Run) -> Ints:
+    """Returns each target's distance from its window's first scored token."""
+    windows, index = np.unique(run.facts.window, return_inverse=True)
+    first = np.full(len(windows), np.iinfo(np.int64).max, dtype=np.int64)
+    np.minimum.at(first, index, run.facts.token)
+    return run.facts.token - first[index]
 
 
 def depth_edges(last: int) -> Ints:
@@ -76,27 +53,23 @@ def depth_edges(last: int) -> Ints:
     return np.array([*edges, last + 1], np.int64)
 
 
-def in_stretches(places: Places, edges: Floats | Ints) -> Parts:
-    """Returns the stretch of each target, between two edges, instead of its depth."""
-
-    def parts() -> Iterator[tuple[Ints, Ints]]:
-        for depth, group in places():
-            yield np.clip(np.searchsorted(edges, depth, side="right") - 1, 0, len(edges) - 2), group
-
-    return parts
+def _stretches(depth: Ints, edges: Floats | Ints) -> Ints:
+    """Returns the stretch of each target, between two edges."""
+    return np.clip(np.searchsorted(edges, depth, side="right") - 1, 0, len(edges) - 2)
 
 
-def means_by_stretch(values: Blocks, places: Places, edges: Floats | Ints, within: Range = "any") -> list[Estimate]:
+def means_by_stretch(
+    values: Floats, depth: Ints, groups: Ints, edges: Floats | Ints, within: Range = "any"
+) -> list[Estimate]:
     """Returns the mean of the finite values in each stretch between two edges: NaN if there is no value."""
-    parts = in_stretches(places, edges)
-    found = means_by_part(lambda: ([block] for block in values()), parts, len(edges) - 1, ranges=(within,))
+    found = means_by_part([(values, within)], _stretches(depth, edges), groups, len(edges) - 1)
     return [mean for (mean,) in found]
 
 
 def by_depth(runs: PairedRuns) -> list[DepthMeans]:
     """Returns the means of two runs in stretches of depth; a stretch without a target is left out."""
-    places = places_of(runs.baseline, runs.groups)
-    edges = depth_edges(deepest(places))
+    depth = depths_of(runs.baseline)
+    edges = depth_edges(int(depth.max(initial=0)))
     ends = zip(edges.tolist(), edges[1:].tolist(), strict=False)
     makers = [partial(DepthMeans, first=first, last=end - 1) for first, end in ends]
-    return paired_means(runs, in_stretches(places, edges), makers)
+    return paired_means(runs, _stretches(depth, edges), makers)

@@ -27,9 +27,9 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.core.statistics.estimate import LEVEL, GroupSums, with_error_fields
-from scoremode.core.statistics.groups import FEWEST, are_blocks, distinct, of_blocks
-from scoremode.core.statistics.paired import PairedBlock, PairedMeans, PairedRuns
+from scoremode.core.statistics.estimate import LEVEL, GroupSums, ratio, with_error_fields
+from scoremode.core.statistics.groups import FEWEST, are_blocks, of_blocks
+from scoremode.core.statistics.paired import PairedMeans, PairedRows, PairedRuns
 from scoremode.core.store.run import Run
 from scoremode.errors import OptionError
 from scoremode.values import Bools, Estimate, Floats, Ints
@@ -40,21 +40,17 @@ SHOWN = 2.0  # 10 documents of a lognormal source with sigma 0.5 and 1 show 41 a
 
 def answer_targets(*runs: Run) -> Bools | None:
     """Which targets are in the slice ``answer``, by the first run that knows slices; None if none does."""
-    for run in runs:
-        if run.facts.has("slice"):
-            parts = [np.array([label == ANSWER for label in labels]) for (labels,) in run.facts.blocks("slice")]
-            found: Bools = np.concatenate([np.zeros(0, np.bool_), *parts])
-            return found
-    return None
+    labels = next((run.facts.slice for run in runs if run.facts.slice is not None), None)
+    return None if labels is None else np.array([label == ANSWER for label in labels], np.bool_)
 
 
-def answer_change(b: PairedBlock) -> Floats:
+def answer_change(b: PairedRows) -> Floats:
     """The changes of the targets that are known to be right; 0 for the others."""
     change: Floats = b.cand - b.base
     return change if b.answer is None else np.where(b.answer, change, 0.0)
 
 
-def is_answer(b: PairedBlock) -> Floats:
+def is_answer(b: PairedRows) -> Floats:
     """1 for a target that is known to be right."""
     return np.ones(len(b.base)) if b.answer is None else b.answer.astype(np.float64)
 
@@ -80,22 +76,19 @@ def change_per_document(runs: PairedRuns) -> Estimate:
     A document without a target that is known to be right is not counted. The error is over the groups of the runs; over
     documents, if a group is only a part of a document.
     """
-    documents = distinct(document for (document,) in runs.baseline.facts.blocks("document"))
+    rows = runs.rows
+    documents, index = np.unique(runs.baseline.facts.document, return_inverse=True)
     changes, answers = GroupSums(len(documents)), GroupSums(len(documents))
+    changes.add(index, answer_change(rows), np.ones(len(index)))
+    answers.add(index, is_answer(rows), np.ones(len(index)))
     first = np.full(len(documents), np.iinfo(np.int64).max)
     last = np.full(len(documents), -1)
-    for (document,), block in zip(runs.baseline.facts.blocks("document"), runs.blocks(), strict=True):
-        index, ones = np.searchsorted(documents, document), np.ones(len(document))
-        changes.add(index, answer_change(block), ones)
-        answers.add(index, is_answer(block), ones)
-        np.minimum.at(first, index, block.groups)
-        np.maximum.at(last, index, block.groups)
+    np.minimum.at(first, index, rows.groups)
+    np.maximum.at(last, index, rows.groups)
     groups: Ints = first if np.array_equal(first, last) else np.arange(len(documents))
     counted = answers.numerator > 0
-    numbers, index = np.unique(groups[counted], return_inverse=True)
-    found = GroupSums(len(numbers))
-    found.add(index, changes.numerator[counted], np.ones(int(counted.sum())))
-    return found.estimate()
+    _, of_document = np.unique(groups[counted], return_inverse=True)
+    return ratio(changes.numerator[counted], np.ones(int(counted.sum())), of_document)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +182,7 @@ def equivalence(runs: PairedRuns, margin: float) -> Equivalence:
     """Tests whether the candidate is no worse than ``margin`` nats per token on texts that are known to be right."""
     require_margin(margin)
     with np.errstate(invalid="ignore"):  # a target of probability zero gives NaN, which is told
-        means = PairedMeans(runs)
-        means.gather([answer_change, is_answer])
-        sums, kind = _answer_sums(means), str(runs.baseline.manifest.get("stderr_groups", "groups"))
+        sums, kind = _answer_sums(PairedMeans(runs)), str(runs.baseline.manifest.get("stderr_groups", "groups"))
         per_token = sums.estimate()
         skewness = sums.skewness() if per_token.stderr else 0.0
         return Equivalence(runs.name, float(margin), per_token, change_per_document(runs), skewness, kind)

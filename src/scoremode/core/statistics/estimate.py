@@ -19,7 +19,7 @@ groups, the error is None. docs/statistics.md shows how often the bounds contain
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from fractions import Fraction
 from typing import Any
@@ -57,10 +57,9 @@ class _ExactSums:
 
 
 class GroupSums:
-    """Σ numerator and Σ denominator of each group, for targets that arrive in blocks.
+    """Σ numerator and Σ denominator of each group.
 
-    Terms are added one after the other, so the sums do not depend on the size of the blocks. Millions of equal terms
-    cause no rounding error that would look like a spread.
+    Millions of equal terms cause no rounding error that would look like a spread.
 
     >>> sums = GroupSums(5)
     >>> sums.add(np.arange(5), np.array([1.0, 2.0, 3.0, 4.0, 10.0]), np.ones(5))
@@ -194,6 +193,28 @@ def exponential(mean: Estimate) -> Estimate:
 
 def _exp(x: float) -> float:
     return math.exp(x) if not x >= 700 else math.inf
+
+
+def quantiles(values: Floats, fractions: Mapping[str, float]) -> dict[str, float]:
+    """Interpolates named quantiles between two values; infinite only if one of the two is, NaN if there are no values.
+
+    >>> quantiles(np.array([0.0, 1.0, np.inf]), {"low": 0.25, "median": 0.5})
+    {'low': 0.5, 'median': 1.0}
+    """
+    if not len(values):
+        return dict.fromkeys(fractions, math.nan)
+    last = len(values) - 1
+    places = {name: math.floor(fraction * last) for name, fraction in fractions.items()}
+    both = sorted({min(place + more, last) for place in places.values() for more in (0, 1)})
+    ordered, found = np.partition(values, both), {}
+    for name, place in places.items():
+        below, above = float(ordered[place]), float(ordered[min(place + 1, last)])
+        share = fractions[name] * last - place
+        if share == 0:  # a case of its own, because 0 · ∞ is NaN
+            found[name] = below
+        else:
+            found[name] = below + share * (above - below) if math.isfinite(below) else math.inf
+    return found
 
 
 def as_json(estimates: dict[str, Estimate]) -> dict[str, Any]:

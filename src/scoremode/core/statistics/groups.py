@@ -16,12 +16,12 @@ article continues from one window to the next. docs/statistics.md has the measur
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from scoremode.core.plan.plan import Plan, TargetBlock
+from scoremode.core.plan.plan import Plan
 from scoremode.values import Floats, Ids, Ints
 
 FEWEST = 5  # groups; with fewer, an error estimate would be useless
@@ -30,25 +30,21 @@ SHORTEST = 256  # tokens of a block; shorter ones were not measured
 BLOCKS = "blocks of"  # how the kind of such groups begins
 
 
-def distinct(numbers: Iterable[Ints]) -> Ints:
-    """Returns the distinct numbers of several blocks, ascending."""
-    return np.unique(np.concatenate([np.zeros(0, np.int64), *(np.unique(block) for block in numbers)]))
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Grouping:
     """Says which targets of a plan belong to the same group."""
 
     kind: str  # the kind of the groups, in words
     count: int
-    of: Callable[[TargetBlock], Ints]  # returns the group of each target: 0, 1, …
+    of_target: Ints  # (targets,) the group of each target: 0, 1, …
     splits_characters: bool = False  # may a group begin inside a character?
 
 
 def grouping(plan: Plan) -> Grouping:
     """Returns the groups of a plan's targets."""
     if plan.doc_group is not None:
-        return _related(plan, plan.doc_group)
+        found = _numbered("prompts", plan.doc_group[plan.target_document])
+        return replace(found, kind="prompt") if found.count == 1 else found
     kind = "documents" if np.array_equal(plan.piece_starts, plan.doc_starts[:-1]) else "joined texts"
     pieces = _divided(plan, plan.piece_starts, kind)
     if pieces.count >= FEWEST:
@@ -56,39 +52,32 @@ def grouping(plan: Plan) -> Grouping:
     stretches = _part_starts(plan, lambda length, _: length // STRETCH)
     found = _divided(plan, stretches, f"stretches of at least {STRETCH:,} tokens", splits=True)
     if found.count < FEWEST:
-        found = _blocks(plan)
+        found = _blocks(plan) or pieces
     if found.count >= FEWEST:
         return found
     return replace(pieces, kind=kind.removesuffix("s")) if pieces.count == 1 else pieces
 
 
-def _related(plan: Plan, doc_group: Ints) -> Grouping:
-    """Groups the documents with equal numbers. Numbers without a target are not counted."""
-    used = distinct(doc_group[block.document] for block in plan.blocks())
-    kind = "prompt" if len(used) == 1 else "prompts"
-    return Grouping(kind, len(used), lambda block: np.searchsorted(used, doc_group[block.document]).astype(np.int64))
+def _numbered(kind: str, numbers: Ints, *, splits: bool = False) -> Grouping:
+    """Groups the targets with equal numbers. Numbers without a target are not counted."""
+    used, of_target = np.unique(numbers, return_inverse=True)
+    return Grouping(kind, len(used), of_target.astype(np.int64), splits)
 
 
 def _divided(plan: Plan, starts: Ints, kind: str, *, splits: bool = False) -> Grouping:
-    """Divides the stream into groups at the tokens ``starts``. Parts without a target are not counted."""
-
-    def parts(block: TargetBlock) -> Ints:
-        found: Ints = np.searchsorted(starts, block.token, side="right").astype(np.int64) - 1
-        return found
-
-    used = distinct(map(parts, plan.blocks()))
-    return Grouping(kind, len(used), lambda block: np.searchsorted(used, parts(block)).astype(np.int64), splits)
+    """Divides the stream into groups at the tokens ``starts``."""
+    return _numbered(kind, np.searchsorted(starts, plan.target_token, side="right"), splits=splits)
 
 
-def _blocks(plan: Plan) -> Grouping:
+def _blocks(plan: Plan) -> Grouping | None:
     """Divides a text into FEWEST blocks; of several texts, each into blocks that are no longer than a FEWEST of all.
 
-    Fewer and longer blocks hold better than many that are alike. There are none if they would be too short.
+    Fewer and longer blocks hold better than many that are alike. None if they would be too short.
     """
     begin, end = _scored(plan)
     length = (end - begin) // FEWEST
     if length < SHORTEST:
-        return Grouping("", 0, lambda block: np.zeros(len(block), np.int64))
+        return None
     texts = len(plan.piece_starts)
     of = f"{length:,} tokens of this one text" if texts == 1 else f"at most {length:,} tokens of these {texts} texts"
     starts = _part_starts(plan, lambda own, total: -(-own * FEWEST // total))
@@ -127,29 +116,24 @@ def _part_starts(plan: Plan, parts: Callable[[int, int], int]) -> Ints:
     return found
 
 
-class CharacterGroups:
-    """Groups for a mean over bytes: tokens of a character are in the group of its first token, which owns its bytes."""
+def character_groups(plan: Plan, groups: Grouping, byte_len: Ids) -> Ints:
+    """The group of each target in a mean over bytes: tokens of a character are in that of its first, which owns them.
 
-    def __init__(self, groups: Grouping) -> None:
-        self._groups, self._before = groups, (-2, -1, 0)  # token, document and group of the last target so far
-
-    def of(self, block: TargetBlock, byte_len: Ids) -> Ints:
-        groups = self._groups.of(block)
-        if not self._groups.splits_characters or not len(block):
-            return groups
-        token, document, group = self._before
-        follows = np.diff(block.token, prepend=token) == 1
-        follows &= (np.diff(block.document, prepend=document) == 0) & (byte_len == 0)
-        first = np.maximum.accumulate(np.where(follows, 0, np.arange(1, len(block) + 1)))  # 0: in an earlier block
-        found: Ints = np.concatenate([[group], groups])[first]
-        self._before = int(block.token[-1]), int(block.document[-1]), int(found[-1])
-        return found
+    ``byte_len`` has the bytes of each target, (targets,).
+    """
+    if not groups.splits_characters:
+        return groups.of_target
+    follows = np.diff(plan.target_token, prepend=-2) == 1
+    follows &= (np.diff(plan.target_document, prepend=-1) == 0) & (byte_len == 0)
+    first = np.maximum.accumulate(np.where(follows, 0, np.arange(len(follows))))
+    found: Ints = groups.of_target[first]
+    return found
 
 
-def weights_of(plan: Plan, block: TargetBlock) -> Floats:
-    """Returns the weight of each target of a block in the method's mean; 1 unless windows are averaged."""
+def weights_of(plan: Plan) -> Floats:
+    """Returns the weight of each target in the method's mean, (targets,): 1 unless windows are averaged."""
     if plan.average != "window":
-        return np.broadcast_to(np.float64(1), len(block))  # an array of ones that takes no memory
+        return np.ones(plan.targets)
     assert plan.weight is not None
-    weights: Floats = (plan.weight / plan.target_counts)[block.window]
+    weights: Floats = (plan.weight / plan.target_counts)[plan.target_window]
     return weights

@@ -1,4 +1,4 @@
-"""Reads two runs of one plan together, block by block. Gives values per target, and their means with paired errors.
+"""Two runs of one plan together: values per target, and their means with paired errors.
 
 Both runs scored the same targets, so the difficulty of the text cancels in their difference. Every error here is the
 error of such a difference, never of two separate numbers.
@@ -7,7 +7,7 @@ error of such a difference, never of two separate numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -16,17 +16,15 @@ import numpy as np
 
 from scoremode.core.plan.recipes import methods
 from scoremode.core.scores.columns import Divergences
-from scoremode.core.statistics.estimate import GroupSums, exponential, ratio, transformed, with_bounds
-from scoremode.core.statistics.groups import distinct
-from scoremode.core.statistics.streams import array_blocks, empty_column, quantiles
+from scoremode.core.statistics.estimate import GroupSums, exponential, quantiles, ratio, transformed, with_bounds
 from scoremode.core.store.run import Run
 from scoremode.errors import RunError
-from scoremode.values import Bools, Estimate, Floats, Ids, Ints, Range, release_read_blocks
+from scoremode.values import Bools, Estimate, Floats, Ids, Ints, Range, change
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PairedBlock:
-    """Some consecutive targets under both models."""
+@dataclass(frozen=True, eq=False)
+class PairedRows:
+    """The targets of two runs under both models."""
 
     base: Floats  # (n,) log-probabilities
     cand: Floats  # (n,)
@@ -41,21 +39,19 @@ class PairedBlock:
     def kl(self) -> Floats | None:
         return self.divergences.kl
 
-    @property
+    @cached_property
     def delta_p(self) -> Floats:
         found: Floats = np.exp(self.cand) - np.exp(self.base)
         return found
 
-    @property
+    @cached_property
     def moved(self) -> Floats:
         """The differences ln q - ln p. A target of probability zero under both models has not moved."""
-        with np.errstate(invalid="ignore"):
-            found: Floats = np.where(self.cand == self.base, 0.0, self.cand - self.base)
-        return found
+        return change(self.cand, self.base)
 
 
-Values = Callable[[PairedBlock], Floats | Bools]
-"""A number per target of a block."""
+Values = Callable[[PairedRows], Floats | Bools]
+"""A number per target."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,93 +83,65 @@ class PairedRuns:
         method = methods().found.get(self.baseline.manifest["method"])
         return method is not None and method.average == "document"
 
-    def blocks(self) -> Iterator[PairedBlock]:
-        """Yields all targets in order without holding columns in memory. Raises RunError for NaN or unequal lengths."""
-        lengths = {"groups": len(self.groups), "weight": len(self.weight), **self.divergences.lengths()}
-        lengths |= {} if self.answer is None else {"answer": len(self.answer)}
-        lengths |= {"the baseline": len(self.baseline.scores), "the candidate": len(self.candidate.scores)}
-        for name, length in lengths.items():
-            if length != len(self.groups):
+    @cached_property
+    def rows(self) -> PairedRows:
+        """All targets in order. Raises RunError for NaN or unequal lengths."""
+        base, cand = self.baseline.scores, self.candidate.scores
+        numbers = {"weight": self.weight, **dict(self.divergences.columns())}
+        numbers |= {"the baseline": base.logprob, "the candidate": cand.logprob}
+        for name, values in {**numbers, **({} if self.answer is None else {"answer": self.answer})}.items():
+            if len(values) != len(self.groups):
                 raise RunError(
-                    f"{self.name}: {name} has {length} targets instead of {len(self.groups)}",
+                    f"{self.name}: {name} has {len(values)} targets instead of {len(self.groups)}",
                     fix="compare runs of one plan",
                 )
-        self._require_numbers("noise_kl", self.noise_kl)
-        names = self.divergences.measured
-        sides = [run.scores.blocks("logprob", "top") for run in (self.baseline, self.candidate)]
-        if names:
-            sides.append(self.divergences.blocks(*names))
-        begin = 0
-        for number, ((base, base_top), (cand, cand_top), *rest) in enumerate(zip(*sides, strict=True)):
-            here, apart = slice(begin, begin + len(base)), dict(zip(names, *rest, strict=True)) if rest else {}
-            weight = self.weight[here]
-            for name, values in {"weight": weight, **apart, "the baseline": base, "the candidate": cand}.items():
-                self._require_numbers(name, values)
-            answer, groups = None if self.answer is None else self.answer[here], self.groups[here]
-            yield PairedBlock(base, cand, base_top, cand_top, Divergences(**apart), weight, groups, answer)
-            begin = here.stop
-            release_read_blocks((self.weight, self.groups), number)
-
-    def _require_numbers(self, name: str, values: Floats | None) -> None:
-        if values is not None and np.isnan(values).any():
-            raise RunError(f"{self.name}: {name} contains NaN", fix="score again with --fresh")
+        for name, values in {**numbers, "noise_kl": np.zeros(0) if self.noise_kl is None else self.noise_kl}.items():
+            if np.isnan(values).any():
+                raise RunError(f"{self.name}: {name} contains NaN", fix="score again with --fresh")
+        tops = base.top, cand.top
+        return PairedRows(base.logprob, cand.logprob, *tops, self.divergences, self.weight, self.groups, self.answer)
 
     def document_sums(self) -> GroupSums:
         """Returns each document's perplexity under the candidate (numerator) and under the baseline (denominator)."""
-        documents = distinct(document for (document,) in self.baseline.facts.blocks("document"))
-        base, cand = GroupSums(len(documents)), GroupSums(len(documents))
-        for (document,), block in zip(self.baseline.facts.blocks("document"), self.blocks(), strict=True):
-            index, ones = np.searchsorted(documents, document), np.ones(len(document))
-            base.add(index, -block.base, ones)
-            cand.add(index, -block.cand, ones)
+        documents, index = np.unique(self.baseline.facts.document, return_inverse=True)
+        perplexities = []
+        for logprob in (self.rows.cand, self.rows.base):
+            sums = GroupSums(len(documents))
+            sums.add(index, -logprob, np.ones(len(index)))
+            with np.errstate(over="ignore", invalid="ignore"):
+                perplexities.append(np.exp(sums.numerator / sums.denominator))
         found = GroupSums(len(documents))
         with np.errstate(over="ignore", invalid="ignore"):
-            perplexities = (np.exp(side.numerator / side.denominator) for side in (cand, base))
             found.add(found.indices, *perplexities)
         return found
 
 
 class PairedMeans:
-    """Means over all targets of two runs. One ``gather`` reads the columns once for all its values."""
+    """Means over all targets of two runs; each is computed once."""
 
     def __init__(self, runs: PairedRuns) -> None:
         self.runs = runs
-        self.zeros = [0, 0]  # targets of probability zero in the baseline and in the candidate
-        self.infinite = 0  # targets with infinite KL
-        self.farthest = 0.0  # the largest |ln q - ln p| of a target
-        self.delta_p: Floats = np.empty(0)  # (n,) set by ``gather`` with columns
         self._sums: dict[Values, GroupSums] = {}
         self._quantiles: dict[str, dict[str, float]] = {}
 
-    def gather(self, values: Iterable[Values], *, columns: bool = False) -> None:
-        """Adds up several values per target in one pass.
+    @property
+    def rows(self) -> PairedRows:
+        return self.runs.rows
 
-        With ``columns``, the same pass counts zeros and infinite KL, finds the target that moved farthest, and stores
-        the column of Δp for its quantiles.
-        """
-        numbers = distinct(array_blocks(self.runs.groups))  # only groups that occur: an empty group would count
-        first = GroupSums(len(numbers))
-        others = {one: GroupSums(len(numbers), shares=first) for one in dict.fromkeys(values)}
-        delta_p, begin = empty_column(len(self.runs.groups) if columns else 0), 0
-        for number, block in enumerate(self.runs.blocks()):
-            index = np.searchsorted(numbers, block.groups)
-            first.add(index, block.weight, block.weight)
-            for of, sums in others.items():
-                sums.add(index, of(block) * block.weight, None)
-            if columns:
-                delta_p[begin : begin + len(index)] = block.delta_p
-                begin += len(index)
-                self.zeros[0] += int(np.isneginf(block.base).sum())
-                self.zeros[1] += int(np.isneginf(block.cand).sum())
-                self.farthest = max(self.farthest, float(np.abs(block.moved).max(initial=0.0)))
-                self.infinite += 0 if block.kl is None else int(np.isinf(block.kl).sum())
-                release_read_blocks((delta_p,), number)
-        self._sums |= others
-        self.delta_p = delta_p if columns else self.delta_p
+    @cached_property
+    def _groups(self) -> tuple[Ints, GroupSums]:
+        """The place of each target's group, and the sums of weights; an empty group would count, so there is none."""
+        numbers, index = np.unique(self.runs.groups, return_inverse=True)
+        weights = GroupSums(len(numbers))
+        weights.add(index, self.rows.weight, self.rows.weight)
+        return index, weights
 
     def sums(self, values: Values) -> GroupSums:
         if values not in self._sums:
-            self.gather([values])
+            index, weights = self._groups
+            found = GroupSums(len(weights.indices), shares=weights)
+            found.add(index, values(self.rows) * self.rows.weight, None)
+            self._sums[values] = found
         return self._sums[values]
 
     def mean(self, values: Values, within: Range = "any") -> Estimate:
@@ -193,28 +161,22 @@ class PairedMeans:
 
 
 def mean_differences(runs: Sequence[PairedRuns], pairs: Sequence[tuple[int, int]], values: Values) -> list[Estimate]:
-    """Returns the mean difference, target by target, of each pair of candidates; one pass for all pairs of indices."""
-    used = sorted({index for pair in pairs for index in pair})
-    numbers = distinct(array_blocks(runs[used[0]].groups)) if used else np.zeros(0, np.int64)
-    found = [GroupSums(len(numbers)) for _ in pairs]
-    for some in zip(*(runs[i].blocks() for i in used), strict=True):
-        index, blocks = np.searchsorted(numbers, some[0].groups), dict(zip(used, some, strict=True))
-        weighted = {i: values(block) * block.weight for i, block in blocks.items()}
-        for (i, j), sums in zip(pairs, found, strict=True):
-            sums.add(index, weighted[i] - weighted[j], blocks[i].weight)
-    return [sums.estimate() for sums in found]
+    """Returns the mean difference, target by target, of each pair of candidates (by their indices)."""
+    weighted = {i: values(runs[i].rows) * runs[i].weight for i in {index for pair in pairs for index in pair}}
+    groups = np.unique(runs[pairs[0][0]].groups, return_inverse=True)[1] if pairs else np.zeros(0, np.int64)
+    return [ratio(weighted[i] - weighted[j], runs[i].weight, groups) for i, j in pairs]
 
 
 # ── perplexities ──────────────────────────────────────────────────────────────────────────────────────────────────────
-def nll_added(b: PairedBlock) -> Floats:
+def nll_added(b: PairedRows) -> Floats:
     return b.base - b.cand
 
 
-def nll_of_baseline(b: PairedBlock) -> Floats:
+def nll_of_baseline(b: PairedRows) -> Floats:
     return -b.base
 
 
-def nll_of_candidate(b: PairedBlock) -> Floats:
+def nll_of_candidate(b: PairedRows) -> Floats:
     return -b.cand
 
 
@@ -252,7 +214,7 @@ def ppl_difference(means: PairedMeans) -> Estimate:
     """exp(mean nll) of the candidate minus that of the baseline, with the error of its first-order expansion.
 
     Near the means, exp(a) - exp(b) changes by exp(a)·da - exp(b)·db. That is one number per target, so that what both
-    runs share cancels before it is squared. It takes a second pass over the columns.
+    runs share cancels before it is squared.
     """
     if (documents := means.documents) is not None:
         moved = documents.numerator - documents.denominator
@@ -263,7 +225,7 @@ def ppl_difference(means: PairedMeans) -> Estimate:
     if not math.isfinite(value):
         return Estimate(math.nan, None, cand.n, cand.groups)
 
-    def moves(b: PairedBlock) -> Floats:
+    def moves(b: PairedRows) -> Floats:
         return ppl_cand * (-b.cand - cand.value) - ppl_base * (-b.base - base.value)
 
     around_zero = means.mean(moves)

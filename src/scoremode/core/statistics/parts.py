@@ -5,57 +5,48 @@ The groups behind the errors are the same as everywhere. Each target counts once
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
 
 from scoremode.core.plan.plan import Plan
 from scoremode.core.scores.answers import measured
+from scoremode.core.scores.columns import Scores
 from scoremode.core.statistics.estimate import GroupSums, as_json, exponential, with_error_fields
-from scoremode.core.statistics.groups import distinct, grouping
+from scoremode.core.statistics.groups import grouping
 from scoremode.core.statistics.paired import PairedRuns
-from scoremode.core.statistics.run import ScoreRows
-from scoremode.core.statistics.streams import array_blocks
 from scoremode.core.text.tokens import Tokens
 from scoremode.errors import RunError
 from scoremode.values import Bools, Estimate, Floats, Ints, Range
 
-SUMS = 1 << 20  # sums in memory at a time: with very many groups, the columns are read several times
-
-Parts = Callable[[], Iterable[tuple[Ints, Ints]]]
-"""Yields the part (0, 1, …) and the group of each target, in blocks; every call reads from the beginning."""
-
-Columns = Callable[[], Iterable[Sequence[Floats | Bools]]]
-"""Yields the blocks of several columns side by side; every call reads from the beginning."""
+Column = tuple[Floats | Bools, Range]
+"""A value per target, and what its mean can be."""
 
 
 def means_by_part(
-    values: Columns, parts: Parts, count: int, *, ranges: Sequence[Range] = ("any",), finite: bool = True
+    columns: Sequence[Column], part: Ints, groups: Ints, count: int, *, finite: bool = True
 ) -> list[list[Estimate]]:
     """Returns for each of ``count`` parts the mean of each column, over the groups that have values there.
 
-    ``ranges`` has one entry per column. With ``finite``, other values are left out. A part without a value has the
-    mean NaN.
+    ``part`` and ``groups`` have the part (0, 1, …) and the group of each target. With ``finite``, other values are left
+    out. A part without a value has the mean NaN.
     """
-    found: list[list[Estimate]] = []
-    groups = distinct(group for _, group in parts())
-    together = max(1, SUMS // max(1, len(groups) * len(ranges)))
-    for begin in range(0, count, together):
-        wanted = range(begin, min(count, begin + together))
-        sums = [GroupSums(len(wanted) * len(groups)) for _ in ranges]
-        for blocks, (part, group) in zip(values(), parts(), strict=True):
-            asked = (part >= wanted.start) & (part < wanted.stop)
-            cell = (part - wanted.start) * len(groups) + np.searchsorted(groups, group)
-            for own, block in zip(sums, blocks, strict=True):
-                here = asked & np.isfinite(block) if finite else asked
-                own.add(cell[here], block[here], np.ones(int(here.sum())))
-        cells = np.split(sums[0].indices, len(wanted))
-        for its in cells:
-            kept = [own.some(its[own.denominator[its] > 0]) for own in sums]
-            found.append([own.estimate(within) for own, within in zip(kept, ranges, strict=True)])
+    numbers, group = np.unique(groups, return_inverse=True)
+    cells, cell = np.unique(part * len(numbers) + group, return_inverse=True)
+    edges = np.searchsorted(cells, np.arange(count + 1) * len(numbers)).tolist()
+    sums = [GroupSums(len(cells)) for _ in columns]
+    for own, (values, _) in zip(sums, columns, strict=True):
+        here = np.isfinite(values) if finite else np.ones(len(values), np.bool_)
+        own.add(cell[here], values[here], np.ones(int(here.sum())))
+    found = []
+    for begin, end in pairwise(edges):
+        its = np.arange(begin, end)
+        kept = [own.some(its[own.denominator[its] > 0]) for own in sums]
+        found.append([own.estimate(within) for own, (_, within) in zip(kept, columns, strict=True)])
     return found
 
 
@@ -82,54 +73,37 @@ class PairedPart:
 P = TypeVar("P", bound=PairedPart)
 
 
-def paired_means(runs: PairedRuns, parts: Parts, makers: Sequence[Callable[..., P]]) -> list[P]:
-    """Returns the means of two runs in parts, in one pass. Each part has a function that makes its row from means.
+def paired_means(runs: PairedRuns, part: Ints, makers: Sequence[Callable[..., P]]) -> list[P]:
+    """Returns the means of two runs in parts. Each part has a function that makes its row from means.
 
     A part without a target is left out.
     """
-    has_kl, has_top = runs.kl is not None, runs.has_top
-
-    def columns() -> Iterator[list[Floats | Bools]]:
-        for block in runs.blocks():
-            with np.errstate(invalid="ignore"):
-                delta = block.cand - block.base
-            is_finite = np.isfinite(delta) if block.kl is None else np.isfinite(delta) & np.isfinite(block.kl)
-            found: list[Floats | Bools] = [delta, ~is_finite]
-            found += [block.kl] if block.kl is not None else []
-            found += [measured(block.base_top) == measured(block.cand_top)] if has_top else []
-            yield found
-
+    its = runs.rows
+    with np.errstate(invalid="ignore"):
+        delta = its.cand - its.base
+    is_finite = np.isfinite(delta) if its.kl is None else np.isfinite(delta) & np.isfinite(its.kl)
+    columns: list[Column] = [(delta, "any"), (~is_finite, "share")]
+    if its.kl is not None:
+        columns.append((its.kl, "positive"))
+    if runs.has_top:
+        columns.append((measured(its.base_top) == measured(its.cand_top), "share"))
     rows = []
-    ranges: list[Range] = ["any", "share"]
-    ranges += ["positive"] if has_kl else []
-    ranges += ["share"] if has_top else []
-    means = means_by_part(columns, parts, len(makers), ranges=ranges)
-    for make, (delta, omitted, *more) in zip(makers, means, strict=True):
+    means = means_by_part(columns, part, runs.groups, len(makers))
+    for make, (delta_logprob, omitted, *more) in zip(makers, means, strict=True):
         if omitted.n:
-            kl, same_top = more[0] if has_kl else None, more[-1] if has_top else None
+            kl, same_top = more[0] if its.kl is not None else None, more[-1] if runs.has_top else None
             unbounded = round(omitted.value * omitted.n)
-            rows.append(make(kl=kl, delta_logprob=delta, same_top=same_top, unbounded=unbounded))
+            rows.append(make(kl=kl, delta_logprob=delta_logprob, same_top=same_top, unbounded=unbounded))
     return rows
 
 
 # ── slices of a text ──────────────────────────────────────────────────────────────────────────────────────────────────
-def metrics_by_slice(plan: Plan, tokens: Tokens, scores: ScoreRows) -> dict[str, Any]:
+def metrics_by_slice(plan: Plan, tokens: Tokens, scores: Scores) -> dict[str, Any]:
     """Returns perplexity and mean_nll of each slice that has targets, as a manifest stores them; {} without slices."""
-    slices = tokens.slices
-    if slices is None:
+    if tokens.slices is None:
         return {}
-    groups = grouping(plan)
-
-    def parts() -> Iterator[tuple[Ints, Ints]]:
-        for block in plan.blocks():
-            yield slices[block.token].astype(np.int64), groups.of(block)
-            tokens.release_pages()
-
-    def losses() -> Iterator[list[Floats]]:
-        for block in plan.blocks():
-            yield [-scores.rows(block.begin, block.end).logprob]
-
-    means = means_by_part(losses, parts, len(tokens.slice_names), finite=False)
+    part, count = tokens.slices[plan.target_token].astype(np.int64), len(tokens.slice_names)
+    means = means_by_part([(-scores.logprob, "any")], part, grouping(plan).of_target, count, finite=False)
     found = zip(tokens.slice_names, means, strict=True)
     return {name: as_json({"perplexity": exponential(nll), "mean_nll": nll}) for name, (nll,) in found if nll.n}
 
@@ -154,13 +128,9 @@ def by_slice(runs: PairedRuns) -> list[SliceMeans]:
         return []
     names = list(run.by_slice())
     codes = {name: code for code, name in enumerate(names)}
-
-    def parts() -> Iterator[tuple[Ints, Ints]]:
-        for (block,), group in zip(run.facts.blocks("slice"), array_blocks(runs.groups), strict=True):
-            try:
-                yield np.fromiter((codes[name] for name in block), np.int64, len(block)), group
-            except KeyError as unknown:
-                fix = "score again with --fresh"
-                raise RunError(f"the slice {unknown} of {run.path} is not in its manifest", fix=fix) from None
-
-    return paired_means(runs, parts, [partial(SliceMeans, name=name) for name in names])
+    try:
+        part = np.fromiter((codes[name] for name in measured(run.facts.slice)), np.int64)
+    except KeyError as unknown:
+        fix = "score again with --fresh"
+        raise RunError(f"the slice {unknown} of {run.path} is not in its manifest", fix=fix) from None
+    return paired_means(runs, part, [partial(SliceMeans, name=name) for name in names])

@@ -4,8 +4,8 @@
     computed(STATISTICS, rows) ─▶ {"k1": 0.0021, "k1_stderr": 0.0004, "k1_low": …, "k1_high": …, …}
 
 Rows are any object with the ``groups`` (n,) of its rows. Value, error and bounds are those of estimate.py. Numbers of a
-comparison are declared in comparison.py, which reads rows too long for memory block by block; those of a study beside
-the study. JSON, rules of ``--fail-if`` and tables read the declarations.
+comparison are declared in comparison.py, those of a study beside the study. JSON, rules of ``--fail-if`` and tables
+read the declarations.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ How they are written, resumed and replaced is the same for every result: resumab
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,12 +60,12 @@ class Claim(Resumable[Run]):
         if fresh or identity_in(self.folder / ROWS) != self.identity:  # else it is this run's own reference
             discard(self.folder)
 
-    def save(self, blocks: Iterable[parquet.RunRows], manifest: dict[str, Any], targets: int) -> Run:
+    def save(self, rows: parquet.RunRows, manifest: dict[str, Any]) -> Run:
         """Write the columns, then the manifest; then remove the journals."""
         columns = self.folder / SCORES
         with written_atomically(columns) as file:
-            parquet.write(file, blocks)
-        facts = {"scores_sha256": file_sha256(columns), "targets": targets}
+            parquet.write(file, rows)
+        facts = {"scores_sha256": file_sha256(columns), "targets": len(rows.scores)}
         return _opened(self.folder, self.finish({"format": FORMAT, **manifest, **facts}))
 
     def _remove_journal(self) -> None:

@@ -21,9 +21,10 @@ from scoremode.core.text.long_text import EncodedPart, encode_parts
 from scoremode.core.text.slices import Slicing
 from scoremode.core.text.tokenizer import Encoding, TextTokenizer, TokenizerFacts
 from scoremode.errors import OptionError
-from scoremode.values import BLOCK, Bools, Ids, Ints, frozen, release_pages
+from scoremode.values import Bools, Ids, Ints, frozen
 
 OURS = 0.99  # share of the tokens that a tokenizer must cut in the same way, not to be doubted
+BLOCK = 1 << 14  # tokens whose bytes are counted together
 LONE = (0xDC80, 0xDCFF)  # code points that stand for bytes which are not UTF-8
 
 
@@ -63,11 +64,6 @@ class Tokens:
         """As ``char_start``, for some tokens: the end of the token before, 0 for the first token of a document."""
         document = np.searchsorted(self.doc_starts, index, side="right") - 1
         return np.where(self.doc_starts[document] == index, 0, self.char_end[index - 1]).astype(np.int64)
-
-    def release_pages(self) -> None:
-        """Frees the memory of columns that lie on disk; they are read again when they are used."""
-        for column in (self.ids, self.char_end, self.byte_len, self.word_starts, self.target_mask, self.slices):
-            release_pages(column)
 
     def __len__(self) -> int:
         return len(self.ids)

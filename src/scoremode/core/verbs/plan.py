@@ -15,7 +15,6 @@ from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.progress_display import shows_progress
 from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.scoring import check_fits
-from scoremode.values import BLOCK
 
 
 @spelled_out(AllArguments)
@@ -90,5 +89,5 @@ def memory_estimate(asked: Question, options: Mapping[str, Any]) -> dict[str, in
         "activations": batch * (subject.hidden_size or 0) * 4 * 12,  # a layer's states and its MLP's, about
         "logits": min(default_budget(options.get("device") or "cpu"), longest * vocabulary * 4),
         "logits_if_whole": longest * vocabulary * 4,
-        "scores": min(asked.plan.targets, BLOCK) * 36,  # the rest lies on disk
+        "scores": asked.plan.targets * 100,
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -13,27 +13,26 @@ import numpy as np
 from scoremode.core.disk.manifests import without_secrets
 from scoremode.core.engine.base import EngineFacts
 from scoremode.core.models.subject import Subject
-from scoremode.core.plan.plan import Plan, TargetBlock
 from scoremode.core.scores.columns import CodedTexts, Scores, TargetFacts
 from scoremode.core.scores.journal import Journal
 from scoremode.core.scores.parquet import RunRows
 from scoremode.core.scores.schema import BUILT_IN
 from scoremode.core.statistics.estimate import as_json
-from scoremode.core.statistics.groups import Grouping, grouping, weights_of
+from scoremode.core.statistics.groups import grouping, weights_of
 from scoremode.core.statistics.parts import metrics_by_slice
-from scoremode.core.statistics.run import ScoreRows, all_metrics, llamacpp_stderr
+from scoremode.core.statistics.run import all_metrics, llamacpp_stderr
 from scoremode.core.text.tokenizer import TextTokenizer
 from scoremode.core.text.tokens import Tokens
 from scoremode.core.verbs.question import Question, library_versions
-from scoremode.values import Floats, Ids, Ints
+from scoremode.values import Ids, Ints
 
 
 def make_manifest(
-    asked: Question, engine: EngineFacts, scores: ScoreRows, seconds: float, identity: dict[str, Any]
+    asked: Question, engine: EngineFacts, scores: Scores, seconds: float, identity: dict[str, Any]
 ) -> dict[str, Any]:
     """The manifest: the numbers, and everything another person needs to get them again."""
     plan, subject = asked.plan, asked.subject
-    zero = sum(int(np.isneginf(logprob).sum()) for logprob in logprobs_of(plan, scores))
+    zero = int(np.isneginf(scores.logprob).sum())
     of_model = [*engine.notes, *_unnamed_ids(asked, engine)]
     notes = [*plan.notes, *of_model] + (
         [f"{zero} target{'s have' if zero > 1 else ' has'} probability zero"] if zero else []
@@ -41,10 +40,10 @@ def make_manifest(
     if kernel_note := engine.settings.get("head_kernel_note"):
         notes.append(f"head kernel {engine.settings['head_kernel']}: {kernel_note}")
     notes += subject.notes
-    missing = not_measured(plan, scores)
+    missing = [name for name in BUILT_IN.names if not scores.has(name)]
     llamacpp_error = {}
     if plan.method == "llamacpp":
-        llamacpp_error["perplexity_stderr_llamacpp"] = llamacpp_stderr(logprobs_of(plan, scores), plan.targets)
+        llamacpp_error["perplexity_stderr_llamacpp"] = llamacpp_stderr(scores.logprob)
     return {
         "metrics": as_json(all_metrics(plan, asked.tokens, scores)),
         **({"by_slice": by_slice} if (by_slice := metrics_by_slice(plan, asked.tokens, scores)) else {}),
@@ -121,18 +120,6 @@ def _unnamed_ids(asked: Question, engine: EngineFacts) -> list[str]:
     return [f"{unnamed:,} of the model's {engine.vocabulary:,} ids have no token, and may be given probability"]
 
 
-def not_measured(plan: Plan, scores: ScoreRows) -> list[str]:
-    """The names of columns that the engine did not give."""
-    first = next(plan.blocks())
-    there = scores.rows(first.begin, first.end)
-    return [name for name in BUILT_IN.names if not there.has(name)]
-
-
-def logprobs_of(plan: Plan, scores: ScoreRows) -> Iterator[Floats]:
-    for block in plan.blocks():
-        yield scores.rows(block.begin, block.end).logprob
-
-
 def processor_name() -> str:
     """The processor's name, as far as the system tells it."""
     try:
@@ -145,13 +132,25 @@ def processor_name() -> str:
 
 
 # ── columns ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def rows_to_keep(asked: Question, journal: Journal) -> Iterator[RunRows]:
-    """Yields the columns of a run block by block: the scores, and the position of each target."""
-    words, groups = Words(asked.subject.tokenizer), grouping(asked.plan)
-    for block in asked.plan.blocks():
-        scores, divergences = journal.rows_and_divergences(block.begin, block.end)
-        yield RunRows(scores, target_facts(asked, block, scores, words, groups), divergences)
-        asked.tokens.release_pages()
+def rows_to_keep(asked: Question, journal: Journal) -> RunRows:
+    """The columns of a run: the scores, and for each target its place in the text, its group, its weight and texts."""
+    plan, tokens, scores = asked.plan, asked.tokens, journal.scores
+    index = plan.target_token
+    text, top_text = Words(asked.subject.tokenizer).coded(tokens.ids[index], scores.top)
+    facts = TargetFacts(
+        window=plan.target_window,
+        document=plan.target_document,
+        token=index,
+        id=tokens.ids[index],
+        byte_len=tokens.byte_len[index].astype(np.int32),
+        word_starts=tokens.word_starts[index].astype(np.int32),
+        group=grouping(plan).of_target,
+        weight=weights_of(plan),
+        text=cast(Any, text),
+        top_text=cast(Any, top_text),
+        slice=cast(Any, _slices_of(tokens, index)),
+    )
+    return RunRows(scores, facts, journal.divergences)
 
 
 _KNOWN: WeakKeyDictionary[Any, dict[int, str]] = WeakKeyDictionary()
@@ -177,25 +176,6 @@ class Words:
         codes = np.array([places.setdefault(word, len(places)) for word in self.of(found)], np.int32)[where]
         words = list(places)
         return CodedTexts(codes[: len(ids)], words), None if top is None else CodedTexts(codes[len(ids) :], words)
-
-
-def target_facts(asked: Question, block: TargetBlock, scores: Scores, words: Words, groups: Grouping) -> TargetFacts:
-    """For each target of a block: its place in the text, its statistical group and weight, and the texts of ids."""
-    tokens, index = asked.tokens, block.token
-    text, top_text = words.coded(tokens.ids[index], scores.top)
-    return TargetFacts(
-        window=block.window,
-        document=block.document,
-        token=index,
-        id=tokens.ids[index],
-        byte_len=tokens.byte_len[index].astype(np.int32),
-        word_starts=tokens.word_starts[index].astype(np.int32),
-        group=groups.of(block),
-        weight=weights_of(asked.plan, block),
-        text=cast(Any, text),
-        top_text=cast(Any, top_text),
-        slice=cast(Any, _slices_of(tokens, index)),
-    )
 
 
 def _slices_of(tokens: Tokens, index: Ints) -> CodedTexts | None:

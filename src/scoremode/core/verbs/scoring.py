@@ -233,14 +233,13 @@ class UnfinishedRun:
         """Returns the manifest: the numbers, and where they come from."""
         announce(self.progress, "computing statistics and saving")
         journal = self.journal
-        found = make_manifest(self.asked, self.engine.facts, journal, journal.seconds, self.claim.identity)
+        found = make_manifest(self.asked, self.engine.facts, journal.scores, journal.seconds, self.claim.identity)
         add_account(found, self.engine.account())
         return found
 
     def save(self, manifest: dict[str, Any]) -> Run:
         """Saves the finished run in its folder and returns it."""
-        rows, targets = rows_to_keep(self.asked, self.journal), self.asked.plan.targets
-        return self.claim.publish(self.claim.save(rows, manifest, targets))
+        return self.claim.publish(self.claim.save(rows_to_keep(self.asked, self.journal), manifest))
 
 
 def score_run(asked: Question, engine: Engine, claim: runs.Claim, progress: Progress | None = None) -> Run:

@@ -75,7 +75,7 @@ class TableEngine(Engine):
 
     def score(self, source: WindowSource, done: Bools, want: Wanted = SCORES) -> Iterator[tuple[int, Answers]]:
         if isinstance(source, Plan) and want == SCORES:
-            yield from self._score_blocks(source, done)
+            yield from self._score_plan(source, done)
             return
         divergence = None if want.against is None else _divergence_from(want.against, self.logprobs.shape[1])
         states = np.eye(len(self.logprobs), dtype=np.float32)
@@ -91,24 +91,17 @@ class TableEngine(Engine):
                 answers = answers.apart(divergence(index, window, self.logprobs[lines]))
             yield index, answers
 
-    def _score_blocks(self, plan: Plan, done: Bools) -> Iterator[tuple[int, Answers]]:
-        """Scores many windows of a plan at once, as a block; each answer is a part of the block's columns."""
-        offsets, last = plan.target_offsets, 0
-        for block in plan.blocks():
-            first, last = last, int(np.searchsorted(offsets, block.end, side="right")) - 1
-            if done[first:last].all():
-                continue
-            before = plan.ids[np.maximum(block.token - 1, 0)]
-            fed_first = block.token == plan.start[block.window]
-            before[fed_first] = plan.lead[block.window[fed_first]]
-            lines = before if len(self.logprobs) > 1 else np.zeros(len(block), np.int32)
-            found = self._answers(lines, plan.ids[block.token][:, None])
-            columns = dict(found.arrays())
-            edges = (offsets[first : last + 1] - block.begin).tolist()
-            for index, skip in enumerate(done[first:last].tolist(), first):
-                if not skip:
-                    rows = slice(edges[index - first], edges[index - first + 1])
-                    yield index, Answers(**{name: column[rows] for name, column in columns.items()})
+    def _score_plan(self, plan: Plan, done: Bools) -> Iterator[tuple[int, Answers]]:
+        """Scores all windows of a plan at once; each answer is a part of the columns."""
+        token, window, edges = plan.target_token, plan.target_window, plan.target_offsets.tolist()
+        before = plan.ids[np.maximum(token - 1, 0)]
+        fed_first = token == plan.start[window]
+        before[fed_first] = plan.lead[window[fed_first]]
+        lines = before if len(self.logprobs) > 1 else np.zeros(len(token), np.int32)
+        columns = dict(self._answers(lines, plan.ids[token][:, None]).arrays())
+        for index in np.flatnonzero(~done).tolist():
+            rows = slice(edges[index], edges[index + 1])
+            yield index, Answers(**{name: column[rows] for name, column in columns.items()})
 
     def _records(self, lines: Ids) -> Raw:
         import torch

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from markupsafe import Markup
 
 from scoremode.core.statistics.comparison import Comparison, are_of_paths
-from scoremode.core.statistics.depth import deepest, depth_edges, means_by_stretch, places_of
-from scoremode.core.statistics.streams import array_blocks
+from scoremode.core.statistics.depth import depth_edges, depths_of, means_by_stretch
 from scoremode.core.store.run import Run
 from scoremode.reports.html.drawing import SMALL, Axis, Chart, Shape, both_ways, linear, logarithmic, plain
-from scoremode.reports.html.series import Series, StreamedColumn, delta_logprob, surprise
 from scoremode.reports.html.templating import fill
 from scoremode.reports.served import distinct_baselines, run_name
 from scoremode.reports.text import counted
@@ -24,6 +21,29 @@ from scoremode.values import Floats, Ints, usable
 BINS = 72  # bins of a distribution
 STRETCHES = 24  # stretches that the window is divided into
 LONG_WINDOW = 2048  # tokens: in longer windows, each stretch is as long as all before it
+
+
+@dataclass(frozen=True)
+class Series:
+    """One candidate: its value per target, where each target stands in its window, and its group."""
+
+    name: str
+    values: Floats
+    depth: Ints
+    groups: Ints
+
+    @property
+    def finite(self) -> Floats:
+        """The values that can be drawn."""
+        found: Floats = self.values[np.isfinite(self.values)]
+        return found
+
+
+def delta_logprob(c: Comparison) -> Floats:
+    """The nats by which each token became likelier; NaN if both models give it probability zero."""
+    with np.errstate(invalid="ignore"):
+        found: Floats = c.rows.cand - c.rows.base
+    return found
 
 
 def charts_section(comparisons: Sequence[Comparison], alone: Sequence[Run]) -> Markup:
@@ -41,15 +61,15 @@ def charts_section(comparisons: Sequence[Comparison], alone: Sequence[Run]) -> M
 
 
 def _run_charts(alone: Sequence[Run]) -> list[Chart | None]:
-    series = [Series(run_name(r, alone), partial(surprise, r), places_of(r)) for r in alone]
+    series = [Series(run_name(r, alone), -r.scores.logprob, depths_of(r), r.facts.group) for r in alone]
     text = "Mean surprise by position in the window; it falls as context grows."
     helps = along_the_window("How much context helps", text, series, "surprise, nats")
     return [surprise_distribution(series), helps]
 
 
 def _comparison_charts(comparisons: Sequence[Comparison]) -> list[Chart | None]:
-    places = [places_of(c.baseline, c.groups) for c in comparisons]
-    deltas = [Series(c.name, partial(delta_logprob, c), place) for c, place in zip(comparisons, places, strict=True)]
+    depths = [depths_of(c.baseline) for c in comparisons]
+    deltas = [Series(c.name, delta_logprob(c), its, c.groups) for c, its in zip(comparisons, depths, strict=True)]
     text = "Mean Δ logprob by position in the window; below zero, the text became less likely."
     title = "Where the text became less likely"
     drawn = [delta_distribution(deltas), along_the_window(title, text, deltas, "Δ logprob, nats")]
@@ -59,18 +79,16 @@ def _comparison_charts(comparisons: Sequence[Comparison]) -> list[Chart | None]:
     if all(c.kl is None for c in comparisons):
         return drawn
     # a candidate without KL keeps its place, so that its colour is the same in every chart
-    kls = [Series(c.name, partial(_kl, c), place) for c, place in zip(comparisons, places, strict=True)]
+    kls = [
+        Series(c.name, np.full(len(its), np.nan) if c.kl is None else c.kl, its, c.groups)
+        for c, its in zip(comparisons, depths, strict=True)
+    ]
     noises = [c.noise_kl for c in distinct_baselines(comparisons) if c.noise_kl is not None]
-    noise = StreamedColumn.of(np.concatenate(noises)) if any(map(len, noises)) else None
+    noise = np.concatenate(noises) if any(map(len, noises)) else None
     floor = next((f for c in comparisons if (f := usable(c.statistics().get("noise_floor_kl_p99")))), None)
     text = "Mean KL by position in the window, with one standard error."
     drift = along_the_window("Does drift grow with context?", text, kls, "KL, nats")
     return [kl_distribution(kls, noise, floor), drawn[0], drift, *drawn[1:]]
-
-
-def _kl(c: Comparison) -> Iterator[Floats]:
-    for block in array_blocks(c.groups if c.kl is None else c.kl):
-        yield np.full(len(block), np.nan) if c.kl is None else block
 
 
 # ── tokens that are not drawn ────────────────────────────────────────────────────────────────────────────────────────
@@ -81,33 +99,33 @@ def _notes_on_comparisons(comparisons: Sequence[Comparison]) -> Iterator[str]:
         if c.kl is None:
             why = "no KL, because two finished runs were compared, and runs do not store whole distributions"
             yield f"{c.name}: {c.manifest.get('kl_missing') or why}."
-        elif below := sum(int((block < 0).sum()) for block in array_blocks(c.kl)):
+        elif below := int((c.kl < 0).sum()):
             where = "drawn at the left end of its distribution; a mean below zero is not drawn by model size"
             yield f"{c.name}: {counted(below, 'tokens')} with a KL below zero, {where}."
 
 
 def _notes_on_runs(alone: Sequence[Run]) -> Iterator[str]:
     for run in alone:
-        if left_out := _unbounded(surprise(run)):
+        if left_out := _unbounded(run.scores.logprob):
             yield f"{run_name(run, alone)}: {left_out}."
 
 
-def _unbounded(blocks: Iterable[Floats]) -> str:
+def _unbounded(values: Floats) -> str:
     """Says how many tokens are not drawn; '' if all are drawn."""
-    count = sum(int((~np.isfinite(block)).sum()) for block in blocks)
+    count = int((~np.isfinite(values)).sum())
     return f"{counted(count, 'tokens')} left out of the charts: probability zero" if count else ""
 
 
 # ── distributions over the targets ───────────────────────────────────────────────────────────────────────────────────
-def kl_distribution(series: Sequence[Series], noise: StreamedColumn | None, floor: float | None) -> Chart | None:
+def kl_distribution(series: Sequence[Series], noise: Floats | None, floor: float | None) -> Chart | None:
     """Draws the share of targets by KL, the baseline's noise behind the curves, and its 99 % ``floor`` as a line."""
-    behind = None if noise is None else noise.where(np.isfinite)
-    drawn = [s.finite for s in series] + ([behind] if behind else [])
-    positive = StreamedColumn.joined(*drawn).where(lambda values: values > 0)
-    if not positive.count:
+    behind = None if noise is None else noise[np.isfinite(noise)]
+    drawn = np.concatenate([*(s.finite for s in series), *([] if behind is None else [behind])])
+    positive = drawn[drawn > 0]
+    if not len(positive):
         return None
-    low = 10.0 ** math.floor(max(-12.0, math.log10(positive.quantile(0.005))))
-    high = 10.0 ** math.ceil(math.log10(positive.largest) + 1e-9)
+    low = 10.0 ** math.floor(max(-12.0, math.log10(float(np.quantile(positive, 0.005)))))
+    high = 10.0 ** math.ceil(math.log10(float(positive.max())) + 1e-9)
     axis = logarithmic(low, max(high, low * 10), "KL, nats per token")
     if axis.marks() and axis.marks()[0][0] < 0.01:  # smaller values are counted in the first bin
         first = next(i for i, (value, _) in enumerate(axis.ticks) if axis.place(value) >= -1e-9)
@@ -121,18 +139,19 @@ def kl_distribution(series: Sequence[Series], noise: StreamedColumn | None, floo
 
 def delta_distribution(series: Sequence[Series]) -> Chart | None:
     """Draws the share of targets by Δ logprob; the axis is linear near zero and logarithmic in the tails."""
-    sizes = StreamedColumn.joined(*(s.finite for s in series)).absolute()
-    if not sizes.largest > 0:
+    sizes = np.abs(np.concatenate([s.finite for s in series]))
+    largest = float(sizes.max(initial=0.0))
+    if not largest > 0:
         return None
-    middle = max(sizes.quantile(0.5), sizes.largest * 1e-4)
-    axis = both_ways(10.0 ** math.floor(math.log10(middle)), sizes.largest * 1.05, "Δ logprob, nats")
+    middle = max(float(np.quantile(sizes, 0.5)), largest * 1e-4)
+    axis = both_ways(10.0 ** math.floor(math.log10(middle)), largest * 1.05, "Δ logprob, nats")
     text = "Share of tokens by change in log-probability; left of zero, they became less likely."
     return _histogram("How the text's own tokens changed", text, series, axis, line=("", 0.0))
 
 
 def surprise_distribution(series: Sequence[Series]) -> Chart | None:
     """Draws the share of targets by −logprob, for runs that are not compared with anything."""
-    top = max((drawn.quantile(0.9995) for s in series if (drawn := s.finite).count), default=0.0)
+    top = max((float(np.quantile(s.finite, 0.9995)) for s in series if len(s.finite)), default=0.0)
     if not top > 0:
         return None
     axis = linear(0, top, "surprise (−logprob), nats")
@@ -145,7 +164,7 @@ def _histogram(
     series: Sequence[Series],
     axis: Axis,
     *,
-    noise: StreamedColumn | None = None,
+    noise: Floats | None = None,
     line: tuple[str, float | None] = ("", None),
     least: float | None = None,
 ) -> Chart:
@@ -172,14 +191,11 @@ def _histogram(
     return Chart(title, text, axis, up, shapes)
 
 
-def _shares(column: StreamedColumn, axis: Axis, least: float | None) -> Floats:
+def _shares(values: Floats, axis: Axis, least: float | None) -> Floats:
     """Returns the share of the values in each bin; values beyond an end count in the outermost bin."""
-    counts = np.zeros(BINS, np.int64)
-    for values in column.blocks():
-        within = values if least is None else np.maximum(values, least)
-        index = np.clip((axis.place(within) * BINS).astype(np.int64), 0, BINS - 1)
-        counts += np.bincount(index, minlength=BINS)
-    shares: Floats = counts / max(1, int(counts.sum()))
+    within = values if least is None else np.maximum(values, least)
+    index = np.clip((axis.place(within) * BINS).astype(np.int64), 0, BINS - 1)
+    shares: Floats = np.bincount(index, minlength=BINS) / max(1, len(values))
     return shares
 
 
@@ -188,7 +204,7 @@ def along_the_window(
     title: str, text: str, series: Sequence[Series], measured: str, *, rms: bool = False
 ) -> Chart | None:
     """Draws the mean (or root mean square) in each stretch of the window, with its error over groups as a band."""
-    last = max((deepest(s.places) for s in series), default=0)
+    last = max((int(s.depth.max(initial=0)) for s in series), default=0)
     if last < 2:
         return None
     is_long = last >= LONG_WINDOW
@@ -229,11 +245,8 @@ def _square_roots(mean: Floats, error: Floats) -> tuple[Floats, Floats]:
 
 def _means_and_errors(series: Series, edges: Floats | Ints, *, squared: bool = False) -> tuple[Floats, Floats]:
     """Returns mean and standard error of each stretch; the mean is NaN without values, the error 0 for few groups."""
-
-    def squares() -> Iterator[Floats]:
-        return map(np.square, series.values())
-
-    found = means_by_stretch(squares if squared else series.values, series.places, edges)
+    values = np.square(series.values) if squared else series.values
+    found = means_by_stretch(values, series.depth, series.groups, edges)
     return np.array([e.value for e in found]), np.array([e.stderr or 0.0 for e in found])
 
 

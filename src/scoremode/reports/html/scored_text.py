@@ -9,27 +9,24 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
-from scoremode.core.scores.columns import Scores, TargetFacts
 from scoremode.core.statistics.comparison import BY_NAME, Comparison
 from scoremode.core.store.run import Run
 from scoremode.core.text.token_text import owned
-from scoremode.reports.html.series import StreamedColumn, delta_logprob
+from scoremode.reports.html.charts import delta_logprob
 from scoremode.reports.html.templating import fill, visible
 from scoremode.reports.numbers import judged_by
 from scoremode.reports.served import run_name
-from scoremode.values import Ints, usable
+from scoremode.values import Floats, Ints, usable
 
 TEXT_TARGETS = 250_000  # most targets per text; a page with more would not open on a phone
 SENSITIVITY_QUANTILE = 0.99
 FIRST_STEP = 0.1  # nats: the palest colour of Δ logprob and KL starts here, as in report.js
-MOST_BETWEEN = 64  # tokens of the text for each target
 
 
 def text_section(comparisons: Sequence[Comparison], alone: Sequence[Run], limit: int) -> Markup:
@@ -60,7 +57,7 @@ def worst_view(comparisons: Sequence[Comparison], alone: Sequence[Run]) -> int:
 def _notes(runs: Sequence[Run], limit: int) -> list[str]:
     notes: dict[str, None] = {}
     for run in runs:
-        unique = distinct_tokens(run)
+        unique = len(np.unique(run.facts.token))
         if unique > limit:
             notes[f"Only the first {limit:,} of {unique:,} tokens are shown; numbers and charts include all."] = None
         if unique < len(run.scores):
@@ -84,16 +81,16 @@ def page_data(comparisons: Sequence[Comparison], alone: Sequence[Run], limit: in
         "scores": made.scores,
         "words": [visible(word) for word in made.words],
         "sensitivity": {
-            "delta": _sensitivity([StreamedColumn(partial(delta_logprob, c)) for c in comparisons]),
-            "kl": _sensitivity([StreamedColumn.of(c.kl) for c in comparisons if c.kl is not None]),
+            "delta": _sensitivity([delta_logprob(c) for c in comparisons]),
+            "kl": _sensitivity([c.kl for c in comparisons if c.kl is not None]),
         },
     }
 
 
-def _sensitivity(values: Sequence[StreamedColumn]) -> int:
+def _sensitivity(values: Sequence[Floats]) -> int:
     """A factor for colours (1, 10 or 100) that colours about 1 % of the tokens of the candidate that moved most."""
-    sizes = [v.where(np.isfinite).absolute() for v in values]
-    high = max((s.quantile(SENSITIVITY_QUANTILE) for s in sizes if s.count), default=1.0)
+    sizes = [np.abs(v[np.isfinite(v)]) for v in values]
+    high = max((float(np.quantile(s, SENSITIVITY_QUANTILE)) for s in sizes if len(s)), default=1.0)
     return 1 if high >= FIRST_STEP else 10 if high >= FIRST_STEP / 10 else 100
 
 
@@ -123,7 +120,8 @@ class _PageData:
         """The index of the text that a run scored, and its targets in reading order; all runs of a plan share both."""
         if run.plan_digest not in self._orders:
             order = reading_order(run, self.limit)
-            token, document, window, text = taken(run.facts, ("token", "document", "window", "text"), order)
+            facts = run.facts
+            token, document, window, text = (x[order] for x in (facts.token, facts.document, facts.window, facts.text))
             begins = np.ones(len(order), dtype=np.bool_)
             begins[1:] = (np.diff(token) != 1) | (np.diff(document) != 0)
             stretches = np.split(text, np.flatnonzero(begins)[1:])
@@ -152,9 +150,10 @@ class _PageData:
         _, order = self.text_of(run)
 
         def stored(name: str) -> dict[str, str] | None:
-            return column(taken(run.scores, [name], order)[0]) if run.scores.has(name) else None
+            its = getattr(run.scores, name)
+            return None if its is None else column(its[order])
 
-        top = self._words(taken(run.facts, ["top_text"], order)[0]) if run.facts.has("top_text") else None
+        top = None if run.facts.top_text is None else self._words(run.facts.top_text[order])
         columns = {"logprob": stored("logprob"), "rank": stored("rank"), "topLogprob": stored("top_logprob")}
         self.scores.append({**columns, "topWord": top})
         self._runs[id(run)] = len(self.scores) - 1
@@ -182,44 +181,4 @@ def reading_order(run: Run, limit: int) -> Ints:
 
     If overlapping windows score a token more than once, its first score is kept: the one with the most context.
     """
-    tokens, order, begin = np.zeros(0, np.int64), np.zeros(0, np.int64), 0
-    for (block,) in run.facts.blocks("token"):
-        new = np.arange(len(block)) if len(tokens) < limit else np.flatnonzero(block < tokens[-1:].max(initial=0))
-        if len(new):
-            here, index = block[new], begin + new
-            tokens, first = np.unique(np.concatenate([tokens, here]), return_index=True)
-            tokens, order = tokens[:limit], np.concatenate([order, index])[first[:limit]]
-        begin += len(block)
-    return order
-
-
-def distinct_tokens(run: Run) -> int:
-    """How many distinct tokens of the text are targets. Needs a byte per token, unless the targets are in order."""
-    count, largest, in_order = 0, -1, True
-    for (token,) in run.facts.blocks("token"):
-        in_order = in_order and int(token[0]) > largest and bool((np.diff(token) > 0).all())
-        count, largest = count + len(token), max(largest, int(token.max()))
-    if in_order:
-        return count
-    if largest > MOST_BETWEEN * count:  # no plan of ours skips that much; a foreign file must not fill the memory
-        return len(np.unique(run.facts.token))
-    seen = np.zeros(largest + 1, np.bool_)
-    for (token,) in run.facts.blocks("token"):
-        seen[token] = True
-    return int(seen.sum())
-
-
-def taken(columns: Scores | TargetFacts, names: Sequence[str], order: Ints) -> list[npt.NDArray[Any]]:
-    """The rows ``order`` of the columns ``names``, which must have been measured; no column is in memory as a whole."""
-    found: list[npt.NDArray[Any]] = []
-    begin, missing = 0, len(order)
-    for block in columns.blocks(*names):
-        found = found or [np.empty(len(order), values.dtype) for values in block]
-        end = begin + len(block[0])
-        here = np.flatnonzero((order >= begin) & (order < end))
-        for rows, values in zip(found, block, strict=True):
-            rows[here] = values[order[here] - begin]
-        begin, missing = end, missing - len(here)
-        if not missing:
-            break
-    return found or [getattr(columns, name) for name in names]  # not a single target
+    return np.unique(run.facts.token, return_index=True)[1][:limit]

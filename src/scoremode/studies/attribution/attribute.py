@@ -261,14 +261,10 @@ def _candidate(candidate: Candidate, own: Stored, units: Sequence[Unit]) -> dict
 
 
 def _damage_of(compared: Comparison, cells: PlanCells) -> Damage:
-    kl, moved, same = [], [], []
-    for block in compared.blocks():
-        if block.kl is None or block.base_top is None or block.cand_top is None:
-            raise InputError(f"the engine of {compared.name} gives no KL", fix="leave --engine out")
-        kl.append(block.kl)
-        moved.append(block.moved)
-        same.append(block.base_top == block.cand_top)
-    return cells.damage(np.concatenate(kl), np.concatenate(moved), np.concatenate(same))
+    rows = compared.rows
+    if rows.kl is None or rows.base_top is None or rows.cand_top is None:
+        raise InputError(f"the engine of {compared.name} gives no KL", fix="leave --engine out")
+    return cells.damage(rows.kl, rows.moved, rows.base_top == rows.cand_top)
 
 
 def _kept(folder: AttributionFolder, known: Mapping[str, Any]) -> Attribution | None:

@@ -86,12 +86,8 @@ class PlanCells:
     def __init__(self, plan: Plan) -> None:
         groups, half = grouping(plan), (len(plan) + 1) // 2
         self.kind = groups.kind
-        self.index: Ints = np.empty(plan.targets, np.int64)
-        self.weight: Floats = np.empty(plan.targets)
-        for block in plan.blocks():
-            here = slice(block.begin, block.end)
-            self.index[here] = 2 * groups.of(block) + (block.window >= half)
-            self.weight[here] = weights_of(plan, block)
+        self.index: Ints = 2 * groups.of_target + (plan.target_window >= half)
+        self.weight = weights_of(plan)
         count = 2 * max(1, groups.count)
         numbers = np.arange(count)
         weight: Floats = np.bincount(self.index, self.weight, count).astype(np.float64)

@@ -133,8 +133,7 @@ def _chosen(plan: Plan, tokens: int) -> tuple[list[Window], list[Ints]]:
     with_targets = np.flatnonzero(plan.target_counts > 0)
     count = max(1, int(tokens // max(1.0, plan.target_counts[with_targets].mean())))
     chosen = with_targets[np.unique(np.linspace(0, len(with_targets) - 1, min(count, len(with_targets))).astype(int))]
-    groups, offsets = grouping(plan), plan.target_offsets
-    numbers = np.concatenate([groups.of(block) for block in plan.blocks()])
+    numbers, offsets = grouping(plan).of_target, plan.target_offsets
     parts = [numbers[offsets[index] : offsets[index + 1]] for index in chosen]
     return [plan.window(int(index)) for index in chosen], parts
 

@@ -10,8 +10,8 @@ import numpy as np
 from scoremode.core.scores.answers import measured
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.statistics.estimate import finite_or_none
-from scoremode.core.statistics.streams import LlamacppMean, StreamedSum, array_blocks, empty_column, order_statistics
-from scoremode.values import Floats, release_read_blocks
+from scoremode.core.statistics.run import LlamacppMean
+from scoremode.values import Floats
 
 KLD_PERCENTILES = (99.9, 99.0, 95.0, 90.0, 50.0, 10.0, 5.0, 1.0, 0.1)
 
@@ -25,43 +25,31 @@ def llamacpp_statistics(c: Comparison) -> dict[str, float | None]:
     computed in float32, as in llama.cpp, which prints none of this below 100 targets. Names: ``kld_99.9%``,
     ``delta_p_50%``, ….
     """
-    n = len(c.groups)
-    sums = {name: LlamacppMean(n) for name in ("candidate", "baseline", "delta_p", "delta_p_squared", "kl")}
-    products, delta_p, begin, equal = StreamedSum(n), empty_column(n), 0, 0
+    rows = c.rows
+    n, candidate, baseline = len(rows.groups), LlamacppMean(-rows.cand), LlamacppMean(-rows.base)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        for number, block in enumerate(c.blocks()):
-            change, candidate, baseline = block.delta_p, -block.cand, -block.base
-            columns = {"candidate": candidate, "baseline": baseline, "delta_p": change, "delta_p_squared": change**2}
-            for name, column in columns.items():
-                sums[name].add(column)
-            if block.kl is not None:
-                sums["kl"].add(block.kl)
-            products.add(candidate * baseline)
-            delta_p[begin : begin + len(change)] = change
-            begin += len(change)
-            equal += int((measured(block.base_top) == measured(block.cand_top)).sum()) if c.has_top else 0
-            release_read_blocks((delta_p,), number)
-        found = _perplexity(sums["candidate"], sums["baseline"], products)
-        if c.kl is not None:
-            found |= {"kld_mean": sums["kl"].mean, "kld_mean_error": sums["kl"].error}
-            found |= _extremes("kld", c.kl, KLD_PERCENTILES)
-        found |= {"delta_p_mean": sums["delta_p"].mean, "delta_p_mean_error": sums["delta_p"].error}
-        found |= _extremes("delta_p", delta_p, DELTA_P_PERCENTILES)
-        rms = math.sqrt(sums["delta_p_squared"].mean)
-        error = 0.5 / rms * sums["delta_p_squared"].error if rms else math.nan
-        found |= {"delta_p_rms": rms, "delta_p_rms_error": error}
+        delta_p, squared = LlamacppMean(rows.delta_p), LlamacppMean(rows.delta_p**2)
+        found = _perplexity(candidate, baseline, LlamacppMean(-rows.cand * -rows.base).mean)
+        if rows.kl is not None:
+            kl = LlamacppMean(rows.kl)
+            found |= {"kld_mean": kl.mean, "kld_mean_error": kl.error, **_extremes("kld", rows.kl, KLD_PERCENTILES)}
+        found |= {"delta_p_mean": delta_p.mean, "delta_p_mean_error": delta_p.error}
+        found |= _extremes("delta_p", rows.delta_p, DELTA_P_PERCENTILES)
+        rms = math.sqrt(squared.mean)
+        found |= {"delta_p_rms": rms, "delta_p_rms_error": 0.5 / rms * squared.error if rms else math.nan}
         if c.has_top:
+            equal = np.count_nonzero(measured(rows.base_top) == measured(rows.cand_top))
             same = equal / n if n else math.nan
             spread = math.sqrt(same * (1 - same) / (n - 1)) if n > 1 else math.nan
             found |= {"same_top": same, "same_top_error": spread}
     return {name: finite_or_none(value) for name, value in found.items()}
 
 
-def _perplexity(candidate: LlamacppMean, baseline: LlamacppMean, products: StreamedSum) -> dict[str, float]:
+def _perplexity(candidate: LlamacppMean, baseline: LlamacppMean, product: float) -> dict[str, float]:
     """Computes perplexities, their ratio and difference, with the errors of two correlated means."""
     mean, error, mean_base, error_base = candidate.mean, candidate.error, baseline.mean, baseline.error
-    n = products.n
-    covariance = (products.mean - mean * mean_base) / (n - 1) if n >= 10 else 0.0
+    n = candidate.n
+    covariance = (product - mean * mean_base) / (n - 1) if n >= 10 else 0.0
     # for equal runs, rounding may give a negative number; llama.cpp prints its square root as nan
     difference_error = math.sqrt(max(0.0, error**2 + error_base**2 - 2 * covariance))
     ppl, ppl_base = float(np.exp(mean)), float(np.exp(mean_base))
@@ -87,8 +75,8 @@ def _extremes(name: str, values: Floats, percentiles: tuple[float, ...]) -> dict
     if not n:
         return {}
     places = {0, n - 1, *(place for p in percentiles for place in _places(p, n))}
-    rounded = order_statistics((b.astype(np.float32).astype(np.float64) for b in array_blocks(values)), n, places)
-    ordered = {place: np.float32(value) for place, value in rounded.items()}
+    rounded = np.partition(values.astype(np.float32), sorted(places))
+    ordered = {place: rounded[place] for place in places}
     inner = {f"{name}_{p:g}%": _llamacpp_percentile(ordered, n, p) for p in percentiles}
     return {f"{name}_max": float(ordered[n - 1]), **inner, f"{name}_min": float(ordered[0])}
 

@@ -168,7 +168,7 @@ class AgainstFirst(OpenBaseline):
             noise = noise_facts(only_one_way(run.engine))
         found = compared_with(self.run, noise, candidate)
         del found["variant"]  # the settings of the plan or of the engine tell the variations apart
-        logprob = run.journal.rows(0, run.asked.plan.targets).logprob
+        logprob = run.journal.scores.logprob
         announce(self.folders.progress, "scoring a few windows again")
         found["rerun"] = rerun(run.engine, run.asked.plan, logprob) if candidate.spread is None else NOT_RERUN
         if said := self.other.kept_promise(change(logprob, self.run.scores.logprob), self.other.change):

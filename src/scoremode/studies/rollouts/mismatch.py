@@ -24,6 +24,7 @@ from scoremode.core.scores.answers import measured
 from scoremode.core.scores.frames import ArrowTable, few_lines
 from scoremode.core.scores.schema import ROUNDING
 from scoremode.core.statistics.comparison import Comparison
+from scoremode.core.statistics.estimate import quantiles
 from scoremode.core.statistics.statistic import (
     PlainStatistic,
     Statistic,
@@ -33,7 +34,6 @@ from scoremode.core.statistics.statistic import (
     fields_of,
     plain,
 )
-from scoremode.core.statistics.streams import quantiles
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.arguments import ModelArguments, spelled_out
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer

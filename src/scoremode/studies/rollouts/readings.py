@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from scoremode.core.scores.answers import measured
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.store.run import Run
 from scoremode.core.text.token_text import joined
@@ -132,17 +133,17 @@ def other_choices(reader: Run, rollouts: Rollouts, noise: float = 0.0) -> tuple[
         text, target = int(np.searchsorted(starts, at, side="right")) - 1, int(order[at])
         if text in found:
             continue
-        earlier = [str(facts.value("text", int(i))) for i in order[max(starts[text], at - BEFORE) : at]]
+        earlier = [str(facts.text[i]) for i in order[max(starts[text], at - BEFORE) : at]]
         found[text] = OtherChoice(
             prompt=int(rollouts.prompt[text]),
             sample=int(rollouts.sample[text]),
             token=at - int(starts[text]) + 1,
             before=(rollouts.prompt_text[text] + joined(earlier))[-BEFORE:],
-            written=str(facts.value("text", target)),
-            prefers=str(facts.value("top_text", target)),
+            written=str(facts.text[target]),
+            prefers=str(measured(facts.top_text)[target]),
             p_writer=math.exp(rollouts.raw_logprob[text][at - int(starts[text])]),
-            p_reader=math.exp(scores.value("logprob", target)),
-            p_prefers=math.exp(scores.value("top_logprob", target)),
+            p_reader=math.exp(scores.logprob[target]),
+            p_prefers=math.exp(measured(scores.top_logprob)[target]),
             gap=float(gap[target]) if np.isfinite(gap[target]) else None,
         )
         if len(found) == MOST_EXAMPLES:
