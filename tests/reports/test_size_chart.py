@@ -14,14 +14,12 @@ from scoremode.core.statistics.comparison import Comparison
 from scoremode.reports.html.drawing import MARKS, mark_path
 from scoremode.reports.html.size_chart import (
     DRAWN,
-    SCREENS,
+    FRAME,
     Point,
     SizeChart,
     has_place,
-    place_names,
     size_chart,
     size_section,
-    text_width,
 )
 from tests.reports.demo import FORMATS, make_formats, with_statistics
 from tests.reports.test_html import EVIL, Page
@@ -45,7 +43,7 @@ def section(made: Made, **changes: Mapping[str, Any]) -> str:
 
 
 def points(*places: tuple[float, float], stderr: float | None = None) -> list[Point]:
-    return [Point(f"p{i}", f"p{i}", f"p{i}", 0, size, value, stderr) for i, (size, value) in enumerate(places)]
+    return [Point(i + 1, f"p{i}", f"p{i}", 0, size, value, stderr) for i, (size, value) in enumerate(places)]
 
 
 @pytest.mark.parametrize("measure", DRAWN, ids=lambda m: m.name)
@@ -75,17 +73,25 @@ def test_the_front_has_whom_nobody_beats(made: Made, measure: Any) -> None:
 def test_marks_stand_where_their_numbers_are(made: Made) -> None:
     """The drawing is read back: x by two ticks, y by two powers of ten."""
     drawn, _ = chart_of(made)
-    for screen in SCREENS:
-        svg = drawn.drawing(screen, "title")
-        up = {label: screen.y(place) for place, label in drawn.up.marks()}
-        along = {float(label): screen.x(place) for place, label in drawn.along.marks()}
-        (b0, x0), *_, (b1, x1) = along.items()
-        high, low = up["0.1"], up["0.01"]
-        places = re.findall(r'class="hit" cx="([\d.]+)" cy="([\d.]+)"', svg)
-        assert len(places) == len(FORMATS)
-        for point, (x, y) in zip(drawn.points, places, strict=True):
-            assert (float(x) - x0) / (x1 - x0) * (b1 - b0) + b0 == pytest.approx(point.size, abs=0.02)
-            assert 10 ** (-1 - (float(y) - high) / (low - high)) == pytest.approx(point.value, rel=0.02)
+    svg = drawn.drawing("title")
+    up = {label: FRAME.y(place) for place, label in drawn.up.marks()}
+    along = {float(label): FRAME.x(place) for place, label in drawn.along.marks()}
+    (b0, x0), *_, (b1, x1) = along.items()
+    high, low = up["0.1"], up["0.01"]
+    places = re.findall(r'class="hit" cx="([\d.]+)" cy="([\d.]+)"', svg)
+    assert len(places) == len(FORMATS)
+    for point, (x, y) in zip(drawn.points, places, strict=True):
+        assert (float(x) - x0) / (x1 - x0) * (b1 - b0) + b0 == pytest.approx(point.size, abs=0.02)
+        assert 10 ** (-1 - (float(y) - high) / (low - high)) == pytest.approx(point.value, rel=0.02)
+
+
+def test_the_legend_names_the_numbers_of_the_marks(made: Made) -> None:
+    page = section(made)
+    numbered = re.findall(r"<b>(\d+)</b>&nbsp;([^,<]+)", page)
+    names = [name.removeprefix("Qwen3-4B-Instruct-2507-") for name, *_ in FORMATS]
+    assert sorted(numbered) == sorted((str(i), name) for i, name in enumerate(names, start=1))
+    chart = page[page.index("of-kl_mean") : page.index("</svg>", page.index("of-kl_mean"))]
+    assert re.findall(r'class="name"[^>]*>(\d+)<', chart) == [str(i + 1) for i in range(len(FORMATS))]
 
 
 def test_a_large_range_is_logarithmic_and_a_small_one_is_not() -> None:
@@ -99,18 +105,18 @@ def test_the_baseline_is_in_every_chart_of_the_ratio() -> None:
     for places in (((4, 2.0), (8, 30.0)), ((4, 1.01), (8, 1.02)), ((4, 0.5), (8, 0.9))):
         drawn = SizeChart(points(*places), RATIO, "bits")
         assert 0 < float(drawn.up.place(1.0)) < 1
-        assert "the baseline: 1" in drawn.drawing(SCREENS[0], "t")
+        assert "the baseline: 1" in drawn.drawing("t")
 
 
 def test_the_noise_floor_is_an_area_or_said_to_be_below(made: Made) -> None:
     near = SizeChart(points((4, 0.1), (8, 0.001)), KL, "bits", [1e-4])
-    assert 'class="noise"' in near.drawing(SCREENS[0], "t")
-    assert "noise floor 1e−4" in near.drawing(SCREENS[0], "t")
-    far = dataclasses.replace(near, floors=[1e-9]).drawing(SCREENS[0], "t")
+    assert 'class="noise"' in near.drawing("t")
+    assert "noise floor 1e−4" in near.drawing("t")
+    far = dataclasses.replace(near, floors=[1e-9]).drawing("t")
     assert 'class="noise"' not in far
     assert "noise floor 1e−9, below this chart" in far
-    assert "noise floor 0<" in dataclasses.replace(near, floors=[0.0]).drawing(SCREENS[0], "t")
-    assert "noise floor, at most 2e−4" in dataclasses.replace(near, floors=[1e-4, 2e-4]).drawing(SCREENS[0], "t")
+    assert "noise floor 0<" in dataclasses.replace(near, floors=[0.0]).drawing("t")
+    assert "noise floor, at most 2e−4" in dataclasses.replace(near, floors=[1e-4, 2e-4]).drawing("t")
     assert chart_of(made, RATIO)[0].floor is None
 
 
@@ -201,34 +207,14 @@ def test_absurd_numbers_are_drawn_inside(
         assert measure in (RATIO, SAME_TOP)
         return
     placed = points(*((size, measure.factor * v) for size, v in zip(bits, values, strict=True)), stderr=stderr)
-    for screen in SCREENS:
-        svg = SizeChart(placed, measure, "bits", [1e-5]).drawing(screen, "t")
-        assert "nan" not in svg
-        assert "inf" not in svg
-        for x, y in re.findall(r'class="hit" cx="([^"]+)" cy="([^"]+)"', svg):
-            assert 0 <= float(x) <= screen.width
-            assert 0 <= float(y) <= screen.height
+    svg = SizeChart(placed, measure, "bits", [1e-5]).drawing("t")
+    assert "nan" not in svg
+    assert "inf" not in svg
+    for x, y in re.findall(r'class="hit" cx="([^"]+)" cy="([^"]+)"', svg):
+        assert 0 <= float(x) <= FRAME.width
+        assert 0 <= float(y) <= FRAME.height
 
 
 def test_marks_differ_for_many_groups() -> None:
     assert len({mark_path(group) for group in range(56)}) == 56
     assert len(MARKS) == 8
-
-
-def test_names_avoid_marks_and_each_other() -> None:
-    marks = [(200.0 + 90 * (i % 3), 150.0 + 30 * (i // 3)) for i in range(6)]
-    names = [f"model {i}" for i in range(6)]
-    boxes = [spot.box for spot in place_names(names, marks, SCREENS[0]) if spot]
-    assert len(boxes) == 6
-    for i, (left, top, right, bottom) in enumerate(boxes):
-        assert right - left == pytest.approx(text_width(names[i], SCREENS[0].text))
-        for other in boxes[i + 1 :]:
-            assert right <= other[0] or other[2] <= left or bottom <= other[1] or other[3] <= top
-
-
-def test_a_name_without_room_is_left_out_and_counted(made: Made) -> None:
-    spots = place_names(["a long name of a model"] * 40, [(300.0, 200.0)] * 40, SCREENS[0])
-    assert 0 < sum(spot is None for spot in spots) < 40
-    comparisons = [dataclasses.replace(made[0], name=f"{i} of many long names") for i in range(20)]
-    page = size_section(comparisons)
-    assert re.search(r"\d+ names had no room beside the marks", page)

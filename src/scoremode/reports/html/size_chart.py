@@ -1,13 +1,11 @@
-"""Quality against size: one mark per candidate, error bars, the noise floor and the Pareto front.
+"""Quality against size: one numbered mark per candidate, error bars, the noise floor and the Pareto front.
 
-It is drawn twice, wide for a desktop and narrow for a phone; the style sheet shows the one that fits.
+The legend above the drawing has the names, so that no name covers a mark on any screen.
 """
 
 from __future__ import annotations
 
-import itertools
-import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -21,25 +19,17 @@ from scoremode.reports.html.templating import fill
 from scoremode.reports.numbers import SHOWN, Statistics
 from scoremode.reports.ranking import pareto_front
 from scoremode.reports.served import ServedModel, are_variants, in_groups, served
-from scoremode.reports.text import counted, middle_cut, without_common_start
+from scoremode.reports.text import counted, without_common_start
 from scoremode.values import rounded, usable
 
 Missing = dict[str, list[str]]  # why candidates are not drawn, and their names
-XY = tuple[float, float]  # x and y of a drawing; y grows downwards
-Box = tuple[float, float, float, float]  # left, top, right and bottom
 
 DECADE = 8.0  # values that differ by this factor are drawn on a logarithmic axis
 FAR_BELOW = 1e-3  # a noise floor further below the candidates would squeeze them together
 LARGEST = 1e300
 CANNOT = "not a number that can be drawn"
 
-DISTANCES = (9.0, 18.0)  # of a name from its mark
-DIRECTIONS = ((1, 0), (-1, 0), (1, -1), (-1, -1), (1, 1), (-1, 1), (0, -1), (0, 1))
-
-SCREENS = (
-    Frame("wide", 920, 430, 66, 14, 30, 44, text=13, longest=30),
-    Frame("narrow", 360, 400, 50, 14, 30, 44, text=12.5, longest=20),
-)
+FRAME = Frame(width=560, height=380, left=62, right=14, top=30, bottom=48)
 DRAWN = sorted((m for m in SHOWN if m.choice), key=lambda m: m.name != "kl_mean")  # the divergence comes first
 
 
@@ -53,8 +43,8 @@ def has_place(measure: Statistic, value: float) -> bool:
 class Point:
     """A candidate in the chart, in the units of its axes."""
 
+    number: int  # of the candidate, as the legend has it
     name: str
-    label: str  # the name as it stands beside the mark, perhaps shorter
     said: str  # all of its figures, shown when the mark is pointed at
     group: int
     size: float
@@ -63,7 +53,7 @@ class Point:
     link: str = ""  # where a click on the mark leads
 
     @property
-    def ends(self) -> XY:
+    def ends(self) -> tuple[float, float]:
         """The upper and the lower end of its error bar."""
         return self.value + (self.stderr or 0.0), self.value - (self.stderr or 0.0)
 
@@ -78,9 +68,14 @@ def size_section(comparisons: Sequence[Comparison]) -> Markup:
         "size_section.html",
         charts=[(chart, missing) for chart, missing in found if len(chart.points) > 1],
         impossible=[(chart, missing) for chart, missing in found if len(chart.points) < 2],
-        groups=list(in_groups(facts)),
-        screens=SCREENS,
+        groups=legend([c.name for c in comparisons], facts),
     )
+
+
+def legend(names: Sequence[str], facts: Sequence[ServedModel]) -> dict[str, list[tuple[int, str]]]:
+    """The numbers and names of candidates by group, whose mark stands before them."""
+    short = without_common_start(names)
+    return {group: [(i + 1, short[i]) for i in members] for group, members in in_groups(facts).items()}
 
 
 def size_chart(measure: Statistic, comparisons: Sequence[Comparison]) -> tuple[SizeChart, Missing]:
@@ -105,11 +100,10 @@ def chart_of(measure: Statistic, found: Sequence[Charted]) -> tuple[SizeChart, M
     facts, statistics = [one.served for one in found], [one.statistics for one in found]
     by_bits = any(f.bits_per_weight is not None for f in facts)
     groups = list(in_groups(facts))
-    labels = without_common_start([one.name for one in found])
     name = measure.name
     points: list[Point] = []
     missing: Missing = {}
-    for one, s, f, label in zip(found, statistics, facts, labels, strict=True):
+    for number, (one, s, f) in enumerate(zip(found, statistics, facts, strict=True), start=1):
         size = f.bits_per_weight if by_bits else f.size / 2**30 if f.size else None
         value, error = usable(s.get(name)), usable(s.get(f"{name}_stderr"))
         if size is None:
@@ -122,7 +116,7 @@ def chart_of(measure: Statistic, found: Sequence[Charted]) -> tuple[SizeChart, M
             said = f"{one.name}: {size:.2f} {'bits per weight' if by_bits else 'GiB'}, {measure.choice} {shown}"
             said += f" ({f.line})" if f.line else ""
             at = groups.index(f.group), size, measure.factor * value, stderr
-            points.append(Point(one.name, label, said, *at, one.link))
+            points.append(Point(number, one.name, said, *at, one.link))
     known = [usable(s.get("noise_floor_kl_mean")) for s in statistics] if name == "kl_mean" else []
     floors = [floor for floor in known if floor is not None and 0 <= floor <= LARGEST]
     return SizeChart(points, measure, "bits per weight" if by_bits else "size, GiB", floors), missing
@@ -197,95 +191,30 @@ class SizeChart:
         """Candidates whose value is 0 or less, for which a logarithmic axis has no place."""
         return [p.name for p in self.points if self.log and p.value <= 0]
 
-    def drawing(self, frame: Frame, title: str) -> Markup:
-        places = self._places(frame)
+    def drawing(self, title: str) -> Markup:
+        places = [(FRAME.x(float(self.along.place(p.size))), FRAME.y(self.height(p.value))) for p in self.points]
         corners = [places[i] for i in self.front]
         path = f"M{corners[0][0]:.1f} {corners[0][1]:.1f}" + "".join(f"H{x:.1f}V{y:.1f}" for x, y in corners[1:])
         return fill(
             "size_chart.html",
             chart=self,
-            frame=frame,
+            frame=FRAME,
             title=title,
-            front=f"{path}H{frame.x(1):.1f}",
-            level=self._level(frame),
-            points=list(zip(self.points, places, self.names(frame), strict=True)),
+            front=f"{path}H{FRAME.x(1):.1f}",
+            level=self._level(),
+            points=list(zip(self.points, places, strict=True)),
         )
 
-    def _places(self, frame: Frame) -> list[XY]:
-        return [(frame.x(float(self.along.place(p.size))), frame.y(self.height(p.value))) for p in self.points]
+    def _level(self) -> tuple[float, str] | None:
+        """The height of the line that shows the baseline or the noise floor, and its words; None if there is neither.
 
-    def names(self, frame: Frame) -> list[Spot | None]:
-        """Where each name is written; None if there is no room for it."""
-        level, names = self._level(frame), [middle_cut(p.label, frame.longest) for p in self.points]
-        return place_names(names, self._places(frame), frame, [level.box] if level else [])
-
-    def _level(self, frame: Frame) -> Level | None:
-        """The line that shows the baseline or the noise floor; None if there is neither."""
-        baseline = self.measure.better == "one"
-        if not baseline and self.floor is None:
+        A noise floor below the axis has words alone.
+        """
+        if self.measure.better == "one":
+            return FRAME.y(self.height(1.0)), "the baseline: 1"
+        if self.floor is None:
             return None
-        value = 1.0 if baseline or self.floor is None else self.floor
-        y = frame.y(self.height(value))
-        unseen = self.log and value > 0 and y > frame.y(0) - 0.5
-        words = "the baseline: 1"
-        if not baseline:
-            words = f"noise floor{', at most' if min(self.floors) < value else ''} {plain(value)}"
-            words += ", below this chart" if unseen else ""
-        base, right = y + frame.text if baseline else y - 4, frame.x(1) - 3
-        return Level(y, words, (right - text_width(words, frame.text), base - frame.text, right, base + 3))
-
-
-class Level(NamedTuple):
-    """A line across the chart, and the words beside it."""
-
-    y: float
-    words: str
-    box: Box
-
-
-class Spot(NamedTuple):
-    """Where a name is written."""
-
-    x: float
-    y: float  # of the base line
-    anchor: str  # of SVG text: start, middle or end
-    box: Box
-
-
-def text_width(text: str, size: float) -> float:
-    """About how wide a text is drawn: fonts differ, so this is a little wider than in most of them."""
-    wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
-    return size * (0.58 * (len(text) - wide) + 1.02 * wide)
-
-
-def place_names(
-    names: Sequence[str], marks: Sequence[XY], frame: Frame, taken: Sequence[Box] = ()
-) -> list[Spot | None]:
-    """The first spot beside each mark that covers no mark and no other name; None if there is none."""
-    covered = [*((x - 6, y - 6, x + 6, y + 6) for x, y in marks), *taken]
-    within = (frame.left, frame.top - 8, frame.width, frame.height - frame.bottom)
-    found = list[Spot | None]()
-    for name, mark in zip(names, marks, strict=True):
-        tried = (s for s in _spots(name, mark, frame.text) if _is_inside(s.box, within))
-        spot = next((s for s in tried if not any(_overlap(s.box, other) for other in covered)), None)
-        covered += [spot.box] if spot else []
-        found.append(spot)
-    return found
-
-
-def _spots(name: str, mark: XY, size: float) -> Iterator[Spot]:
-    """The spots for a name that are tried, the best first."""
-    width = text_width(name, size)
-    for distance, (right, down) in itertools.product(DISTANCES, DIRECTIONS):
-        x, middle = mark[0] + right * distance, mark[1] + down * (distance + (size / 2 if not right else 0))
-        left = x if right > 0 else x - width if right < 0 else x - width / 2
-        box = (left, middle - size * 0.6, left + width, middle + size * 0.6)
-        yield Spot(x, middle + size * 0.35, ("middle", "start", "end")[right], box)
-
-
-def _is_inside(box: Box, other: Box) -> bool:
-    return box[0] >= other[0] and box[1] >= other[1] and box[2] <= other[2] and box[3] <= other[3]
-
-
-def _overlap(box: Box, other: Box) -> bool:
-    return box[0] < other[2] and other[0] < box[2] and box[1] < other[3] and other[1] < box[3]
+        y = FRAME.y(self.height(self.floor))
+        unseen = self.log and self.floor > 0 and y > FRAME.y(0) - 0.5
+        at_most = ", at most" if min(self.floors) < self.floor else ""
+        return y, f"noise floor{at_most} {plain(self.floor)}" + (", below this chart" if unseen else "")

@@ -12,11 +12,10 @@ from urllib.parse import quote
 
 from scoremode.core.disk.uri import is_uri
 from scoremode.core.statistics.comparison import BY_NAME
-from scoremode.reports.html.size_chart import SCREENS, Charted, chart_of
+from scoremode.reports.html.size_chart import Charted, chart_of, legend
 from scoremode.reports.html.templating import fill_page
 from scoremode.reports.records.grouping import CHANGED, COPIES, Group, distinct_names, group_notes, group_table, grouped
 from scoremode.reports.records.reading import Record
-from scoremode.reports.served import in_groups
 from scoremode.reports.text import counted
 
 MOST_IN_BAR = 8  # groups that the bar at the top links to
@@ -35,7 +34,6 @@ def render(records: Sequence[Record], page: str) -> str:
         changed=[(one, _link(one, folder)) for one in found.changed],
         why=CHANGED,
         copies=f"{', '.join(one.file for one in found.copies)}: {COPIES}." if found.copies else "",
-        screens=SCREENS,
     )
 
 
@@ -49,7 +47,7 @@ def _shown(group: Group, folder: str) -> dict[str, object]:
         "title": group.title,
         "chart": chart,
         "missing": missing,
-        "marks": list(in_groups(facts)),
+        "marks": legend(distinct_names(group.records), facts),
         "apart": group.apart,
         "blocks": [made_by, group_table(group, links), *others],
     }
