@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import scoremode as sm
-from scoremode.reports.publish import readme_parts
-from scoremode.reports.readme import MARKERS
+from scoremode.reports.card import MARKERS
+from scoremode.reports.model_card import readme_parts
 from tests.command_line import Command, Refused
 
 TEXTS = ["one two three", "four five six", "seven eight", "nine ten", "eleven twelve", "some more"]
@@ -58,6 +58,8 @@ def test_mistakes_are_one_line(refused: Refused, kept: Path, tmp_path: Path) -> 
     assert plain.read_text() == "# Title\n"
     assert "there is no dialect 'exl'; did you mean 'exl3'" in refused("card", kept, "--dialect", "exl")
     assert "give --out DIR" in refused("card", kept, "--dialect", "json", "--write", plain)
-    assert "--benchmark org/dataset" in refused("card", kept, "--dialect", "eval-results")
+    assert "there is no dialect 'eval-results'; use model-index" in refused("card", kept, "--dialect", "eval-results")
+    assert "there is no dialect 'compact'; use markdown" in refused("card", kept, "--dialect", "compact")
+    assert "the hub's metadata is --dialect model-index" in refused("card", kept, "--benchmark", "org/dataset")
     assert "is not a folder of compare --out" in refused("card", tmp_path / "nowhere")
     assert "is one run" in refused("card", kept / "baseline")

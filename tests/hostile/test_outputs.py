@@ -16,7 +16,7 @@ import pytest
 from scoremode.cli.commands import build_parser
 from scoremode.cli.parser import WRITTEN
 from scoremode.core.disk import folders
-from scoremode.reports.readme import MARKERS
+from scoremode.reports.card import MARKERS
 from tests.hostile.cases import Case
 from tests.hostile.harness import run, snapshot
 from tests.makers import make_tiny_model

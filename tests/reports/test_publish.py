@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 import shlex
 from dataclasses import replace
-from typing import Any
 
 import pytest
-import yaml
 
 from scoremode.core.statistics.comparison import Comparison, comparison_statistics
-from scoremode.errors import InputError, RunError
+from scoremode.errors import RunError
+from scoremode.reports.model_card import readme_parts
 from scoremode.reports.public_text import public_command, public_name, public_words
-from scoremode.reports.publish import FILES, Benchmark, published_files, readme_parts
+from scoremode.reports.publish import record_files
 from scoremode.reports.served import served_manifest
 from tests.core.statistics.test_comparison import random_comparison
-from tests.reports.demo import with_statistics
 
-BENCHMARK = Benchmark("org/texts", "ppl")
 PRIVATE = ("/home/", "me/secret", "bucket", "10.0.0.7", "s3:", "C:\\", "~")
 
 
@@ -43,12 +40,12 @@ def private_comparisons() -> list[Comparison]:
 
 
 def written(dialect: str, comparisons: list[Comparison]) -> dict[str, str]:
-    if dialect in FILES:
-        return published_files(dialect, comparisons, BENCHMARK)
+    if dialect == "json":
+        return record_files(comparisons)
     return {"README.md": readme_parts()[dialect](comparisons)}
 
 
-@pytest.mark.parametrize("dialect", [*readme_parts(), *FILES])
+@pytest.mark.parametrize("dialect", [*readme_parts(), "json"])
 def test_no_dialect_contains_a_path_of_a_machine(dialect: str) -> None:
     for name, text in written(dialect, private_comparisons()).items():
         assert [part for part in PRIVATE if part in name + text] == []
@@ -88,33 +85,6 @@ def test_what_is_private_in_a_uri_or_a_sentence_goes(given: str, public: str) ->
     assert public_words(given) == public if " " in given else public_name(given) == public
 
 
-def test_the_hubs_evaluation_results_have_its_fields() -> None:
-    comparisons = private_comparisons()
-    files = written("eval-results", comparisons)
-    assert list(files) == [".eval_results/q4.yaml", ".eval_results/q8.yaml"]
-    (entry,) = yaml.safe_load(files[".eval_results/q4.yaml"])
-    assert entry["dataset"] == {"id": "org/texts", "task_id": "ppl"}
-    assert entry["value"] == pytest.approx(comparison_statistics(comparisons[0])["ppl_candidate"], rel=1e-5)
-    assert "base" in entry["notes"]
-    assert entry.keys() <= {"dataset", "value", "date", "notes"}
-
-
-@pytest.mark.parametrize(
-    ("given", "words"), [(("texts", "a"), "not a dataset"), (("org/texts", "a", "kl_max"), "cannot be published")]
-)
-def test_a_benchmark_that_the_hub_would_not_know_is_refused(given: tuple[Any, ...], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        Benchmark(*given)
-
-
-def test_evaluation_results_need_a_benchmark_and_a_value() -> None:
-    c = random_comparison(10)
-    with pytest.raises(InputError, match="registered as a benchmark"):
-        published_files("eval-results", [c], None)
-    with pytest.raises(RunError, match="no ppl_candidate"):
-        published_files("eval-results", [with_statistics(c, ppl_candidate=None)], BENCHMARK)
-
-
 def test_json_has_both_kinds_of_numbers() -> None:
     comparisons = private_comparisons()
     statistics = comparison_statistics(comparisons[0])
@@ -128,7 +98,7 @@ def test_json_has_both_kinds_of_numbers() -> None:
 def test_files_of_two_names_that_become_one_are_refused() -> None:
     a, b = (random_comparison(10, name=name) for name in ("q 4", "q?4"))
     with pytest.raises(RunError, match="one file"):
-        published_files("json", [a, b], None)
+        record_files([a, b])
 
 
 def test_an_emulated_file_has_the_size_it_would_have() -> None:

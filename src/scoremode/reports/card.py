@@ -1,4 +1,4 @@
-"""``sm.card``: comparisons in a dialect of publishers, as text, in a README or as files."""
+"""``sm.card``: comparisons in a dialect of publishers, as text, between two markers of a README, or as records."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scoremode.core.arguments import path_text
+from scoremode.core.disk.uri import is_uri
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.store.runs import is_run
 from scoremode.core.verbs.finished_runs import of_runs
-from scoremode.core.verbs.outputs import write_files
+from scoremode.core.verbs.outputs import Output, check_output, write_files
 from scoremode.errors import InputError, OptionError, did_you_mean
-from scoremode.reports import publish, readme
+from scoremode.reports.model_card import readme_parts
+from scoremode.reports.publish import record_files
 
-Place = str | Path | None
-
-# files that may be replaced have these words, as publish.py writes them
-MARKS = {"eval-results": "; scoremode ", "json": '"scoremode": "'}
+MARKERS = ("<!-- scoremode begin -->", "<!-- scoremode end -->")
+YAML_MARKERS = ("# scoremode begin", "# scoremode end")
+GONE = {"compact": "markdown", "eval-results": "model-index"}  # dialects of older versions, and what has their numbers
+MARK = '"scoremode": "'  # files that may be replaced have these words
 
 
 def card(
@@ -24,48 +26,42 @@ def card(
     dialect: str = "markdown",
     write: str | Path | None = None,
     out: str | Path | None = None,
-    benchmark: str | None = None,
-    task_id: str | None = None,
-    metric: str | None = None,
 ) -> str | dict[str, str]:
-    """Returns comparisons as a part of a model card; ``eval-results`` and ``json`` are texts of files, by their names.
+    """Returns comparisons as a part of a model card; ``json`` is a record per candidate, by the names of its files.
 
     ``found`` are comparisons, the folder of ``compare(…, out=…)``, or folders of runs, the baseline first. ``write``
-    also replaces what stands between two markers of a README. ``out`` also writes the files there. ``benchmark`` and
-    ``task_id`` say where the hub lists ``eval-results``, ``metric`` which statistic that is.
+    also replaces what stands between two markers of a README. ``out`` also writes the records there.
 
     >>> import scoremode as sm
-    >>> sm.card(*sm.compare("table:uniform", "table:uniform", text="any text"), dialect="compact").splitlines()[0]
-    '| model | size | perplexity | KL | same top |'
+    >>> sm.card(*sm.compare("table:uniform", "table:uniform", text="any text"), dialect="exl3").splitlines()[0][:15]
+    '| model | KL di'
     """
-    where = benchmark, task_id, metric
-    return published(found, dialect=dialect, write=write, out=out, where=where)[0]
+    return published(found, dialect=dialect, write=write, out=out)[0]
 
 
 def published(
-    found: Sequence[str | Path | Comparison], *, dialect: str, write: Place, out: Place, where: tuple[str | None, ...]
+    found: Sequence[str | Path | Comparison], *, dialect: str, write: str | Path | None, out: str | Path | None
 ) -> tuple[str | dict[str, str], list[str]]:
-    """The text or the files of a card, and lines that say what was written. Arguments are as those of ``card``."""
-    if dialect not in publish.dialects():
-        raise OptionError(f"there is no dialect '{dialect}'", fix=did_you_mean(dialect, publish.dialects()))
-    in_files, (dataset, task, metric) = dialect in publish.FILES, where
-    if write is not None and in_files:
-        raise OptionError(f"--write does not fit --dialect {dialect}", fix="give --out DIR")
-    if out is not None and not in_files:
+    """The text or the records of a card, and lines that say what was written. Arguments are as those of ``card``."""
+    known = [*readme_parts(), "json"]
+    if dialect not in known:
+        fix = f"use {GONE[dialect]}" if dialect in GONE else did_you_mean(dialect, known)
+        raise OptionError(f"there is no dialect '{dialect}'", fix=fix)
+    if write is not None and dialect == "json":
+        raise OptionError("--write does not fit --dialect json", fix="give --out DIR")
+    if out is not None and dialect != "json":
         raise OptionError(f"--out does not fit --dialect {dialect}", fix="give --write README.md")
-    benchmark = publish.Benchmark(dataset, task, metric or "ppl_candidate") if dataset and task else None
-    markers = readme.YAML_MARKERS if dialect == "model-index" else readme.MARKERS
-    output = None if write is None else readme.check_readme(str(write), markers)  # before columns are read
+    markers = YAML_MARKERS if dialect == "model-index" else MARKERS
+    output = None if write is None else check_readme(str(write), markers)  # before columns are read
     compared = _compared(found)
-    if in_files:
-        files = publish.published_files(dialect, compared, benchmark)
+    if dialect == "json":
+        files = record_files(compared)
         texts = {Path(out, name): text for name, text in files.items()} if out is not None else {}
-        written = write_files(texts, "--out", "a card of scoremode", MARKS[dialect])
-        return files, [f"written to {one}" for one in written]
-    text = publish.readme_parts()[dialect](compared)
+        return files, [f"written to {one}" for one in write_files(texts, "--out", "a card of scoremode", MARK)]
+    text = readme_parts()[dialect](compared)
     if output is None:
         return text, []
-    changed = readme.replace_between(output, text, markers)
+    changed = replace_between(output, text, markers)
     return text, [f"{output} {'now has' if changed else 'already has'} these results"]
 
 
@@ -75,8 +71,56 @@ def _compared(found: Sequence[str | Path | Comparison]) -> list[Comparison]:
         return compared
     if compared or not found:
         raise InputError("a card is made of comparisons, or of folders of runs", fix="give one kind of them")
-    first, *others = readme.run_folders([path_text("found", one) for one in found])
+    first, *others = run_folders([path_text("found", one) for one in found])
     if not others:
         what = "is one run, and a card compares" if is_run(first) else "is not a folder of compare --out"
         raise InputError(f"{first} {what}", fix="give the baseline's run, then those of its candidates")
     return of_runs(first, others)
+
+
+def run_folders(folders: list[str]) -> list[str]:
+    """The runs that were named, baseline first; for the folder of ``compare --out``, the runs inside it."""
+    if len(folders) > 1 or is_uri(folders[0]) or is_run(folders[0]) or not is_run(Path(folders[0], "baseline")):
+        return folders
+    inside = sorted(p for p in Path(folders[0]).iterdir() if p.is_dir() and p.name != "baseline" and is_run(p))
+    return [str(Path(folders[0], "baseline")), *map(str, inside)]
+
+
+def check_readme(name: str, markers: tuple[str, str]) -> Output:
+    """Checks the file of ``--write`` before any column is read; InputError says what to add to it."""
+    output = check_output(name, "--write", is_ours=lambda output: True)  # only what is between its markers is replaced
+    if output.is_stream or output.place is not None:
+        raise InputError(f"{name} is not a file on this machine", fix="give --write a README.md")
+    _parts(output, markers)
+    return output
+
+
+def replace_between(output: Output, text: str, markers: tuple[str, str]) -> bool:
+    """Writes the text between the markers; returns whether the file changed.
+
+    The text gets the file's line endings.
+    """
+    before, between, after = _parts(output, markers)
+    end = b"\r\n" if b"\r\n" in between else b"\n"
+    new = before + f"\n{text.strip()}\n".encode().replace(b"\n", end) + after
+    if new == before + between + after:
+        return False
+    output.write(new)
+    return True
+
+
+def _parts(output: Output, markers: tuple[str, str]) -> tuple[bytes, bytes, bytes]:
+    """The bytes up to the end of the first marker, those between, and those from the second marker on."""
+    name, (begin, end) = output.name, markers
+    add = f"add these two lines where the results belong: {begin} and {end}"
+    try:
+        content = output.path.read_bytes()
+        content.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        why = "is not UTF-8" if isinstance(error, UnicodeDecodeError) else f"cannot be read ({error.strerror})"
+        raise InputError(f"{name} {why}", fix=f"give --write a text file, and {add}") from None
+    before, found, rest = content.partition(begin.encode())
+    between, found_end, after = rest.partition(end.encode())
+    if not found or not found_end or content.count(begin.encode()) > 1 or content.count(end.encode()) > 1:
+        raise InputError(f"{name} does not have one {begin} and after it one {end}", fix=add)
+    return before + found, between, found_end + after

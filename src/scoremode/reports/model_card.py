@@ -1,4 +1,9 @@
-"""Comparisons for a model card: Markdown tables that say how they were made, and the hub's ``model-index``.
+"""Comparisons as parts of a README, in the dialects that people publish; none contains a folder of this machine.
+
+markdown      the table, a sentence per candidate, how to reproduce it
+exl3          bits per weight, KL divergence, top-1 agreement, perplexity
+model-index   the hub's metadata
+of wings      the lines of another tool, such as llama.cpp's, in a code block
 
 The words are in templates: model_card.md and model_index.yaml. Names come from untrusted files. In
 Markdown, every character with a special meaning is written as an entity. In YAML, every string is quoted as JSON, which
@@ -10,16 +15,19 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from markupsafe import Markup
 
+from scoremode.core import extensions
 from scoremode.core.statistics.comparison import BY_NAME, Comparison
 from scoremode.errors import RunError, harmless
-from scoremode.reports.comparisons import summary
+from scoremode.head.budget import FIRST
+from scoremode.reports.comparisons import bits_cell, card_table, summary
 from scoremode.reports.jinja import environment
 from scoremode.reports.numbers import shown_statistic
 from scoremode.reports.public_text import public_command, public_name, public_words
@@ -27,6 +35,7 @@ from scoremode.reports.served import engine_version
 from scoremode.reports.table import NOTHING, Table
 from scoremode.reports.text import method_words
 from scoremode.values import usable
+from scoremode.version import __version__
 
 if TYPE_CHECKING:
     import jinja2
@@ -159,3 +168,62 @@ def model_index(comparison: Comparison) -> str:
     if not known:
         raise RunError(f"{comparison.name} has no metric that the hub could show", fix="compare on a longer text")
     return fill_card("model_index.yaml", name=comparison.name, results=[(corpus, named, known)])
+
+
+# ── other dialects ───────────────────────────────────────────────────────────────────────────────────────────────────
+def _how(comparisons: Sequence[Comparison]) -> str:
+    m, s = comparisons[0].baseline.manifest, comparisons[0].statistics()
+    text = f"{public_name(str(m['corpus']))} (sha256 {m['corpus_sha256'][:12]})"
+    counted = f"{s['targets']:,} tokens, ± over {s['groups']:,} {m.get('stderr_groups', 'groups')}"
+    return escaped_markdown(f"{method_words(m)} on {text}, {counted}; scoremode {__version__}.")
+
+
+def exl3(comparisons: Sequence[Comparison]) -> str:
+    """The measures of ExLlamaV3's comparisons: KL both ways, and agreement on the first 1 to 5 choices."""
+    tops = {"same_top": 1, **{f"top{count}_same": count for count in range(2, FIRST + 1)}}
+    columns = {
+        "kl_mean": "KL divergence (original, quantized)",
+        "kl_reverse_mean": "KL divergence (quantized, original)",
+    }
+    columns |= {name: f"top-{count} agreement" for name, count in tops.items()} | {"ppl_candidate": "perplexity"}
+    table = card_table(comparisons, ("bpw", bits_cell), columns)
+    table = replace(table, rows=[replace(row, tag=row.tag.replace("baseline", "original")) for row in table.rows])
+    every = [c.statistics() for c in comparisons]
+    is_whole = all(s["kl_reverse_mean"] is not None and s["top5_same"] is not None for s in every)
+    missing = "" if is_whole else f" {NOTHING} in a row of a model: not measured, or infinite."
+    return f"{markdown_table(table)}\n\n{_how(comparisons)}{missing}\n"
+
+
+class ComparisonLayout(Protocol):
+    """Lines as another tool prints them: a flag of ``compare``, and a dialect of ``card``.
+
+    Wings offer such values as "comparison-layout".
+    """
+
+    name: str  # of the dialect; with -- before it, of the flag
+    about: str  # what the flag does
+    by: str  # whose formulas these are, in words
+
+    def text(self, comparison: Comparison) -> str:
+        """The lines for one candidate."""
+
+
+def layouts() -> dict[str, ComparisonLayout]:
+    return {layout.name: layout for layout in extensions.offered("comparison-layout")}
+
+
+def in_code_blocks(layout: ComparisonLayout, comparisons: Sequence[Comparison]) -> str:
+    """The lines of another tool for every candidate."""
+    blocks = [f"{code(c.name)}\n\n```\n{layout.text(c).strip()}\n```\n" for c in comparisons]
+    return "\n".join([*blocks, f"{layout.by}. {_how(comparisons)}\n"])
+
+
+def metadata(comparisons: Sequence[Comparison]) -> str:
+    """``model-index`` of all candidates; YAML allows the key once."""
+    return "model-index:\n" + "".join(model_index(c).partition("\n")[2] for c in comparisons)
+
+
+def readme_parts() -> dict[str, Callable[[Sequence[Comparison]], str]]:
+    """The dialects that are parts of a README, those of wings too."""
+    own = {"markdown": markdown, "exl3": exl3, "model-index": metadata}
+    return own | {name: partial(in_code_blocks, layout) for name, layout in layouts().items()}

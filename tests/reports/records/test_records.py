@@ -5,11 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,29 +15,12 @@ import pytest
 
 import scoremode as sm
 from scoremode.core.disk.manifests import is_sealed, sealed
-from scoremode.reports.records.grouping import distinct_names, group_notes, grouped
-from scoremode.reports.records.reading import _named, read
-from tests import forked
+from scoremode.reports.records.reading import distinct_names, group_notes, grouped, read
 from tests.command_line import Command, Refused
-from tests.makers import with_changed_tensors
 
 BASE, CANDIDATE = "table:uniform", "table:successor"
 TIMES = {"written", "seconds", "seal"}
 STORY = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. " * 4
-MLX_KLD = {
-    "schema_version": 1,
-    "teacher": {"path": "models/base-bf16", "revision": None, "precision": "bfloat16", "tokenizer_hash": "79" * 32},
-    "student": {"path": "models/base-4bit", "format": "mlx-affine", "size_bytes": 10**9, "effective_bpw": 4.7},
-    "calibration": {
-        **{"corpus": "org/text:raw", "num_samples": 512, "max_seq_len": 512, "seed": 123, "top_k": 32768},
-        **{"score_window": [256, 512], "corpus_tokens_hash": "3862684d4e318b3b"},
-    },
-    "kld": {"se": 0.0008, "floor_mean": 0.0018, "mean": 0.057},
-    "agreement": {"top1": 0.9, "top5": 0.99},
-    "tokens_scored": 131072,
-    "scorer_version": "mlx-kld 0.1.0",
-    "kld_histogram": {"bin_edges": [0.0, 10.0, float("inf")], "counts": [1, 2]},
-}
 
 
 @pytest.fixture(scope="module")
@@ -71,34 +51,22 @@ def written(record: dict[str, Any], tmp_path: Path) -> Write:
 
 
 # ── what is left ─────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_records_of_two_machines_are_equal_but_for_their_times(stories: Path, tmp_path: Path) -> None:
-    """Two processes with homes, folders, caches and languages of their own; the models are copies."""
-    started = []
-    for user, language in (("alice", "C"), ("bob smith", "tr_TR.UTF-8")):
-        home = tmp_path / user
-        model = shutil.copytree(stories, home / "models" / "stories")
-        with_changed_tensors(model, home / "models" / "stories-q", lambda _, its: (its * 32).round() / 32)
-        (home / "story.txt").write_text(STORY)
-        its = {"HOME": str(home), "USER": user, "LANG": language, "LC_ALL": language, "TMPDIR": str(home)}
-        at = Path() if user == "alice" else home
-        words = (at / "models/stories", at / "models/stories-q", "--corpus", at / "story.txt", "--context-length", 64)
-        command = [sys.executable, "-m", "scoremode", "compare", *map(str, words), "--out", str(home / "runs")]
-        environment = {**os.environ, **its, "SCOREMODE_CACHE": str(home / "cache")}
-        where = home if user == "alice" else tmp_path
-        started.append((home, forked.Popen(command, env=environment, cwd=where, stdout=subprocess.DEVNULL)))
+def test_records_of_two_machines_are_equal_but_for_their_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two homes with folders and caches of their own; the models are copies."""
     texts = []
-    for home, process in started:
-        assert process.wait(timeout=300) == 0
-        text = (home / "runs" / "stories-q" / "record.json").read_text()
-        assert [word for word in (home.name, home.name[:5], str(tmp_path), "models") if word in text] == []
-        assert len(text) < 20_000
+    for user in ("alice", "bob smith"):
+        home = tmp_path / user
+        home.mkdir()
+        (home / "story.txt").write_text(STORY)
+        monkeypatch.setenv("HOME", str(home))
+        monkeypatch.setenv("SCOREMODE_CACHE", str(home / "cache"))
+        monkeypatch.setattr("sys.argv", ["scoremode", "compare", BASE, CANDIDATE, "--corpus", str(home / "story.txt")])
+        sm.compare(BASE, CANDIDATE, corpus=home / "story.txt", out=home / "runs")
+        text = (home / "runs" / CANDIDATE / "record.json").read_text()
+        assert [word for word in (user, str(tmp_path)) if word in text] == []
         assert is_sealed(json.loads(text))
         texts.append(re.sub(rf'"({"|".join(sorted(TIMES))})": .*', r'"\1"', text))
     assert texts[0] == texts[1]
-    found = json.loads(text)
-    assert found["statistics"]["kl_mean"] > 0
-    assert found["command"] == "scoremode compare stories stories-q --context-length 64 --corpus story.txt"
-    assert found["baseline_settings"] == {"head": "exact-fp32"}
 
 
 def test_every_comparison_leaves_its_record(tmp_path: Path, command: Command) -> None:
@@ -179,7 +147,7 @@ def test_groups_are_made_by_proof(written: Write, record: dict[str, Any]) -> Non
         written("device", baseline_device="cuda:0"),
     ]
     found = grouped(read(list(map(str, names))))
-    assert [[one.name for one in group.records] for group in found.groups[:1]] == [["q8", "q4", CANDIDATE]]
+    assert [[one.its.name for one in group.records] for group in found.groups[:1]] == [["q8", "q4", CANDIDATE]]
     assert "device cpu, cuda:0" in group_notes(found.groups[0])[1].text
     assert [group.apart.partition(": ")[2] for group in found.groups] == [
         *("", "another text", "another plan", "another baseline"),
@@ -217,31 +185,6 @@ def test_a_record_that_was_changed_is_shown_as_such(written: Write, command: Com
     assert page.count('<a href="edited.json">') == 1, "it is in the list, not in a chart or a table"
 
 
-def test_records_of_mlx_kld_are_marked_as_theirs(written: Write, command: Command, tmp_path: Path) -> None:
-    theirs = tmp_path / "theirs.json"
-    theirs.write_text(json.dumps(MLX_KLD))
-    told = command("report", written("ours"), theirs, "--json").json["groups"]
-    assert [group["records"][0]["by"].split()[0] for group in told] == ["scoremode", "mlx-kld"]
-    said = " ".join(command("report", theirs).out.split())
-    assert "KL over the 32,768 likeliest ids" in said
-    assert "floor (0.0018 nats)" in said
-    theirs.write_text(json.dumps({**MLX_KLD, "kld": {"mean": float("nan")}}))
-    assert command("report", theirs).code == 2
-
-
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        ("Qwen/X", ("Qwen/X", "")),
-        ("mlx-community/X/", ("mlx-community/X", "")),
-        ("/home/me/models/X/", ("X", "")),
-        ("/cache/models--Qwen--X/snapshots/0abc", ("Qwen/X", "0abc")),
-    ],
-)
-def test_a_baseline_of_mlx_kld_has_its_organization(path: str, name: tuple[str, str]) -> None:
-    assert _named(path) == name
-
-
 # ── records from anybody ─────────────────────────────────────────────────────────────────────────────────────────────
 HOSTILE = '"><script>alert(1)</script>\x1b[2J\u202e'
 
@@ -257,8 +200,8 @@ def test_what_a_record_says_is_escaped(written: Write, command: Command, tmp_pat
     assert 'href="javascript%3Aalert%281%29.json"' in page
 
 
-@pytest.mark.parametrize("value", [1e300, 5e-324, 1e-300, 0.0, None])
-@pytest.mark.parametrize("error", [1e300, 5e-324, None])
+@pytest.mark.parametrize("value", [1e300, 1e-300, 0.0, None])
+@pytest.mark.parametrize("error", [1e300, None])
 def test_extreme_numbers_are_drawn_or_said(
     value: float | None, error: float | None, written: Write, tmp_path: Path, command: Command
 ) -> None:
@@ -274,18 +217,10 @@ def test_extreme_numbers_are_drawn_or_said(
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"record": 2}, "version 2, this scoremode reads 1; install a newer"),
-        ({"record": "1"}, "unknown version"),
-        ({"record": True}, "unknown version"),
+        ({"record": 2}, "is not a record of version 1; give records of this version's"),
         ({"name": 5}, "no usable name"),
-        ({"name": "n" * 1000}, "no usable name"),
         ({"statistics": {"kl_mean": "low"}}, "no usable statistics"),
         ({"statistics": []}, "no usable statistics"),
-        *(
-            ({"statistics": {name: value}}, "no usable statistics")
-            for name, value in (("kl_mean", 1e308), ("kl_mean", -1.0), ("same_top", 7.0), ("targets", -5))
-        ),
-        ({"statistics": {"kl_mean_stderr": -1.0}}, "no usable statistics"),
         ({"baseline_settings": {"n_ubatch": [16]}}, "no usable baseline_settings"),
         ({"bits_per_weight": -1}, "no usable bits_per_weight"),
         ({"weight_bytes": 1 << 80}, "no usable weight_bytes"),
@@ -307,11 +242,9 @@ def test_a_field_of_another_type_is_refused(
         ("{}", "is not a record"),
         ('{"record": 1, "record": 1}', "occurs twice"),
         ("[" * 100_000, "nested too deeply"),
-        (" " * (2 << 20), "larger than 1 MiB"),
         ('{"record": 1, "name": NaN}', "no usable name"),
         ('{"record": ' + "9" * 5000 + "}", "is not a record"),
-        ('{"schema_version": 2, "teacher": {}}', "version 2"),
-        ('{"schema_version": 1, "teacher": {}}', "no usable"),
+        ('{"schema_version": 1, "teacher": {}}', "is not a record"),
     ],
 )
 def test_a_file_that_is_no_record_is_refused(text: str, says: str, refused: Refused, tmp_path: Path) -> None:

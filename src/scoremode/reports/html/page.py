@@ -25,10 +25,9 @@ from scoremode.reports.html.provenance import provenance_section
 from scoremode.reports.html.scored_text import TEXT_TARGETS, page_data, text_section, worst_view
 from scoremode.reports.html.size_chart import size_section
 from scoremode.reports.html.templating import fill, fill_page
-from scoremode.reports.model_card import markdown
+from scoremode.reports.model_card import markdown, metadata
 from scoremode.reports.numbers import judged_by
 from scoremode.reports.parts import ResultPart, offered_parts, report_input
-from scoremode.reports.publish import compact, metadata
 from scoremode.reports.ranking import closest, pairs_tested
 from scoremode.reports.runs import run_facts, run_slices, runs_notes, runs_table
 from scoremode.reports.served import distinct_baselines, run_key, run_name
@@ -104,7 +103,7 @@ def publish_section(comparisons: Sequence[Comparison]) -> Markup:
     found, notes = [], []
     if not comparisons:
         return Markup()
-    for title, make in (("Markdown table", markdown), ("Compact table", compact), ("Metadata (model-index)", metadata)):
+    for title, make in (("Markdown table", markdown), ("Metadata (model-index)", metadata)):
         try:
             found.append((title, make(comparisons)))
         except RunError as refused:

@@ -41,17 +41,15 @@ class RecordsOutput:
     def write(self, found: Sequence[Comparison], out: Path | RemotePath | None, place: str | Path | None) -> None:
         from scoremode.core.disk.uri import located
         from scoremode.core.verbs.outputs import write_files
-        from scoremode.reports.publish import published_files
-        from scoremode.reports.records.reading import require_form
+        from scoremode.reports.publish import record_files
 
         # a run that was finished before lies elsewhere: its folder is not ours to write
         runs = [None if c.path is None or out is None else located(c.path) for c in found]
         own = [run if run is not None and str(run.parent) == str(out) else None for run in runs]
         if place is None and not any(own):
             return
-        files = published_files("json", found, None)
+        files = record_files(found)
         for run, text in zip(own, files.values(), strict=True):
-            require_form(text)
             if run is not None:
                 _write_beside_run(run / NAME, text.encode())
         if place is not None:
@@ -89,8 +87,7 @@ class RecordsInput:
     def show(self, parsed: argparse.Namespace) -> None:
         from scoremode.core.verbs.outputs import check_report
         from scoremode.reports.command.output import print_json, show
-        from scoremode.reports.records.grouping import blocks, facts, grouped
-        from scoremode.reports.records.reading import read
+        from scoremode.reports.records.reading import blocks, facts, grouped, read
 
         names, page = _files(parsed.run_folders), getattr(parsed, "output", None)
         if parsed.worst is not None or parsed.columns is not None:

@@ -14,8 +14,16 @@ from scoremode.core.disk.uri import is_uri
 from scoremode.core.statistics.comparison import BY_NAME
 from scoremode.reports.html.size_chart import Charted, chart_of, legend
 from scoremode.reports.html.templating import fill_page
-from scoremode.reports.records.grouping import CHANGED, COPIES, Group, distinct_names, group_notes, group_table, grouped
-from scoremode.reports.records.reading import Record
+from scoremode.reports.records.reading import (
+    CHANGED,
+    COPIES,
+    Group,
+    Record,
+    distinct_names,
+    group_notes,
+    group_table,
+    grouped,
+)
 from scoremode.reports.text import counted
 
 MOST_IN_BAR = 8  # groups that the bar at the top links to
@@ -40,7 +48,9 @@ def render(records: Sequence[Record], page: str) -> str:
 def _shown(group: Group, folder: str) -> dict[str, object]:
     links, facts = [_link(one, folder) for one in group.records], [one.served for one in group.records]
     each = zip(distinct_names(group.records), group.records, links, strict=True)
-    charted = [Charted(name, one.statistics, one.served, one.why_no_kl, link) for name, one, link in each]
+    charted = [
+        Charted(name, one.its.statistics, one.served, one.its.kl_missing or "no KL", link) for name, one, link in each
+    ]
     chart, missing = chart_of(BY_NAME["kl_mean"], charted)
     made_by, *others = group_notes(group)
     return {

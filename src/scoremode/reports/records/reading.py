@@ -1,71 +1,49 @@
-"""Reads records, which may come from anybody: what does not fit a form is refused in one line.
+"""Reads records, puts together those that are comparable by proof, says why others are apart, and shows them.
 
-Two formats are read: scoremode's own, and schema 1 of mlx-kld (github.com/asher/mlx-kld), which has neither a seal nor
-fingerprints of weights.
+Two records are comparable if they have the same plan (so the same ids of the same text), the same baseline by its
+fingerprint, served with the same settings, and the same vocabulary. Nothing is ordered across groups. Records may come
+from anybody: what does not fit the form is refused in one line.
 """
 
 from __future__ import annotations
 
-import json
-import ntpath
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from scoremode.core.disk.manifests import SEAL, Count, Sha256, is_sealed, unusable_field
-from scoremode.core.statistics.comparison import BY_FIELD
+from scoremode.core.statistics.comparison import BY_NAME
 from scoremode.core.strict_json import read_object
 from scoremode.errors import InputError, harmless
-from scoremode.reports.public_text import HUB_NAME
-from scoremode.reports.publish import LONGEST_NAME, LONGEST_TEXT, RECORD
-from scoremode.reports.served import ServedModel, served_manifest
-from scoremode.reports.text import method_words
+from scoremode.reports.comparisons import size_and_bits
+from scoremode.reports.numbers import shown_statistic
+from scoremode.reports.publish import RECORD
+from scoremode.reports.served import ServedModel, pairs, served_manifest
+from scoremode.reports.table import NOTHING, Block, Cell, Column, Note, Row, Table, words
+from scoremode.reports.text import counted, method_words
+from scoremode.values import usable
 
-LARGEST = 1 << 20  # bytes of a record; ours have less than 20,000
-OWN = "scoremode"
-OF_BASELINE = "baseline's "
 FIX = "give records as scoremode compare --records DIR writes them"
+OF_BASELINE = "baseline's "
+SHOWN = ("kl_mean", "ppl_ratio", "same_top")
+COPIES = "copies of records above, counted once"
+CHANGED = "changed after they were written: their seals do not fit, so they are neither compared nor drawn"
 
-Words = Annotated[str, Meta(max_length=LONGEST_TEXT)]
-Name = Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)]
-Number = Annotated[float, Meta(ge=-1e300, le=1e300)]
-Positive = Annotated[float, Meta(ge=0, le=1e300)]
-Divergent = Annotated[float, Meta(ge=-0.01, le=1e300)]  # below 0 by the rounding of a .kld file's records
-Share = Annotated[float, Meta(ge=0, le=1)]
-Bits = Annotated[float, Meta(ge=0.001, le=1024)]
-SIGNED = ("log_", "delta_", "answer_", "ppl_difference")  # how the names of statistics begin that may be negative
-SNAPSHOT = re.compile(r"models--([^/\\]+)[/\\]snapshots[/\\]([^/\\]+)$")  # in the cache of the hub's client
-TINY = 1e-300  # what is smaller is shown as 0
+Name = Annotated[str, Meta(min_length=1)]
+Settings = dict[str, bool | int | float | str | None]
 
 
 class Served(msgspec.Struct):
     """A model as it was served."""
 
     engine: Name | None
-    format: Name | None = None
     kv_cache: Name | None = None
 
 
-def _type_of(field: str) -> Any:
-    """What a field of the statistics can be."""
-    if field == "targets":
-        return Count
-    if field.endswith("_stderr"):
-        return Positive
-    if BY_FIELD[field].range == "share":
-        return Share
-    return Number if field.startswith(SIGNED) else Divergent if field.startswith("kl_") else Positive
-
-
-Statistics: Any = msgspec.defstruct("Statistics", [(field, _type_of(field) | None, None) for field in BY_FIELD])
-
-
-class OwnForm(msgspec.Struct):
+class Form(msgspec.Struct):
     """The fields of a record that are used; the others must be printable JSON."""
 
     scoremode: Name
@@ -77,98 +55,43 @@ class OwnForm(msgspec.Struct):
     baseline_served: Served
     baseline_dtype: Name | None
     baseline_device: Name | None
-    baseline_settings: dict[Name, bool | int | float | Name]
-    baseline_versions: dict[Name, Name]
-    corpus: Words
+    baseline_settings: Settings
+    baseline_versions: dict[str, str]
+    corpus: str
     corpus_sha256: Sha256
     method: Name
-    method_settings: dict[Name, bool | int | Name | None]
+    method_settings: Settings
     plan_digest: Sha256
     vocabulary: Name
-    stderr_groups: Name | None
-    engine: Name | None
-    format: Name | None
     dtype: Name | None
     device: Name | None
-    settings: dict[Name, bool | int | float | Name]
-    versions: dict[Name, Name]
-    bits_per_weight: Bits | None
+    settings: Settings
+    versions: dict[str, str]
+    format: Name | None
+    engine: Name | None
+    bits_per_weight: Annotated[float, Meta(gt=0, le=1024)] | None
     weight_bytes: Count | None
     emulated_bytes: Count | None
-    command: Words
-    sentence: Words
-    kl_missing: Words | None
-    notes: list[Words]
-    statistics: Statistics
-    for_people: dict[Name, Name]
+    command: str
+    sentence: str
+    kl_missing: str | None
+    notes: list[str]
+    statistics: dict[str, bool | int | float | None]
 
 
-class Teacher(msgspec.Struct):
-    path: Name
-    precision: Name
-    tokenizer_hash: Name
-    revision: Name | None = None
-
-
-class Student(msgspec.Struct):
-    path: Name
-    format: Name
-    size_bytes: Count | None = None
-    effective_bpw: Bits | None = None
-
-
-class Calibration(msgspec.Struct):
-    corpus: Name
-    num_samples: Count
-    max_seq_len: Count
-    seed: int
-    top_k: Count
-    score_window: list[Count] | None = None
-    corpus_tokens_hash: Name | None = None
-
-
-class Divergence(msgspec.Struct):
-    mean: Divergent | None
-    se: Positive | None = None
-    floor_mean: Positive | None = None
-
-
-class Agreement(msgspec.Struct):
-    top1: Share | None = None
-
-
-class MlxKldForm(msgspec.Struct):
-    """The fields of mlx-kld's schema 1 that are used."""
-
-    teacher: Teacher
-    student: Student
-    calibration: Calibration
-    kld: Divergence
-    agreement: Agreement
-    tokens_scored: Count
-    scorer_version: Name
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A record of either format, as tables and charts need it."""
+class Record(NamedTuple):
+    """A record as tables and charts need it."""
 
     file: str  # as the user named it
-    name: str
-    baseline: str
-    text: str
-    method: str
-    by: str  # the tool that measured, and its version
-    baseline_by: str  # the engine and the dtype of the baseline
-    seal: str  # equal for copies of one record
-    must_agree: Mapping[str, str]  # what must be equal for two records to be comparable, by what it is
+    its: Form
     served: ServedModel
-    statistics: Mapping[str, Any]
-    details: Mapping[str, str]
-    changed: bool = False  # after it was written
-    why_no_kl: str = "no KL"
-    limits: str = ""  # what its tool cannot see
-    baseline_versions: tuple[tuple[str, str], ...] = ()  # and its device
+    must_agree: Mapping[str, str]  # what must be equal for two records to be comparable, by what it is
+    seal: str  # equal for copies of one record
+    changed: bool  # after it was written
+
+    @property
+    def baseline_versions(self) -> Mapping[str, str]:
+        return {**self.its.baseline_versions, "device": self.its.baseline_device or "unknown"}
 
 
 def read(files: Sequence[str]) -> list[Record]:
@@ -178,126 +101,188 @@ def read(files: Sequence[str]) -> list[Record]:
 
 def _read(file: str) -> Record:
     try:
-        found = read_object(Path(file), unique=True, largest=LARGEST)
+        found = read_object(Path(file), unique=True)
     except ValueError as error:
         raise InputError(f"{file} is not a record ({harmless(str(error))})", fix=FIX) from None
     except OSError as error:
         raise InputError(f"{file} cannot be read ({error.strerror})", fix=FIX) from None
-    if "record" in found:
-        return _own(file, found)
-    if "schema_version" in found and "teacher" in found:
-        return _of_mlx_kld(file, found)
-    raise InputError(f"{file} is not a record", fix=FIX)
-
-
-def require_form(text: str) -> None:
-    """What is written must be what is read."""
-    wrong = unusable_field(json.loads(text), OwnForm)
-    assert wrong is None, f"an invalid record: no usable {wrong}"
-
-
-def _require(file: str, found: Mapping[str, Any], version: object, known: int, form: type[msgspec.Struct]) -> Any:
-    """The record as a value of its form."""
-    if type(version) is not int or version != known:
-        said = f"version {version}" if type(version) is int and abs(version) < 1000 else "an unknown version"
-        fix = "install a newer scoremode" if type(version) is int and version > known else FIX
-        raise InputError(f"{file} is a record of {said}, this scoremode reads {known}", fix=fix)
-    if wrong := unusable_field(found, form):
+    if found.get("record") != RECORD:
+        fix = FIX if found.get("record") is None else "give records of this version's, or install a newer scoremode"
+        raise InputError(f"{file} is not a record of version {RECORD}", fix=fix)
+    if wrong := unusable_field(found, Form):
         raise InputError(f"{file} is not a record (no usable {harmless(wrong)})", fix=FIX)
-    return msgspec.convert(found, form)
+    its = msgspec.convert(found, Form)
+    by = its.baseline_served
+    how = {"engine": by.engine, "dtype": its.baseline_dtype, "K/V cache": by.kv_cache, **its.baseline_settings}
+    must_agree = {
+        "text": its.corpus_sha256,
+        "plan": its.plan_digest,
+        "baseline": its.baseline_sha256,
+        "vocabulary": its.vocabulary,
+        **{f"{OF_BASELINE}{name}": str(value) for name, value in how.items() if value is not None},
+    }
+    served = served_manifest({**found, "model_format": its.format})
+    return Record(file, its, served, must_agree, str(found.get(SEAL, file)), not is_sealed(found))
 
 
-def _own(file: str, found: dict[str, Any]) -> Record:
-    its: OwnForm = _require(file, found, found["record"], RECORD, OwnForm)
-    by = its.baseline_served.engine, its.baseline_dtype
-    how = {"engine": by[0], "dtype": by[1], "K/V cache": its.baseline_served.kv_cache, **its.baseline_settings}
-    return Record(
-        file,
-        its.name,
-        its.baseline,
-        its.corpus,
-        method_words({"method": its.method, "method_settings": its.method_settings}, brief=True),
-        f"scoremode {its.scoremode}",
-        " ".join(filter(None, by)),
-        str(found[SEAL]) if SEAL in found else file,
-        {
-            "tool": OWN,
-            "text": its.corpus_sha256,
-            "plan": its.plan_digest,
-            "baseline": its.baseline_sha256,
-            "vocabulary": its.vocabulary,
-            **{f"{OF_BASELINE}{name}": str(value) for name, value in how.items() if value is not None},
-        },
-        served_manifest({**found, "model_format": found["format"]}),
-        {name: 0.0 if value and abs(value) < TINY else value for name, value in found["statistics"].items()},
-        {
-            "result": its.sentence,
-            "command": its.command,
-            "model sha256": its.model_sha256 or "",
-            "dtype": its.dtype or "",
-            "device": its.device or "",
-            "settings": ", ".join(f"{name} {value}" for name, value in its.settings.items()),
-            "versions": ", ".join(f"{name} {version}" for name, version in its.versions.items()),
-            "notes": "; ".join(its.notes),
-            "written": its.written,
-        },
-        changed=not is_sealed(found),
-        why_no_kl=its.kl_missing or "no KL",
-        baseline_versions=tuple(sorted({**its.baseline_versions, "device": its.baseline_device or "unknown"}.items())),
-    )
+# ── groups ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+class Group(NamedTuple):
+    """Records that are comparable with each other, the smallest KL first."""
+
+    records: Sequence[Record]
+    apart: str = ""  # why they are not in an earlier group
+
+    @property
+    def title(self) -> str:
+        its = self.records[0].its
+        by = " ".join(filter(None, (its.baseline_served.engine, its.baseline_dtype)))
+        how = method_words({"method": its.method, "method_settings": its.method_settings}, brief=True)
+        return f"{its.baseline} ({by}) on {its.corpus}, {how}"
 
 
-def _of_mlx_kld(file: str, found: dict[str, Any]) -> Record:
-    found.pop("kld_histogram", None)  # its last edge may be Infinity, and it is not used
-    its: MlxKldForm = _require(file, found, found["schema_version"], 1, MlxKldForm)
-    c, kld = its.calibration, its.kld
-    floor = "not said" if kld.floor_mean is None else f"{kld.floor_mean:.2g} nats"
-    (teacher, commit), window = _named(its.teacher.path), c.score_window or "not said"
-    recipe = f"{c.num_samples} sequences of {c.max_seq_len} tokens, seed {c.seed}, window {window}, top {c.top_k}"
-    return Record(
-        file,
-        _named(its.student.path)[0],
-        teacher,
-        c.corpus,
-        f"{c.num_samples:,} sequences of {c.max_seq_len:,} tokens",
-        its.scorer_version,
-        f"mlx {its.teacher.precision}",
-        json.dumps(found, sort_keys=True),
-        {
-            "tool": "mlx-kld",
-            "text": c.corpus_tokens_hash or f"{c.corpus}, no hash",
-            "plan": recipe,
-            "baseline": teacher,
-            "vocabulary": its.teacher.tokenizer_hash,
-            f"{OF_BASELINE}revision": its.teacher.revision or commit,
-            f"{OF_BASELINE}dtype": its.teacher.precision,
-        },
-        served_manifest(
+class Grouped(NamedTuple):
+    groups: Sequence[Group]
+    changed: Sequence[Record]  # by hand
+    copies: Sequence[Record]  # of records that are in the groups
+
+
+def grouped(records: Sequence[Record]) -> Grouped:
+    """Groups records by what must agree; the group with the most records comes first."""
+    together: dict[frozenset[tuple[str, str]], list[Record]] = {}
+    seen, copies = set[str](), list[Record]()
+    for one in (one for one in records if not one.changed):
+        if one.seal in seen:
+            copies.append(one)
+            continue
+        seen.add(one.seal)
+        together.setdefault(frozenset(one.must_agree.items()), []).append(one)
+    groups = list[Group]()
+    for members in sorted(together.values(), key=lambda members: -len(members)):
+        members.sort(key=_by_kl)
+        groups.append(Group(members, _why_apart(members[0], [group.records[0] for group in groups])))
+    return Grouped(groups, [one for one in records if one.changed], copies)
+
+
+def _by_kl(record: Record) -> tuple[bool, float]:
+    kl = usable(record.its.statistics.get("kl_mean"))
+    return kl is None, kl or 0.0
+
+
+def _why_apart(record: Record, earlier: Sequence[Record]) -> str:
+    """In what a record differs from the earlier group that it has most in common with; '' for the first group."""
+    mine = record.must_agree
+    found = [
+        (number, [what for what in {**other.must_agree, **mine} if mine.get(what) != other.must_agree.get(what)])
+        for number, other in enumerate(earlier, start=1)
+    ]
+    if not found:
+        return ""
+    number, differs = min(found, key=lambda pair: len(pair[1]))
+    if "text" in differs:  # a plan holds the ids of its text
+        differs = [what for what in differs if what != "plan"]
+    if (engine := f"{OF_BASELINE}engine") in differs:  # another engine has other settings
+        differs = [what for what in differs if what == engine or not what.startswith(OF_BASELINE)]
+    other = earlier[number - 1].must_agree
+    said = [
+        f"{what} ({mine.get(what, 'none')}, not {other.get(what, 'none')})" if what.startswith(OF_BASELINE) else what
+        for what in differs
+    ]
+    return f"not comparable with group {number}: another {', another '.join(said)}"
+
+
+# ── what is shown ────────────────────────────────────────────────────────────────────────────────────────────────────
+def distinct_names(records: Sequence[Record]) -> list[str]:
+    """The names of records, with the file where two have one name."""
+    names = [one.its.name for one in records]
+    return [f"{one.its.name} ({one.file})" if names.count(one.its.name) > 1 else one.its.name for one in records]
+
+
+def details(its: Form) -> dict[str, str]:
+    """What the page says of a record behind a click."""
+    found = {
+        "result": its.sentence,
+        "command": its.command,
+        "model sha256": its.model_sha256 or "",
+        "dtype": its.dtype or "",
+        "device": its.device or "",
+        "settings": pairs(its.settings),
+        "versions": pairs(its.versions),
+        "notes": "; ".join(its.notes),
+        "written": its.written,
+        "measured by": f"scoremode {its.scoremode}",
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def group_table(group: Group, links: Sequence[str] = ()) -> Table:
+    """The records of a group, one row each; ``links`` lead to their files."""
+    records, names = group.records, distinct_names(group.records)
+    abouts = [(one.served.line or "how it was served", details(one.its)) for one in records]
+    rows = [Row(names[i], link=links[i] if links else "", details=abouts[i]) for i in range(len(records))]
+    columns = [
+        words("format", [one.served.line or NOTHING for one in records], page="", leaves=1),
+        Column("bits", [size_and_bits(one.served) for one in records], page="Bits/weight, size"),
+    ]
+    for statistic in (BY_NAME[name] for name in SHOWN):
+        cells = [Cell(*shown_statistic(statistic, one.its.statistics)) for one in records]
+        if any(usable(one.its.statistics.get(statistic.name)) is not None for one in records):
+            title = statistic.column.title if statistic.column else statistic.label
+            columns.append(Column(title, cells, page=statistic.label, about=statistic.about))
+    return Table(rows, [*columns, words("record", [one.file for one in records], page="", leaves=2)])
+
+
+def group_notes(group: Group) -> list[Note]:
+    """What to know of a group: by what it was measured, and on how much."""
+    records = group.records
+    targets = sorted({int(usable(one.its.statistics.get("targets")) or 0) for one in records})
+    tools = sorted({f"scoremode {one.its.scoremode}" for one in records})
+    made_by = f"{counted(len(records), 'records')} by {', '.join(tools)}"
+    if targets != [0]:
+        made_by += f", {' or '.join(f'{count:,}' for count in targets)} targets"
+    versions = {
+        name: sorted({str(one.baseline_versions.get(name)) for one in records}) for name in records[0].baseline_versions
+    }
+    differ = [f"{name} {', '.join(its)}" for name, its in sorted(versions.items()) if len(its) > 1]
+    said = [f"the baseline was served with different versions or devices: {'; '.join(differ)}"] if differ else []
+    return [Note(line) for line in (made_by, *said)]
+
+
+def blocks(found: Grouped) -> list[Block]:
+    """The groups for a terminal."""
+    shown = list[Block]()
+    for number, group in enumerate(found.groups, start=1):
+        shown += [*([""] if shown else []), Note(f"group {number}: {group.title}", "bold"), group_table(group)]
+        shown += [Note(group.apart, "yellow")] if group.apart else []
+        shown += [Note(note.text, "dim") for note in group_notes(group)]
+    if found.copies:
+        shown += [Note(f"{', '.join(one.file for one in found.copies)}: {COPIES}", "dim")]
+    if found.changed:
+        named = ", ".join(f"{one.file} ({one.its.name})" for one in found.changed)
+        shown += ["", Note(f"{named}: {CHANGED}", "red")]
+    return shown
+
+
+def facts(found: Grouped) -> dict[str, Any]:
+    """The groups for machines."""
+    return {
+        "groups": [
             {
-                "model_format": its.student.format,
-                "bits_per_weight": its.student.effective_bpw,
-                "weight_bytes": its.student.size_bytes,
+                "baseline": group.records[0].its.baseline,
+                "corpus": group.records[0].its.corpus,
+                "apart": group.apart or None,
+                "must_agree": dict(group.records[0].must_agree),
+                "records": [
+                    {
+                        "file": one.file,
+                        "name": one.its.name,
+                        "by": f"scoremode {one.its.scoremode}",
+                        "statistics": one.its.statistics,
+                    }
+                    for one in group.records
+                ],
             }
-        ),
-        {
-            "kl_mean": kld.mean,
-            "kl_mean_stderr": kld.se,
-            "same_top": its.agreement.top1,
-            "targets": its.tokens_scored,
-        },
-        {"recipe": recipe, "floor of its KL": floor},
-        limits=f"measured by mlx-kld: KL over the {c.top_k:,} likeliest ids of the baseline and an even rest, whose "
-        f"floor ({floor}) hides smaller differences; baselines are equal by name, not by proof, and nothing is sealed",
-    )
-
-
-def _named(path: str) -> tuple[str, str]:
-    """The name of a model of mlx-kld, and the commit if its path says it; of a name on the hub, with its organization.
-
-    >>> _named("/x/models--org--name/snapshots/abc/"), _named("org/name"), _named("/models/name/")
-    (('org/name', 'abc'), ('org/name', ''), ('name', ''))
-    """
-    path = path.rstrip("/\\") or path
-    if found := SNAPSHOT.search(path):
-        return "/".join(found[1].split("--", 1)), found[2]
-    return (path if HUB_NAME.fullmatch(path) else ntpath.basename(path)), ""
+            for group in found.groups
+        ],
+        "changed": [one.file for one in found.changed],
+        "copies": [one.file for one in found.copies],
+    }

@@ -164,7 +164,7 @@ def _show_mismatch(parsed: argparse.Namespace, folder: str) -> int:
 
 def _require_trainer_alone(parsed: argparse.Namespace) -> None:
     from scoremode.core.verbs.baselines import require_none
-    from scoremode.reports.publish import layouts
+    from scoremode.reports.model_card import layouts
 
     if len(parsed.candidates or ()) != 1:
         raise InputError(f"{parsed.baseline} is compared with one trainer", fix="name one model, or a run that read it")
