@@ -223,7 +223,10 @@ def metadata(comparisons: Sequence[Comparison]) -> str:
     return "model-index:\n" + "".join(model_index(c).partition("\n")[2] for c in comparisons)
 
 
-def readme_parts() -> dict[str, Callable[[Sequence[Comparison]], str]]:
+ReadmePart = Callable[[Sequence[Comparison]], str]
+
+
+def readme_parts() -> dict[str, ReadmePart]:
     """The dialects that are parts of a README, those of wings too."""
-    own = {"markdown": markdown, "exl3": exl3, "model-index": metadata}
+    own: dict[str, ReadmePart] = {"markdown": markdown, "exl3": exl3, "model-index": metadata}
     return own | {name: partial(in_code_blocks, layout) for name, layout in layouts().items()}
