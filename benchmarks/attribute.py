@@ -153,7 +153,6 @@ def measure(shape: dict[str, Any], device: str) -> None:
             if unit.layer is not None and unit.kind != "norms"
         ]
         jobs = [candidate.job(unit) for unit in units]
-        print(swaps.place(plan, {swaps.start_of(job.sources) for job in jobs}).words)
 
         def measurement_of_all() -> SwapMeasurement:
             return SwapMeasurement(swaps, [candidate], plan, cells=PlanCells(plan), folder=Records())  # type: ignore[arg-type]
@@ -179,8 +178,7 @@ def measure(shape: dict[str, Any], device: str) -> None:
         print(f"host memory: {memory:,.0f} MiB after a quarter of the units, {peak_mib():,.0f} MiB after all")
         if torch.cuda.is_available():
             print(f"GPU memory at the peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
-        after_layers = {len(swaps.layers)}
-        list(swaps.record(plan, after_layers, swaps.place(plan, after_layers)))
+        list(swaps.record(plan, {len(swaps.layers)}))
         # the first is a warm-up
         _, head = (timed(lambda: list(swaps.diverge(plan, len(swaps.layers))))[0] for _ in range(2))
         print(f"the head's part of a unit {head:.3f} s: {len(jobs)} × = {len(jobs) * head / one_pass:.1f} passes")

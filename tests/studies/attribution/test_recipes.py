@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,10 +10,9 @@ import yaml
 
 from scoremode.studies.attribution.tool_recipes import (
     Mixture,
-    exllamav3_recipe,
+    arguments_of,
     llama_quantize_recipe,
     llm_compressor_recipe,
-    precision_of,
     type_of,
     write_recipes,
 )
@@ -75,28 +73,15 @@ def test_llm_compressors_groups_are_what_compressed_tensors_understands() -> Non
     found = modifier(llm_compressor_recipe(chosen).text)
     config = QuantizationConfig.model_validate({"config_groups": found["config_groups"], "ignore": found["ignore"]})
     groups = list(config.config_groups.values())
-    assert len(groups) == len(formats)
+    assert len(groups) == len(formats) - 1, "FP8 with and without activations is one: weights only"
     assert {g.weights.num_bits for g in groups} == {4, 8}
-    assert sorted(g.input_activations.num_bits for g in groups if g.input_activations) == [4, 8, 8, 8]
+    assert not any(g.input_activations for g in groups)
     fours = [g.weights.group_size for g in groups if g.weights.symmetric and g.weights.num_bits == 4]
     assert sorted(fours) == [16, 32, 32, 128]
 
 
-def test_llm_compressor_is_told_what_it_cannot_do() -> None:
-    recipe = llm_compressor_recipe(mixture({"embed": "Q6_K", r"layers\.3\.": "Q4_K"}))
-    assert recipe.notes == (
-        "3 matrices of GGUF types or EXL3 become the nearest integers in groups of 32",
-        "the embedding is not a target of llm-compressor's recipe and stays as it is",
-    )
-    nothing = modifier(llm_compressor_recipe(mixture({})).text)
-    assert nothing["config_groups"] == {}
-
-
-def test_matrices_that_servers_fuse_with_several_precisions_are_said() -> None:
-    chosen = mixture({"layers.*q_proj": "rtn 4 bit g32", "layers": "rtn 8 bit g32"}, layers=3)
-    (note,) = llm_compressor_recipe(chosen).notes
-    assert note.startswith("model.layers.0.self_attn.q_proj|k_proj|v_proj and 2 more have several precisions")
-    assert llm_compressor_recipe(mixture({"layers": "rtn 4 bit g32"})).notes == ()
+def test_nothing_to_quantize_is_no_group() -> None:
+    assert modifier(llm_compressor_recipe(mixture({"embed": "Q6_K"})).text)["config_groups"] == {}
 
 
 # ── llama-quantize ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -124,14 +109,12 @@ def test_llama_quantize_gets_a_line_for_each_matrix() -> None:
     assert {tensor: type_for(recipe.text, tensor) for tensor in expected} == expected
     assert len(recipe.text.splitlines()) == 12 * 3 + 2
     assert recipe.command.endswith("model-mixed.gguf Q4_K_M")
-    assert recipe.notes == ()
 
 
 def test_formats_that_ggufs_do_not_have_become_the_nearest_type() -> None:
     recipe = llama_quantize_recipe(mixture({"layers": "rtn 4 bit g32"}))
     assert recipe is not None
     assert type_for(recipe.text, "blk.0.attn_k.weight") == "q4_0"
-    assert recipe.notes[0] == "36 matrices get the nearest type of GGUF files, which rounds in its own way"
 
     def near(bits: float, columns: int) -> str:
         return type_of(StoredWeight("w", (8, columns), bits, "other"))
@@ -146,32 +129,8 @@ def test_formats_that_ggufs_do_not_have_become_the_nearest_type() -> None:
 def test_an_architecture_that_ggufs_lay_out_differently_has_no_recipe_for_it() -> None:
     unknown = mixture({"layers": "rtn 4 bit g32"}, model_type="mamba")
     assert llama_quantize_recipe(unknown) is None
-    assert [recipe.tool for recipe in write_recipes(unknown)] == ["llm-compressor", "ExLlamaV3"]
-    assert len(write_recipes(mixture({}))) == 3
-
-
-# ── ExLlamaV3 ────────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_exllamav3_takes_tensors_from_conversions_of_other_bits() -> None:
-    recipe = exllamav3_recipe(mixture({r"layers\.1\.": "rtn 8 bit g32", "layers": "rtn 4 bit g32", "lm_head": "Q6_K"}))
-    assert recipe is not None
-    found = yaml.safe_load(recipe.text)
-    assert found["sources"] == [
-        {"id": "6bpw", "model_dir": "model-exl3-6bpw"},
-        {"id": "8bpw", "model_dir": "model-exl3-8bpw"},
-    ]
-    overrides = {entry["key"]: entry["source"] for entry in found["overrides"]}
-    assert overrides["model.layers.1.mlp.down_proj.*"] == "8bpw"
-    assert overrides["lm_head.*"] == "6bpw"
-    assert len(overrides) == 4
-    assert {entry["source"] for entry in found["overrides"]} <= {source["id"] for source in found["sources"]}
-    assert "-i model-exl3-4bpw" in recipe.command
-
-
-def test_one_precision_needs_no_overrides_and_kept_matrices_are_said() -> None:
-    recipe = exllamav3_recipe(mixture({}))
-    assert recipe is not None
-    assert yaml.safe_load(recipe.text) == {"sources": [], "overrides": []}
-    assert "37 matrices that the mixture keeps as they are get 8 bits" in recipe.notes[1]
+    assert [recipe.tool for recipe in write_recipes(unknown)] == ["llm-compressor"]
+    assert len(write_recipes(mixture({}))) == 2
 
 
 def experts(model_type: str) -> Mixture:
@@ -189,10 +148,6 @@ def test_experts_are_named_one_by_one_and_routers_stay() -> None:
         assert matches(group["targets"], f"model.layers.3.mlp.experts.17.{leaf}")
     assert not matches(group["targets"], "model.layers.3.mlp.gate")
     assert matches(compressor["ignore"], "model.layers.3.mlp.gate")
-    exl3, mixtral = (exllamav3_recipe(experts(kind)) for kind in ("qwen3_moe", "mixtral"))
-    assert exl3 is not None
-    assert mixtral is not None
-    assert yaml.safe_load(exl3.text) == yaml.safe_load(mixtral.text) == {"sources": [], "overrides": []}
     text = llama_quantize_recipe(experts("qwen3_moe"))
     assert text is not None
     assert {type_for(text.text, f"blk.3.ffn_{x}_exps.weight") for x in ("gate", "up", "down")} == {"q4_0"}
@@ -200,52 +155,11 @@ def test_experts_are_named_one_by_one_and_routers_stay() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "name", "expected"),
-    [
-        ("qwen3_moe", "down_proj", {"model.layers.3.mlp.experts.*.down_proj.*"}),
-        ("mixtral", "down_proj", {"model.layers.3.block_sparse_moe.experts.*.w2.*"}),
-    ],
+    ("name", "bits", "group"),
+    [("GPTQ 3 bit", 3, None), ("AWQ 4 bit g128", 4, 128), ("W8A8", 8, None), ("IQ3_XXS", 3, 32), ("EXL3 4 bit", 4, 32)],
 )
-def test_keys_of_experts_for_exllamav3(model_type: str, name: str, expected: set[str]) -> None:
-    chosen = experts(model_type)
-    other = {
-        n: replace(w, bits=8.5, format="rtn 8 bit g32") if n.endswith(name) else w for n, w in chosen.parameters.items()
-    }
-    recipe = exllamav3_recipe(Mixture(model_type, other))
-    assert recipe is not None
-    assert {entry["key"] for entry in yaml.safe_load(recipe.text)["overrides"]} == expected
-
-
-@pytest.mark.parametrize(
-    ("name", "bits", "group", "is_exact"),
-    [
-        ("GPTQ 3 bit", 3, None, True),
-        ("AWQ 4 bit g128", 4, 128, True),
-        ("W8A8", 8, None, True),
-        ("IQ3_XXS", 3, 32, False),
-        ("Q4_1", 4, 32, False),
-        ("TQ1_0", 4, 32, False),
-        ("Q4_K + Q6_K", 4, 32, False),
-    ],
-)
-def test_names_of_formats_are_read(name: str, bits: int, group: int | None, is_exact: bool) -> None:
-    found, exact = precision_of(StoredWeight("w", (4, 4), 4.5, name))
-    assert (found.bits, found.group, exact) == (bits, group, is_exact)
-    assert found.is_symmetric == (not name.startswith(("AWQ", "I", "Q", "T")))
-
-
-def test_exl3_gets_the_bits_that_it_was_measured_with() -> None:
-    """Padding makes stored bits more than those of a conversion; half numbers are rounded up, and noted."""
-    formats = {"q_proj": ("EXL3 4 bit", 8.6), "k_proj": ("EXL3 1 bit", 1.1), "v_proj": ("EXL3 2.5 bit", 2.6)}
-    weights = {
-        f"model.layers.0.self_attn.{name}.weight": StoredWeight(
-            f"model.layers.0.self_attn.{name}.weight", (64, 256), bits, kind
-        )
-        for name, (kind, bits) in formats.items()
-    }
-    recipe = exllamav3_recipe(Mixture("llama", weights))
-    assert recipe is not None
-    chosen = {line.split(".")[4]: line.split('source: "')[1][0] for line in recipe.text.splitlines() if "key:" in line}
-    assert "model-exl3-4bpw" in recipe.command
-    assert chosen == {"k_proj": "1", "v_proj": "3"}
-    assert any(note.startswith("1 matrix get as many bits") for note in recipe.notes)
+def test_names_of_formats_are_read(name: str, bits: int, group: int | None) -> None:
+    found = arguments_of(StoredWeight("w", (4, 4), bits + 0.1, name))
+    assert found is not None
+    assert (found["num_bits"], found.get("group_size")) == (bits, group)
+    assert found["symmetric"] == name.startswith(("GPTQ", "W8"))

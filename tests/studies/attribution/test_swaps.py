@@ -1,4 +1,4 @@
-"""Swaps of weights: the bits of a whole model with these weights, whatever is skipped and wherever states are kept."""
+"""Swaps of weights: the bits of a whole model with these weights, whatever is skipped and kept."""
 
 from __future__ import annotations
 
@@ -17,13 +17,11 @@ from scoremode.core.engine.baseline import HeldBaseline
 from scoremode.core.scores.answers import Answers, Window, WindowList
 from scoremode.engines.transformers.choices import TransformersOptions
 from scoremode.engines.transformers.engine import TransformersEngine
-from scoremode.engines.transformers.kept_states import StatesPlace, choose_place
 from scoremode.errors import EngineError
 from scoremode.head.matrix import Head
-from scoremode.studies.attribution.engines.transformers_swaps import ALL_LAYERS, SwappableModel
+from scoremode.studies.attribution.engines import transformers_swaps
+from scoremode.studies.attribution.engines.transformers_swaps import ALL_LAYERS, NO_ROOM, SwappableModel
 from tests.makers import VOCABULARY, make_family
-
-BYTES = StatesPlace("memory", 0, logits=1)
 
 
 def family(kind: str) -> Any:
@@ -58,9 +56,9 @@ def opened(model: Any) -> TransformersEngine:
 
 
 @contextmanager
-def recorded(model: Any, source: WindowList, place: StatesPlace = BYTES) -> Iterator[SwappableModel]:
+def recorded(model: Any, source: WindowList) -> Iterator[SwappableModel]:
     with SwappableModel(opened(model)) as swaps:
-        list(swaps.record(source, range(len(swaps.layers) + 1), place))
+        list(swaps.record(source, range(len(swaps.layers) + 1)))
         yield swaps
 
 
@@ -135,13 +133,14 @@ def test_swaps_start_as_late_as_they_can(kind: str) -> None:
         assert 0 not in calls
 
 
-@pytest.mark.parametrize(
-    "place", [StatesPlace("memory", 0), StatesPlace("memory", 0, logits=1), StatesPlace("file", 0)]
-)
+@pytest.mark.parametrize("keeps_logits", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_models_own_weights_diverge_by_exactly_nothing(place: StatesPlace, dtype: torch.dtype) -> None:
+def test_the_models_own_weights_diverge_by_exactly_nothing(
+    keeps_logits: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = windows()
-    with recorded(family("llama").to(dtype), source, place) as swaps:
+    monkeypatch.setattr(transformers_swaps, "SHARE_OF_LOGITS", float(keeps_logits))
+    with recorded(family("llama").to(dtype), source) as swaps:
         for start in range(4):
             found = dict(swaps.diverge(source, start))
             assert sorted(found) == list(range(len(source)))
@@ -160,12 +159,28 @@ def test_logits_of_the_baseline_are_computed_once(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Head, "logits", counted)
     rows = sum(len(source.window(i).rows) for i in range(len(source)))
-    for place, expected in ((BYTES, [2, 1, 1]), (StatesPlace("memory", 0), [2, 2, 2])):
-        with recorded(family("llama"), source, place) as swaps:
+    for share, expected in ((1.0, [2, 1, 1]), (0.0, [2, 2, 2])):
+        monkeypatch.setattr(transformers_swaps, "SHARE_OF_LOGITS", share)
+        with recorded(family("llama"), source) as swaps:
             for times in expected:
                 products.clear()
                 list(swaps.diverge(source, 3))
                 assert sum(products) == times * rows
+
+
+def test_states_that_do_not_fit_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, model = windows(), family("llama")
+    name = "model.layers.2.mlp.down_proj.weight"
+    answers = []
+    for free in (1 << 30, 100_000):
+        monkeypatch.setattr(transformers_swaps, "available", lambda free=free: free)
+        with recorded(model, source) as swaps, swaps.swapped([name], lambda name: noisy(model, name)):
+            assert swaps.notes == ([] if free > 100_000 else [NO_ROOM])
+            assert swaps.start_of([name]) == (2 if free > 100_000 else 0)
+            tokens = 37 * 2 + 36 + 20 + 7 + 1  # batches of 80 tokens; windows are cut after their last row
+            assert swaps._size(source, 3) == 3 * tokens * 32 * 4 > 50_000
+            answers.append(dict(swaps.diverge(source, swaps.start_of([name]))))
+    require_same(*answers)
 
 
 def test_weights_come_back_after_an_error() -> None:
@@ -211,19 +226,3 @@ def test_a_model_whose_layers_share_more_is_computed_whole(giver: int, reader: i
     with recorded(model, source) as swaps:
         assert swaps.notes == [ALL_LAYERS]
         assert swaps.start_of(["model.layers.2.mlp.down_proj.weight"]) == 0
-
-
-def test_the_place_follows_the_size() -> None:
-    cpu = torch.device("cpu")
-    assert choose_place(100, cpu, memory=1000).kind == "memory"
-    assert choose_place(600, cpu, memory=1000, disk=10**6).kind == "file"
-    assert "600 B" in choose_place(600, cpu, memory=1000, disk=10**6).words
-    assert choose_place(100, cpu, 25, memory=1000) == StatesPlace("memory", 100, logits=25)
-    assert choose_place(100, cpu, 26, memory=1000) == StatesPlace("memory", 100)
-    assert "logits: about 25 B" in choose_place(100, cpu, 25, memory=1000).words
-    with pytest.raises(EngineError, match="no room"):
-        choose_place(600, cpu, memory=1000, disk=10)
-    with recorded(family("llama"), windows()) as swaps:
-        tokens = 37 * 2 + 36 + 20 + 7 + 1  # batches of 80 tokens; windows are cut after their last row
-        rows = 37 + 36 + 9 + 1 + 4 + 7
-        assert swaps.place(windows(), range(4)).size == (3 * tokens + rows) * 32 * 4

@@ -216,4 +216,6 @@ def make_recipe(budget: Budget, choices: RecipeOptions, measurement: SwapMeasure
 def write_tools(recipe: Recipe, prefix: str) -> None:
     texts = {Path(f"{prefix}{one.suffix}").expanduser(): one.text for one in recipe.written}
     made = write_files(texts, "--write-recipe", "this recipe; what was measured is kept")
-    print_line(f"scoremode: recipes written to {', '.join(map(str, made))}")
+    print_line(
+        f"scoremode: recipes written to {', '.join(map(str, made))}; tools round in their own ways: measure again"
+    )

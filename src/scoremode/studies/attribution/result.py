@@ -163,9 +163,7 @@ class Recipe(msgspec.Struct, frozen=True, eq=False):
                 for one in sorted(self.uniform, key=lambda one: one.bits_per_weight)
             ],
             "chosen": dict(self.chosen),
-            "tools": [
-                {name: getattr(one, name) for name in ("tool", "suffix", "command", "notes")} for one in self.written
-            ],
+            "tools": [{name: getattr(one, name) for name in ("tool", "suffix", "command")} for one in self.written],
         }
 
 

@@ -30,7 +30,7 @@ from scoremode.core.plan.plan import Plan
 from scoremode.core.scores.answers import Answers, check_answers, check_divergence, measured
 from scoremode.core.store.resumable import Resumable
 from scoremode.core.verbs.progress import Progress, announce
-from scoremode.errors import EngineError, RunError, print_line
+from scoremode.errors import EngineError, RunError
 from scoremode.studies.attribution.cells import Damage, PlanCells
 from scoremode.studies.attribution.units import Unit
 from scoremode.studies.attribution.weights import CandidateWeights, OwnHeadError, StoredWeight, open_weights
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 AGAIN = "measure again with --fresh"
 UNTIED = "the head of {} is its embedding; a candidate has a head of its own, so both are measured apart"
-TOLD_FROM = 10**8  # bytes of states from which the user is told where they go
 Stored = Mapping[str, StoredWeight]
 
 
@@ -131,11 +130,11 @@ class SwapMeasurement:
         return [self._kept(job) for job in jobs]
 
     def _measure(self, jobs: Sequence[Job]) -> None:
+        if self.baseline is None:
+            self.baseline = self.record(jobs)
         tokens, layers = self.plan.forward_tokens, len(self.swaps.layers) + 1
         shares = [(layers - self.swaps.start_of(job.sources)) / layers for job in jobs]  # of a forward pass, about
         total, before = int(sum(shares) * tokens), 0.0
-        if self.baseline is None:
-            self.baseline = self.record(jobs)
         announce(self.progress, "swapping")
         for number, (job, share) in enumerate(zip(jobs, shares, strict=True), 1):
             announce(self.progress, f"{job.words} ({number:,} of {len(jobs):,})", "label")
@@ -152,11 +151,7 @@ class SwapMeasurement:
         """Scores the baseline and keeps the states that these jobs start from."""
         announce(self.progress, "scoring the baseline")
         starts = {self.swaps.start_of(job.sources) for job in jobs}
-        place = self.swaps.place(self.plan, starts)
-        if place.size >= TOLD_FROM or place.kind == "file":
-            print_line(f"scoremode: {place.words}")
-
-        logprob, top, _ = self._columns(self.swaps.record(self.plan, starts, place), self.progress)
+        logprob, top, _ = self._columns(self.swaps.record(self.plan, starts), self.progress)
         return logprob, top
 
     def _damage(self, job: Job, progress: Progress) -> Damage:

@@ -108,8 +108,7 @@ def recipe_blocks(recipe: Fields) -> list[Block]:
     facts.line("predicted", f"KL {rounded(recipe['predicted_kl'])[0]}", predicted)
     facts.line("units", ", ".join(f"{taken.count(name):,} of {name}" for name in dict.fromkeys(taken)))
     table = Table([Row(row["name"]) for row in rows], columns, f"a mixture for {recipe['budget']}")
-    notes = [Note(f"{one['tool']}: {note}", "dim") for one in recipe["tools"] for note in one["notes"]]
-    return [table, "", facts, Note(recipe["verdict"]), *notes]
+    return [table, "", facts, Note(recipe["verdict"])]
 
 
 def attribution_notes(facts: Fields) -> list[str]:

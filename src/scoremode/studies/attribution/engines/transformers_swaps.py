@@ -1,13 +1,13 @@
 """A loaded model with some of its weights replaced, computed from the first layer that the replacement can change.
 
-record      one forward pass per batch of windows; what the layers before each start give is kept (kept_states.py)
+record      one forward pass per batch of windows; what the layers before each start give is kept, in memory
 keep        the baseline's logits, computed by the first swap, if there is room for them
 swapped     new weights in place of the model's own, which come back bit for bit
 diverge     the same forward pass: layers before the start are skipped, and the last of them gives what was kept
 
 The model's own code runs in between: embeddings, masks, positions and the last norm are never rebuilt here, so that
 every architecture of Transformers works. A model whose layers use more than the output of the layer before is found by
-a probe; its swaps compute all layers.
+a probe; its swaps compute all layers, and so do all swaps if the states do not fit into half of the free memory.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from torch import Tensor
 from scoremode.core.engine.base import Wanted
 from scoremode.core.engine.baseline import states_in
 from scoremode.core.engine.distributions import IndexedWindow, from_raw
+from scoremode.core.free_memory import available
 from scoremode.core.scores.answers import Answers, WindowSource
 from scoremode.engines.transformers.batches import rows_needed
 from scoremode.engines.transformers.engine import PROBE_TOKENS, TransformersEngine, replaced
-from scoremode.engines.transformers.kept_states import KeptStates, StatesPlace, choose_place
 from scoremode.engines.transformers.loading import find_head
 from scoremode.errors import EngineError, ModelError
 from scoremode.head.budget import free_on
@@ -37,9 +37,10 @@ from scoremode.head.matrix import Head
 from scoremode.head.precision import full_float32
 from scoremode.studies.attribution.engines.layer_hooks import decoder_layers
 
-FINAL = "final"  # key of the final states of a window's rows
-PROBE = StatesPlace("memory", 0)
+SHARE = 0.5  # the most of the free memory that states may take; a swap needs the rest
+SHARE_OF_LOGITS = 0.125  # the most of the free memory of its device that the baseline's logits may take
 ALL_LAYERS = "a swap computes all layers: they use more than the output of the layer before them"
+NO_ROOM = "a swap computes all layers: there is no room for the states between them"
 
 
 class SwappableModel:
@@ -61,8 +62,9 @@ class SwappableModel:
             raise ModelError("the weights of the baseline are quantized", fix="give the model before it was quantized")
         self.notes: list[str] = []
         self._opened = ExitStack()
-        self._kept: KeptStates | None = None
-        self._logits: dict[tuple[int, ...], dict[tuple[int, ...], Tensor]] = {}  # of the baseline, by windows
+        self._kept: dict[tuple[bytes, int], Tensor] | None = None  # what enters a layer, by tokens and layer
+        self._final: dict[int, Tensor] = {}  # of the baseline, for the rows of each window
+        self._logits: dict[tuple[int, ...], dict[tuple[int, ...], Tensor]] | None = None  # of the baseline, by windows
         self._wanted: frozenset[int] = frozenset()  # starts whose states are kept by this pass
         self._start = 0  # the first layer that is computed by this pass
         self._key: bytes | None = None  # the tokens of this pass; None: it is computed whole
@@ -82,9 +84,6 @@ class SwappableModel:
 
     def __exit__(self, *_: object) -> None:
         self._opened.close()
-        self._logits.clear()
-        if self._kept is not None:
-            self._kept.clear()
 
     def untie_head(self) -> None:
         """Gives the head a copy of the embedding, which was both. The model has its own head again after the block."""
@@ -109,11 +108,13 @@ class SwappableModel:
                 return own(*args, **kwargs)
             if self._start > index and (key, self._start) in kept:
                 is_last = index == self._start - 1
-                states = kept.get((key, self._start)) if is_last else args[0] if args else kwargs["hidden_states"]
+                states = args[0] if args else kwargs["hidden_states"]
+                if is_last:  # a copy, as below: a layer may write into what it is given
+                    states = kept[key, self._start].to(self.device, copy=True)
                 return (states, *self._rest[index]) if index in self._rest else states
             made = own(*args, **kwargs)
             if index + 1 in self._wanted:
-                kept.put((key, index + 1), made[0] if isinstance(made, tuple) else made)
+                kept[key, index + 1] = (made[0] if isinstance(made, tuple) else made).detach().to("cpu", copy=True)
             if isinstance(made, tuple):
                 self._rest[index] = made[1:]
             return made
@@ -126,7 +127,7 @@ class SwappableModel:
         """Finds out whether layers can be skipped: final states must have the bits of a whole pass, for every start."""
         rows = self.model.get_input_embeddings().weight.shape[0]
         texts = [(torch.arange(PROBE_TOKENS, device=self.device)[None] + i) % rows for i in (0, 1)]
-        self._kept = KeptStates(PROBE, self.device)
+        self._kept = {}
         starts = range(1, len(self.layers) + 1)
         try:
             whole = [self._pass(text, wanted=starts) for text in texts]
@@ -170,40 +171,39 @@ class SwappableModel:
         return any(self.parameters[name] is own for own in self.model.get_input_embeddings().parameters())
 
     # ── the baseline ─────────────────────────────────────────────────────────────────────────────────────────────────
-    def place(self, source: WindowSource, starts: Collection[int]) -> StatesPlace:
-        """Where the states of all windows will be kept, for swaps from these layers on. Nothing is computed."""
-        tokens = 0
-        for batch in self.engine.batches(source):
-            tokens += len(batch) * max(rows_needed(source.window(int(index))) for index in batch)
-        rows = sum(len(source.window(index).rows) for index in range(len(source)))
-        each = int(self.model.config.get_text_config().hidden_size) * self.model.dtype.itemsize
-        logits = 4 * rows * self.engine.vocabulary
-        return choose_place((len(set(starts) - {0}) * tokens + rows) * each, self.device, logits)
-
-    def record(
-        self, source: WindowSource, starts: Collection[int], place: StatesPlace
-    ) -> Iterator[tuple[int, Answers]]:
-        """Scores all windows with its own weights; keeps the states before each of ``starts``."""
-        self._kept, self._wanted = KeptStates(place, self.device), frozenset(starts) - {0}
-        self._logits.clear()
+    def record(self, source: WindowSource, starts: Collection[int]) -> Iterator[tuple[int, Answers]]:
+        """Scores all windows with its own weights; keeps the states before each of ``starts``, if there is room."""
+        wanted, rows = frozenset(starts) - {0}, sum(len(source.window(index).rows) for index in range(len(source)))
+        room = available()
+        if wanted and room is not None and self._size(source, len(wanted)) > SHARE * room:
+            self._skips, wanted = False, frozenset()
+            self.notes.append(NO_ROOM)
+        room = free_on(self.device) if self.device.type == "cuda" else room or 0
+        self._logits = {} if 4 * rows * self.engine.vocabulary <= SHARE_OF_LOGITS * room else None
+        self._kept, self._wanted = {}, wanted
         try:
             done = np.zeros(len(source), np.bool_)
             for index, answers in self.engine.score(source, done, Wanted(states=True)):
-                self._kept.put((FINAL, index), from_raw(states_in(answers), self.engine.facts.dtype))
+                self._final[index] = from_raw(states_in(answers), self.engine.facts.dtype)
                 yield index, answers
         finally:
             self._wanted = frozenset()
 
+    def _size(self, source: WindowSource, starts: int) -> int:
+        """The bytes of the states of all windows before so many layers."""
+        tokens = 0
+        for batch in self.engine.batches(source):
+            tokens += len(batch) * max(rows_needed(source.window(int(index))) for index in batch)
+        return starts * tokens * int(self.model.config.get_text_config().hidden_size) * self.model.dtype.itemsize
+
     def rows(self, windows: list[IndexedWindow]) -> Tensor:
         """The baseline's final states for the rows of these windows, concatenated: see StatesOnDevice."""
-        assert self._kept is not None, "record comes first"
-        return torch.cat([self._kept.get((FINAL, index)) for index, _ in windows])
+        return torch.cat([self._final[index] for index, _ in windows]).to(self.device)
 
     def keep(self, windows: list[IndexedWindow]) -> Keep:
         """What keeps the baseline's logits for the rows of these windows, if there is room for them."""
-        assert self._kept is not None, "record comes first"
         choice = self.engine.choice
-        if not self._kept.place.logits or choice is None or not can_keep(choice.kernel, self.head):
+        if self._logits is None or choice is None or not can_keep(choice.kernel, self.head):
             return keep_nothing
         return keep_in(self._logits.setdefault(tuple(index for index, _ in windows), {}))
 
