@@ -123,8 +123,8 @@ def plan_of(ids: Any) -> Any:
 def measure(shape: dict[str, Any], device: str) -> None:
     import torch
 
-    from scoremode.studies.attribution.cells import PlanCells
     from scoremode.studies.attribution.engines.transformers_swaps import SwappableModel
+    from scoremode.studies.attribution.result import PlanCells
     from scoremode.studies.attribution.swap_loop import Candidate, SwapMeasurement
     from scoremode.studies.attribution.units import units_of
     from scoremode.studies.attribution.weights import StoredWeight, open_weights

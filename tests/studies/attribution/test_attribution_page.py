@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +11,8 @@ from msgspec import structs
 
 import scoremode as sm
 from scoremode.errors import InputError
-from scoremode.studies.attribution.cells import Cells, Damage
 from scoremode.studies.attribution.page import depth, render_attribution
-from scoremode.studies.attribution.result import Attribution, CandidateDamage, Recipe, UnitDamage
+from scoremode.studies.attribution.result import Attribution, CandidateDamage, Cells, Damage, Recipe, UnitDamage
 from scoremode.studies.attribution.tables import attribution_blocks
 from tests.reports.test_table import drawn
 
@@ -42,7 +40,7 @@ def attribution(by: str = "matrix", layers: int = 5, name: str = "candidate") ->
     recipe = Recipe(
         "4.5 bits per weight", {"layer 0": name}, 4.4, 0.1, 0.0, made(0.3), (CandidateDamage(name, 4.5, (), made(0.4)),)
     )
-    return Attribution(name, by, cells, (candidate,), np.array([1e-8]), "other batches", facts, (), recipe)
+    return Attribution(name, by, cells, (candidate,), 1e-8, "other batches", facts, (), recipe)
 
 
 def shown(found: Attribution) -> str:
@@ -87,7 +85,9 @@ def test_bits_that_say_nothing_are_not_shown() -> None:
     """Emulated weights are stored in as many bits as the baseline's."""
     found = attribution()
     units = tuple(structs.replace(one, bits=32.0, bits_saved=0.0, format="float32") for one in found[0].units)
-    found = replace(found, candidates=(structs.replace(found[0], bits_per_weight=32.0, units=units),), recipe=None)
+    found = structs.replace(
+        found, candidates=(structs.replace(found[0], bits_per_weight=32.0, units=units),), recipe=None
+    )
     for text in (shown(found), render_attribution(found)):
         assert "emulated, or not quantized: no weights are stored in fewer bits than in the baseline" in text
         assert "32.00" not in text
@@ -101,7 +101,7 @@ def test_infinite_damage_comes_first_and_is_not_drawn() -> None:
     units = list(found[0].units)
     units[2] = structs.replace(units[2], damage=Damage(np.full(16, np.inf), np.zeros(16), np.zeros(16)))
     whole = Damage(np.full(16, np.inf), np.zeros(16), np.zeros(16))
-    odd = replace(
+    odd = structs.replace(
         found, candidates=(structs.replace(found[0], units=tuple(units), whole=whole, served=None),), recipe=None
     )
     assert "∞" in render_attribution(odd)
@@ -114,7 +114,7 @@ def test_nothing_changed_is_a_page_too() -> None:
     found = attribution("layer")
     same = [structs.replace(one, damage=found.cells.unchanged()) for one in found[0].units]
     none = structs.replace(found[0], units=tuple(same), whole=found.cells.unchanged(), served=None, served_by=None)
-    found = replace(found, candidates=(none,), recipe=None, noise_kl=None)
+    found = structs.replace(found, candidates=(none,), recipe=None, noise=None)
     assert "equal weights" in render_attribution(found)
     assert "6 units with the baseline's own weights" in shown(found)
 

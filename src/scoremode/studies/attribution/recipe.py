@@ -10,16 +10,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
 
 from scoremode.core.verbs.outputs import write_files
 from scoremode.errors import InputError, OptionError, print_line
 from scoremode.studies.attribution.result import SEEN, Recipe
 from scoremode.studies.attribution.swap_loop import Candidate, Job, Stored, SwapMeasurement, record_number, stored_bits
-from scoremode.studies.attribution.tool_recipes import Mixture, write_recipes
+from scoremode.studies.attribution.tool_recipes import Mixture, WrittenRecipe, write_recipes
 from scoremode.studies.attribution.units import Unit
 from scoremode.values import Floats, Ints
 
@@ -186,31 +184,29 @@ class RecipeOptions:
         parts = [f"{tensor} {self.candidates[name].fingerprint}" for tensor, name in sources.items()]
         return Job("the mixture", sources, record_number("mixture", *parts))
 
-    def texts(self, allocation: Allocation) -> list[dict[str, Any]]:
+    def written(self, allocation: Allocation) -> tuple[WrittenRecipe, ...]:
         weights = {BASELINE: self.own, **{name: one.weights.stored for name, one in self.candidates.items()}}
         chosen = {unit: weights[option.name] for unit, option in allocation.chosen.items()}
         parameters = {t: chosen[unit.name][t] for unit in self.units for t in unit.tensors}
-        return [msgspec.to_builtins(one) for one in write_recipes(Mixture(self.model_type, parameters))]
+        return tuple(write_recipes(Mixture(self.model_type, parameters)))
 
 
-def make_recipe(budget: Budget, choices: RecipeOptions, measurement: SwapMeasurement) -> dict[str, Any]:
-    """Chooses a mixture and measures it; returns what the manifest keeps. Its sums are in the folder."""
-    cells = measurement.cells.cells
+def make_recipe(budget: Budget, choices: RecipeOptions, measurement: SwapMeasurement) -> Recipe:
+    """Chooses a mixture and measures it."""
+    cells = measurement.cells
     if not cells.targets[cells.half == 1].sum():
         raise InputError("one window cannot be divided into two halves for a recipe", fix="give a longer text")
 
     allocation = choices.allocate(budget, lambda job: cells.mean(measurement.measure([job])[0].kl, SEEN).value)
-    job = choices.mixture_job(allocation)
-    measurement.measure([job])
-    return {
-        "budget": budget.words,
-        "chosen": {unit: option.name for unit, option in allocation.chosen.items()},
-        "bits_per_weight": allocation.bits_per_weight,
-        "predicted": allocation.predicted,
-        "gap": allocation.gap,
-        "record": job.number,
-        "written": choices.texts(allocation),
-    }
+    return Recipe(
+        budget=budget.words,
+        chosen={unit: option.name for unit, option in allocation.chosen.items()},
+        bits_per_weight=allocation.bits_per_weight,
+        predicted=allocation.predicted,
+        gap=allocation.gap,
+        damage=measurement.measure([choices.mixture_job(allocation)])[0],
+        written=choices.written(allocation),
+    )
 
 
 def write_tools(recipe: Recipe, prefix: str) -> None:

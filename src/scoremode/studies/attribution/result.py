@@ -4,31 +4,111 @@ Sums over targets are kept for each cell: the targets of one group (groups.py) i
 number has a paired error over groups, sums and differences of units have one too, and a recipe that was chosen on the
 first half of the windows can be measured on the second half, which it has not seen.
 
-Structs are as a manifest has them, but for sums: there, these are numbers of records (swap_loop.py).
+An attribution is as its manifest has it, but for sums: there, these are numbers of records (swap_loop.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import structs
 
 from scoremode.core.disk.manifests import Count, Text
+from scoremode.core.plan.plan import Plan
 from scoremode.core.scores.answers import measured
-from scoremode.core.statistics.estimate import finite_or_none, transformed, with_error_fields
+from scoremode.core.statistics.estimate import GroupSums, finite_or_none, transformed, with_error_fields
+from scoremode.core.statistics.groups import grouping, weights_of
 from scoremode.core.statistics.statistic import Statistic
-from scoremode.studies.attribution.cells import Cells, Damage
 from scoremode.studies.attribution.tool_recipes import WrittenRecipe
-from scoremode.values import Estimate, Floats
+from scoremode.values import Bools, Estimate, Floats, Ints, Range
 
 GIGA = 1e9
-SEEN, HELD_OUT = "first", "second"  # halves of the windows
+HALVES = SEEN, HELD_OUT = "first", "second"  # of the windows
 SMALLER, LARGER = 0.995, 1.02  # a uniform candidate has the size of a mixture within these factors
 
 
+# ── cells ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+class Damage:
+    """Sums over the targets of each cell, each target times its weight in the method's mean."""
+
+    def __init__(self, kl: Floats, moved: Floats, same: Floats, is_changed: bool = True, number: int = 0) -> None:
+        self.kl = kl  # (cells,) of KL(baseline‖swapped), nats
+        self.moved = moved  # (cells,) of the change of log-probability, ln q - ln p
+        self.same = same  # (cells,) of targets whose first choice is the same
+        self.is_changed = is_changed  # False: the weights are equal, and nothing was computed
+        self.number = number  # of its record
+
+    def packed(self) -> bytes:
+        return bytes([self.is_changed]) + np.stack([self.kl, self.moved, self.same]).astype("<f8").tobytes()
+
+
+class Cells:
+    """The targets of one group in one half of the windows are a cell; sums of them are kept for every unit."""
+
+    def __init__(self, group: Ints, half: Ints, weight: Floats, targets: Ints) -> None:
+        self.group = group  # (cells,) 0, 1, …
+        self.half = half  # (cells,) 0: in the first half of the windows
+        self.weight = weight  # (cells,) sum of the targets' weights
+        self.targets = targets  # (cells,)
+
+    @property
+    def count(self) -> int:
+        return int(self.targets.sum())
+
+    @property
+    def groups(self) -> int:
+        return len(np.unique(self.group[self.targets > 0]))
+
+    def mean(self, sums: Floats, half: str | None = None, *, within: Range = "any") -> Estimate:
+        """The mean over all targets, or over those of one half of the windows, with its error over groups."""
+        used = (self.targets > 0) if half is None else (self.targets > 0) & (self.half == HALVES.index(half))
+        numbers, index = np.unique(self.group[used], return_inverse=True)
+        found = GroupSums(len(numbers))
+        found.add(index, sums[used], self.weight[used])
+        found.n = int(self.targets[used].sum())
+        return found.estimate(within)
+
+    def damage(self, record: bytes, number: int = 0) -> Damage:
+        """The sums in a record. ValueError if they are not those of these cells."""
+        if len(record) != 1 + 24 * len(self.weight):
+            raise ValueError("a record has other cells than its plan")
+        kl, moved, same = np.frombuffer(record, "<f8", offset=1).reshape(3, -1).astype(np.float64)
+        return Damage(kl, moved, same, bool(record[0]), number)
+
+    def unchanged(self) -> Damage:
+        """The damage of weights that are equal to the baseline's: none."""
+        nothing = np.zeros(len(self.weight))
+        return Damage(nothing, nothing, self.weight.copy(), is_changed=False)
+
+
+class PlanCells(Cells):
+    """The cells of a plan, and the cell and weight of every target."""
+
+    def __init__(self, plan: Plan) -> None:
+        groups, half = grouping(plan), (len(plan) + 1) // 2
+        self.kind = groups.kind
+        self._index: Ints = 2 * groups.of_target + (plan.target_window >= half)
+        self._weight = weights_of(plan)
+        numbers = np.arange(2 * max(1, groups.count))
+        super().__init__(
+            numbers // 2,
+            numbers % 2,
+            np.bincount(self._index, self._weight, len(numbers)).astype(np.float64),
+            np.bincount(self._index, minlength=len(numbers)),
+        )
+
+    def sums(self, kl: Floats, moved: Floats, same: Bools) -> Damage:
+        """Adds up the columns of a swap, one line per target."""
+        columns, count = (kl, moved, same), len(self.weight)
+        sums = [np.bincount(self._index, x * self._weight, count).astype(np.float64) for x in columns]
+        return Damage(sums[0], sums[1], sums[2])
+
+
+# ── results ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 OF_DAMAGE = (
     Statistic("kl", "KL(baseline‖swapped), nats", lambda damage: damage.kl, range="positive"),
     Statistic("delta_logprob", "change of log-probability, nats", lambda damage: damage.moved),
@@ -167,24 +247,34 @@ class Recipe(msgspec.Struct, frozen=True, eq=False):
         }
 
 
-@dataclass(frozen=True)
-class Attribution:
+class Attribution(msgspec.Struct, frozen=True, eq=False):
     """Where the damage of candidates is: per unit, with errors, and the account of the whole."""
 
-    baseline: str
-    by: str
+    baseline: Text
+    by: Text
     cells: Cells
     candidates: tuple[CandidateDamage, ...]
-    noise_kl: Floats | None  # (m,) KL of the baseline to itself, computed in a different way; None if not measured
-    noise_perturbed: str | None
-    facts: Mapping[str, Any] = field(default_factory=dict)  # text, plan, engine: where the numbers come from
+    noise: float | None  # mean KL of the baseline to itself: what is below cannot be told from rounding
+    noise_perturbed: str | None  # how it was computed differently, or why there is none
+    facts: dict[str, Any] = {}  # text, plan, engine: where the numbers come from
     notes: tuple[str, ...] = ()
     recipe: Recipe | None = None
 
-    @property
-    def noise(self) -> float | None:
-        """The mean KL of the baseline to itself: what is below cannot be told from rounding."""
-        return None if self.noise_kl is None or not len(self.noise_kl) else float(np.mean(self.noise_kl))
+    def stored(self) -> dict[str, Any]:
+        """As a manifest has it: numbers of records in place of sums."""
+        found: dict[str, Any] = msgspec.to_builtins(self, enc_hook=lambda x: getattr(x, "number", None))
+        return found
+
+    @staticmethod
+    def restored(stored: Mapping[str, Any], records: Mapping[int, bytes], cells: Cells) -> Attribution:
+        """ValueError or KeyError if it cannot be: fields of other types, or records that are not there."""
+
+        def opened(kind: type, value: Any) -> Any:
+            return cells if kind is Cells else cells.damage(records[value], value)
+
+        found = msgspec.convert(stored, Attribution, dec_hook=opened)
+        recipe = None if found.recipe is None else structs.replace(found.recipe, uniform=found.candidates)
+        return structs.replace(found, recipe=recipe)
 
     def __getitem__(self, candidate: int) -> CandidateDamage:
         return self.candidates[candidate]

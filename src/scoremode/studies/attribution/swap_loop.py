@@ -18,20 +18,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from scoremode.core.disk.folders import ATTRIBUTION, PARTIAL_ATTRIBUTION
-from scoremode.core.disk.manifests import Count, Text
-from scoremode.core.engine.baseline import noise_floor
 from scoremode.core.plan.plan import Plan
 from scoremode.core.scores.answers import Answers, check_answers, check_divergence, measured
 from scoremode.core.store.resumable import Resumable
 from scoremode.core.verbs.progress import Progress, announce
 from scoremode.errors import EngineError, RunError
-from scoremode.studies.attribution.cells import Damage, PlanCells
+from scoremode.studies.attribution.result import Damage, PlanCells
 from scoremode.studies.attribution.units import Unit
 from scoremode.studies.attribution.weights import CandidateWeights, OwnHeadError, StoredWeight, open_weights
 from scoremode.values import Floats, change
@@ -117,12 +115,6 @@ class SwapMeasurement:
         self.weights = {one.name: one.weights for one in candidates}
         self.baseline: tuple[Floats, Floats] | None = None  # log-probabilities and first choices of all targets
 
-    def noise(self) -> tuple[Floats | None, str | None]:
-        """The KL of the baseline to itself, computed in a different way, and what was different."""
-        announce(self.progress, "computing the noise floor")
-        floor = noise_floor(self.swaps.engine, self.plan)
-        return floor.kl, floor.words
-
     def measure(self, jobs: Sequence[Job]) -> list[Damage]:
         """The damage of each job: read from the folder if it is there, else measured and kept there."""
         if waiting := [job for job in jobs if job.number not in self.folder.records]:
@@ -159,12 +151,12 @@ class SwapMeasurement:
         try:
             with self.swaps.swapped(job.sources, lambda name: self.weights[job.sources[name]].tensor(name)) as changed:
                 if not changed:
-                    return self.cells.cells.unchanged()
+                    return self.cells.unchanged()
                 logprob, top, kl = self._columns(self.swaps.diverge(self.plan, self.swaps.start_of(changed)), progress)
         except EngineError as error:
             raise EngineError(f"{job.words}: {error.message}", fix=error.fix) from None
         assert not np.isnan(kl).any(), "every window is answered"
-        return self.cells.damage(kl, change(logprob, self.baseline[0]), top == self.baseline[1])
+        return self.cells.sums(kl, change(logprob, self.baseline[0]), top == self.baseline[1])
 
     def _columns(
         self, answered: Iterator[tuple[int, Answers]], progress: Progress | None
@@ -186,7 +178,7 @@ class SwapMeasurement:
 
     def _kept(self, job: Job) -> Damage:
         try:
-            return self.cells.cells.damage(self.folder.records[job.number])
+            return self.cells.damage(self.folder.records[job.number], job.number)
         except ValueError:
             raise EngineError(f"the record of {job.words} cannot be used", fix=AGAIN) from None
 
@@ -205,39 +197,11 @@ def formats_of(stored: Stored, tensors: Sequence[str]) -> str:
 
 
 # ── the folder: one process at a time, and every finished unit kept at once ───────────────────────────────────────────
-class CellsForm(msgspec.Struct):
-    group: list[Count]
-    half: list[Literal[0, 1]]
-    weight: list[float]
-    targets: list[Count]
-
-
-class ServedForm(msgspec.Struct):
-    record: int
-    engine: str
-
-
-class FactsForm(msgspec.Struct):
-    """The facts about text, plan and engine that pages use."""
-
-    stderr_groups: str
-
-
 class ManifestForm(msgspec.Struct):
-    """The fields of attribution.json that are used."""
+    """The fields of attribution.json that tell what it answers; the others are those of an ``Attribution``."""
 
     identity: dict[str, Any]
     request: dict[str, Any]
-    baseline: Text
-    by: Text
-    cells: CellsForm
-    noise_kl: list[float] | None
-    noise_perturbed: str | None
-    facts: FactsForm
-    notes: list[str]
-    candidates: list[dict[str, Any]]  # these two are checked when their sums are read: see result.py
-    recipe: dict[str, Any] | None
-    served: dict[str, ServedForm] = {}
 
 
 class AttributionFolder(Resumable[dict[str, Any]]):

@@ -194,7 +194,8 @@ class SwappableModel:
         tokens = 0
         for batch in self.engine.batches(source):
             tokens += len(batch) * max(rows_needed(source.window(int(index))) for index in batch)
-        return starts * tokens * int(self.model.config.get_text_config().hidden_size) * self.model.dtype.itemsize
+        width: int = self.model.config.get_text_config().hidden_size
+        return starts * tokens * width * int(self.model.dtype.itemsize)
 
     def rows(self, windows: list[IndexedWindow]) -> Tensor:
         """The baseline's final states for the rows of these windows, concatenated: see StatesOnDevice."""
