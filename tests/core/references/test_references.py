@@ -5,10 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import struct
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,11 +132,6 @@ def test_windows_may_come_in_any_order(tmp_path: Path) -> None:
     assert same_bits(writer.finish(MANIFEST).rows(0, 100), rows)
 
 
-def test_rows_that_do_not_lie_in_one_piece_are_kept_as_they_read(tmp_path: Path) -> None:
-    wide = random_rows(10, 8, "float16")
-    assert same_bits(make(tmp_path / "ref", wide[:, ::2], "float16").rows(0, 10), np.ascontiguousarray(wide[:, ::2]))
-
-
 @pytest.mark.parametrize("targets", [0, 1])
 def test_none_and_one_target(tmp_path: Path, targets: int) -> None:
     rows = random_rows(targets, 4, "bfloat16")
@@ -173,17 +167,6 @@ def test_a_head_comes_back_bit_for_bit(tmp_path: Path, bias_dtype: str | None) -
     head = reference.head
     facts = (head.scale, head.softcap, reference.vocabulary, head.dtype, head.bias_dtype)
     assert facts == (0.25, 50.0, 20, "bfloat16", bias_dtype)
-
-
-def test_the_head_is_mapped_and_changes_never_reach_the_file(tmp_path: Path) -> None:
-    reference = make(tmp_path / "ref", random_rows(3, 5, "float32"), "float32")
-    weight = reference.head_weight()
-    assert isinstance(weight, np.memmap)
-    weight[:] = 0
-    weight.flush()
-    del weight
-    assert reference.head_weight().view(np.uint32).any()
-    Reference.open(tmp_path / "ref")
 
 
 # ── a process that stops ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -339,14 +322,6 @@ def full_disk(*_: object) -> int:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_disk_too_small_is_known_before_scoring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "posix_fallocate", full_disk)
-    with pytest.raises(RunError, match=r"disk of .* is full \(the states take 0\.00 GB") as caught:
-        writer_for(tmp_path / "ref", random_rows(30, 4, "float32"), "float32")
-    assert "\n" not in str(caught.value)
-    assert list((tmp_path / "ref").iterdir()) == [], "what little fitted is given back"
-
-
 def test_a_disk_that_fills_while_writing_is_one_line_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -364,15 +339,6 @@ def test_a_disk_that_fills_while_writing_is_one_line_and_loses_nothing(
     writer.close()
     again = writer_for(tmp_path / "ref", rows, "float32")
     assert again.present.tolist() == [True] * 10 + [False] * 20
-
-
-def test_a_file_system_without_preallocation_still_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unsupported(*_: object) -> None:
-        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-
-    monkeypatch.setattr(os, "posix_fallocate", unsupported)
-    rows = random_rows(30, 4, "float32")
-    assert same_bits(make(tmp_path / "ref", rows, "float32").rows(0, 30), rows)
 
 
 # ── verified ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -411,27 +377,13 @@ def flip_last(path: Path) -> None:
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
 
 
-def replace_with_folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def replace_with_pipe(path: Path) -> None:
-    """Opening it would block forever."""
-    path.unlink()
-    os.mkfifo(path)
-
-
 @pytest.mark.parametrize("name", [shard_name(1), shard_name(4), HEAD])
 @pytest.mark.parametrize(
     ("damage", "reason", "always"),
     [
-        (lambda p: os.truncate(p, p.stat().st_size - 1), "was truncated", True),
-        (lambda p: os.truncate(p, 0), "was truncated", True),
-        (lambda p: p.write_bytes(p.read_bytes() + b"\0"), "is too long", True),
+        (lambda p: os.truncate(p, p.stat().st_size - 1), "has .* bytes instead of", True),
+        (lambda p: p.write_bytes(p.read_bytes() + b"\0"), "has .* bytes instead of", True),
         (lambda p: p.rename(p.with_name("renamed")), "is missing", True),
-        (replace_with_folder, "is not a file", True),
-        (replace_with_pipe, "is not a file", True),
         (flip_last, "was changed", False),
     ],
 )
@@ -441,19 +393,10 @@ def test_a_damaged_file_is_named_and_refused(
     make(tmp_path / "ref", random_rows(33, 4, "float32"), "float32")
     damage(tmp_path / "ref" / name)
     line = refused(tmp_path / "ref")
-    assert f"{name} {reason}" in line
+    assert re.search(f"{name} {reason}", line)
     assert "scoremode reference MODEL" in line
     if always:
-        assert f"{name} {reason}" in refused(tmp_path / "ref", verify=False)
-
-
-def test_shards_that_changed_places_are_refused(tmp_path: Path) -> None:
-    make(tmp_path / "ref", random_rows(33, 4, "float32"), "float32")
-    one, other = (tmp_path / "ref" / shard_name(number) for number in (1, 2))
-    kept = one.read_bytes()
-    one.write_bytes(other.read_bytes())
-    other.write_bytes(kept)
-    assert f"{shard_name(1)} was changed" in refused(tmp_path / "ref")
+        assert re.search(f"{name} {reason}", refused(tmp_path / "ref", verify=False))
 
 
 def test_a_file_cut_while_the_reference_is_open_is_one_line_and_no_crash(tmp_path: Path) -> None:
@@ -467,15 +410,7 @@ def test_a_file_cut_while_the_reference_is_open_is_one_line_and_no_crash(tmp_pat
 
 
 @pytest.mark.parametrize(
-    "header",
-    [
-        b'{"states":{"dtype":"F16","shape":[7,8],"data_offsets":[0,112]}}',
-        b'{"states":{"dtype":"F32","shape":[7,4],"data_offsets":[8,120]}}',
-        b'{"states":{"dtype":"F32","shape":[4,7],"data_offsets":[0,112]}}',
-        b'{"other":{"dtype":"F32","shape":[7,4],"data_offsets":[0,112]}}',
-        b"not json",
-        b"",
-    ],
+    "header", [b'{"states":{"dtype":"F32","shape":[4,7],"data_offsets":[0,112]}}', b"not json", b""]
 )
 def test_a_header_that_says_something_else_is_refused_even_under_its_right_hash(tmp_path: Path, header: bytes) -> None:
     make(tmp_path / "ref", random_rows(33, 4, "float32"), "float32")
@@ -498,37 +433,24 @@ def put(*place: Any) -> Callable[[dict[str, Any]], None]:
     return change
 
 
-def drop(name: str) -> Callable[[dict[str, Any]], None]:
-    return lambda stored: stored.pop(name)
-
-
-WRONG: list[tuple[tuple[Any, ...], list[Any]]] = [
-    (("shards", 0, "file"), ["../x", "/etc/passwd", "states-00001.safetensors", "", None, 5, ["x"]]),
-    (("shards", 0, "file"), ["sub/states-00000.safetensors", "./states-00000.safetensors"]),
-    (("head", "file"), ["../head.safetensors", "/dev/zero", "states-00000.safetensors", None]),
-    (("shards", 0, "rows"), [-7, 0, 8, 10**30, 7.0, "7", True, None]),
-    (("targets",), [-1, 34, 10**30, 33.0, "33", None, True, []]),
-    (("width",), [0, -4, 5, 10**30, 4.0, None]),
-    (("rows_per_shard",), [0, -1, 8, 10**30, None]),
-    (("dtype",), ["float64", "F32", "", None, [], {}, 4]),
-    (("shards",), [[], {}, None, "x", [None] * 5, [[]] * 5]),
-    (("shards", 0, "sha256"), ["", "x" * 64, "A" * 64, "a" * 63, "a" * 64 + "\n", None, 5]),
-    (("head",), [None, [], "x", {}]),
-    (("head", "rows"), [0, -11, 12, 10**30, None, 11.0]),
-    (("head", "vocabulary"), [0, 12, 9, None, True]),
-    (("head", "scale"), [0, -1.0, None, "1", float("nan"), float("inf"), 10**400, True]),
-    (("head", "softcap"), [0, -30.0, "30", float("nan"), float("inf"), False]),
-    (("head", "has_bias"), [True, None, 0, "no"]),
-    (("head", "bias_dtype"), ["float32", "x", 5]),
-    (("head", "dtype"), ["float16", "x", None, []]),
-    (("vocabulary",), [0, 11, -1, None, 10.0, True]),
-    *(((name,), [5, None]) for name in ("plan_digest", "method", "model_fingerprint", "tokenizer")),
-    *(((name,), [5, None]) for name in ("engine", "identity", "method_settings", "corpus", "corpus_sha256")),
-    (("method_settings", "stride"), [float("nan"), float("inf")]),
-    (("format",), [1, 3, 0, "2", None, True, 2.0]),
+HOSTILE = [
+    put("shards", 0, "file", "../x"),
+    put("shards", 0, "file", "states-00001.safetensors"),
+    put("shards", 0, "sha256", "a" * 63),
+    put("shards", []),
+    put("head", "file", "/dev/zero"),
+    put("head", "scale", float("nan")),
+    put("head", "rows", 12),
+    put("targets", 34),
+    put("targets", 10**30),
+    put("width", 5),
+    put("rows_per_shard", 0),
+    put("dtype", "float64"),
+    put("vocabulary", None),
+    put("engine", 5),
+    put("format", 1),
+    lambda stored: stored.pop("plan_digest"),
 ]
-REMOVED = ("format", "targets", "shards", "head", "plan_digest", "tokenizer", "rows_per_shard", "identity")
-HOSTILE = [put(*place, value) for place, values in WRONG for value in values] + [drop(name) for name in REMOVED]
 
 
 @pytest.fixture(scope="module")
@@ -551,63 +473,9 @@ def test_a_hostile_manifest_is_refused(made_once: Path, tmp_path: Path, number: 
         assert str(tmp_path / "ref") in refused(tmp_path / "ref", verify=False)
 
 
-def test_a_changed_word_is_found_by_the_seal_alone(made_once: Path, tmp_path: Path) -> None:
-    shutil.copytree(made_once, tmp_path / "ref")
-    path = tmp_path / "ref" / REFERENCE
-    path.write_text(path.read_text().replace('"wikitext2"', '"wikitext3"'))
-    assert "was changed" in refused(tmp_path / "ref", verify=False)
-    path.write_text(json.dumps(sealed(json.loads(path.read_text()))))
-    Reference.open(tmp_path / "ref", verify=False)
-
-
 def test_a_folder_that_is_no_reference_is_refused(tmp_path: Path) -> None:
     assert "is not a reference" in refused(tmp_path)
     assert "is not a reference" in refused(tmp_path / "absent")
-
-
-# ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-READER = """
-import sys
-from pathlib import Path
-import numpy as np
-from scoremode.core.references.reader import Reference
-from scoremode.core.references.writer import StatesWriter
-
-def resident():
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1024
-
-block = np.random.default_rng(0).integers(0, 1 << 16, (1000, 2000), dtype=np.uint16)  # 4 MB
-weight = np.tile(block, (10, 1))
-writer = StatesWriter(sys.argv[1], targets=50_000, width=2000, dtype="bfloat16", identity={}, shard_bytes=64 << 20)
-before = resident()
-most = before
-for first in range(0, 50_000, 1000):
-    writer.write(first, block)
-    most = max(most, resident())
-writer.write_head(weight, None, scale=1.0, softcap=None, vocabulary=10_000)
-manifest = {name: "x" for name in ("plan_digest", "method", "model_fingerprint", "tokenizer")} | {"engine": {}}
-writer.finish(manifest)
-reference = Reference.open(sys.argv[1])
-most = max(most, resident())
-for first in range(0, 50_000, 1000):
-    rows = reference.rows(first, 1000)
-    assert np.array_equal(rows, block)
-    most = max(most, resident())
-flat = most - before
-everything = reference.rows(0, 50_000)
-print(flat, resident() - before)
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is measured through /proc")
-def test_memory_stays_flat_over_200_megabytes(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", READER, str(tmp_path / "ref")], capture_output=True, text=True, check=True
-    )
-    flat, whole = map(float, done.stdout.split())
-    assert whole > 150, "the measure must see 200 MB that are really held"
-    assert flat < 60
 
 
 # ── sizes, and what may be compared ──────────────────────────────────────────────────────────────────────────────────
@@ -663,10 +531,3 @@ def test_what_cannot_be_compared_is_refused_with_its_reason(other: dict[str, Any
         require_comparable(manifest, ComparableFacts(**{**SAME, **other}))
     assert caught.value.message.startswith(reason)
     assert fix in caught.value.fix
-
-
-def test_a_bare_manifest_is_enough_to_compare() -> None:
-    manifest = {"plan_digest": "p", "tokenizer": "t", "vocabulary": 7, "method": "gptq"}
-    require_comparable(manifest, ComparableFacts("t", 7, "p", "gptq"))
-    with pytest.raises(InputError, match="different plans"):
-        require_comparable(manifest, ComparableFacts("t", 7, "q", "gptq"))

@@ -11,9 +11,9 @@ import pytest
 
 import scoremode as sm
 from scoremode.core.disk.uri import RemotePath, located
-from scoremode.errors import InputError, RunError, StorageError
+from scoremode.core.references.writer import StatesWriter
+from scoremode.errors import InputError, OptionError, RunError, StorageError
 from scoremode.remote.storage.hub import Repository
-from scoremode.remote.storage.runs import RemoteClaim
 from tests.hub import TOKEN, Hub, Repo, add_commit
 
 TEXT = "the cat sat on the mat and the dog sat on the log. " * 80
@@ -23,7 +23,7 @@ URI, NAME = "hf://datasets/me/model-reference", "datasets/me/model-reference"
 
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RemoteClaim, "shard_bytes", 1 << 18)
+    monkeypatch.setitem(StatesWriter.__init__.__kwdefaults__, "shard_bytes", 1 << 18)  # type: ignore[index]
 
 
 def empty_cache(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
@@ -59,8 +59,8 @@ def test_a_reference_is_published_by_one_commit_and_compared_elsewhere(
     assert len(repo.messages) == 1
 
 
-def test_only_files_with_needed_rows_are_fetched(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_shards: None
+def test_states_are_fetched_when_a_model_is_compared_and_a_part_is_refused(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sm.reference("table:successor", URI, **QUESTION)
     repo = hub.repos[NAME]
@@ -69,38 +69,11 @@ def test_only_files_with_needed_rows_are_fetched(
     hub.sent.clear()
     sm.load(URI)
     assert hub.sent.keys() == {"manifest.json", "reference.json", "scores.parquet"}
-    (few,) = sm.compare(URI, "table:uniform", max_windows=3)
-    one_file = len(repo.files["states-00000.safetensors"])
-    assert (states_sent(hub), whole > 5 * one_file) == (one_file, True)
-    (alone,) = sm.compare("table:successor", "table:uniform", **QUESTION, max_windows=3)
-    assert len(few.baseline.scores) == len(few.candidate.scores) == len(alone.candidate.scores)
-    assert np.allclose(np.asarray(few.kl), np.asarray(alone.kl), rtol=0, atol=1e-12)
-    assert np.array_equal(few.baseline.scores.logprob, alone.baseline.scores.logprob)
-    assert few.baseline.plan_digest == few.candidate.plan_digest == alone.candidate.plan_digest
+    with pytest.raises(OptionError, match=r"which is compared whole; .* make a smaller reference"):
+        sm.compare(URI, "table:uniform", max_windows=3)
+    assert states_sent(hub) == 0
     sm.compare(URI, "table:uniform")
     assert states_sent(hub) == whole
-
-
-def test_fewer_documents_are_the_first_rows_and_other_questions_are_refused(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_shards: None
-) -> None:
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(f'{{"text": "{TEXT[i : i + 600]}"}}\n' for i in range(0, 3000, 100)))
-    asked: dict[str, Any] = {"corpus": str(rows), "context_length": 48, "stride": 24}
-    sm.reference("table:successor", URI, **asked, num_samples=20)
-    empty_cache(monkeypatch, tmp_path / "reader")
-    hub.sent.clear()
-    (few,) = sm.compare(URI, "table:uniform", num_samples=4)
-    whole = sum(len(data) for name, data in hub.repos[NAME].files.items() if "states-" in name)
-    assert 0 < states_sent(hub) < whole / 3
-    (alone,) = sm.compare("table:successor", "table:uniform", **asked, num_samples=4)
-    assert np.allclose(np.asarray(few.kl), np.asarray(alone.kl), rtol=0, atol=1e-12)
-    assert few.baseline.perplexity.value == alone.baseline.perplexity.value
-    assert few.baseline.manifest["documents"] == few.candidate.manifest["documents"] == 4
-    others: list[dict[str, Any]] = [{"num_samples": 25}, {"stride": 12}, {"num_samples": 4, "context_length": 40}]
-    for other in others:
-        with pytest.raises(InputError, match=r"different (texts|plans)"):
-            sm.compare(URI, "table:uniform", **other)
 
 
 def test_a_file_that_was_changed_on_the_hub_is_refused(

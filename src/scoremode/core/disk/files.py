@@ -84,8 +84,8 @@ def write_at(file: int, data: bytes | memoryview, offset: int) -> None:
 
 
 @contextmanager
-def disk_errors(folder: Path, needed: int | None = None) -> Iterator[None]:
-    """Turns OSError into RunError with a message of one line; ``needed`` bytes are mentioned if the disk is full."""
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Turns OSError into RunError with a message of one line."""
     try:
         yield
     except OSError as error:
@@ -95,8 +95,7 @@ def disk_errors(folder: Path, needed: int | None = None) -> Iterator[None]:
             ) from None
         sizes = ""
         with suppress(OSError):
-            free = f"{shutil.disk_usage(folder).free / 1e9:.2f} GB free"
-            sizes = f" ({free})" if needed is None else f" (the states take {needed / 1e9:.2f} GB, {free})"
+            sizes = f" ({shutil.disk_usage(folder).free / 1e9:.2f} GB free)"
         fix = "free some space and run the same command again to resume, or give another --out"
         raise RunError(f"the disk of {folder} is full{sizes}", fix=fix) from None
 

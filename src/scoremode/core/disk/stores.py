@@ -12,9 +12,6 @@ from scoremode.core import extensions
 from scoremode.core.disk.uri import RemotePath, located, stored_at
 from scoremode.errors import InputError
 
-FetchFile = Callable[[str, int, str], None]
-"""Fetches a file of a reference by its name, size and sha256 into the folder of the copy."""
-
 
 @dataclass(frozen=True, slots=True)
 class Store:
@@ -38,8 +35,8 @@ class Store:
     copies_of_texts: Callable[[RemotePath, tuple[str, ...]], list[Path]]
     """Copies of a file, of the files that match a pattern, or of those in a folder with one of these endings."""
 
-    copy_of_run: Callable[[RemotePath], tuple[Path, FetchFile]]
-    """A folder with a copy of a finished run, and what fetches the files of a reference that it still lacks."""
+    copy_of_run: Callable[..., Path]
+    """Of a place: a folder with a copy of a finished run; with ``states``, of the files of its reference too."""
 
     claim: Callable[..., Any]
     """Of a place, an identity, ``fresh`` and ``kind``: a ``Claim`` (store/runs.py) that sends the finished run."""

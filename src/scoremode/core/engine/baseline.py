@@ -109,8 +109,7 @@ class StoredBaseline:
 
     @property
     def place(self) -> tuple[str, Ints]:
-        """The folder, for a process that reads rows itself, with all rows fetched."""
-        self.stored.fetch_rows(0, int(self.offsets[-1]))
+        """The folder, for a process that reads rows itself."""
         return str(self.stored.folder.resolve()), self.offsets
 
     def states(self, index: int, window: Window) -> Raw:

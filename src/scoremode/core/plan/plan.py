@@ -105,21 +105,6 @@ class Plan:
         """How the tokens of a window are fed: token by token, or by prefill if it is None."""
         return path_of(dict(self.settings))
 
-    def begins(self, other: Plan) -> bool:
-        """Are the windows of this plan the first windows of the other, with the same tokens and targets?"""
-        n, mine, its = len(self), dict(self.settings), dict(other.settings)
-        if n > len(other) or (self.method, self.vocabulary) != (other.method, other.vocabulary):
-            return False
-        if any(mine.get(name) != its.get(name) for name in (mine.keys() | its.keys()) - {"max_windows"}):
-            return False
-        windows = ("start", "stop", "first", "last", "lead")
-        if not all(np.array_equal(getattr(self, name), getattr(other, name)[:n]) for name in windows):
-            return False
-        end = int(max(self.stop.max(), self.last.max()))
-        if (self.mask is None) != (other.mask is None) or not np.array_equal(self.ids[:end], other.ids[:end]):
-            return False
-        return self.mask is None or other.mask is None or np.array_equal(self.mask[:end], other.mask[:end])
-
     @cached_property
     def piece_starts(self) -> Ints:
         """Stream indices at which an unrelated text begins: the starts of documents, and of texts that were joined."""

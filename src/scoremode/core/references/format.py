@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import shlex
-import stat
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,10 +18,9 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from scoremode.core.disk.files import open_regular, write_atomically
-from scoremode.core.disk.folders import REFERENCE, ROWS, is_reference_file, shard_name
+from scoremode.core.disk.folders import JOURNAL, REFERENCE, ROWS, is_reference_file, shard_name
 from scoremode.core.disk.manifests import Sha256, Text, read_sealed
-from scoremode.core.disk.records import first_line, identity_in
+from scoremode.core.disk.records import identity_in
 from scoremode.core.strict_json import read_object
 from scoremode.errors import RunError
 
@@ -60,17 +58,14 @@ class TensorFile(NamedTuple):
 
     def problem(self, path: Path) -> str | None:
         """Says how a file differs from this description; None if its size and header are right."""
-        try:
-            found = path.stat()
-            if not stat.S_ISREG(found.st_mode):
-                return "is not a file"
-            if found.st_size != self.size:
-                how = "was truncated" if found.st_size < self.size else "is too long"
-                return f"{how} ({found.st_size} bytes instead of {self.size})"
-            with open_regular(path) as file:
-                return None if file.read(DATA_START) == self.header else "does not have the expected header"
-        except FileNotFoundError:
+        if not path.is_file():
             return "is missing"
+        try:
+            size = path.stat().st_size
+            if size != self.size:
+                return f"has {size} bytes instead of {self.size}"
+            with path.open("rb") as file:
+                return None if file.read(DATA_START) == self.header else "does not have the expected header"
         except OSError as error:
             return f"cannot be read ({error.strerror})"
 
@@ -184,26 +179,11 @@ def read_reference_manifest(folder: Path) -> dict[str, Any]:
             raise RunError(f"{folder} contains an unfinished reference", fix="run the same command again to resume")
         raise RunError(f"{folder} is not a reference", fix=f"make one: {_command(folder)}")
     manifest = read_sealed(path, ReferenceManifest, format=FORMAT, fix=remake)
-    if wrong := _problem(msgspec.convert(manifest, ReferenceManifest), msgspec.convert(manifest, ShardLayout)):
-        raise RunError(f"{path} is damaged ({wrong})", fix=remake)
+    layout, shards = msgspec.convert(manifest, ShardLayout), manifest["shards"]
+    # file names are fixed, so that a manifest cannot refer to files outside its folder
+    if len(shards) != layout.shards or any(one["file"] != shard_name(n) for n, one in enumerate(shards)):
+        raise RunError(f"{path} is damaged (its list of files)", fix=remake)
     return manifest
-
-
-def _problem(manifest: ReferenceManifest, layout: ShardLayout) -> str | None:
-    """Says which fields of a reference's manifest do not fit each other; None if all do."""
-    head = manifest.head
-    if len(manifest.shards) != layout.shards:
-        return "its list of files does not cover the targets"
-    for shard, entry in enumerate(manifest.shards):
-        # file names are fixed, so that a manifest cannot refer to files outside its folder
-        name, (_, rows) = shard_name(shard), layout.shard_range(shard)
-        if entry.file != name or entry.rows != rows:
-            return f"file {shard} is not {name} with {rows} rows"
-    if manifest.vocabulary > head.vocabulary:
-        return "no usable vocabulary"
-    if head.vocabulary > head.rows:
-        return "its head has fewer rows than ids"
-    return "has_bias and bias_dtype disagree" if head.has_bias != (head.bias_dtype is not None) else None
 
 
 # ── the folder ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -216,15 +196,7 @@ def is_reference(folder: Path) -> bool:
 
 
 def discard(folder: Path) -> None:
-    """Removes a reference's own files, finished or not; does nothing if there is none. The caller holds the lock.
-
-    First, partial.rows is replaced by one of no reference, and it is removed last. So after a kill the remaining files
-    are still known to be ours, and the next writer discards them.
-    """
-    if not any((folder / name).exists() for name in (REFERENCE, ROWS)):
-        return
-    with suppress(OSError):  # a full disk must not prevent the removal
-        write_atomically(folder / ROWS, first_line({**ROWS_HEADER, "identity": {}}))
-    for path in sorted(folder.iterdir(), key=lambda p: (p.name == ROWS, p.name != REFERENCE)):
+    """Removes a reference's own files, finished or not. The caller holds the lock, and its journal is in the folder."""
+    for path in folder.iterdir() if is_reference(folder) or (folder / JOURNAL).exists() else ():
         if is_reference_file(path.name):
             path.unlink(missing_ok=True)

@@ -15,7 +15,7 @@ import numpy as np
 from scoremode.core.cache.entries import hold_entry, mark_used
 from scoremode.core.disk.files import open_regular, remembered_sha256
 from scoremode.core.disk.folders import HEAD, shard_name
-from scoremode.core.disk.stores import FetchFile, store_of
+from scoremode.core.disk.stores import store_of
 from scoremode.core.disk.uri import RemotePath, stored_at
 from scoremode.core.references.format import (
     DATA_START,
@@ -23,8 +23,6 @@ from scoremode.core.references.format import (
     HeadManifest,
     ReferenceManifest,
     ShardLayout,
-    ShardManifest,
-    TensorFile,
     read_reference_manifest,
     remake_fix,
 )
@@ -43,47 +41,28 @@ class Reference:
     files: ReferenceManifest  # the same, typed
     layout: ShardLayout
     place: RemotePath | None = None  # the URI of the original, if the folder is a copy
-    fetch: FetchFile | None = None  # brings files that a copy lacks, when they are first needed
 
     @staticmethod
-    def open(
-        folder: str | Path,
-        *,
-        verify: bool = True,
-        partial: bool = False,
-        place: RemotePath | None = None,
-        fetch: FetchFile | None = None,
-    ) -> Reference:
+    def open(folder: str | Path, *, verify: bool = True, place: RemotePath | None = None) -> Reference:
         """The reference in this folder, which may be a copy of the one at ``place``.
 
-        Sizes and headers are always checked; hashes only if a file has changed, and not without ``verify``. Files
-        may be missing from a ``partial`` copy, and with ``fetch``, which brings each when its rows are first read.
+        Sizes and headers are always checked; hashes only if a file has changed, and not without ``verify``.
         """
         folder = Path(folder)
         manifest = read_reference_manifest(folder)
         mark_used(folder)
         layout = msgspec.convert(manifest, ShardLayout)
-        opened = Reference(folder, manifest, msgspec.convert(manifest, ReferenceManifest), layout, place, fetch)
-        for number in range(layout.shards + 1):
-            entry, expected = opened._file(number)
-            path = folder / entry.file
-            if (fetch is not None or partial) and not path.exists():
-                continue  # the rows that are needed are here, or are fetched
-            problem = expected.problem(path)
-            try:
-                if problem is None and verify and remembered_sha256(path) != entry.sha256:
-                    problem = "was changed after the reference was made"
-            except OSError as error:
-                problem = f"cannot be read ({error.strerror})"
-            _require_sound(folder, entry.file, problem)
+        files = msgspec.convert(manifest, ReferenceManifest)
+        expected = [(one.file, one.sha256, layout.shard_file(number)) for number, one in enumerate(files.shards)]
+        expected.append((HEAD, files.head.sha256, files.head.as_file(layout.width)))
+        for name, sha256, form in expected:
+            problem = form.problem(folder / name)
+            if problem is None and verify and remembered_sha256(folder / name) != sha256:
+                problem = "was changed after the reference was made"
+            _require_sound(folder, name, problem)
+        opened = Reference(folder, manifest, files, layout, place)
         hold_entry(folder, opened)  # its files are opened later, when rows are read
         return opened
-
-    def _file(self, number: int) -> tuple[ShardManifest | HeadManifest, TensorFile]:
-        """A file, and how it must be: a shard, or the head after all shards."""
-        if number == self.layout.shards:
-            return self.head, self.head.as_file(self.width)
-        return self.files.shards[number], self.layout.shard_file(number)
 
     @property
     def targets(self) -> int:
@@ -110,27 +89,13 @@ class Reference:
         """The raw states (count, width) of consecutive targets, as a new array or in the one given."""
         if first < 0 or count < 0 or first + count > self.targets:
             raise IndexError(f"rows {first} to {first + count} of a reference of {self.targets}")
-        self.fetch_rows(first, count)
         return read_rows(self.folder, self.layout, first, count, into=into)
-
-    def fetch_rows(self, first: int, count: int) -> None:
-        """Fetches the files that contain these rows, if this is a copy that lacks them."""
-        for shard, _, _, _ in self.layout.pieces(first, count) if self.fetch is not None else ():
-            self._fetch_file(shard)
-
-    def _fetch_file(self, number: int) -> None:
-        entry, expected = self._file(number)
-        path = self.folder / entry.file
-        if self.fetch is not None and not path.exists():
-            self.fetch(path.name, expected.size, entry.sha256)
-            _require_sound(self.folder, path.name, expected.problem(path))
 
     def head_weight(self) -> Raw:
         """The head's raw matrix (padded vocabulary, width), mapped, so that only the parts in use are read.
 
         Changes stay in memory and never reach the file (torch warns about read-only arrays).
         """
-        self._fetch_file(self.layout.shards)
         shape = (self.head.rows, self.width)
         return np.memmap(self.folder / HEAD, RAW_DTYPES[self.head.dtype], "c", DATA_START, shape)
 
@@ -139,7 +104,6 @@ class Reference:
         head = self.head
         if head.bias_dtype is None:
             return None
-        self._fetch_file(self.layout.shards)
         at = DATA_START + head.rows * self.width * RAW_DTYPES[head.dtype].itemsize
         return np.fromfile(self.folder / HEAD, RAW_DTYPES[head.bias_dtype], head.rows, offset=at)
 
@@ -149,8 +113,7 @@ def open_reference(given: str | os.PathLike[str] | RemotePath) -> Reference:
     where = stored_at(given)
     if not isinstance(where, RemotePath):
         return Reference.open(where)
-    folder, fetch = store_of(where).copy_of_run(where)
-    return Reference.open(folder, place=where, fetch=fetch)
+    return Reference.open(store_of(where).copy_of_run(where, states=True), place=where)
 
 
 def _require_sound(folder: Path, name: str, problem: str | None) -> None:

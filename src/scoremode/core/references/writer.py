@@ -11,7 +11,6 @@ Rows are raw: float16 and float32 as in NumPy, bfloat16 as uint16 bit patterns.
 
 from __future__ import annotations
 
-import errno
 import os
 import struct
 import zlib
@@ -25,16 +24,14 @@ import numpy as np
 from scoremode.core.disk.files import disk_errors, file_sha256, write_at, written_atomically
 from scoremode.core.disk.folders import HEAD, REFERENCE, ROWS, shard_name
 from scoremode.core.disk.manifests import write_sealed
-from scoremode.core.disk.records import RecordFile, has_records
+from scoremode.core.disk.records import RecordFile
 from scoremode.core.references.format import (
-    DATA_START,
     FORMAT,
     RAW_DTYPES,
     ROWS_HEADER,
     HeadManifest,
     ReferenceManifest,
     ShardLayout,
-    discard,
 )
 from scoremode.core.references.reader import Reference, bytes_of, rows_checksum
 from scoremode.core.scores.answers import FAULT
@@ -43,7 +40,6 @@ from scoremode.values import Bools, Ints, Raw
 
 SHARD_BYTES = 1 << 30
 ROW_RECORD = struct.Struct("<QI")  # rows, crc32
-NO_PREALLOCATION = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
 
 class StatesWriter:
@@ -70,47 +66,24 @@ class StatesWriter:
         self.layout = ShardLayout(targets, width, dtype, max(1, shard_bytes // row_bytes))
         self.present: Bools = np.zeros(targets, dtype=np.bool_)
         self._head: dict[str, Any] = {}  # the description of the head, when it is written
+        header = {**ROWS_HEADER, "identity": identity, "layout": msgspec.to_builtins(self.layout)}
         with disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            header = {**ROWS_HEADER, "identity": identity, "layout": msgspec.to_builtins(self.layout)}
             self._rows = RecordFile(self.folder / ROWS, header)
-        try:
-            with disk_errors(self.folder, DATA_START * self.layout.shards + targets * row_bytes):
-                self._begin()
-        except BaseException:
-            self.close()
-            raise
+            self._begin()
 
     def _begin(self) -> None:
-        """Allocates space for every row now, so that a full disk is detected before an hour of scoring.
-
-        After a kill, the rows count whose bytes still match their checksum.
-        """
+        """Makes the files of all rows. After a kill, the rows count whose bytes still match their checksum."""
         (self.folder / REFERENCE).unlink(missing_ok=True)  # written again when the run is complete
-        try:
-            for shard in range(self.layout.shards):
-                if self.layout.shard_file(shard).problem(self.folder / shard_name(shard)):
-                    self._allocate(shard)
-        except OSError:
-            if not has_records(self.folder / ROWS):
-                discard(self.folder)
-            raise
+        for shard in range(self.layout.shards):
+            path, form = self.folder / shard_name(shard), self.layout.shard_file(shard)
+            if form.problem(path):
+                with path.open("wb") as file:
+                    file.write(form.header)
+                    file.truncate(form.size)
         for first, _, body in self._rows.replay():
             count, checksum = ROW_RECORD.unpack(body)
             self.present[first : first + count] = rows_checksum(self.folder, self.layout, first, count) == checksum
-
-    def _allocate(self, shard: int) -> None:
-        """Creates a shard with all its space allocated, so that a later write cannot find the disk full."""
-        size, header = self.layout.shard_file(shard)
-        with (self.folder / shard_name(shard)).open("wb", buffering=0) as file:
-            write_at(file.fileno(), header, 0)
-            try:
-                os.posix_fallocate(file.fileno(), 0, size)
-            except (AttributeError, OSError) as error:  # not supported everywhere; a full disk is then detected later
-                if isinstance(error, OSError) and error.errno not in NO_PREALLOCATION:
-                    raise
-                file.truncate(size)
-            os.fsync(file.fileno())
 
     # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     def complete_windows(self, target_offsets: Ints) -> Bools:

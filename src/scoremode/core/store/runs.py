@@ -24,7 +24,6 @@ from scoremode.core.disk.stores import is_there, store_of
 from scoremode.core.disk.uri import RemotePath, stored_at
 from scoremode.core.references.format import discard, is_reference
 from scoremode.core.references.reader import Reference
-from scoremode.core.references.writer import SHARD_BYTES
 from scoremode.core.scores import journal, parquet
 from scoremode.core.scores.columns import Divergences, Scores, TargetFacts
 from scoremode.core.scores.schema import BUILT_IN
@@ -41,12 +40,14 @@ class Claim(Resumable[Run]):
     what, other, again = "a run", "another run (it differs in: {})", AGAIN
     manifest, form, format = MANIFEST, RunManifest, FORMAT
     journal, header = JOURNAL, journal.HEADER
-    shard_bytes = SHARD_BYTES  # of a reference's files
 
     def _data(self) -> Mapping[str, Mark]:
         names = filter(is_reference_file, os.listdir(self.folder)) if self.folder.is_dir() else ()
-        marks: dict[str, Mark] = dict.fromkeys(names, lambda _: is_reference(self.folder))
+        marks: dict[str, Mark] = dict.fromkeys(names, lambda _: is_reference(self.folder) or self._is_begun())
         return {SCORES: lambda path: parquet.columns_problem(path) is None, **marks}
+
+    def _is_begun(self) -> bool:
+        return identity_in(self.folder / JOURNAL) is not None
 
     def _read_manifest(self) -> dict[str, Any]:
         return read_run_manifest(self.folder)
@@ -98,7 +99,7 @@ def load(folder: str | Path | RemotePath) -> Run:
     >>> load("s3://bucket/runs/base").kl        # doctest: +SKIP
     """
     where = stored_at(folder)
-    path = store_of(where).copy_of_run(where)[0] if isinstance(where, RemotePath) else where
+    path = store_of(where).copy_of_run(where) if isinstance(where, RemotePath) else where
     manifest = read_run_manifest(path)
     require_columns(path / SCORES, manifest)
     return replace(_opened(path, manifest), path=str(where))

@@ -39,7 +39,6 @@ from scoremode.core.verbs.compared_models import (
     ModelSettings,
     as_comparison,
     compared_with,
-    first_targets,
     name_of,
 )
 from scoremode.core.verbs.finished_runs import no_states
@@ -55,7 +54,7 @@ if TYPE_CHECKING:
     from scoremode.core.engine.logits import LiveLogits
     from scoremode.core.engine.steps import LiveSteps
 
-LESS = {"max_windows", "num_samples"}  # arguments with which a question may ask for a part of a reference
+LESS = {"max_windows", "num_samples"}  # arguments that ask about a part of a text
 
 
 class ComparisonBaseline(ABC):
@@ -155,9 +154,7 @@ class OpenStoredBaseline(OpenBaseline):
         return compared_with(self.run, self.noise, candidate)
 
     def finished(self, candidate: Run) -> Run:
-        if candidate.plan_digest == self.run.plan_digest:
-            return self.run
-        return first_targets(self.run, candidate, self.asked)
+        return self.run
 
 
 def compare_with(beside: AbstractContextManager[OpenBaseline], candidate: LazyModel, folders: Folders) -> Comparison:
@@ -249,13 +246,15 @@ class StoredReference(StoredRun):
 
     @contextmanager
     def beside(self, candidate: LazyModel, question: Mapping[str, Any], folders: Folders) -> Iterator[OpenBaseline]:
-        """A question about the first windows of its plan is answered too, with the rows of those windows alone."""
         require(candidate.plugin, "divergence", "be compared with a reference")
         question = {name: value for name, value in question.items() if value is not None}
         kept = {name: value for name, value in self._question(question).items() if name != "tokenizer"}
         asked = candidate.ask({**kept, **question}, folders.progress)
-        if not self._has_more(candidate, kept, question, asked):
-            self._require_comparable(asked)
+        for name in LESS & question.keys() if asked.plan.digest != self.run.plan_digest else ():
+            flag, of = name.replace("_", "-"), self.run.manifest["model"]
+            fix = f"leave it out, or make a smaller reference: scoremode reference {of} --{flag} N --out DIR"
+            raise OptionError(f"--{flag} asks about a part of {self.name}, which is compared whole", fix=fix)
+        self._require_comparable(asked)
         noise = {name: self.run.manifest.get(name) for name in NOISE}
         yield OpenStoredBaseline(asked, folders, self.run, lambda: StoredBaseline(self.states, asked.plan), noise)
 
@@ -268,17 +267,6 @@ class StoredReference(StoredRun):
                 fix="give the same text with --corpus",
             )
         return dict(stored or {})
-
-    def _has_more(
-        self, candidate: LazyModel, kept: Mapping[str, Any], question: Mapping[str, Any], asked: Question
-    ) -> bool:
-        """Is the question about the first windows of its plan, and is the whole plan comparable?"""
-        given = {name: value for name, value in question.items() if value != kept.get(name)}
-        if asked.plan.digest == self.run.plan_digest or not given.keys() & LESS:
-            return False
-        whole = candidate.ask({**kept, **question, **{name: kept.get(name) for name in LESS}})
-        self._require_comparable(whole)
-        return asked.plan.begins(whole.plan)
 
     def _require_comparable(self, asked: Question) -> None:
         candidate, facts = comparable_facts(asked), self.run.facts

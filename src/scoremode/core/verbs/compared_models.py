@@ -20,24 +20,16 @@ from scoremode.core.models.names import reader_of
 from scoremode.core.scores.columns import Divergences
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.statistics.equivalence import answer_targets
-from scoremode.core.statistics.estimate import as_json
-from scoremode.core.statistics.parts import metrics_by_slice
-from scoremode.core.statistics.run import all_metrics
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.model import GivenTokenizer, LazyModel
 from scoremode.core.verbs.progress import Progress
-from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.replicas import Spread, read_spread
 from scoremode.errors import InputError
 
 KEPT = ("bits_per_weight", "model_format", "sizes", "engine", "rerun", "promise", "command")
 """Fields of a manifest that a Comparison has too."""
 NOISE = ("noise_kl", "noise_perturbed")  # of a manifest
-OF_THE_PLAN = (  # fields of a manifest that say what was scored
-    *("plan_digest", "targets", "windows", "tokens", "coverage", "method_settings", "notes", "stderr_groups"),
-    *("forward_tokens", "documents", "corpus", "corpus_bytes", "corpus_rows", "corpus_sha256"),
-)
 
 
 # ── engines ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -186,16 +178,6 @@ def compared_with(run_p: Run, noise: Mapping[str, Any], candidate: LazyModel) ->
     of_p = run_p.manifest
     named = {} if candidate.variant is None else {"variant": candidate.variant}
     return {"against": {"model": of_p["model"], "fingerprint": of_p["model_fingerprint"]}, **named, **noise}
-
-
-def first_targets(run_p: Run, run_q: Run, asked: Question) -> Run:
-    """The baseline's run cut to the first targets of its plan: those that a candidate was asked about."""
-    scores = run_p.scores.rows(0, len(run_q.scores))
-    metrics = as_json(all_metrics(asked.plan, asked.tokens, scores))
-    of_plan = {name: run_q.manifest[name] for name in OF_THE_PLAN if name in run_q.manifest}
-    by_slice = metrics_by_slice(asked.plan, asked.tokens, scores)
-    manifest = {**run_p.manifest, **of_plan, "metrics": metrics, "by_slice": by_slice}
-    return Run(run_q.plan_digest, scores, run_q.facts, manifest, path=run_p.path)
 
 
 def as_comparison(

@@ -164,7 +164,6 @@ def _score_and_store(
             width=width,
             dtype=dtype,
             identity=claim.identity,
-            shard_bytes=claim.shard_bytes,
         ) as writer,
     ):
         # after a kill, the journal may contain windows whose states are incomplete

@@ -56,8 +56,7 @@ class WorkerBaseline:
     def __init__(self, folder: str) -> None:
         self.folder, self._buffers = folder, PinnedBuffers()
         self._head: Head | None = None
-        # verified before its path is sent to a worker; of a copy, only the rows of this comparison were fetched
-        self._stored = Reference.open(folder, verify=False, partial=True)
+        self._stored = Reference.open(folder, verify=False)  # verified before its path is sent to a worker
 
     def head(self, device: torch.device, first_id: int, width: int) -> Head:
         """Returns the head for ``width`` ids from ``first_id`` on, cached per slice."""

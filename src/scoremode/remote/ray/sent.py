@@ -109,7 +109,7 @@ class SentBaseline:
         path, what = Path(self.path), "reference" if self.kind is None else "file"
         # the driver's copy of a URI may be read only where driver and node share a cache: others may remove it
         is_here = path.exists() and (self.uri is None or path.is_relative_to(cache_folder().resolve()))
-        # a copy of a reference may lack files, which are fetched when their rows are needed
+        # a copy of a reference may lack files, which are fetched when it is opened
         where = self.path if is_here and (self.kind is not None or self.uri is None) else self.uri
         if where is None:
             raise RunError(f"this node has no {what} in {self.path}", fix=SHARED)

@@ -17,13 +17,13 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from scoremode.core.cache.entries import cache_limit, make_room, mark_used
 from scoremode.core.disk.files import file_sha256, write_atomically
 from scoremode.core.disk.folders import FILE_MARK, HEAD, LOCK, MANIFEST, REFERENCE, SCORES, SHARD_NAME, cache_folder
 from scoremode.core.disk.locks import hold_lock, share_until_exit
-from scoremode.core.disk.stores import FetchFile
 from scoremode.core.disk.uri import RemotePath
 from scoremode.core.strict_json import parse
 from scoremode.errors import CorpusError, RunError, StorageError, alias_path, harmless
@@ -132,10 +132,10 @@ OWN_NAME = re.compile(f"{SHARD_NAME.pattern}|{re.escape(HEAD)}|{re.escape(SCORES
 Manifests = dict[str, bytes]
 
 
-def copy_of_run(place: RemotePath) -> tuple[Path, FetchFile]:
+def copy_of_run(place: RemotePath, *, states: bool = False) -> Path:
     """The folder with a copy of a finished run, which is fetched if it is not here yet.
 
-    Of a reference, the hidden states and the head may be missing: the function fetches those that are needed.
+    Of a reference, the hidden states and the head are fetched only with ``states``.
     """
     objects = Objects(place)
     manifests = read_manifests(objects)
@@ -150,11 +150,9 @@ def copy_of_run(place: RemotePath) -> tuple[Path, FetchFile]:
         make_room(folder)
     mark_used(folder)
     alias_path(str(folder), str(place))
-
-    def fetch(name: str, size: int, sha256: str) -> None:
-        fetch_once(folder, name, place, lambda: fetch_verified(objects, name, folder / name, size=size, sha256=sha256))
-
-    return folder, fetch
+    for name, sha256, size in present_files(objects, manifests) if states else ():
+        fetch_once(folder, name, place, partial(fetch_verified, objects, name, folder / name, size=size, sha256=sha256))
+    return folder
 
 
 def read_manifests(objects: Objects) -> Manifests:

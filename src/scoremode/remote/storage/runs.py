@@ -53,8 +53,6 @@ class RemoteClaim(runs.Claim):
     A folder that is not a run's is never changed.
     """
 
-    shard_bytes = 1 << 25  # small files, because a reader fetches those that contain the rows it needs
-
     def __init__(self, place: RemotePath, identity: dict[str, Any], *, fresh: bool = False, kind: str = "runs") -> None:
         if place.scheme in SERVERS:
             raise InputError(f"{place} cannot be written: a server of files is only read", fix="give another --out")
