@@ -433,7 +433,7 @@ def put(*place: Any) -> Callable[[dict[str, Any]], None]:
     return change
 
 
-HOSTILE = [
+HOSTILE: list[Callable[[dict[str, Any]], object]] = [
     put("shards", 0, "file", "../x"),
     put("shards", 0, "file", "states-00001.safetensors"),
     put("shards", 0, "sha256", "a" * 63),

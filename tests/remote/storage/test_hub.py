@@ -23,7 +23,7 @@ URI, NAME = "hf://datasets/me/model-reference", "datasets/me/model-reference"
 
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(StatesWriter.__init__.__kwdefaults__, "shard_bytes", 1 << 18)  # type: ignore[index]
+    monkeypatch.setitem(StatesWriter.__init__.__kwdefaults__ or {}, "shard_bytes", 1 << 18)
 
 
 def empty_cache(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
