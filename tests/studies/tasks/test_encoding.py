@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from scoremode.core.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer
 from scoremode.errors import InputError, ModelError, OptionError
-from scoremode.studies.tasks.encoding import HarnessEncoder, rolling
+from scoremode.studies.tasks.encoding import HarnessEncoder
 
 pytest.importorskip("lm_eval", reason="needs lm-eval")
 
@@ -76,28 +75,14 @@ def test_texts_in_windows_are_those_of_the_harness(tiny_bos: Path) -> None:
     for text in ("", "x", "The quick brown fox. " * 9, "<s>begins with it", "naïve 東京 " * 7):
         windows = get_rolling_token_windows(lm.tok_encode(text), lm.prefix_token_id, lm.max_length, 1)
         wanted = [(before + target, len(before)) for before, target in map(make_disjoint_window, windows)]
-        assert [(one.ids.tolist(), one.first) for one in rolling(encoder, text)] == wanted
-
-
-def test_the_last_context_is_encoded_once(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder = HarnessEncoder(HuggingFaceTokenizer.load(tiny), max_length=100)
-    plain, texts = encoder.text, []
-
-    def counted(text: str, **how: Any) -> Any:
-        texts.append(text)
-        return plain(text, **how)
-
-    monkeypatch.setattr(encoder, "text", counted)
-    for choice in (" fox", " dog", " cat"):
-        encoder.pair("The quick brown", choice)
-    assert texts.count("The quick brown") == 1
+        assert [(one.ids.tolist(), one.first) for one in encoder.rolling(text)] == wanted
 
 
 @pytest.mark.parametrize(
     ("pair", "words"),
     [
-        (("abc", ""), "has no token of its own"),
-        (("abc", "d" * 9), "has 9 tokens, more than max_length 8"),
+        (("abc", ""), "has 0 tokens"),
+        (("abc", "d" * 9), "has 9 tokens, and max_length is 8"),
         (("abc", "\ud800"), "not UTF-8"),
     ],
 )
@@ -121,8 +106,3 @@ def test_no_prefix_token_is_an_error_only_where_it_is_needed() -> None:
 def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(OptionError, match=words):
         HarnessEncoder(ByteTokenizer(), **{"max_length": 8, **settings})
-
-
-def test_given_ids_are_cut_in_the_same_way() -> None:
-    found = HarnessEncoder(ByteTokenizer(), max_length=2).ids(np.array([1, 2, 3]), np.array([4]))
-    assert (found.asked.ids.tolist(), found.asked.first, found.truncated) == ([2, 3, 4], 2, 1)

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from scoremode.reports import gate
-from scoremode.studies.tasks.rules import TaskRule, parse, why_unknown
+from scoremode.studies.tasks.results import TaskRule, parse, why_unknown
 from scoremode.studies.tasks.statistics import (
     FIELDS,
     PairedTask,

@@ -84,7 +84,7 @@ def right_and_lengths(task: str, doc: dict[str, Any]) -> tuple[int, list[int] | 
 def test_margins_divergences_and_changed_answers_by_hand(
     task: str, compared: sm.TasksComparison, logs: list[Path]
 ) -> None:
-    gold_shift, margin_shift, norm_shift, kl, changed = [], [], [], [], []
+    gold_shift, margin_shift, kl, changed = [], [], [], []
     for one, two in zip(*(samples(log, task) for log in logs), strict=True):
         right, lengths = right_and_lengths(task, one["doc"])
         p, q = (np.array([float(resp[0][0]) for resp in row["resps"]]) for row in (one, two))
@@ -95,18 +95,12 @@ def test_margins_divergences_and_changed_answers_by_hand(
         kl.append(float((np.exp(a) * (a - b)).sum()))
         if lengths is not None:
             p, q = p / lengths, q / lengths
-            margins = [side[right] - np.delete(side, right).max() for side in (p, q)]
-            norm_shift.append(margins[1] - margins[0])
         changed.append(p.argmax() != q.argmax())
     row = compared.row(task)
     assert row["gold_shift"] == pytest.approx(np.mean(gold_shift))
     assert row["margin_shift"] == pytest.approx(np.mean(margin_shift))
     assert row["kl_choices"] == pytest.approx(np.mean(kl), rel=1e-6)
     assert row["changed"] == pytest.approx(np.mean(changed))
-    if norm_shift:
-        assert row["margin_norm_shift"] == pytest.approx(np.mean(norm_shift))
-    else:
-        assert row["margin_norm_shift"] is None  # the log does not have the options alone
 
 
 def test_the_model_and_its_engine_are_in_the_results(compared: sm.TasksComparison, tiny: Path) -> None:

@@ -6,7 +6,6 @@ import html
 import math
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +14,10 @@ import scoremode as sm
 from scoremode.errors import InputError
 from scoremode.reports.html.page import report
 from scoremode.studies.tasks.logs import TaskDocument
-from scoremode.studies.tasks.page import FLIPS_SHOWN, recovery_chart, render_tasks
+from scoremode.studies.tasks.page import FLIPS_SHOWN, render_tasks
 from scoremode.studies.tasks.results import TasksComparison, shares
 from scoremode.studies.tasks.statistics import PairedTask
-from scoremode.studies.tasks.tables import tasks_markdown, tasks_model_index
+from scoremode.studies.tasks.tables import tasks_markdown
 
 BAD = "<script>alert('x')</script> & \"quotes\" \u202e|`"
 FACTS = {
@@ -88,33 +87,11 @@ def test_flips_are_listed_with_both_models_choices() -> None:
         assert flip.chosen[0] != flip.chosen[1]
 
 
-def row(name: str, kind: str, value: float | None, low: float | None, high: float | None) -> dict[str, Any]:
-    return {"name": name, "kind": kind, "recovery": value, "recovery_low": low, "recovery_high": high}
-
-
-def test_the_chart_draws_bounds_and_leaves_out_what_is_undefined() -> None:
-    lines = [
-        [row("a", "task", 0.98, 0.95, 1.01), row("a", "task", None, None, None)],
-        [row("b", "group", 1.2, None, None)] * 2,
-    ]
-    chart = recovery_chart(lines, ["q4", "q3"])
-    assert chart.count("<circle") == 2 * 3  # drawn wide and narrow
-    assert "98.00%, 95%: 95.00% to 101.0%" in chart
-    assert recovery_chart([[row("a", "task", None, None, None)]], ["q4"]) == ""
-
-
-def test_a_recovery_far_away_stays_inside_the_chart() -> None:
-    chart = recovery_chart([[row("a", "task", 50.0, 0.0, 4e9)]], ["q4"])
-    places = [float(x) for x in re.findall(r'cx="([\d.]+)"', chart)]
-    assert all(0 <= x <= 760 for x in places)
-
-
 def test_model_cards_are_escaped() -> None:
     table = tasks_markdown([made(BAD)])
     rows = [line for line in table.splitlines() if line.startswith("|")]
     assert len({row.count("|") for row in rows}) == 1
     assert "<script>" not in table.split("Command:")[0]
-    assert tasks_model_index(made(BAD)).count("\n") > 5
 
 
 def test_a_notebook_shows_a_comparison() -> None:

@@ -21,24 +21,13 @@ LM_EVAL_HELP = """\
 usage: scoremode lm-eval [run] --tasks TASK … --model_args model=MODEL,… [flags]
        scoremode lm-eval ls tasks | validate --tasks TASK …
 
-lm-evaluation-harness's own command line, with its flags unchanged. --model is
-scoremode unless another is given.
+lm-evaluation-harness's own command line, with its flags unchanged (scoremode
+lm-eval run --help). --model is scoremode unless another is given. Its
+--model_args NAME=VALUE,…: model, engine, tokenizer, max_length, add_bos_token,
+prefix_token_id, greedy (measured, or unknown-is-false for engines without
+ranks), and every option of the engine: dtype, device, batch_tokens, …
 
-arguments of the model (--model_args NAME=VALUE,…):
-  model            a folder, a name on the hub, a GGUF file, or what an engine
-                   calls its models (also: pretrained)
-  engine           as in scoremode ppl --engine (default: what fits the model)
-  tokenizer        another tokenizer
-  max_length       tokens fed at most (default: the model's context)
-  add_bos_token    True or False (default: as the tokenizer does by itself)
-  prefix_token_id  the token before texts without context (default: BOS or EOS)
-  greedy           measured, or unknown-is-false for engines without ranks
-  and every option of the engine by its name: dtype, device, batch_tokens, …
-
-The flags of lm-eval itself: scoremode lm-eval run --help
-
-examples:
-  scoremode lm-eval --tasks arc_easy --model_args model=org/model
+example:
   scoremode lm-eval --tasks piqa --limit 100 --model_args model=Q4_K_M.gguf
 """
 
@@ -80,10 +69,8 @@ def lm_eval(*words: str) -> int:
     try:
         setup_logging()
         harness = HarnessCLI()
-        parsed = harness.parse_args()
-        _check_model(parsed)
         with checked_before_scoring():
-            harness.execute(parsed)
+            harness.execute(harness.parse_args())
         return 0
     except SystemExit as ended:  # argparse of the harness has printed its help or its complaint
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
@@ -108,14 +95,6 @@ def register() -> None:
 
     if NAME not in model_registry:
         model_registry.register(NAME, target=TARGET)
-
-
-def _check_model(parsed: Any) -> None:
-    """Refuse a model that cannot be opened before the harness reads its thousands of tasks."""
-    if getattr(parsed, "command", None) == "run" and parsed.model == NAME and parsed.config is None:
-        from scoremode.studies.tasks.model import ScoremodeLM
-
-        ScoremodeLM(**(parsed.model_args or {}))  # loads nothing
 
 
 def with_model(words: list[str]) -> list[str]:

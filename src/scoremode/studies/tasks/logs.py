@@ -8,7 +8,6 @@ Metrics are lm-eval's own values of each document. The files are not trusted, an
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ import numpy as np
 from scoremode.core.arguments import path_text
 from scoremode.core.disk.files import file_sha256
 from scoremode.core.disk.manifests import is_line
-from scoremode.core.strict_json import LARGEST, parse, read_object
+from scoremode.core.strict_json import parse, read_object
 from scoremode.errors import InputError
 from scoremode.values import Floats
 
@@ -103,7 +102,7 @@ def read_log(given: Any) -> LoggedModel:
     for task, (time, path) in sorted(_newest(name, found.notes).items()):
         beside = [one for one in sorted(path.parent.glob(f"*_{time}.json")) if one.is_file()]
         if len(beside) > 1:
-            raise InputError(f"{path.parent} has {len(beside)} results files of {time}", fix="leave one of them there")
+            raise InputError(f"{path.parent} has several results files of {time}", fix="leave one of them there")
         for one in beside:
             if one not in results:
                 results[one] = _results(one)
@@ -144,15 +143,9 @@ def _newest(name: str, notes: list[str]) -> dict[str, tuple[str, Path]]:
 
 def _results(path: Path) -> dict[str, Any]:
     try:
-        return _usable(read_object(path, constants=True))
+        return read_object(path, constants=True)
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({error})", fix=AGAIN) from None
-
-
-def _usable(value: dict[str, Any]) -> dict[str, Any]:
-    """Raises ValueError if a text holds half a character, which nothing could print."""
-    json.dumps(value, ensure_ascii=False).encode()
-    return value
 
 
 def part(value: Any, *names: str) -> dict[str, Any]:
@@ -208,22 +201,18 @@ def _task(name: str, path: Path, results: Mapping[str, Any]) -> LoggedTask:
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
-        with path.open("rb") as file:
-            number = 0
-            while line := file.readline(LARGEST + 1):
-                number += 1
-                where = f"{path} line {number}"
-                if len(line) > LARGEST:
-                    raise InputError(f"{where} is larger than {LARGEST >> 20} MiB", fix=AGAIN)
-                try:
-                    row = parse(line, constants=True)
-                    if not isinstance(row, dict):
-                        raise ValueError("not an object")
-                    yield where, _usable(row) if b"\\u" in line else row
-                except ValueError as error:
-                    raise InputError(f"{where} is not JSON ({error})", fix=AGAIN) from None
+        lines = path.read_bytes().splitlines()
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror})", fix="check its permissions") from None
+    for number, line in enumerate(lines, 1):
+        where = f"{path} line {number}"
+        try:
+            row = parse(line, constants=True)
+            if not isinstance(row, dict):
+                raise ValueError("not an object")
+        except ValueError as error:
+            raise InputError(f"{where} is not JSON ({error})", fix=AGAIN) from None
+        yield where, row
 
 
 def _delimiter(name: str, results: Mapping[str, Any]) -> str | None:

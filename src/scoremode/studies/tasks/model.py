@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -28,13 +30,17 @@ from scoremode.core.strict_json import read_object
 from scoremode.core.verbs.question import identify, library_versions
 from scoremode.core.verbs.run_contents import describe_model
 from scoremode.core.verbs.scoring import Continuation, Likelihood, likelihoods
-from scoremode.errors import EngineError, InputError, OptionError, RunError, print_line
+from scoremode.errors import EngineError, InputError, ModelError, OptionError, RunError, print_line
 from scoremode.studies.tasks import model_arguments
-from scoremode.studies.tasks.encoding import Encoded, HarnessEncoder, Tally, hugging_face_tokenizer, render, rolling
+from scoremode.studies.tasks.encoding import Encoded, HarnessEncoder
 from scoremode.values import Ints
 
 CHUNK = 2048  # requests that are encoded and scored at a time, extended to the end of the last document
 CACHE_KIND = "scoremode answers for lm-eval"
+COUNTED = {
+    "spanning": "a token spans the end of the context, and the harness's rule scores other tokens than the text has",
+    "truncated": "the context was cut on its left to fit the model",
+}
 OPEN: WeakSet[ScoremodeLM] = WeakSet()
 """All models that were created, so that a command line can close them."""
 
@@ -71,8 +77,9 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
             add_bos=self.settings.add_bos_token,
             prefix=self.settings.prefix_token_id,
         )
-        self.tokenizer = hugging_face_tokenizer(self.subject.tokenizer)
-        self.tally = Tally()
+        # the Transformers tokenizer inside ours, or None: the harness uses it for chat templates
+        self.tokenizer = getattr(getattr(self.subject.tokenizer, "local", self.subject.tokenizer), "hf", None)
+        self.counts = Counter[str]()  # of requests, and of those that were cut or split oddly
         self._facts: Any = None  # facts of the engine, after it was opened
         OPEN.add(self)
 
@@ -86,18 +93,30 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
     # ── methods that the harness calls ───────────────────────────────────────────────────────────────────────────────
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Returns (log-likelihood, is every token the model's first choice?) for each continuation."""
-        _refuse_empty(requests)
         answers: list[tuple[float, bool]] = []
+        counts = Counter(loglikelihood=len(requests))
         with self._call(len(requests), "loglikelihood", disable_tqdm) as bar:
             for chunk in chunks_of_documents(requests):
-                encoded = [self.encoder.request(one) for one in chunk]
+                encoded = list(map(self._encoded, chunk))
                 found = self._score([one.asked for one in encoded], _groups(chunk, encoded), bar)
                 for request, own, likelihood in zip(chunk, encoded, found, strict=True):
                     answers.append((likelihood.log_prob, self._greedy(likelihood)))
                     self.cache_hook.add_partial("loglikelihood", request.args, answers[-1])
-                    self.tally.add(request, own)
-        self.tally.tell()
+                    odd = {"spanning": own.spanning, "truncated": own.truncated > 0, "truncated_tokens": own.truncated}
+                    counts.update(odd)
+        for name, words in COUNTED.items():
+            if counts[name]:
+                print_line(f"scoremode: in {counts[name]} of {len(requests)} requests {words}")
+        self.counts.update(counts)
         return answers
+
+    def _encoded(self, request: Any) -> Encoded:
+        """Encodes a request of the harness, and names its document in errors."""
+        try:
+            return self.encoder.pair(*request.args)
+        except InputError as error:
+            where = f"document {request.doc_id} of {request.task_name}: " if request.task_name else ""
+            raise InputError(where + error.message, fix=error.fix) from None
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Returns the log-likelihood of each text, scored in windows as long as the model's context."""
@@ -112,13 +131,23 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
                     bar.update(1)
         return answers
 
+    def _texts(self, requests: Sequence[Any]) -> Iterator[list[tuple[Any, list[Continuation]]]]:
+        """Yields requests with the windows of their texts, about a chunk of windows at a time."""
+        part: list[tuple[Any, list[Continuation]]] = []
+        for request in requests:
+            part.append((request, self.encoder.rolling(request.args[0])))
+            if sum(1 + len(own) for _, own in part) >= CHUNK:
+                yield part
+                part = []
+        yield part
+
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **_: Any
     ) -> list[tuple[float, bool]]:
         """Answers requests that are given as ids, for code of the harness that encodes by itself."""
-        encoded = [self.encoder.ids(np.array(context), np.array(target)) for _, context, target in requests]
+        asked = [self.encoder.ids(np.array(context), np.array(target)).asked for _, context, target in requests]
         with self._call(len(requests), "loglikelihood", disable_tqdm) as bar:
-            found = self._score([one.asked for one in encoded], np.arange(len(encoded)), bar)
+            found = self._score(asked, np.arange(len(asked)), bar)
             return [(likelihood.log_prob, self._greedy(likelihood)) for likelihood in found]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
@@ -157,15 +186,14 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
         """Returns likelihoods in the given order. With a bar, each is one request and must know if it is greedy."""
         if not asked:
             return []
-        engine = self.engine(max(one.fed for one in asked))
-        found: list[Likelihood | None] = [None] * len(asked)
+        engine, found = self.engine(max(one.fed for one in asked)), dict[int, Likelihood]()
         for index, likelihood in likelihoods(engine, asked, groups):
             found[index] = likelihood
             if bar is not None:
                 self._greedy(likelihood)  # an unknown rank is refused at the first answer, not at the last
                 bar.update(1)
         self._facts = engine.facts  # an engine may report more facts after its first question
-        return [likelihood for likelihood in found if likelihood is not None]
+        return [found[index] for index in range(len(asked))]
 
     def _greedy(self, likelihood: Likelihood) -> bool:
         greedy = likelihood.is_greedy
@@ -175,19 +203,6 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
                 fix="give greedy=unknown-is-false if no metric of the task needs it, or use another engine",
             )
         return bool(greedy)
-
-    def _texts(self, requests: Sequence[Any]) -> Iterator[list[tuple[Any, list[Continuation]]]]:
-        """Yields requests with the windows of their texts, about a chunk of windows at a time."""
-        part: list[tuple[Any, list[Continuation]]] = []
-        count = 0
-        for request in requests:
-            part.append((request, rolling(self.encoder, request.args[0])))
-            count += 1 + len(part[-1][1])
-            if count >= CHUNK:
-                yield part
-                part, count = [], 0
-        if part:
-            yield part
 
     # ── facts for the harness ────────────────────────────────────────────────────────────────────────────────────────
     def identity(self) -> dict[str, Any]:
@@ -221,7 +236,7 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
             "prefix_token_id": self.encoder.known_prefix,
             "versions": {**library_versions(self.held.engine_name), **(facts.versions if facts else {})},
             **opened,
-            "requests": self.tally.as_json(),
+            "requests": {n: self.counts[n] for n in ("loglikelihood", "spanning", "truncated", "truncated_tokens")},
         }
         return {"model_dtype": facts.dtype if facts else None, "model_revision": subject.revision, "scoremode": info}
 
@@ -241,10 +256,28 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
         return [int(i) for i in self.encoder.text(string, special=add_special_tokens)]
 
     def apply_chat_template(self, chat_history: list[dict[str, Any]], add_generation_prompt: bool = True) -> str:
+        """Renders a conversation up to the start of the answer, or, without that, inside of the last message."""
         more = dict(self.settings.chat_template_args or {})
         if self.settings.enable_thinking is not None:
             more["enable_thinking"] = self.settings.enable_thinking
-        return render(self.subject.tokenizer, self.tokenizer, chat_history, add_generation_prompt, more)
+        if self.tokenizer is None:
+            if more or not add_generation_prompt:
+                what = next(iter(more), "a prefix of answers")
+                raise OptionError(f"{what}: this tokenizer's chat template takes no arguments", fix="leave it out")
+            return self.subject.tokenizer.render_chat(chat_history, open_turn=True)
+        if not self.tokenizer.chat_template:
+            raise ModelError("this model has no chat template", fix="leave --apply_chat_template out")
+        more |= {"add_generation_prompt": add_generation_prompt, "continue_final_message": not add_generation_prompt}
+        try:
+            return str(self.tokenizer.apply_chat_template(chat_history, tokenize=False, **more))
+        except Exception as error:  # templates raise their own errors and Python's errors
+            others = [message for message in chat_history if message["role"] != "system"]
+            if len(others) == len(chat_history):
+                raise ModelError(f"the chat template refused a conversation ({error})", fix="check its roles") from None
+            if not self.counts["without system message"]:
+                print_line("scoremode: this chat template takes no system message: it was left out")
+            self.counts["without system message"] += 1
+            return self.apply_chat_template(others, add_generation_prompt)
 
     def close(self) -> None:
         """Stops the engine. The next request opens it again."""
@@ -253,13 +286,14 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
 
 def chunks_of_documents(requests: Sequence[Any]) -> Iterator[Sequence[Any]]:
     """Yields about CHUNK requests at a time and never splits a document, because its choices share their context."""
-    begin = 0
-    while begin < len(requests):
-        end = min(begin + CHUNK, len(requests))
-        while end < len(requests) and _document(requests[end]) == _document(requests[end - 1]):
-            end += 1
-        yield requests[begin:end]
-        begin = end
+    chunk = list[Any]()
+    for _, document in groupby(requests, _document):
+        chunk += document
+        if len(chunk) >= CHUNK:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
 
 
 def _document(request: Any) -> tuple[Any, ...]:
@@ -273,21 +307,10 @@ def _groups(requests: Sequence[Any], encoded: Sequence[Encoded]) -> Ints:
 
     Requests without context, or with another number of tokens cut from their left, begin with different tokens.
     """
-    keys = [
-        (*_document(request), request.args[0] == "", own.truncated)
-        for request, own in zip(requests, encoded, strict=True)
-    ]
+    each = zip(requests, encoded, strict=True)
+    keys = [(*_document(request), request.args[0] == "", own.truncated) for request, own in each]
     numbers = {key: i for i, key in enumerate(dict.fromkeys(keys))}
     return np.array([numbers[key] for key in keys], dtype=np.int64)
-
-
-def _refuse_empty(requests: Sequence[Any]) -> None:
-    """Refuses an empty continuation, before anything is loaded."""
-    for request in requests:
-        context, continuation = request.args
-        if not continuation and context == context.rstrip():
-            where = f"document {request.doc_id} of {request.task_name}" if request.task_name else "a request"
-            raise InputError(f"{where} has an empty continuation", fix="correct the task: a continuation needs a token")
 
 
 def _usual_device() -> Any:
@@ -297,31 +320,20 @@ def _usual_device() -> Any:
     return next((field.default for field in fields(EvaluatorConfig) if field.name == "device"), None)
 
 
-# ── the cache of answers ─────────────────────────────────────────────────────────────────────────────────────────────
-def owner_file(database: Path) -> Path:
-    """Returns the file that names the model whose answers a database holds."""
-    return database.with_name(database.name + ".scoremode.json")
-
-
 def claim_cache(database: Path, answers: int, wanted: Mapping[str, Any]) -> None:
     """Claims the harness's cache for this model if it is empty; refuses one with answers of another or unknown model.
 
     The keys of the cache are the texts of a request, without the model: one file used for two models gives the first
     model's answers for both. So a file beside the cache names the model.
     """
-    owner, fix = owner_file(database), "give another --use_cache"
-    if not owner.exists():
-        if answers:
-            raise RunError(f"{database} holds {answers} answers of a model that is not known", fix=fix)
+    owner = database.with_name(database.name + ".scoremode.json")
+    if not answers and not owner.exists():
         write_atomically(owner, json.dumps({"for": CACHE_KIND, "identity": wanted}, indent=1).encode() + b"\n")
         return
     try:
-        found = read_object(owner)
-    except ValueError:
-        found = {}
-    known = found.get("identity")
-    if found.get("for") != CACHE_KIND or not isinstance(known, dict):
-        raise RunError(f"{owner} is damaged or is not a file of scoremode", fix=fix)
-    if differing := differing_fields(known, wanted):
+        differing = differing_fields(dict(read_object(owner)["identity"]), wanted)
+    except (OSError, ValueError, KeyError, TypeError):
+        differing = f"{owner.name} cannot be read"
+    if differing:
         what = f"{database} holds answers of another model or other settings (it differs in: {differing})"
-        raise RunError(what, fix=fix)
+        raise RunError(what, fix="give another --use_cache")

@@ -1,4 +1,4 @@
-"""The HTML page of comparisons on tasks: a table, recovery with its bounds, and the documents that flipped.
+"""The HTML page of comparisons on tasks: a table, and the documents that flipped.
 
 Questions and choices come from untrusted files, so the template escapes them. The page needs no script.
 """
@@ -10,9 +10,6 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from markupsafe import Markup
-
-from scoremode.reports.html.drawing import Frame, linear
 from scoremode.reports.html.page import ResultPage
 from scoremode.reports.html.provenance import distinct_commands
 from scoremode.reports.html.templating import fill, fill_page
@@ -20,14 +17,10 @@ from scoremode.reports.served import served_facts
 from scoremode.reports.table import Note
 from scoremode.reports.text import listed
 from scoremode.studies.tasks.results import Flip, TasksComparison, shares
-from scoremode.studies.tasks.tables import shown_rows, tasks_blocks, tasks_method, tasks_notes, tasks_table
+from scoremode.studies.tasks.tables import tasks_blocks, tasks_method, tasks_notes, tasks_table
 
 FLIPS_SHOWN = 25  # documents per task and candidate; a page with thousands would not open on a phone
 LONGEST_QUESTION, LONGEST_CHOICE = 1500, 600  # characters; a question's end is shown, because examples come first
-LINE, MARK = 16.0, 9.0  # height of a line of text in the chart; space for each candidate's mark
-LEAST, MOST = 0.0, 2.0  # a recovery outside this range is drawn at the edge
-
-Row = Mapping[str, Any]
 
 
 def render_tasks(found: Sequence[TasksComparison]) -> str:
@@ -43,31 +36,9 @@ def render_tasks(found: Sequence[TasksComparison]) -> str:
         baseline=first.baseline_name,
         candidates=[(c.name, _flips(c)) for c in found],
         blocks=[tasks_table(found), *tasks_notes(found), *map(Note, tasks_method(found))],
-        chart=recovery_chart([[c.row(r["name"]) for c in found] for r in shown_rows(first)], names),
         most=FLIPS_SHOWN,
         provenance=fill("provenance.html", commands=commands, first=("Tasks", _task_facts(first)), runs=facts),
     )
-
-
-def recovery_chart(lines: Sequence[Sequence[Row]], names: Sequence[str]) -> Markup:
-    """Draws one line per task, with a mark and its 95 % bounds for each candidate; '' if nothing can be drawn.
-
-    The chart is drawn for a desktop and for a phone. The style sheet shows the drawing that fits.
-    """
-    known = [row for line in lines for row in line if row["recovery"] is not None]
-    if not known:
-        return Markup()
-    fields = ("recovery", "recovery_low", "recovery_high")
-    ends = [row[name] for row in known for name in fields if row[name] is not None and math.isfinite(row[name])]
-    low, high = max(LEAST, min([1.0, *ends])), min(MOST, max([1.0, *ends]))
-    room = max(0.005, (high - low) * 0.05)
-    axis = linear(low - room, high + room, "recovery", count=5, write=lambda v: f"{100 * v:.4g}%")
-    each = max(LINE + 6, MARK * len(names) + 10)
-    frames = [
-        Frame(kind, width, each * len(lines) + 36, left, right=22, top=8, bottom=28, longest=int(left / 7.2))
-        for kind, width, left in (("wide", 760, 200), ("narrow", 380, 120))
-    ]
-    return fill("recovery_chart.html", frames=frames, axis=axis, lines=lines, names=names, each=each, space=MARK)
 
 
 def _flips(c: TasksComparison) -> list[dict[str, Any]]:
@@ -84,27 +55,24 @@ def _flip(flip: Flip) -> dict[str, Any]:
     document = flip.document
     context = "" if document.chosen_in_context else document.pairs[0][0]
     question = context if len(context) <= LONGEST_QUESTION else f"…{context[-LONGEST_QUESTION:]}"
+    sides = list(zip((flip.baseline, flip.candidate), flip.chosen, strict=True))
     choices = []
     for i in range(len(flip.baseline)):
         text = document.choices[i] if document.choices else document.pairs[0][1]
         cut = f"…{text[-LONGEST_CHOICE:]}" if document.chosen_in_context else f"{text[:LONGEST_CHOICE]}…"
+        answers = [(_share(side, i) if document.choices else "", chosen == i, _nats(side[i])) for side, chosen in sides]
         shown = text if len(text) <= LONGEST_CHOICE else cut
-        length = document.lengths[i] if flip.per_character and document.lengths is not None else None
-        answers = []
-        for side, chosen in ((flip.baseline, flip.chosen[0]), (flip.candidate, flip.chosen[1])):
-            share = shares(side)[i]
-            number = f"{100 * share:.1f}% " if document.choices and math.isfinite(share) else ""
-            answers.append((number, chosen == i, _nats(side[i], length)))
         choices.append({"text": shown, "right": i in (document.gold or ()), "answers": answers})
     return {"gained": flip.gained, "number": document.number, "question": question, "choices": choices}
 
 
-def _nats(log_prob: float, length: int | None) -> str:
-    """Returns a log-probability in words, and its value per character of a text of that length."""
-    if not math.isfinite(log_prob):
-        return "probability 0"
-    each = f", {log_prob / length:.3f} per character" if length is not None else ""
-    return f"{log_prob:.3f} nats{each}".replace("-", "−")
+def _share(log_probs: Sequence[float], choice: int) -> str:
+    share = shares(log_probs)[choice]
+    return f"{100 * share:.1f}% " if math.isfinite(share) else ""
+
+
+def _nats(log_prob: float) -> str:
+    return f"{log_prob:.3f} nats".replace("-", "−") if math.isfinite(log_prob) else "probability 0"
 
 
 def _model_facts(m: Mapping[str, Any]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -11,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from scoremode.core.scores.frames import ArrowTable, few_lines
-from scoremode.errors import InputError
+from scoremode.errors import InputError, OptionError, did_you_mean
+from scoremode.reports import gate
 from scoremode.studies.tasks.logs import AGAIN, MEANS, LoggedModel, LoggedTask, TaskDocument, number, part
-from scoremode.studies.tasks.statistics import PairedTask, Parts, row_statistics
+from scoremode.studies.tasks.statistics import FIELDS, PairedTask, Parts, row_statistics
 from scoremode.values import Floats, rounded
 
 ALL = "all"  # the name of the row over everything
@@ -38,7 +40,6 @@ class Flip:
     baseline: tuple[float, ...]  # log-probabilities of the choices; none if texts were generated
     candidate: tuple[float, ...]
     chosen: tuple[int | None, int | None]  # by baseline and candidate; None: one continuation, or not known
-    per_character: bool  # is the choice made by log-probability per character, as acc_norm does?
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,9 +103,9 @@ class TasksComparison(ArrowTable):
         return [(task, weights[task.name]) for task in self.tasks if weights.get(task.name)]
 
     def flips(self) -> Iterator[Flip]:
-        """Documents that only one of the models answers right, task by task, the largest changes first."""
+        """Documents that only one of the models answers right, task by task."""
         for task in self.tasks:
-            yield from sorted(_flips(task), key=lambda flip: -_strength(flip))
+            yield from _flips(task)
 
 
 def _flips(task: PairedTask) -> Iterator[Flip]:
@@ -117,21 +118,7 @@ def _flips(task: PairedTask) -> Iterator[Flip]:
             _choice(document, side, per_character=per_character) if is_known else None for side in (before, after)
         )
         sides = tuple(before.tolist()), tuple(after.tolist())
-        yield Flip(task.name, document, bool(cand[i] > base[i]), *sides, (first, second), per_character)
-
-
-def _strength(flip: Flip) -> float:
-    """By how many nats the right answer's lead over the best other one moved; 0 if there are no log-probabilities."""
-    document = flip.document
-    if not flip.baseline:
-        return 0.0
-    several = document.choices and document.gold and not _all_right(document)
-    with np.errstate(invalid="ignore"):
-        before, after = (
-            _margin(document, np.array(side)) if several else side[0] for side in (flip.baseline, flip.candidate)
-        )
-        moved = abs(after - before)
-    return math.inf if math.isnan(moved) else moved
+        yield Flip(task.name, document, bool(cand[i] > base[i]), *sides, (first, second))
 
 
 # ── made of logs ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -210,11 +197,9 @@ def _of_choices(documents: Sequence[TaskDocument], *sides: Sequence[Floats], per
     with np.errstate(invalid="ignore"):
         can_choose = have_choices and (have_lengths or not per_character)
         chosen = both(partial(_choice, per_character=per_character)) if can_choose else None
-        has_norm = have_wrong_choices and have_lengths
         return {
             "gold": both(lambda document, found: float(found[list(document.gold or ())].max())) if are_known else None,
             "margin": both(_margin) if have_wrong_choices else None,
-            "margin_norm": both(lambda one, found: _margin(one, found / np.array(one.lengths))) if has_norm else None,
             "kl": np.array([_divergence(*pair) for pair in zip(*sides, strict=True)]) if have_choices else None,
             "changed": None if chosen is None else chosen[0] != chosen[1],
         }
@@ -299,3 +284,49 @@ def top_of(tasks: Sequence[str], groups: Sequence[TaskGroup]) -> tuple[str, ...]
     outer = [g.name for g in groups if not any(g is not o and g.weights.keys() < o.weights.keys() for o in groups)]
     inside = {task for group in groups for task in group.weights}
     return (*outer, *(task for task in tasks if task not in inside))
+
+
+# ── rules ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+EXAMPLE = "write a rule such as 'recovery < 0.99 surely' or 'arc_easy.flips > 0.05'"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRule:
+    """A rule about a task, a group, or all tasks."""
+
+    rule: gate.Rule
+    task: str | None = None
+
+    def check(self, c: TasksComparison) -> str | None:
+        """Says in one line why the gate fails for this candidate; None if it passes."""
+        row = next((row for row in c.rows if row["name"] == (self.task or ALL)), None)
+        if row is None:
+            names = [row["name"] for row in c.rows]
+            raise OptionError(f"the task '{self.task}' is not compared here", fix=did_you_mean(self.task or "", names))
+        name = c.name if self.task is None else f"{c.name}, {self.task}"
+        return gate.check(self.rule, {**row, "name": name}, why_unknown=why_unknown)
+
+
+def parse(rule: str) -> TaskRule:
+    """Parses a rule as the user typed it: [task or group "."] name operator number ["surely"], as in reports/gate.py.
+
+    >>> parse("arc_easy.flips>0.05").task
+    'arc_easy'
+    """
+    parts = gate.SHAPE.fullmatch(rule)
+    task, dot, _ = parts[1].rpartition(".") if parts else ("", "", "")
+    bare = rule if parts is None or not dot else rule[: parts.start(1)] + rule[parts.start(1) + len(task) + 1 :]
+    return TaskRule(gate.parse(bare, FIELDS, EXAMPLE), task or None)
+
+
+def why_unknown(name: str, statistics: Mapping[str, Any]) -> str:
+    """Says why a number of a row is None, by the first reason that applies."""
+    documents, baseline = statistics.get("documents"), statistics.get("accuracy_baseline")
+    plain = re.sub("_(stderr|low|high)$", "", name)
+    reasons = (
+        ("recovery" in name and baseline == 0, "the baseline has nothing right"),
+        (name != plain and statistics.get(plain) is not None, gate.too_few(documents, "documents")),
+        (name.startswith(("acc_", "kl_", "margin", "changed")), "not all of the tasks have it"),
+        ("shift" in name, "a choice has probability zero"),
+    )
+    return next((reason for applies, reason in reasons if applies), "it has no value")

@@ -43,7 +43,6 @@ class PairedTask:
     metrics: Mapping[str, Pair]  # (n,) by name; larger is better
     gold: Pair | None = None  # (n,) nats, log-probability of the right answer
     margin: Pair | None = None  # (n,) nats, right answer minus the best other answer
-    margin_norm: Pair | None = None  # (n,) nats per character, as in acc_norm
     kl: Floats | None = None  # (n,) nats, KL(baseline‖candidate) over the choices
     changed: Bools | None = None  # (n,) do the models choose different answers?
     lm_eval: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # the values that lm-eval would print
@@ -283,7 +282,6 @@ STATISTICS = (
     _over_tasks("changed", "share with another answer", attrgetter("changed"), share),
     _over_tasks("gold_shift", "change of the right answer's log-probability", attrgetter("gold"), _shift),
     _over_tasks("margin_shift", "change of its lead over the best other", attrgetter("margin"), _shift),
-    _over_tasks("margin_norm_shift", "the same per character", attrgetter("margin_norm"), _shift),
     _over_tasks("kl_choices", "KL over the choices", attrgetter("kl"), lambda found: mean(found, "positive")),
 )
 FIELDS = fields_of(STATISTICS)

@@ -28,13 +28,12 @@ def tasks(
     *candidates: str | Path,
     tasks: str | Sequence[str] | None = None,
     metric: str | None = None,
-    rows: Sequence[str] = (),
     **others: Any,
 ) -> list[TasksComparison]:
     """Compares candidates with a baseline on tasks, from folders that lm-eval wrote with ``--log_samples``.
 
     ``tasks`` are the tasks and groups to compare, all by default. ``metric`` is the one that recovery and flips are
-    about: acc_norm where a task has it, else acc. ``rows`` are tasks and groups that must be among the results.
+    about: acc_norm where a task has it, else acc.
 
     >>> import scoremode as sm
     >>> found = sm.tasks("logs/base", "logs/base-Q4")[0]                          # doctest: +SKIP
@@ -50,7 +49,7 @@ def tasks(
     names = _names([first, *sides])
     wanted = _wanted(first, tasks)
     return [
-        _comparison(first, side, (names[0], name), wanted=wanted, metric=metric, rows=rows)
+        _comparison(first, side, (names[0], name), wanted=wanted, metric=metric)
         for side, name in zip(sides, names[1:], strict=True)
     ]
 
@@ -87,7 +86,6 @@ def _comparison(
     *,
     wanted: Sequence[str] | None,
     metric: str | None,
-    rows: Sequence[str],
 ) -> TasksComparison:
     asked = sorted(base.tasks | cand.tasks) if wanted is None else wanted
     shared = [name for name in asked if name in base.tasks and name in cand.tasks]
@@ -101,10 +99,6 @@ def _comparison(
     if metric is not None and metric not in metrics:  # one that only some tasks have is noted for the others
         raise OptionError(f"no task here has the metric '{metric}'", fix=did_you_mean(metric, metrics))
     groups, notes = groups_of([base, cand], {task.name: task.count for task in found})
-    known = [*shared, *(group.name for group in groups)]
-    for name in rows:
-        if name not in known:
-            raise OptionError(f"the task '{name}' is not compared here", fix=did_you_mean(name, known))
     for name, side in zip(names, (base, cand), strict=True):
         notes += [*side.notes, *(f"{name}: {note}" for note in _notes_on_model(side))]
     return TasksComparison(
