@@ -78,7 +78,7 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
             prefix=self.settings.prefix_token_id,
         )
         # the Transformers tokenizer inside ours, or None: the harness uses it for chat templates
-        self.tokenizer = getattr(getattr(self.subject.tokenizer, "local", self.subject.tokenizer), "hf", None)
+        self.tokenizer: Any = getattr(getattr(self.subject.tokenizer, "local", self.subject.tokenizer), "hf", None)
         self.counts = Counter[str]()  # of requests, and of those that were cut or split oddly
         self._facts: Any = None  # facts of the engine, after it was opened
         OPEN.add(self)
