@@ -205,7 +205,7 @@ class ReportVerb(Verb):
 
     def run(self, parsed: argparse.Namespace) -> None:
         from scoremode.core.store.runs import load
-        from scoremode.core.verbs.finished_runs import of_runs
+        from scoremode.core.verbs.baselines import of_runs
         from scoremode.core.verbs.outputs import check_report
         from scoremode.reports.card import run_folders
         from scoremode.reports.numbers import read_columns

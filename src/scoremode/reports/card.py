@@ -9,7 +9,7 @@ from scoremode.core.arguments import path_text
 from scoremode.core.disk.uri import is_uri
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.store.runs import is_run
-from scoremode.core.verbs.finished_runs import of_runs
+from scoremode.core.verbs.baselines import of_runs
 from scoremode.core.verbs.outputs import Output, check_output, write_files
 from scoremode.errors import InputError, OptionError, did_you_mean
 from scoremode.reports.model_card import readme_parts

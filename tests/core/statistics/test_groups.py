@@ -15,7 +15,7 @@ from scoremode.core.plan.plan import Plan
 from scoremode.core.plan.recipes import METHODS, find_method
 from scoremode.core.statistics.comparison import comparison_statistics
 from scoremode.core.statistics.groups import FEWEST, SHORTEST, STRETCH, are_blocks, grouping, weights_of
-from scoremode.core.verbs.finished_runs import of_runs
+from scoremode.core.verbs.baselines import of_runs
 from scoremode.values import Ints
 from tests.core.plan.test_recipes import tokens_of
 from tests.makers import ask

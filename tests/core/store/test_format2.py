@@ -14,7 +14,7 @@ import scoremode as sm
 from scoremode.core.scores.answers import measured
 from scoremode.core.scores.schema import BUILT_IN
 from scoremode.core.store.runs import MANIFEST, SCORES
-from scoremode.core.verbs.finished_runs import of_runs
+from scoremode.core.verbs.baselines import of_runs
 from scoremode.core.verbs.question import Question
 from scoremode.engines.table.engine import TableEngine
 from tests.makers import ask

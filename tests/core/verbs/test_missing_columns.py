@@ -24,7 +24,7 @@ from scoremode.core.scores.parquet import ColumnFile
 from scoremode.core.scores.schema import BUILT_IN
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.store.runs import JOURNAL, MANIFEST, SCORES
-from scoremode.core.verbs.finished_runs import of_runs
+from scoremode.core.verbs.baselines import of_runs
 from scoremode.core.verbs.prob.sequence import SequenceScore
 from scoremode.errors import EngineError, RunError
 from scoremode.reports.comparisons import summary

@@ -187,11 +187,6 @@ class ColumnFile:
             raise self._unreadable(f"its column {name} is null in {nulls} of {self.rows} rows")
         return bool(nulls)
 
-    def extremes(self, name: str) -> npt.NDArray[Any]:
-        """The least and the largest number of each row group, as far as the file's own statistics know them."""
-        known = [own for own in self._statistics(name) if own is not None and own.has_min_max]
-        return np.array([x for own in known for x in (own.min, own.max)])
-
     def read(self, name: str) -> npt.NDArray[Any] | None:
         """A whole column; None: it was not measured."""
         if name in self.not_measured:

@@ -10,6 +10,7 @@ removed. So after a kill there is always a finished result, or a journal of the 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -37,19 +38,16 @@ class Resumable(Generic[Finished]):
 
     what: ClassVar[str]  # such a folder, in words
     other: ClassVar[str]  # another result, in words, with the names of fields that differ
-    replace: ClassVar[str] = "give another --out, or --fresh to replace it"
     again: ClassVar[str] = "score again with --fresh"
     form: ClassVar[type[msgspec.Struct]]  # of its manifest
     format: ClassVar[int] = 0
     header: ClassVar[Mapping[str, Any]]  # the first line of its journal, which has the identity besides
-    shares_folder: ClassVar[bool] = False  # are there other results in its folder?
     keeps_journal: ClassVar[bool] = False  # does a finished result keep its journal, because records may be added?
     manifest: str  # names of files
     journal: str
 
     def __init__(self, folder: Path, identity: dict[str, Any], *, fresh: bool = False) -> None:
         self.folder, self.identity, self._fresh = folder, identity, fresh
-        self.named = folder  # by the user
         self.finished: Finished | None = None
         self._lock: Lock | None = None
         self._records: RecordFile | None = None
@@ -90,14 +88,11 @@ class Resumable(Generic[Finished]):
             if self.folder.exists() or not cached:
                 raise  # else the cache removed the folder at the same time
         if found is None or (self.folder / self.journal).exists():
-            self._lock = self._acquire()
+            self._lock = lock_folder(self.folder, waits=cached)
             found = self._find()  # again, because it may have changed before the lock
             if found is not None and not self.keeps_journal:
                 self._remove_journal()  # a process was killed just before it did this
         return found
-
-    def _acquire(self) -> Lock:
-        return lock_folder(self.folder, waits=is_cached(self.folder))
 
     def _find(self) -> Finished | None:
         """Return the finished result; None if this one may be written; RunError if it may not."""
@@ -144,7 +139,10 @@ class Resumable(Generic[Finished]):
 
     def _require_same(self, known: dict[str, Any], where: object = None) -> None:
         if differing := differing_fields(known, self.identity):
-            raise RunError(f"{where or self.named} contains {self.other.format(differing)}", fix=self.replace)
+            raise RunError(
+                f"{where or self.folder} contains {self.other.format(differing)}",
+                fix="give another --out, or --fresh to replace it",
+            )
 
     # ── write ────────────────────────────────────────────────────────────────────────────────────────────────────────
     def begin(self) -> None:
@@ -175,8 +173,7 @@ class Resumable(Generic[Finished]):
 
     def _remove(self, *names: str) -> None:
         """Remove these files, and incomplete ones that a killed process left."""
-        incomplete = () if self.shares_folder else self.folder.glob(TEMPORARY)
-        for path in (*(self.folder / name for name in names), *incomplete):
+        for path in (*(self.folder / name for name in names), *self.folder.glob(TEMPORARY)):
             path.unlink(missing_ok=True)
 
     def _remove_journal(self) -> None:
@@ -212,13 +209,10 @@ def lock_folder(folder: Path, *, waits: bool, name: str | None = None) -> Lock:
 def require_possible(folder: Path) -> None:
     """Raise RunError if there can be no folder at this path."""
     try:
-        if "\0" in str(folder):
-            raise RunError(f"{harmless(str(folder))} contains NUL", fix=give_another(folder))
-        os.fsencode(folder)
-        is_file = folder.exists() and not folder.is_dir()
-    except UnicodeEncodeError:
-        raise RunError(f"{harmless(str(folder))} cannot be a file's name", fix=give_another(folder)) from None
-    except OSError as error:
-        raise RunError(f"{harmless(str(folder))} cannot be read ({error.strerror})", fix=give_another(folder)) from None
+        is_file = not stat.S_ISDIR(os.stat(folder).st_mode)
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError):  # also NUL and half a surrogate pair
+        raise RunError(f"{harmless(str(folder))} cannot be a folder", fix=give_another(folder)) from None
     if is_file:
         raise RunError(f"{folder} is a file", fix="give a folder to --out")

@@ -268,8 +268,6 @@ def read_run_manifest(folder: Path) -> dict[str, Any]:
     manifest = read_sealed(path, RunManifest, format=FORMAT, fix=AGAIN)
     if manifest.get("columns"):  # runs of engines that declared columns of their own, as they once could
         raise RunError(f"{folder} has columns that this scoremode does not read", fix=AGAIN)
-    if not is_run_metrics(manifest["metrics"]):
-        raise RunError(f"{path} is damaged (no usable metrics)", fix=AGAIN)
     return manifest
 
 
@@ -280,11 +278,3 @@ def require_columns(path: Path, manifest: dict[str, Any]) -> None:
     wrong = columns_problem(path)
     if wrong is not None:
         raise RunError(f"{path} is damaged ({wrong})", fix=AGAIN)
-
-
-def is_run_metrics(metrics: Mapping[str, Any]) -> bool:
-    """Are these the metrics of a run, with a top-1 accuracy that is a share?"""
-    share = metrics.get("top1_accuracy", {"value": 0})
-    around = [share.get(name) or 0 for name in ("stderr", "low", "high")]
-    is_share = share["value"] is not None and 0 <= share["value"] <= 1 and all(abs(x) <= 1e9 for x in around)
-    return {"perplexity", "mean_nll"} <= metrics.keys() and is_share

@@ -26,10 +26,8 @@ from scoremode.core.references.format import discard, is_reference
 from scoremode.core.references.reader import Reference
 from scoremode.core.scores import journal, parquet
 from scoremode.core.scores.columns import Divergences, Scores, TargetFacts
-from scoremode.core.scores.schema import BUILT_IN
 from scoremode.core.store.resumable import WAITING, Resumable, lock_folder
 from scoremode.core.store.run import AGAIN, FORMAT, Run, RunManifest, read_run_manifest, require_columns
-from scoremode.errors import RunError
 
 __all__ = ["FORMAT", "JOURNAL", "LOCK", "MANIFEST", "SCORES", "WAITING", "Claim", "is_run", "load", "lock_folder"]
 
@@ -108,15 +106,6 @@ def load(folder: str | Path | RemotePath) -> Run:
 def _opened(folder: Path, manifest: dict[str, Any]) -> Run:
     """The run in a folder; its columns are read on demand."""
     stored = parquet.ColumnFile(folder / SCORES)
-    if stored.rows != manifest["targets"]:
-        raise RunError(f"{stored.path} has {stored.rows} rows instead of {manifest['targets']}", fix=AGAIN)
-    if stored.not_measured & set(BUILT_IN.names) != set(manifest.get("not_measured", ())):
-        raise RunError(f"the measured columns of {stored.path} are not those of its manifest", fix=AGAIN)
-    wrong = BUILT_IN.impossible_value(
-        {name: stored.extremes(name) for name in BUILT_IN.names if name not in stored.not_measured}
-    )
-    if wrong is not None:
-        raise RunError(f"{stored.path} cannot be right: {wrong}", fix=AGAIN)
     return Run(
         plan_digest=manifest["plan_digest"],
         scores=Scores.on_disk(stored),

@@ -5,34 +5,36 @@ candidate ──rows of a window──▶ its distribution ──┐
 baseline  ──rows of a window──▶ its distribution ──┘   (states and a head, logits, or 16-bit records)
 
 LiveModel         a model that runs beside the candidate: by its hidden states, or by its logits if it has none
-StoredReference   a folder with hidden states and a head
-FinishedRun       scores alone, to which only finished runs can be compared
+StoredRun         a reference (hidden states and a head), or scores alone, for candidates that are finished runs too
 "baseline"        what wings offer: classes like these, for other files
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from scoremode.core import extensions
 from scoremode.core.disk.folders import REFERENCE
+from scoremode.core.disk.manifests import differing_fields
 from scoremode.core.disk.stores import is_there
 from scoremode.core.engine.base import Baseline, Engine, Wanted, WholeDistributions, only_one_way
 from scoremode.core.engine.baseline import LiveBaseline, StoredBaseline, live_baseline, noise_facts, noise_floor
+from scoremode.core.engine.plugin import EnginePlugin
 from scoremode.core.engine.registry import require
 from scoremode.core.plan.comparable import ComparableFacts, difference, first_difference, require_comparable
 from scoremode.core.references.reader import Reference, open_reference
 from scoremode.core.scores.answers import check_answers
+from scoremode.core.scores.columns import Divergences
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
+from scoremode.core.verbs.arguments import asked_path
 from scoremode.core.verbs.compared_models import (
     NOISE,
     Folders,
@@ -40,14 +42,13 @@ from scoremode.core.verbs.compared_models import (
     as_comparison,
     compared_with,
     name_of,
+    short,
 )
-from scoremode.core.verbs.finished_runs import no_states
 from scoremode.core.verbs.model import LazyModel, outliving
 from scoremode.core.verbs.ppl import ppl_of
 from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.scoring import UnfinishedRun, check_fits, score_run
-from scoremode.core.verbs.two_models import is_by_logits, require_both_fit, require_by_logits
-from scoremode.errors import EngineError, InputError, OptionError
+from scoremode.errors import EngineError, InputError, OptionError, RunError
 from scoremode.values import Ids
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 LESS = {"max_windows", "num_samples"}  # arguments that ask about a part of a text
 
 
-class ComparisonBaseline(ABC):
+class ComparisonBaseline(Protocol):
     """A baseline of any kind."""
 
     def accept(
@@ -68,31 +69,14 @@ class ComparisonBaseline(ABC):
         ``given`` are the arguments of the question, and those of the baseline as ``baseline_…``. Returns the settings
         of the models, with what they must have from the baseline.
         """
-        return models
 
-    @abstractmethod
     def beside(
         self, candidate: LazyModel, question: Mapping[str, Any], folders: Folders
     ) -> AbstractContextManager[OpenBaseline]:
         """Opens it for one candidate; refuses a candidate that cannot be compared with it."""
 
-    @abstractmethod
     def finished(self, question: Mapping[str, Any], folders: Folders) -> Run:
         """Its run, for candidates that are finished runs."""
-
-
-@dataclass(frozen=True)
-class StoredRun(ComparisonBaseline):
-    """A baseline that is stored under a name. Its files are checked when it is used first."""
-
-    name: str
-
-    @cached_property
-    def run(self) -> Run:
-        return runs.load(self.name)
-
-    def finished(self, question: Mapping[str, Any], folders: Folders) -> Run:
-        return self.run
 
 
 @dataclass
@@ -195,40 +179,29 @@ def require_none(given: Mapping[str, Any], reason: str) -> None:
 
 def stored_baseline(name: str) -> ComparisonBaseline | None:
     """The baseline that is stored under a name; None if it is the name of a model."""
-    kinds = (*extensions.offered("baseline"), StoredReference, FinishedRun)
+    kinds = (*extensions.offered("baseline"), StoredRun)
     found: ComparisonBaseline | None = next((kind(name) for kind in kinds if kind.claims(name)), None)
     return found
 
 
-# ── finished runs ────────────────────────────────────────────────────────────────────────────────────────────────────
-class FinishedRun(StoredRun):
-    """A run without hidden states: nothing can be scored against it."""
+# ── finished runs and references ─────────────────────────────────────────────────────────────────────────────────────
+class StoredRun:
+    """A baseline that is stored under a name: a finished run, or a reference, which brings its own question.
+
+    Its files are checked when it is used first.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.has_states = is_there(name, REFERENCE)
 
     @staticmethod
     def claims(name: str) -> bool:
-        return runs.is_run(name)
+        return is_there(name, REFERENCE) or runs.is_run(name)
 
-    def accept(
-        self, given: Mapping[str, Any], models: Mapping[str, ModelSettings], finished: Sequence[str]
-    ) -> Mapping[str, ModelSettings]:
-        for model in models.values():
-            raise no_states(self.name, model.model)
-        require_none(given, f"{self.name} is a finished run, whose text and engine are known")
-        return models
-
-    def beside(
-        self, candidate: LazyModel, question: Mapping[str, Any], folders: Folders
-    ) -> AbstractContextManager[OpenBaseline]:
-        raise no_states(self.name, candidate.subject.name)
-
-
-# ── references ───────────────────────────────────────────────────────────────────────────────────────────────────────
-class StoredReference(StoredRun):
-    """A reference, which brings its own question."""
-
-    @staticmethod
-    def claims(name: str) -> bool:
-        return is_there(name, REFERENCE)
+    @cached_property
+    def run(self) -> Run:
+        return runs.load(self.name)
 
     @cached_property
     def states(self) -> Reference:
@@ -237,15 +210,23 @@ class StoredReference(StoredRun):
     def accept(
         self, given: Mapping[str, Any], models: Mapping[str, ModelSettings], finished: Sequence[str]
     ) -> Mapping[str, ModelSettings]:
+        for model in models.values() if not self.has_states else ():
+            raise no_states(self.name, model.model)
+        kind = "reference" if self.has_states else "finished run"
         fixed = {name: value for name, value in given.items() if not models or name.startswith("baseline_")}
-        require_none(fixed, f"{self.name} is a reference, whose text and engine are known")
+        require_none(fixed, f"{self.name} is a {kind}, whose text and engine are known")
         if not models:
             return models
         cut_by = self._question({name: value for name, value in given.items() if value is not None}).get("tokenizer")
         return {name: replace(one, tokenizer=one.tokenizer or cut_by) for name, one in models.items()}
 
+    def finished(self, question: Mapping[str, Any], folders: Folders) -> Run:
+        return self.run
+
     @contextmanager
     def beside(self, candidate: LazyModel, question: Mapping[str, Any], folders: Folders) -> Iterator[OpenBaseline]:
+        if not self.has_states:
+            raise no_states(self.name, candidate.subject.name)
         require(candidate.plugin, "divergence", "be compared with a reference")
         question = {name: value for name, value in question.items() if value is not None}
         kept = {name: value for name, value in self._question(question).items() if name != "tokenizer"}
@@ -280,8 +261,53 @@ class StoredReference(StoredRun):
         )
 
 
+def of_runs(baseline: str, candidates: Sequence[str], run_p: Run | None = None) -> list[Comparison]:
+    """Compares finished runs of one plan. KL is known only if the candidate was scored against the baseline.
+
+    ``run_p`` is the baseline's run if it is loaded already.
+    """
+    found: list[Comparison] = []
+    for candidate in candidates:
+        if not runs.is_run(candidate):
+            raise no_states(baseline, candidate)
+        run_p, run_q = run_p or runs.load(baseline), runs.load(candidate)
+        if run_p.plan_digest != run_q.plan_digest:
+            what = [n for n in ("tokenizer", "corpus_sha256", "method") if run_p.manifest[n] != run_q.manifest[n]]
+            raise RunError(
+                f"{baseline} and {candidate} scored different plans (different {', '.join(what) or 'windows'})",
+                fix="score both on the same text with the same method",
+            )
+        divergences, missing = divergence_between(run_p, run_q)
+        name = run_q.manifest.get("variant") or short(candidate)
+        found.append(as_comparison(name, run_p, run_q, divergences, missing))
+    return found
+
+
+def no_states(baseline: str, candidate: str) -> InputError:
+    return InputError(
+        f"{baseline} is a run without hidden states, so {candidate} cannot be scored against it",
+        fix=f"score it first: scoremode ppl {candidate} --out DIR, or make a reference of the baseline",
+    )
+
+
+def divergence_between(baseline: Run, candidate: Run) -> tuple[Divergences, str | None]:
+    """The divergence of a finished run, if it was measured against exactly this baseline; else none and the reason.
+
+    What counts is the baseline's whole identity: weights, engine, dtype, settings and versions.
+    """
+    measured, of_baseline = candidate.manifest["identity"]["settings"].get("against"), baseline.manifest["identity"]
+    if not candidate.divergences.has("kl") or not isinstance(measured, dict):
+        return Divergences(), "KL is not known between two finished runs: compare with a reference, or with the model"
+    # whether hidden states were kept changes no score
+    one, other = ({**its, "settings": {**its.get("settings", {}), "keeps": None}} for its in (measured, of_baseline))
+    if one != other:
+        what = differing_fields(one, other)
+        return Divergences(), f"KL was measured against another baseline: it differs in {what}"
+    return candidate.divergences, None
+
+
 # ── models ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-class LiveModel(ComparisonBaseline):
+class LiveModel:
     """A model that runs beside one candidate after the other, window by window.
 
     Without hidden states it gives its logits: both models are then reduced together, and no logits are kept.
@@ -290,6 +316,11 @@ class LiveModel(ComparisonBaseline):
     def __init__(self, model: LazyModel) -> None:
         self.model = model
         self.run: Run | None = None  # once it is finished
+
+    def accept(
+        self, given: Mapping[str, Any], models: Mapping[str, ModelSettings], finished: Sequence[str]
+    ) -> Mapping[str, ModelSettings]:
+        return models
 
     @contextmanager
     def beside(self, candidate: LazyModel, question: Mapping[str, Any], folders: Folders) -> Iterator[OpenBaseline]:
@@ -350,9 +381,6 @@ class OpenLiveBaseline(OpenBaseline):
 
     def rows(self, candidate: LazyModel) -> Baseline | WholeDistributions | None:
         plan = self.asked.plan
-        if self.by_logits:
-            side_by_side = plan.path.sequences if plan.path else 1
-            require_both_fit(self.model, candidate, int(plan.lengths.max()) * side_by_side)
         engine = self.model.engine_for(self.own, self.folders.progress)
         check_fits(plan, engine.facts.vocabulary, engine.facts.context_length)
         self._live = live_baseline(engine, plan, by_logits=self.by_logits, keeps_answers=self.run is None)
@@ -398,6 +426,40 @@ class OpenLiveBaseline(OpenBaseline):
             self.run = score_run(self.own, self.model.engine_for(self.own, progress), self.claim, progress)
         self.run = outliving(self.model, self.run, self.folders.out)
         return self.run
+
+
+def is_by_logits(baseline: EnginePlugin) -> bool:
+    """Is a baseline of this engine compared by its logits, because it has no hidden states with a head?"""
+    able = baseline.able()
+    return able.logits and not able.hidden_states
+
+
+def require_by_logits(baseline: LazyModel, candidate: LazyModel, question: Mapping[str, Any]) -> None:
+    """Refuses a candidate that cannot run beside a baseline which has logits and no hidden states."""
+    require(candidate.plugin, "divergence", "be compared")
+    if not candidate.plugin.able().distributions:
+        raise EngineError(
+            f"the {candidate.engine_name} engine is compared by hidden states, and {baseline.engine_name} gives none",
+            fix="use an unquantized checkpoint as the baseline",
+        )
+    path = asked_path(question)
+    if path is not None and path.sequences > 1 and not candidate.plugin.able().logits:
+        raise EngineError(
+            f"a baseline of the {baseline.engine_name} engine takes every step beside its candidate, and the "
+            f"{candidate.engine_name} engine decodes a whole batch before its scores are computed",
+            fix="give --sequences 1, or use the checkpoint as the baseline",
+        )
+    if baseline.spread is not None or candidate.spread is not None:
+        raise EngineError(
+            f"a baseline of the {baseline.engine_name} engine runs in this process, beside one candidate without "
+            "replicas",
+            fix=f"leave --replicas out, or {_other_way()}",
+        )
+
+
+def _other_way() -> str:
+    files = extensions.offered("reference-output")
+    return str(files[0].instead_of_states) if files else "use an unquantized checkpoint as the baseline"
 
 
 def comparable_facts(asked: Question) -> ComparableFacts:

@@ -32,27 +32,26 @@ from scoremode.core.verbs.arguments import (
 from scoremode.core.verbs.baselines import (
     ComparisonBaseline,
     LiveModel,
-    StoredReference,
+    StoredRun,
     compare_with,
+    is_by_logits,
+    of_runs,
     require_none,
     stored_baseline,
 )
-from scoremode.core.verbs.candidate_names import expand_candidates
 from scoremode.core.verbs.compared_models import (
     CompareRequest,
     Folders,
     ModelSettings,
     assign_engines,
+    expand_candidates,
     is_stored,
     short,
 )
 from scoremode.core.verbs.comparison_outputs import OutputArguments, leave, split_outputs
-from scoremode.core.verbs.finished_runs import of_runs
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, ModelRequest, is_loaded, open_models
-from scoremode.core.verbs.progress import Progress, announce
-from scoremode.core.verbs.progress_display import shows_progress
+from scoremode.core.verbs.progress import Progress, announce, shows_progress
 from scoremode.core.verbs.reference import reference_of
-from scoremode.core.verbs.two_models import is_by_logits
 from scoremode.errors import (
     CandidatesError,
     CorpusError,
@@ -274,7 +273,7 @@ def _opened(
             return
         how: dict[str, Any] = {"fresh": folders.fresh, "progress": folders.progress}
         run = reference_of(lazy, question, folders.folder("baseline"), tokenizer=model.tokenizer, **how)
-    yield StoredReference(str(run.path))
+    yield StoredRun(str(run.path))
 
 
 def _compare_loaded(

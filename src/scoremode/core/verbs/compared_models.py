@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import glob
+import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,11 +14,13 @@ from typing import Any
 import numpy as np
 
 from scoremode.core import extensions
-from scoremode.core.disk.folders import REFERENCE
+from scoremode.core.arguments import path_text
+from scoremode.core.disk.folders import MANIFEST, REFERENCE
 from scoremode.core.disk.stores import is_there
-from scoremode.core.disk.uri import RemotePath, may_be_stored, name_in
+from scoremode.core.disk.uri import RemotePath, is_uri, may_be_stored, name_in
 from scoremode.core.engine.plugin import EnginePlugin
 from scoremode.core.engine.registry import can, engine_for, require, share_options
+from scoremode.core.models.gguf import SPLIT, SUFFIX, gguf_models
 from scoremode.core.models.names import reader_of
 from scoremode.core.scores.columns import Divergences
 from scoremode.core.statistics.comparison import Comparison
@@ -27,6 +32,9 @@ from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.replicas import Spread, read_spread
 from scoremode.errors import InputError
 
+logger = logging.getLogger(__name__)
+
+SIGNS, PROJECTOR = "*?[", "mmproj"
 KEPT = ("bits_per_weight", "model_format", "sizes", "engine", "rerun", "promise", "command")
 """Fields of a manifest that a Comparison has too."""
 NOISE = ("noise_kl", "noise_perturbed")  # of a manifest
@@ -122,6 +130,54 @@ def assign_engines(
             one.plugin.refuse(one.model)
         require(one.plugin, "divergence", "be compared with a baseline")
     return its, {one.model: one for one in settings}
+
+
+# ── names ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def expand_candidates(given: Sequence[str | os.PathLike[str]], baseline: str = "") -> list[str]:
+    """The candidates by name, in the order given; those of a pattern or a folder are sorted by name.
+
+    quants/*.gguf    every model that matches; a shell may have expanded the pattern already
+    quants/          the models and runs in a folder, if the folder is not a model or a run itself
+
+    A split GGUF file is one model, named by its first part. Projectors of images (mmproj…) are left out, with a line. A
+    pattern of the hub does not name the baseline.
+    """
+    found: dict[str, str] = {}
+    for name in (name for one in given for name in _expanded(path_text("a candidate", one), baseline)):
+        if Path(name).name.startswith(PROJECTOR) and name.endswith(SUFFIX):
+            logger.warning("%s is left out: it is a projector of images, not a model", name)
+            continue
+        split = SPLIT.match(name)
+        found.setdefault(name if split is None else f"{split[1]}-of-{split[3]}", name)
+    return list(found.values())
+
+
+def _expanded(name: str, baseline: str) -> list[str]:
+    path, reader = Path(name).expanduser(), reader_of(name)
+    if reader is not None:
+        return reader.expand(name, baseline)
+    if is_uri(name) or path.is_file():
+        return [name]
+    if path.is_dir():
+        inside = () if _is_candidate(path) else (*gguf_models(path), *filter(_is_candidate, path.iterdir()))
+        # the folder itself if there are none, so that the engine says what is wrong
+        return sorted(str(Path(name) / one.name) for one in inside) or [name]
+    if not any(sign in name for sign in SIGNS):
+        return [name]
+    models = sorted(one for one in glob.glob(str(path)) if one.endswith(SUFFIX) or _is_candidate(Path(one)))
+    if not models:
+        what = f"no model or run matches the pattern {name}"
+        raise InputError(what, fix="check the pattern; models are *.gguf files and folders")
+    return models
+
+
+def _is_candidate(folder: Path) -> bool:
+    """Is this the folder of one model or of one run?"""
+    if not folder.is_dir() or folder.name.startswith("."):
+        return False
+    if any((folder / name).exists() for name in ("config.json", MANIFEST)):
+        return True
+    return len(gguf_models(folder)) == 1 and not any(map(_is_candidate, folder.iterdir()))
 
 
 # ── folders and runs ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.core.arguments import path_text
-from scoremode.core.cache.units import size_words
 from scoremode.core.disk.folders import entry_folder
 from scoremode.core.disk.stores import store_of
 from scoremode.core.disk.uri import RemotePath, located, may_be_stored, shown
@@ -166,7 +165,6 @@ class LazyModel:
             self._path = work.path
             if self.many_questions and work.path is None:  # more may come, and of other kinds
                 work = replace(work, longest=max(work.longest or 0, self.usual_length), shares_prompts=True)
-            _tell_cache(self, work)
             name, is_remote = self.subject.name, self.plugin.address is not None
             said = f"connecting to the server of {name}" if is_remote else f"loading {name} with {self.engine_name}"
             announce(progress, said)
@@ -248,15 +246,6 @@ def cache_bytes(model: LazyModel, work: Work) -> int | None:
     if work.path is None:
         return None
     return model.plugin.memory_need(model.subject, model.chosen.options, work).cache
-
-
-def _tell_cache(model: LazyModel, work: Work) -> None:
-    """Prints the size of a large K/V cache before anything is loaded."""
-    size = cache_bytes(model, work)
-    if size is not None and size >= TOLD_FROM and work.path is not None:
-        each = f"{work.path.sequences:,} sequences of {work.longest:,} tokens"
-        time = f"the time that is left is said after the first {work.path.sequences:,} windows"
-        print_line(f"scoremode: the K/V cache takes about {size_words(size)} ({each}); {time}")
 
 
 # ── models that the caller has loaded ────────────────────────────────────────────────────────────────────────────────

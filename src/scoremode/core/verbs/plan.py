@@ -11,8 +11,7 @@ from scoremode.core.engine.plugin import Work
 from scoremode.core.references.format import RAW_DTYPES, estimate_bytes
 from scoremode.core.verbs.arguments import AllArguments, spelled_out, split_arguments
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, cache_bytes
-from scoremode.core.verbs.progress import Progress
-from scoremode.core.verbs.progress_display import shows_progress
+from scoremode.core.verbs.progress import Progress, shows_progress
 from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.scoring import check_fits
 

@@ -13,8 +13,7 @@ from scoremode.core.engine.base import Engine
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.arguments import AllArguments, spelled_out, split_arguments
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, outliving
-from scoremode.core.verbs.progress import Progress
-from scoremode.core.verbs.progress_display import shows_progress
+from scoremode.core.verbs.progress import Progress, shows_progress
 from scoremode.core.verbs.scoring import score_run
 
 

@@ -1,12 +1,21 @@
-"""Progress: how much is done, how fast, and what is being waited for."""
+"""Progress: how much is done, how fast, and what is being waited for; and a bar of it in notebooks."""
 
 from __future__ import annotations
 
+import functools
+import html
+import logging
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, ParamSpec, Protocol, Self, TypeVar
+
+from scoremode.errors import LOGGER, one_line
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Progress(Protocol):
@@ -51,19 +60,18 @@ class ProgressState:
     def __init__(self, label: str = "scoring", unit: str = "tokens") -> None:
         """``label`` names the work while units are counted, if nothing else names it."""
         self._label, self.unit = label, unit
-        self._imported_before = set(_being_imported())
         self.phase("starting")
 
     def phase(self, words: str) -> None:
         """Begins another phase, named by ``words``: progress and speed start anew."""
-        self._words, self._is_phase, self.details = words, True, ""
+        self.words, self._is_phase, self.details = words, True, ""
         self._phase_began = self._counting_began = self._counted_at = time.monotonic()
         self.done, self.first, self.total = 0, 0, None
         self.changed()
 
     def label(self, words: str) -> None:
         """Renames the current phase; its progress, speed and time stay."""
-        self._words, self._is_phase = words, False
+        self.words, self._is_phase = words, False
         self.changed()
 
     def detail(self, words: str) -> None:
@@ -75,7 +83,7 @@ class ProgressState:
         if self.total is None:
             self._counting_began, self.first = time.monotonic(), done
             if self._is_phase:
-                self._words = self._label
+                self.words = self._label
         self.done, self.total, self._counted_at = done, total, time.monotonic()
         self.changed()
 
@@ -83,15 +91,6 @@ class ProgressState:
 
     def changed(self) -> None:
         """Is called after every change; displays that do not look by themselves override it."""
-
-    @property
-    def words(self) -> str:
-        """What is under way. Before anything is counted, a library that is being imported is named instead."""
-        if self.total is None:
-            for name in _being_imported():
-                if name not in self._imported_before:
-                    return f"importing {name}"
-        return self._words
 
     @property
     def speed(self) -> float | None:
@@ -139,12 +138,82 @@ def duration(seconds: float) -> str:
     return f"{days} d {hours} h" if days else f"{hours} h {minutes % 60} min"
 
 
-def _being_imported() -> Iterator[str]:
-    """Yields packages whose import has begun and not ended, the outermost first, without Python's own."""
-    known: list[tuple[str, object]] = []
-    with suppress(RuntimeError):  # another thread adds a module at this very moment
-        known = list(sys.modules.items())
-    for name, module in known:
-        spec = getattr(module, "__spec__", None) if "." not in name else None
-        if getattr(spec, "_initializing", False) and name not in sys.stdlib_module_names:
-            yield name
+# ── displays ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+class TickingDisplay(ProgressState):
+    """A display that a thread of its own renews every few seconds, whatever the verb does meanwhile."""
+
+    def __init__(self, label: str, unit: str, every: float) -> None:
+        super().__init__(label, unit)
+        self._every, self._ended = every, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="scoremode-progress", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.shown.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shown.remove(self)
+        self._ended.set()
+        self._thread.join(timeout=1.0)  # a pipe that nobody reads may hold it up
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._every):
+            with suppress(OSError, ValueError):  # the stream may be closed or full
+                self.tick()
+
+    def tick(self) -> None:
+        """Shows the present state."""
+        raise NotImplementedError
+
+
+class NotebookBar(TickingDisplay):
+    """Shows a bar below the cell of a notebook, and removes it at the end."""
+
+    def __init__(self, every: float = 0.5) -> None:
+        super().__init__("scoring", "tokens", every)
+        self._handle: Any = None
+
+    def __enter__(self) -> Self:
+        from IPython.display import display
+
+        self._handle = display(self._content(), raw=True, display_id=True)
+        return super().__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        self._handle.update({"text/html": "", "text/plain": ""}, raw=True)
+
+    def tick(self) -> None:
+        self._handle.update(self._content(), raw=True)
+
+    def _content(self) -> dict[str, str]:
+        """The bar as HTML and as text. Names of models and files are escaped."""
+        line = one_line(self.line())
+        share = f' value="{self.done}" max="{self.total}"' if self.total else ""
+        bar = f'<progress{share} style="width:16em;vertical-align:middle"></progress>'
+        return {"text/html": f"<div>{bar} {html.escape(line)}</div>", "text/plain": line}
+
+
+def shows_progress(function: Callable[P, T]) -> Callable[P, T]:
+    """Gives a verb a bar in notebooks, unless the caller gives a progress of their own.
+
+    A caller who wants none raises the level of the logger: ``logging.getLogger("scoremode").setLevel("ERROR")``.
+    """
+
+    @functools.wraps(function)
+    def shown(*arguments: P.args, **named: P.kwargs) -> T:
+        if named.get("progress") is not None or not in_notebook() or not LOGGER.isEnabledFor(logging.WARNING):
+            return function(*arguments, **named)
+        with NotebookBar() as bar:
+            named["progress"] = bar
+            return function(*arguments, **named)
+
+    return shown
+
+
+def in_notebook() -> bool:
+    """Does this code run in a kernel of Jupyter? A console of IPython is a terminal, and has no kernel."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell is not None and hasattr(shell, "kernel")

@@ -24,8 +24,7 @@ from scoremode.core.store.run import Run
 from scoremode.core.text.corpus import Corpus, CorpusSource, specs_of
 from scoremode.core.verbs.arguments import AllArguments, spelled_out, split_arguments
 from scoremode.core.verbs.model import TOLD_FROM, GivenModel, GivenTokenizer, LazyModel, tokenizer_name
-from scoremode.core.verbs.progress import Progress, announce
-from scoremode.core.verbs.progress_display import shows_progress
+from scoremode.core.verbs.progress import Progress, announce, shows_progress
 from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.scoring import UnfinishedRun
 from scoremode.errors import InputError, print_line

@@ -32,8 +32,7 @@ from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, to
 from scoremode.core.verbs.ppl import ppl_of
 from scoremode.core.verbs.prob.many_pairs import check_results, score_to_file
 from scoremode.core.verbs.prob.sequence import SequenceProbability, SequenceScore, paired
-from scoremode.core.verbs.progress import Progress
-from scoremode.core.verbs.progress_display import shows_progress
+from scoremode.core.verbs.progress import Progress, shows_progress
 from scoremode.core.verbs.reference import FileArguments, ReferenceArguments, reference_of, split_files
 from scoremode.core.verbs.scoring import Continuation, likelihoods
 from scoremode.errors import InputError, OptionError

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from scoremode.core.arguments import seconds_in
-from scoremode.core.verbs.progress_display import TickingDisplay
+from scoremode.core.verbs.progress import TickingDisplay
 from scoremode.errors import one_line, readable
 from scoremode.reports.command.logs import is_quiet
 

@@ -26,8 +26,7 @@ from scoremode.core.verbs.arguments import AllArguments, EngineOptionArguments, 
 from scoremode.core.verbs.baselines import comparable_facts, require_same_question
 from scoremode.core.verbs.compared_models import CompareRequest, assign_engines, name_of
 from scoremode.core.verbs.model import GivenTokenizer, LazyModel
-from scoremode.core.verbs.progress import Progress, announce
-from scoremode.core.verbs.progress_display import shows_progress
+from scoremode.core.verbs.progress import Progress, announce, shows_progress
 from scoremode.core.verbs.scoring import check_fits
 from scoremode.errors import EngineError, InputError, OptionError
 from scoremode.studies.attribution.depth_profile import DepthProfile, LayerStates, ProfileSums, States, fed_tokens

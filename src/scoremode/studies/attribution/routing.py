@@ -23,8 +23,7 @@ from scoremode.core.verbs.arguments import AllArguments, spelled_out, split_argu
 from scoremode.core.verbs.compare import compare
 from scoremode.core.verbs.compared_models import short
 from scoremode.core.verbs.model import GivenTokenizer, LazyModel
-from scoremode.core.verbs.progress import Progress, announce
-from scoremode.core.verbs.progress_display import shows_progress
+from scoremode.core.verbs.progress import Progress, announce, shows_progress
 from scoremode.errors import OptionError
 from scoremode.values import Bools, Estimate, Floats, Ints
 

@@ -29,8 +29,7 @@ from scoremode.core.verbs.arguments import (
     split_arguments,
 )
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel
-from scoremode.core.verbs.progress import Progress, part_of
-from scoremode.core.verbs.progress_display import shows_progress
+from scoremode.core.verbs.progress import Progress, part_of, shows_progress
 from scoremode.core.verbs.question import library_versions
 from scoremode.core.verbs.scoring import check_fits
 from scoremode.core.verbs.session import ModelMethod

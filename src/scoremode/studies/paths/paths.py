@@ -20,14 +20,12 @@ from scoremode.core.plan.path import CHUNK_TOKENS, CHUNKED, DECODE, read_path
 from scoremode.core.statistics.comparison import Comparisons
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.arguments import PATH, AllArguments, spelled_out, split_arguments
-from scoremode.core.verbs.baselines import require_none
+from scoremode.core.verbs.baselines import is_by_logits, require_none
 from scoremode.core.verbs.compared_models import Folders
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, tokenizer_name
 from scoremode.core.verbs.ppl import ppl_of
-from scoremode.core.verbs.progress import Progress, announce
-from scoremode.core.verbs.progress_display import shows_progress
+from scoremode.core.verbs.progress import Progress, announce, shows_progress
 from scoremode.core.verbs.reference import reference_of
-from scoremode.core.verbs.two_models import is_by_logits
 from scoremode.errors import OptionError, did_you_mean
 from scoremode.studies.paths.noise import NOISE, Noise, noise
 from scoremode.studies.paths.variation import Variation, against_first

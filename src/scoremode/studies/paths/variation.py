@@ -46,7 +46,6 @@ from scoremode.core.verbs.model import LazyModel, in_memory
 from scoremode.core.verbs.progress import Progress, announce
 from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.scoring import UnfinishedRun, answered, score_run
-from scoremode.core.verbs.two_models import require_both_fit
 from scoremode.errors import OptionError
 from scoremode.values import Floats, change
 
@@ -155,7 +154,6 @@ class AgainstFirst(OpenBaseline):
         from scoremode.core.engine.logits import HeldLogits, LiveLogits
 
         side_by_side = plan.path.sequences if plan.path else 1
-        require_both_fit(self.first.model, candidate, int(plan.lengths.max()) * side_by_side)
         engine = self.first.engine(self.folders.progress)
         return (LiveLogits if side_by_side == 1 else HeldLogits)(engine, plan)
 

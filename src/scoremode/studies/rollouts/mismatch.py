@@ -37,8 +37,7 @@ from scoremode.core.statistics.statistic import (
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.arguments import ModelArguments, spelled_out
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer
-from scoremode.core.verbs.progress import Progress
-from scoremode.core.verbs.progress_display import shows_progress
+from scoremode.core.verbs.progress import Progress, shows_progress
 from scoremode.core.verbs.session import Model, open
 from scoremode.errors import InputError
 from scoremode.reports.gate import check, parse, too_few

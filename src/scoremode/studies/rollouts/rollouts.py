@@ -21,8 +21,7 @@ from scoremode.core.plan.path import DECODE, DecodePath, read_path
 from scoremode.core.scores.answers import FAULT
 from scoremode.core.verbs.arguments import ModelArguments, spelled_out
 from scoremode.core.verbs.model import GivenTokenizer, LazyModel
-from scoremode.core.verbs.progress import Progress, announce
-from scoremode.core.verbs.progress_display import shows_progress
+from scoremode.core.verbs.progress import Progress, announce, shows_progress
 from scoremode.core.verbs.question import identify
 from scoremode.core.verbs.replicas import spread_names
 from scoremode.core.verbs.run_contents import describe_engine, describe_model

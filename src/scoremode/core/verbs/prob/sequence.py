@@ -22,8 +22,7 @@ from scoremode.core.scores.frames import few_lines
 from scoremode.core.verbs.arguments import ModelArguments, spelled_out, split_arguments
 from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel
 from scoremode.core.verbs.prob.boundary import EncodedPair, PairEncoder, longest_of
-from scoremode.core.verbs.progress import Progress
-from scoremode.core.verbs.progress_display import shows_progress
+from scoremode.core.verbs.progress import Progress, shows_progress
 from scoremode.core.verbs.question import identify
 from scoremode.core.verbs.scoring import answered, check_ids, likelihoods, no_more_than_certain
 from scoremode.errors import BoundaryError, InputError, ModelError, OptionError, UnknownArgumentError, one_line
