@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -191,33 +189,19 @@ def test_an_edited_perplexity_is_noticed(stored: Path, tmp_path: Path, capsys: p
     assert main(["report", str(folder / "run")]) == 0
 
 
-def test_columns_of_something_else_are_refused_even_under_their_right_hash(
+def test_columns_of_something_else_are_refused(
     stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "stored"
     shutil.copytree(stored, folder)
     path, columns = folder / "run" / MANIFEST, folder / "run" / SCORES
     manifest, table = json.loads(path.read_text()), pq.read_table(columns)
-    texts = pa.array(["x"] * len(table))
-    foreign = {
-        "not Parquet": b"PAR1",
-        "another table": pa.table({"a": [1, 2]}),
-        "text for numbers": table.set_column(table.column_names.index("logprob"), "logprob", texts),
-        "numbers for text": table.set_column(table.column_names.index("text"), "text", pa.array(np.zeros(len(table)))),
-        "without ranks": table.drop_columns(["rank"]),
-        "one row less": table.slice(1),
-    }
-    for what, content in foreign.items():
-        if isinstance(content, bytes):
-            columns.write_bytes(content)
-        else:
-            pq.write_table(content, columns)
-        for again in (False, True):
-            sha256 = file_sha256(columns) if again else manifest["scores_sha256"]
-            path.write_text(json.dumps(sealed({**manifest, "scores_sha256": sha256})))
-            for command in verbs(folder)["run"]:
-                assert main(command) == 2, (what, again, command)
-                assert capsys.readouterr().err.count("\n") == 1
+    pq.write_table(table.drop_columns(["rank"]), columns)
+    for sha256 in (manifest["scores_sha256"], file_sha256(columns)):
+        path.write_text(json.dumps(sealed({**manifest, "scores_sha256": sha256})))
+        for command in verbs(folder)["run"]:
+            assert main(command) == 2, command
+            assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_the_table_of_questions_names_what_can_be_asked() -> None:

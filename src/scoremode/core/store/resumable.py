@@ -38,6 +38,7 @@ class Resumable(Generic[Finished]):
 
     what: ClassVar[str]  # such a folder, in words
     other: ClassVar[str]  # another result, in words, with the names of fields that differ
+    replace: ClassVar[str] = "give another --out, or --fresh to replace it"
     again: ClassVar[str] = "score again with --fresh"
     form: ClassVar[type[msgspec.Struct]]  # of its manifest
     format: ClassVar[int] = 0
@@ -141,7 +142,7 @@ class Resumable(Generic[Finished]):
         if differing := differing_fields(known, self.identity):
             raise RunError(
                 f"{where or self.folder} contains {self.other.format(differing)}",
-                fix="give another --out, or --fresh to replace it",
+                fix=self.replace,
             )
 
     # ── write ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -295,15 +295,22 @@ def divergence_between(baseline: Run, candidate: Run) -> tuple[Divergences, str 
 
     What counts is the baseline's whole identity: weights, engine, dtype, settings and versions.
     """
-    measured, of_baseline = candidate.manifest["identity"]["settings"].get("against"), baseline.manifest["identity"]
+    measured = candidate.manifest["identity"]["settings"].get("against")
     if not candidate.divergences.has("kl") or not isinstance(measured, dict):
         return Divergences(), "KL is not known between two finished runs: compare with a reference, or with the model"
-    # whether hidden states were kept changes no score
-    one, other = ({**its, "settings": {**its.get("settings", {}), "keeps": None}} for its in (measured, of_baseline))
-    if one != other:
-        what = differing_fields(one, other)
-        return Divergences(), f"KL was measured against another baseline: it differs in {what}"
+    differing = differing_fields(*map(_flat, (measured, baseline.manifest["identity"])))
+    if differing:
+        return Divergences(), f"KL was measured against another baseline: it differs in {differing}"
     return candidate.divergences, None
+
+
+def _flat(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an identity and of its parts, except whether hidden states were kept, which changes no score."""
+    found: dict[str, Any] = {}
+    for name, value in identity.items():
+        parts = {f"{name} {key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}
+        found |= parts
+    return {name: value for name, value in found.items() if name != "settings keeps"}
 
 
 # ── models ───────────────────────────────────────────────────────────────────────────────────────────────────────────
