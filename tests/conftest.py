@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from scoremode import errors
-from scoremode.reports.command import logs
+from scoremode.reports.command import streams
 from tests.command_line import command, refused  # noqa: F401  # fixtures
 from tests.hub import hub  # noqa: F401  # fixtures
 from tests.makers import make_small_llama, make_successor_model, make_tiny_model, make_tokenizer
@@ -90,7 +90,7 @@ def _as_it_was() -> Iterator[None]:
     The log goes to standard error and errors name flags, as on the command line; ``tests/cli/test_logs.py`` and
     ``tests/test_arguments.py`` say what they do in Python.
     """
-    logs.install()
+    streams.show_log()
     errors.names_flags = True
     environment = dict(os.environ)
     handlers: dict[int, Any] = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}

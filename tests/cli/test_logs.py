@@ -14,7 +14,7 @@ import pytest
 from scoremode.cli.commands import VERBS, build_parser
 from scoremode.cli.parser import Parser
 from scoremode.errors import print_line
-from scoremode.reports.command import logs
+from scoremode.reports.command import streams
 from tests.command_line import Command
 from tests.house import HOUSE
 
@@ -24,7 +24,7 @@ NOTE = "import logging, scoremode.core.store.runs; logging.getLogger('scoremode.
 @pytest.fixture(autouse=True)
 def _default_level() -> Iterator[None]:
     yield
-    logs.install()
+    streams.show_log()
 
 
 @pytest.mark.parametrize("verb", [name for name, verb in VERBS.items() if not verb.passes_all_on])
@@ -43,7 +43,7 @@ def test_every_verb_has_the_flags(verb: str) -> None:
     ],
 )
 def test_how_much_is_shown(flags: dict[str, bool], levels: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    logs.install(**flags)
+    streams.show_log(**flags)
     logger = logging.getLogger("scoremode.any.room")
     logger.debug("a debug")
     logger.info("an info")
@@ -65,9 +65,9 @@ def test_a_line_without_the_name_stays_so(capsys: pytest.CaptureFixture[str]) ->
 
 def test_flags_change_the_level_of_one_command(command: Command) -> None:
     assert command("info", "engines", "--quiet").code == 0
-    assert logs.is_quiet()
+    assert streams.is_quiet()
     assert command("info", "engines").code == 0
-    assert not logs.is_quiet()
+    assert not streams.is_quiet()
     outcome = command("info", "engines", "--quiet", "--verbose")
     assert (outcome.code, "exclude each other" in outcome.err) == (2, True)
 
@@ -102,6 +102,6 @@ def test_nothing_outside_the_command_line_writes_to_standard_error() -> None:
 def test_a_librarys_warning_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        logs.install()
+        streams.show_log()
         warnings.warn("a kernel is missing\nframe #0: c10::Error (0x1 in libc10.so)\nframe #1", stacklevel=1)
     assert capsys.readouterr().err == "scoremode: a library warns: a kernel is missing\n"

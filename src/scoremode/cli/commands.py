@@ -20,7 +20,7 @@ from scoremode.cli.parser import BAD_INPUT, Parser
 from scoremode.cli.scoring_verbs import PlanVerb, PplVerb, ProbVerb, ReferenceVerb
 from scoremode.core import extensions
 from scoremode.errors import ScoremodeError, did_you_mean, harmless, print_line
-from scoremode.reports.command import logs, signals, streams
+from scoremode.reports.command import signals, streams
 from scoremode.reports.command.verb import Verb
 from scoremode.version import __version__
 
@@ -70,7 +70,7 @@ def build_parser(wanted: str | None = None) -> Parser:
         its.verb = verb
         verb.add_arguments(its)
         if not verb.passes_all_on:
-            logs.add_arguments(its)
+            streams.add_arguments(its)
         add_help_flags(its)
         its.set_defaults(run=verb.run)
     return parser
@@ -87,17 +87,20 @@ def completion(shell: str) -> str:
 
 def run(arguments: Sequence[str]) -> int:
     errors.names_flags = True
-    logs.install()
+    streams.show_log()
     signals.everything_is_kept()
     try:
         _drop_unusable_threads()
         code = _run(list(arguments))
-        streams.check()  # a full disk or a closed pipe shows here, where it can still be explained
+        sys.stdout.flush()  # a full disk shows here, where it can still be explained
+    except SystemExit:  # nobody reads standard output any more
+        return 0
     except BaseException as error:
+        stopped = signals.exit_code()  # which has said so
         is_ours_to_tell = isinstance(error, Exception | KeyboardInterrupt) or _is_panic(error)
-        if os.environ.get("SCOREMODE_DEBUG") or not is_ours_to_tell:
+        if stopped is None and (os.environ.get("SCOREMODE_DEBUG") or not is_ours_to_tell):
             raise
-        return _end_with(error)
+        return _complain(*_explain(error)) if stopped is None else stopped
     return code
 
 
@@ -108,20 +111,6 @@ def _drop_unusable_threads() -> None:
         del os.environ["OMP_NUM_THREADS"]
         if threads:
             print_line(f"scoremode: OMP_NUM_THREADS={threads[:40]} is not a number of threads, and is ignored")
-
-
-def _end_with(error: BaseException) -> int:
-    """Prints what happened and returns the exit code."""
-    stopped = signals.tell_if_stopped()
-    if stopped is not None:
-        return stopped
-    explained = _explain(error)
-    if isinstance(error, OSError):
-        the_reader_left = isinstance(error, BrokenPipeError) and streams.is_output_failure(error)
-        streams.silence_output()
-        if the_reader_left:  # as in ``| head -1``: nothing more to say to it
-            return 0
-    return _complain(*explained)
 
 
 def _run(given: list[str]) -> int:
@@ -136,11 +125,10 @@ def _run(given: list[str]) -> int:
         return int(ended.code or 0)
     if parsed.verb is None:
         parser.print_help()
-        streams.check()
         return _complain("no command was given; type scoremode VERB, as in scoremode ppl MODEL --corpus wikitext2")
     if parsed.verbose and parsed.quiet:
         return _complain("--verbose and --quiet exclude each other; give one of them")
-    logs.install(verbose=parsed.verbose, quiet=parsed.quiet)
+    streams.show_log(verbose=parsed.verbose, quiet=parsed.quiet)
     return int(parsed.run(parsed) or 0)
 
 
@@ -155,7 +143,7 @@ def _no_command(name: str, *words: str) -> str:
 
 def _complain(line: str, code: int = BAD_INPUT) -> int:
     with contextlib.suppress(OSError):  # there is no stream left to write to
-        print(streams.for_terminal(f"scoremode: {harmless(' '.join(line.split()))}"), file=sys.stderr, flush=True)
+        print(f"scoremode: {harmless(' '.join(line.split()))}", file=sys.stderr, flush=True)
     return code
 
 
@@ -164,17 +152,13 @@ def _explain(error: BaseException) -> tuple[str, int]:
     what = f"{type(error).__name__}: {error}".split("\n")[0][:300]
     match error:
         case KeyboardInterrupt():
-            return signals.explain(error)
+            return signals.line(), 130
         case ScoremodeError():
             line = str(error)
         case OSError():
             line = _explain_os_error(error)
         case MemoryError():
             line = "this machine's memory is used up; try a smaller --context-length or --num-samples"
-        case RecursionError():
-            line = "a file or folder is nested too deeply to be read; give one with fewer levels"
-        case _ if "TORCH_LOGS" in os.environ and "Invalid log settings" in str(error):
-            line = "torch does not know the value of TORCH_LOGS in the environment; correct or unset it"
         case _ if _is_panic(error):
             line = f"a library failed ({what}); check the model's tokenizer.json and the text"
         case _:
@@ -188,15 +172,7 @@ def _is_panic(error: BaseException) -> bool:
 
 
 def _explain_os_error(error: OSError) -> str:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    if streams.is_output_failure(error):
-        why = "the disk is full" if full else "it is closed" if error.errno == errno.EBADF else error.strerror
-        return f"standard output could not be written: {why}; send it to a file or a terminal that takes it"
-    if full:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "the disk is full; free some space and run the same command again to resume"
-    if error.errno == errno.EFBIG:
-        return "a file became larger than this process may write; raise that limit (ulimit -f) and run it again"
-    if error.errno == errno.ENAMETOOLONG:
-        return f"a name is longer than a file's may be ({str(error.filename)[:40]}…); give a shorter one"
     where = f" ({error.filename})" if error.filename else ""
     return f"{error.strerror or error}{where}; check the path and its permissions"

@@ -24,7 +24,7 @@ from scoremode.reports.numbers import (
     statistics_for_people,
 )
 from scoremode.reports.public_text import public_name
-from scoremode.reports.ranking import pairs_tested, rank
+from scoremode.reports.ranking import closest_first, pairs_tested
 from scoremode.reports.served import (
     ServedModel,
     baseline_cache,
@@ -277,10 +277,11 @@ def comparison_notes(found: Sequence[Comparison]) -> list[Note]:
     if len(found) < 2 or any(c.kl is None or c.is_of_paths for c in found):
         return notes
     with suppress(RunError, ValueError):  # candidates of different baselines or texts have no order
-        ranked = rank(list(found))
-        for number, entry in enumerate(ranked):
-            if others := [one.name for one in ranked[number:] if one.name in entry.tied_with]:
-                notes.append(Note(f"cannot be told apart: {entry.name} from {', '.join(others)}", "yellow"))
+        said = set[int]()
+        for i, tied in closest_first(found):
+            said.add(i)
+            if others := [found[j].name for j in tied if j not in said]:
+                notes.append(Note(f"cannot be told apart: {found[i].name} from {', '.join(others)}", "yellow"))
     return notes + [Note(words, "dim") for words in [pairs_tested(len(found))] if words]
 
 

@@ -56,7 +56,7 @@ class Column:
     about: str = ""  # what it is, in a line
     number: bool = True
     leaves: int = 0  # in a narrow terminal, columns with the largest number are left out first; those with 0 stay
-    flows: bool = False  # are the lines of a cell pieces that may stand beside each other?
+    flows: bool = False  # do the lines of a cell stand beside each other if there is room?
 
     @property
     def label(self) -> str:

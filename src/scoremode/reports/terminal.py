@@ -1,4 +1,4 @@
-"""Standard output as a console, and tables, facts and notes on it.
+"""Standard output as a console, tables, facts and notes on it, and the progress line.
 
 Texts come from untrusted files: what a terminal would interpret is replaced.
 """
@@ -7,21 +7,30 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from scoremode.core.verbs.progress import ProgressState
 from scoremode.errors import columns_of, escaped
-from scoremode.reports.table import Cell, Column, Facts, Note, Table
+from scoremode.reports.table import Column, Facts, Note, Table
 from scoremode.reports.text import NOT_MEASURED, middle_cut, shown, start_cut
 
-SHORTEST_NAME = 12  # names are cut to this width before a table is broken into two
+SHORTEST_NAME = 12  # names are cut to this width before columns are left out
 GAP = 2  # spaces between two columns
 BLANKS = re.compile(r" +(?=(?:\x1b\[0m)?\n)")  # with which tables fill their lines
 WIDTH = 100  # columns where standard output is not a terminal and COLUMNS is not set
@@ -72,7 +81,7 @@ def renderable(block: Any) -> Any:
             title = [Text(shown(block.title), "bold")] if block.title else []
             return Group(*title, *([TerminalTable(block)] if block.rows else []))
         case Facts():
-            return TerminalFacts(block)
+            return facts_grid(block)
         case Note():
             return Text(shown(block.text), block.style)
         case str():
@@ -80,154 +89,138 @@ def renderable(block: Any) -> Any:
     return block
 
 
-class TerminalFacts:
-    """Facts in two columns. A value with a word that is too long for its column stands below its label."""
-
-    def __init__(self, facts: Facts) -> None:
-        beside = [cell_len(row.value) for row in facts.rows if row.about]
-        wide = max((width for width in beside if width <= WIDEST), default=0)
-        self._rows = []
-        for row in facts.rows:
-            value = Text(shown(row.value), row.style)
-            if row.about:
-                value.pad_right(max(0, wide - value.cell_len))
-                value = Text.assemble(value, (f"   {shown(row.about)}", "dim"))
-            self._rows.append((Text(shown(row.label), "bold" if facts.bold else "dim"), value))
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        indent = max(label.cell_len for label, _ in self._rows) + 3
-        for label, value in self._rows:
-            fits = longest_word(value.plain) <= options.max_width - indent
-            left = indent if fits else min(GAP, options.max_width - 1)
-            first = label.copy()
-            first.pad_right(indent - label.cell_len)
-            if not fits and label:
-                yield first
-            for at, line in enumerate(value.wrap(console, options.max_width - left)):
-                yield (first if fits and not at else Text(" " * left)) + line
-
-
-def longest_word(text: str) -> int:
-    return max(map(cell_len, text.split()), default=0)
-
-
-@dataclass(frozen=True, slots=True)
-class _Printed:
-    """A column as it is printed: its title and its cells may have several lines."""
-
-    title: str
-    cells: Sequence[str]
-    number: bool
-    leaves: int
-
-    @property
-    def width(self) -> int:
-        lines = (line for cell in (self.title, *self.cells) for line in cell.split("\n"))
-        return max(map(cell_len, lines))
+def facts_grid(facts: Facts) -> RichTable:
+    """Facts in two columns; what is said about values is aligned, if the values are short."""
+    beside = [cell_len(row.value) for row in facts.rows if row.about]
+    wide = max((width for width in beside if width <= WIDEST), default=0)
+    grid = RichTable.grid(padding=(0, 3, 0, 0))
+    grid.add_column(overflow="fold")
+    grid.add_column(overflow="fold")
+    for row in facts.rows:
+        value = Text(shown(row.value), row.style)
+        if row.about:
+            value.pad_right(max(0, wide - value.cell_len))
+            value = Text.assemble(value, (f"   {shown(row.about)}", "dim"))
+        grid.add_row(Text(shown(row.label), "bold" if facts.bold else "dim", no_wrap=True), value)
+    return grid
 
 
 class TerminalTable:
     """A table of named rows.
 
-    Errors stand beside their numbers if there is room, else below them. If it is still too wide, it leaves out columns
-    that may be left out and names them, and divides the others into blocks below each other.
+    Errors stand beside their numbers if there is room, else below them. If it is still too wide, columns that may be
+    left out are, and are named.
     """
 
     def __init__(self, table: Table) -> None:
+        self._table = table
         self._rows = [i for i, row in enumerate(table.rows) if not row.page_only]
-        rows = [table.rows[i] for i in self._rows]
-        self._names, self._corner = [shown(row.name) for row in rows], shown(table.corner)
-        self._below = [list(map(shown, row.below)) for row in rows]
-        self._columns = [column for column in table.columns if column.title]
-        self._cut, self._may_be_alike = (middle_cut, False) if table.cut == "middle" else (start_cut, True)
-        lines = [*self._names, self._corner, *(line for lines in self._below for line in lines)]
-        self._longest = max(map(cell_len, lines))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        width = options.max_width
-        columns = [self._printed(column, " ", width) for column in self._columns]
-        if self._longest + _widths(columns) > width:
-            columns = [self._printed(column, "\n", width) for column in self._columns]
-        least, kept = self._least_name_width(columns, width), list(columns)
-        while least + _widths(kept) > width and (goes := max(kept, key=lambda column: column.leaves)).leaves:
+        rows = [self._table.rows[i] for i in self._rows]
+        names, below = [shown(row.name) for row in rows], [list(map(shown, row.below)) for row in rows]
+        longest = max(map(_width, [*names, shown(self._table.corner), *(line for lines in below for line in lines)]))
+        columns = [column for column in self._table.columns if column.title]
+        kept, between = list(columns), " "
+        if longest + self._needed(kept, between) > options.max_width:
+            between = "\n"
+        least = min(longest, SHORTEST_NAME)
+        while (
+            least + self._needed(kept, between) > options.max_width
+            and (goes := max(kept, key=lambda column: column.leaves)).leaves
+        ):
             kept.remove(goes)
-        blocks: list[list[_Printed]] = [[]]
+        room = max(least, min(longest, options.max_width - self._needed(kept, between)))
+        cut = start_cut if self._table.cut == "start" else middle_cut
+        short = [cut(name, room, cell_len) for name in names]
+        if cut is middle_cut and len(set(short)) < len(set(names)):
+            short = names  # on several lines
+        table = RichTable(box=None, pad_edge=False, header_style="bold")
+        table.add_column(shown(self._table.corner), overflow="fold", min_width=least, max_width=room)
         for column in kept:
-            if blocks[-1] and least + _widths([*blocks[-1], column]) > width:
-                blocks.append([])
-            blocks[-1].append(column)
-        room = min(width - _widths(block) for block in blocks)
-        for at, block in enumerate(blocks):
-            if at:
-                yield ""
-            yield self._block(block, max(1, min(self._longest, max(room, least))))
+            side: Literal["left", "right"] = "right" if column.number else "left"
+            table.add_column(shown_lines(column.title), justify=side, no_wrap=True)
+        for at, (name, lines) in enumerate(zip(short, below, strict=True)):
+            first = Text("\n").join([Text(name), *(Text(line, "dim") for line in lines)])
+            table.add_row(first, *(Text(self._cell(column, self._rows[at], between)) for column in kept))
+        yield table
         if left_out := [column.title.replace("\n", " ") for column in columns if column not in kept]:
             yield Text(f"left out at this width: {', '.join(left_out)}", "dim")
 
-    def _printed(self, column: Column, between: str, width: int) -> _Printed:
-        """The column with a title that is no wider than what names leave."""
-        limit = max(1, width - SHORTEST_NAME - GAP)
-        title = "\n".join(middle_cut(shown(line), limit, cell_len) for line in column.title.split("\n"))
-        cells = [self._cell(column.cells[i], "\n" if column.flows else between) for i in self._rows]
-        if column.flows:
-            others = [self._printed(other, between, width) for other in self._columns if other is not column]
-            room = width - min(self._longest, max(SHORTEST_NAME, width // 3)) - _widths(others) - GAP
-            cells = [filled(cell.split("\n"), room) for cell in cells]
-        return _Printed(title, cells, column.number, column.leaves)
+    def _needed(self, columns: Sequence[Column], between: str) -> int:
+        """The width of columns without the names."""
+        texts = ([column.title, *(self._cell(column, i, between) for i in self._rows)] for column in columns)
+        return sum(GAP + max(map(_width, own)) for own in texts)
 
     @staticmethod
-    def _cell(cell: Cell | None, between: str) -> str:
-        if cell is None:
+    def _cell(column: Column, row: int, between: str) -> str:
+        if (cell := column.cells[row]) is None:
             return "-"
         text = cell.text.replace(" ", between) if cell.text == NOT_MEASURED else cell.text
-        return between.join(shown(part) for part in (*text.split("\n"), cell.error) if part)
-
-    def _least_name_width(self, columns: Sequence[_Printed], width: int) -> int:
-        """The least width at which names that are cut still differ; at most what the widest column leaves.
-
-        No word below a name is broken.
-        """
-        longest = max(map(cell_len, self._names))
-        most = max(1, width - max(column.width + GAP for column in columns))
-        unbroken = [self._corner, *(line for lines in self._below for line in lines)]
-        least = max(min(longest, SHORTEST_NAME), *map(longest_word, unbroken))
-        while not self._may_be_alike and least < min(longest, most) and not self._differ(least):
-            least += 1
-        return min(least, most)
-
-    def _differ(self, width: int) -> bool:
-        return len({self._cut(name, width, cell_len) for name in self._names}) == len(set(self._names))
-
-    def _block(self, columns: Sequence[_Printed], name_width: int) -> RichTable:
-        table = RichTable(box=None, pad_edge=False, header_style="bold")
-        names = [self._cut(name, name_width, cell_len) for name in self._names]
-        if not self._may_be_alike and not self._differ(name_width):  # all of each name, on several lines
-            names = self._names
-        table.add_column(self._corner, no_wrap=False, overflow="fold", min_width=name_width, max_width=name_width)
-        for column in columns:
-            side: Literal["left", "right"] = "right" if column.number else "left"
-            table.add_column(column.title, justify=side, no_wrap=True, min_width=column.width)
-        for i, name in enumerate(names):
-            first = Text("\n").join([Text(name), *(Text(line, "dim") for line in self._below[i])])
-            table.add_row(first, *(Text(column.cells[i]) for column in columns))
-        return table
+        parts = [
+            shown_lines(part, between * GAP if column.flows and between == " " else "\n")
+            for part in (text, cell.error)
+            if part
+        ]
+        return between.join(parts)
 
 
-def filled(words: Sequence[str], width: int) -> str:
-    """Joins words that may contain spaces into lines of at most this width.
-
-    >>> filled(["' a' -1.2", "'b' -3.4", "'c' -5.6"], 20)
-    "' a' -1.2  'b' -3.4\\n'c' -5.6"
-    """
-    lines = list[str]()
-    for word in words:
-        if lines and cell_len(lines[-1]) + GAP + cell_len(word) <= width:
-            lines[-1] += " " * GAP + word
-        else:
-            lines.append(word)
-    return "\n".join(lines)
+def shown_lines(text: str, end: str = "\n") -> str:
+    return end.join(map(shown, text.split("\n")))
 
 
-def _widths(columns: Sequence[_Printed]) -> int:
-    """The width of a block without its names."""
-    return sum(column.width + GAP for column in columns)
+def _width(text: str) -> int:
+    """The width of the longest line."""
+    return max(map(cell_len, text.split("\n")))
+
+
+class TerminalLine(ProgressState):
+    """One line at the end of a terminal: the current phase and, once something is counted, how much is done."""
+
+    def __init__(self, label: str, unit: str) -> None:
+        self._bar = Progress(
+            SpinnerColumn(),
+            _Words(lambda: self.words),
+            BarColumn(),
+            _Words(self._count),
+            _Words(lambda: self.details),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(compact=True),
+            console=PlainConsole(stderr=True),
+            transient=True,
+        )
+        self._task = self._bar.add_task("", total=None)
+        super().__init__(label, unit)
+
+    def phase(self, words: str) -> None:
+        super().phase(words)
+        self._bar.reset(self._task, total=None)
+
+    def changed(self) -> None:
+        self._bar.update(self._task, completed=self.done, total=self.total)
+
+    def _count(self) -> str:
+        if self.total is None:
+            return ""
+        speed = self.speed
+        return f"{self.done:,}/{self.total:,}" + (f" {speed:,.0f} {self.unit}/s" if speed is not None else "")
+
+    def __enter__(self) -> TerminalLine:
+        self._bar.start()
+        self.shown.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shown.remove(self)
+        self._bar.stop()
+
+
+class _Words(ProgressColumn):
+    """A column of plain words, read again whenever the line is drawn. Brackets in names are not markup."""
+
+    def __init__(self, words: Callable[[], str]) -> None:
+        self._read = words
+        super().__init__()
+
+    def render(self, task: Task) -> Text:
+        return Text(self._read())

@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 
-from scoremode.reports.command import flags, logs
+from scoremode.reports.command import flags, streams
 from scoremode.reports.command.verb import Verb
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class ServeVerb(Verb):
         asked = f"scoremode ppl {shlex.quote(made.model)} --engine {made.address} --corpus wikitext2"
         logger.info("the server loads its libraries and the weights, warms up and tests itself, which takes minutes")
         logger.info("it will answer at %s; then type: %s", made.address, asked)
-        become(made, is_quiet=logs.is_quiet())
+        become(made, is_quiet=streams.is_quiet())
 
 
 def serve(model: str, *words: str) -> subprocess.Popen[bytes]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from scoremode.core.arguments import seconds_in
 from scoremode.core.verbs.progress import TickingDisplay
 from scoremode.errors import one_line, readable
-from scoremode.reports.command.logs import is_quiet
+from scoremode.reports.command.streams import is_quiet
 
 if TYPE_CHECKING:
     from scoremode.core.verbs.progress import Progress
@@ -74,7 +74,7 @@ def progress_bar(label: str, unit: str = "tokens") -> Iterator[Progress | None]:
     if sys.stderr is None or is_quiet():
         yield None
     elif sys.stderr.isatty():
-        from scoremode.reports.command.progress_line import TerminalLine
+        from scoremode.reports.terminal import TerminalLine
 
         with TerminalLine(label, unit) as line:
             yield line

@@ -1,31 +1,28 @@
-"""Standard streams that may be closed or full. A failed write is an error on standard output, not on standard error.
+"""Standard output and standard error of the command line, and the log: each of its records is one line.
 
-The streams may have any encoding. Characters that the encoding lacks are escaped as in JSON (\\u00b1). Control
-characters in results are escaped too, because results may contain text from any file. JSON keeps its content, and no
-text controls the terminal. Only the codes that colour a table are written unchanged, through ``styled``.
+Control characters in results are escaped as in JSON (\\u001b), because results may contain text from any file: JSON
+keeps its content, and no text controls the terminal. Only the codes that colour a table are written unchanged, through
+``styled``.
 """
 
 from __future__ import annotations
 
-import codecs
+import argparse
 import contextlib
+import errno
 import io
+import logging
 import os
 import sys
-from textwrap import wrap
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
-from scoremode.errors import columns_of, escape, escaped
-
-ESCAPE = "scoremode-escape"  # the error handler for characters that an encoding lacks
-INSTEAD = (os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)
-"""How /dev/null replaces a closed stream: input is empty, writing output fails, standard error is discarded."""
+from scoremode.errors import LOGGER, InputError, escaped, one_line
 
 
 class Results(io.TextIOWrapper):
-    """Standard output. Remembers its first failure, because argparse and other libraries ignore failures."""
-
-    failure: OSError | None = None
+    """Standard output. A reader that left ends the command quietly, and any other failure is an error in words."""
 
     def write(self, text: str, /) -> int:
         self.write_styled(escaped(text))
@@ -33,92 +30,76 @@ class Results(io.TextIOWrapper):
 
     def write_styled(self, text: str) -> int:
         """Writes text without escaping it, because its control characters are our own."""
-        try:
+        with self._failures_told():
             return super().write(text)
-        except OSError as error:
-            self.failure = self.failure or error
-            raise
 
     def flush(self) -> None:
+        with self._failures_told():
+            super().flush()
+
+    @contextlib.contextmanager
+    def _failures_told(self) -> Iterator[None]:
         try:
-            super().flush()
+            yield
         except OSError as error:
-            self.failure = self.failure or error
-            raise
-
-
-class Complaints(io.TextIOWrapper):
-    """Standard error. If it cannot be written, the text is dropped and the work continues."""
-
-    def write(self, text: str, /) -> int:
-        with contextlib.suppress(OSError):
-            super().write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with contextlib.suppress(OSError):
-            super().flush()
+            discard(1)
+            if isinstance(error, BrokenPipeError):  # as in ``| head -1``: nothing more to say to it
+                raise SystemExit(0) from None
+            why = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
+            fix = "send it to a file or a terminal that takes it"
+            raise InputError(f"standard output could not be written: {why}", fix=fix) from None
 
 
 def prepare() -> None:
-    """Makes standard output and standard error usable, even if this process was started without them.
+    """Makes standard output ours, and replaces streams that this process was started without by /dev/null.
 
-    Opens descriptors 0 to 2 if they are closed. Otherwise the next opened file would get one of these numbers, and
-    anything that a library prints would be written into that file.
+    Otherwise the next opened file would get one of their numbers, and what a library prints would be written into it.
     """
-    codecs.register_error(ESCAPE, _escape)
-    for descriptor, mode in enumerate(INSTEAD):
-        opened = os.open(os.devnull, mode)  # has the lowest number that is free
-        if opened == descriptor:
-            os.set_inheritable(opened, True)
-        else:
-            os.close(opened)
-    sys.stdout = _wrap(Results, sys.stdout, 1)
-    sys.stderr = _wrap(Complaints, sys.stderr, 2)
+    while (opened := os.open(os.devnull, os.O_RDWR)) < 3:  # has the lowest number that is free
+        os.set_inheritable(opened, True)
+    os.close(opened)
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    binary = open(1, "wb", closefd=False)  # noqa: SIM115
+    sys.stdout = Results(binary, "utf-8", "backslashreplace", line_buffering=os.isatty(1))
 
 
-def for_terminal(line: str) -> str:
-    """A line for standard error. If that is a terminal, it breaks between words, and not where the terminal ends."""
-    with contextlib.suppress(OSError, ValueError):  # standard error is closed
-        if sys.stderr.isatty() and (width := columns_of(sys.stderr)):
-            return "\n".join(wrap(line, width, break_long_words=False, break_on_hyphens=False))
-    return line
-
-
-def check() -> None:
-    """Raises the error that prevented a write to standard output, even if a library ignored the error."""
-    if sys.stdout is not None:
-        sys.stdout.flush()
-    failure = getattr(sys.stdout, "failure", None)
-    if failure is not None:
-        raise failure
-
-
-def is_output_failure(error: OSError) -> bool:
-    """Did this error come from standard output? If standard output is not a ``Results``, any broken pipe counts."""
-    failure = getattr(sys.stdout, "failure", error if isinstance(error, BrokenPipeError) else None)
-    # the same error may be raised again, by a flush of the remaining text or by the code that caught it
-    both_broken = isinstance(failure, BrokenPipeError) and isinstance(error, BrokenPipeError)
-    return both_broken or (failure is not None and failure.errno == error.errno)
-
-
-def silence_output() -> None:
-    """Discards buffered output that cannot be written. Otherwise Python would report the failure again at exit."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # standard output is not a real file, as in a test
+def discard(descriptor: int) -> None:
+    """Sends what else is written there to nowhere: Python would report the failure again when the process ends."""
+    with contextlib.suppress(OSError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
+        os.dup2(nowhere, descriptor)
         os.close(nowhere)
 
 
-def _wrap(kind: type[io.TextIOWrapper], stream: Any, descriptor: int) -> io.TextIOWrapper:
-    """Wraps Python's stream in the class ``kind``; makes a new stream if Python found the descriptor closed."""
-    if stream is None:  # another file may have its number by now
-        return kind(io.FileIO(os.open(os.devnull, INSTEAD[descriptor]), "w"), "utf-8", ESCAPE, write_through=True)
-    settings = {name: getattr(stream, name) for name in ("encoding", "line_buffering", "write_through")}
-    return kind(stream.detach(), errors=ESCAPE, **settings)
+# ── the log ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+class LineHandler(logging.Handler):
+    """Writes a record as one line, safe for a terminal and in one flushed write, because other threads write too."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = getattr(record, "line", f"scoremode: {record.getMessage()}")  # see errors.print_line
+        with contextlib.suppress(OSError, ValueError):  # standard error may be closed or full
+            print(f"{one_line(line)}\n", end="", file=sys.stderr, flush=True)
 
 
-def _escape(error: UnicodeError) -> tuple[str, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    return "".join(map(escape, error.object[error.start : error.end])), error.end
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--verbose", action="store_true", help="more lines on standard error: details of what happens")
+    parser.add_argument("--quiet", action="store_true", help="errors alone on standard error, and no progress line")
+
+
+def show_log(*, verbose: bool = False, quiet: bool = False) -> None:
+    """Sends the log to standard error only; may be called again to change how much is shown."""
+    LOGGER.setLevel(logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO)
+    LOGGER.propagate = False
+    warnings.showwarning = _show_warning
+    if not any(isinstance(handler, LineHandler) for handler in LOGGER.handlers):
+        LOGGER.addHandler(LineHandler())
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Shows a library's warning as one line: those of torch may have twenty lines with frames of C++."""
+    LOGGER.warning("a library warns: %s", str(message).strip().partition("\n")[0][:300])
+
+
+def is_quiet() -> bool:
+    return not LOGGER.isEnabledFor(logging.WARNING)

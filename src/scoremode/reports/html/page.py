@@ -25,10 +25,8 @@ from scoremode.reports.html.provenance import provenance_section
 from scoremode.reports.html.scored_text import TEXT_TARGETS, page_data, text_section, worst_view
 from scoremode.reports.html.size_chart import size_section
 from scoremode.reports.html.templating import fill, fill_page
-from scoremode.reports.model_card import markdown, metadata
-from scoremode.reports.numbers import judged_by
 from scoremode.reports.parts import ResultPart, offered_parts, report_input
-from scoremode.reports.ranking import closest, pairs_tested
+from scoremode.reports.ranking import closest_first, pairs_tested
 from scoremode.reports.runs import run_facts, run_slices, runs_notes, runs_table
 from scoremode.reports.served import distinct_baselines, run_key, run_name
 from scoremode.reports.table import Block, Note
@@ -53,18 +51,17 @@ def render(
     alone = [run for run in runs if run_key(run) not in compared]
     baselines = [c.baseline for c in distinct_baselines(comparisons)] or alone
     texts = listed(list(dict.fromkeys(str(run.manifest.get("corpus", "a text")) for run in baselines)))
-    names, best, tied = [c.name for c in comparisons], None, []
+    names, best, tied = [c.name for c in comparisons], None, list[int]()
     of_paths = are_of_paths(comparisons)
     if comparisons and (len(comparisons) == 1 or not of_paths):
-        with suppress(RunError, ValueError):  # baselines or texts differ, or no candidate has a value
-            best, *tied = closest(comparisons) if len(comparisons) > 1 else [0]
+        with suppress(RunError, IndexError):  # baselines or texts differ, or no candidate has a KL
+            best, tied = closest_first(comparisons)[0] if len(comparisons) > 1 else (0, [])
     all_sections: list[tuple[str, str, Any]] = [
         ("summary", "Summary", summary_section(comparisons, alone, more)),
         ("quality", "Size", "" if of_paths else size_section(comparisons)),
         ("charts", "Charts", charts_section(comparisons, alone)),
         *((part.field.replace("_", "-"), part.title, part.section()) for part in beside),
         ("text", "Text", text_section(comparisons, alone, text_targets)),
-        ("publish", "Publish", "" if of_paths else publish_section(comparisons)),
         ("provenance", "Provenance", provenance_section(comparisons, alone)),
     ]
     return fill_page(
@@ -76,7 +73,6 @@ def render(
         best=best,
         tied=listed([names[i] for i in tied]),
         s=comparisons[best].statistics() if best is not None else {},
-        by=judged_by(comparisons),
         pairs=pairs_tested(len(comparisons)),
         sections={name: title for name, title, html in all_sections if html},
         parts=[html for *_, html in all_sections],
@@ -96,19 +92,6 @@ def summary_section(comparisons: Sequence[Comparison], alone: Sequence[Run], mor
     shown = summary(comparisons, more) if comparisons else None
     marked = shown is not None and any(cell and cell.mark for column in shown.table.columns for cell in column.cells)
     return fill("summary.html", summary=shown, marked=marked, blocks=blocks)
-
-
-def publish_section(comparisons: Sequence[Comparison]) -> Markup:
-    """The texts of a model card, to copy; a text that cannot be made is left out, with the reason."""
-    found, notes = [], []
-    if not comparisons:
-        return Markup()
-    for title, make in (("Markdown table", markdown), ("Metadata (model-index)", metadata)):
-        try:
-            found.append((title, make(comparisons)))
-        except RunError as refused:
-            notes.append(f"{title}: {refused}.")
-    return fill("publish.html", texts=found, notes=notes)
 
 
 def _title(candidates: Sequence[str], baselines: Sequence[Run], texts: str, *, of_paths: bool) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 
 from scoremode.core.installation import pip_install
 from scoremode.errors import InputError, ScoremodeError
-from scoremode.reports.command import streams
 from scoremode.reports.command.verb import Verb
 
 NAME = "scoremode"
@@ -59,7 +58,6 @@ def lm_eval(*words: str) -> int:
     """
     if not words or words[0] in ("-h", "--help", "--help-all"):
         print(LM_EVAL_HELP, end="")
-        streams.check()
         return 0
     register()
     from lm_eval._cli import HarnessCLI
