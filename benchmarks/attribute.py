@@ -127,7 +127,8 @@ def measure(shape: dict[str, Any], device: str) -> None:
     from scoremode.studies.attribution.result import PlanCells
     from scoremode.studies.attribution.swap_loop import Candidate, SwapMeasurement
     from scoremode.studies.attribution.units import units_of
-    from scoremode.studies.attribution.weights import StoredWeight, open_weights
+    from scoremode.studies.attribution.weight_formats.stored import StoredWeight
+    from scoremode.studies.attribution.weights import open_weights
 
     engine = seeded_engine(shape, device)
     count = -(-shape["tokens"] // shape["context"])

@@ -16,7 +16,7 @@ from scoremode.studies.attribution.tool_recipes import (
     type_of,
     write_recipes,
 )
-from scoremode.studies.attribution.weights import StoredWeight
+from scoremode.studies.attribution.weight_formats.stored import StoredWeight
 
 MODULES = ("self_attn.q_proj", "self_attn.k_proj", "mlp.down_proj")
 BITS = {"rtn 4 bit g32": 4.5, "rtn 8 bit g32": 8.5, "bfloat16": 16.0, "float32": 32.0, "Q4_K": 4.5, "Q6_K": 6.5625}

@@ -35,7 +35,6 @@ from scoremode.studies.attribution.swap_loop import (
     AGAIN,
     AttributionFolder,
     Candidate,
-    Stored,
     SwapMeasurement,
     formats_of,
     open_candidates,
@@ -43,6 +42,7 @@ from scoremode.studies.attribution.swap_loop import (
     stored_bits,
 )
 from scoremode.studies.attribution.units import BY, Unit, units_of
+from scoremode.studies.attribution.weight_formats.matching import Stored
 from scoremode.studies.attribution.weight_formats.round_to_nearest import PREFIX as MADE
 from scoremode.studies.attribution.weight_formats.round_to_nearest import read_name
 from scoremode.studies.attribution.weights import candidate_fingerprint

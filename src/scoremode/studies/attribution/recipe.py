@@ -16,9 +16,10 @@ import numpy as np
 from scoremode.core.verbs.outputs import write_files
 from scoremode.errors import InputError, OptionError, print_line
 from scoremode.studies.attribution.result import SEEN, Recipe
-from scoremode.studies.attribution.swap_loop import Candidate, Job, Stored, SwapMeasurement, record_number, stored_bits
+from scoremode.studies.attribution.swap_loop import Candidate, Job, SwapMeasurement, record_number, stored_bits
 from scoremode.studies.attribution.tool_recipes import Mixture, WrittenRecipe, write_recipes
 from scoremode.studies.attribution.units import Unit
+from scoremode.studies.attribution.weight_formats.matching import Stored
 from scoremode.values import Floats, Ints
 
 BASELINE = "baseline"

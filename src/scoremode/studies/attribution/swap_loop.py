@@ -31,7 +31,8 @@ from scoremode.core.verbs.progress import Progress, announce
 from scoremode.errors import EngineError, RunError
 from scoremode.studies.attribution.result import Damage, PlanCells
 from scoremode.studies.attribution.units import Unit
-from scoremode.studies.attribution.weights import CandidateWeights, OwnHeadError, StoredWeight, open_weights
+from scoremode.studies.attribution.weight_formats.matching import CandidateWeights, OwnHeadError, Stored
+from scoremode.studies.attribution.weights import open_weights
 from scoremode.values import Floats, change
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
 AGAIN = "measure again with --fresh"
 UNTIED = "the head of {} is its embedding; a candidate has a head of its own, so both are measured apart"
-Stored = Mapping[str, StoredWeight]
 
 
 @dataclass(frozen=True, slots=True)

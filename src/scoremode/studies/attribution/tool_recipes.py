@@ -148,7 +148,7 @@ BASE = "Q8_0"  # of tensors that the file does not list
 
 def llama_quantize_recipe(mixture: Mixture) -> WrittenRecipe | None:
     """The recipe; None if the layout of the architecture in GGUF files is not known."""
-    architecture = next((name for name, layout in LAYOUTS.items() if mixture.model_type in layout.model_types), None)
+    architecture = next((name for name, types in LAYOUTS.items() if mixture.model_type in types), None)
     layers = layers_of_text(mixture.parameters)
     if architecture is None or layers is None:
         return None

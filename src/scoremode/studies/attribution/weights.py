@@ -18,33 +18,23 @@ from scoremode.errors import ModelError, OptionError
 from scoremode.studies.attribution.weight_formats.compressed import CompressedTensors
 from scoremode.studies.attribution.weight_formats.exl3 import Exl3Tensors
 from scoremode.studies.attribution.weight_formats.gguf_tensors import GgufTensors
-from scoremode.studies.attribution.weight_formats.matching import OTHER, MatchedWeights, OwnHeadError, shapes_in_files
-from scoremode.studies.attribution.weight_formats.packed_integers import OTHER_FORMAT, Float8Tensors, PackedIntegers
+from scoremode.studies.attribution.weight_formats.matching import OTHER, CandidateWeights, Stored, shapes_in_files
+from scoremode.studies.attribution.weight_formats.packed_integers import Float8Tensors, PackedIntegers
 from scoremode.studies.attribution.weight_formats.round_to_nearest import PREFIX, RoundedWeights
-from scoremode.studies.attribution.weight_formats.stored import (
-    CandidateWeights,
-    ModuleTensors,
-    PlainTensors,
-    Shape,
-    StoredWeight,
-    TensorReader,
-)
+from scoremode.studies.attribution.weight_formats.stored import OTHER_FORMAT, PlainTensors, Shape, TensorReader
 
 if TYPE_CHECKING:
     import torch
 
     Read = Callable[[str], torch.Tensor]
 
-Stored = Mapping[str, StoredWeight]
-READERS: dict[Any, Callable[..., ModuleTensors]] = {
+READERS: dict[Any, Callable[..., TensorReader]] = {
     "compressed-tensors": CompressedTensors,
     "gptq": PackedIntegers,
     "awq": PackedIntegers,
     "fp8": Float8Tensors,
 }
 EMULATED = "{} emulates a quantization of {:.3g} bits per weight; the bits of its parts are those of its files"
-
-__all__ = ["CandidateWeights", "OwnHeadError", "StoredWeight", "candidate_fingerprint", "open_weights"]
 
 
 def open_weights(
@@ -68,21 +58,22 @@ def open_weights(
     if candidate.startswith(PREFIX):
         if read_baseline is None or baseline_stored is None:
             raise OptionError(f"{candidate} is made from a baseline, and there is none", fix="name a checkpoint first")
-        return RoundedWeights(candidate, baseline, read_baseline, own_bits=baseline_stored, model_type=model_type)
+        own = {name: baseline_stored[name] for name in baseline}
+        return CandidateWeights(candidate, RoundedWeights(candidate, own, read_baseline, model_type), baseline)
     if _is_gguf(candidate):
-        tensors = GgufTensors(candidate, read_gguf(candidate), baseline, model_type)
-        return MatchedWeights(candidate, tensors, baseline)
+        return CandidateWeights(candidate, GgufTensors(candidate, read_gguf(candidate), baseline, model_type), baseline)
     folder = resolve(candidate, revision=None, token=token)
     if (folder / "adapter_config.json").is_file():
         what = f"{candidate} is an adapter, which has no weights of its own to swap"
         raise ModelError(what, fix="merge it with PEFT's merge_and_unload, and give the merged model")
     facts = inspect(candidate, revision=None, token=token)
-    own = str(_text_config(facts.config).get("model_type", ""))
-    if own and model_type and own != model_type:
-        raise ModelError(f"{candidate} is a {own} model, and the baseline is a {model_type} model", fix=OTHER)
-    reader, notes = _reader(candidate, facts, baseline)
-    is_untied = _text_config(facts.config).get("tie_word_embeddings", facts.config.get("tie_word_embeddings")) is False
-    return MatchedWeights(candidate, reader, baseline, (*facts.notes, *notes), needs_head=is_untied)
+    text = _text_config(facts.config)
+    own_type = str(text.get("model_type", ""))
+    if own_type and model_type and own_type != model_type:
+        raise ModelError(f"{candidate} is a {own_type} model, and the baseline is a {model_type} model", fix=OTHER)
+    is_untied = text.get("tie_word_embeddings", facts.config.get("tie_word_embeddings")) is False
+    reader = _reader(candidate, facts, baseline)
+    return CandidateWeights(candidate, reader, baseline, facts.notes, needs_head=is_untied)
 
 
 def candidate_fingerprint(candidate: str, token: str | None = None) -> str:
@@ -98,20 +89,19 @@ def candidate_fingerprint(candidate: str, token: str | None = None) -> str:
     return hashlib.sha256("\n".join(f"{p.name} {remembered_sha256(p)}" for p in kept).encode()).hexdigest()
 
 
-def _reader(candidate: str, facts: ModelFacts, baseline: Mapping[str, Shape]) -> tuple[TensorReader, tuple[str, ...]]:
-    """What reads a checkpoint's tensors, and notes about it."""
+def _reader(candidate: str, facts: ModelFacts, baseline: Mapping[str, Shape]) -> TensorReader:
     files, _ = weight_files(facts.path)
     plain = PlainTensors({name: tensor for file in files for name, tensor in read_header(file).items()})
     quantization = facts.config.get("quantization_config")
     if not quantization:
-        bits = facts.bits_per_weight
-        return plain, (EMULATED.format(candidate, bits),) if facts.emulated_bytes is not None else ()
+        if facts.emulated_bytes is not None:
+            plain.notes = (EMULATED.format(candidate, facts.bits_per_weight),)
+        return plain
     method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
     if method == "exl3":
-        return Exl3Tensors(candidate, plain, shapes_in_files(baseline)), ()
+        return Exl3Tensors(candidate, plain, shapes_in_files(baseline))
     if method in READERS:
-        reader = READERS[method](candidate, plain, quantization)
-        return reader, reader.notes
+        return READERS[method](candidate, plain, quantization)
     raise ModelError(
         f"{candidate} is quantized by the method {method!r}, whose weights scoremode cannot read", fix=OTHER_FORMAT
     )

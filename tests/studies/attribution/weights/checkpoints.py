@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from scoremode.studies.attribution.weights import CandidateWeights, open_weights
+from scoremode.studies.attribution.weight_formats.matching import CandidateWeights
+from scoremode.studies.attribution.weight_formats.stored import StoredWeight
+from scoremode.studies.attribution.weights import open_weights
 
 Tensors = dict[str, torch.Tensor]
 HIDDEN, INNER, VOCABULARY, LAYERS = 16, 24, 19, 2
@@ -46,8 +48,6 @@ def save(folder: Path, tensors: Tensors, **config: Any) -> str:
 
 def opened(candidate: str, baseline: Tensors, config: Mapping[str, Any] = CONFIG) -> CandidateWeights:
     """The candidate beside a baseline of float32."""
-    from scoremode.studies.attribution.weights import StoredWeight
-
     shapes = shapes_of(baseline)
     stored = {name: StoredWeight(name, shape, 32, "float32") for name, shape in shapes.items()}
     return open_weights(candidate, shapes, config=config, read_baseline=baseline.__getitem__, baseline_stored=stored)

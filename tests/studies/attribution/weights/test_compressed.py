@@ -163,8 +163,8 @@ def test_groups_by_name_come_before_groups_by_class(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"transform_config": {"config_groups": {"R1": {}}}}, "are rotated"),
-        ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse format sparse-24-bitmask"),
+        ({"transform_config": {"config_groups": {"R1": {}}}}, "are rotated or sparse"),
+        ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "are rotated or sparse"),
         ({"config_groups": {"group_0": {"weights": {"num_bits": "four"}, "targets": ["Linear"]}}}, "is not understood"),
         (
             {"config_groups": {"group_0": {"weights": INTS, "targets": ["lm_head"]}}},

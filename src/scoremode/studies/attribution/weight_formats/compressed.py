@@ -10,7 +10,7 @@ from scoremode.core.installation import pip_install
 from scoremode.core.models.safetensors import BESIDE_WEIGHTS, StoredTensor
 from scoremode.core.models.subject import scheme_of
 from scoremode.errors import ModelError
-from scoremode.studies.attribution.weight_formats.stored import ModuleTensors, PlainTensors, Shape
+from scoremode.studies.attribution.weight_formats.stored import OTHER_FORMAT, ModuleTensors, PlainTensors, Shape
 
 if TYPE_CHECKING:
     import torch
@@ -25,19 +25,18 @@ class CompressedTensors(ModuleTensors):
     never_weights = BESIDE_WEIGHTS  # also scales of the K/V cache
 
     def __init__(self, label: str, plain: PlainTensors, quantization: Mapping[str, Any]) -> None:
-        _require_plain_layout(label, quantization)
+        sparsity = quantization.get("sparsity_config") or {}
+        if quantization.get("transform_config") or sparsity.get("format", "dense") != "dense":
+            raise ModelError(f"the weights of {label} are rotated or sparse, and cannot be unpacked", fix=OTHER_FORMAT)
         self._config = _read_config(label, quantization)
         self._schemes: dict[str, tuple[str, Any]] = {}
         super().__init__(label, plain)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        found = []
+        notes = []
         if any(scheme.input_activations for _, scheme in self._schemes.values()):
-            found.append(f"{self.label} also rounds activations; here only its weights are put in")
+            notes.append(f"{label} also rounds activations; here only its weights are put in")
         if any("nvfp4" in kind for kind, _ in self._schemes.values()):
-            found.append(f"compressed-tensors gives the NVFP4 weights of {self.label} in bfloat16")
-        return tuple(found)
+            notes.append(f"compressed-tensors gives the NVFP4 weights of {label} in bfloat16")
+        self.notes = tuple(notes)
 
     def _decoded(self, module: str, shape: Shape) -> torch.Tensor:
         import torch
@@ -77,17 +76,16 @@ class CompressedTensors(ModuleTensors):
 
     def _described(self, module: str, parts: Mapping[str, StoredTensor]) -> tuple[Shape, str]:
         kind, scheme = self._schemes[module] = self._scheme(module)
-        return self._shape(module, kind, parts), _format(kind, scheme)
-
-    def _shape(self, module: str, kind: str, parts: Mapping[str, StoredTensor]) -> Shape:
         if "weight_shape" in parts:
-            return tuple(int(size) for size in self.plain.raw(f"{module}.weight_shape").flatten())
-        if "weight_packed" not in parts:
-            return parts["weight"].shape
-        shape = parts["weight_packed"].shape
-        if len(shape) != 2 or not any(float_kind in kind for float_kind in FLOATS_IN_BYTES):
-            raise ModelError(f"{self.label} lacks {module}.weight_shape", fix="download it again")
-        return shape[0], 2 * shape[1]
+            shape: Shape = tuple(int(size) for size in self.plain.raw(f"{module}.weight_shape").flatten())
+        elif "weight_packed" in parts:
+            shape = parts["weight_packed"].shape
+            self.require(len(shape) == 2 and any(known in kind for known in FLOATS_IN_BYTES), module)
+            shape = (shape[0], 2 * shape[1])
+        else:
+            self.require("weight" in parts, module)
+            shape = parts["weight"].shape
+        return shape, _format(kind, scheme)
 
 
 def _format(kind: str, scheme: Any) -> str:
@@ -99,20 +97,6 @@ def _format(kind: str, scheme: Any) -> str:
     suffix = f" g{size}" if size and size > 0 else f" blocks {block[0]}×{block[1]}" if block else ""
     kind_of_zero = "" if scheme.weights.symmetric else " asym"
     return scheme_of(scheme.model_dump(mode="json")) + kind_of_zero + suffix
-
-
-def _require_plain_layout(label: str, quantization: Mapping[str, Any]) -> None:
-    if quantization.get("transform_config"):
-        raise ModelError(
-            f"the weights of {label} are rotated (transform_config), so a single one cannot be put into the baseline",
-            fix="give a checkpoint without transforms",
-        )
-    sparsity = quantization.get("sparsity_config")
-    if isinstance(sparsity, Mapping) and sparsity.get("format", "dense") != "dense":
-        raise ModelError(
-            f"{label} is stored in the sparse format {sparsity['format']}, which scoremode cannot unpack",
-            fix="give a checkpoint without sparse compression",
-        )
 
 
 def _read_config(label: str, quantization: Mapping[str, Any]) -> Any:

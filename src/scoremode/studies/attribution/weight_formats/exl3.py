@@ -11,7 +11,7 @@ Files store (input, output), the transpose of Transformers, with both sizes fill
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 from scoremode.core.models.safetensors import TRELLIS, StoredTensor
-from scoremode.errors import ModelError
 from scoremode.studies.attribution.weight_formats.stored import ModuleTensors, PlainTensors, Shape
 
 if TYPE_CHECKING:
@@ -30,15 +29,15 @@ BLOCK = 128  # of the Hadamard matrices
 STATES = 1 << 16
 DECODED_TOGETHER = 1 << 22  # weights
 MULTIPLIERS = {"mcg": 0xCBAC1FED, "mul1": 0x83DCD12D}  # of two of the formulas, stored beside the tiles
-FLOATS, WORDS = ("F16", "BF16", "F32"), ("I16", "U16")
+FLOATS = ("F16", "BF16", "F32")
 PLAIN = "3inst"  # the formula without a stored number
 WIDTHS = (*range(16, 129, 16), 24, 40, 56)  # words of a tile: 1 to 8 bits, 1.5, 2.5 and 3.5
 
 
 class Exl3Tensors(ModuleTensors):
-    """A TensorReader for an EXL3 checkpoint. ``shapes`` has the sizes before they were filled up, by name."""
+    """An EXL3 checkpoint. ``shapes`` has the sizes before they were filled up, by name."""
 
-    leaves, marks = (TRELLIS, "suh", "svh", "su", "sv", *MULTIPLIERS), (TRELLIS,)
+    leaves, marks = (TRELLIS, "suh", "svh", *MULTIPLIERS), (TRELLIS,)
 
     def __init__(self, label: str, plain: PlainTensors, shapes: Mapping[str, Shape]) -> None:
         self._shapes = shapes
@@ -49,57 +48,36 @@ class Exl3Tensors(ModuleTensors):
 
         outputs, inputs = shape
         formula = next((name for name in MULTIPLIERS if f"{module}.{name}" in self.plain.tensors), PLAIN)
-        trellis = self.plain.raw(f"{module}.{TRELLIS}")
-        by_input, by_output = self._factors(f"{module}.su"), self._factors(f"{module}.sv")
+        trellis, by_input, by_output = (self.plain.raw(f"{module}.{leaf}") for leaf in (TRELLIS, "suh", "svh"))
         weight = torch.empty(inputs, outputs)
         rows = BLOCK // TILE * max(1, DECODED_TOGETHER // (BLOCK * TILE * trellis.shape[1]))
         for begin in range(0, len(trellis), rows):
             here = slice(begin * TILE, (begin + rows) * TILE)
             block = rotated(decoded_tiles(trellis[begin : begin + rows], formula).float())
-            block *= by_input[here, None]
-            weight[here] = (block * by_output)[: inputs - here.start, :outputs]
+            block *= by_input.float()[here, None]
+            weight[here] = (block * by_output.float())[: inputs - here.start, :outputs]
         return weight.T.contiguous()
 
-    def _factors(self, name: str) -> torch.Tensor:
-        """One factor for each input or output. Older files store their signs alone, 16 in a word."""
-        if f"{name}h" in self.plain.tensors:
-            return self.plain.raw(f"{name}h").float()
-        import torch
-
-        words = self.plain.raw(name).to(torch.int32)[:, None]
-        return (1 - 2 * (words >> torch.arange(16, dtype=torch.int32) & 1)).reshape(-1).float()
-
     def _described(self, module: str, parts: Mapping[str, StoredTensor]) -> tuple[Shape, str]:
-        if wrong := next(self._wrong_parts(module, parts), None):
-            raise ModelError(f"{module}.{wrong} of {self.label} is missing or damaged", fix="download it again")
-        rows, columns, width = parts[TRELLIS].shape
+        shape, marks = parts[TRELLIS].shape, [leaf for leaf in MULTIPLIERS if leaf in parts]
+        self.require(len(shape) == 3 and min(shape) > 0 and not any(n * TILE % BLOCK for n in shape[:2]), module)
+        rows, columns, width = shape
+        fits = (
+            f"{module}.weight" not in self.plain.tensors
+            and width in (WIDTHS if "mul1" in parts else WIDTHS[:8])
+            and parts[TRELLIS].dtype in ("I16", "U16")
+            and len(marks) <= 1
+            and all(parts[leaf].dtype in ("I32", "U32") and parts[leaf].size == 1 for leaf in marks)
+        )
+        for leaf, size in (("suh", rows * TILE), ("svh", columns * TILE)):
+            fits = fits and leaf in parts and parts[leaf].shape == (size,) and parts[leaf].dtype in FLOATS
+        for leaf in marks if fits else ():  # another formula is not guessed
+            fits = int(self.plain.raw(f"{module}.{leaf}")) & 0xFFFFFFFF == MULTIPLIERS[leaf]
+        self.require(fits, module)
         sizes, wanted = (columns * TILE, rows * TILE), self._shapes.get(f"{module}.weight", ())
         if len(wanted) == 2 and all(0 <= sizes[i] - wanted[i] < BLOCK for i in (0, 1)):
             sizes = wanted[0], wanted[1]
         return sizes, f"EXL3 {width / 16:g} bit"
-
-    def _wrong_parts(self, module: str, parts: Mapping[str, StoredTensor]) -> Iterator[str]:
-        """The parts of a matrix that are missing, or are not what EXL3 stores there. Another formula is not guessed."""
-        if f"{module}.weight" in self.plain.tensors:
-            yield "weight"  # beside its tiles
-        shape, dtype = parts[TRELLIS].shape, parts[TRELLIS].dtype
-        widths = WIDTHS if "mul1" in parts else WIDTHS[:8]
-        whole = len(shape) == 3 and min(shape) > 0 and not any(tiles * TILE % BLOCK for tiles in shape[:2])
-        if not whole or shape[2] not in widths or dtype not in WORDS:
-            yield TRELLIS
-            return
-        for leaf, size in (("su", shape[0] * TILE), ("sv", shape[1] * TILE)):
-            new, old = parts.get(f"{leaf}h"), parts.get(leaf)
-            if new is None and old is not None:
-                if old.shape != (size // 16,) or old.dtype not in WORDS:
-                    yield leaf
-            elif new is None or new.shape != (size,) or new.dtype not in FLOATS:
-                yield f"{leaf}h"
-        marks = [leaf for leaf in MULTIPLIERS if leaf in parts]
-        for leaf in marks:
-            is_number = len(marks) == 1 and parts[leaf].dtype in ("I32", "U32") and parts[leaf].size == 1
-            if not is_number or int(self.plain.raw(f"{module}.{leaf}")) & 0xFFFFFFFF != MULTIPLIERS[leaf]:
-                yield leaf
 
 
 def decoded_tiles(trellis: torch.Tensor, formula: str) -> torch.Tensor:

@@ -1,79 +1,38 @@
 """The weights of a GGUF file, de-quantized by the ``gguf`` package, under the names of a baseline's parameters.
 
-llama.cpp lays out each architecture in its own way; LAYOUTS has what differs from Transformers, read in its converters.
+llama.cpp lays out each architecture in its own way; what differs from Transformers was read in its converters.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scoremode.core.models.facts import layers_of_text
 from scoremode.core.models.gguf import GgufFacts, GgufTensor
 from scoremode.errors import ModelError
-from scoremode.studies.attribution.weight_formats.matching import OTHER
-from scoremode.studies.attribution.weight_formats.stored import Shape, StoredWeight
+from scoremode.studies.attribution.weight_formats.matching import OTHER, require_layers
+from scoremode.studies.attribution.weight_formats.stored import Shape, StoredWeight, TensorReader
 
 if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """What differs from Transformers, for one architecture of GGUF files."""
-
-    model_types: tuple[str, ...]  # of Transformers
-    rotates_pairs: bool = False  # the rows of q and k are in another order, because llama.cpp rotates neighbours
-    norm_offset: float = 0.0  # is part of the stored norms; Transformers adds it when it computes
-    transposed: bool = False  # the matrices of layers are (input, output) in Transformers
-
-
-LAYOUTS = {
-    "llama": Layout(("llama", "mistral", "mixtral"), rotates_pairs=True),
-    "mistral3": Layout(("mistral", "ministral3"), rotates_pairs=True),
-    "granite": Layout(("granite",), rotates_pairs=True),
-    "arcee": Layout(("arcee",), rotates_pairs=True),
-    "smollm3": Layout(("smollm3",), rotates_pairs=True),
-    "olmo": Layout(("olmo",), rotates_pairs=True),
-    "gemma": Layout(("gemma",), norm_offset=1.0),
-    "gemma2": Layout(("gemma2",), norm_offset=1.0),
-    "gemma3": Layout(("gemma3_text",), norm_offset=1.0),
-    "nemotron": Layout(("nemotron",), norm_offset=1.0),
-    "gpt2": Layout(("gpt2",), transposed=True),
-    "qwen2": Layout(("qwen2",)),
-    "qwen2moe": Layout(("qwen2_moe",)),
-    "qwen3": Layout(("qwen3",)),
-    "qwen3moe": Layout(("qwen3_moe",)),
-    "phi2": Layout(("phi",)),
-    "phi3": Layout(("phi3",)),
-    "stablelm": Layout(("stablelm",)),
-    "starcoder2": Layout(("starcoder2",)),
-    "olmo2": Layout(("olmo2", "olmo3")),
-    "olmoe": Layout(("olmoe",)),
-    "command-r": Layout(("cohere",)),
-    "seed_oss": Layout(("seed_oss",)),
-    "exaone4": Layout(("exaone4",)),
-    "glm4": Layout(("glm4",)),
+LAYOUTS = {  # architectures whose files can be read, and their types in Transformers
+    **{"llama": ("llama", "mistral", "mixtral"), "mistral3": ("mistral", "ministral3"), "granite": ("granite",)},
+    **{"arcee": ("arcee",), "smollm3": ("smollm3",), "olmo": ("olmo",), "olmo2": ("olmo2", "olmo3")},
+    **{"olmoe": ("olmoe",), "gemma": ("gemma",), "gemma2": ("gemma2",), "gemma3": ("gemma3_text",)},
+    **{"nemotron": ("nemotron",), "gpt2": ("gpt2",), "qwen2": ("qwen2",), "qwen2moe": ("qwen2_moe",)},
+    **{"qwen3": ("qwen3",), "qwen3moe": ("qwen3_moe",), "phi2": ("phi",), "phi3": ("phi3",), "stablelm": ("stablelm",)},
+    **{"starcoder2": ("starcoder2",), "command-r": ("cohere",), "seed_oss": ("seed_oss",), "exaone4": ("exaone4",)},
+    **{"glm4": ("glm4",)},
 }
-
-
-def layout_of(label: str, architecture: str, model_type: str) -> Layout:
-    layout = LAYOUTS.get(architecture)
-    if layout is None:
-        raise ModelError(
-            f"{label} is a GGUF file of the architecture {architecture}, whose layout scoremode does not know",
-            fix=f"known: {', '.join(sorted(LAYOUTS))}; or give a checkpoint in safetensors",
-        )
-    if model_type and model_type not in layout.model_types:
-        raise ModelError(
-            f"{label} is a {architecture} model, and the baseline is a {model_type} model",
-            fix="give a version of the baseline: the same architecture, other weights",
-        )
-    return layout
+# rows of q and k are in another order, because llama.cpp rotates neighbours
+ROTATES_PAIRS = ("llama", "mistral3", "granite", "arcee", "smollm3", "olmo")
+NORMS_PLUS_1 = ("gemma", "gemma2", "gemma3", "nemotron")  # stored norms have a 1 that Transformers adds later
+TRANSPOSED = ("gpt2",)  # the matrices of layers are (input, output) in Transformers
 
 
 def names_in_files(architecture: str, layers: int, parameters: Iterator[str]) -> dict[str, tuple[str, ...]]:
@@ -100,17 +59,22 @@ TABLES = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight$")  # comp
 ROTATED = re.compile(r"\.attn_([qk])\.(weight|bias)$")
 
 
-class GgufTensors:
-    """A TensorReader for a GGUF file. Tensors that no parameter needs keep the names of the file."""
+class GgufTensors(TensorReader):
+    """A GGUF file. Tensors that no parameter needs keep the names of the file."""
 
     def __init__(self, label: str, facts: GgufFacts, baseline: Mapping[str, Shape], model_type: str) -> None:
-        self._layout = layout_of(label, facts.architecture, model_type)
-        self._label, self._facts = label, facts
-        layers, expected = facts.number("block_count"), layers_of_text(baseline)
+        self._label, self._facts, self._architecture = label, facts, facts.architecture
+        if facts.architecture not in LAYOUTS:
+            what = f"{label} is a GGUF file of the architecture {facts.architecture}"
+            known = f"known: {', '.join(sorted(LAYOUTS))}; or give a checkpoint in safetensors"
+            raise ModelError(f"{what}, whose layout scoremode does not know", fix=known)
+        if model_type and model_type not in LAYOUTS[facts.architecture]:
+            what = f"{label} is a {facts.architecture} model, and the baseline is a {model_type} model"
+            raise ModelError(what, fix=OTHER)
+        layers = facts.number("block_count")
         if layers is None:
             raise ModelError(f"{label} does not say how many layers it has", fix="download it again")
-        if expected is not None and layers != expected:
-            raise ModelError(f"{label} has {layers} layers, and the baseline has {expected}", fix=OTHER)
+        require_layers(label, layers, baseline)
         tensors = {tensor.name: tensor for tensor in facts.tensors if not TABLES.search(tensor.name)}
         wanted = names_in_files(facts.architecture, layers, iter(baseline))
         self._parts: dict[str, tuple[GgufTensor, ...]] = {
@@ -132,16 +96,16 @@ class GgufTensors:
     def _read_tensor(self, tensor: GgufTensor) -> Any:
         values = dequantized(tensor)
         if rotated := ROTATED.search(tensor.name):
-            if self._layout.rotates_pairs:
+            if self._architecture in ROTATES_PAIRS:
                 values = self._in_halves(tensor.name, values, "head_count" if rotated[1] == "q" else "head_count_kv")
-        elif self._layout.norm_offset and tensor.name.endswith("norm.weight"):
-            values = values - np.float32(self._layout.norm_offset)
+        elif self._architecture in NORMS_PLUS_1 and tensor.name.endswith("norm.weight"):
+            values = values - np.float32(1)
         return values.T if self._is_transposed(tensor) else values
 
     def _in_halves(self, name: str, values: Any, key: str) -> Any:
         """The rows of each head in Transformers' order: the first of all rotated pairs, then the second of all."""
-        values_of, architecture = self._facts.values, self._facts.architecture
-        heads = values_of.get(f"{architecture}.attention.{key}", values_of.get(f"{architecture}.attention.head_count"))
+        known, prefix = self._facts.values, f"{self._architecture}.attention"
+        heads = known.get(f"{prefix}.{key}", known.get(f"{prefix}.head_count"))
         if isinstance(heads, list):  # one number for each layer
             layer = int(name.split(".")[1])
             heads = heads[layer] if layer < len(heads) else None
@@ -150,7 +114,7 @@ class GgufTensors:
         return values.reshape(heads, -1, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
 
     def _is_transposed(self, tensor: GgufTensor) -> bool:
-        return self._layout.transposed and tensor.name.startswith("blk.") and len(tensor.shape) == 2
+        return self._architecture in TRANSPOSED and tensor.name.startswith("blk.") and len(tensor.shape) == 2
 
     def _stored(self, name: str, parts: tuple[GgufTensor, ...], expected: Shape | None) -> StoredWeight:
         shape = parts[0].shape

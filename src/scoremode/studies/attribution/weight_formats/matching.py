@@ -28,9 +28,10 @@ EXPERTS = {  # one tensor for all experts of a layer, and what files store for o
     "experts.gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")),
     "experts.down_proj": (("down_proj",), ("w2",)),
 }
-OTHER_FOLDERS = ((".mlp.", ".block_sparse_moe."),)  # names of one module in Transformers and in files
+OTHER_FOLDER = (".mlp.", ".block_sparse_moe.")  # names of one module in Transformers and in files
 BUFFERS = re.compile(r"rotary_emb\.inv_freq$|(^|\.)position_ids$|\.attn\.(masked_)?bias$")  # computed, never loaded
 OTHER = "give a version of the baseline: the same architecture, other weights"
+Stored = Mapping[str, StoredWeight]
 
 
 class OwnHeadError(ModelError):
@@ -38,28 +39,52 @@ class OwnHeadError(ModelError):
 
 
 @dataclass(frozen=True, slots=True)
-class RowRange:
+class Rows:
     """Some rows of a stored tensor; all of them if there is no end."""
 
     name: str
     begin: int = 0
     end: int | None = None
 
+    def shape(self, stored: Stored) -> Shape:
+        whole = stored[self.name].shape
+        return whole if self.end is None else (self.end - self.begin, *whole[1:])
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """Where a parameter is found: rows that are joined; for experts, one entry for each of them."""
 
-    entries: tuple[tuple[RowRange, ...], ...]
+    entries: tuple[tuple[Rows, ...], ...]
     is_stacked: bool = False  # entries become the first axis
 
     @property
-    def names(self) -> Iterator[str]:
-        return (rows.name for entry in self.entries for rows in entry)
+    def rows(self) -> list[Rows]:
+        return [rows for entry in self.entries for rows in entry]
+
+    def shape(self, stored: Stored) -> Shape | None:
+        """The shape of what it gives; None if its pieces do not fit together."""
+        found = set[Shape]()
+        for entry in self.entries:
+            shapes = [rows.shape(stored) for rows in entry]
+            if len(entry) > 1 and ((() in shapes) or len({shape[1:] for shape in shapes}) > 1):
+                return None
+            found.add(shapes[0] if len(entry) == 1 else (sum(shape[0] for shape in shapes), *shapes[0][1:]))
+        if len(found) != 1:
+            return None
+        (shape,) = found
+        return (len(self.entries), *shape) if self.is_stacked else shape
+
+    def described(self, name: str, stored: Stored, shape: Shape) -> StoredWeight:
+        pieces = [stored[rows.name] for rows in self.rows]
+        counts = [math.prod(rows.shape(stored)) for rows in self.rows]
+        bits = sum(w.bits * count for w, count in zip(pieces, counts, strict=True)) / max(sum(counts), 1)
+        bits = pieces[0].bits if len({w.bits for w in pieces}) == 1 else bits  # exact where there is nothing to mix
+        return StoredWeight(name, shape, bits, " + ".join(dict.fromkeys(w.format for w in pieces)))
 
 
-class MatchedWeights:
-    """A candidate whose tensors are read by a TensorReader, under the names of a baseline."""
+class CandidateWeights:
+    """The weights of a candidate, de-quantized one at a time, under the names of a baseline's parameters."""
 
     def __init__(
         self,
@@ -71,16 +96,16 @@ class MatchedWeights:
         needs_head: bool = False,
     ) -> None:
         """``needs_head``: a head that is not stored is missing; otherwise it is the embedding."""
-        require_layers(label, reader.stored, baseline)
+        require_layers(label, layers_of_text(reader.stored), baseline)
         self.label, self._reader = label, reader
         self._sources = {name: _find(label, name, baseline, reader.stored, needs_head) for name in baseline}
-        self.stored = {name: _stored(name, baseline[name], self._sources[name], reader.stored) for name in baseline}
-        used = {name for source in self._sources.values() for name in source.names}
+        self.stored = {n: self._sources[n].described(n, reader.stored, shape) for n, shape in baseline.items()}
+        used = {rows.name for source in self._sources.values() for rows in source.rows}
         unused = [name for name in reader.stored if name not in used and not BUFFERS.search(name)]
-        unused = self._without_equal_head(unused)
-        self.notes = (*notes, *unused_note(unused))
+        self.notes = (*notes, *reader.notes, *unused_note(self._without_equal_head(unused)))
 
     def tensor(self, name: str) -> torch.Tensor:
+        """One parameter in float32. Nothing is kept, so memory does not grow with the model."""
         import torch
 
         source = self._sources[name]
@@ -91,10 +116,11 @@ class MatchedWeights:
             whole[at] = self._joined(entry)
         return whole
 
-    def _joined(self, entry: Sequence[RowRange]) -> torch.Tensor:
+    def _joined(self, entry: Sequence[Rows]) -> torch.Tensor:
         import torch
 
-        pieces = [self._reader.read(rows.name)[rows.begin : rows.end] for rows in entry]
+        read = ((self._reader.read(rows.name), rows) for rows in entry)
+        pieces = [whole if rows.end is None else whole[rows.begin : rows.end] for whole, rows in read]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def _without_equal_head(self, unused: Sequence[str]) -> list[str]:
@@ -102,18 +128,16 @@ class MatchedWeights:
         import torch
 
         heads = [name for name in unused if HEAD.search(name) and name.endswith(".weight")]
-        embedding = next((source for name, source in self._sources.items() if EMBEDDING.search(name)), None)
+        embedding = next((name for name in self._sources if EMBEDDING.search(name)), None)
         for head in heads:
-            if embedding is None or not torch.equal(self._reader.read(head), self._joined(embedding.entries[0])):
-                raise OwnHeadError(
-                    f"{self.label} has a head of its own ({head}), and the head of the baseline is its embedding",
-                    fix=OTHER,
-                )
+            if embedding is None or not torch.equal(self._reader.read(head), self.tensor(embedding)):
+                what = f"{self.label} has a head of its own ({head}), and the head of the baseline is its embedding"
+                raise OwnHeadError(what, fix=OTHER)
         return [name for name in unused if name not in heads]
 
 
-def require_layers(label: str, stored: Mapping[str, StoredWeight], baseline: Mapping[str, Shape]) -> None:
-    own, expected = layers_of_text(stored), layers_of_text(baseline)
+def require_layers(label: str, own: int | None, baseline: Mapping[str, Shape]) -> None:
+    expected = layers_of_text(baseline)
     if own is not None and expected is not None and own != expected:
         raise ModelError(f"{label} has {own} layers, and the baseline has {expected}", fix=OTHER)
 
@@ -133,40 +157,44 @@ def shapes_in_files(baseline: Mapping[str, Shape]) -> dict[str, Shape]:
 
 
 # ── finding ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def _find(
-    label: str, name: str, baseline: Mapping[str, Shape], stored: Mapping[str, StoredWeight], needs_head: bool
-) -> Source:
-    for found in _possible(name, baseline, stored, needs_head):
-        shape = _shape(found, stored)
-        if shape == baseline[name]:
-            return found
-        given = " + ".join(dict.fromkeys(found.names))
-        raise ModelError(
-            f"{given} of {label} has the shape {_shown(shape)}, and the baseline's {name} has {_shown(baseline[name])}",
-            fix=OTHER,
+def _find(label: str, name: str, baseline: Mapping[str, Shape], stored: Stored, needs_head: bool) -> Source:
+    found = next(_possible(name, baseline, stored, needs_head), None)
+    if found is None:
+        raise ModelError(f"{label} has no tensor for the baseline's {name}", fix=OTHER)
+    shape = found.shape(stored)
+    if shape != baseline[name]:
+        given = " + ".join(dict.fromkeys(rows.name for rows in found.rows))
+        what = (
+            f"{given} of {label} has the shape {_shown(shape)}, and the baseline's {name} has {_shown(baseline[name])}"
         )
-    raise ModelError(f"{label} has no tensor for the baseline's {name}", fix=OTHER)
+        raise ModelError(what, fix=OTHER)
+    return found
 
 
-def _possible(
-    name: str, baseline: Mapping[str, Shape], stored: Mapping[str, StoredWeight], needs_head: bool
-) -> Iterator[Source]:
+def _possible(name: str, baseline: Mapping[str, Shape], stored: Stored, needs_head: bool) -> Iterator[Source]:
     """Where a parameter may be found, the most direct place first."""
     for own in _spellings(name):
         if own in stored:
-            yield Source(((RowRange(own),),))
+            yield Source(((Rows(own),),))
     if HEAD.search(name) and not needs_head:
         embeddings = (own for own in stored if EMBEDDING.search(own) and stored[own].shape == baseline[name])
-        yield from (Source(((RowRange(own),),)) for own in embeddings)
+        yield from (Source(((Rows(own),),)) for own in embeddings)
     for own in _spellings(name):
-        yield from _piece_of_fused(name, own, baseline, stored)
-        yield from _fused_of_pieces(own, stored)
-        yield from _experts(own, baseline[name], stored)
+        for fused, pieces in FUSED.items():
+            yield from _piece_of_fused(name, own, fused, baseline, stored)
+            names = [own.replace(f".{fused}.", f".{piece}.") for piece in pieces]
+            if f".{fused}." in own and all(piece in stored for piece in names):
+                yield Source((tuple(Rows(piece) for piece in names),))
+        shape = baseline[name]
+        for experts in _names_of_experts(own, (shape[0] + 1, *shape[1:]) if shape else shape):
+            *known, (more, *_) = experts  # one tensor for all experts, of which files store each by itself
+            if more not in stored and all(piece in stored for pieces in known for piece in pieces):
+                yield Source(tuple(tuple(map(Rows, pieces)) for pieces in known), is_stacked=True)
 
 
 def _spellings(name: str) -> Iterator[str]:
     """Names that files give to one parameter: with or without the outermost module, and under older names."""
-    for inner in (name, *(name.replace(*pair) for pair in OTHER_FOLDERS if pair[0] in name)):
+    for inner in dict.fromkeys((name, name.replace(*OTHER_FOLDER))):
         yield inner
         yield inner.removeprefix("model.")
         yield inner.removeprefix("transformer.")
@@ -177,35 +205,18 @@ def _spellings(name: str) -> Iterator[str]:
         yield inner.replace("model.language_model.", "language_model.model.", 1)
 
 
-def _piece_of_fused(
-    name: str, own: str, baseline: Mapping[str, Shape], stored: Mapping[str, StoredWeight]
-) -> Iterator[Source]:
+def _piece_of_fused(name: str, own: str, fused: str, baseline: Mapping[str, Shape], stored: Stored) -> Iterator[Source]:
     """Rows of a fused matrix, if the baseline's pieces have exactly as many rows as it has."""
-    for fused, pieces in FUSED.items():
-        piece = next((piece for piece in pieces if f".{piece}." in own), None)
-        whole = own.replace(f".{piece}.", f".{fused}.")
-        if piece is None or whole not in stored:
-            continue
-        shapes = [baseline.get(name.replace(f".{piece}.", f".{other}.")) for other in pieces]
-        rows = [shape[0] for shape in shapes if shape]
-        if len(rows) == len(pieces) and sum(rows) == stored[whole].shape[0]:
-            at = pieces.index(piece)
-            yield Source(((RowRange(whole, sum(rows[:at]), sum(rows[: at + 1])),),))
-
-
-def _fused_of_pieces(own: str, stored: Mapping[str, StoredWeight]) -> Iterator[Source]:
-    for fused, pieces in FUSED.items():
-        names = [own.replace(f".{fused}.", f".{piece}.") for piece in pieces]
-        if f".{fused}." in own and all(piece in stored for piece in names):
-            yield Source((tuple(RowRange(piece) for piece in names),))
-
-
-def _experts(own: str, shape: Shape, stored: Mapping[str, StoredWeight]) -> Iterator[Source]:
-    """One tensor for all experts, of which files store each by itself."""
-    for experts in _names_of_experts(own, (shape[0] + 1, *shape[1:]) if shape else shape):
-        *known, (more, *_) = experts
-        if more not in stored and all(name in stored for pieces in known for name in pieces):
-            yield Source(tuple(tuple(map(RowRange, pieces)) for pieces in known), is_stacked=True)
+    pieces = FUSED[fused]
+    piece = next((piece for piece in pieces if f".{piece}." in own), None)
+    whole = own.replace(f".{piece}.", f".{fused}.")
+    if piece is None or whole not in stored:
+        return
+    shapes = [baseline.get(name.replace(f".{piece}.", f".{other}.")) for other in pieces]
+    rows = [shape[0] for shape in shapes if shape]
+    if len(rows) == len(pieces) and sum(rows) == stored[whole].shape[0]:
+        at = pieces.index(piece)
+        yield Source(((Rows(whole, sum(rows[:at]), sum(rows[: at + 1])),),))
 
 
 def _names_of_experts(own: str, shape: Shape) -> Iterator[list[list[str]]]:
@@ -215,38 +226,6 @@ def _names_of_experts(own: str, shape: Shape) -> Iterator[list[list[str]]]:
             prefix = own.removesuffix(fused) + "experts"
             for pieces in choices:
                 yield [[f"{prefix}.{expert}.{piece}.weight" for piece in pieces] for expert in range(shape[0])]
-
-
-# ── shapes and bits ──────────────────────────────────────────────────────────────────────────────────────────────────
-def _shape(source: Source, stored: Mapping[str, StoredWeight]) -> Shape | None:
-    """The shape of what a source gives; None if its pieces do not fit together."""
-    shapes = {_joined_shape(entry, stored) for entry in source.entries}
-    if len(shapes) != 1:
-        return None
-    (shape,) = shapes
-    return shape if shape is None or not source.is_stacked else (len(source.entries), *shape)
-
-
-def _joined_shape(entry: Sequence[RowRange], stored: Mapping[str, StoredWeight]) -> Shape | None:
-    shapes = [stored[rows.name].shape for rows in entry]
-    if len({shape[1:] for shape in shapes}) > 1:
-        return None
-    if any(not shape for shape in shapes):
-        return shapes[0] if len(shapes) == 1 else None
-    count = sum(_rows(rows, shape) for rows, shape in zip(entry, shapes, strict=True))
-    return (count, *shapes[0][1:])
-
-
-def _rows(rows: RowRange, shape: Shape) -> int:
-    return (shape[0] if rows.end is None else rows.end) - rows.begin
-
-
-def _stored(name: str, shape: Shape, source: Source, stored: Mapping[str, StoredWeight]) -> StoredWeight:
-    pieces = [(stored[rows.name], rows) for entry in source.entries for rows in entry]
-    counts = [_rows(rows, w.shape) * math.prod(w.shape[1:]) if w.shape else 1 for w, rows in pieces]
-    bits = sum(w.bits * count for (w, _), count in zip(pieces, counts, strict=True)) / max(sum(counts), 1)
-    bits = pieces[0][0].bits if len({w.bits for w, _ in pieces}) == 1 else bits  # exact where there is nothing to mix
-    return StoredWeight(name, shape, bits, " + ".join(dict.fromkeys(w.format for w, _ in pieces)))
 
 
 def _shown(shape: Shape | None) -> str:

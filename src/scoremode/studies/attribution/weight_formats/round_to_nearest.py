@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from scoremode.core.models.facts import LAYER
 from scoremode.errors import ModelError, OptionError, harmless
-from scoremode.studies.attribution.weight_formats.stored import ROUTER, Shape, StoredWeight
+from scoremode.studies.attribution.weight_formats.stored import ROUTER, Shape, StoredWeight, TensorReader
 
 if TYPE_CHECKING:
     import torch
@@ -28,30 +28,27 @@ EXPERTS_INPUT_FIRST = {"gpt_oss", "llama4", "llama4_text"}  # experts are stored
 EXAMPLE = "give bits and the size of a group, as in rtn:4:32"
 
 
-class RoundedWeights:
+class RoundedWeights(TensorReader):
+    """``own`` says how the baseline's weights are stored, and ``read`` gives one of them."""
+
     def __init__(
-        self,
-        label: str,
-        baseline: Mapping[str, Shape],
-        read: Callable[[str], torch.Tensor],
-        *,
-        own_bits: Mapping[str, StoredWeight],
-        model_type: str,
+        self, label: str, own: Mapping[str, StoredWeight], read: Callable[[str], torch.Tensor], model_type: str
     ) -> None:
-        self.label, self._read, self._model_type = label, read, model_type
+        self._read, self._model_type = read, model_type
         self._bits, self._group, self._asymmetric, everything = read_name(label)
-        matrices = {name for name, shape in baseline.items() if len(shape) >= 2 and name.endswith(("weight", "_proj"))}
-        self._rounded = {n for n in matrices if not ROUTER.search(n) and (everything or LAYER.match(n) is not None)}
+        self._rounded = {
+            name
+            for name, one in own.items()
+            if len(one.shape) >= 2 and name.endswith(("weight", "_proj")) and not ROUTER.search(name)
+            if everything or LAYER.match(name) is not None
+        }
         if not self._rounded:
             raise ModelError(f"the baseline has no matrices that {label} could round", fix="name another candidate")
-        self.stored = {
-            name: self._stored(name, shape) if name in self._rounded else own_bits[name]
-            for name, shape in baseline.items()
-        }
+        self.stored = {name: self._stored(one) if name in self._rounded else one for name, one in own.items()}
         kept = "norms and biases are" if everything else "embedding, head, norms and biases are"
         self.notes = (f"{label} is the baseline rounded to nearest; {kept} unchanged",)
 
-    def tensor(self, name: str) -> torch.Tensor:
+    def read(self, name: str) -> torch.Tensor:
         weight = self._read(name).float()  # on the device of the baseline
         if name not in self._rounded:
             return weight
@@ -59,15 +56,14 @@ class RoundedWeights:
         rounded = round_groups(weight.movedim(axis, -1), self._bits, self._group, asymmetric=self._asymmetric)
         return rounded.movedim(-1, axis).contiguous()
 
-    def _stored(self, name: str, shape: Shape) -> StoredWeight:
-        columns = shape[self._input_axis(name, shape)]
+    def _stored(self, own: StoredWeight) -> StoredWeight:
+        columns = own.shape[self._input_axis(own.name, own.shape)]
         per_group, words = (32, " asym") if self._asymmetric else (16, "")
         bits = self._bits + per_group * -(-columns // self._group) / columns
-        return StoredWeight(name, shape, bits, f"rtn {self._bits} bit g{self._group}{words}")
+        return StoredWeight(own.name, own.shape, bits, f"rtn {self._bits} bit g{self._group}{words}")
 
     def _input_axis(self, name: str, shape: Shape) -> int:
-        is_expert = len(shape) == 3
-        first = EXPERTS_INPUT_FIRST if is_expert else INPUT_FIRST
+        first = EXPERTS_INPUT_FIRST if len(shape) == 3 else INPUT_FIRST
         return len(shape) - 2 if self._model_type in first and LAYER.match(name) else len(shape) - 1
 
 
@@ -93,12 +89,12 @@ def round_groups(weight: torch.Tensor, bits: int, group: int, *, asymmetric: boo
 
 
 def read_name(label: str) -> tuple[int, int, bool, bool]:
+    """Bits, size of a group, whether it is asymmetric, and whether everything is rounded."""
     found = NAMED.fullmatch(label)
     if found is None:
         raise OptionError(f"{harmless(label[:40])} is not a rounding to nearest", fix=EXAMPLE)
     bits, group = int(found[1]), int(found[2])
-    if not LEAST_BITS <= bits <= MOST_BITS:
-        raise OptionError(f"{label} asks for {bits} bits", fix=f"give {LEAST_BITS} to {MOST_BITS} bits, as in rtn:4:32")
-    if group < 1:
-        raise OptionError(f"{label} asks for groups of {group}", fix=EXAMPLE)
+    if not LEAST_BITS <= bits <= MOST_BITS or group < 1:
+        what = f"{label} asks for {bits} bits in groups of {group}"
+        raise OptionError(what, fix=f"give {LEAST_BITS} to {MOST_BITS} bits, as in rtn:4:32")
     return bits, group, found[3] is not None, found[4] is not None

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from scoremode.core.models.safetensors import FLOAT_BITS, StoredTensor
 from scoremode.errors import ModelError
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, ...]
 ROUTER = re.compile(r"\.(gate|router|shared_expert_gate)\.weight$")  # tells tokens their experts; nobody quantizes it
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+OTHER_FORMAT = "give a checkpoint in another format, such as compressed-tensors or GGUF"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,41 +30,19 @@ class StoredWeight:
     format: str  # Q4_K, W4A16 g128, bfloat16, …
 
 
-class CandidateWeights(Protocol):
-    """The weights of a candidate, for the parameters of a baseline."""
-
-    @property
-    def label(self) -> str:
-        """The candidate's name, for people."""
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What a reader of the results must know: what is approximated, left out or not emulated."""
-
-    @property
-    def stored(self) -> Mapping[str, StoredWeight]:
-        """Every parameter of the baseline, by its name."""
-
-    def tensor(self, name: str) -> torch.Tensor:
-        """One parameter, de-quantized: float32, on the CPU. Nothing is kept, so memory does not grow with the model."""
-
-
-class TensorReader(Protocol):
+class TensorReader:
     """The tensors of a file format, under the names of the file. What is quantized appears as ``….weight``."""
 
-    @property
-    def stored(self) -> Mapping[str, StoredWeight]:
-        """Every tensor that can be read."""
+    stored: Mapping[str, StoredWeight]
+    notes: tuple[str, ...] = ()  # what a reader of the results must know: what is approximated or left out
 
     def read(self, name: str) -> torch.Tensor:
-        """One tensor, de-quantized: float32, on the CPU."""
+        """One tensor, de-quantized, in float32. Nothing is kept, so memory does not grow with the model."""
+        raise NotImplementedError
 
 
-DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-
-
-class PlainTensors:
-    """A TensorReader for the floating-point tensors among ``tensors``, a checkpoint's header."""
+class PlainTensors(TensorReader):
+    """The floating-point tensors among ``tensors``, a checkpoint's header."""
 
     def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
         self.tensors = tensors
@@ -87,8 +67,8 @@ class PlainTensors:
         return found.clone()
 
 
-class ModuleTensors:
-    """A TensorReader for checkpoints that store a quantized matrix as several tensors of its module.
+class ModuleTensors(TensorReader):
+    """Checkpoints that store a quantized matrix as several tensors of its module.
 
     A subclass says which modules are quantized, what their shapes and formats are, and how they are decoded. All other
     tensors are read as they are.
@@ -100,18 +80,14 @@ class ModuleTensors:
 
     def __init__(self, label: str, plain: PlainTensors) -> None:
         self.label, self.plain = label, plain
-        self._modules = {f"{module}.weight": module for module in self._quantized()}
-        beside = {f"{module}.{leaf}" for module in self._modules.values() for leaf in self.leaves}
+        modules = {f"{module}.weight": module for module in self._quantized()}
+        beside = {f"{module}.{leaf}" for module in modules.values() for leaf in self.leaves}
+        self._modules = modules
         self.stored = {
             name: stored
             for name, stored in plain.stored.items()
             if name not in beside and name.rpartition(".")[2] not in self.never_weights
-        }
-        self.stored |= {name: self._stored(name, module) for name, module in self._modules.items()}
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return ()
+        } | {name: self._stored(name, module) for name, module in modules.items()}
 
     def read(self, name: str) -> torch.Tensor:
         module = self._modules.get(name)
@@ -120,6 +96,11 @@ class ModuleTensors:
     def parts_of(self, module: str) -> dict[str, StoredTensor]:
         tensors = self.plain.tensors
         return {leaf: tensors[name] for leaf in self.leaves if (name := f"{module}.{leaf}") in tensors}
+
+    def require(self, is_right: bool, module: str) -> None:
+        if not is_right:
+            what = f"the tensors of {module} in {self.label} are missing, damaged, or do not fit its config"
+            raise ModelError(what, fix="download it again")
 
     def _quantized(self) -> Iterable[str]:
         split = (name.rpartition(".") for name in self.plain.tensors)
