@@ -28,7 +28,6 @@ SETTINGS = {
     "AWS_SECRET_ACCESS_KEY": SECRET,
     "AWS_DEFAULT_REGION": "us-east-1",
     "AWS_EC2_METADATA_DISABLED": "true",
-    "SCOREMODE_STORAGE_PATIENCE": "10",
 }
 
 
@@ -233,8 +232,6 @@ SLOWED = (
     + """
 import os, time
 from scoremode.core.disk.records import RecordFile
-from scoremode.remote.storage.runs import RemoteClaim
-RemoteClaim.shard_bytes = 1 << 18
 append = RecordFile.append
 def slow(*given):
     time.sleep(float(os.environ.get("SLOWED", "0.02")))

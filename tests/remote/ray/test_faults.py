@@ -63,7 +63,6 @@ def test_killed_workers(nodes: Nodes, text: Path, tmp_path: Path) -> None:
     account = run.manifest["replicas"]
     assert account["deaths"] >= 1
     assert account["windows_again"] > 0
-    assert any("its process or its node is gone" in event for event in account["events"])
     assert any("died" in note for note in run.manifest["notes"])
 
 
@@ -75,8 +74,7 @@ def test_a_replica_that_dies_between_questions(nodes: Nodes, text: Path, tmp_pat
         time.sleep(pause)
         run = model.ppl(corpus=str(text), out=tmp_path / "run", **SIZES)
     same(run, text)
-    (member,) = run.manifest["replicas"]["members"]
-    assert member["starts"] == 2
+    assert run.manifest["replicas"]["deaths"] == 1
 
 
 def test_a_lost_node(nodes: Nodes, text: Path, tmp_path: Path) -> None:
@@ -88,8 +86,7 @@ def test_a_lost_node(nodes: Nodes, text: Path, tmp_path: Path) -> None:
         run = model.ppl(corpus=str(text), out=tmp_path / "run", **SIZES)
         timer.join()
     same(run, text)
-    account = run.manifest["replicas"]
-    assert any("its process or its node is gone" in event for event in account["events"])
+    assert run.manifest["replicas"]["deaths"] == 1
 
 
 def test_a_window_that_kills_three_replicas_is_named(nodes: Nodes, text: Path, capfd: Any) -> None:
@@ -109,7 +106,7 @@ def test_an_engine_that_does_not_open(nodes: Nodes, text: Path, capfd: Any) -> N
 
 
 def test_a_process_that_dies_whenever_it_opens_its_engine(nodes: Nodes, text: Path, capfd: Any) -> None:
-    with pytest.raises(sm.ScoremodeError, match=r"^all 2 replicas are gone \(its process or its node is gone\)"):
+    with pytest.raises(sm.ScoremodeError, match=r"^no replica could open the model \(its process or"):
         sm.ppl("paced:crash=1", corpus=str(text), **SIZES, replicas=2, ray="auto")
 
 
@@ -121,8 +118,11 @@ def test_a_node_with_other_weights_is_left_out(nodes: Nodes, text: Path, tmp_pat
     nodes.remove(other)
     same(run, text)
     account = run.manifest["replicas"]
-    assert (account["started"], account["left_out"]) == (2, 1)
-    assert any("is left out" in event and "other weights" in event for event in account["events"])
+    assert account["started"] == 2
+    (line,) = account["left_out"]
+    assert "is left out" in line
+    assert "other weights" in line
+    assert line in run.manifest["notes"]
 
 
 def test_a_replica_that_disagrees_is_named(nodes: Nodes, text: Path, tmp_path: Path) -> None:
@@ -138,14 +138,13 @@ def test_a_replica_that_disagrees_is_named(nodes: Nodes, text: Path, tmp_path: P
     assert sum("differs from the others by 0.25 nats" in note for note in run.manifest["notes"]) >= 1
 
 
-def test_more_replicas_than_there_is_room_for(nodes: Nodes, text: Path, tmp_path: Path, capfd: Any) -> None:
+def test_more_replicas_than_there_is_room_for(nodes: Nodes, text: Path, tmp_path: Path) -> None:
     nodes.wait_until_gone(3)
     run = sm.ppl(
         "paced:wait=0.01", corpus=str(text), **SIZES, out=tmp_path / "run", replicas=7, ray="auto", gpus_per_replica=1
     )
     same(run, text)
     assert run.manifest["replicas"]["started"] <= 2
-    assert "room for 2 of 7 replicas (1 GPU and 1 CPU each" in capfd.readouterr().err
 
 
 def test_no_room_at_all_is_said_at_once(nodes: Nodes, text: Path) -> None:

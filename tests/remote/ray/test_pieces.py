@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import scoremode as sm
+from scoremode.core.engine.baseline import StoredBaseline
 from scoremode.core.engine.batching import prompt_groups
+from scoremode.core.references.reader import Reference, open_reference
 from scoremode.core.scores.answers import Answers, Window, WindowList
 from scoremode.core.scores.packing import AnswerPacker
+from scoremode.errors import RunError
 from scoremode.remote.ray.engine import MOST_TOKENS, Batches
-from scoremode.remote.ray.sent import subset_of
+from scoremode.remote.ray.replica import SentBaseline, subset_of
+from tests.s3 import Bucket
 
 
 def source_of(count: int, groups: list[int] | None = None) -> WindowList:
@@ -92,3 +99,16 @@ def test_pieces_shrink_towards_the_end() -> None:
     assert sizes[:-1] == sorted(sizes[:-1], reverse=True)
     assert MOST_TOKENS <= sizes[0] <= MOST_TOKENS + 1000, "not more than can be sent at once"
     assert sizes[-1] <= 20_000_000 / 2 / 120, "so that no replica is alone for long"
+
+
+def test_a_reference_behind_a_uri_is_opened_by_each_node(bucket: Bucket, elsewhere: Callable[[], Path]) -> None:
+    asked: dict[str, Any] = {"text": "the cat sat on the mat. " * 20, "context_length": 48}
+    sm.reference("table:successor", bucket.uri("ref"), **asked)
+    sent = SentBaseline.of(StoredBaseline(open_reference(bucket.uri("ref")), offsets=np.zeros(1, np.int64)))
+    node = elsewhere()
+    found = sent.open()
+    assert isinstance(found, Reference)
+    assert found.folder.is_relative_to(node)
+    sm.reference("table:uniform", bucket.uri("ref"), **asked, fresh=True)
+    with pytest.raises(RunError, match="this node has another reference"):
+        sent.open()

@@ -24,7 +24,7 @@ GROUPS = {
     "vllm.general_plugins": "scoremode.engines.vllm.plugin:register",
     "vllm.endpoint_plugins": "scoremode.remote.service.endpoint:ScoreEndpoint",
 }
-REAL = ("service/test_service", "service/test_replicas")
+REAL = ("service/test_service",)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scoremode.core.engine.messages import answer_message
+from scoremode.core.engine.messages import Asked, TooLargeError, answer_message
 from scoremode.core.scores.answers import Answers, Window, WindowList
 from scoremode.core.scores.packing import VERSION
 from scoremode.core.text.tokenizer import ByteTokenizer
@@ -24,7 +24,7 @@ from scoremode.engines.server.served import ServerFacts, find_service, is_servic
 from scoremode.engines.server.server_options import ServerOptions
 from scoremode.engines.server.subject import ComparedTokenizer, ServedSubject
 from scoremode.errors import EngineError
-from scoremode.remote.service.requests import TooLargeError, body_of
+from scoremode.remote.service.requests import body_of
 
 pytest.importorskip("vllm", reason="needs vLLM")
 
@@ -185,10 +185,8 @@ def test_a_body_that_is_too_large_is_not_read_to_its_end(declared: str | None, r
 
 
 def test_too_many_windows_are_refused_before_they_are_made() -> None:
-    from scoremode.core.engine.messages import Asked, TooManyError
-
     none = np.zeros(0, np.int32)
     data = Asked((Window(none, none, np.zeros((0, 0), np.int32)),) * 5).to_bytes()
     assert len(Asked.from_bytes(data, 5).windows) == 5
-    with pytest.raises(TooManyError, match="5 windows"):
+    with pytest.raises(TooLargeError, match="5 windows"):
         Asked.from_bytes(data, 4)

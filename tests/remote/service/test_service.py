@@ -241,7 +241,7 @@ BAD: dict[str, tuple[str, bytes, str, int, str]] = {
     "true": (SCORE, b'{"windows": [{"ids": [true, true]}]}', JSON, 400, "got `bool` - at `$.windows[0].ids[0]`"),
     "a list": (SCORE, b"[1]", JSON, 400, "Expected `object`, got `array`"),
     "an unknown field": (SCORE, b'{"windows": [], "file": "/etc/passwd"}', JSON, 400, "unknown field `file`"),
-    "uneven targets": (SCORE, b'{"windows": [{"ids": [1, 2], "targets": [[1], [1, 2]]}]}', JSON, 400, "one length"),
+    "uneven targets": (SCORE, b'{"windows": [{"ids": [1, 2], "targets": [[1], [1, 2]]}]}', JSON, 400, "all as long"),
     "deep JSON": (SCORE, b"[" * 100_000, JSON, 400, "not JSON"),
     "another type": (SCORE, b"x", "application/x-pickle", 415, "Content-Type"),
     "prob without targets": ("/v1/scoremode/prob", b'{"prompt": "a"}', JSON, 400, "missing required field `targets`"),

@@ -163,10 +163,10 @@ def test_names_that_cannot_be_read_are_one_line_in_seconds(hub: Hub, monkeypatch
         sm.compare("hf://datasets/me/empty", "table:uniform")
     for name, token in (("datasets/me/none", TOKEN), ("datasets/me/secret", "hf_wrong")):
         monkeypatch.setenv("HF_TOKEN", token)
-        with pytest.raises(StorageError, match=f"hf://{name}.* there is no such repository, or you may not see it"):
+        with pytest.raises(StorageError, match=f"hf://{name}.* (there is no repository|access is denied)"):
             sm.compare(f"hf://{name}", "table:uniform")
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    with pytest.raises(StorageError, match="the repository has no such revision; check the name after the @"):
+    with pytest.raises(StorageError, match="the repository has no such revision"):
         sm.load("hf://datasets/me/empty@v9")
     with pytest.raises(InputError, match="does not name a repository"):
         sm.ppl("table:uniform", text=TEXT, out="hf://datasets/only")

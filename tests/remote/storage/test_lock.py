@@ -12,8 +12,9 @@ import pytest
 
 from scoremode.core.disk.uri import RemotePath, parse
 from scoremode.errors import RunError
-from scoremode.remote.storage.lock import LOCK_OBJECT, RemoteLock
+from scoremode.remote.storage.copies import LOCK_OBJECT
 from scoremode.remote.storage.objects import Objects
+from scoremode.remote.storage.runs import RemoteLock
 from tests.s3 import Bucket
 
 
@@ -24,7 +25,7 @@ def place() -> RemotePath:
 
 def lock_of(place: RemotePath, folder: Path) -> RemoteLock:
     folder.mkdir(exist_ok=True)
-    return RemoteLock(place, Objects(place), LOCK_OBJECT, folder)
+    return RemoteLock(Objects(place), folder)
 
 
 def names(place: RemotePath) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import pytest
 import scoremode as sm
 from scoremode.core.references.reader import Reference, open_reference
 from scoremode.errors import StorageError
-from tests.s3 import Bucket, at_random, kill_when_grown, proxy_to, start, wait_until
+from tests.s3 import Bucket, kill_when_grown, start
 
 TEXT = "the cat sat on the mat and the dog sat on the log. " * 80
 QUESTION: dict[str, Any] = {"text": TEXT, "context_length": 48, "stride": 24}
@@ -60,11 +58,10 @@ def test_a_reference_is_fetched_once_by_each_machine(bucket: Bucket, tmp_path: P
 
 def test_killed_while_it_is_made_it_resumes_to_the_same_bits(bucket: Bucket, tmp_path: Path, elsewhere: Move) -> None:
     command, cache = ["reference", "table:successor", *FLAGS, "--out"], tmp_path / "first"
-    sizes = [kill_when_grown([*command, bucket.uri("ref")], cache, "references/*/partial.rows") for _ in range(2)]
-    assert 0 < sizes[0] < sizes[1]
+    assert kill_when_grown([*command, bucket.uri("ref")], cache, "references/*/partial.rows") > 0
     assert bucket.names() == ["ref/lock.json"]
     for name in ("ref", "undisturbed"):
-        process = start([*command, bucket.uri(name)], cache)
+        process = start([*command, bucket.uri(name)], cache, SLOWED="0")
         _, complaints = process.communicate(timeout=60)
         assert process.returncode == 0, complaints
     objects = bucket.objects()
@@ -75,30 +72,6 @@ def test_killed_while_it_is_made_it_resumes_to_the_same_bits(bucket: Bucket, tmp
     ours, theirs = sm.load(bucket.uri("ref")), sm.load(bucket.uri("undisturbed"))
     assert np.array_equal(ours.scores.logprob, theirs.scores.logprob)
     assert ours.manifest["noise_kl"] == theirs.manifest["noise_kl"]
-
-
-def test_a_fetch_that_is_killed_or_cut_goes_on(
-    bucket: Bucket, tmp_path: Path, elsewhere: Move, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    uri = bucket.uri("ref")
-    sm.reference("table:successor", uri, **QUESTION)
-    whole = {name: hashlib.sha256(data).hexdigest() for name, data in bucket.objects().items()}
-    with proxy_to(bucket.server) as proxy:
-        cache, settings = tmp_path / "killed", {"AWS_ENDPOINT_URL": proxy.address}
-        for seed in range(2):
-            proxy.cuts_after = at_random(seed, 1000, 400_000)
-            process = start(["compare", uri, "table:uniform", "--json"], cache, **settings)
-            wait_until(lambda: any(cache.glob("references/*/states-*")) or process.poll() is not None)  # noqa: B023
-            process.kill()
-            process.communicate()
-        proxy.cuts_after = at_random(9, 100_000, 3_000_000, share=0.3)
-        process = start(["compare", uri, "table:uniform", "--json"], cache, **settings)
-        out, complaints = process.communicate(timeout=60)
-        assert process.returncode == 0, complaints
-        assert json.loads(out)
-    (copy,) = cache.glob("references/*")
-    for name, sha256 in whole.items():
-        assert hashlib.sha256((copy / name.removeprefix("ref/")).read_bytes()).hexdigest() == sha256
 
 
 def test_two_processes_of_a_machine_share_one_copy(bucket: Bucket, tmp_path: Path, elsewhere: Move) -> None:

@@ -15,8 +15,8 @@ from scoremode.errors import InputError
 from scoremode.values import Ids
 
 
-class TooManyError(InputError):
-    """A request has more windows than the limit."""
+class TooLargeError(InputError):
+    """A request is larger than the service allows."""
 
 
 class SentQuestion(msgspec.Struct, tag="score"):
@@ -55,7 +55,7 @@ class Asked:
         sent = from_message(data, SentQuestion)
         packed, count = sent.windows, len(sent.windows)
         if most is not None and count > most:
-            raise TooManyError(f"{count} windows are more than the {most} of a request", fix="send several requests")
+            raise TooLargeError(f"{count} windows are more than the {most} of a request", fix="send several requests")
         packed.check()
         if len(sent.shared) != count:
             raise InputError("shared does not have one value per window", fix=AGAIN)

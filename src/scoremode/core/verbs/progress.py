@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, ClassVar, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, ParamSpec, Protocol, Self, TypeVar
 
 from scoremode.errors import LOGGER, one_line
 
@@ -42,11 +42,6 @@ def announce(progress: Progress | None, words: str, method: str = "phase") -> No
         tell(words)
 
 
-def tell_display(words: str, method: str = "phase") -> None:
-    """Shows words on the newest display, if there is one: for work that is handed no progress."""
-    announce(ProgressState.shown[-1] if ProgressState.shown else None, words, method)
-
-
 def part_of(progress: Progress | None, before: int, total: int) -> Progress | None:
     """A callback that reports the progress of one part as that of the whole; ``before`` was done before the part."""
     return None if progress is None else lambda done, _: progress(before + done, total)
@@ -54,8 +49,6 @@ def part_of(progress: Progress | None, before: int, total: int) -> Progress | No
 
 class ProgressState:
     """A Progress that remembers what it was told, in words and numbers: the base of all that show it."""
-
-    shown: ClassVar[list[ProgressState]] = []  # those on a screen now, the newest last
 
     def __init__(self, label: str = "scoring", unit: str = "tokens") -> None:
         """``label`` names the work while units are counted, if nothing else names it."""
@@ -149,11 +142,9 @@ class TickingDisplay(ProgressState):
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self.shown.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.shown.remove(self)
         self._ended.set()
         self._thread.join(timeout=1.0)  # a pipe that nobody reads may hold it up
 

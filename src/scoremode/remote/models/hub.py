@@ -24,8 +24,7 @@ from scoremode.core.disk.files import remembered_sha256
 from scoremode.core.hub import explain_hub_error, offline_if_unreachable, quiet
 from scoremode.core.models.gguf import SPLIT, SUFFIX
 from scoremode.core.models.names import reader_of
-from scoremode.errors import ModelError, RunError, print_line
-from scoremode.remote.models.fetching import fetch_blob
+from scoremode.errors import ModelError, print_line
 
 BY_TYPE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+):(?P<type>[\w.*-]+)")
 BY_FILE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)/(?P<file>[^*?\x00-\x1f]+\.gguf)", re.IGNORECASE)
@@ -75,7 +74,7 @@ class Listing:
 
 @dataclass
 class HubNames:
-    fetched: dict[str, list[tuple[str, Path]]] = field(default_factory=dict)  # by name: new files in a repository
+    fetched: dict[str, list[Path]] = field(default_factory=dict)  # by name: files that were not there before
 
     def claims(self, name: str) -> bool:
         if name.startswith(LOCAL):
@@ -110,51 +109,39 @@ class HubNames:
         return paths[0]
 
     def _fetch(self, name: str, repo: str, commit: str, file: str, *, size: int | None, sha256: str | None) -> Path:
-        from huggingface_hub import constants, hf_hub_download, hf_hub_url, try_to_load_from_cache
+        from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
-        blob, here = _folder(repo) / "blobs" / str(sha256), try_to_load_from_cache(repo, file, revision=commit)
-        is_checked = False
+        here = try_to_load_from_cache(repo, file, revision=commit)
         if not isinstance(here, str):
-            before = set(blob.parent.glob("*"))  # with another commit, the content may be here already
-            if blob not in before:
+            is_new = not (_folder(repo) / "blobs" / str(sha256)).exists()  # else another commit has the same content
+            if is_new:
                 how_large = "" if size is None else f", {size_words(size)}"
                 print_line(f"scoremode: fetching {file} of {repo} from the hub{how_large}")
-            if sha256 and HASH.fullmatch(sha256) and size is not None and size <= constants.MAX_HTTP_DOWNLOAD_SIZE:
-                url = hf_hub_url(repo, file, revision=commit, endpoint=_endpoint())
-                is_checked = _ask(name, lambda: fetch_blob(url, blob, size, f"{file} of {repo}"))
             here = _ask(name, lambda: hf_hub_download(repo, file, revision=commit, endpoint=_endpoint()))
-            if _blob(Path(here), repo) not in before:
-                self.fetched.setdefault(name, []).append((repo, Path(here)))
+            if is_new:
+                self.fetched.setdefault(name, []).append(Path(here))
         path = Path(here)
-        if sha256 and not (is_checked and _blob(path, repo) == blob) and remembered_sha256(path) != sha256:
-            _remove(path, _blob(path, repo))
+        if sha256 and remembered_sha256(path) != sha256:
+            _remove(path)
             raise ModelError(
                 f"{file} of {repo} does not have the hash that the hub states", fix="run it again to fetch it"
             )
         return path
 
     def release(self, name: str) -> None:
-        for repo, path in self.fetched.pop(name, ()):
-            blob = _blob(path, repo)
-            others = (_blob(one, repo) for one in (_folder(repo) / "snapshots").rglob("*") if one != path)
-            _remove(path, None if blob in others else blob)
+        for path in self.fetched.pop(name, ()):
+            _remove(path)
 
 
 HUB_NAMES = HubNames()
 
 
-def _blob(path: Path, repo: str) -> Path | None:
-    """The content in the hub's cache that a link in a snapshot names; None for a file, or a link to another folder."""
-    blobs = _folder(repo) / "blobs"
-    target = path.parent / path.readlink() if path.is_symlink() else path
-    return blobs / target.name if target.parent.resolve() == blobs.resolve() else None
-
-
-def _remove(path: Path, blob: Path | None) -> None:
-    """Removes a file from the hub's cache: the link that names it, and its content."""
-    for one in (path, blob):
-        if one is not None:
-            one.unlink(missing_ok=True)
+def _remove(path: Path) -> None:
+    """Removes a file from the hub's cache: its name in a snapshot, and its content, unless that lies elsewhere."""
+    content = path.resolve()
+    path.unlink(missing_ok=True)
+    if content.parent.name == "blobs":
+        content.unlink(missing_ok=True)
 
 
 def _chosen(name: str) -> tuple[HubModel, str, str]:
@@ -221,11 +208,8 @@ def _endpoint() -> str | None:
 def _ask(name: str, ask: Any) -> Any:
     try:
         return ask()
-    except ModelError:
-        raise
     except Exception as error:  # the hub's client raises many types; all of them mean "no file"
-        locking = error.__context__ if isinstance(error, RunError) else None  # the cache cannot be written
-        reason, fix = explain_hub_error(locking if isinstance(locking, OSError) else error)
+        reason, fix = explain_hub_error(error)
         raise ModelError(f"{name} could not be fetched from the Hugging Face hub: {reason}", fix=fix) from None
 
 

@@ -16,9 +16,8 @@ from scoremode.core.engine.batching import in_touched_batches, prompt_groups
 from scoremode.core.scores.answers import Answers, WindowSource, prescribed_batches
 from scoremode.core.scores.packing import PackedAnswers
 from scoremode.core.verbs.replicas import Pieces
-from scoremode.remote.ray.replica import block_seconds
+from scoremode.remote.ray.replica import SentBaseline, WindowLengths, WindowSubset, block_seconds, subset_of
 from scoremode.remote.ray.replica_pool import ReplicaPool
-from scoremode.remote.ray.sent import SentBaseline, WindowLengths, WindowSubset, subset_of
 from scoremode.values import Bools, Ints
 
 SHARE = 4  # a piece has this part of what is left for each replica: pieces shrink, so that all replicas end together
@@ -89,11 +88,11 @@ class ReplicatedEngine(Engine):
         if done.all():
             return
         if self._is_accounted:
-            self.pool.log.new_question()
+            self.pool.new_question()
             self._is_accounted = False
         self.pool.show = self.show
         if self.pool.probe is None:  # every replica scores this window when it starts: the first of the longest ones
-            window = self.pool.log.probe_window = int(np.argmax(source.lengths))
+            window = self.pool.probe_window = int(np.argmax(source.lengths))
             self.pool.probe = subset_of(source, [np.array([window], np.int64)])
         yield from self.pool.share(self._pieces(source, done, want), done)
         if want.against is not None:  # the first divergence chooses the kernel that the facts name
@@ -142,7 +141,7 @@ class ReplicatedEngine(Engine):
 
     def account(self) -> dict[str, Any]:
         self._is_accounted = True
-        return {"replicas": self.pool.log.as_json(), "notes": self.pool.notes()}
+        return {"replicas": self.pool.as_json(), "notes": self.pool.notes()}
 
     def close(self) -> None:
         self.pool.close()

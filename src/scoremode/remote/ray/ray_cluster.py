@@ -19,7 +19,7 @@ from typing import Any
 from scoremode.core.installation import pip_install
 from scoremode.core.verbs.replicas import Spread
 from scoremode.errors import EngineError, OptionError, one_line
-from scoremode.remote.ray.room import NOT_OPEN, ClusterRoom
+from scoremode.remote.ray.replicas import ClusterRoom
 
 START = "start one with ray start --head, or leave --ray out to start Ray on this machine"
 CONNECT_SECONDS = 3.0
@@ -65,14 +65,10 @@ class Cluster:
             raise self._explained(error) from None
 
     def _explained(self, error: Exception) -> EngineError:
-        why = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        why = one_line(str(error))[:200] or type(error).__name__
         if self.address is None:
             return EngineError(f"Ray did not start on this machine ({why})", fix="see that nothing limits its ports")
-        if "version" in why.lower():
-            return EngineError(
-                f"the Ray cluster at {self.address} is of another version ({why})", fix="use its version"
-            )
-        return EngineError(f"there is no Ray cluster at {self.address} ({why})", fix=START)
+        return EngineError(f"there is no Ray cluster of this version of Ray at {self.address} ({why})", fix=START)
 
     def _nodes(self) -> list[dict[str, float]]:
         return [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
@@ -148,13 +144,8 @@ def _require_answer(address: str) -> None:
     """Refuses an address that does not answer within seconds; Ray itself would try for minutes."""
     if address in ("auto", "local"):
         return
-    if address.startswith("ray://"):
-        raise OptionError(
-            f"--ray {address} is an address of Ray's client, which does not stream results",
-            fix="run scoremode on a node of the cluster with --ray auto, or give --ray HOST:6379",
-        )
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise OptionError(f"--ray {address} is not HOST:PORT", fix="give --ray auto, or --ray HOST:6379")
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
@@ -165,12 +156,9 @@ def _require_answer(address: str) -> None:
 
 def reason_of(error: Exception) -> str:
     """Why a replica died: a short form of Ray's long message."""
-    text, kind = " ".join(str(error).split()), type(error).__name__
+    text = one_line(str(error))
     if os.environ.get("RAY_AUTH_MODE", "").lower() == "token" and "all references to the actor" in text:
         return "the cluster was started without Ray's token, and this process uses one: set RAY_AUTH_MODE=disabled"
-    if "OOM" in kind or "OutOfMemory" in kind or "memory pressure" in text:
+    if "OutOfMemory" in type(error).__name__ or "memory pressure" in text:
         return "it was killed because the node's memory was used up"
-    gone = ("worker process has died", "unexpected system error", NOT_OPEN)
-    if "Unavailable" in kind or any(words in text for words in gone):
-        return "its process or its node is gone"
-    return one_line(text)[:200] or kind
+    return "its process or its node is gone"

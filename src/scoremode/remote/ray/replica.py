@@ -9,28 +9,38 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from scoremode.core.disk.files import remembered_sha256
 from scoremode.core.disk.manifests import without_secrets
-from scoremode.core.engine.base import Engine, EngineFacts, NoiseFloor, StoredDistributions, Wanted
+from scoremode.core.disk.uri import RemotePath
+from scoremode.core.engine.base import (
+    Baseline,
+    Engine,
+    EngineFacts,
+    NoiseFloor,
+    StoredDistributions,
+    Wanted,
+    WholeDistributions,
+)
 from scoremode.core.engine.baseline import HeldBaseline, StoredBaseline
 from scoremode.core.engine.plugin import Work
 from scoremode.core.engine.registry import ChosenEngine, choose, open_engine
 from scoremode.core.installation import installed_versions
-from scoremode.core.references.reader import Reference
-from scoremode.core.scores.answers import check_shapes
-from scoremode.core.scores.packing import AnswerPacker, PackedAnswers
+from scoremode.core.references.reader import Reference, open_reference
+from scoremode.core.scores.answers import Window, WindowSource, check_shapes
+from scoremode.core.scores.packing import AnswerPacker, PackedAnswers, PackedWindows
 from scoremode.core.verbs.replicas import OTHER_FILES, OpenWorker, Worker
-from scoremode.errors import EngineError, ScoremodeError
-from scoremode.remote.ray.room import NOT_OPEN
-from scoremode.remote.ray.sent import SentBaseline, WindowSubset
-from scoremode.values import Bools, Floats
+from scoremode.errors import EngineError, RunError, ScoremodeError
+from scoremode.values import Bools, Floats, Ints
 from scoremode.version import __version__
 
+SHARED = "put it on storage that every node sees under this path"
 BLOCK_BYTES, BLOCK_SECONDS = 4 << 20, 0.5  # a block is sent when it is this large or this old
 BLOCKS_PER_SECOND = 200  # that one driver should have to read, at most: each costs it a millisecond or two
 
@@ -77,14 +87,10 @@ class Opened:
     about: Any  # of the worker
     host: str
     pid: int
-    seconds: float  # to open the worker
 
 
-@dataclass(frozen=True, slots=True)
 class Finished:
     """The last item that a replica sends for a piece of work."""
-
-    seconds: float
 
 
 def as_our_error(error: Exception) -> ScoremodeError:
@@ -102,13 +108,10 @@ class Replica:
 
     def __init__(self, spec: ReplicaSpec) -> None:
         self._spec = spec
-        self._worker: Any = None  # not open, also after Ray has started the replica again
-
-    def is_up(self) -> None:
-        """Returns as soon as the actor has a process."""
+        self._worker: Any = None  # not open yet
 
     def open(self) -> Opened | ScoremodeError:
-        began, spec = time.perf_counter(), self._spec
+        spec = self._spec
         if os.path.isdir(spec.folder):
             os.chdir(spec.folder)
         try:
@@ -118,33 +121,125 @@ class Replica:
         except Exception as error:
             return as_our_error(error)
         self._worker = worker.methods
-        return Opened(worker.facts, worker.about, socket.gethostname(), os.getpid(), time.perf_counter() - began)
-
-    def _method(self, name: str) -> Any:
-        if self._worker is None:
-            raise RuntimeError(NOT_OPEN)  # for the driver the same as a death
-        return getattr(self._worker, name)
+        return Opened(worker.facts, worker.about, socket.gethostname(), os.getpid())
 
     def call(self, name: str, *arguments: Any) -> Any:
-        method = self._method(name)
         try:
-            return method(*arguments)
+            return getattr(self._worker, name)(*arguments)
         except Exception as error:
             return as_our_error(error)
 
     def stream(self, name: str, *arguments: Any) -> Iterator[Any]:
         """Yields what a method yields; then ``Finished`` or an error."""
-        began, method = time.perf_counter(), self._method(name)
         try:
-            yield from method(*arguments)
+            yield from getattr(self._worker, name)(*arguments)
         except Exception as error:
             yield as_our_error(error)
         else:
-            yield Finished(time.perf_counter() - began)
+            yield Finished()
 
     def close(self) -> None:
         if self._worker is not None:
             self._worker.close()
+
+
+# ── what is sent ──────────────────────────────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True, slots=True, eq=False)
+class WindowSubset:
+    """Some windows of a source, as a source of its own that also knows which of them share a batch."""
+
+    indices: Ints  # (windows,) in the source that they come from
+    windows: PackedWindows
+    batch_ends: Ints | None  # (batches,) windows before the end of each; None: engines find batches by their own rule
+    prefix_group: Ints | None
+    vocabulary: int | None
+    target_offsets: Ints | None = None  # (windows,) where the targets of each begin among all targets of the source
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @property
+    def lengths(self) -> Ints:
+        return self.windows.lengths
+
+    @property
+    def batches(self) -> list[Ints] | None:
+        """The windows of each batch, grouped as in the source that they come from."""
+        if self.batch_ends is None:
+            return None
+        return [part for part in np.split(np.arange(len(self)), self.batch_ends[:-1]) if len(part)]
+
+    def window(self, index: int) -> Window:
+        return self.windows.window(index)
+
+
+def subset_of(source: WindowSource, batches: Sequence[Ints]) -> WindowSubset:
+    """A source with only the windows of these batches, in the same order."""
+    indices = np.concatenate(batches).astype(np.int64)
+    offsets: Ints | None = getattr(source, "target_offsets", None)
+    return WindowSubset(
+        indices=indices,
+        windows=PackedWindows.of([source.window(index) for index in indices.tolist()]),
+        batch_ends=np.cumsum([len(batch) for batch in batches]),
+        prefix_group=None if source.prefix_group is None else np.asarray(source.prefix_group)[indices],
+        vocabulary=source.vocabulary,
+        target_offsets=None if offsets is None else np.asarray(offsets)[indices],
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WindowLengths:
+    """The lengths of a source's windows. If no windows share a prompt, an engine finds batches by lengths alone."""
+
+    lengths: Ints
+    vocabulary: int | None
+    prefix_group: None = None
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def window(self, index: int) -> Window:
+        raise AssertionError("batches of windows without a common prompt follow from their lengths")
+
+
+@dataclass(frozen=True, slots=True)
+class SentBaseline:
+    """The path of a reference or a file of distributions. Each replica opens it on its node and checks its seal."""
+
+    path: str
+    seal: dict[str, Any] | str  # a reference's manifest, or a file's sha256
+    uri: str | None = None  # where every node may fetch a copy of its own
+    kind: type[StoredDistributions] | None = None  # of a file; None: it is a reference
+
+    @staticmethod
+    def of(baseline: Baseline | WholeDistributions) -> SentBaseline:
+        """The path and the seal of a stored baseline. An open model is refused: it lives in this process alone."""
+        if isinstance(baseline, StoredBaseline):
+            stored = baseline.stored
+            return SentBaseline(str(stored.folder.resolve()), dict(stored.manifest), _uri(stored.place))
+        if isinstance(baseline, StoredDistributions) and baseline.file is not None:
+            path = baseline.file.path.resolve()
+            return SentBaseline(str(path), remembered_sha256(path), _uri(baseline.file.place), type(baseline))
+        raise EngineError(
+            "replicas cannot be compared with a baseline that runs beside them",
+            fix="make a reference of the baseline first: scoremode reference MODEL --out ref/",
+        )
+
+    def open(self) -> Reference | StoredDistributions:
+        """Opens the baseline on this node; RunError if the node has no baseline at the path, or a different one."""
+        what, where = "reference" if self.kind is None else "file", self.uri or self.path
+        if self.uri is None and not Path(self.path).exists():
+            raise RunError(f"this node has no {what} in {self.path}", fix=SHARED)
+        found = open_reference(where) if self.kind is None else self.kind.at(where)  # a URI is fetched once per node
+        seal = dict(found.manifest) if isinstance(found, Reference) else remembered_sha256(found.file.path)
+        if seal != self.seal:
+            raise RunError(f"this node has another {what} in {where}", fix=SHARED)
+        return found
+
+
+def _uri(place: RemotePath | None) -> str | None:
+    """The URI, if other machines can read it, else None: memory:// belongs to this process alone."""
+    return None if place is None or place.scheme == "memory" else str(place)
 
 
 # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────────

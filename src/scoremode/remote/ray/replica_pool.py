@@ -1,7 +1,8 @@
-"""Gives work to the replicas of one model. Ray restarts those that die. This code runs in the driver."""
+"""Gives work to the replicas of one model, starts others for those that die, and notes what happened. In the driver."""
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -10,55 +11,61 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from scoremode.core.statistics.estimate import finite_or_none
 from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.replicas import Pieces, Spread
-from scoremode.errors import EngineError, InputError, ScoremodeError
+from scoremode.errors import EngineError, ScoremodeError
 from scoremode.remote.ray.ray_cluster import Cluster, reason_of
 from scoremode.remote.ray.replica import Finished, Opened, Replica, ReplicaSpec
-from scoremode.remote.ray.replica_log import ReplicaLog, ReplicaStats
-from scoremode.remote.ray.room import ClusterRoom
-from scoremode.values import Bools
+from scoremode.remote.ray.replicas import ClusterRoom
+from scoremode.values import Bools, Floats, change
+
+logger = logging.getLogger(__name__)
 
 AHEAD = 8  # items of a replica's stream that may wait to be read
-MOST_STARTS = 3  # of a process that dies before its worker is open
-MOST_DEATHS = 3  # of replicas over one piece
+MOST_DEATHS = 3  # of replicas over one piece, or of one while it opens its worker
 NO_ROOM_SECONDS = 15.0  # how long a cluster may lack room for a single replica; a lost node may come back
-WAITING_SECONDS = 30.0  # after this time, the user is told what the pool waits for
 CLOSE_SECONDS = 5.0  # how long engines may take to end the processes that they started
 SHOW_SECONDS = 0.25  # between two updates of the progress line
 PROBE = -1  # instead of a piece's number
 RESUME = "what was scored is kept: run the same command again to resume"
+FAR = 1e-3  # nats per token, on average over the probe window
+"""Replicas further away are named in the notes. Rounding in float32 moves the mean by about 1e-6. At this distance a
+perplexity moves by a thousandth, a tenth of what a good quantization does. Other GPUs in 16 bits may be further off."""
 
 
 @dataclass(eq=False)
 class ReplicaHandle:
-    """The driver's view of one replica."""
+    """The driver's view of one replica. If it dies, another actor takes its place."""
 
-    stats: ReplicaStats
-    actor: Any
-    opening: Any = None  # the reference of what ``is_up`` or ``open`` will return
-    is_up: bool = False  # does its process run?
-    failures: int = 0  # of its process, in a row, while it opened its worker
+    name: str
+    actor: Any = None
+    opening: Any = None  # the reference of what ``open`` will return
     opened: Opened | None = None
-    is_probed: bool = False
+    failures: int = 0  # of its process, in a row, while it opened its worker
     sent: deque[tuple[int, Any]] = field(default_factory=deque)  # numbers of pieces, with the streams of their results
+    is_probed: bool = False
     is_left_out: bool = False
+    host: str = ""  # of the last actor that was open
+    device: str = ""
+    windows: int = 0
+    probe_distance: float | None = None
 
     @property
     def call(self) -> Any:
         """The reference or the stream of what it will say next; None if it was asked nothing."""
         return self.sent[0][1] if self.sent else self.opening
 
-    def open(self) -> None:
-        """Waits for the process, however long Ray needs to start it; its worker is opened then."""
-        self.opened, self.is_probed, self.is_up = None, False, False
-        self.sent.clear()
-        self.opening = self.actor.is_up.options(max_task_retries=-1).remote()
-
     def send(self, number: int, method: str, *arguments: Any) -> None:
         """Calls a method of its worker, which yields results as a stream that ends with ``Finished`` or an error."""
         call = self.actor.stream.options(num_returns="streaming", _generator_backpressure_num_objects=AHEAD)
         self.sent.append((number, call.remote(method, *arguments)))
+
+    def as_json(self) -> dict[str, Any]:
+        known = {name: getattr(self, name) for name in ("name", "host", "device", "windows")}
+        return {**known, "probe_distance": finite_or_none(self.probe_distance)}
 
 
 class Shared:
@@ -67,23 +74,21 @@ class Shared:
     def __init__(self, pieces: Pieces, done: Bools) -> None:
         self.pieces, self.done = pieces, done.copy()
         self.waiting = deque(n for n, members in enumerate(pieces.members) if not done[members].all())
-        self.losses: Counter[int] = Counter()  # replicas that died or failed over each piece
+        self.losses: Counter[int] = Counter()  # replicas that died over each piece
 
     def missing(self, number: int) -> list[int]:
         return [int(index) for index in self.pieces.members[number] if not self.done[index]]
 
-    def put_back(self, numbers: list[int], error: Exception, why: str) -> int:
-        """Lets the pieces of a replica wait again; returns how many results they lack. Some errors end the work."""
-        if not numbers:
-            return 0
-        unit, first = self.pieces.unit, numbers[0]
-        self.losses[first] += 1
-        if isinstance(error, ScoremodeError) and (isinstance(error, InputError) or self.losses[first] > 1):
-            raise error
-        missing = self.missing(first)
-        if missing and self.losses[first] >= MOST_DEATHS:
-            span = f"{unit} {missing[0]}" if len(missing) == 1 else f"{unit}s {missing[0]} to {missing[-1]}"
-            raise EngineError(f"three replicas died over {span} ({why})", fix=f"{self.pieces.fix}; {RESUME}")
+    def put_back(self, numbers: list[int], why: str) -> int:
+        """Lets the pieces of a replica that died wait again; returns how many results they lack."""
+        for number in numbers[:1]:  # the one that it worked on
+            self.losses[number] += 1
+            missing = self.missing(number)
+            if missing and self.losses[number] >= MOST_DEATHS:
+                raise EngineError(
+                    f"three replicas died over {self.pieces.unit}s {missing[0]} to {missing[-1]} ({why})",
+                    fix=f"{self.pieces.fix}; {RESUME}",
+                )
         self.waiting.extendleft(reversed(numbers))
         return sum(len(self.missing(number)) for number in numbers)
 
@@ -102,20 +107,25 @@ class ReplicaPool:
     """The replicas of a model. It is open as soon as one replica is ready; the others join later."""
 
     def __init__(self, spec: ReplicaSpec, room: ClusterRoom, spread: Spread, progress: Progress | None) -> None:
-        self.room, self.replicas = room, list[ReplicaHandle]()
+        self.room, self._spec, self._environment = room, spec, environment_of(spread)
+        self.replicas = [ReplicaHandle(f"replica {number + 1}") for number in range(spread.replicas)]
         self.show: Callable[[str], None] | None = getattr(progress, "detail", None)  # gets the number of ready replicas
+        self.say: Callable[[str], None] = getattr(progress, "say", None) or logger.warning
         self._shown = 0.0  # when ``show`` was last called
         self.probe: Any = None  # what every replica scores first
-        self._refusal: ScoremodeError | None = None  # the first one
-        self._idle_since, self._told_waiting = time.monotonic(), False  # since when no replica is ready
+        self.probe_window: int | None = None  # its number
+        self.probes = list[Floats]()  # its scores, by each replica
+        self.counts: Counter[str] = Counter()  # of deaths, and of results that others had to give
+        self.left_out = list[str]()  # a line for each
+        self.unit = "window"  # what the replicas give
+        self._refusal: ScoremodeError | None = None  # of the first replica that could not open its worker
+        self._idle_since = time.monotonic()  # since when no replica is ready
         self.cluster = Cluster(spread, room)
         self._ray = self.cluster.ray
-        self.log = ReplicaLog(spread.replicas, self.cluster.address)
-        self.log.say = getattr(progress, "say", None) or self.log.say
         try:
-            self._check_room()
-            for stats in self.log.replicas:
-                self.replicas.append(self._start(stats, spec, environment_of(spread)))
+            self._require_room(0)
+            for replica in self.replicas:
+                self._start(replica)
             opened = self.wait_for_one().opened
         except BaseException:
             self.close()
@@ -123,26 +133,12 @@ class ReplicaPool:
         assert opened is not None
         self.facts, self.about = opened.facts, opened.about
 
-    def _check_room(self) -> None:
-        fitting, count = self.cluster.fitting(self.room), len(self.log.replicas)
-        needed, offered = self.room.words, self.cluster.offers()
-        if not fitting:
-            raise EngineError(
-                f"a replica needs {needed} on one node; the cluster has {offered}",
-                fix="give fewer --gpus-per-replica or --cpus-per-replica, or a larger cluster",
-            )
-        if fitting < count:
-            self.log.event(
-                f"room for {fitting} of {count} replicas ({needed} each; the cluster has {offered}); the others join "
-                "when there is room"
-            )
-
-    def _start(self, stats: ReplicaStats, spec: ReplicaSpec, environment: dict[str, str]) -> ReplicaHandle:
-        """Starts an actor, which Ray starts again wherever there is room if its process or its node dies."""
-        needs = {"num_cpus": self.room.cpus, "num_gpus": self.room.gpus, "runtime_env": {"env_vars": environment}}
-        replica = ReplicaHandle(stats, self._ray.remote(Replica).options(max_restarts=-1, **needs).remote(spec))
-        replica.open()
-        return replica
+    def _start(self, replica: ReplicaHandle) -> None:
+        """Starts an actor, wherever there is room, or as soon as there is."""
+        needs = {"num_cpus": self.room.cpus, "num_gpus": self.room.gpus, "runtime_env": {"env_vars": self._environment}}
+        replica.actor = self._ray.remote(Replica).options(**needs).remote(self._spec)
+        replica.opened, replica.is_probed, replica.opening = None, False, replica.actor.open.remote()
+        replica.sent.clear()
 
     @property
     def ready(self) -> list[ReplicaHandle]:
@@ -170,7 +166,7 @@ class ReplicaPool:
 
     def _poll(self) -> Iterator[tuple[ReplicaHandle, Any]]:
         """Yields what replicas have said since the last poll: items of streams, or the error of one that died."""
-        self._require_room()
+        self._require_room(NO_ROOM_SECONDS)
         if self.show is not None and time.monotonic() - self._shown >= SHOW_SECONDS:
             self._shown = time.monotonic()
             self.show(f"{len(self.ready)}/{len(self.replicas)} replicas")
@@ -187,33 +183,27 @@ class ReplicaPool:
                 said = EngineError("its answers ended before they were complete", fix="run it again")
             except self._ray.exceptions.RayError as error:
                 said = error
-            if said is None and not replica.is_up:
-                replica.opening, replica.is_up = replica.actor.open.remote(), True
-            elif isinstance(said, Opened):
+            if isinstance(said, Opened):
                 replica.opening, replica.opened, replica.failures = None, said, 0
-                replica.stats.add_start(said.host, said.facts.device, said.seconds)
+                replica.host, replica.device = said.host, said.facts.device
             else:
                 yield replica, said
 
-    def _require_room(self) -> None:
-        """Raises an error if no replica is ready and there is no room for one, for longer than a lost node needs."""
+    def _require_room(self, seconds: float) -> None:
+        """Raises an error if no replica is ready for so long, and no node of the cluster could hold one."""
         now = time.monotonic()
         if self.ready:
             self._idle_since = now
-        waited = now - self._idle_since
-        if waited > NO_ROOM_SECONDS and not self.cluster.fitting(self.room):
+        elif now - self._idle_since >= seconds and not self.cluster.fitting(self.room):
             raise EngineError(
-                f"all replicas are gone and there is no room for one; {self.cluster.offers()}", fix=RESUME
+                f"a replica needs {self.room.words} on one node; the cluster has {self.cluster.offers()}",
+                fix="give fewer --gpus-per-replica or --cpus-per-replica, or a larger cluster",
             )
-        if waited > WAITING_SECONDS and not self._told_waiting:
-            self._told_waiting = True
-            needed, offered = self.room.words, self.cluster.offers()
-            self.log.event(f"waiting for a replica to start, which needs {needed}; the cluster has {offered}")
 
     # ── work ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     def share(self, pieces: Pieces, done: Bools) -> Iterator[tuple[int, Any]]:
         """Yields all results that are not ``done``, with their indices, in any order."""
-        self.log.unit, work = pieces.unit, Shared(pieces, done)
+        self.unit, work = pieces.unit, Shared(pieces, done)
         try:
             while work.waiting or any(number != PROBE for one in self.replicas for number, _ in one.sent):
                 for replica in self.ready:
@@ -235,66 +225,56 @@ class ReplicaPool:
 
     def _handle(self, work: Shared, replica: ReplicaHandle, said: Any) -> Iterator[tuple[int, Any]]:
         number = replica.sent[0][0] if replica.sent else PROBE
-        if replica.sent and number == PROBE and isinstance(said, ScoremodeError):
-            replica.sent.popleft()
-            replica.is_probed = True
-            self.log.add_probe(replica.stats, said)
-        elif isinstance(said, Exception):
+        if isinstance(said, Exception):
             self._lost(work, replica, said)
         elif isinstance(said, Finished):
             replica.sent.popleft()
-            replica.stats.seconds += said.seconds
             if number != PROBE and (missing := work.missing(number)):
                 raise EngineError(
                     f"the engine left {work.pieces.unit} {missing[0]} without an answer", fix="run it again"
                 )
         elif number == PROBE:
-            replica.is_probed = True
-            self.log.add_probe(replica.stats, said)
+            self._add_probe(replica, said)
         else:
             for place, result in work.pieces.read(said):
                 index = int(work.pieces.members[number][place])
                 if not work.done[index]:
                     work.done[index] = True
-                    replica.stats.windows += 1
+                    replica.windows += 1
                     yield index, result
 
     def _lost(self, work: Shared | None, replica: ReplicaHandle, error: Exception) -> None:
-        """Gives the pieces of a replica that died, or whose engine failed, to others. Ray starts it again."""
-        name, why = replica.stats.name, str(error) if isinstance(error, ScoremodeError) else reason_of(error)
+        """Gives the pieces of a replica that died to others, and starts another one. An engine's error is raised."""
         if replica.opening is not None:
             replica.failures += 1
-            if isinstance(error, ScoremodeError) or not replica.is_up or replica.failures >= MOST_STARTS:
-                self._leave_out(replica, error, why)
+            if isinstance(error, ScoremodeError) or replica.failures >= MOST_DEATHS:
+                self._leave_out(replica, error)
             else:
-                replica.open()
+                self._start(replica)  # perhaps a node was lost
             return
-        numbers = [number for number, _ in replica.sent if number != PROBE]
-        again = 0 if work is None else work.put_back(numbers, error, why)
+        if isinstance(error, ScoremodeError):
+            raise error
+        again = 0
+        if work is not None:
+            again = work.put_back([number for number, _ in replica.sent if number != PROBE], reason_of(error))
+        self.counts["deaths"] += 1
+        self.counts["again"] += again
+        if again:
+            self.say(f"{replica.name} is gone ({reason_of(error)}); {again} {self.unit}s go to others")
         self._idle_since = time.monotonic()
-        self.log.counts["deaths"] += 1
-        self.log.counts["again"] += again
-        words = f"; {again} {self.log.unit}s go to others" if again else ""
-        self.log.event(f"{name} is gone ({why}){words}", is_detail=not numbers)
-        if isinstance(error, ScoremodeError):  # Ray does not know that it failed
-            self._ray.kill(replica.actor, no_restart=False)
-        replica.open()
+        self._start(replica)
 
-    def _leave_out(self, replica: ReplicaHandle, error: Exception, why: str) -> None:
+    def _leave_out(self, replica: ReplicaHandle, error: Exception) -> None:
         """Ends a replica that cannot open its worker. Raises the first such error if no replica is left."""
+        why = str(error) if isinstance(error, ScoremodeError) else reason_of(error)
         if isinstance(error, ScoremodeError):
             self._refusal = self._refusal or error
         replica.is_left_out = True
         self._end(replica)
-        self.log.counts["left out"] += 1
-        if len(self.replicas) > 1:
-            self.log.event(f"{replica.stats.name} is left out: {why}")
+        self.left_out.append(f"{replica.name} is left out: {why}")
         if not self.sharers:
-            gone = "the replica is gone" if len(self.replicas) == 1 else f"all {len(self.replicas)} replicas are gone"
-            raise self._refusal or EngineError(f"{gone} ({why})", fix=RESUME)
-
-    def notes(self) -> list[str]:
-        return self.log.notes()
+            raise self._refusal or EngineError(f"no replica could open the model ({why})", fix=RESUME)
+        self.say(self.left_out[-1])
 
     # ── questions to one replica ─────────────────────────────────────────────────────────────────────────────────────
     def ask(self, method: str, *arguments: Any) -> Any:
@@ -326,8 +306,75 @@ class ReplicaPool:
                 if ending:
                     self._ray.wait(ending, num_returns=len(ending), timeout=CLOSE_SECONDS)
                 for replica in self.replicas:
-                    if not replica.is_left_out:
+                    if replica.actor is not None and not replica.is_left_out:
                         self._end(replica)
         finally:
             self.replicas = []
             self.cluster.close()
+
+    # ── what a reader of the numbers should know ─────────────────────────────────────────────────────────────────────
+    def new_question(self) -> None:
+        """Forgets what the replicas did for the last question, but not where they are, and what the probe said."""
+        self.counts.clear()
+        for replica in self.replicas:
+            replica.windows = 0
+
+    def _add_probe(self, replica: ReplicaHandle, scores: Floats) -> None:
+        """Notes how far the scores of a replica are from the first one's, on average."""
+        replica.is_probed = True
+        self.probes.append(np.array(scores, np.float64).reshape(-1))
+        moved = np.abs(change(self.probes[-1], self.probes[0]))
+        replica.probe_distance = float(moved.mean()) if moved.size else 0.0
+
+    @property
+    def _disagreement(self) -> float | None:
+        """The largest difference between two replicas on the probe window; None if fewer than two scored it."""
+        if len(self.probes) < 2:
+            return None
+        return float(change(np.max(self.probes, axis=0), np.min(self.probes, axis=0)).max(initial=0.0))
+
+    @property
+    def _started(self) -> list[ReplicaHandle]:
+        return [replica for replica in self.replicas if replica.host]
+
+    def as_json(self) -> dict[str, Any]:
+        probe = {
+            "window": self.probe_window,
+            "targets": len(self.probes[0]) if self.probes else 0,
+            "replicas": len(self.probes),
+            "largest_difference": finite_or_none(self._disagreement),
+        }
+        return {
+            "wanted": len(self.replicas),
+            "started": len(self._started),
+            "nodes": dict(Counter(replica.host for replica in self._started)),
+            "cluster": self.cluster.address or "local",
+            "deaths": self.counts["deaths"],
+            "left_out": self.left_out,
+            "windows_again": self.counts["again"],
+            "probe": None if self.probe_window is None else probe,
+            "members": [replica.as_json() for replica in self._started],
+        }
+
+    def notes(self) -> list[str]:
+        """What happened in a few lines, for tables and reports."""
+        agreement = ""
+        if (spread := self._disagreement) is not None:
+            agree = "give the same bits" if spread == 0 else f"agree to {spread:.2g} nats"
+            agreement = f"; they {agree} on a probe window"
+        hosts = {replica.host for replica in self._started}
+        found = [f"scored by {_many(len(self._started), 'replica')} on {_many(len(hosts), 'node')}{agreement}"]
+        found += [
+            f"{one.name} ({one.host}, {one.device}) differs from the others by {one.probe_distance:.2g} nats per token "
+            "on the probe window"
+            for one in self._started
+            if one.probe_distance is not None and not one.probe_distance <= FAR
+        ]
+        if self.counts["deaths"]:
+            again = _many(self.counts["again"], self.unit)
+            found.append(f"{_many(self.counts['deaths'], 'replica')} died; {again} went to others")
+        return found + self.left_out
+
+
+def _many(n: int, what: str) -> str:
+    return f"{n:,} {what}{'' if n == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""Replicas on Ray, as the core asks for them.
+"""Replicas on Ray, as the core asks for them, and the arguments about them.
 
 Every command line reads this file: it imports nothing heavy.
 """
@@ -6,21 +6,95 @@ Every command line reads this file: it imports nothing heavy.
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
+from scoremode.core.arguments import require_text, whole_number
 from scoremode.core.installation import pip_install
 from scoremode.core.verbs.replicas import OpenWorker, Spread
 from scoremode.errors import OptionError
-from scoremode.remote.ray.room import read_spread, room_for
 
 if TYPE_CHECKING:
-    from scoremode.core.engine.plugin import Work
+    from scoremode.core.engine.options import Options
+    from scoremode.core.engine.plugin import EnginePlugin, Work
     from scoremode.core.engine.registry import ChosenEngine
     from scoremode.core.verbs.progress import Progress
     from scoremode.remote.ray.engine import ReplicatedEngine
     from scoremode.remote.ray.replica_pool import ReplicaPool
+
+MOST = 100_000  # replicas; a larger number is taken for a typing error
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRoom:
+    """The GPUs and CPUs that one replica needs, all on one node.
+
+    >>> ClusterRoom(gpus=2.0, cpus=1.0).words
+    '2 GPUs and 1 CPU'
+    """
+
+    gpus: float
+    cpus: float
+
+    @property
+    def words(self) -> str:
+        parts = [f"{n:g} {kind}{'' if n == 1 else 's'}" for n, kind in ((self.gpus, "GPU"), (self.cpus, "CPU"))]
+        return " and ".join(part for part in parts if not part.startswith("0 ")) or "nothing"
+
+
+def room_for(spread: Spread, plugin: EnginePlugin, options: Options) -> ClusterRoom:
+    """Returns the resources of one replica; refuses impossible ones before Ray is started."""
+    place = plugin.placement(options)
+    if place.over_nodes:
+        raise OptionError(
+            "a replica has all its processes on one node, and Ray's executor puts them on several",
+            fix="leave --engine-arg distributed_executor_backend=ray out, or --replicas",
+        )
+    ranks = place.ranks
+    own = (1.0 if place.on_gpus else 0.0) * ranks
+    gpus = own if spread.gpus_per_replica is None else spread.gpus_per_replica
+    if ranks > 1 and gpus not in (0.0, float(ranks)):
+        raise OptionError(
+            f"--gpus-per-replica {gpus:g} does not fit an engine of {ranks} processes",
+            fix=f"give --gpus-per-replica {ranks}, or leave it out",
+        )
+    cpus = float(ranks) if spread.cpus_per_replica is None else spread.cpus_per_replica
+    return ClusterRoom(gpus, cpus)
+
+
+def read_spread(given: Mapping[str, Any]) -> Spread:
+    """Reads arguments about replicas, at least one; refuses those that cannot work."""
+    count = whole_number("replicas", given.get("replicas"))
+    address = given.get("ray")
+    if count is None and address is None:
+        flag = "--" + next(iter(given)).replace("_", "-")
+        raise OptionError(f"{flag} is about replicas, and none are asked for", fix="give --replicas N as well")
+    count = 1 if count is None else count
+    if not 1 <= count <= MOST:
+        fix = "give --replicas 2, or leave it out to score in this process"
+        raise OptionError(f"--replicas {count} {'is too many' if count > 0 else 'leaves nobody to score'}", fix=fix)
+    if address is not None:
+        require_text("ray", address)
+        if not address.strip() or any(c.isspace() for c in address):
+            raise OptionError(f"--ray '{address}' is not an address", fix="give --ray auto, or --ray HOST:PORT")
+    gpus = _amount("--gpus-per-replica", given.get("gpus_per_replica"), least=0.0)
+    cpus = _amount("--cpus-per-replica", given.get("cpus_per_replica"), least=1e-3)
+    return Spread(count, address, gpus, cpus)
+
+
+def _amount(flag: str, value: Any, least: float) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise OptionError(f"{flag} {value} is not a number", fix=f"give a number, as in {flag} 1")
+    if value < least:
+        raise OptionError(f"{flag} {value:g} is too small", fix=f"give {flag} 0.25, or 1")
+    if value > 1 and value != int(value):
+        raise OptionError(f"{flag} {value:g} is neither a share of one nor a whole number", fix=f"give {flag} 1 or 2")
+    return float(value)
 
 
 class RayReplicas:

@@ -19,11 +19,11 @@ def digest_of(key: bytes) -> str:
     return hashlib.sha256(key).hexdigest()
 
 
-def accepted_keys(args: Any) -> list[str]:
-    """Returns the digests of all keys: those of ``scoremode serve``, and those that vLLM found itself."""
+def accepted_keys() -> list[str]:
+    """Returns the digests of all keys: those of ``scoremode serve``, and the one in vLLM's own variable."""
     ours = [digest for digest in os.environ.get(KEYS, "").split(",") if digest]
-    theirs = getattr(args, "api_key", None) or [os.environ.get("VLLM_API_KEY")]
-    return ours + [digest_of(key.encode()) for key in theirs if key]
+    theirs = os.environ.get("VLLM_API_KEY")
+    return [*ours, digest_of(theirs.encode())] if theirs else ours
 
 
 def is_allowed(headers: Sequence[tuple[bytes, bytes]], keys: Sequence[str]) -> bool:
@@ -38,11 +38,11 @@ class Access:
     """The outermost layer of vLLM's application. Refuses requests that have no key."""
 
     def __init__(self, app: Any) -> None:
-        self.app = app
-        self._keys: list[str] | None = None
+        self.app, self._keys = app, accepted_keys()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan" or self._may_pass(scope):
+        is_open = scope["type"] == "http" and scope["path"].removeprefix(scope.get("root_path", "")) in OPEN
+        if scope["type"] == "lifespan" or is_open or not self._keys or is_allowed(scope["headers"], self._keys):
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
@@ -53,15 +53,3 @@ class Access:
             message = "the key is missing or wrong; send Authorization: Bearer KEY"
             body = {"error": {"message": message, "type": "Refused", "code": 401}}
             await JSONResponse(body, 401, {"connection": "close"})(scope, receive, send)
-
-    def _may_pass(self, scope: Any) -> bool:
-        if self._keys is None:
-            self._keys = accepted_keys(scope["app"].state.args)
-        return not self._keys or _is_open(scope) or is_allowed(scope["headers"], self._keys)
-
-
-def _is_open(scope: Any) -> bool:
-    """May this request come without a key? Health may, and a CORS preflight, which has no key and reaches no route."""
-    if scope["type"] == "http" and scope["method"] == "OPTIONS":
-        return any(name == b"access-control-request-method" for name, _ in scope["headers"])
-    return scope["type"] == "http" and scope["path"].removeprefix(scope.get("root_path", "")) in OPEN

@@ -8,7 +8,8 @@ import shlex
 import subprocess
 import sys
 
-from scoremode.reports.command import flags, streams
+from scoremode.core.disk.manifests import command_without_secrets
+from scoremode.reports.command import flags
 from scoremode.reports.command.verb import Verb
 
 logger = logging.getLogger(__name__)
@@ -50,11 +51,11 @@ class ServeVerb(Verb):
             api_key_env=tuple(parsed.api_key_env or ()),
         )
         made = command(parsed.model, options, getattr(parsed, "passed_on", []))
-        logger.info("starting %s", made.shown())
+        logger.info("starting %s", shlex.join(command_without_secrets(made.words)))
         asked = f"scoremode ppl {shlex.quote(made.model)} --engine {made.address} --corpus wikitext2"
         logger.info("the server loads its libraries and the weights, warms up and tests itself, which takes minutes")
         logger.info("it will answer at %s; then type: %s", made.address, asked)
-        become(made, is_quiet=streams.is_quiet())
+        become(made)
 
 
 def serve(model: str, *words: str) -> subprocess.Popen[bytes]:

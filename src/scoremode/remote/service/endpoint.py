@@ -1,7 +1,4 @@
-"""The routes under /v1/scoremode. vLLM finds them by an endpoint plugin from version 0.26 on, by a middleware before.
-
-Both are extension points of vLLM. This file is loaded only inside vLLM's front end.
-"""
+"""The routes under /v1/scoremode, an endpoint plugin of vLLM. This file is loaded only inside vLLM's front end."""
 
 from __future__ import annotations
 
@@ -16,17 +13,17 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from scoremode.core.engine.messages import Asked, TooManyError, answer_message
+from scoremode.core.engine.messages import Asked, TooLargeError, answer_message
 from scoremode.core.scores.packing import CONTENT_TYPE, VERSION
 from scoremode.engines.vllm import support
 from scoremode.errors import EngineError, InputError, ScoremodeError, one_line
-from scoremode.remote.service.requests import TooLargeError, answers_in_json, asked_in_json, body_of, read_form
+from scoremode.remote.service.requests import answers_in_json, asked_in_json, body_of, read_form
 from scoremode.remote.service.scorer import PROB_EXAMPLE, ProbForm, ProbScorer, Scorer
 from scoremode.version import __version__
 
 ROOT = "/v1/scoremode"
 INSTANCE = "SCOREMODE_SERVICE_INSTANCE"  # the same for all front ends of one server
-STATUSES: dict[type[BaseException], int] = {TooLargeError: 413, TooManyError: 413, EngineError: 500}
+STATUSES: dict[type[BaseException], int] = {TooLargeError: 413, EngineError: 500}
 logger = logging.getLogger("vllm.scoremode")
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -114,7 +111,7 @@ class ScoreEndpoint:
         asked = asked_in_json(body) if in_json else Asked.from_bytes(body, scorer.limits.windows)
         answers = await scorer.score(asked)
         if in_json:
-            return JSONResponse(answers_in_json(answers))
+            return Response(answers_in_json(answers), media_type="application/json")
         data = answer_message(self.instance, answers)
         return Response(data, media_type=CONTENT_TYPE)
 
@@ -127,33 +124,6 @@ class ScoreEndpoint:
     async def tokens(self, request: Request) -> Response:
         """Answers with the text of every token, for clients that have no tokenizer."""
         return JSONResponse({"texts": await asyncio.to_thread(lambda: self.prober.token_texts)})
-
-
-# ── versions of vLLM before 0.26 ─────────────────────────────────────────────────────────────────────────────────────
-class ScoreMiddleware:
-    """The same routes for versions of vLLM without endpoint plugins, named with vLLM's flag ``--middleware``.
-
-    A middleware is called when the application starts, and the application holds the engine. The routes are added to
-    the application itself, so the key is checked before them, as for every other route.
-    """
-
-    def __init__(self, app: Any) -> None:
-        self.app, self.service = app, ScoreEndpoint()
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan":
-            application = scope["app"]
-            state = application.state
-            self.service.attach_router(application)
-            try:
-                await self.service.init_state(state.engine_client, state, state.args)
-            except Exception as error:
-                logger.error("scoremode: %s", error)
-                await receive()
-                why = str(error) if isinstance(error, ScoremodeError) else f"{type(error).__name__}: {error}"
-                await send({"type": "lifespan.startup.failed", "message": why})
-                return
-        await self.app(scope, receive, send)
 
 
 # ── answers ───────────────────────────────────────────────────────────────────────────────────────────────

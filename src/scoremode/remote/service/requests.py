@@ -5,7 +5,6 @@ Every request is checked here, because a worker that fails ends the server.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, TypeVar
@@ -13,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import numpy as np
 
-from scoremode.core.engine.messages import Asked, own_tokens
+from scoremode.core.engine.messages import Asked, TooLargeError, own_tokens
 from scoremode.core.scores.answers import Answers, Window
 from scoremode.core.strict_json import parse_received
 from scoremode.errors import InputError
@@ -23,10 +22,6 @@ MIB = 1 << 20
 MOST_JSON = 4 * MIB
 SCORE_EXAMPLE = 'send {"windows": [{"ids": [1, 2, 3]}]}'
 F = TypeVar("F")
-
-
-class TooLargeError(InputError):
-    """A request is larger than the service allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +109,7 @@ Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
 class WindowForm(msgspec.Struct, forbid_unknown_fields=True):
-    """A window in JSON. Without targets, the next tokens are scored; without rows, all rows are scored."""
+    """A window in JSON. Without rows and targets, every token but the first is scored."""
 
     ids: list[Id] = []
     rows: list[Id] | None = None
@@ -150,28 +145,12 @@ def _window(index: int, given: WindowForm) -> Window:
     ids = np.array(given.ids, np.int32)
     if given.rows is None and given.targets is None:
         return own_tokens(ids)
-    rows = np.array(range(len(given.targets or ())) if given.rows is None else given.rows, np.int32)
-    if given.targets is None:
-        if not (rows < len(ids) - 1).all():
-            raise InputError(
-                f"window {index} has a row without a next token, and no targets", fix="give targets for each row"
-            )
-        return Window(ids, rows, ids[rows + 1][:, None])
-    if len(rows) != len(given.targets):
-        raise InputError(
-            f"window {index} has {len(rows)} rows and {len(given.targets)} lists of targets", fix=SCORE_EXAMPLE
-        )
-    if len({len(line) for line in given.targets}) > 1:
-        raise InputError(f"the targets of window {index} are not lists of one length", fix=SCORE_EXAMPLE)
-    return Window(ids, rows, np.array(given.targets or np.zeros((0, 1)), np.int32))
+    rows, targets = given.rows or [], given.targets or []
+    if len(rows) != len(targets) or len({len(line) for line in targets}) > 1:
+        raise InputError(f"window {index} has not a list of targets for each row, all as long", fix=SCORE_EXAMPLE)
+    return Window(ids, np.array(rows, np.int32), np.array(targets or np.zeros((0, 1)), np.int32))
 
 
-def answers_in_json(found: Sequence[Answers]) -> dict[str, Any]:
+def answers_in_json(found: Sequence[Answers]) -> bytes:
     """Returns every column of every window. The logarithm of probability zero is null, because JSON has no infinity."""
-    return {"windows": [{name: _finite(getattr(own, name).tolist()) for name in own.columns} for own in found]}
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return msgspec.json.encode({"windows": [{name: column.tolist() for name, column in own.arrays()} for own in found]})

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from scoremode.core.engine.base import SCORES, Engine, EngineFacts, Wanted
-from scoremode.core.engine.messages import Asked
+from scoremode.core.engine.messages import Asked, TooLargeError
 from scoremode.core.engine.options import Options
 from scoremode.core.engine.registry import ChosenEngine
 from scoremode.core.models.subject import Subject
@@ -36,7 +36,7 @@ from scoremode.engines.vllm.self_test import (
 )
 from scoremode.engines.vllm.wire import ExtraResults, Job, Request
 from scoremode.errors import EngineError
-from scoremode.remote.service.requests import Limits, ModelLimits, TooLargeError, check
+from scoremode.remote.service.requests import Limits, ModelLimits, check
 from scoremode.values import Bools, Ids
 
 PROB_EXAMPLE = 'send {"prompt": "The capital of France is", "targets": [" Paris", " London"]}'

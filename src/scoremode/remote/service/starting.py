@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import socket
-import subprocess
 import sys
 import uuid
 from collections.abc import Sequence
@@ -15,10 +13,9 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NoReturn
-from urllib.parse import urlsplit
 
 from scoremode.core.arguments import read_key, secret_on_command_line
-from scoremode.core.disk.manifests import command_without_secrets, is_secret
+from scoremode.core.disk.manifests import is_secret
 from scoremode.core.engine.options import HUB_TOKEN
 from scoremode.core.models.embedded import EMBEDDED
 from scoremode.core.models.facts import hub_config, read_config, resolve
@@ -32,11 +29,11 @@ from scoremode.engines.vllm.start import (
     runner_defaults,
 )
 from scoremode.engines.vllm.wire import KEY
-from scoremode.errors import InputError, OptionError
-from scoremode.remote.service import requests, watching
+from scoremode.errors import InputError, ModelError, OptionError
+from scoremode.remote.service import requests
 from scoremode.remote.service.access import KEYS, digest_of
 
-MIDDLEWARE = "scoremode.remote.service.endpoint.ScoreMiddleware"  # before vLLM 0.26, which has endpoint plugins
+OLDEST = (0, 26)  # the first version with endpoint plugins
 ACCESS = "scoremode.remote.service.access.Access"
 ENDPOINT_GROUP = "vllm.endpoint_plugins"
 OTHER_GROUPS = (
@@ -45,19 +42,9 @@ OTHER_GROUPS = (
     "vllm.stat_logger_plugins",
     "vllm.io_processor_plugins",
 )
-NO_KL = "a service gives no KL; scoremode compare REFERENCE MODEL --engine vllm measures it"
 OURS = {
-    "runner": "score mode runs with --runner pooling",
-    "convert": "score mode converts models itself",
-    "task": "score mode sets it",
-    "pooler_config": "score mode sets it",
-    "override_pooler_config": "score mode sets it",
-    "additional_config": "score mode sets it",
-    "skip_tokenizer_init": "the service tokenizes text",
-    "headless": "a server without a front end answers nobody",
-    "omni": "score mode is for language models",
-    "divergence": NO_KL,
-    "most_heads_mib": NO_KL,
+    *("runner", "convert", "task", "pooler_config", "override_pooler_config", "additional_config"),
+    *("skip_tokenizer_init", "headless", "omni", "divergence", "most_heads_mib"),
 }
 SWITCHES = {"kv_sharing_fast_prefill", "enforce_eager", "trust_remote_code", "skip_tokenizer_init", "headless", "omni"}
 PORT = 8000  # vLLM's own default
@@ -92,12 +79,6 @@ class Command:
     address: str
     model: str  # the name to ask for
 
-    def shown(self) -> str:
-        """The command as one could type it, without secrets."""
-        shown = {name: value for name, value in self.environment.items() if name not in (KEYS, VLLM_KEY)}
-        changes = [f"{name}={shlex.quote(value)}" for name, value in sorted(shown.items())]
-        return " ".join([*changes, shlex.join(command_without_secrets(self.words))])
-
 
 def read_flags(words: Sequence[str]) -> dict[str, str | None]:
     """vLLM's flags by name, as far as they matter here; None for a flag without a value."""
@@ -126,6 +107,10 @@ def command(model: str, options: ServiceOptions, flags: Sequence[str]) -> Comman
     options.limits()
     installed = support.installed_version()
     support.check_version(installed, options.allow_untested)
+    if support.version_numbers(installed) < OLDEST:
+        raise ModelError(
+            f"scoremode serve needs vLLM 0.26 or newer, and {installed} is installed", fix="pip install -U vllm"
+        )
     support.check_plugin()
     support.check_head(options.head, options.head_kernel)
     if model.startswith("-") or not model:
@@ -136,13 +121,9 @@ def command(model: str, options: ServiceOptions, flags: Sequence[str]) -> Comman
     name, folder = given.get("served_model_name") or model, _folder(model, given.get("revision"))
     named = ["--served-model-name", model] if model == EMBEDDED and name == model else []
     words = [*_program(folder), *flags, *named, *_score_mode(folder, given, options)]
-    environment = _environment(given)
+    environment = {**_environment(given), "VLLM_PLUGINS": _plugins()}
     if keys:
         environment |= {KEYS: ",".join(digest_of(key.encode()) for key in keys), VLLM_KEY: ""}
-    if support.version_numbers(installed) >= (0, 26) and os.environ.get("SCOREMODE_SERVICE_MIDDLEWARE") != "1":
-        environment["VLLM_PLUGINS"] = _plugins()
-    else:
-        words += ["--middleware", MIDDLEWARE]
     words += ["--middleware", ACCESS]  # the last one is the outermost
     shown = "localhost" if host in ("0.0.0.0", "::") else host
     scheme = "https" if given.get("ssl_certfile") else "http"
@@ -178,9 +159,11 @@ def _port(given: dict[str, str | None]) -> int:
 
 
 def _refuse(given: dict[str, str | None]) -> None:
-    for name, why in OURS.items():
-        if name in given:
-            raise OptionError(f"--{name.replace('_', '-')} cannot be given: {why}", fix="leave it out")
+    for name in OURS & given.keys():
+        raise OptionError(
+            f"--{name.replace('_', '-')} cannot be given: score mode sets it, or a service has no use for it",
+            fix="leave it out; scoremode compare REFERENCE MODEL --engine vllm measures KL",
+        )
     for name in given.keys() & {"model", "config"}:
         raise OptionError(f"--{name} is not passed on to vLLM", fix="name the model first, and give flags one by one")
     named: dict[str, Any] = {name: True if value is None else value for name, value in given.items()}
@@ -278,16 +261,12 @@ def _plugins() -> str:
     return ",".join(dict.fromkeys(names))
 
 
-def become(made: Command, *, is_quiet: bool = False) -> NoReturn:
+def become(made: Command) -> NoReturn:
     """Replace this process by the server: signals reach it, and its exit code is ours."""
     own = {
         plugin.PARENT: str(os.getpid()),  # it stays when the process becomes another program
         "SCOREMODE_SERVICE_INSTANCE": uuid.uuid4().hex,
     }
-    if not is_quiet and "--uds" not in made.words:  # a socket of the file system has no address to watch
-        parts = urlsplit(made.address)
-        told = [parts.hostname or "localhost", str(parts.port or PORT), str(os.getpid())]
-        subprocess.Popen([sys.executable, "-I", watching.__file__, *told], stdin=subprocess.DEVNULL)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(made.words[0], made.words, {**os.environ, **made.environment, **own})

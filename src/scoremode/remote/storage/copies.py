@@ -15,22 +15,21 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
-from scoremode.core.cache.entries import cache_limit, make_room, mark_used
+from scoremode.core.cache.entries import cache_limit, hold_model, make_room, mark_used
 from scoremode.core.disk.files import file_sha256, write_atomically
 from scoremode.core.disk.folders import FILE_MARK, HEAD, LOCK, MANIFEST, REFERENCE, SCORES, SHARD_NAME, cache_folder
-from scoremode.core.disk.locks import hold_lock, share_until_exit
+from scoremode.core.disk.locks import hold_lock
 from scoremode.core.disk.uri import RemotePath
 from scoremode.core.strict_json import parse
-from scoremode.errors import CorpusError, RunError, StorageError, alias_path, harmless
-from scoremode.remote.storage.lock import LOCK_OBJECT
+from scoremode.errors import CorpusError, RunError, StorageError, alias_path
 from scoremode.remote.storage.objects import Objects
 
 FILES, PART = "files", ".scoremode-part.tmp"
+LOCK_OBJECT = "lock.json"  # see runs.py
 SIGNS = "*?["
 AGAIN = "run the same command again; if it stays, make it again with --fresh"
 
@@ -50,17 +49,16 @@ def fetch_once(folder: Path, mark: str, place: RemotePath, fetch: Callable[[], N
         ) from None
 
 
-def fetch_verified(objects: Objects, name: str, to: Path, *, size: int, sha256: str) -> None:
-    """Fetches a file, or the rest of it if a part is here. The file gets its final name after its hash was checked."""
+def fetch_verified(objects: Objects, name: str, to: Path, *, sha256: str) -> None:
+    """Fetches a file, which gets its final name after its hash was checked."""
+    if to.exists():
+        return
     part = to.with_name(PART)
-    for _ in range(0 if to.exists() else 2):  # the part may be of another file: then the whole file is fetched again
-        objects.fetch(name, part, size=size)
-        if file_sha256(part) == sha256:
-            os.replace(part, to)
-            return
+    objects.fetch(name, part)
+    if file_sha256(part) != sha256:
         part.unlink()
-    if not to.exists():
         raise StorageError(f"{objects.place / name} is not the file that its manifest describes", fix=AGAIN)
+    os.replace(part, to)
 
 
 def copy_of_file(place: RemotePath) -> Path:
@@ -73,19 +71,17 @@ def copy_of_file(place: RemotePath) -> Path:
     copy = folder / re.sub(r"[^\w.,+=@() -]", "_", place.name)
 
     def fetch() -> None:
-        part, size = folder / PART, int(version.partition("|")[0])
-        objects.fetch(name, part, size=size)
+        part = folder / PART
+        objects.fetch(name, part)
         if objects.version(name) != version:
             part.unlink()
             raise StorageError(f"{place} was changed while it was read", fix="run the same command again")
-        known = {"place": str(place), "version": version, "size": size, "sha256": file_sha256(part)}
+        known = {"place": str(place), "version": version, "size": part.stat().st_size, "sha256": file_sha256(part)}
         os.replace(part, copy)
         write_atomically(folder / FILE_MARK, json.dumps(known).encode())
 
     fetch_once(folder, FILE_MARK, place, fetch)
-    with suppress(OSError):
-        os.utime(folder / FILE_MARK)  # records the last use
-    share_until_exit(folder / FILE_MARK)  # the copy is not removed while this process lives
+    hold_model(folder)  # the copy is not removed while this process lives
     alias_path(str(copy), str(place))
     return copy
 
@@ -95,9 +91,8 @@ def copies_of_texts(place: RemotePath, endings: tuple[str, ...]) -> list[Path]:
     """Returns paths of copies of the texts at a place (file, folder or pattern), sorted by their names there."""
     places = _texts_at(place, endings)
     if not places:
-        what = "no file matches the pattern" if any(sign in place.path for sign in SIGNS) else "there is no text in"
         raise CorpusError(
-            f"{what} {place}",
+            f"there is no text at {place}",
             fix=f"check the address; only files that end in {' '.join(endings)} are read from a folder",
         )
     return [copy_of_file(one) for one in places]
@@ -109,19 +104,18 @@ def _texts_at(place: RemotePath, endings: tuple[str, ...]) -> list[RemotePath]:
 
     parts = place.path.split("/")
     first = next((i for i, part in enumerate(parts) if i and any(sign in part for sign in SIGNS)), len(parts))
-    folder, pattern = RemotePath(place.scheme, "/".join(parts[:first]), place.settings), parts[first:]
+    folder, pattern = RemotePath(place.scheme, "/".join(parts[:first]), place.settings), "/".join(parts[first:])
     objects = Objects(folder)
     if not pattern:
         found = objects.look()
         if found is None or not found.is_folder:
             return [folder]
     names = [one.name for one in objects.listed(deep=True) if not one.is_folder]
-    shown = [name for name in names if not re.search(r"(^|/)\.", name) or any(part.startswith(".") for part in pattern)]
+    if not re.search(r"(^|/)\.", pattern):  # hidden files must be asked for
+        names = [name for name in names if not re.search(r"(^|/)\.", name)]
     if not pattern:
-        return [folder / name for name in shown if name.lower().endswith(endings)]
-    whole = "/".join(part if part == "**" else part.replace("**", "*") for part in pattern)
-    matches = re.compile(glob_translate(whole)).match
-    return [folder / name for name in shown if matches(name)]
+        return [folder / name for name in names if name.lower().endswith(endings)]
+    return [folder / name for name in names if re.match(glob_translate(pattern), name)]
 
 
 # ── runs and references ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -144,14 +138,25 @@ def copy_of_run(place: RemotePath, *, states: bool = False) -> Path:
             raise RunError(f"{place} has no finished run yet", fix="run the command that makes it, or wait for it")
         raise RunError(f"{place} is not a run", fix="give a folder that was written with --out; check the URI")
     folder = copy_folder(manifests)
+
+    def fetch(names: Iterable[str]) -> None:
+        files = present_files(objects, manifests)
+        for name in names:
+            fetch_verified(objects, name, folder / name, sha256=files[name])
+
+    def fetch_columns() -> None:
+        fetch([SCORES])
+        for name in sorted(manifests, key=lambda name: name == MANIFEST):
+            write_atomically(folder / name, manifests[name])
+
     if not (folder / MANIFEST).exists():
         cache_limit()  # raises if the limit is invalid
-        fetch_once(folder, MANIFEST, place, lambda: _fetch_columns(objects, manifests, folder))
+        fetch_once(folder, MANIFEST, place, fetch_columns)
         make_room(folder)
     mark_used(folder)
     alias_path(str(folder), str(place))
-    for name, sha256, size in present_files(objects, manifests) if states else ():
-        fetch_once(folder, name, place, partial(fetch_verified, objects, name, folder / name, size=size, sha256=sha256))
+    for name in files_in(manifests, place) if states else ():
+        fetch_once(folder, name, place, partial(fetch, [name]))
     return folder
 
 
@@ -168,38 +173,24 @@ def copy_folder(manifests: Manifests) -> Path:
     return cache_folder() / ("references" if REFERENCE in manifests else "runs") / digest.hexdigest()[:20]
 
 
-def files_in(manifests: Manifests, place: RemotePath) -> Iterator[tuple[str, str]]:
-    """Names and hashes of the files that manifests list. Names are fixed: nothing can point elsewhere."""
-    for manifest in (REFERENCE, MANIFEST) if REFERENCE in manifests else (MANIFEST,):
-        problem = "no usable scores_sha256" if manifest == MANIFEST else "no usable list of files"
-        try:
-            known = parse(manifests[manifest])
-            if manifest == MANIFEST:
-                files = [(SCORES, str(known["scores_sha256"]))]
-            else:
-                files = [(str(entry["file"]), str(entry["sha256"])) for entry in (*known["shards"], known["head"])]
-            if not all(OWN_NAME.fullmatch(name) and SHA256.fullmatch(sha256) for name, sha256 in files):
-                raise ValueError(problem)
-        except (ValueError, LookupError, TypeError) as error:
-            words = harmless(str(error)) if isinstance(error, ValueError) else problem
-            raise RunError(f"{place / manifest} is damaged ({words})", fix=AGAIN) from None
-        yield from files
+def files_in(manifests: Manifests, place: RemotePath) -> dict[str, str]:
+    """The hashes of the files that manifests list. Names are fixed: nothing can point elsewhere."""
+    try:
+        files = {SCORES: parse(manifests[MANIFEST])["scores_sha256"]}
+        if REFERENCE in manifests:
+            known = parse(manifests[REFERENCE])
+            files |= {entry["file"]: entry["sha256"] for entry in (*known["shards"], known["head"])}
+        if all(OWN_NAME.fullmatch(name) and SHA256.fullmatch(sha256) for name, sha256 in files.items()):
+            return files
+    except (ValueError, LookupError, TypeError):
+        pass
+    raise RunError(f"{place} is damaged: its manifests do not list its files", fix=AGAIN)
 
 
-def present_files(objects: Objects, manifests: Manifests) -> list[tuple[str, str, int]]:
-    """Names, hashes and sizes of the files that manifests list; StorageError if one is missing."""
-    sizes = {found.name: found.size for found in objects.listed()}
-    files = list(files_in(manifests, objects.place))
-    for name, _ in files:
-        if name not in sizes:
+def present_files(objects: Objects, manifests: Manifests) -> dict[str, str]:
+    """The hashes of the files that manifests list, by name; StorageError if one is missing."""
+    files, listed = files_in(manifests, objects.place), {found.name for found in objects.listed()}
+    for name in files:
+        if name not in listed:
             raise StorageError(f"{objects.place / name} is missing", fix=AGAIN)
-    return [(name, sha256, sizes[name]) for name, sha256 in files]
-
-
-def _fetch_columns(objects: Objects, manifests: Manifests, folder: Path) -> None:
-    for name, sha256, size in present_files(objects, manifests):
-        if name == SCORES:
-            fetch_verified(objects, name, folder / name, size=size, sha256=sha256)
-    for name in (REFERENCE, MANIFEST):
-        if name in manifests:
-            write_atomically(folder / name, manifests[name])
+    return files

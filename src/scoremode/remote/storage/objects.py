@@ -1,55 +1,145 @@
-"""The files of a place: listed, read, written whole, removed. Operations that may still work are tried again.
+"""The files of a place: listed, read, written whole, removed, all by fsspec. Arrow's file systems are wrapped by it.
 
-An object has its name only when it is complete: object stores work that way; elsewhere it is written under another
-name first. Files are sent and fetched in pieces, so memory does not grow with them.
+Requests that fail are tried again by the library of each file system, and by nobody else. Credentials come from the
+usual chains; nothing here takes or keeps one. On object stores a file has its name only when it is complete; nothing
+else relies on that, because a run's manifest comes last and has the hashes of its files.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
+import re
 import shutil
-import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
-from scoremode.core.arguments import SERVERS, seconds_in
+from scoremode.core.arguments import SERVERS
 from scoremode.core.disk.uri import RemotePath
-from scoremode.errors import StorageError, one_line
-from scoremode.remote.storage.file_systems import (
-    ADDRESS,
-    BY_ARROW,
-    UNREACHABLE,
-    creating,
-    file_system,
-    reason_of,
-    refusal,
-)
-from scoremode.remote.storage.hub import is_missing_file
+from scoremode.core.hub import hub_is_reachable
+from scoremode.errors import InputError, ScoremodeError, StorageError, did_you_mean, one_line
+from scoremode.remote.storage.hub import endpoint, hub_error, is_hidden
 
-T = TypeVar("T")
-
-FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0  # seconds between two attempts
-FIRST_CONTACT = 2.0  # seconds for which a server is tried that has never answered: its name may be wrong
-PATIENCE = "SCOREMODE_STORAGE_PATIENCE"
-ANSWERED: set[tuple[str, str]] = set()
-"""The servers and buckets that have answered this process, by scheme and name. If they fail later, that may pass."""
-
-PIECE = 4 << 20  # bytes that are read or written at once
-UNFINISHED = ".scoremode-unfinished-"
-ATOMIC = ("s3", "gs", "abfs", "abfss", "hf")  # an object appears when it is complete, never before
+ATTEMPTS = 4  # of one request, by Arrow
+CONNECT_SECONDS, READ_SECONDS = 5.0, 15.0  # without a connection, without a byte
+REQUEST_SECONDS = 600.0  # for a whole answer over HTTP
+BY_ARROW = ("s3", "gs", "hdfs", "viewfs", "abfs", "abfss")
 NO_FOLDERS = ("s3", "gs", "hf")  # they are parts of names, or come with the first file
-HUB_SECONDS = 5.0  # for which a request to the hub is tried again, beyond what its own client does
 VERSIONS = ("mtime", "created", "ETag", "etag", "sha256", "oid", "blob_id", "LastModified", "Last-Modified")
+CHECK = "check the URI, the network, the credentials and what they may do"
+SECRET = re.compile(r"(?i)((?:access|secret|session|sas|account)[\w-]*(?:key|token|id|signature)?[\"']?\s*[=:]\s*)\S+")
 
 
-def patience() -> float:
-    """Seconds for which failing requests are tried again: ``$SCOREMODE_STORAGE_PATIENCE``."""
-    return seconds_in(PATIENCE, 60.0, 0.0, "one, as in 60")
+# ── file systems ─────────────────────────────────────────────────────────────────────────────────────────────────────
+def file_system(place: RemotePath) -> Any:
+    """fsspec's file system of a place. Nothing is asked of a server yet, except whether the hub is up."""
+    return _opened(place.scheme, place.root, place.settings, endpoint() if place.scheme == "hf" else None)
+
+
+@cache
+def _opened(scheme: str, root: str, settings: tuple[tuple[str, str], ...], hub: str | None) -> Any:
+    try:
+        if scheme not in BY_ARROW:
+            return _by_fsspec(scheme, root, hub)
+        from fsspec.implementations.arrow import ArrowFSWrapper
+
+        return ArrowFSWrapper(_by_arrow(scheme, root, dict(settings)), skip_instance_cache=True)
+    except ScoremodeError:
+        raise
+    except Exception as error:  # a library raises whatever it likes, also for a package that is not installed
+        raise StorageError(
+            f"{scheme}:// cannot be used here: {_words(error)}", fix="check the host, or use another URI"
+        ) from None
+
+
+def _by_arrow(scheme: str, root: str, settings: dict[str, str]) -> Any:
+    from pyarrow import fs
+
+    is_anonymous = settings.get("anonymous") == "true"
+    if scheme == "s3":
+        url_scheme, _, address = _endpoint_of_s3(settings).rpartition("://")
+        return fs.S3FileSystem(
+            region=settings.get("region"),
+            endpoint_override=address.rstrip("/") or None,
+            scheme=settings.get("scheme") or url_scheme or "https",
+            anonymous=is_anonymous,
+            connect_timeout=CONNECT_SECONDS,
+            request_timeout=READ_SECONDS,
+            background_writes=False,  # in the background, any number of parts would wait in memory
+            allow_delayed_open=True,  # a small object is one request
+            retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
+        )
+    if scheme == "gs":
+        return fs.GcsFileSystem(
+            endpoint_override=settings.get("endpoint_override"),
+            scheme=settings.get("scheme", "https"),
+            anonymous=is_anonymous,
+            retry_time_limit=timedelta(seconds=READ_SECONDS),
+        )
+    return fs.FileSystem.from_uri(f"{scheme}://{root}/")[0]
+
+
+def _endpoint_of_s3(settings: dict[str, str]) -> str:
+    told = os.environ.get
+    return settings.get("endpoint_override") or told("AWS_ENDPOINT_URL_S3") or told("AWS_ENDPOINT_URL") or ""
+
+
+def _by_fsspec(scheme: str, root: str, hub: str | None) -> Any:
+    if scheme == "hf":
+        from huggingface_hub import HfFileSystem
+        from huggingface_hub.utils import disable_progress_bars
+
+        if not hub_is_reachable():  # its client would try for half a minute
+            fix = "check the network and HF_ENDPOINT"
+            raise StorageError("hf:// cannot be used here: the hub cannot be reached", fix=fix)
+        disable_progress_bars()  # they would mix with ours
+        return HfFileSystem(endpoint=hub, skip_instance_cache=True)
+    import fsspec
+    from fsspec.registry import known_implementations
+
+    if scheme not in (*known_implementations, *fsspec.available_protocols()):
+        fix = did_you_mean(scheme, ["s3", "gs", "hf", "file", "memory", "hdfs", "abfs", "sftp", *SERVERS])
+        raise InputError(f"scoremode does not know the scheme {scheme}://", fix=fix)
+    kind = fsspec.get_filesystem_class(scheme)
+    settings = kind._get_kwargs_from_urls(f"{scheme}://{root}")  # host and port
+    if scheme in SERVERS:
+        from aiohttp import ClientTimeout
+
+        limits = ClientTimeout(total=REQUEST_SECONDS, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)
+        settings["client_kwargs"] = {"timeout": limits}
+    return kind(**settings)
+
+
+def creating(place: RemotePath) -> Any | None:
+    """fsspec's file system of a place, if its mode "xb" is a conditional write of the store; None if there is none.
+
+    Arrow has no conditional writes: they need s3fs or gcsfs.
+    """
+    if place.scheme == "memory":
+        return file_system(place)
+    settings = dict(place.settings)
+    is_anonymous, scheme = settings.get("anonymous") == "true", settings.get("scheme", "https")
+    address = _endpoint_of_s3(settings) if place.scheme == "s3" else settings.get("endpoint_override", "")
+    url = address if not address or "://" in address else f"{scheme}://{address}"
+    with suppress(ImportError):
+        import fsspec
+
+        if place.scheme == "s3":
+            region = {"region_name": settings["region"]} if "region" in settings else {}
+            return fsspec.filesystem("s3", anon=is_anonymous, endpoint_url=url or None, client_kwargs=region)
+        if place.scheme == "gs":
+            return fsspec.filesystem("gs", token="anon" if is_anonymous else None, endpoint_url=url or None)
+    return None
+
+
+# ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+class MissingError(StorageError):
+    """There is no such file, folder or bucket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,61 +150,44 @@ class Found:
 
 
 class Objects:
-    """The files in a folder elsewhere, by names relative to it. ``Objects(place)`` asks nothing of a server yet."""
+    """The files in a folder elsewhere, by names relative to it."""
 
     def __init__(self, place: RemotePath) -> None:
-        self.place, self._seconds = place, patience()  # for which a failing request is tried again
-        if place.scheme == "hf":
-            self._seconds = min(self._seconds, HUB_SECONDS)
-        self._fs = file_system(place)
+        self.place, self._fs = place, file_system(place)
 
-    def _path(self, name: str) -> str:
-        scheme, inner = self.place.scheme, self.place.path
-        if scheme in ("hdfs", "viewfs"):
+    @contextmanager
+    def _doing(self, what: str, name: str = "") -> Iterator[str]:
+        """Gives the path of a file. Errors become StorageErrors; ``what`` completes "cannot …", as in "be read"."""
+        place, inner = self.place / name if name else self.place, self.place.path
+        if place.scheme in ("hdfs", "viewfs"):
             inner = "/" + inner.partition("/")[2]
-        elif scheme not in BY_ARROW:
-            inner = str(self._fs._strip_protocol(f"{scheme}://{inner}"))  # without the host, unless it is http
-        return f"{inner}/{name}" if name else inner
-
-    def _place(self, name: str) -> RemotePath:
-        return self.place / name if name else self.place
-
-    def _attempt(self, name: str, doing: str, work: Callable[[], T], *, may_be_absent: bool = False) -> T:
-        """The result of ``work``, which is called again after errors that may pass; StorageError after others.
-
-        If the file ``may_be_absent``, FileNotFoundError is passed on.
-        """
-        began, pause, server = time.monotonic(), FIRST_PAUSE, (self.place.scheme, self.place.root)
-        while True:
-            try:
-                self._fs.invalidate_cache()  # others may have changed something
-                found = work()
-                ANSWERED.add(server)
-                return found
-            except Exception as error:  # each file system of fsspec raises its own kinds
-                if may_be_absent and is_missing_file(error):
-                    raise
-                reason = reason_of(error)
-                is_new = reason is UNREACHABLE and server not in ANSWERED and not os.environ.get(PATIENCE)
-                seconds = min(self._seconds, FIRST_CONTACT) if is_new else self._seconds
-                passes = not isinstance(error, StorageError) and reason.may_pass
-                if not passes or time.monotonic() + pause > began + seconds:
-                    raise refusal(self._place(name), doing, error) from None
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
-
-    def _if_there(self, name: str, doing: str, work: Callable[[], T]) -> T | None:
-        """The result of ``work``; None if there is no such file."""
-        with suppress(FileNotFoundError):
-            return self._attempt(name, doing, work, may_be_absent=True)
-        return None
+        elif place.scheme not in BY_ARROW:
+            inner = str(self._fs._strip_protocol(f"{place.scheme}://{inner}"))  # without the host, unless it is http
+        try:
+            self._fs.invalidate_cache()  # others may have changed something
+            yield f"{inner}/{name}" if name else inner
+        except FileNotFoundError as error:
+            cause = error.__cause__
+            if place.scheme == "hf" and is_hidden(cause):
+                raise hub_error(place, what, cause) from None
+            # over HTTP, fsspec calls every file missing that it cannot read
+            if place.scheme in SERVERS and cause is not None and getattr(cause, "status", None) not in (404, 410):
+                raise StorageError(f"{place} cannot {what}: {_words(cause)}", fix=CHECK) from None
+            raise MissingError(f"{place} cannot {what}: it does not exist", fix=CHECK) from None
+        except ScoremodeError:
+            raise
+        except Exception as error:  # each file system of fsspec raises its own kinds
+            if place.scheme == "hf":
+                raise hub_error(place, what, error) from None
+            raise StorageError(f"{place} cannot {what}: {_words(error)}", fix=CHECK) from None
 
     # ── look ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     def listed(self, *, deep: bool = False) -> list[Found]:
         """The files in the folder, sorted by name; none if there is no such folder."""
-        path = self._path("")
-        found = self._if_there("", "be listed", lambda: list(self._entries(path, deep=deep))) or []
-        return sorted((_found(one, one["name"][len(path) :].lstrip("/")) for one in found), key=lambda one: one.name)
+        found = list[Found]()
+        with suppress(MissingError), self._doing("be listed") as path:
+            found = [_found(one, one["name"][len(path) :].lstrip("/")) for one in self._entries(path, deep=deep)]
+        return sorted(found, key=lambda one: one.name)
 
     def _entries(self, path: str, *, deep: bool) -> Iterator[dict[str, Any]]:
         # not fsspec's own walk, which leaves out folders that it cannot read
@@ -124,107 +197,62 @@ class Objects:
                 if deep and one["type"] == "directory":
                     yield from self._entries(one["name"], deep=True)
 
+    def _info(self, name: str) -> dict[str, Any] | None:
+        with suppress(MissingError), self._doing("be read", name) as path:
+            return dict(self._fs.info(path))
+        return None
+
     def look(self, name: str = "") -> Found | None:
         """The file or folder of that name; None if there is none."""
-        about = self._if_there(name, "be read", lambda: self._info(name))
+        about = self._info(name)
         return None if about is None else _found(about, name)
 
     def version(self, name: str = "") -> str | None:
         """Everything that a server tells about a file's content without sending it; None if there is no such file."""
-
-        def work() -> dict[str, Any]:
-            about = self._info(name)
-            if self.place.scheme in BY_ARROW and about["type"] != "directory":
-                with self._fs.open(self._path(name)) as file:
-                    about["ETag"] = sorted((file.stream.metadata() or {}).items())
-            return about
-
-        about = self._if_there(name, "be read", work)
+        about = self._info(name)
         if about is None or about["type"] == "directory":
             return None
         return f"{about['size'] or 0}|{[str(about.get(key)) for key in VERSIONS]}"
 
-    def _info(self, name: str) -> dict[str, Any]:
-        """What is known of a file. Over HTTP, fsspec calls every file missing that it cannot read: see why."""
-        try:
-            return dict(self._fs.info(self._path(name)))
-        except FileNotFoundError as error:
-            cause = error.__cause__
-            status = getattr(cause, "status", None)
-            if self.place.scheme not in SERVERS or cause is None or status in (404, 410):
-                raise
-            if status is not None:
-                raise OSError(f"HTTP status {status}") from None  # some of them pass
-            why = one_line(str(cause))[:200] or type(cause).__name__
-            raise StorageError(
-                f"{self._place(name)} cannot be read: the server does not answer ({why})", fix=ADDRESS
-            ) from None
-
     # ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     def read(self, name: str, *, most: int) -> bytes | None:
         """The content of a small file, at most ``most`` bytes of it; None if there is no such file."""
+        with suppress(MissingError), self._doing("be read", name) as path, self._fs.open(path) as file:
+            return bytes(file.read(most))
+        return None
 
-        def work() -> bytes:
-            with self._fs.open(self._path(name)) as file:
-                return bytes(file.read(most))
-
-        return self._if_there(name, "be read", work)
-
-    def _pieces(self, name: str, begin: int, end: int) -> Iterator[bytes]:
-        """The bytes of a file from ``begin`` to ``end``, in pieces. If the connection breaks, a piece is read again."""
-        source: Any | None = None
-
-        def work() -> bytes:
-            nonlocal source
-            try:
-                if source is None:
-                    source = self._fs.open(self._path(name))
-                    source.seek(begin)
-                data = bytes(source.read(min(PIECE, end - begin)))
-            except Exception:
-                source = None
-                raise
-            if not data:
-                source = None
-                raise OSError("unexpected end of the file")
-            return data
-
-        while begin < end:
-            piece = self._attempt(name, "be read", work)
-            yield piece
-            begin += len(piece)
-
-    def fetch(self, name: str, to: Path, *, size: int) -> None:
-        """Append to ``to`` the bytes that it lacks of a file of this size; start again if ``to`` is longer.
-
-        The caller checks the result: the file may have been changed at the other end meanwhile.
-        """
-        with to.open("ab") as file:
-            if file.tell() > size:
-                file.truncate(0)
-                file.seek(0)
-            for piece in self._pieces(name, file.tell(), size):
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
+    def fetch(self, name: str, to: Path) -> None:
+        """Copies a file. The caller checks the result: the file may have been changed at the other end meanwhile."""
+        with self._doing("be read", name) as path:
+            self._fs.get_file(path, str(to))
 
     # ── write ────────────────────────────────────────────────────────────────────────────────────────────────────────
     def write(self, name: str, data: bytes) -> None:
-        self._attempt(name, "be written", lambda: self._put(name, BytesIO(data)))
+        self._put(name, BytesIO(data))
+
+    def send(self, name: str, path: Path) -> None:
+        with path.open("rb") as file:
+            self._put(name, file)
+
+    def _put(self, name: str, file: IO[bytes]) -> None:
+        with self._doing("be written", name) as path:
+            if self.place.scheme not in NO_FOLDERS:
+                self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+            with self._fs.open(path, "wb") as stream:
+                shutil.copyfileobj(file, stream, 1 << 22)
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a small file unless there is one of that name; return whether it was written.
+        """Writes a small file unless there is one of that name; returns whether it was written.
 
         Without a conditional write of the store, two processes at once may both be told that they wrote it.
         """
-        store, path = creating(self.place), self._path(name)
-
-        def work() -> bool:
-            if store is None:
-                if self.look(name) is not None:
-                    return False
-                self._put(name, BytesIO(data))
-                return True
+        store = creating(self.place)
+        if store is None:
+            if self.look(name) is not None:
+                return False
+            self.write(name, data)
+            return True
+        with self._doing("be written", name) as path:
             try:
                 with store.open(path, "xb") as file:
                     file.write(data)
@@ -234,34 +262,18 @@ class Objects:
                 return False
             return True
 
-        return self._attempt(name, "be written", work)
-
-    def send(self, name: str, path: Path) -> None:
-        with path.open("rb", buffering=0) as file:
-            self._attempt(name, "be written", lambda: self._put(name, file))
-
-    def _put(self, name: str, file: IO[bytes]) -> None:
-        size, final, scheme = file.seek(0, os.SEEK_END), self._path(name), self.place.scheme
-        folder, _, last = final.rpartition("/")
-        path = final if scheme in ATOMIC else f"{folder}/{UNFINISHED}{secrets.token_hex(4)}-{last}"
-        if scheme not in NO_FOLDERS:
-            self._fs.makedirs(folder, exist_ok=True)
-        with self._fs.open(path, "wb") as stream:
-            file.seek(0)
-            shutil.copyfileobj(file, stream, PIECE)
-        self._fs.invalidate_cache()
-        written = self._fs.info(path)["size"]
-        if written != size:  # a read that failed in between still ends the object
-            with suppress(Exception):
-                self._fs.rm_file(path)
-            raise OSError(f"unexpected end: {written} of {size} bytes arrived")
-        if path != final:
-            self._fs.mv(path, final)
-
     def remove(self, name: str) -> None:
-        """Remove a file; does nothing if there is none."""
-        self._if_there(name, "be removed", lambda: self._fs.rm_file(self._path(name)))
+        """Removes a file; does nothing if there is none."""
+        with suppress(MissingError), self._doing("be removed", name) as path:
+            self._fs.rm_file(path)
 
 
 def _found(about: dict[str, Any], name: str) -> Found:
     return Found(name.rstrip("/"), about["size"] or 0, about["type"] == "directory")
+
+
+def _words(error: BaseException) -> str:
+    """What a library says of an error, in one line and without secrets."""
+    status = getattr(error, "status", None)
+    words = f"HTTP status {status}" if isinstance(status, int) else one_line(str(error)) or type(error).__name__
+    return SECRET.sub(r"\1(not shown)", words)[:300]

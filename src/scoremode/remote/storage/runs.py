@@ -1,6 +1,6 @@
 """Runs and references behind a URI: made in a work folder here, and sent when they are complete.
 
-URI/lock.json                who is writing (remote/storage/lock.py)
+URI/lock.json                who is writing: the id of the work folder, the host, the process, and since when
 URI/states-….safetensors     of a reference: its files
 URI/scores.parquet           one row per target
 URI/manifest.json            sent last: if it is there, the run is complete
@@ -8,6 +8,9 @@ URI/manifest.json            sent last: if it is there, the run is complete
 The work folder lies in the cache and is named after the URI; it is an ordinary run folder (runs.py), in which the same
 command resumes. What a run replaces stays until the new run is complete: then the old manifest is removed first. While
 the URI has our lock, the work folder counts, and not what lies there: an upload that was cut is begun again.
+
+The store creates the lock only if there is none. A process that was killed leaves it: the same command on the same
+machine finds the id of its work folder in it, and goes on. A user who knows that the writer died deletes the object.
 
 In a repository of the Hugging Face hub there is no lock. All files are added, and those of a run that is replaced are
 removed, in a single commit that must follow the commit seen before. Other files of the repository are never touched.
@@ -17,12 +20,20 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import shutil
+import socket
+from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from scoremode.core.arguments import SERVERS
 from scoremode.core.cache.entries import cache_limit
+from scoremode.core.disk.files import write_atomically
 from scoremode.core.disk.folders import (
     JOURNAL,
     LOCK,
@@ -39,14 +50,81 @@ from scoremode.core.store import runs
 from scoremode.core.store.run import Run
 from scoremode.core.strict_json import parse
 from scoremode.errors import InputError, RunError, StorageError, alias_path, harmless, print_line
-from scoremode.remote.storage.copies import copy_folder, files_in, present_files, read_manifests
+from scoremode.remote.storage.copies import LOCK_OBJECT, copy_folder, files_in, present_files, read_manifests
 from scoremode.remote.storage.hub import Repository, is_repository
-from scoremode.remote.storage.lock import LOCK_OBJECT, RemoteLock
-from scoremode.remote.storage.objects import Objects
+from scoremode.remote.storage.objects import Objects, creating
 
 STAYS = "what was scored is kept on this machine: run the same command again, without --fresh, to send it"
 
 
+# ── the lock ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+class Holder(msgspec.Struct, frozen=True):
+    """The content of a lock, and of the note in the work folder. If it cannot be read, the defaults count."""
+
+    id: str = ""  # of the work folder
+    host: str = "an unknown machine"
+    process: int = 0
+    since: str = "an unknown time"
+
+    @staticmethod
+    def read(data: bytes) -> Holder:
+        try:
+            return msgspec.json.decode(data, type=Holder)
+        except (msgspec.MsgspecError, RecursionError):
+            return Holder()
+
+
+class RemoteLock:
+    """The right to write a place, from ``acquire`` to ``release``. The work folder must be locked."""
+
+    def __init__(self, objects: Objects, folder: Path) -> None:
+        self._objects, self._note, self._is_held = objects, folder / PLACE, False
+        self.stays = False  # with an upload that was cut
+
+    def _id(self) -> str:
+        """The id of the work folder; empty if it has none yet."""
+        return Holder.read(self._note.read_bytes()).id if self._note.exists() else ""
+
+    def _holder(self) -> Holder | None:
+        """Who holds the lock; None if nobody does."""
+        data = self._objects.read(LOCK_OBJECT, most=1 << 16)
+        return None if data is None else Holder.read(data)
+
+    def is_ours(self) -> bool:
+        """Was the lock left by a process that had the same work folder?"""
+        holder = self._holder() if self._id() else None
+        return holder is not None and holder.id == self._id()
+
+    def acquire(self) -> None:
+        """Take the lock; RunError if another one holds it."""
+        mine, place = self._id() or secrets.token_hex(8), self._objects.place
+        write_atomically(self._note, msgspec.json.encode(Holder(mine)))
+        now = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
+        data = msgspec.json.encode(Holder(mine, socket.gethostname(), os.getpid(), now))
+        if not self._objects.create(LOCK_OBJECT, data):
+            holder = self._holder() or Holder()
+            if holder.id != mine:
+                raise RunError(
+                    f"process {holder.process} on {harmless(holder.host)[:80]} has been writing into {place} since "
+                    f"{harmless(holder.since)[:40]}",
+                    fix=f"wait for it; if it died, delete {place / LOCK_OBJECT}",
+                )
+            self._objects.write(LOCK_OBJECT, data)
+        self._is_held = True
+        if creating(place) is None:
+            package = {"s3": "s3fs", "gs": "gcsfs"}.get(place.scheme)
+            hint = f"; pip install {package} helps" if package else ""
+            print_line(f"scoremode: nobody keeps two writers of {place} apart that begin at once{hint}")
+
+    def release(self) -> None:
+        """Remove the lock; does nothing if it is not held, or if it ``stays``."""
+        if self._is_held and not self.stays:
+            with suppress(StorageError):  # the same command recognizes it
+                self._objects.remove(LOCK_OBJECT)
+        self._is_held = False
+
+
+# ── the claim ────────────────────────────────────────────────────────────────────────────────────────────────────────
 class RemoteClaim(runs.Claim):
     """A folder behind a URI for one run: gives its finished run, or else the right to write there, and a work folder.
 
@@ -60,7 +138,7 @@ class RemoteClaim(runs.Claim):
         super().__init__(cache_folder() / kind / work, identity, fresh=fresh)
         self.place = place
         self._objects = Objects(place)
-        self._remote_lock = RemoteLock(place, self._objects, LOCK_OBJECT, self.folder)
+        self._remote_lock = RemoteLock(self._objects, self.folder)
         self._repository = Repository.of(place) if is_repository(place) else None
         self._replaces, self._goes_on = fresh, False
         self._follows: str | None = None  # the newest commit when the repository was looked at
@@ -71,13 +149,11 @@ class RemoteClaim(runs.Claim):
     def _take(self) -> Run | None:
         """Return the finished run behind the URI; if there is none, take the right to write there and return None."""
         cache_limit()  # raises if the limit is invalid, before anything is scored
-        self._goes_on = self._is_left_here()
-        found = self._published()  # raises before anything is written
-        if found is not None:
-            return found
         self._lock = runs.lock_folder(self.folder, waits=False, name=str(self.place))
         alias_path(str(self.folder), str(self.place))
         self._goes_on = self._is_left_here()
+        if (found := self._published()) is not None:
+            return found
         self._take_place()
         found = self._published()  # again, because it may have changed meanwhile
         if found is None:
@@ -142,7 +218,7 @@ class RemoteClaim(runs.Claim):
     # ── publish ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def publish(self, run: Run) -> Run:
         """Send the files of the finished run, its manifests last, and remove those of the run that it replaces."""
-        names = [*(name for name, _ in files_in(self._manifests(), self.place)), *self._manifests()]
+        names = [*files_in(self._manifests(), self.place), *self._manifests()]
         old = sorted(self._old_files.difference(names))
         try:
             if self._repository is None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from scoremode.core.disk.folders import MANIFEST, SCORES
 from scoremode.core.disk.stores import Store
 from scoremode.core.disk.uri import RemotePath
-from scoremode.remote.storage.copies import copies_of_texts, copy_of_file, copy_of_run
-from scoremode.remote.storage.lock import LOCK_OBJECT
+from scoremode.remote.storage.copies import LOCK_OBJECT, copies_of_texts, copy_of_file, copy_of_run
 from scoremode.remote.storage.objects import Objects
 from scoremode.remote.storage.runs import RemoteClaim
 
