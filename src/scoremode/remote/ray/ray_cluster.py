@@ -14,17 +14,34 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from scoremode.core.installation import pip_install
 from scoremode.core.verbs.replicas import Spread
 from scoremode.errors import EngineError, OptionError, one_line
-from scoremode.remote.ray.replicas import ClusterRoom
 
 START = "start one with ray start --head, or leave --ray out to start Ray on this machine"
 CONNECT_SECONDS = 3.0
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_COLOR_PREFIX": "0"}
 TOKEN_SETTINGS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRoom:
+    """The GPUs and CPUs that one replica needs, all on one node.
+
+    >>> ClusterRoom(gpus=2.0, cpus=1.0).words
+    '2 GPUs and 1 CPU'
+    """
+
+    gpus: float
+    cpus: float
+
+    @property
+    def words(self) -> str:
+        parts = [f"{n:g} {kind}{'' if n == 1 else 's'}" for n, kind in ((self.gpus, "GPU"), (self.cpus, "CPU"))]
+        return " and ".join(part for part in parts if not part.startswith("0 ")) or "nothing"
 
 
 class Cluster:

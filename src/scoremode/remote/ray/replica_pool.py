@@ -17,9 +17,8 @@ from scoremode.core.statistics.estimate import finite_or_none
 from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.replicas import Pieces, Spread
 from scoremode.errors import EngineError, ScoremodeError
-from scoremode.remote.ray.ray_cluster import Cluster, reason_of
+from scoremode.remote.ray.ray_cluster import Cluster, ClusterRoom, reason_of
 from scoremode.remote.ray.replica import Finished, Opened, Replica, ReplicaSpec
-from scoremode.remote.ray.replicas import ClusterRoom
 from scoremode.values import Bools, Floats, change
 
 logger = logging.getLogger(__name__)

@@ -9,13 +9,14 @@ import importlib.util
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from scoremode.core.arguments import require_text, whole_number
 from scoremode.core.installation import pip_install
 from scoremode.core.verbs.replicas import OpenWorker, Spread
 from scoremode.errors import OptionError
+from scoremode.remote.ray.ray_cluster import ClusterRoom
 
 if TYPE_CHECKING:
     from scoremode.core.engine.options import Options
@@ -26,23 +27,6 @@ if TYPE_CHECKING:
     from scoremode.remote.ray.replica_pool import ReplicaPool
 
 MOST = 100_000  # replicas; a larger number is taken for a typing error
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterRoom:
-    """The GPUs and CPUs that one replica needs, all on one node.
-
-    >>> ClusterRoom(gpus=2.0, cpus=1.0).words
-    '2 GPUs and 1 CPU'
-    """
-
-    gpus: float
-    cpus: float
-
-    @property
-    def words(self) -> str:
-        parts = [f"{n:g} {kind}{'' if n == 1 else 's'}" for n, kind in ((self.gpus, "GPU"), (self.cpus, "CPU"))]
-        return " and ".join(part for part in parts if not part.startswith("0 ")) or "nothing"
 
 
 def room_for(spread: Spread, plugin: EnginePlugin, options: Options) -> ClusterRoom:
