@@ -109,7 +109,7 @@ class ModuleTensors(TensorReader):
     def _stored(self, name: str, module: str) -> StoredWeight:
         parts = self.parts_of(module)
         shape, kind = self._described(module, parts)
-        bits = 8 * sum(part.end - part.begin for part in parts.values()) / max(math.prod(shape), 1)
+        bits = 8 * sum(part.bytes for part in parts.values()) / max(math.prod(shape), 1)
         return StoredWeight(name, shape, bits, kind)
 
     def _described(self, module: str, parts: Mapping[str, StoredTensor]) -> tuple[Shape, str]:
