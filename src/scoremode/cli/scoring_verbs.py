@@ -119,7 +119,7 @@ class ReferenceVerb(Verb):
         outputs = extensions.offered("reference-output")
         files = {output.name: getattr(parsed, output.name) for output in outputs}
         if parsed.out is None and not any(files.values()):
-            others = "".join(f", {flag}, or both" for output in outputs for flag in output.flag)
+            others = "".join(f", or {flag}" for output in outputs for flag in output.flag)
             raise OptionError("the reference has no place to go", fix=f"give --out DIR{others}")
         with progress_bar("scoring") as progress:
             result = reference(

@@ -198,15 +198,9 @@ def test_a_model_writes_the_distributions_of_its_logits(tmp_path: Path, tiny: Pa
         assert abs(ours[4:].astype(int) - codes).max() <= 2, "float noise moves a code by a step or two"
 
 
-def test_a_reference_beside_it_gives_the_same_file(tmp_path: Path, tiny: Path) -> None:
-    alone = written(tiny, tmp_path / "alone.kld")
-    both = tmp_path / "both.kld"
-    sm.reference(str(tiny), tmp_path / "ref", kld=both, text=TEXT, context_length=CONTEXT)
-    assert both.read_bytes() == alone.read_bytes()
-    assert len(sm.compare(str(tmp_path / "ref"), str(tiny))) == 1
-    again = tmp_path / "again.kld"
-    sm.reference(str(tiny), tmp_path / "ref", kld=again, text=TEXT, context_length=CONTEXT)
-    assert again.read_bytes() == alone.read_bytes(), "from the reference that is there"
+def test_a_reference_is_a_command_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="run a second command"):
+        sm.reference("table:uniform", tmp_path / "ref", kld=tmp_path / "x.kld", text=TEXT, context_length=CONTEXT)
 
 
 def test_only_an_older_kld_file_is_replaced(tmp_path: Path) -> None:

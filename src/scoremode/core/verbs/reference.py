@@ -46,7 +46,7 @@ class ReferenceOutput(Protocol):
     def check(
         self, file: str | Path, question: Mapping[str, Any], *, fresh: bool, out: str | Path | RemotePath | None
     ) -> CheckedOutput:
-        """Refuses a file that cannot be written, and a question that it cannot have; ``out`` is made before it."""
+        """Refuses a file that cannot be written, and a question that it cannot have; ``out``: of a reference."""
 
 
 class CheckedOutput(Protocol):
@@ -56,9 +56,6 @@ class CheckedOutput(Protocol):
 
     def score(self, model: LazyModel, progress: Progress | None) -> Run:
         """Scores the question and writes the file alone; the run is not kept."""
-
-    def convert(self, folder: str | Path | RemotePath, asked: Question, progress: Progress | None) -> None:
-        """Writes the file from a reference, without the model."""
 
 
 class FileArguments(TypedDict, total=False):
@@ -87,7 +84,7 @@ def reference(
 
     ``arguments`` are those of a question, and the engine's options. Without ``out`` the reference lies in the cache
     folder; the run's ``path`` says where. ``kld`` names a file in the format of llama.cpp that the distributions are
-    written to, by the method llamacpp; without ``out``, nothing else is kept then.
+    written to, by the method llamacpp; nothing else is kept then.
 
     >>> reference("table:uniform", "ref", text="any text").perplexity    # doctest: +SKIP
     256.0 ± ?
@@ -120,12 +117,12 @@ def reference_of(
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> Run:
-    """Makes a reference of a model, files of its distributions, or both."""
+    """Makes a reference of a model, or files of its distributions."""
     checked = list[CheckedOutput]()
     for output, file in files:
         checked.append(output.check(file, question, fresh=fresh, out=out))
         question = checked[-1].question
-    if checked and out is None:
+    if checked:
         return [one.score(model, progress) for one in checked][-1]
     require(model.plugin, "hidden_states", "give the hidden states that a reference keeps")
     if out is None and model.is_given:
@@ -140,9 +137,6 @@ def reference_of(
             worker = model.engine_for(asked, progress)
             repeatable = _repeatable({**question, "method": asked.plan.method, "tokenizer": tokenizer})
             run = _score_and_store(asked, worker, claim, repeatable, progress)
-    for one in checked:
-        assert out is not None
-        one.convert(out, asked, progress)
     return run
 
 

@@ -15,20 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.core.disk.files import written_atomically
 from scoremode.core.disk.uri import RemotePath
 from scoremode.core.engine.base import Wanted
-from scoremode.core.engine.baseline import StoredBaseline
 from scoremode.core.engine.registry import require
 from scoremode.core.plan.path import DECODE
 from scoremode.core.plan.plan import Plan
-from scoremode.core.references.reader import open_reference
 from scoremode.core.scores.answers import FAULT
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
 from scoremode.core.verbs.model import LazyModel, in_memory
 from scoremode.core.verbs.outputs import Output, check_output
-from scoremode.core.verbs.progress import Progress, announce
+from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.scoring import UnfinishedRun
 from scoremode.errors import EngineError, InputError, MethodError, OptionError, RunError
@@ -51,8 +48,10 @@ class KldTarget:
     def of(
         name: str | Path, question: Mapping[str, Any], *, fresh: bool, out: str | Path | RemotePath | None
     ) -> KldTarget:
-        asked = _question(question)
-        return KldTarget(_check(name, fresh=fresh, made_later=out), asked, fresh)
+        if out is not None:
+            fix = "leave --out out, and run a second command for the reference"
+            raise OptionError("--kld and --out write one file each", fix=fix)
+        return KldTarget(_check(name, fresh=fresh), _question(question), fresh)
 
     def score(self, model: LazyModel, progress: Progress | None) -> Run:
         """Score a text and write the distributions of all its targets; the run itself is returned and not stored."""
@@ -92,38 +91,12 @@ class KldTarget:
             writer.finish(self.output.path)
             return unfinished.save(manifest)
 
-    def convert(self, folder: str | Path | RemotePath, asked: Question, progress: Progress | None) -> None:
-        """Writes the distributions of a reference: from its hidden states and its head, without the model."""
-        import torch
 
-        from scoremode.core.engine.distributions import LogitsOfStates
-
-        announce(progress, f"writing {self.output.name}")
-        plan, baseline = asked.plan, StoredBaseline(open_reference(folder), asked.plan)
-        layout = _layout(plan, baseline.head.vocabulary)
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        logits = LogitsOfStates.by(baseline.head, baseline.dtype, device)
-        try:
-            with written_atomically(self.output.path) as file:
-                file.write(layout.beginning(_chunk_tokens(plan)))
-                for index in range(len(plan)):
-                    records = logits.records(baseline.states(index, plan.window(index)))
-                    file.write(np.ascontiguousarray(records, "<u2").data)
-                assert file.tell() == layout.size, "a file that its header does not describe"
-        except OSError as error:
-            raise RunError(
-                f"{self.output.name} cannot be written ({error.strerror})", fix="give another file to --kld"
-            ) from None
-
-
-def _check(name: str | Path, *, fresh: bool, made_later: str | Path | RemotePath | None) -> Output:
+def _check(name: str | Path, *, fresh: bool) -> Output:
     """Checks that the file a user named can be written. Only an older .kld file may be replaced, with ``fresh``."""
-    later = None if made_later is None else str(made_later)
-    output = check_output(name, "--kld", "a .kld file", lambda o: o.beginning(len(MAGIC)) == MAGIC, made_later=later)
-    if output.place is not None:
-        raise InputError(f"{output.name} is a URI, and --kld writes a file of this machine", fix="give a file name")
-    if output.is_stream:
-        raise InputError(f"{name} is not a plain file", fix="give a file name to --kld")
+    output = check_output(name, "--kld", "a .kld file", lambda o: o.beginning(len(MAGIC)) == MAGIC)
+    if output.place is not None or output.is_stream:
+        raise InputError(f"--kld writes a file of this machine, not {name}", fix="give a file name to --kld")
     if output.exists and not fresh and not _work_folder(output).is_dir():  # else a process was killed after it wrote
         raise InputError(f"{name} exists", fix="give another name to --kld, or --fresh to replace it")
     return output

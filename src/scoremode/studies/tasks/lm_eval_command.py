@@ -67,8 +67,13 @@ def lm_eval(*words: str) -> int:
     try:
         setup_logging()
         harness = HarnessCLI()
+        parsed = harness.parse_args()
+        if getattr(parsed, "command", None) == "run" and parsed.model == NAME and parsed.config is None:
+            from scoremode.studies.tasks.model import ScoremodeLM
+
+            ScoremodeLM(**(parsed.model_args or {}))  # is refused before the harness reads its thousands of tasks
         with checked_before_scoring():
-            harness.execute(harness.parse_args())
+            harness.execute(parsed)
         return 0
     except SystemExit as ended:  # argparse of the harness has printed its help or its complaint
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
