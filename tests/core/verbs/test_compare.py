@@ -134,6 +134,15 @@ def test_several_candidates_share_one_baseline_and_have_the_scores_that_they_hav
         assert np.array_equal(getattr(first.candidate.scores, name), getattr(alone, name)), name
 
 
+def test_several_candidates_and_a_baseline_with_settings_of_its_own(models: tuple[Path, Path], tmp_path: Path) -> None:
+    """The reference that is made of the baseline has them; it is not asked again whether it takes them."""
+    names = [str(models[0]), str(models[1]), str(models[0])]
+    found = compare(*names, dtype="float32", baseline_options={"dtype": "bfloat16"}, out=tmp_path, **SMALL)
+    assert all(kl_of(one).mean() > 0 for one in found)
+    assert found[0].baseline.manifest["dtype"] == "bfloat16"
+    assert found[0].candidate.manifest["dtype"] == "float32"
+
+
 # ── whose KL it is ───────────────────────────────────────────────────────────────────────────────────────────────────
 def test_kl_of_a_finished_run_belongs_to_its_whole_baseline(
     models: tuple[Path, Path], kept: Path, tmp_path: Path, command: Command

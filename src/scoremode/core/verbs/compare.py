@@ -229,7 +229,9 @@ def _compare_each(
     models = {name: one for name, one in candidates if one is not None}
     finished = [name for name, one in candidates if one is None]
     with _opened(baseline, model, candidates, question, folders) as against:
-        models = dict(against.accept({**question, **of_baseline}, models, finished))
+        # a baseline that is stored takes no arguments; a reference that was made of a model just now has them already
+        given = {**question, **of_baseline} if model is None else question
+        models = dict(against.accept(given, models, finished))
 
         def score(name: str) -> Comparison:
             try:
