@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 
 from scoremode.core.verbs.prob.many_pairs import CHUNK
 from scoremode.core.verbs.prob.sequence import SequenceProbability
-from tests import forked
 from tests.command_line import Command, Refused
 
 PAIRS = [("ab", "cd"), ("ab", "c"), ("xyz", "é")]
@@ -149,13 +147,3 @@ def test_results_that_are_there_are_printed_as_json(command: Command, tmp_path: 
     first, second = (command(*ONE, tmp_path / "results.jsonl", "--json") for _ in range(2))
     assert first.json == second.json == results(tmp_path / "results.jsonl")
     assert (first.err, second.err) == ("", "")
-
-
-def test_results_go_to_standard_output(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "scoremode", *ONE, "/dev/stdout"]
-    piped = forked.run([*command, "--fresh"], capture_output=True, text=True, check=True)
-    with (tmp_path / "log").open("wb") as file:
-        forked.run(command, stdout=file, check=True)
-    assert piped.stderr == "1 results in /dev/stdout\n"
-    assert [json.loads(line)["target"] for line in piped.stdout.splitlines()] == ["b"]
-    assert (tmp_path / "log").read_text() == piped.stdout

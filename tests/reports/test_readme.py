@@ -55,5 +55,3 @@ def test_a_file_without_a_clear_place_is_left_alone(tmp_path: Path, content: byt
 def test_a_missing_file_is_not_made_up(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot be read \(No such file"):
         check_readme(str(tmp_path / "README.md"), MARKERS)
-    with pytest.raises(InputError, match="not a file on this machine"):
-        check_readme("/dev/stdout", MARKERS)

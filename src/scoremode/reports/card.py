@@ -89,7 +89,7 @@ def run_folders(folders: list[str]) -> list[str]:
 def check_readme(name: str, markers: tuple[str, str]) -> Output:
     """Checks the file of ``--write`` before any column is read; InputError says what to add to it."""
     output = check_output(name, "--write", is_ours=lambda output: True)  # only what is between its markers is replaced
-    if output.is_stream or output.place is not None:
+    if output.place is not None:
         raise InputError(f"{name} is not a file on this machine", fix="give --write a README.md")
     _parts(output, markers)
     return output

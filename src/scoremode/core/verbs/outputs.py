@@ -5,20 +5,17 @@ nothing, or an empty file       written atomically
 a file of scoremode's           replaced; ``is_ours`` recognizes it by its content
 any other file                  refused, with --fresh or without
 a link                          its target is written, and the link stays
-a device, a FIFO, /dev/stdout   written to directly, never replaced
 a URI                           written as a whole, if its folder can be listed
-a folder, a disk, a socket      refused
+anything else, /dev/stdout      refused
 a file in a run or reference    refused
 """
 
 from __future__ import annotations
 
 import os
-import re
 import stat
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,7 +31,6 @@ from scoremode.errors import InputError, RunError, print_line
 
 REPORT_MARK = b'<meta name="generator" content="scoremode'
 MARK_WITHIN = 1024  # the mark is within this many first bytes of a report
-MOST_LINKS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +40,7 @@ class Output:
     name: str  # as the user gave it
     flag: str  # the option that gave the name
     path: Path  # the file that is written; for a link, its target
-    is_stream: bool = False  # a device, a FIFO or an open file of this process, which is never replaced
     is_link: bool = False
-    descriptor: int | None = None  # for /dev/stdout and similar names
     place: RemotePath | None = None  # set for a URI, which has no path
 
     def __str__(self) -> str:
@@ -62,7 +56,7 @@ class Output:
         """Would a file with content be overwritten?"""
         if self.place is not None:
             return self.beginning(1) != b""
-        return not self.is_stream and has_content(self.path)
+        return self.path.exists() and self.path.stat().st_size > 0
 
     def beginning(self, count: int) -> bytes:
         """Returns the first bytes of an existing file, to see what wrote it. Raises InputError if it is unreadable."""
@@ -78,63 +72,21 @@ class Output:
 
     def write(self, data: bytes) -> None:
         """Writes all data to the file, a plain file atomically. Raises RunError if that fails."""
-        if self.is_stream:
-            with self.stream() as write:
-                write(data)
-            return
         if self.place is not None:
             store_of(self.place).write(self.place, data)
             return
         try:
             write_atomically(self.path, data)
         except OSError as error:
-            raise self._refusal(error) from None
-
-    @contextmanager
-    def stream(self) -> Iterator[Callable[[bytes], None]]:
-        """Yields a function that writes to a device, a FIFO or an open file of this process. RunError if that fails."""
-        with suppress(OSError, ValueError, AttributeError):  # standard output may be closed
-            sys.stdout.flush()
-        try:
-            if self.descriptor is not None:  # a second open would start at 0 and overwrite earlier output
-                handle = os.dup(self.descriptor)
-            else:
-                handle = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY)
-        except OSError as error:
-            raise self._refusal(error) from None
-
-        def write(data: bytes) -> None:
-            rest = memoryview(data)
-            while rest:
-                try:
-                    rest = rest[os.write(handle, rest) :]
-                except BrokenPipeError:
-                    raise  # the reader closed the pipe, which is not our error
-                except OSError as error:
-                    raise self._refusal(error) from None
-
-        try:
-            yield write
-        finally:
-            os.close(handle)
-
-    def _refusal(self, error: OSError) -> RunError:
-        return RunError(f"{self.name} cannot be written ({error.strerror})", fix=f"give another file to {self.flag}")
+            fix = f"give another file to {self.flag}"
+            raise RunError(f"{self.name} cannot be written ({error.strerror})", fix=fix) from None
 
     def announce(self, line: str, *, quiet: bool = False) -> None:
-        """Prints that the file was written; to standard error if standard output has JSON (``quiet``) or results."""
-        if not (quiet or self.is_stream):
+        """Prints that the file was written. If standard output has JSON (``quiet``), only of a link, beside it."""
+        if not quiet:
             print(line)
-        elif self.is_link or not quiet:
+        elif self.is_link:
             print_line(line.strip())
-
-
-def has_content(path: Path) -> bool:
-    """Does this path name a file that is not empty?"""
-    try:
-        return path.stat().st_size > 0
-    except FileNotFoundError:
-        return False
 
 
 def check_output(
@@ -168,32 +120,24 @@ def _checked(text: str, flag: str, made_later: str | Path | None) -> Output:
     if is_uri(text):
         return _check_elsewhere(text, flag)
     refuse_broken_uri(text)
-    if (descriptor := _own_descriptor(text)) is not None:
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            raise InputError(f"{text} is closed", fix=another) from None
-        return Output(text, flag, Path(text), is_stream=True, descriptor=descriptor)
-    path = Path(os.path.realpath(text))
+    path, found = Path(os.path.realpath(text)), None
     try:
-        mode = path.lstat().st_mode
+        found = path.lstat()
     except FileNotFoundError:
-        mode = 0
+        pass
     except OSError as error:
         raise InputError(f"{text} cannot be used ({error.strerror})", fix=another) from None
+    is_plain = stat.S_ISREG(found.st_mode) and not _is_printed_to(found) if found else not path.is_relative_to("/proc")
     is_link = os.path.islink(text)
     path = path if is_link else Path(text)  # messages use the user's name for the file
     later = None if made_later is None else Path(os.path.realpath(made_later))
-    if text.endswith(os.sep) or path.absolute() == later or stat.S_ISDIR(mode):
+    if text.endswith(os.sep) or path.absolute() == later or (found and stat.S_ISDIR(found.st_mode)):
         raise InputError(f"{text} is a folder", fix=f"give a file name to {flag}")
-    if stat.S_ISCHR(mode) or stat.S_ISFIFO(mode):
-        return Output(text, flag, path, is_stream=True, is_link=is_link)
-    if mode and not stat.S_ISREG(mode):
-        kind = "a link in a circle" if stat.S_ISLNK(mode) else "a block device or a socket"
-        raise InputError(f"{text} is {kind}", fix=another)
+    if not is_plain:
+        raise InputError(f"{text} is not a plain file", fix=another)
     will_be_there = later is not None and Path(os.path.realpath(path.parent)) in (later, *later.parents)
     _check_folder(path.parent, text, another, made_later=will_be_there)
-    if mode and not os.access(path, os.W_OK):
+    if found and not os.access(path, os.W_OK):
         raise InputError(f"{text} may not be written", fix=another)
     return Output(text, flag, path, is_link=is_link)
 
@@ -236,16 +180,13 @@ def write_files(texts: Mapping[Path, str], flag: str, what: str, mark: str | Non
     return [output for output, _ in made]
 
 
-def _own_descriptor(text: str) -> int | None:
-    """Returns the file descriptor of this process that a name such as /dev/stdout refers to, or None."""
-    path = os.path.abspath(text)
-    for _ in range(MOST_LINKS):
-        if found := re.fullmatch(rf"/(?:dev/fd|proc/(?:self|thread-self|{os.getpid()})/fd)/(\d+)", path):
-            return int(found[1])
-        if not os.path.islink(path):
-            return None
-        path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
-    return None
+def _is_printed_to(found: os.stat_result) -> bool:
+    """Does standard output or standard error go to this file? To replace it would lose what was printed."""
+    for stream in (1, 2):
+        with suppress(OSError):  # it may be closed
+            if os.path.samestat(found, os.fstat(stream)):
+                return True
+    return False
 
 
 def _check_folder(folder: Path, text: str, fix: str, *, made_later: bool) -> None:

@@ -95,7 +95,7 @@ class KldTarget:
 def _check(name: str | Path, *, fresh: bool) -> Output:
     """Checks that the file a user named can be written. Only an older .kld file may be replaced, with ``fresh``."""
     output = check_output(name, "--kld", "a .kld file", lambda o: o.beginning(len(MAGIC)) == MAGIC)
-    if output.place is not None or output.is_stream:
+    if output.place is not None:
         raise InputError(f"--kld writes a file of this machine, not {name}", fix="give a file name to --kld")
     if output.exists and not fresh and not _work_folder(output).is_dir():  # else a process was killed after it wrote
         raise InputError(f"{name} exists", fix="give another name to --kld, or --fresh to replace it")
