@@ -35,7 +35,7 @@ def test_no_number_is_cut(long_names: list[Comparison], width: int) -> None:
     """A column is shown whole or named as left out, and the columns that matter most always stay."""
     out = drawn([comparison_table(long_names)], width=width)
     assert max(map(cell_len, out.splitlines())) <= width
-    left_out = out.rpartition("left out at this width:")[2] if "left out" in out else ""
+    left_out = " ".join(out.rpartition("left out at this width:")[2].split()) if "left out" in out else ""
     stays = [name for name in MAY_LEAVE if measured_column(name) not in left_out]
     assert stays == [name for name in MAY_LEAVE if measured_column(name) in out.splitlines()[0] + out.splitlines()[1]]
     for c in long_names:
@@ -43,7 +43,7 @@ def test_no_number_is_cut(long_names: list[Comparison], width: int) -> None:
             for wanted in filter(None, shown_statistic(BY_NAME[name], c.statistics())):
                 assert re.search(rf"(?<!\S){re.escape(wanted)}(?!\S)", out), wanted
     flat = " ".join(out.split())
-    for words in ("GGUF Q4_K_M", "exllamav3", "16.00", "4.96"):
+    for words in ("GGUF Q4_K_M", "exllamav3", *(("16.00", "4.96") if width > 60 else ())):
         assert words in flat
 
 

@@ -53,7 +53,6 @@ OVERLAP = 0.05  # share of the fed tokens that are not scored: with fewer, the d
 SAID_IF_MISSING = {"top", *(column.name for column in DIVERGENCE if column is not KL)}
 STYLES = {"changed, worse": "red", "changed, better": "green", "changed": "yellow"}
 BITS = "stored bits per weight, all weights together; the size of the weights below"
-NO_MARKS: Mapping[int | None, str] = {}
 
 
 def comparison_json(found: Sequence[Comparison]) -> dict[str, Any]:
@@ -127,10 +126,9 @@ def comparison_table(found: Sequence[Comparison], more: Sequence[str] = ()) -> T
     columns = [*_served_columns(lines), *_size_columns(lines, of_paths=of_paths)]
     for one in shown_statistics(found, more):
         is_known = one.name in more or any(s.get(one.name) is not None for s in statistics)
-        marks = {} if of_paths else _best_and_worst(one, statistics)  # paths differ by little: none is best
         in_terminal = {"title": one.column.title, "leaves": one.column.leaves} if one.column else {}
         page = one.label if is_known else ""
-        columns.append(statistic_column(one, lines, marks, page=page, card=one.card, **in_terminal))
+        columns.append(statistic_column(one, lines, page=page, card=one.card, **in_terminal))
     kind = str(found[0].baseline.manifest.get("stderr_groups", "groups")).partition(" of ")[0]  # a heading is short
     sizes = [None if line.statistics is None else line.statistics.get("groups") or 0 for line in lines]
     groups = [None if size is None else Cell(f"{size:,}") for size in sizes]
@@ -209,7 +207,8 @@ def _size_columns(lines: Sequence[_Line], *, of_paths: bool) -> list[Column]:
         page, about = "Size", "the stored size of the weights"
     if any(f.bits_per_weight is not None for f in facts) and any(line.row.below for line in lines):
         terminal = "bits\noverall" if overall else "bits"
-    found = [Column(terminal, [bits_cell(line.its) for line in lines], page="", card=card)] if terminal or card else []
+    bits = [bits_cell(line.its) for line in lines]
+    found = [Column(terminal, bits, page="", card=card, leaves=1)] if terminal or card else []
     if page:
         with_size = [size_and_bits(line.its) for line in lines]
         found.append(Column("", with_size, page="" if of_paths else page, about=about, card="" if card else "size"))
@@ -228,14 +227,12 @@ def size_and_bits(its: ServedModel | None) -> Cell | None:
     return Cell(stored) if its.bits_per_weight is None else Cell(f"{its.bits_per_weight:.2f}", stored)
 
 
-def statistic_column(
-    statistic: Statistic, lines: Sequence[_Line], marks: Mapping[int | None, str] = NO_MARKS, **how: Any
-) -> Column:
-    cells = [_cell(statistic, line, marks.get(line.row.series, "")) for line in lines]
+def statistic_column(statistic: Statistic, lines: Sequence[_Line], **how: Any) -> Column:
+    cells = [_cell(statistic, line) for line in lines]
     return Column(**{"title": "", "cells": cells, "about": statistic.about, **how})
 
 
-def _cell(statistic: Statistic, line: _Line, mark: str) -> Cell | None:
+def _cell(statistic: Statistic, line: _Line) -> Cell | None:
     if (s := line.statistics) is None:
         return line.own.get(statistic.name)
     value = s.get(statistic.name)
@@ -243,20 +240,7 @@ def _cell(statistic: Statistic, line: _Line, mark: str) -> Cell | None:
         return Cell(NOT_MEASURED)
     if isinstance(value, bool):
         return Cell("yes" if value else "no")
-    return Cell(*shown_statistic(statistic, s), mark)
-
-
-def _best_and_worst(measure: Statistic, statistics: Sequence[Statistics]) -> dict[int | None, str]:
-    """The candidates with the best and the worst value of a column.
-
-    None if all values are equal, or if there are fewer than three: every cell would be the best or the worst.
-    """
-    values = [(usable(s.get(measure.name)), i) for i, s in enumerate(statistics)]
-    costs = {i: measure.cost(value) for value, i in values if value is not None}
-    if measure.better == "none" or len(costs) < 3 or len(set(costs.values())) < 2:
-        return {}
-    ends = {max(costs.values()): "worst", min(costs.values()): "best"}
-    return {i: ends[cost] for i, cost in costs.items() if cost in ends}
+    return Cell(*shown_statistic(statistic, s))
 
 
 # ── notes ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,4 +1,4 @@
-"""A model as it was served: its format, engine and sizes, read from a manifest, which is not trusted."""
+"""A model as it was served: its format, engine and sizes, read from a manifest that was checked when it was opened."""
 
 from __future__ import annotations
 
@@ -10,11 +10,6 @@ from scoremode.core.engine.registry import all_options
 from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.store.run import Run
 from scoremode.reports.numbers import file_size
-from scoremode.reports.text import middle_cut
-
-PARTS = ("body", "embedding", "head")
-MOST_BITS = 1024.0  # per weight; a manifest that says more is wrong
-LONGEST = 60  # characters of a format or an engine; the provenance shows them in full
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,28 +97,24 @@ def served(comparison: Comparison) -> ServedModel:
 
 
 def served_manifest(m: Mapping[str, Any]) -> ServedModel:
-    bits = m.get("bits_per_weight")
-    known = isinstance(bits, int | float) and not isinstance(bits, bool) and 0 < bits <= MOST_BITS
-    stored = _count(m.get("weight_bytes"))
+    parts = sorted((m.get("sizes") or {}).items())
     return ServedModel(
-        middle_cut(_words(m.get("model_format")), LONGEST),
-        middle_cut(_words(m.get("engine")), LONGEST),
-        middle_cut(engine_version(m), LONGEST),
-        float(bits) if known and bits is not None else None,
-        stored or None,
-        tuple(_parts(m.get("sizes"))),
-        _count(m.get("emulated_bytes")) or None,
-        middle_cut(_cache_words(m.get("engine_settings")), LONGEST),
+        m.get("model_format") or "",
+        m.get("engine") or "",
+        engine_version(m),
+        m.get("bits_per_weight") or None,
+        m.get("weight_bytes") or None,
+        tuple(PartSize(name, its["bytes"], its["weights"]) for name, its in parts if its),
+        m.get("emulated_bytes") or None,
+        _cache_words(m.get("engine_settings") or {}),
     )
 
 
-def _cache_words(settings: Any) -> str:
+def _cache_words(settings: Mapping[str, Any]) -> str:
     """The types of the K/V cache in the settings of an engine; '' if they do not say any."""
-    if not isinstance(settings, Mapping):
-        return ""
     parts = {name: option.details.cache_part for name, (_, option) in all_options().items()}
-    types = [(part, _words(settings.get(name))) for name, part in parts.items() if part is not None]
-    return " ".join(f"{part} {chosen}" for part, chosen in types if chosen)
+    types = [(part, settings.get(name)) for name, part in parts.items() if part is not None]
+    return " ".join(f"{part} {chosen}" for part, chosen in types if chosen and isinstance(chosen, str))
 
 
 def are_variants(comparisons: Sequence[Comparison]) -> bool:
@@ -138,24 +129,8 @@ def baseline_cache(comparisons: Sequence[Comparison]) -> str:
 
 def engine_version(manifest: Mapping[str, Any]) -> str:
     """The version of the engine's own library; '' if the manifest does not say it."""
-    versions, engine = manifest.get("versions"), _words(manifest.get("engine"))
-    return _words(versions.get(engine) or versions.get(f"{engine}-cpu")) if isinstance(versions, Mapping) else ""
-
-
-def _words(value: Any) -> str:
-    return " ".join(value.split()) if isinstance(value, str) else ""
-
-
-def _count(value: Any) -> int | None:
-    """The value, if it is a count that a machine could hold; else None."""
-    return value if type(value) is int and 0 <= value < 1 << 62 else None
-
-
-def _parts(sizes: Any) -> list[PartSize]:
-    known = {name: sizes.get(name) for name in PARTS} if isinstance(sizes, Mapping) else {}
-    entries = {name: entry for name, entry in known.items() if isinstance(entry, Mapping)}
-    sides = [(name, _count(entry.get("bytes")), _count(entry.get("weights"))) for name, entry in entries.items()]
-    return [PartSize(name, stored, weights) for name, stored, weights in sides if stored is not None and weights]
+    versions, engine = manifest.get("versions") or {}, manifest.get("engine")
+    return versions.get(engine) or versions.get(f"{engine}-cpu") or ""
 
 
 def in_order(facts: Sequence[ServedModel]) -> list[int]:
@@ -241,7 +216,5 @@ def known(facts: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(value) for name, value in facts.items() if value not in (None, "")}
 
 
-def pairs(values: Any) -> str:
-    if not isinstance(values, Mapping):
-        return "" if values is None else str(values)
-    return ", ".join(f"{k} {v}" for k, v in values.items() if v is not None and v != "")
+def pairs(values: Mapping[str, Any] | None) -> str:
+    return ", ".join(f"{k} {v}" for k, v in (values or {}).items() if v is not None and v != "")

@@ -24,7 +24,6 @@ class Cell:
 
     text: str
     error: str = ""
-    mark: str = ""  # best or worst, if it is that of its column
 
     @property
     def words(self) -> str:

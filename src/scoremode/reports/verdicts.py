@@ -32,14 +32,14 @@ from scoremode.core.statistics.estimate import LEVEL
 from scoremode.core.statistics.groups import are_blocks
 from scoremode.core.statistics.paired import PairedMeans
 from scoremode.reports.gate import too_few
-from scoremode.reports.numbers import Statistics, shown_statistic
+from scoremode.reports.numbers import Statistics
 from scoremode.reports.ranking import p_value, told_apart
 from scoremode.reports.scale import SOURCE, scale_words
 from scoremode.reports.text import counted
 from scoremode.values import Estimate, digits_of, rounded, usable
 
 HOLDS = "Figures measured on one path hold for the other."
-NO_CHANGE = 1e-5  # of a perplexity ratio: 0.001 %
+DIFFERS = "Publish with every figure which path it comes from."
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,69 +146,30 @@ def _path_level(c: Comparison) -> Verdict:
     if s.get("delta_logprob_max") == 0 and not usable(s.get("kl_max")):
         return Verdict("the same bits", f"the same bits as prefill on every target. {HOLDS}")
     rms, again = usable(s.get("delta_logprob_rms")), usable(rerun["rms"])
-    kl, floor = usable(s.get("kl_mean")), usable(s.get("noise_floor_kl_mean"))
-    said = [] if rms is None else [_moved_words(s, rms, again, str(rerun["words"]))]
-    said += [] if kl is None or floor is None else [_kl_words(kl, floor)]
-    numbers = " ".join([*said, f"{_path_means(s)}."])
-    beside = (("delta_logprob_rms", rms, again), ("kl_mean", kl, floor))
+    moved = "" if rms is None else f" {_moved_words(rms, again, str(rerun['words']))}"
+    beside = (("delta_logprob_rms", rms, again), ("kl_mean", s.get("kl_mean"), s.get("noise_floor_kl_mean")))
     known = [
         (usable(s.get(f"{name}_low")), value, noise)
-        for name, value, noise in beside
+        for name, value, noise in ((name, usable(value), usable(noise)) for name, value, noise in beside)
         if value is not None and noise is not None
     ]
     if not known:
-        return Verdict("not known", f"not known if this is more than noise: none was measured. {numbers}")
+        return Verdict("not known", f"not known if this is more than noise: none was measured.{moved}")
     if any((value if low is None else low) <= noise for low, value, noise in known):
-        return Verdict("no more than the noise", f"no difference beyond the noise. {numbers} {HOLDS}")
+        return Verdict("no more than the noise", f"no difference beyond the noise.{moved} {HOLDS}")
     if any(low is None for low, _, _ in known):
         few = too_few(s.get("groups"), c.baseline.manifest.get("stderr_groups", "groups"))
-        return Verdict("not known", f"not known if this is more than noise: {few}. {numbers}")
-    return Verdict("more than the noise", f"a real difference, beyond the noise. {numbers} {_path_meaning(s)}")
+        return Verdict("not known", f"not known if this is more than noise: {few}.{moved}")
+    return Verdict("more than the noise", f"a real difference, beyond the noise.{moved} {DIFFERS}")
 
 
-def _moved_words(s: Statistics, rms: float, noise: float | None, rerun: str) -> str:
-    largest = f", at most {plain_nats(s['delta_logprob_max'])}" if usable(s.get("delta_logprob_max")) else ""
-    moved = f"Single log-probabilities differ from prefill's by {plain_nats(rms)} nats (rms){largest}"
+def _moved_words(rms: float, noise: float | None, rerun: str) -> str:
+    moved = f"Single log-probabilities differ from prefill's by {plain_nats(rms)} nats (rms)"
     if noise is None:
         return f"{moved}; what computing again moves is unknown ({rerun})."
     windows, how = rerun.split(", ", 1)
     by = f"moves them by {plain_nats(noise)}" if noise else "gives the same bits"
     return f"{moved}; computing {windows} again, {how}, {by}."
-
-
-def _kl_words(kl: float, floor: float) -> str:
-    said, own = f"KL, over all possible next tokens, is {plain_nats(kl)}", plain_nats(floor)
-    itself = "that of prefill against itself, computed in another way"
-    if own == plain_nats(kl):
-        return f"{said}, and so is {itself}."
-    return f"{said}, {'more' if kl > floor else 'no more'} than {itself} ({own})."
-
-
-def _path_means(s: Statistics) -> str:
-    """What happened to perplexity and to first choices; a change that rounds to nothing is not given in digits."""
-    found, ratio, error = list[str](), usable(s.get("ppl_ratio")), usable(s.get("ppl_ratio_stderr")) or 0.0
-    if ratio is None:
-        found.append("Perplexity is infinite")
-    elif abs(ratio - 1) + error < NO_CHANGE:
-        found.append(f"No measurable change of perplexity (below {100 * NO_CHANGE:.3f} %)")
-    else:
-        digits = min(3, digits_of(100 * (error or abs(ratio - 1))))
-        number = round(100 * (ratio - 1), digits) + 0.0  # no negative zero
-        found.append(f"Perplexity {number:+.{digits}f}%" + (f" ± {100 * error:.{digits}f}%" if error else ""))
-    if s.get("same_top") is not None:
-        found.append(f"same first choice {shown_statistic(BY_NAME['same_top'], s)[0]}")
-    return ", ".join(found)
-
-
-def _path_meaning(s: Statistics) -> str:
-    """What a difference beyond the noise means for published figures."""
-    low, high = usable(s.get("ppl_ratio_low")), usable(s.get("ppl_ratio_high"))
-    if low is not None and high is not None and low <= 1 <= high:
-        return (
-            "Perplexity is the same within its error; with probabilities of single tokens and greedy choices, "
-            "publish which path they come from."
-        )
-    return "Publish with every figure which path it comes from."
 
 
 def plain_nats(value: float) -> str:

@@ -13,7 +13,6 @@ from scoremode.core.scores.answers import measured
 from scoremode.core.scores.columns import Divergences
 from scoremode.core.statistics.depth import depth_edges
 from scoremode.reports.comparisons import depth_blocks
-from scoremode.reports.html.charts import charts_section
 from tests.command_line import Command
 
 WORDS = "the cat sat on the mat and the dog ran away from it over a hill "
@@ -84,13 +83,3 @@ def test_the_command_prints_depths_if_it_is_asked(command: Command) -> None:
     assert [row["first"] for row in rows] == [0, 64, 128]
     assert all(row["kl_mean"] == 0 and row["kl_mean_stderr"] is None for row in rows)  # one document
     assert "by_depth" not in command(*asked, "--json").json["candidates"][0]
-
-
-def test_a_long_window_is_drawn_on_an_axis_that_doubles() -> None:
-    text = WORDS * 80
-    found = sm.compare("table:uniform", "table:uniform", text=text, context_length=5000, stride=5000)[0]
-    page = str(charts_section([found], []))
-    assert ">4k<" in page
-    assert ">64<" in page
-    short = sm.compare("table:uniform", "table:uniform", text=text, context_length=500, stride=500)[0]
-    assert ">4k<" not in str(charts_section([short], []))

@@ -10,17 +10,15 @@ import numpy as np
 from markupsafe import Markup
 
 from scoremode.core.statistics.comparison import Comparison, are_of_paths
-from scoremode.core.statistics.depth import depth_edges, depths_of, means_by_stretch
-from scoremode.core.store.run import Run
+from scoremode.core.statistics.depth import depths_of, means_by_stretch
 from scoremode.reports.html.drawing import SMALL, Axis, Chart, Shape, both_ways, linear, logarithmic, plain
 from scoremode.reports.html.templating import fill
-from scoremode.reports.served import distinct_baselines, run_name
+from scoremode.reports.served import distinct_baselines
 from scoremode.reports.text import counted
 from scoremode.values import Floats, Ints, usable
 
 BINS = 72  # bins of a distribution
 STRETCHES = 24  # stretches that the window is divided into
-LONG_WINDOW = 2048  # tokens: in longer windows, each stretch is as long as all before it
 
 
 @dataclass(frozen=True)
@@ -46,25 +44,17 @@ def delta_logprob(c: Comparison) -> Floats:
     return found
 
 
-def charts_section(comparisons: Sequence[Comparison], alone: Sequence[Run]) -> Markup:
-    drawn = _comparison_charts(comparisons) if comparisons else _run_charts(alone)
-    figures = [figure for figure in drawn if figure]
+def charts_section(comparisons: Sequence[Comparison]) -> Markup:
+    figures = [figure for figure in _comparison_charts(comparisons) if figure] if comparisons else []
     if not figures:
         return Markup()
     return fill(
         "charts.html",
         figures=figures,
-        names=[c.name for c in comparisons] or [run_name(run, alone) for run in alone],
+        names=[c.name for c in comparisons],
         noise=any(c.noise_kl is not None and len(c.noise_kl) for c in comparisons),
-        notes=list(_notes_on_comparisons(comparisons) if comparisons else _notes_on_runs(alone)),
+        notes=list(_notes_on_comparisons(comparisons)),
     )
-
-
-def _run_charts(alone: Sequence[Run]) -> list[Chart | None]:
-    series = [Series(run_name(r, alone), -r.scores.logprob, depths_of(r), r.facts.group) for r in alone]
-    text = "Mean surprise by position in the window; it falls as context grows."
-    helps = along_the_window("How much context helps", text, series, "surprise, nats")
-    return [surprise_distribution(series), helps]
 
 
 def _comparison_charts(comparisons: Sequence[Comparison]) -> list[Chart | None]:
@@ -104,12 +94,6 @@ def _notes_on_comparisons(comparisons: Sequence[Comparison]) -> Iterator[str]:
             yield f"{c.name}: {counted(below, 'tokens')} with a KL below zero, {where}."
 
 
-def _notes_on_runs(alone: Sequence[Run]) -> Iterator[str]:
-    for run in alone:
-        if left_out := _unbounded(run.scores.logprob):
-            yield f"{run_name(run, alone)}: {left_out}."
-
-
 def _unbounded(values: Floats) -> str:
     """Says how many tokens are not drawn; '' if all are drawn."""
     count = int((~np.isfinite(values)).sum())
@@ -147,15 +131,6 @@ def delta_distribution(series: Sequence[Series]) -> Chart | None:
     axis = both_ways(10.0 ** math.floor(math.log10(middle)), largest * 1.05, "Δ logprob, nats")
     text = "Share of tokens by change in log-probability; left of zero, they became less likely."
     return _histogram("How the text's own tokens changed", text, series, axis, line=("", 0.0))
-
-
-def surprise_distribution(series: Sequence[Series]) -> Chart | None:
-    """Draws the share of targets by −logprob, for runs that are not compared with anything."""
-    top = max((float(np.quantile(s.finite, 0.9995)) for s in series if len(s.finite)), default=0.0)
-    if not top > 0:
-        return None
-    axis = linear(0, top, "surprise (−logprob), nats")
-    return _histogram("How surprised the model was", "Share of tokens by surprise.", series, axis)
 
 
 def _histogram(
@@ -207,8 +182,7 @@ def along_the_window(
     last = max((int(s.depth.max(initial=0)) for s in series), default=0)
     if last < 2:
         return None
-    is_long = last >= LONG_WINDOW
-    edges = depth_edges(last) if is_long else np.linspace(0, last + 1, min(STRETCHES, last + 1) + 1)
+    edges = np.linspace(0, last + 1, min(STRETCHES, last + 1) + 1)
     curves = [_means_and_errors(s, edges, squared=rms) for s in series]
     curves = [_square_roots(*curve) for curve in curves] if rms else curves
     spread = np.concatenate([np.concatenate([m - e, m + e]) for m, e in curves])
@@ -219,9 +193,8 @@ def along_the_window(
     low = 0.0 if low >= 0 and high > 0 else low
     room = (high - low) * 0.06 or 1.0
     up = linear(low - (room if low < 0 else 0), high + room, measured, count=4)
-    label = "distance from the first scored token of the window"
-    along = doubling(edges, label) if is_long else linear(0, last + 1, label, count=5)
-    x = along.place(_middles(edges) if is_long else (edges[1:] + edges[:-1]) / 2)
+    along = linear(0, last + 1, "distance from the first scored token of the window", count=5)
+    x = along.place((edges[1:] + edges[:-1]) / 2)
     shapes = [Shape("mark", SMALL.path([(0, up.place(0.0))]) + f"H{SMALL.x(1):g}")] if low < 0 < high else []
     lines = []  # drawn above all bands
     for i, (mean, error) in enumerate(curves):
@@ -243,26 +216,8 @@ def _square_roots(mean: Floats, error: Floats) -> tuple[Floats, Floats]:
         return root, np.minimum(np.where(root > 0, error / (2 * root), 0.0), np.where(np.isfinite(root), root, 0.0))
 
 
-def _means_and_errors(series: Series, edges: Floats | Ints, *, squared: bool = False) -> tuple[Floats, Floats]:
+def _means_and_errors(series: Series, edges: Floats, *, squared: bool = False) -> tuple[Floats, Floats]:
     """Returns mean and standard error of each stretch; the mean is NaN without values, the error 0 for few groups."""
     values = np.square(series.values) if squared else series.values
     found = means_by_stretch(values, series.depth, series.groups, edges)
     return np.array([e.value for e in found]), np.array([e.stderr or 0.0 for e in found])
-
-
-def _middles(edges: Floats | Ints) -> Floats:
-    """Returns the middle of each stretch on an axis that doubles. The first stretch is drawn as its second half."""
-    begin: Floats = np.maximum(edges[:-1], edges[1] / 2)
-    return np.sqrt(begin * edges[1:])
-
-
-def doubling(edges: Floats | Ints, label: str) -> Axis:
-    """Returns an axis on which each stretch has the same width, with ticks at edges between stretches."""
-    low, high = math.log2(edges[1] / 2), math.log2(edges[-1])
-    inner = [int(edge) for edge in edges[1:-1]]
-    ticks = tuple((float(edge), _tokens(edge)) for edge in inner[:: math.ceil(len(inner) / 6)])
-    return Axis(lambda v: (np.log2(v) - low) / (high - low), ticks, label)
-
-
-def _tokens(count: int) -> str:
-    return f"{count // 1024}k" if count >= 1024 else str(count)

@@ -59,7 +59,7 @@ def render(
     all_sections: list[tuple[str, str, Any]] = [
         ("summary", "Summary", summary_section(comparisons, alone, more)),
         ("quality", "Size", "" if of_paths else size_section(comparisons)),
-        ("charts", "Charts", charts_section(comparisons, alone)),
+        ("charts", "Charts", charts_section(comparisons)),
         *((part.field.replace("_", "-"), part.title, part.section()) for part in beside),
         ("text", "Text", text_section(comparisons, alone, text_targets)),
         ("provenance", "Provenance", provenance_section(comparisons, alone)),
@@ -90,8 +90,7 @@ def summary_section(comparisons: Sequence[Comparison], alone: Sequence[Run], mor
         slices = run_slices(run)
         blocks += [Note(name, "bold"), *slices] if slices and len(alone) > 1 else slices
     shown = summary(comparisons, more) if comparisons else None
-    marked = shown is not None and any(cell and cell.mark for column in shown.table.columns for cell in column.cells)
-    return fill("summary.html", summary=shown, marked=marked, blocks=blocks)
+    return fill("summary.html", summary=shown, blocks=blocks)
 
 
 def _title(candidates: Sequence[str], baselines: Sequence[Run], texts: str, *, of_paths: bool) -> str:

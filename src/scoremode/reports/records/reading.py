@@ -121,7 +121,7 @@ def _read(file: str) -> Record:
         "vocabulary": its.vocabulary,
         **{f"{OF_BASELINE}{name}": str(value) for name, value in how.items() if value is not None},
     }
-    served = served_manifest({**found, "model_format": its.format})
+    served = served_manifest({**msgspec.structs.asdict(its), "model_format": its.format})
     return Record(file, its, served, must_agree, str(found.get(SEAL, file)), not is_sealed(found))
 
 
