@@ -207,9 +207,11 @@ class TerminalLine(ProgressState):
 
     def __enter__(self) -> TerminalLine:
         self._bar.start()
+        self.shown.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.shown.remove(self)
         self._bar.stop()
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +34,25 @@ def test_a_line_has_what_is_done_the_speed_and_the_time_left(monkeypatch: pytest
     assert (state.speed, state.seconds_left) == (100.0, 90.0)
     state.label("1 of 2 candidates scored")
     assert state.line().startswith("1 of 2 candidates scored, 91,000 of")
+
+
+def test_a_library_is_named_while_it_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slow_library.py").write_text("import threading, gate\ngate.begun.set()\ngate.goes_on.wait(20)\n")
+    gate: Any = SimpleNamespace(begun=threading.Event(), goes_on=threading.Event())
+    monkeypatch.setitem(sys.modules, "gate", gate)
+    monkeypatch.syspath_prepend(tmp_path)
+    state = ProgressState()
+    thread = threading.Thread(target=lambda: __import__("slow_library"))
+    thread.start()
+    try:
+        assert gate.begun.wait(20)
+        assert state.words == "importing slow_library"
+        assert ProgressState().words == "starting", "what began before the work is not what the work waits for"
+    finally:
+        gate.goes_on.set()
+        thread.join()
+        sys.modules.pop("slow_library", None)
+    assert state.words == "starting"
 
 
 def test_lines_come_now_and_then_and_end(capsys: pytest.CaptureFixture[str]) -> None:

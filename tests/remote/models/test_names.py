@@ -1,7 +1,11 @@
-"""Every name gets the expected answer, and what was fetched is removed, unless it was there before."""
+"""Every name gets the expected answer; a fetch shows its progress and goes on after a kill."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -9,13 +13,15 @@ import pytest
 
 from scoremode.cli.main import main
 from scoremode.core import hub as reachable
+from scoremode.core.verbs.progress import ProgressState
 from scoremode.errors import ModelError
+from scoremode.remote.models import fetching
 from scoremode.remote.models import hub as hub_names
 from tests.cli.test_hub import complaint
 from tests.hub import LARGE, Hub, Repo, add_commit, silent_server
 from tests.remote.models.names import NAMES, answer, furnish, is_expected
 
-SIZE = 3 << 20
+SIZE = 3 * fetching.CHUNK
 
 
 @pytest.fixture
@@ -50,6 +56,80 @@ def test_a_cache_that_cannot_be_written_names_its_setting(here: Path, monkeypatc
         hub_names.HUB_NAMES.find("org/large:Q8_0")
 
 
+class Screen(ProgressState):
+    """A display that remembers its lines."""
+
+    def changed(self) -> None:
+        self.lines = [*getattr(self, "lines", []), self.line()]
+
+
+def test_a_fetch_shows_how_much_how_fast_and_how_long(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen()
+    monkeypatch.setattr(ProgressState, "shown", [screen])
+    hub_names.HUB_NAMES.find("org/large:Q8_0")
+    told = " | ".join(screen.lines)
+    assert "fetching a-Q8_0.gguf of org/large, for 0 s, 1 MB of 3.1 MB, " in told
+    assert "3.1 MB of 3.1 MB, " in told
+    assert "/s, about 0 s left" in told
+
+
+FIND = """
+from huggingface_hub import constants
+from scoremode.remote.models.hub import HUB_NAMES
+constants.HF_HUB_CACHE = "hub"
+HUB_NAMES.find("org/large:Q8_0")
+"""
+
+
+def test_a_killed_fetch_goes_on_where_it_ended(hub: Hub, here: Path) -> None:
+    (digest,) = hub_names.listing("org/large").models[0].hashes
+    part = here / "hub/models--org--large/blobs" / f"{digest}.incomplete"
+
+    def kill() -> None:
+        ends = time.monotonic() + 20
+        while not part.exists() or part.stat().st_size < fetching.CHUNK:
+            assert time.monotonic() < ends
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGKILL)
+
+    hub.halfway = kill
+    process = subprocess.Popen([sys.executable, "-c", FIND])
+    assert process.wait(60) == -signal.SIGKILL
+    hub.halfway = None
+    kept = part.stat().st_size
+    assert kept >= fetching.CHUNK
+    before = hub.sent["a-Q8_0.gguf"]
+    assert hub_names.HUB_NAMES.find("org/large:Q8_0").stat().st_size == SIZE
+    assert hub.sent["a-Q8_0.gguf"] - before == SIZE - kept
+    assert not part.exists()
+
+
+def test_files_elsewhere_are_not_touched(here: Path) -> None:
+    (digest,) = hub_names.listing("org/large").models[0].hashes
+    mine, link = here / "other/blobs/mine", hub_names.HUB_NAMES.find("org/large:Q8_0")
+    mine.parent.mkdir(parents=True)
+    mine.write_bytes(b"my own")
+    blob = link.resolve()
+    link.unlink()
+    link.symlink_to(mine)
+    with pytest.raises(ModelError, match="does not have the hash that the hub states; run it again"):
+        hub_names.HUB_NAMES.find("org/large:Q8_0")
+    blob.unlink(missing_ok=True)
+    blob.with_name(f"{digest}.incomplete").symlink_to(mine)
+    assert hub_names.HUB_NAMES.find("org/large:Q8_0").stat().st_size == SIZE
+    assert mine.read_bytes() == b"my own"
+
+
+def test_a_part_of_another_file_is_refused_by_its_hash_and_removed(here: Path) -> None:
+    (digest,) = hub_names.listing("org/large").models[0].hashes
+    part = here / "hub/models--org--large/blobs" / f"{digest}.incomplete"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"else")
+    with pytest.raises(ModelError, match="does not have the hash that the hub states; run it again"):
+        hub_names.HUB_NAMES.find("org/large:Q8_0")
+    assert hub_names.HUB_NAMES.find("org/large:Q8_0").stat().st_size == SIZE
+
+
 def test_what_was_in_the_cache_before_stays(hub: Hub, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     repo, before, now = hub.repos["models/org/large"], hub_names.HubNames(), hub_names.HubNames()
     kept = before.find("org/large:Q8_0")
@@ -67,7 +147,7 @@ def test_what_was_in_the_cache_before_stays(hub: Hub, here: Path, capsys: pytest
 def test_a_hub_that_fails_is_one_line(hub: Hub, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", lambda _: None)
     hub.failing = lambda method, path: 500 if "resolve" in path else None
-    with pytest.raises(ModelError, match=r"could not be fetched from the Hugging Face hub: the hub .*; "):
+    with pytest.raises(ModelError, match=r"HTTP status 500; 0 B of 3.1 MB are kept; run it again to go on"):
         hub_names.HUB_NAMES.find("org/large:Q8_0")
 
 

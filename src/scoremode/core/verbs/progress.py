@@ -8,9 +8,9 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, ClassVar, ParamSpec, Protocol, Self, TypeVar
 
 from scoremode.errors import LOGGER, one_line
 
@@ -42,6 +42,11 @@ def announce(progress: Progress | None, words: str, method: str = "phase") -> No
         tell(words)
 
 
+def tell_display(words: str, method: str = "phase") -> None:
+    """Shows words on the newest display, if there is one: for work that is handed no progress."""
+    announce(ProgressState.shown[-1] if ProgressState.shown else None, words, method)
+
+
 def part_of(progress: Progress | None, before: int, total: int) -> Progress | None:
     """A callback that reports the progress of one part as that of the whole; ``before`` was done before the part."""
     return None if progress is None else lambda done, _: progress(before + done, total)
@@ -50,21 +55,24 @@ def part_of(progress: Progress | None, before: int, total: int) -> Progress | No
 class ProgressState:
     """A Progress that remembers what it was told, in words and numbers: the base of all that show it."""
 
+    shown: ClassVar[list[ProgressState]] = []  # those on a screen now, the newest last
+
     def __init__(self, label: str = "scoring", unit: str = "tokens") -> None:
         """``label`` names the work while units are counted, if nothing else names it."""
         self._label, self.unit = label, unit
+        self._imported_before = set(_being_imported())
         self.phase("starting")
 
     def phase(self, words: str) -> None:
         """Begins another phase, named by ``words``: progress and speed start anew."""
-        self.words, self._is_phase, self.details = words, True, ""
+        self._words, self._is_phase, self.details = words, True, ""
         self._phase_began = self._counting_began = self._counted_at = time.monotonic()
         self.done, self.first, self.total = 0, 0, None
         self.changed()
 
     def label(self, words: str) -> None:
         """Renames the current phase; its progress, speed and time stay."""
-        self.words, self._is_phase = words, False
+        self._words, self._is_phase = words, False
         self.changed()
 
     def detail(self, words: str) -> None:
@@ -76,7 +84,7 @@ class ProgressState:
         if self.total is None:
             self._counting_began, self.first = time.monotonic(), done
             if self._is_phase:
-                self.words = self._label
+                self._words = self._label
         self.done, self.total, self._counted_at = done, total, time.monotonic()
         self.changed()
 
@@ -84,6 +92,16 @@ class ProgressState:
 
     def changed(self) -> None:
         """Is called after every change; displays that do not look by themselves override it."""
+
+    @property
+    def words(self) -> str:
+        """What is under way. Before anything is counted, a library that is being imported is named instead."""
+        new = (
+            (name for name in _being_imported() if name not in self._imported_before)
+            if self.total is None
+            else iter(())
+        )
+        return f"importing {name}" if (name := next(new, None)) else self._words
 
     @property
     def speed(self) -> float | None:
@@ -131,6 +149,14 @@ def duration(seconds: float) -> str:
     return f"{days} d {hours} h" if days else f"{hours} h {minutes % 60} min"
 
 
+def _being_imported() -> Iterator[str]:
+    """Yields packages whose import has begun and not ended, the outermost first, without Python's own."""
+    for name, module in list(sys.modules.items()):
+        spec = getattr(module, "__spec__", None) if "." not in name else None
+        if getattr(spec, "_initializing", False) and name not in sys.stdlib_module_names:
+            yield name
+
+
 # ── displays ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 class TickingDisplay(ProgressState):
     """A display that a thread of its own renews every few seconds, whatever the verb does meanwhile."""
@@ -142,9 +168,11 @@ class TickingDisplay(ProgressState):
 
     def __enter__(self) -> Self:
         self._thread.start()
+        self.shown.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.shown.remove(self)
         self._ended.set()
         self._thread.join(timeout=1.0)  # a pipe that nobody reads may hold it up
 

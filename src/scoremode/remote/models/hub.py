@@ -24,7 +24,8 @@ from scoremode.core.disk.files import remembered_sha256
 from scoremode.core.hub import explain_hub_error, offline_if_unreachable, quiet
 from scoremode.core.models.gguf import SPLIT, SUFFIX
 from scoremode.core.models.names import reader_of
-from scoremode.errors import ModelError, print_line
+from scoremode.errors import ModelError, RunError, print_line
+from scoremode.remote.models.fetching import fetch_blob
 
 BY_TYPE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+):(?P<type>[\w.*-]+)")
 BY_FILE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)/(?P<file>[^*?\x00-\x1f]+\.gguf)", re.IGNORECASE)
@@ -74,7 +75,7 @@ class Listing:
 
 @dataclass
 class HubNames:
-    fetched: dict[str, list[Path]] = field(default_factory=dict)  # by name: files that were not there before
+    fetched: dict[str, list[tuple[str, Path]]] = field(default_factory=dict)  # by name: new files in a repository
 
     def claims(self, name: str) -> bool:
         if name.startswith(LOCAL):
@@ -109,38 +110,42 @@ class HubNames:
         return paths[0]
 
     def _fetch(self, name: str, repo: str, commit: str, file: str, *, size: int | None, sha256: str | None) -> Path:
-        from huggingface_hub import hf_hub_download, try_to_load_from_cache
+        from huggingface_hub import hf_hub_download, hf_hub_url, try_to_load_from_cache
 
-        here = try_to_load_from_cache(repo, file, revision=commit)
+        blobs, here = _folder(repo) / "blobs", try_to_load_from_cache(repo, file, revision=commit)
         if not isinstance(here, str):
-            is_new = not (_folder(repo) / "blobs" / str(sha256)).exists()  # else another commit has the same content
-            if is_new:
+            before = {one.resolve() for one in blobs.glob("*")}  # with another commit, the content may be here already
+            if not (blobs / str(sha256)).exists():
                 how_large = "" if size is None else f", {size_words(size)}"
                 print_line(f"scoremode: fetching {file} of {repo} from the hub{how_large}")
+            if sha256 and HASH.fullmatch(sha256) and size:
+                url = hf_hub_url(repo, file, revision=commit, endpoint=_endpoint())
+                _ask(name, lambda: fetch_blob(url, blobs / sha256, size, f"{file} of {repo}"))
             here = _ask(name, lambda: hf_hub_download(repo, file, revision=commit, endpoint=_endpoint()))
-            if is_new:
-                self.fetched.setdefault(name, []).append(Path(here))
+            if Path(here).resolve() not in before:
+                self.fetched.setdefault(name, []).append((repo, Path(here)))
         path = Path(here)
         if sha256 and remembered_sha256(path) != sha256:
-            _remove(path)
+            _remove(path, repo)
+            (blobs / sha256).unlink(missing_ok=True)  # the hub may state another name for the same file meanwhile
             raise ModelError(
                 f"{file} of {repo} does not have the hash that the hub states", fix="run it again to fetch it"
             )
         return path
 
     def release(self, name: str) -> None:
-        for path in self.fetched.pop(name, ()):
-            _remove(path)
+        for repo, path in self.fetched.pop(name, ()):
+            _remove(path, repo)
 
 
 HUB_NAMES = HubNames()
 
 
-def _remove(path: Path) -> None:
+def _remove(path: Path, repo: str) -> None:
     """Removes a file from the hub's cache: its name in a snapshot, and its content, unless that lies elsewhere."""
     content = path.resolve()
     path.unlink(missing_ok=True)
-    if content.parent.name == "blobs":
+    if content.parent == (_folder(repo) / "blobs").resolve():
         content.unlink(missing_ok=True)
 
 
@@ -208,8 +213,11 @@ def _endpoint() -> str | None:
 def _ask(name: str, ask: Any) -> Any:
     try:
         return ask()
+    except ModelError:
+        raise
     except Exception as error:  # the hub's client raises many types; all of them mean "no file"
-        reason, fix = explain_hub_error(error)
+        locking = error.__context__ if isinstance(error, RunError) else None  # the cache cannot be written
+        reason, fix = explain_hub_error(locking if isinstance(locking, OSError) else error)
         raise ModelError(f"{name} could not be fetched from the Hugging Face hub: {reason}", fix=fix) from None
 
 
