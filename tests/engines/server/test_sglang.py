@@ -34,7 +34,6 @@ REAL = json.loads((DATA / "sglang.json").read_text())
 ANSWERS = {tuple(one["input_ids"]): {"text": "", "meta_info": one["meta_info"]} for one in REAL["/generate"]}
 SENT, RECORDED = list(ANSWERS.items())[-1]  # 1, 2, 3, 511, 7, 511; and 511 is the last of the vocabulary
 INFO = {"version": "0.5.16", "dtype": "bfloat16", "enable_fp32_lm_head": False, "tp_size": 2, "port": 30000}
-NO_LIST: tuple[Any, ...] = (None, [], 5, "x")
 Edit = Callable[[list[list[Any]], list[Any]], object]
 
 
@@ -124,16 +123,12 @@ def _changed(edit: Edit) -> dict[str, Any]:
         (_changed(lambda own, _: own[1].__setitem__(1, 0)), "not about the tokens that were sent"),
         (_changed(lambda own, _: own[0].__setitem__(0, -1.0)), "the first token has a score"),
         (_changed(lambda own, _: own[3].__setitem__(0, None)), "not a number"),
-        (_changed(lambda own, _: own.__setitem__(2, [])), "no input_token_logprobs"),
-        (_changed(lambda own, _: own[2].__setitem__(1, 3.0)), "no input_token_logprobs"),
-        (_changed(lambda _, top: top.pop()), "no input_top_logprobs"),
-        (_changed(lambda _, top: top.__setitem__(0, top[1])), "no input_top_logprobs"),
-        (_changed(lambda _, top: top[1].clear()), "no input_top_logprobs of a token"),
-        (_changed(lambda _, top: top.__setitem__(1, None)), "no input_top_logprobs of a token"),
-        (_changed(lambda _, top: top[1].__setitem__(0, [-1.0])), "no input_top_logprobs of a token"),
-        *(({"meta_info": RECORDED["meta_info"] | {"input_top_logprobs": x}}, "no input_top") for x in NO_LIST),
-        ({"meta_info": None}, "no input_token_logprobs"),
-        ({"text": ""}, "no input_token_logprobs"),
+        (_changed(lambda own, _: own[2].__setitem__(1, 3.0)), "another form: .*input_token_logprobs"),
+        (_changed(lambda _, top: top.pop()), "5 positions for 6 tokens"),
+        (_changed(lambda _, top: top.__setitem__(0, top[1])), "the first token has a score"),
+        (_changed(lambda _, top: top[1].clear()), "no likeliest tokens"),
+        (_changed(lambda _, top: top.__setitem__(1, None)), "no likeliest tokens"),
+        ({"text": ""}, "another form: .*meta_info"),
     ],
 )
 def test_what_does_not_fit_is_refused(value: dict[str, Any], said: str) -> None:

@@ -206,11 +206,11 @@ def test_a_server_that_is_too_slow_is_asked_again(served: SmallServer) -> None:
         ("shifted", "the first token has a score"),
         ("nan", "does not answer as an inference server"),
         ("infinity", "does not answer as an inference server"),
-        ("text", "is not a number"),
-        ("true", "is not a number"),
+        ("text", "Expected `float`, got `str`"),
+        ("true", "Expected `float`, got `bool`"),
         ("positive", "--logprobs-mode raw_logprobs"),
-        ("choices", "no single choice"),
-        ("list", "no single choice"),
+        ("choices", "another form"),
+        ("list", "another form"),
         ("other-fingerprint", "system_fingerprint was small-1.0-abcd and is another"),
         ("other-model", "model was small and is another"),
         ("html", "not JSON: '<html>"),
@@ -289,7 +289,11 @@ def test_a_server_that_is_started_again_as_another_is_refused_not_mixed(
 
     other = threading.Thread(target=start_another)
     other.start()
-    words = {"weights": "other scores", "version": "version was 1.0", "root": "root was org/small"}
+    words = {
+        "weights": "other scores|change with the tokens",
+        "version": "version was 1.0",
+        "root": "root was org/small",
+    }
     expected = words.get(change, "does not serve 'small' any more|refuses a prompt")
     with pytest.raises(EngineError, match=expected):
         ask(served, concurrency=2, out=tmp_path / "o")

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from scoremode.engines.server.link import Link
@@ -26,7 +27,7 @@ FLOOR = -9999.0  # this value and lower ones mean probability zero
 ROUNDING = 1e-4  # nats; a log-probability may be this far above 0
 AGREEMENT = 1e-3  # nats; a token's own score may be this far from its score among the likeliest tokens
 
-Numbers = tuple[list[Any], list[dict[str, Any]] | None]
+Numbers = tuple[Sequence[float | None], list[dict[str, float]] | None]
 """The log-probabilities of tokens 1, 2, …, and for each those of the likeliest tokens there by their ids, if given."""
 
 
@@ -46,7 +47,7 @@ class PromptScores:
     logprob: Floats  # (n - 1,) of tokens 1, 2, …, n-1
     model: str | None
     fingerprint: str | None
-    likely: list[dict[str, float]] | None = None  # for each position, the log-probabilities of the most likely tokens
+    likely: list[dict[str, float]] | None = None  # for each position, log-probabilities of the likeliest tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +56,11 @@ class Form:
 
     name: str
     path: str
-    body: Callable[[str, Sequence[int], int], dict[str, Any]]
+    body: Callable[[str, Sequence[int], int], Mapping[str, object]]
     """Makes a request from the model's name, the ids, and how many of the likeliest tokens are wanted as well."""
 
     numbers: Callable[[Any, Sequence[int], int, int], Numbers]
-    """Reads an answer to that request, also given ``last``. Raises WrongAnswerError if it does not fit."""
+    """Reads an answer to that request, also given ``last``. Raises an error if it does not fit."""
 
     note: str = ""  # what a run should say of it
     fix: str = LOGITS  # if its numbers are no log-probabilities
@@ -68,19 +69,20 @@ class Form:
 
     def read(self, link: Link, value: Any, ids: Sequence[int], most: int = 0) -> PromptScores:
         """Reads the scores in an answer with finite numbers. Raises WrongAnswerError if it does not fit the request."""
-        if not isinstance(value, dict):
-            raise WrongAnswerError("it is no object")
-        numbers, likely = self.numbers(value, ids, most, self.last)
-        largest = [one.values() for one in likely or ()]
-        for one in (numbers, *largest):
-            if not all(type(x) in (float, int) for x in one):
-                raise WrongAnswerError("a log-probability is not a number")
+        try:
+            numbers, likely = self.numbers(value, ids, most, self.last)
+        except msgspec.ValidationError as error:
+            raise WrongAnswerError(f"it has another form: {error}") from None
+        if None in numbers:
+            raise WrongAnswerError("a log-probability is not a number")
+        if not all(likely or ()):
+            raise WrongAnswerError("it has no likeliest tokens at a position")
         logprob = np.array(numbers, np.float64)
         if (logprob > ROUNDING).any():
             raise not_logprobs(link, self, f"it gives {float(logprob.max()):.3g} as a log-probability")
-        if any(x > ROUNDING for one in largest for x in one):
+        if any(x > ROUNDING for one in likely or () for x in one.values()):
             raise not_logprobs(link, self, "it gives numbers above 0 as log-probabilities")
-        for own, token, listed in zip(numbers, ids[1:], likely or [], strict=likely is not None):
+        for own, token, listed in zip(logprob.tolist(), ids[1:], likely or [], strict=likely is not None):
             if own > max(listed.values()) + AGREEMENT or abs(listed.get(str(token), own) - own) > AGREEMENT:
                 raise not_logprobs(link, self, "a token's score is not the one that it has among the likeliest tokens")
         logprob = np.where(logprob <= FLOOR, -np.inf, np.minimum(logprob, 0.0))
@@ -106,85 +108,102 @@ def not_logprobs(link: Link, form: Form, why: str) -> EngineError:
 
 
 # ── prompt_logprobs ──────────────────────────────────────────────────────────────────────────────────────────────────
-def _ask_prompt_logprobs(model: str, ids: Sequence[int], most: int) -> dict[str, Any]:
+class Score(msgspec.Struct):
+    logprob: float
+
+
+class Echo(msgspec.Struct):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+
+class Choice(msgspec.Struct):
+    prompt_logprobs: list[dict[str, Score] | None] | None = None
+    logprobs: Echo | None = None
+
+
+class Completions(msgspec.Struct):
+    choices: Annotated[list[Choice], msgspec.Meta(min_length=1, max_length=1)]
+
+
+def _ask_prompt_logprobs(model: str, ids: Sequence[int], most: int) -> Mapping[str, object]:
     return {"model": model, "prompt": list(ids), "temperature": 0, "max_tokens": 1, "prompt_logprobs": most}
 
 
-def _prompt_logprobs(value: dict[str, Any], ids: Sequence[int], most: int, _last: int) -> Numbers:
+def _prompt_logprobs(value: Any, ids: Sequence[int], most: int, _last: int) -> Numbers:
     """Reads an answer with one dictionary per token, in which the token's own id must be a key."""
-    listed = _only_choice(value).get("prompt_logprobs")
-    if not isinstance(listed, list):
+    listed = msgspec.convert(value, Completions).choices[0].prompt_logprobs
+    if listed is None:
         raise WrongAnswerError("it has no prompt_logprobs")
     _require_positions(listed, len(ids))
+    each = [{token: score.logprob for token, score in (found or {}).items()} for found in listed[1:]]
     try:
-        numbers = [listed[i][str(ids[i])]["logprob"] for i in range(1, len(ids))]
-        return numbers, [{i: entry["logprob"] for i, entry in found.items()} for found in listed[1:]] if most else None
-    except (KeyError, TypeError, AttributeError):
+        return [found[str(token)] for found, token in zip(each, ids[1:], strict=True)], each if most else None
+    except KeyError:
         raise WrongAnswerError("a score is not about the token that was sent") from None
 
 
 # ── echo ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-def _ask_echo(model: str, ids: Sequence[int], most: int) -> dict[str, Any]:
+def _ask_echo(model: str, ids: Sequence[int], most: int) -> Mapping[str, object]:
     asked = {"model": model, "prompt": list(ids), "temperature": 0, "max_tokens": 0}
     return {**asked, "echo": True, "logprobs": max(1, most), "return_tokens_as_token_ids": True}
 
 
-def _echoed(value: dict[str, Any], ids: Sequence[int], most: int, _last: int) -> Numbers:
-    found = _only_choice(value).get("logprobs")
-    if not isinstance(found, dict) or not isinstance(found.get("token_logprobs"), list):
+def _echoed(value: Any, ids: Sequence[int], most: int, _last: int) -> Numbers:
+    found = msgspec.convert(value, Completions).choices[0].logprobs
+    if found is None:
         raise WrongAnswerError("it has no logprobs of the prompt")
-    listed = found["token_logprobs"]
-    _require_positions(listed, len(ids))
-    if found.get("tokens") != [f"token_id:{i}" for i in ids]:
+    _require_positions(found.token_logprobs, len(ids))
+    if found.tokens != [f"token_id:{i}" for i in ids]:
         raise WrongAnswerError("it is not about the tokens that were sent")
     if not most:
-        return listed[1:], None
-    likely = found.get("top_logprobs")
-    if not isinstance(likely, list) or len(likely) != len(ids):
+        return found.token_logprobs[1:], None
+    likely = found.top_logprobs or []
+    if len(likely) != len(ids):
         raise WrongAnswerError("it has no top_logprobs of the prompt")
-    if not all(isinstance(one, dict) and one for one in likely[1:]):
-        raise WrongAnswerError("it has no top_logprobs of a token")
-    return listed[1:], [{name.removeprefix("token_id:"): x for name, x in one.items()} for one in likely[1:]]
+    each = [{name.removeprefix("token_id:"): x for name, x in (one or {}).items()} for one in likely[1:]]
+    return found.token_logprobs[1:], each
 
 
 # ── SGLang ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-def _ask_generate(model: str, ids: Sequence[int], most: int) -> dict[str, Any]:
+class TokenScore(msgspec.Struct, array_like=True):
+    """[logprob, id, text]"""
+
+    logprob: float | None
+    id: int
+
+
+class GeneratedScores(msgspec.Struct):
+    input_token_logprobs: list[TokenScore]
+    input_top_logprobs: list[list[TokenScore] | None]
+
+
+class Generated(msgspec.Struct):
+    meta_info: GeneratedScores
+
+
+def _ask_generate(model: str, ids: Sequence[int], most: int) -> Mapping[str, object]:
     """No token is generated. From a start of 0 on, nothing is read from the radix cache: every token is computed."""
     how = {"max_new_tokens": 0, "temperature": 0}
     asked = {"input_ids": list(ids), "sampling_params": how, "return_logprob": True, "logprob_start_len": 0}
     return {**asked, "top_logprobs_num": max(1, most)}  # always one: it proves that a score has not moved
 
 
-def _generated(value: dict[str, Any], ids: Sequence[int], most: int, last: int) -> Numbers:
+def _generated(value: Any, ids: Sequence[int], most: int, last: int) -> Numbers:
     """Reads an answer with [logprob, id, text] per token. SGLang calls the last id of a vocabulary 0."""
-    found = value.get("meta_info")
-    found = found if isinstance(found, dict) else {}
-    listed, likely = found.get("input_token_logprobs"), found.get("input_top_logprobs")
-    if not isinstance(listed, list) or not all(map(_is_entry, listed)):
-        raise WrongAnswerError("it has no input_token_logprobs")
-    _require_positions([one[0] for one in listed], len(ids))
-    renamed = {(one[1], i) for one, i in zip(listed, ids, strict=True) if one[1] != i}
+    found = msgspec.convert(value, Generated).meta_info
+    listed, likely = found.input_token_logprobs, found.input_top_logprobs
+    _require_positions([one.logprob for one in listed], len(ids))
+    _require_positions(likely, len(ids))
+    renamed = {(one.id, i) for one, i in zip(listed, ids, strict=True) if one.id != i}
     if renamed and not (renamed == {(0, max(ids))} and max(ids) >= last):
         raise WrongAnswerError("it is not about the tokens that were sent")
-    if not isinstance(likely, list) or len(likely) != len(ids) or likely[0] is not None:
-        raise WrongAnswerError("it has no input_top_logprobs")
-    if not all(isinstance(one, list) and one and all(map(_is_entry, one)) for one in likely[1:]):
-        raise WrongAnswerError("it has no input_top_logprobs of a token")
-    return [one[0] for one in listed[1:]], [{str(one[1]): one[0] for one in entries} for entries in likely[1:]]
+    each = [{str(one.id): one.logprob for one in entries or () if one.logprob is not None} for entries in likely[1:]]
+    return [one.logprob for one in listed[1:]], each
 
 
-def _is_entry(one: Any) -> bool:
-    return isinstance(one, list) and len(one) >= 2 and type(one[1]) is int
-
-
-def _only_choice(value: dict[str, Any]) -> dict[str, Any]:
-    choices = value.get("choices")
-    if not (isinstance(choices, list) and len(choices) == 1 and isinstance(choices[0], dict)):
-        raise WrongAnswerError("it has no single choice")
-    return choices[0]
-
-
-def _require_positions(listed: list[Any], wanted: int) -> None:
+def _require_positions(listed: Sequence[object], wanted: int) -> None:
     if len(listed) != wanted:
         raise WrongAnswerError(f"it has {len(listed)} positions for {wanted} tokens")
     if listed[0] is not None:

@@ -32,7 +32,6 @@ DECIDING = (  # settings of SGLang that may move its numbers
 )
 SERVERS = "give the address of a server that has prompt_logprobs, echo with logprobs, or SGLang's /generate"
 SHOWN = 8  # how many served names an error lists
-LONGEST_TEXT = 500  # characters of any other text from a server
 MOST = 20  # how many of the likeliest tokens servers give by default
 
 
@@ -62,47 +61,37 @@ class ServerFacts:
         return (f"SGLang computes logits in {head}{more} and log-probabilities in float32",)
 
 
+class ListedModel(msgspec.Struct):
+    id: str
+    root: str | None = None
+    max_model_len: Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)] | None = None
+    owned_by: str | None = None
+
+
+class ModelList(msgspec.Struct):
+    data: Annotated[list[ListedModel], msgspec.Meta(min_length=1)]
+
+
 def look(link: Link, model: str, *, first_contact: bool = False) -> ServerFacts:
     """Requests a server's facts about a model. The fingerprint is missing: it comes with the first scores."""
     reply = link.get(MODELS, first_contact=first_contact)
-    listed = reply.fields.get("data")
-    entries = [e for e in listed if _has_name(e)] if isinstance(listed, list) else []
-    if not entries:
-        said = f"{reply.status}{': ' + reply.words if reply.words else ''}" if not reply.good else "it lists no model"
-        raise unfit(link, model) or EngineError(f"{link.root}{MODELS} names no model ({said})", fix=SERVERS)
-    found = next((e for name in ("id", "root") for e in entries if e.get(name) == model), None)
+    try:
+        listed = msgspec.convert(_printable(reply.fields), ModelList).data
+    except msgspec.ValidationError as error:
+        said = str(error) if reply.good else f"{reply.status}{': ' + reply.words if reply.words else ''}"
+        raise unfit(link, model) or EngineError(f"{link.root}{MODELS} names no model ({said})", fix=SERVERS) from None
+    found = next((one for name in ("id", "root") for one in listed if getattr(one, name) == model), None)
     if found is None:
-        names = [harmless(e["id"])[:200] for e in entries]
-        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-        fix = f"it serves {', '.join(names[:SHOWN])}{more}"
+        more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
+        fix = f"it serves {', '.join(one.id[:200] for one in listed[:SHOWN])}{more}"
         raise unfit(link, model) or ModelError(f"{link.root} does not serve '{model}'", fix=fix)
-    length = found.get("max_model_len")
-    if length is not None and not (type(length) is int and 0 < length < 1 << 31):
-        raise EngineError(
-            f"{link.root}{MODELS} names a max_model_len that no model has ({harmless(str(length))[:40]})",
-            fix="see to the server",
-        )
-    version, settings = _text(link.get("/version", final=ANYTHING).fields, "version"), dict[str, Any]()
-    if found.get("owned_by") == "sglang":
-        its = next(filter(None, (link.get(path, final=ANYTHING).fields for path in SGLANG)), {})
-        settings = {"dtype": None} | {name: _setting(its[name]) for name in DECIDING if name in its}
-        version = _text(its, "version")
-    return ServerFacts(found["id"], _text(found, "root"), length, version, None, settings)
-
-
-def _setting(value: Any) -> str | int | float | bool | None:
-    return value if value is None or type(value) in (int, float, bool) else harmless(str(value))[:LONGEST_TEXT]
-
-
-def _has_name(entry: Any) -> bool:
-    """Does this entry have a model name that is safe to send in a request and to show on a terminal?"""
-    name = entry.get("id") if isinstance(entry, dict) else None
-    return isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and harmless(name) == name
-
-
-def _text(found: dict[str, Any], name: str) -> str | None:
-    value = found.get(name)
-    return harmless(value)[:LONGEST_TEXT] if isinstance(value, str) and value else None
+    its = _printable(link.get("/version", final=ANYTHING).fields)
+    settings: Mapping[str, Any] = {}
+    if found.owned_by == "sglang":
+        its = _printable(next(filter(None, (link.get(path, final=ANYTHING).fields for path in SGLANG)), {}))
+        settings = {"dtype": None} | {name: its[name] for name in DECIDING if name in its}
+    version = its["version"] if isinstance(its.get("version"), str) else None
+    return ServerFacts(found.id, found.root, found.max_model_len, version, None, settings)
 
 
 # ── scoring services ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -184,7 +173,7 @@ def _printable(value: Any) -> Any:
         return {_printable(name): _printable(item) for name, item in value.items()}
     if isinstance(value, list):
         return [_printable(item) for item in value]
-    return harmless(value)[:LONGEST_TEXT] if isinstance(value, str) else value
+    return harmless(value)[:LONGEST_NAME] if isinstance(value, str) else value
 
 
 # ── scores ───────────────────────────────────────────────────────────────────────────────────────────────────────────
