@@ -1,8 +1,8 @@
 """The files of a place: listed, read, written whole, removed, all by fsspec. Arrow's file systems are wrapped by it.
 
 Requests that fail are tried again by the library of each file system, and by nobody else. Credentials come from the
-usual chains; nothing here takes or keeps one. On object stores a file has its name only when it is complete; nothing
-else relies on that, because a run's manifest comes last and has the hashes of its files.
+usual chains (for the hub: a login, or HF_TOKEN); nothing here takes or keeps one. On object stores a file has its name
+only when it is complete; nothing else relies on that, because a run's manifest comes last and has its files' hashes.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from datetime import timedelta
 from functools import cache
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeGuard
 
 from scoremode.core.arguments import SERVERS
 from scoremode.core.disk.uri import RemotePath
-from scoremode.core.hub import hub_is_reachable
+from scoremode.core.hub import explain_hub_error, hub_is_reachable, status_of
 from scoremode.errors import InputError, ScoremodeError, StorageError, did_you_mean, one_line
-from scoremode.remote.storage.hub import endpoint, hub_error, is_hidden
 
 ATTEMPTS = 4  # of one request, by Arrow
 CONNECT_SECONDS, READ_SECONDS = 5.0, 15.0  # without a connection, without a byte
@@ -32,13 +31,16 @@ BY_ARROW = ("s3", "gs", "hdfs", "viewfs", "abfs", "abfss")
 NO_FOLDERS = ("s3", "gs", "hf")  # they are parts of names, or come with the first file
 VERSIONS = ("mtime", "created", "ETag", "etag", "sha256", "oid", "blob_id", "LastModified", "Last-Modified")
 CHECK = "check the URI, the network, the credentials and what they may do"
+LOGIN = "check the name; log in with hf auth login, or set HF_TOKEN to a token that may"
 SECRET = re.compile(r"(?i)((?:access|secret|session|sas|account)[\w-]*(?:key|token|id|signature)?[\"']?\s*[=:]\s*)\S+")
 
 
 # ── file systems ─────────────────────────────────────────────────────────────────────────────────────────────────────
 def file_system(place: RemotePath) -> Any:
     """fsspec's file system of a place. Nothing is asked of a server yet, except whether the hub is up."""
-    return _opened(place.scheme, place.root, place.settings, endpoint() if place.scheme == "hf" else None)
+    # HF_ENDPOINT may name another hub; its client would read that only when it is imported
+    hub = os.environ.get("HF_ENDPOINT") if place.scheme == "hf" else None
+    return _opened(place.scheme, place.root, place.settings, hub or None)
 
 
 @cache
@@ -168,8 +170,8 @@ class Objects:
             yield f"{inner}/{name}" if name else inner
         except FileNotFoundError as error:
             cause = error.__cause__
-            if place.scheme == "hf" and is_hidden(cause):
-                raise hub_error(place, what, cause) from None
+            if place.scheme == "hf" and _is_hidden(cause):
+                raise _hub_error(place, what, cause) from None
             # over HTTP, fsspec calls every file missing that it cannot read
             if place.scheme in SERVERS and cause is not None and getattr(cause, "status", None) not in (404, 410):
                 raise StorageError(f"{place} cannot {what}: {_words(cause)}", fix=CHECK) from None
@@ -178,7 +180,7 @@ class Objects:
             raise
         except Exception as error:  # each file system of fsspec raises its own kinds
             if place.scheme == "hf":
-                raise hub_error(place, what, error) from None
+                raise _hub_error(place, what, error) from None
             raise StorageError(f"{place} cannot {what}: {_words(error)}", fix=CHECK) from None
 
     # ── look ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -277,3 +279,21 @@ def _words(error: BaseException) -> str:
     status = getattr(error, "status", None)
     words = f"HTTP status {status}" if isinstance(status, int) else one_line(str(error)) or type(error).__name__
     return SECRET.sub(r"\1(not shown)", words)[:300]
+
+
+def _is_hidden(error: BaseException | None) -> TypeGuard[Exception]:
+    """Is not only a file missing, but its repository or revision, or the right to see it?"""
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+
+    return isinstance(error, RepositoryNotFoundError | RevisionNotFoundError | HFValidationError)
+
+
+def _hub_error(place: RemotePath, doing: str, error: Exception) -> StorageError:
+    """The refusal for an error of the hub's client. ``doing`` completes "cannot …", as in "be read"."""
+    status = status_of(error)
+    words, fix = explain_hub_error(error)
+    if status in (401, 403):
+        words, fix = f"access is denied (HTTP status {status})", LOGIN
+    elif doing == "be written" and _is_hidden(error):
+        fix = "create it first: hf repo create OWNER/NAME --repo-type dataset"
+    return StorageError(f"{place} cannot {doing}: {words}", fix=fix)

@@ -12,8 +12,7 @@ the URI has our lock, the work folder counts, and not what lies there: an upload
 The store creates the lock only if there is none. A process that was killed leaves it: the same command on the same
 machine finds the id of its work folder in it, and goes on. A user who knows that the writer died deletes the object.
 
-In a repository of the Hugging Face hub there is no lock. All files are added, and those of a run that is replaced are
-removed, in a single commit that must follow the commit seen before. Other files of the repository are never touched.
+In a repository of the Hugging Face hub, each change is a commit. Other files of the repository are never touched.
 """
 
 from __future__ import annotations
@@ -51,7 +50,6 @@ from scoremode.core.store.run import Run
 from scoremode.core.strict_json import parse
 from scoremode.errors import InputError, RunError, StorageError, alias_path, harmless, print_line
 from scoremode.remote.storage.copies import LOCK_OBJECT, copy_folder, files_in, present_files, read_manifests
-from scoremode.remote.storage.hub import Repository, is_repository
 from scoremode.remote.storage.objects import Objects, creating
 
 STAYS = "what was scored is kept on this machine: run the same command again, without --fresh, to send it"
@@ -139,9 +137,7 @@ class RemoteClaim(runs.Claim):
         self.place = place
         self._objects = Objects(place)
         self._remote_lock = RemoteLock(self._objects, self.folder)
-        self._repository = Repository.of(place) if is_repository(place) else None
         self._replaces, self._goes_on = fresh, False
-        self._follows: str | None = None  # the newest commit when the repository was looked at
         self._old_files: set[str] = set()  # that are replaced by this run's
         self._is_complete = False
 
@@ -154,7 +150,7 @@ class RemoteClaim(runs.Claim):
         self._goes_on = self._is_left_here()
         if (found := self._published()) is not None:
             return found
-        self._take_place()
+        self._remote_lock.acquire()
         found = self._published()  # again, because it may have changed meanwhile
         if found is None:
             found = self._find()
@@ -164,28 +160,12 @@ class RemoteClaim(runs.Claim):
                 found = self.publish(found)
         return found
 
-    def _take_place(self) -> None:
-        """Take the right to write behind the URI; an error if this process may not."""
-        if self._repository is None:
-            self._remote_lock.acquire()
-        elif self._follows is not None:
-            self._repository.require_writable()
-        else:
-            self._repository.create()
-            print_line(
-                f"scoremode: created {self.place} on the hub; it is private until you change that in its settings"
-            )
-
     def _published(self) -> Run | None:
         """The finished run behind the URI; None if this run may be scored; RunError if it may not."""
         place, objects = self.place, self._objects
-        if self._repository is not None:
-            self._follows = self._repository.last_commit()
-            if self._follows is None:  # there is no repository yet
-                return None
         listed = {found.name for found in objects.listed() if not found.name.startswith(".")}
         own = {name for name in listed if name in (MANIFEST, SCORES) or is_reference_file(name)}
-        others = listed - own - {LOCK_OBJECT} if self._repository is None else set()
+        others = listed - own - {LOCK_OBJECT} if place.scheme != "hf" else set()  # a repository has a card and more
         self._old_files = own
         if not listed:
             itself = objects.look()
@@ -206,7 +186,7 @@ class RemoteClaim(runs.Claim):
 
     def _is_left_here(self) -> bool:
         """Was a process killed here, or its upload cut, that was writing this run, or one that is replaced now?"""
-        if self._repository is not None or not self._remote_lock.is_ours():
+        if not self._remote_lock.is_ours():
             return False
         begun = identity_in(self.folder / JOURNAL)
         return self._replaces or self.identity in (begun, _identity_in(self._manifests().get(MANIFEST, b"")))
@@ -221,12 +201,7 @@ class RemoteClaim(runs.Claim):
         names = [*files_in(self._manifests(), self.place), *self._manifests()]
         old = sorted(self._old_files.difference(names))
         try:
-            if self._repository is None:
-                self._send(names, old)
-            else:
-                message = f"Add a {'reference' if REFERENCE in names else 'run'} made by scoremode"
-                files = {name: self.folder / name for name in names}
-                self._repository.commit(files, old, follows=self._follows, message=message)
+            self._send(names, old)
         except StorageError as error:
             raise StorageError(f"the run is complete, but {error.message}", fix=f"{error.fix}; {STAYS}") from None
         self._is_complete = True
