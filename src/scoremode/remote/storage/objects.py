@@ -294,6 +294,6 @@ def _hub_error(place: RemotePath, doing: str, error: Exception) -> StorageError:
     words, fix = explain_hub_error(error)
     if status in (401, 403):
         words, fix = f"access is denied (HTTP status {status})", LOGIN
-    elif doing == "be written" and _is_hidden(error):
-        fix = "create it first: hf repo create OWNER/NAME --repo-type dataset"
+    elif _is_hidden(error):
+        fix += "; hf repo create makes a new one"
     return StorageError(f"{place} cannot {doing}: {words}", fix=fix)
