@@ -135,7 +135,7 @@ def question(lm: SequenceProbability, pairs: Pairs) -> dict[str, Any]:
 
 
 def _lines(results: list[SequenceScore]) -> bytes:
-    return "".join(result.as_line() + "\n" for result in results).encode()
+    return b"".join(result.as_line() + b"\n" for result in results)
 
 
 class ResultsManifest(msgspec.Struct, rename={"for_": "for"}):

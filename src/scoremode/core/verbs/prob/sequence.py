@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
-from functools import partial
-from itertools import islice
-from typing import Any, NamedTuple, Unpack, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice, starmap
+from typing import Any, Unpack
 
+import msgspec
 import numpy as np
 
 from scoremode.core.engine.base import Engine
@@ -27,27 +25,19 @@ from scoremode.core.verbs.question import identify
 from scoremode.core.verbs.scoring import answered, check_ids, likelihoods, no_more_than_certain
 from scoremode.errors import BoundaryError, InputError, ModelError, OptionError, UnknownArgumentError, one_line
 
-_quoted: Callable[[str], str] = json.encoder.encode_basestring  # as json writes a text
-_write_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
-
 LEADING_SPACE = ("as-given", "add")
 SPANNING = ("constrain", "refuse")
 BATCH = 256  # pairs that are encoded, and answers that are checked, at a time
 
 
-class TokenScore(NamedTuple):
+class TokenScore(msgspec.Struct, frozen=True, gc=False):
     id: int
     text: str
     logprob: float  # nats
     rank: int | None  # None: not measured
 
 
-# as _make, in a third of the time
-_token = cast("Callable[[tuple[Any, ...]], TokenScore]", partial(tuple.__new__, TokenScore))
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceScore:
+class SequenceScore(msgspec.Struct, frozen=True):
     """The probability of a target after a prompt, and the scores of its tokens."""
 
     prompt: str
@@ -69,43 +59,20 @@ class SequenceScore:
 
     def as_json(self) -> dict[str, Any]:
         """Plain data; what is not finite becomes None, because JSON has no infinity."""
-        found = {field.name: _finite(getattr(self, field.name)) for field in fields(self)}
-        tokens = [{name: _finite(value) for name, value in token._asdict().items()} for token in self.tokens]
-        return {**found, "tokens": tokens}
+        found: dict[str, Any] = msgspec.json.decode(self.as_line())
+        return found
 
-    def as_line(self) -> str:
-        """``as_json`` as text, without a line break; several times as fast as the general writer."""
-        if not math.isfinite(self.log_prob) or self.tokens[0].rank is None:  # then so are some of its tokens
-            return _write_json(self.as_json())
-        tokens = ", ".join(
-            [
-                f'{{"id": {i}, "text": {_quoted(text)}, "logprob": {logprob!r}, "rank": {rank}}}'
-                for i, text, logprob, rank in self.tokens
-            ]
-        )
-        perplexity = repr(self.perplexity) if math.isfinite(self.perplexity) else "null"
-        return (
-            f'{{"prompt": {_quoted(self.prompt)}, "target": {_quoted(self.target)}, '
-            f'"log_prob": {self.log_prob!r}, "prob": {self.prob!r}, '
-            f'"perplexity": {perplexity}, "boundary": {_quoted(self.boundary)}, "tokens": [{tokens}], '
-            f'"leading_space": {_quoted(self.leading_space)}, "condition": {_quoted(self.condition)}, '
-            f'"condition_log_prob": {self.condition_log_prob!r}}}'
-        )
+    def as_line(self) -> bytes:
+        """``as_json`` as text, without a line break."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=0)
 
     @staticmethod
-    def from_json(value: dict[str, Any]) -> SequenceScore:
+    def from_json(value: Mapping[str, Any]) -> SequenceScore:
         """Reads a result that ``as_json`` wrote."""
-        unbounded = {"log_prob": -math.inf, "perplexity": math.inf}
-        tokens = tuple(
-            TokenScore(t["id"], t["text"], -math.inf if t["logprob"] is None else t["logprob"], t["rank"])
-            for t in value["tokens"]
-        )
-        known: dict[str, Any] = {k: unbounded.get(k) if v is None else v for k, v in value.items()}
-        return SequenceScore(**{**known, "tokens": tokens})
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        unbounded = {"log_prob": -math.inf, "logprob": -math.inf, "perplexity": math.inf}
+        tokens = [{name: unbounded.get(name) if x is None else x for name, x in t.items()} for t in value["tokens"]]
+        known = {name: unbounded.get(name) if x is None else x for name, x in value.items()}
+        return msgspec.convert({**known, "tokens": tokens}, SequenceScore)
 
 
 class SequenceProbability:
@@ -251,7 +218,7 @@ class SequenceProbability:
                     prob=math.exp(log_prob),
                     perplexity=math.exp(per_token) if per_token < 700 else math.inf,
                     boundary="spanning" if pair.condition else "clean",
-                    tokens=tuple(map(_token, tokens)),
+                    tokens=tuple(starmap(TokenScore, tokens)),
                     leading_space=self.leading_space,
                     condition=pair.condition,
                     condition_log_prob=condition,
