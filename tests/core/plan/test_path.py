@@ -102,14 +102,14 @@ def test_a_table_decodes_to_the_same_bits(settings: dict[str, Any]) -> None:
 def test_a_reference_brings_its_path(tmp_path: Any) -> None:
     question: dict[str, Any] = {"text": TEXT, "context_length": 8}
     kept = sm.reference("table:uniform", tmp_path / "ref", path="decode", sequences=3, **question)
-    found = sm.compare(kept.path, "table:uniform")[0]
+    found = sm.compare(str(kept.path), "table:uniform")[0]
     assert found.candidate.manifest["method_settings"]["sequences"] == 3
     assert found.kl is not None
     assert found.kl.max() == 0.0
     other = sm.reference("table:uniform", tmp_path / "prefilled", **question)
     with pytest.raises(sm.ScoremodeError, match="path prefill vs decode"):
-        sm.compare(other.path, "table:uniform", path="decode")
+        sm.compare(str(other.path), "table:uniform", path="decode")
     with pytest.raises(sm.ScoremodeError, match=r"sequences 3 vs 5; .* --path decode .* --sequences 3"):
-        sm.compare(kept.path, "table:uniform", path="decode", sequences=5)
+        sm.compare(str(kept.path), "table:uniform", path="decode", sequences=5)
     with pytest.raises(OptionError, match="cannot say that its distributions were decoded"):
         sm.reference("table:uniform", kld=tmp_path / "a.kld", path="decode", **question)

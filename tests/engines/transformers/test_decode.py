@@ -178,7 +178,7 @@ def test_compare_decodes_both_models_beside_each_other_or_against_a_reference(
     prefill = sm.compare(str(tiny), str(changed), dtype="float32", **question)[0]
     beside = sm.compare(str(tiny), str(changed), **decode)[0]
     kept = sm.reference(str(tiny), tmp_path / "ref", **decode)
-    stored = sm.compare(kept.path, str(changed), dtype="float32")[0]
+    stored = sm.compare(str(kept.path), str(changed), dtype="float32")[0]
     assert np.array_equal(measured(beside.kl), measured(stored.kl))
     assert np.abs(measured(beside.kl) - measured(prefill.kl)).max() < BOUND
     assert beside.noise_kl is not None

@@ -92,7 +92,7 @@ def test_fewer_bits_do_more_damage(small_llama: Path) -> None:
     reference = sm.reference(str(small_llama), dtype="float32", **QUESTION)
     mean, runs = {}, {}
     for name in ("auto", "int8", "int4", "int2"):
-        (found,) = sm.compare(reference.path, str(small_llama), dtype="float32", kv_cache_dtype=name)
+        (found,) = sm.compare(str(reference.path), str(small_llama), dtype="float32", kv_cache_dtype=name)
         mean[name], runs[name] = float(measured(found.kl).mean()), found.candidate
     assert mean["auto"] == 0
     assert 0 < mean["int8"] < mean["int4"] < mean["int2"], mean

@@ -9,7 +9,7 @@ names ──▶ settings of models, finished runs ──▶ compare_with(baselin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, TypeVar, Unpack
@@ -49,7 +49,7 @@ from scoremode.core.verbs.compared_models import (
     short,
 )
 from scoremode.core.verbs.comparison_outputs import OutputArguments, leave, split_outputs
-from scoremode.core.verbs.model import GivenModel, GivenTokenizer, LazyModel, ModelRequest, is_loaded, open_models
+from scoremode.core.verbs.model import LazyModel, is_loaded
 from scoremode.core.verbs.progress import Progress, announce, shows_progress
 from scoremode.core.verbs.reference import reference_of
 from scoremode.errors import (
@@ -71,10 +71,10 @@ class CompareArguments(AllArguments, OutputArguments, total=False):
 @spelled_out(CompareArguments)
 @shows_progress
 def compare(
-    baseline: GivenModel,
-    *candidates: GivenModel,
+    baseline: str | Path,
+    *candidates: str | Path,
     engine: str | None = None,
-    tokenizer: GivenTokenizer | None = None,
+    tokenizer: str | None = None,
     baseline_engine: str | None = None,
     baseline_options: EngineOptionArguments | None = None,
     out: str | Path | None = None,
@@ -102,12 +102,14 @@ def compare(
     Without ``divergence="all"``, engines with a choice measure KL alone. ``columns`` names statistics that will be
     asked for: if one needs more, or the text is rollouts, everything is measured.
 
-    Models may also be given as causal LMs of Transformers that are loaded already, with their ``tokenizer``: then every
-    candidate is scored beside the baseline.
+    A model that is open or loaded already is compared by its own method: see ``scoremode.open`` and ``scoremode.wrap``.
 
     >>> compare("table:uniform", "table:uniform", text="any text")[0].kl.max()
     np.float64(0.0)
     """
+    if any(map(is_loaded, (baseline, *candidates))):
+        fix = "compare it by its own method, as in scoremode.wrap(model, tokenizer).compare(BASELINE)"
+        raise InputError("compare takes names, and this model is loaded already", fix=fix)
     outputs, rest = split_outputs(arguments)
     question, options = split_arguments(rest)
     request = CompareRequest(engine, options, baseline_engine, baseline_options, tokenizer)
@@ -125,8 +127,8 @@ def compare(
 
 
 def _compare(
-    baseline: GivenModel,
-    candidates: Sequence[GivenModel],
+    baseline: str | Path,
+    candidates: Sequence[str | Path],
     question: dict[str, Any],
     request: CompareRequest,
     folders: Folders,
@@ -134,15 +136,8 @@ def _compare(
     columns: Sequence[str],
     keep: bool,
 ) -> Comparisons:
-    """Compares by what was given: names, or models that are loaded already."""
-    engine, options, tokenizer = request.engine, request.options, request.tokenizer
     kind = kind_of(question.get("corpus"))
     whole = needs_whole_divergence(columns) or (kind is not None and kind.whole_divergence)
-    if any(map(is_loaded, (baseline, *candidates))):
-        its = baseline, request.baseline_engine or engine, {**options, **(request.baseline_options or {})}
-        chosen = {"divergence": "all", **options} if whole else options
-        sides = [its, *((candidate, engine, chosen) for candidate in candidates)]
-        return _compare_loaded(baseline, sides, tokenizer, question, folders)
     baseline = path_text("baseline", baseline)
     if (texts := kind_of(baseline)) is not None:
         raise InputError(f"{baseline} is a text, not a model", fix=texts.as_baseline or "give it with --corpus")
@@ -156,7 +151,8 @@ def _compare(
         if one is not None:
             require_path(one.plugin, question.get("path"))
     if model is None and not any(one for _, one in found):
-        require_none({"engine": engine, **options}, "only finished runs are compared, and nothing is scored")
+        given = {"engine": request.engine, **request.options}
+        require_none(given, "only finished runs are compared, and nothing is scored")
     if model is not None and not is_uri(baseline):  # no model is read from a URI
         question = check_question(question, needs_text=True)
     return _compare_each(baseline, model, found, question, folders, of_baseline=request.of_baseline)
@@ -276,22 +272,6 @@ def _opened(
         how: dict[str, Any] = {"fresh": folders.fresh, "progress": folders.progress}
         run = reference_of(lazy, question, folders.folder("baseline"), tokenizer=model.tokenizer, **how)
     yield StoredRun(str(run.path))
-
-
-def _compare_loaded(
-    baseline: GivenModel, given: Sequence[ModelRequest], tokenizer: Any, question: dict[str, Any], folders: Folders
-) -> Comparisons:
-    """Compares models of which some are loaded already; ``given`` begins with the baseline."""
-    stored = not is_loaded(baseline) and is_stored(baseline)
-    models = open_models(given[1:] if stored else given, tokenizer)
-    first = baseline if stored else models.pop(0)
-    folders.require_candidates([model.subject.name for model in models])
-    found = Comparisons()
-    with closing(first) if isinstance(first, LazyModel) else nullcontext():
-        for model in models:
-            with closing(model):
-                found.append(compare_model(first, model, check_question(question, needs_text=not stored), folders))
-    return found
 
 
 def compare_model(

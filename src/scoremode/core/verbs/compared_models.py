@@ -27,7 +27,7 @@ from scoremode.core.statistics.comparison import Comparison
 from scoremode.core.statistics.equivalence import answer_targets
 from scoremode.core.store import runs
 from scoremode.core.store.run import Run
-from scoremode.core.verbs.model import GivenTokenizer, LazyModel
+from scoremode.core.verbs.model import LazyModel
 from scoremode.core.verbs.progress import Progress
 from scoremode.core.verbs.replicas import Spread, read_spread
 from scoremode.errors import InputError
@@ -49,7 +49,7 @@ class CompareRequest:
     options: Mapping[str, Any]
     baseline_engine: str | None  # None: that of the candidates
     baseline_options: Mapping[str, Any] | None  # in addition to those of the candidates, or instead of them
-    tokenizer: GivenTokenizer | None
+    tokenizer: str | None
 
     @property
     def of_baseline(self) -> dict[str, Any]:

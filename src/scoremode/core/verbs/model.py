@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -262,45 +262,18 @@ def wrapped(
     *,
     engine: Any = None,
     name: str | None = None,
-    strict: bool = True,
 ) -> LazyModel:
     """Makes a LazyModel of a model that is loaded already, and of its tokenizer.
 
-    The engine with the ability "wraps" makes a ``ChosenEngine`` of them. If not ``strict``, it leaves options that
-    such a model does not have to the other models of a comparison, instead of refusing them.
+    The engine with the ability "wraps" makes a ``ChosenEngine`` of them.
     """
     plugin = next(plugin for plugin in registry.known_engines().values() if "wraps" in plugin.abilities)
     if engine not in (None, plugin.name):
         fix = f"leave engine out: it is scored by {plugin.name}, as it is"
         raise OptionError("engine does not apply to a model that is loaded already", fix=fix)
-    return LazyModel(plugin.abilities["wraps"](plugin, model, tokenizer, options, name=name, strict=strict))
+    return LazyModel(plugin.abilities["wraps"](plugin, model, tokenizer, options, name=name))
 
 
 def tokenizer_name(tokenizer: GivenTokenizer | None) -> str | None:
     """The name of a tokenizer, which a reference keeps; None for a tokenizer that is loaded already."""
     return tokenizer if isinstance(tokenizer, str) else None
-
-
-ModelRequest = tuple[GivenModel, str | None, Mapping[str, Any]]
-"""A model of a comparison, its engine, and its options."""
-
-
-def open_models(given: Sequence[ModelRequest], tokenizer: GivenTokenizer | None) -> list[LazyModel]:
-    """The models of a comparison of which at least one is loaded already.
-
-    If others are named, the loaded ones leave them the options that a loaded model does not have. A tokenizer that is
-    loaded belongs to the loaded models; the named ones have their own.
-    """
-    all_loaded, found, names = all(is_loaded(model) for model, *_ in given), list[LazyModel](), set[str]()
-    for model, engine, options in given:
-        if is_loaded(model):
-            lazy = wrapped(model, tokenizer, options, engine=engine if all_loaded else None, strict=all_loaded)
-            name, number = lazy.subject.name, 2
-            while lazy.subject.name in names:  # tables and folders tell models apart by their names
-                lazy = wrapped(model, tokenizer, options, name=f"{name} ({number})", strict=all_loaded)
-                number += 1
-        else:
-            lazy = LazyModel.named(model, engine, options, tokenizer_name(tokenizer))
-        names.add(lazy.subject.name)
-        found.append(lazy)
-    return found

@@ -20,14 +20,11 @@ from scoremode.errors import ModelError, OptionError
 OF_LOADED = ("batch_tokens", "divergence", "head", "head_kernel", "kv_cache_dtype")
 
 
-def wrapped(model: Any, tokenizer: Any, options: Mapping[str, Any], *, name: str | None, strict: bool) -> ChosenEngine:
-    """Wraps a causal LM that is loaded already, and its tokenizer.
-
-    Options that such a model does not have are refused; if not ``strict``, they are left to other models.
-    """
+def wrapped(model: Any, tokenizer: Any, options: Mapping[str, Any], *, name: str | None) -> ChosenEngine:
+    """Wraps a causal LM that is loaded already, and its tokenizer. Refuses options that such a model does not have."""
     plugin = WrappedModel(model)
     for option, value in options.items():
-        if strict and option not in OF_LOADED and value is not None and value is not False:
+        if option not in OF_LOADED and value is not None and value is not False:
             what = f"{option} does not apply to a model that is loaded already"
             raise OptionError(what, fix=f"leave {option} out, or use it where the model is loaded")
     if tokenizer is None or isinstance(tokenizer, str):
