@@ -33,7 +33,7 @@ def kept(command: Command, text: str, days: float = 0.0) -> str:
 def test_an_empty_cache(command: Command, root: Path) -> None:
     outcome = command("cache")
     assert (outcome.code, outcome.err) == (0, "")
-    assert " ".join(outcome.out.split()) == f"{root}: 0 B, limit 50 GB for runs, references and texts"
+    assert " ".join(outcome.out.split()) == f"{root}: 0 B, limit 50 GB for runs and references"
 
 
 def test_runs_are_listed_newest_use_first_with_totals(command: Command, root: Path) -> None:

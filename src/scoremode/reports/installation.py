@@ -88,7 +88,7 @@ def cache_blocks(found: Mapping[str, Any]) -> list[Block]:
         Note(f"{counts_in_words({kind: total['entries']})}, {size_words(total['size'])}")
         for kind, total in found["totals"].items()
     ]
-    where = f"{found['folder']}: {size_words(found['size'])}, {limit} for runs, references and texts"
+    where = f"{found['folder']}: {size_words(found['size'])}, {limit} for runs and references"
     entries: list[Block] = [_entries(found["entries"]), ""] if found["entries"] else []
     return [*entries, *total, Note(where)]
 

@@ -141,7 +141,7 @@ def test_wikitext_joined_into_one_stream_is_grouped_by_its_articles(wikitext_fil
         counts[method] = int(groups.max()) + 1
         if method == "gptq":
             (document,) = asked.documents
-            text = document.read()
+            text = document.text
             begins = [text[at : at + 30] for at in document.joined_at]
             assert len(begins) == 5
             assert all(begin.startswith(" = ") for begin in begins)

@@ -21,7 +21,7 @@ from scoremode.core.text.documents import (
     notes_on,
     wikitext_pages,
 )
-from scoremode.core.text.files import PlainText, lines_of
+from scoremode.core.text.files import lines_of
 from scoremode.core.text.tokenizer import ByteTokenizer
 from scoremode.core.text.tokens import tokenize
 from scoremode.errors import CorpusError
@@ -36,7 +36,7 @@ def corpus_of(layout: Layout, *rows: str) -> Corpus:
 
 
 def texts(layout: Layout, arrangement: Arrangement, *rows: str) -> list[str]:
-    return [d.read() for d in arranged(corpus_of(layout, *rows), arrangement)]
+    return [d.text for d in arranged(corpus_of(layout, *rows), arrangement)]
 
 
 @pytest.mark.parametrize(
@@ -78,14 +78,13 @@ def test_documents_are_joined_where_the_recipe_joins_rows() -> None:
 # ── counts ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_words_are_counted_with_the_empty_ends_as_lm_eval_does() -> None:
     """re.split on white space gives an empty piece at an end with white space; published numbers count those."""
-    document = Document([" two wo", "rds \n"])
-    assert (document.read(), document.source_words) == (" two words \n", 4)
-    document = Document(["ab"], source="naïve source")
-    assert (document.read(), document.source_bytes, document.source_words) == ("ab", 13, 2)
+    assert Document(" two words \n").source_words == 4
+    document = Document("ab", source="naïve source")
+    assert (document.source_bytes, document.source_words) == (13, 2)
 
 
 def pages_of(raw: str) -> list[str]:
-    return list(wikitext_pages(lines_of([raw])))
+    return list(wikitext_pages(lines_of(raw)))
 
 
 # ── WikiText-2 ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -115,7 +114,7 @@ def test_the_pages_of_wikitext2_are_those_of_lm_eval(wikitext_file: Path) -> Non
 def test_the_detokenised_pages_and_their_words_and_bytes_are_those_of_lm_eval(wikitext_file: Path) -> None:
     """Recorded from the same rows and lm-evaluation-harness 0.4.13's wikitext task, version 2.0."""
     found = list(arranged(load(f"wikitext2:{wikitext_file}"), "pages"))
-    digest = digest_of([d.read() for d in found])
+    digest = digest_of([d.text for d in found])
     assert digest == "349529a93bbcbf4d8d7e258d8c28f6febc7f916c12e947435a56f2582ddeb561"
     totals = (len(found), sum(d.source_words for d in found), sum(d.source_bytes for d in found))
     assert totals == (6, 6203, 34_877)
@@ -144,7 +143,7 @@ def test_wikitext_is_detokenised(page: str, prose: str) -> None:
 # ── documents and tokens ─────────────────────────────────────────────────────────────────────────────────────────────
 def test_tokens_belong_to_the_documents_given_beside_them() -> None:
     documents = RereadDocuments(corpus_of("documents", "ab", "cde"), "join-lines", ByteTokenizer())
-    assert [d.read() for d in documents] == ["ab", "cde"]
+    assert [d.text for d in documents] == ["ab", "cde"]
     assert tokenize(documents, ByteTokenizer(), special=True).doc_starts.tolist() == [0, 2, 5]
 
 
@@ -162,7 +161,7 @@ def test_beside_another_text_wikitext_is_arranged_as_it_is_alone(tmp_path: Path,
     wiki, other, both = wikitext_and_another(tmp_path)
 
     def read(corpus: Corpus) -> list[tuple[str, int, int, list[int]]]:
-        return [(d.read(), d.source_bytes, d.source_words, [*d.joined_at]) for d in arranged(corpus, arrangement)]
+        return [(d.text, d.source_bytes, d.source_words, [*d.joined_at]) for d in arranged(corpus, arrangement)]
 
     assert read(both) == read(wiki) + read(other)
     assert (len(list(arranged(both, "join-lines"))), both.layout) == (2, "mixed")
@@ -171,9 +170,9 @@ def test_beside_another_text_wikitext_is_arranged_as_it_is_alone(tmp_path: Path,
 def test_recipes_that_join_rows_join_several_texts_too(tmp_path: Path) -> None:
     _, _, both = wikitext_and_another(tmp_path)
     (joined,) = arranged(both, "join-rows")
-    assert joined.read() == "\n\n".join([*LINES, "Another text.\n"])
+    assert joined.text == "\n\n".join([*LINES, "Another text.\n"])
     (raw,) = arranged(both, "raw-file")
-    assert raw.read() == f"{RAW}\n\nAnother text."
+    assert raw.text == f"{RAW}\n\nAnother text."
 
 
 @pytest.mark.parametrize(
@@ -201,23 +200,14 @@ def test_the_order_and_the_layout_of_several_texts_are_in_their_sha256(tmp_path:
 TEXTS = ["plain text", "", "naïve Füße, 日本語 und 😀 mixed", "ends\n", "𝔘𝔫𝔦"]
 
 
-def in_pieces(text: str) -> Corpus:
-    """A text that is read two characters at a time."""
-    pieces = PlainText(lambda: iter([text[i : i + 2] for i in range(0, len(text), 2)] or [""]))
-    return Corpus("made", "text", pieces, "0" * 64, 1, len(text.encode()))
-
-
 def documents() -> RereadDocuments:
-    parts = tuple(map(in_pieces, TEXTS))
-    return RereadDocuments(
-        Corpus("made", "documents", lambda: iter(TEXTS), "0" * 64, len(TEXTS), 1, parts), "texts", ByteTokenizer()
-    )
+    return RereadDocuments(corpus_of("documents", *TEXTS), "texts", ByteTokenizer())
 
 
 @given(draw=st.data())
 def test_excerpts_are_slices_of_the_text(draw: st.DataObject) -> None:
     found = documents()
-    assert [document.read() for document in found] == TEXTS
+    assert [document.text for document in found] == TEXTS
     for number in draw.draw(st.lists(st.sampled_from(range(len(TEXTS))), max_size=12)):
         start = draw.draw(st.integers(0, len(TEXTS[number])))
         end = draw.draw(st.integers(start, len(TEXTS[number])))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scoremode.core.text import long_text
 from scoremode.core.text.corpus import load
 from scoremode.core.text.documents import Document
-from scoremode.core.text.long_text import encode_parts
+from scoremode.core.text.long_text import encode_texts
 from scoremode.core.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer
 from scoremode.core.text.tokens import Tokens, tokenize
 from tests.conftest import DATA
@@ -60,12 +60,11 @@ def assert_same(found: Tokens, tokenizer: TextTokenizer, text: str, *, special: 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("special", [True, False])
-@given(text=TEXT.map(clean), read=st.integers(1, 40))
+@given(text=TEXT.map(clean))
 @settings(max_examples=60, deadline=None)
-def test_pieces_give_the_tokens_of_the_whole(name: str, special: bool, text: str, read: int) -> None:
+def test_parts_give_the_tokens_of_the_whole(name: str, special: bool, text: str) -> None:
     tokenizer = tokenizer_named(name)
-    parts = [text[i : i + read] for i in range(0, len(text), read)]
-    found = tokenized([Document(parts)], tokenizer, TINY, special=special)
+    found = tokenized([Document(text)], tokenizer, TINY, special=special)
     assert_same(found, tokenizer, text, special=special)
     assert found.doc_bytes.tolist() == [len(text.encode())]
     assert found.doc_words.tolist() == [1 + len(re.findall(r"\s+", text))]
@@ -80,9 +79,10 @@ def test_ordinary_text_is_cut_into_parts_where_that_is_exact(name: str, cut: boo
     tokenizer = tokenizer_named(name)
     text = " ".join(f"{word} {i} and" for i in range(40) for word in WORDS)
     with patch.multiple(long_text, **SMALL):
-        found = list(encode_parts([[text]], tokenizer, special=True))
-    assert (len(found) > len(text) // 1_000) is cut
-    assert np.concatenate([part.ids for part in found]).tolist() == tokenizer.encode(text, special=True).ids.tolist()
+        parts = len(long_text._Cutter(tokenizer, special=True)._places(text)) - 1
+        ((ids, _),) = encode_texts([text], tokenizer, special=True)
+    assert (parts > len(text) // 1_000) is cut
+    assert ids.tolist() == tokenizer.encode(text, special=True).ids.tolist()
 
 
 ODD = {
@@ -110,7 +110,7 @@ def test_odd_texts_are_cut_right_or_not_at_all(name: str, odd: str) -> None:
     for special in (False, True):
         whole = tokenizer.encode(ODD[odd], special=special)
         for sizes in (TINY, SMALL):
-            found = tokenized([Document([ODD[odd]])], tokenizer, sizes, special=special)
+            found = tokenized([Document(ODD[odd])], tokenizer, sizes, special=special)
             assert found.ids.tolist() == whole.ids.tolist()
             assert found.char_end.tolist() == whole.char_end.tolist()
 
@@ -120,7 +120,7 @@ def test_the_memory_for_a_text_that_is_encoded_at_once_is_printed(
 ) -> None:
     monkeypatch.setattr("scoremode.core.text.tokenizer.LARGE_TEXT", 400_000)
     for text in ("two words " * 50_000, "\n" * 500_000):
-        tokenize([Document([text])], tokenizer_named("gpt4"), special=True)
+        tokenize([Document(text)], tokenizer_named("gpt4"), special=True)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("scoremode: a text of 0 MB is split into tokens at once, which needs about ")
 
@@ -141,7 +141,7 @@ def test_a_class_that_changes_tokens_in_python_is_asked_itself() -> None:
 
     tokenizer.hf.__class__ = Doubling
     text = "of small towns " * 3_000
-    found = tokenized([Document([text])], tokenizer, SMALL, special=True)
+    found = tokenized([Document(text)], tokenizer, SMALL, special=True)
     wanted = tokenizer.encode(text, special=True).ids.tolist()
     assert found.ids.tolist() == wanted
     assert wanted[0] == 0
@@ -152,7 +152,7 @@ def test_real_text_in_parts_of_the_real_size(wikitext_file: Path) -> None:
     assert len(text) > 6 * long_text.PART
     for name in ("stories", "gpt4"):
         tokenizer = tokenizer_named(name)
-        found = tokenize([Document([text])], tokenizer, special=True)
+        found = tokenize([Document(text)], tokenizer, special=True)
         whole = tokenizer.encode(text, special=True)
         assert np.array_equal(found.ids, whole.ids)
         assert np.array_equal(found.char_end, whole.char_end)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from scoremode.core.models.facts import resolve
-from scoremode.core.text import long_text
 from scoremode.core.text.documents import Document, chat_document
 from scoremode.core.text.files import Message
 from scoremode.core.text.slices import Slicing, read_rules
@@ -27,8 +26,9 @@ def tokenizer(request: pytest.FixtureRequest) -> TextTokenizer:
     return ByteTokenizer() if request.param == "bytes" else wrapped(KINDS[request.param]())
 
 
-def labelled(tokenizer: TextTokenizer, pieces: Sequence[str], rules: Sequence[str]) -> Tokens:
-    return tokenize([Document(pieces).sliced(Slicing(read_rules(rules)))], tokenizer, special=False)
+def labelled(tokenizer: TextTokenizer, text: str, rules: Sequence[str]) -> Tokens:
+    slices = Slicing(read_rules(rules)).document(text)
+    return tokenize([Document(text, slices=slices)], tokenizer, special=False)
 
 
 def names_in(tokens: Tokens) -> list[str]:
@@ -67,38 +67,29 @@ def of_tokens(tokens: Tokens, characters: Sequence[str]) -> list[str]:
 )
 def test_a_token_belongs_to_the_slice_that_it_begins_in(tokenizer: TextTokenizer, text: str) -> None:
     both = [rule for rule in RULES if rule[0] in text and f"<{rule[0]}>" in text]
-    tokens = labelled(tokenizer, [text[:3], text[3:]], both)
+    tokens = labelled(tokenizer, text, both)
     assert names_in(tokens) == of_tokens(tokens, of_characters(text, both))
 
 
-def test_a_text_with_many_slices_is_labelled_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_text, "PART", 300)
-    monkeypatch.setattr(long_text, "REACH", 100)
-    text = "x <é>東 y</é> z <b>w</b>" * 300
-    document = Document([text[at : at + 50] for at in range(0, len(text), 50)]).sliced(Slicing(read_rules(RULES)))
-    tokens = tokenize([document], ByteTokenizer(), special=False)
-    assert names_in(tokens) == of_tokens(tokens, of_characters(text, RULES))
-
-
 def test_shortened_documents_keep_their_labels() -> None:
-    tokens = labelled(ByteTokenizer(), ["ab<b>cd</b>ef"], ["b=<b>..</b>"])
+    tokens = labelled(ByteTokenizer(), "ab<b>cd</b>ef", ["b=<b>..</b>"])
     assert names_in(first_tokens(tokens, 6)[0]) == names_in(tokens)[:6]
 
 
 def test_a_text_without_rules_has_no_slices() -> None:
-    tokens = tokenize([Document(["text"])], ByteTokenizer(), special=False)
+    tokens = tokenize([Document("text")], ByteTokenizer(), special=False)
     assert tokens.slices is None
     assert tokens.slice_names == ()
 
 
 def test_slices_that_are_not_closed_are_counted() -> None:
-    notes = labelled(ByteTokenizer(), ["<b>c</b> <b>d"], ["b=<b>..</b>"]).notes
+    notes = labelled(ByteTokenizer(), "<b>c</b> <b>d", ["b=<b>..</b>"]).notes
     assert notes == ("slice b: 1 of 2 not closed by </b>, so to the end of the document",)
 
 
 def test_a_slice_that_matches_nowhere_is_refused() -> None:
     with pytest.raises(CorpusError, match=r"--slice a=<a>\.\.</a> matches nothing"):
-        labelled(ByteTokenizer(), ["no markers"], ["a=<a>..</a>"])
+        labelled(ByteTokenizer(), "no markers", ["a=<a>..</a>"])
 
 
 @pytest.mark.parametrize(
@@ -143,8 +134,8 @@ def texts_by_slice(
 ) -> dict[str, list[str]]:
     """The characters of each slice of a conversation, in runs."""
     slicing = Slicing()
-    document = chat_document(messages, tokenizer, assistant_only=assistant_only, slicing=slicing)
-    text, found = document.read(), dict[str, list[str]]()
+    document = chat_document(messages, tokenizer, slicing, assistant_only=assistant_only)
+    text, found = document.text, dict[str, list[str]]()
     assert document.slices is not None
     codes = document.slices.label(np.arange(len(text)), np.arange(1, len(text) + 1)).tolist()
     for place, (character, code) in enumerate(zip(text, codes, strict=True)):
@@ -200,7 +191,7 @@ def test_a_template_that_rewrites_earlier_turns_is_divided_too(tiny: Path) -> No
 def test_a_template_that_hides_its_messages_is_not_divided(tiny: Path) -> None:
     tokenizer, slicing = HuggingFaceTokenizer.load(tiny), Slicing()
     tokenizer.hf.chat_template = "{% for m in messages %}{{ m['content'] | length }} {{ m['content'] }}{% endfor %}"
-    document = chat_document(EVERY, tokenizer, assistant_only=False, slicing=slicing)
+    document = chat_document(EVERY, tokenizer, slicing, assistant_only=False)
     tokens = tokenize([document], tokenizer, special=False)
     assert set(names_in(tokens)) == {"not divided"}
     assert tokens.notes == (

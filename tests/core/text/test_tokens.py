@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from scoremode.core.models.facts import resolve
 from scoremode.core.text.documents import Document, RereadDocuments, chat_document
 from scoremode.core.text.files import Message
+from scoremode.core.text.slices import Slicing
 from scoremode.core.text.tokenizer import (
     ByteTokenizer,
     HuggingFaceTokenizer,
@@ -51,7 +52,7 @@ def tokenizer(request: pytest.FixtureRequest) -> TextTokenizer:
 
 
 def tokens_of(tokenizer: TextTokenizer, *texts: str, special: bool = True) -> Tokens:
-    return tokenize([Document([text]) for text in texts], tokenizer, special=special)
+    return tokenize([Document(text) for text in texts], tokenizer, special=special)
 
 
 # ── where tokens stand ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -115,7 +116,7 @@ def test_documents_follow_each_other_in_one_stream() -> None:
         tokens.ids[0] = 0
     none = tokens_of(ByteTokenizer())
     assert (len(none), none.documents, none.doc_starts.tolist()) == (0, 0, [0])
-    counted = tokenize([Document(["ab"], source="one two ab")], ByteTokenizer(), special=True)
+    counted = tokenize([Document("ab", source="one two ab")], ByteTokenizer(), special=True)
     assert (counted.doc_bytes.tolist(), counted.doc_words.tolist()) == ([10], [3])
 
 
@@ -177,20 +178,20 @@ CHAT: list[Message] = [
 
 def scored_text(found: Document) -> list[str]:
     assert found.scored_spans is not None
-    text = found.read()
+    text = found.text
     return [text[a:b] for a, b in found.scored_spans]
 
 
 def test_a_chat_is_what_the_template_writes_and_the_assistant_ends_its_turn(bpe: HuggingFaceTokenizer) -> None:
-    found = chat_document(CHAT[:2], bpe, assistant_only=False)
-    assert found.read() == "<s>user: Hi there</s>\n<s>assistant: Hello</s>\n"
+    found = chat_document(CHAT[:2], bpe, Slicing(), assistant_only=False)
+    assert found.text == "<s>user: Hi there</s>\n<s>assistant: Hello</s>\n"
     assert found.scored_spans is None
-    assert scored_text(chat_document(CHAT, bpe, assistant_only=True)) == ["Hello</s>", "See you</s>"]
+    assert scored_text(chat_document(CHAT, bpe, Slicing(), assistant_only=True)) == ["Hello</s>", "See you</s>"]
 
 
 def test_smollm2_scores_the_assistants_words_and_its_end_of_turn() -> None:
     tokenizer = HuggingFaceTokenizer.load(resolve("smollm2-135m"))
-    assert scored_text(chat_document(CHAT[:2], tokenizer, assistant_only=True)) == ["Hello<|im_end|>"]
+    assert scored_text(chat_document(CHAT[:2], tokenizer, Slicing(), assistant_only=True)) == ["Hello<|im_end|>"]
 
 
 def test_the_tokens_of_a_template_are_not_given_a_second_bos(tiny_bos: Path, tmp_path: Path) -> None:
@@ -222,7 +223,7 @@ def test_chats_whose_assistant_cannot_be_found_are_refused(
     tokenizer = HuggingFaceTokenizer.load(tiny)
     tokenizer.hf.chat_template = tokenizer.hf.chat_template if template is None else template or None
     with pytest.raises(ModelError, match=words):
-        chat_document(CHAT[:turns], tokenizer, assistant_only=True)
+        chat_document(CHAT[:turns], tokenizer, Slicing(), assistant_only=True)
 
 
 # ── content in parts ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -244,16 +245,16 @@ def test_parts_are_refused_where_the_template_would_print_or_drop_them(tiny: Pat
     tokenizer = HuggingFaceTokenizer.load(tiny)
     tokenizer.hf.chat_template = template
     with pytest.raises(ModelError, match=r"does not support content that is a list of parts|refused a row"):
-        chat_document(PARTS, tokenizer, assistant_only=False)
+        chat_document(PARTS, tokenizer, Slicing(), assistant_only=False)
 
 
 def test_parts_are_read_where_the_template_takes_them(tiny: Path) -> None:
     tokenizer = HuggingFaceTokenizer.load(tiny)
     tokenizer.hf.chat_template = IN_PARTS
-    assert chat_document(PARTS, tokenizer, assistant_only=False).read() == "user: Look at this"
-    assert chat_document(PARTS, ByteTokenizer(), assistant_only=False).read() == "user: Look at this\n"
+    assert chat_document(PARTS, tokenizer, Slicing(), assistant_only=False).text == "user: Look at this"
+    assert chat_document(PARTS, ByteTokenizer(), Slicing(), assistant_only=False).text == "user: Look at this\n"
     with pytest.raises(ModelError):
-        chat_document([{"role": "user"}], ByteTokenizer(), assistant_only=False)
+        chat_document([{"role": "user"}], ByteTokenizer(), Slicing(), assistant_only=False)
 
 
 # ── memory and loudness ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -283,7 +284,7 @@ def test_transformers_is_as_loud_afterwards_as_it_was(tiny: Path) -> None:
 def test_the_first_tokens_of_each_document_are_those_of_shorter_documents(limit: int) -> None:
     """With bytes, a shortened text is its first bytes: every column is that of the shortened texts."""
     texts = ["one two three", "", "ab", "déjà vu"]
-    cut, count = first_tokens(tokenize([Document([text]) for text in texts], ByteTokenizer(), special=False), limit)
+    cut, count = first_tokens(tokenize([Document(text) for text in texts], ByteTokenizer(), special=False), limit)
     assert count == sum(len(text.encode()) > limit for text in texts)
     for number, text in enumerate(texts):
         here = slice(*cut.doc_starts[number : number + 2])
@@ -292,11 +293,11 @@ def test_the_first_tokens_of_each_document_are_those_of_shorter_documents(limit:
 
 
 def test_a_document_that_was_joined_is_not_cut() -> None:
-    joined = Document(["one two"], joined_at=(4,))
+    joined = Document("one two", joined_at=(4,))
     with pytest.raises(OptionError, match="joins all texts"):
         first_tokens(tokenize([joined], ByteTokenizer(), special=False), 3)
     with pytest.raises(OptionError, match="leaves no text"):
-        first_tokens(tokenize([Document(["one two"])], ByteTokenizer(), special=False), 0)
+        first_tokens(tokenize([Document("one two")], ByteTokenizer(), special=False), 0)
 
 
 # ── words ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -317,7 +318,7 @@ def test_words_are_counted_as_by_a_regular_expression(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(documents, "CHARACTERS", size)
     for text in ("", " ", "one", " one  two\n", "a\u2003b\x1fc", "日本 語\u3000です", "x" * 5 + "\t" * 5, "👩‍🔬 a\r\n"):
-        assert documents.WordCounter(text).count == 1 + len(re.findall(r"\s+", text)), repr(text)
+        assert documents.count_words(text) == 1 + len(re.findall(r"\s+", text)), repr(text)
         starts = tokens.word_starts_in(text, ByteTokenizer().encode(text, special=False).char_end)
         assert int(starts.sum()) == len(re.findall(r"\S+", text)), repr(text)
 

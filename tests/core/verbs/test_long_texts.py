@@ -1,4 +1,4 @@
-"""A text that is too long to be kept is read again in parts, and gives the same run to the bit."""
+"""A text that is cut into parts gives the same run to the bit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from scoremode.core.text import long_text, tokens
 from scoremode.core.text.documents import Document
 from scoremode.core.text.tokenizer import ByteTokenizer
 from scoremode.core.text.tokens import tokenize
-from scoremode.core.verbs import question
 from tests.core.plan.test_recipes import tokens_of
 
 
@@ -49,7 +48,7 @@ def test_targets_are_those_of_the_windows(plan: Plan) -> None:
 def test_bytes_and_words_of_tokens_do_not_depend_on_how_many_are_counted_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    texts = [Document([text]) for text in ("Thé 東京 👩‍🔬 words,  and\nmore ASCII words here", "", "second né")]
+    texts = [Document(text) for text in ("Thé 東京 👩‍🔬 words,  and\nmore ASCII words here", "", "second né")]
     at_once = tokenize(texts, ByteTokenizer(), special=False)
     monkeypatch.setattr(tokens, "BLOCK", 7)
     again = tokenize(texts, ByteTokenizer(), special=False)
@@ -89,7 +88,6 @@ def answer(corpus: Any, method: str, **more: Any) -> tuple[Mapping[str, Any], Ta
 def assert_same_answers(corpus: Any, method: str, monkeypatch: pytest.MonkeyPatch, **more: Any) -> None:
     manifest, facts = answer(corpus, method, **more)
     with monkeypatch.context() as changed:
-        changed.setattr(question, "STORED_FROM", 0)
         changed.setattr(long_text, "PART", 300)
         changed.setattr(long_text, "REACH", 100)
         again, facts_again = answer(corpus, method, **more)

@@ -5,7 +5,7 @@ prob/DIGEST                      results of pairs (verbs/prob/many_pairs.py)
 attributions/DIGEST              measured units of candidates (studies/attribution/swap_loop.py)
 models/NAME                      converted checkpoints; scoremode.json is written last
 files/DIGEST                     copies of files behind URIs
-texts/DIGEST                     tokens of long texts (kept_tokens.py)
+texts/DIGEST                     tokens of long texts, which earlier versions kept
 logs/ENGINE-….log                messages of an engine that failed
 KIND/.removed-NAME-TOKEN         an entry whose removal was interrupted
 

@@ -1,7 +1,8 @@
 """Named or local text ─▶ Corpus: rows that can be read any number of times, with a sha256.
 
 A corpus does not keep its text in memory: each pass reads the source again, so a long file is in memory only during
-the step that needs it. The corpus's layout says how its rows are related, because recipes treat them differently:
+the step that needs it, and of rows one at a time. The corpus's layout says how its rows are related, because recipes
+treat them differently:
 
 layout      rows                                       example
 text        one document, verbatim                     notes.txt, --text, stdin
@@ -17,10 +18,10 @@ import hashlib
 import json
 import os
 import sys
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from codecs import BOM_UTF8
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from glob import glob
 from itertools import islice
 from pathlib import Path
@@ -32,8 +33,6 @@ from scoremode.core.disk.stores import store_of
 from scoremode.core.disk.uri import RemotePath, is_uri, located, refuse_broken_uri
 from scoremode.core.entry_points import Plugins
 from scoremode.core.text.files import (
-    PIECE,
-    PlainText,
     Row,
     RowsOf,
     check_readable,
@@ -55,7 +54,6 @@ Layout = Literal["text", "lines", "documents", "chat", "mixed"]
 
 WIKITEXT2_BLANK = " \n"  # a blank line of wiki.test.raw; the rows on the hub have "" instead
 TEXTS = (".txt", ".md", ".jsonl", ".ndjson", ".parquet")  # files that are read from a folder
-BYTE_ORDER_MARK = "\ufeff"
 
 
 @dataclass(frozen=True)
@@ -78,18 +76,6 @@ class Corpus:
         """The rows as texts, for a corpus that is not a chat."""
         assert self.layout != "chat", "chat rows become text through a chat template"
         return cast(Iterator[str], self.rows())
-
-    def streams(self) -> Iterator[Iterable[str]]:
-        """The rows as texts, each in pieces, so that a plain text is never in memory as a whole."""
-        assert self.layout != "chat", "chat rows become text through a chat template"
-        if self.parts:
-            for part in self.parts:
-                yield from part.streams()
-        elif isinstance(self.rows, PlainText):
-            yield self.rows.pieces()
-        else:
-            for text in self.texts():
-                yield [text]
 
 
 @runtime_checkable
@@ -311,12 +297,13 @@ def _short(spec: str) -> str:
 # ── rows, counted and hashed ─────────────────────────────────────────────────────────────────────────────────────────
 def _single_source(name: str, layout: Layout, rows: RowsOf, count: int | None) -> Corpus:
     """The corpus of one source: all of it, or its first ``count`` rows, or lines if it is a plain text."""
-    if count is None:
-        return _corpus_of_rows(name, layout, rows)
-    if layout == "text":
-        text = rows if isinstance(rows, PlainText) else PlainText(lambda: cast(Iterator[str], rows()))
-        return _corpus_of_rows(name, layout, PlainText(lambda: islice(lines_of(text.pieces()), count)))
-    return _corpus_of_rows(name, layout, lambda: islice(rows(), count))
+
+    def first_lines() -> Iterator[Row]:
+        for text in cast(Iterator[str], rows()):
+            yield "".join(islice(lines_of(text), count))
+
+    lines = layout == "text" and count is not None
+    return _corpus_of_rows(name, layout, first_lines if lines else lambda: islice(rows(), count))
 
 
 def _combined(sources: Sequence[Source], count: int | None) -> Corpus:
@@ -334,8 +321,7 @@ def _combined(sources: Sequence[Source], count: int | None) -> Corpus:
         if left == 0:
             fix = f"leave {name} out, or give a larger --num-samples"
             raise CorpusError(f"--num-samples {count} leaves no rows of {name}", fix=fix)
-        taken = rows if left is None else _first(rows, left)
-        part = _corpus_of_rows(name, own, taken, None if layout == "mixed" else hasher)
+        part = _corpus_of_rows(name, own, partial(_first, rows, left), None if layout == "mixed" else hasher)
         if layout == "mixed":
             hasher.update(json.dumps([part.layout, part.sha256]).encode() + b"\n")
         parts.append(part)
@@ -357,37 +343,27 @@ def _combined(sources: Sequence[Source], count: int | None) -> Corpus:
     )
 
 
-def _first(rows: RowsOf, count: int) -> RowsOf:
-    return rows if isinstance(rows, PlainText) else lambda: islice(rows(), count)
+def _first(rows: RowsOf, count: int | None) -> Iterator[Row]:
+    return islice(rows(), count)
 
 
 def _corpus_of_rows(name: str, layout: Layout, rows: RowsOf, together: Any = None) -> Corpus:
     """Makes a corpus in one pass over its rows; ``together`` is the hasher of the corpus that it is a part of.
 
-    A text is hashed verbatim, other rows as lines of JSON. The JSON of a string is that of its pieces, between quotes.
+    A text is hashed verbatim, other rows as lines of JSON.
     """
     own, row_count, byte_count, marked = hashlib.sha256(), 0, 0, False
-    verbatim = layout == "text" or isinstance(rows, PlainText)
-    of_lines = [hasher for hasher in (together, None if verbatim else own) if hasher is not None]
-    for row in [rows] if isinstance(rows, PlainText) else rows():
-        quote = b"" if isinstance(row, list) else b'"'
-        for hasher in of_lines:
-            hasher.update(quote)
-        for piece in row.pieces() if isinstance(row, PlainText) else [row]:
-            data = (
-                piece.encode()
-                if isinstance(piece, str)
-                else json.dumps(piece, ensure_ascii=False, sort_keys=True).encode()
-            )
-            if verbatim:
-                own.update(data)
-                marked = marked or (byte_count == 0 and str(piece).startswith(BYTE_ORDER_MARK))
-            for hasher in of_lines:
-                hasher.update(json.dumps(piece, ensure_ascii=False).encode().removeprefix(quote).removesuffix(quote))
-            byte_count += len(data)
-        for hasher in of_lines:
-            hasher.update(quote + b"\n")
-        row_count += 1
+    for row in rows():
+        data = row.encode() if isinstance(row, str) else json.dumps(row, ensure_ascii=False, sort_keys=True).encode()
+        if layout == "text":
+            own.update(data)
+            marked = marked or data.startswith(BOM_UTF8)
+        if layout != "text" or together is not None:
+            line = json.dumps(row, ensure_ascii=False).encode() + b"\n"
+            for hasher in (together, None if layout == "text" else own):
+                if hasher is not None:
+                    hasher.update(line)
+        row_count, byte_count = row_count + 1, byte_count + len(data)
     if byte_count == 0:
         raise CorpusError(f"{name} contains no text", fix="give a file with at least two tokens of text")
     note = f"{name} begins with a byte order mark, which is scored as part of the text"
@@ -440,23 +416,16 @@ def _has_rows(spec: str) -> bool:
     return not spec.startswith("wikitext2:") and spec.lower().endswith((".jsonl", ".ndjson", ".parquet"))
 
 
-def _standard_input() -> PlainText:
-    """The text that is piped in. It can be read only once, so it is kept: in memory, or on disk if it is long."""
+def _standard_input() -> RowsOf:
+    """The text that is piped in. It can be read only once, so it is kept."""
     fix = "pipe a text into it, as in: scoremode ppl MODEL --corpus - < notes.txt"
     if sys.stdin is None:
         raise CorpusError("standard input is closed", fix=fix)
-    kept = tempfile.SpooledTemporaryFile(max_size=PIECE)  # noqa: SIM115  # open as long as the text is used
     try:
-        while block := sys.stdin.buffer.read(PIECE):
-            kept.write(block)
+        text = decoded(sys.stdin.buffer.read(), "standard input")
     except (OSError, ValueError) as error:
         raise CorpusError(f"standard input cannot be read ({error})", fix=fix) from None
-
-    def read(offset: int, size: int) -> bytes:
-        kept.seek(offset)  # each time: two passes may be under way
-        return kept.read(size)
-
-    return PlainText(lambda: decoded(read, "standard input"))
+    return lambda: iter([text])
 
 
 def _python_docs() -> Iterator[Row]:
@@ -478,13 +447,8 @@ def _wikitext2_from_file(path: Path) -> RowsOf:
     if path.suffix.lower() == ".parquet":
         column = parquet_column(path, "text")
         return unchanged(path, lambda: parquet_rows(path, column))
-
-    def rows() -> Iterator[Row]:
-        for line in lines_of(text.pieces()):
-            yield line if line.strip() else ""
-
-    text = text_in_file(path)
-    return rows
+    texts = text_in_file(path)
+    return lambda: (line if line.strip() else "" for text in texts() for line in lines_of(text))
 
 
 OURS = {

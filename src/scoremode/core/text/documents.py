@@ -14,9 +14,9 @@ Several texts are arranged separately. Recipes that join rows join several texts
 from __future__ import annotations
 
 import re
-from array import array
 from collections.abc import Iterable, Iterator
-from itertools import islice, pairwise, repeat
+from dataclasses import dataclass, replace
+from itertools import islice, pairwise
 from typing import Literal, cast
 
 import numpy as np
@@ -40,59 +40,33 @@ SPACES = np.array([chr(point).isspace() for point in range(0x3001)] + [False])
 """Is the character of this code point white space? The last entry stands for all that are larger."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Document:
-    """A text that a recipe feeds, read in pieces. Its counts are complete after the last piece.
+    """A text that a recipe feeds.
 
-    >>> document = Document(["one ", "text"])
-    >>> document.read(), document.source_bytes, document.source_words
-    ('one text', 8, 2)
+    >>> document = Document("one text")
+    >>> document.source_bytes, document.source_words
+    (8, 2)
     """
 
-    def __init__(
-        self,
-        pieces: Iterable[str],
-        *,
-        source: str | None = None,
-        scored_spans: tuple[tuple[int, int], ...] | None = None,
-        joined_at: Iterable[int] = (),
-    ) -> None:
-        self._pieces = pieces
-        self.slices: DocumentSlices | None = None  # None: the text has no slices
-        self._counted = source is None  # else the counts are those of ``source``, from which the recipe made the pieces
-        self.source_bytes, self._words = 0, WordCounter()
-        if source is not None:
-            self._count(source)
-        self.scored_spans = scored_spans  # spans of characters that may be targets; None: all characters
-        self.joined_at = array("q", joined_at)  # characters at which another text begins; grows while pieces are read
+    text: str
+    source: str | None = None  # the text from which the recipe made this one; None: this one
+    scored_spans: tuple[tuple[int, int], ...] | None = None  # characters that may be targets; None: all
+    joined_at: tuple[int, ...] = ()  # characters at which another text begins
+    slices: DocumentSlices | None = None  # None: the text has no slices
 
-    def __iter__(self) -> Iterator[str]:
-        if self._counted:
-            self.source_bytes, self._words = 0, WordCounter()
-        for piece in self._pieces:
-            if self._counted:
-                self._count(piece)
-            yield piece
-
-    def _count(self, text: str) -> None:
-        self.source_bytes += len(text) if text.isascii() else len(text.encode())
-        self._words.add(text)
-
-    def sliced(self, slicing: Slicing, spans: Iterable[Span] = (), **outside: str) -> Document:
-        """Divides the text into slices, for which it is read as a whole; ``spans`` are known already."""
-        text = "".join(self._pieces)
-        self._pieces, self.slices = [text], slicing.document(text, spans, **outside)
-        return self
+    @property
+    def source_bytes(self) -> int:
+        text = self.text if self.source is None else self.source
+        return len(text) if text.isascii() else len(text.encode())
 
     @property
     def source_words(self) -> int:
-        return self._words.count
-
-    def read(self) -> str:
-        return "".join(self)
+        return count_words(self.text if self.source is None else self.source)
 
 
 class RereadDocuments:
-    """The documents that an arrangement makes from a corpus. Each pass reads the corpus again, so no text is stored."""
+    """The documents that an arrangement makes from a corpus. Each pass reads the corpus again, so no text is kept."""
 
     def __init__(
         self,
@@ -109,86 +83,68 @@ class RereadDocuments:
         self.assistant_only, self.rules = assistant_only, rules
 
     def __iter__(self) -> Iterator[Document]:
-        if self.corpus.layout == "chat":
-            return self._conversations(Slicing(self.rules))
-        documents = arranged(self.corpus, self.arrangement)
         slicing = Slicing(self.rules)
-        return (document.sliced(slicing) for document in documents) if self.rules else documents
-
-    def _conversations(self, slicing: Slicing | None) -> Iterator[Document]:
-        for row in self.corpus.rows():
-            messages = cast(list[Message], row)
-            yield chat_document(messages, self.tokenizer, assistant_only=self.assistant_only, slicing=slicing)
+        if self.corpus.layout == "chat":
+            for row in self.corpus.rows():
+                messages = cast(list[Message], row)
+                yield chat_document(messages, self.tokenizer, slicing, assistant_only=self.assistant_only)
+            return
+        for document in arranged(self.corpus, self.arrangement):
+            yield replace(document, slices=slicing.document(document.text)) if self.rules else document
 
     def excerpt(self, number: int, start: int, end: int) -> str:
-        """Returns characters ``start`` to ``end`` of a document. Besides them, one piece at a time is in memory."""
-        found, at, is_chat = "", 0, self.corpus.layout == "chat"
-        documents = self._conversations(None) if is_chat else arranged(self.corpus, self.arrangement)
-        for piece in next(islice(documents, number, None), ()):
-            found += piece[max(0, start - at) : max(0, end - at)]
-            at += len(piece)
-            if at >= end:
-                return found
-        raise CorpusError("the text is shorter than when it was read first", fix="run the same command again")
+        """Returns characters ``start`` to ``end`` of a document."""
+        document = next(islice(self, number, None), None)
+        if document is None or end > len(document.text):
+            raise CorpusError("the text is shorter than when it was read first", fix="run the same command again")
+        return document.text[start:end]
 
 
 def arranged(corpus: Corpus, arrangement: Arrangement) -> Iterator[Document]:
-    """Yields the documents that an arrangement makes from rows of text. They must be read in order."""
+    """Yields the documents that an arrangement makes from rows of text."""
     if arrangement in JOINING or (corpus.layout == "lines" and arrangement == "join-lines"):
-        yield _from_joined(_joined(corpus, arrangement), trimmed=arrangement == "raw-file")
+        text, joined_at = _joined(corpus, arrangement)
+        yield Document(text.removesuffix("\n") if arrangement == "raw-file" else text, joined_at=tuple(joined_at))
     elif corpus.layout == "mixed":
         for part in corpus.parts:
             yield from arranged(part, arrangement)
     elif corpus.layout == "lines" and arrangement == "pages":
-        for page in wikitext_pages(lines_of(row or WIKITEXT2_BLANK for row in corpus.texts())):
-            yield Document([detokenised(page)], source=page)
+        for page in wikitext_pages(lines_of("".join(row or WIKITEXT2_BLANK for row in corpus.texts()))):
+            yield Document(detokenised(page), source=page)
     else:
-        yield from map(Document, corpus.streams())
+        yield from map(Document, corpus.texts())
 
 
-Joined = Iterator[tuple[str, bool]]
-"""Pieces of a text, and whether another text begins at each. Nothing of one piece is in the next."""
+def _joined(corpus: Corpus, arrangement: Arrangement) -> tuple[str, list[int]]:
+    """The whole corpus as one text, and the characters at which another text begins in it.
 
-
-def _from_joined(joined: Joined, *, trimmed: bool) -> Document:
-    """Returns a document whose ``joined_at`` (where another text begins, in characters) grows while it is read."""
-
-    def pieces() -> Iterator[str]:
-        at = 0
-        for piece, begins in joined:
-            if begins:
-                made.joined_at.append(at)
-            at += len(piece)
-            yield piece
-
-    made = Document(_without_last_newline(pieces()) if trimmed else pieces())
-    return made
-
-
-def _joined(corpus: Corpus, arrangement: Arrangement) -> Joined:
-    """Joins the whole corpus into one text. Each row is a separate text; in WikiText, each article is."""
+    Each row is a separate text; in WikiText, each article is.
+    """
     if corpus.layout == "lines":
-        yield from _joined_lines(corpus, verbatim=arrangement == "raw-file")
-        return
-    parts = (_joined(part, arrangement) for part in corpus.parts)
-    rows = (zip(pieces, repeat(False), strict=False) for pieces in corpus.streams())
-    for number, text in enumerate(parts if corpus.layout == "mixed" else rows):
-        if number:
-            yield JOIN, False
-            yield "", True  # another text begins here, even if it is empty
-        yield from text
+        return _joined_lines(corpus, verbatim=arrangement == "raw-file")
+    if corpus.layout == "mixed":
+        texts = [_joined(part, arrangement) for part in corpus.parts]
+    else:
+        texts = [(text, []) for text in corpus.texts()]
+    begins, at = list[int](), 0
+    for number, (text, inner) in enumerate(texts):
+        begins += [at] * (number > 0) + [at + begin for begin in inner]
+        at += len(text) + len(JOIN)
+    return JOIN.join(text for text, _ in texts), begins
 
 
-def _joined_lines(corpus: Corpus, *, verbatim: bool) -> Joined:
-    """Joins the lines of WikiText into one text. Blank lines before the first article are not a separate text."""
-    between, found = "" if verbatim else JOIN, False  # found: was a text or at least an article found?
-    for number, row in enumerate(corpus.texts()):
-        line = row or WIKITEXT2_BLANK if verbatim else row
-        if number and between:
-            yield between, False
+def _joined_lines(corpus: Corpus, *, verbatim: bool) -> tuple[str, list[int]]:
+    """The lines of WikiText as one text. Blank lines before the first article are not a separate text."""
+    lines = [row or WIKITEXT2_BLANK if verbatim else row for row in corpus.texts()]
+    between = "" if verbatim else JOIN
+    begins, at, found = list[int](), 0, False  # found: was a text or at least an article found?
+    for line in lines:
         heading = _is_heading(line)
-        yield line, heading and found
+        if heading and found:
+            begins.append(at)
         found = found or heading or bool(line.strip())
+        at += len(line) + len(between)
+    return between.join(lines), begins
 
 
 def notes_on(corpus: Corpus, arrangement: Arrangement) -> tuple[str, ...]:
@@ -202,29 +158,20 @@ def notes_on(corpus: Corpus, arrangement: Arrangement) -> tuple[str, ...]:
     return (f"{len(corpus.parts)} texts {made}: {listed}", *corpus.notes)
 
 
-def _without_last_newline(pieces: Iterable[str]) -> Iterator[str]:
-    held = ""  # a newline that may be the last character
-    for piece in filter(None, pieces):
-        yield held + piece.removesuffix("\n")
-        held = "\n" if piece.endswith("\n") else ""
-
-
 # ── conversations ────────────────────────────────────────────────────────────────────────────────────────────────────
 def chat_document(
-    messages: list[Message], tokenizer: TextTokenizer, *, assistant_only: bool, slicing: Slicing | None = None
+    messages: list[Message], tokenizer: TextTokenizer, slicing: Slicing, *, assistant_only: bool
 ) -> Document:
     """Renders a conversation with the model's chat template, whose text already contains special tokens.
 
-    With ``slicing`` it is divided into roles; with ``assistant_only``, the assistant's turns alone.
+    It is divided into roles; with ``assistant_only``, the assistant's turns alone are, and are scored.
     """
     text = tokenizer.render_chat(messages, open_turn=False)
     if not assistant_only:
-        made = Document([text])
-        if slicing is None:
-            return made
         spans = message_slices(messages, tokenizer, text, slicing)
         slicing.undivided += spans is None
-        return made.sliced(slicing, spans or (), outside=UNDIVIDED if spans is None else TEMPLATE)
+        slices = slicing.document(text, spans or (), outside=UNDIVIDED if spans is None else TEMPLATE)
+        return Document(text, slices=slices)
     turns: list[tuple[int, int]] = []
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
@@ -238,10 +185,8 @@ def chat_document(
         turns.append(turn)
     if not turns:
         raise ModelError("a chat row has no assistant turn", fix="remove the row, or score without --assistant-only")
-    made = Document([text], scored_spans=tuple(turns))
-    if slicing is None:
-        return made
-    return made.sliced(slicing, [span for turn in turns for span in slicing.turn(text, *turn)], outside=TEMPLATE)
+    divided = [span for turn in turns for span in slicing.turn(text, *turn)]
+    return Document(text, scored_spans=tuple(turns), slices=slicing.document(text, divided, outside=TEMPLATE))
 
 
 def assistant_turn(messages: list[Message], index: int, tokenizer: TextTokenizer, text: str) -> tuple[int, int] | None:
@@ -320,23 +265,12 @@ def _with_probe(message: Message, text: str) -> tuple[str, Message]:
 
 
 # ── words ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-class WordCounter:
+def count_words(text: str) -> int:
     """Counts words as lm-evaluation-harness does: the pieces between white space, including empty ones at the ends."""
-
-    def __init__(self, text: str = "") -> None:
-        self.count, self._after_space, self._begun = 1, True, False
-        self.add(text)
-
-    def add(self, text: str) -> None:
-        for _, space, after_space in white_space(text, self._after_space):
-            if not self._begun and space[0]:
-                self.count += 1  # the text begins with white space, so there is an empty word before it
-            self._begun = True
-            self.count += int((space & ~after_space).sum())
-            self._after_space = bool(space[-1])
+    return 1 + sum(int((space & ~follows).sum()) for _, space, follows in white_space(text, before=False))
 
 
-def white_space(text: str, before: bool = True) -> Iterator[tuple[int, Bools, Bools]]:
+def white_space(text: str, *, before: bool) -> Iterator[tuple[int, Bools, Bools]]:
     """Yields for each block of characters: its start, which of them are white space, and which follow white space.
 
     ``before``: does the text follow white space? White space is what ``\\s`` matches.

@@ -6,11 +6,11 @@ and its tokens would belong to different texts.
 
 from __future__ import annotations
 
-import codecs
 import errno
 import importlib.util
 import json
 import os
+import re
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -28,7 +28,6 @@ RowsOf = Callable[[], Iterator[Row]]
 RowKind = Literal["documents", "chat"]
 T = TypeVar("T")
 
-PIECE = 1 << 20  # bytes of a text that are read at a time
 NAMED = ("wikitext2", "python-docs", "python-docs-short")
 ROWS_LIKE = 'use rows like {"text": "…"}'
 MESSAGES_LIKE = 'use messages like {"role": "user", "content": "…"}'
@@ -105,78 +104,32 @@ def unchanged(path: Path, rows: Callable[[], Iterator[T]]) -> Callable[[], Itera
 
 
 # ── plain text ───────────────────────────────────────────────────────────────────────────────────────────────────────
-ReadBlock = Callable[[int, int], bytes]
-"""(offset, most bytes) ─▶ bytes; fewer only at the end."""
+def text_in_file(path: Path) -> Callable[[], Iterator[str]]:
+    """Returns what reads the file's text, verbatim. It raises CorpusError if the file has changed since this call."""
+    return unchanged(path, lambda: iter([decoded(path.read_bytes(), str(path))]))
 
 
-class PlainText:
-    """One text that is read in pieces, any number of times. As rows, it is one row with the whole text."""
-
-    def __init__(self, pieces: Callable[[], Iterator[str]]) -> None:
-        self.pieces = pieces
-
-    def __call__(self) -> Iterator[Row]:
-        yield "".join(self.pieces())
-
-
-def text_in_file(path: Path) -> PlainText:
-    """Returns the file's text, verbatim. A pass over it raises CorpusError if the file has changed since this call."""
-
-    def pieces() -> Iterator[str]:
-        with path.open("rb") as file:
-            yield from decoded(lambda _, size: file.read(size), str(path))
-
-    return PlainText(unchanged(path, pieces))
+def decoded(data: bytes, name: str) -> str:
+    """Decodes UTF-8 without NUL; raises a CorpusError that names the position of the first bad byte."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        what = f"{name} is not UTF-8: byte 0x{data[error.start]:02x} at {_place(data, error.start)}"
+        fix = f"convert it first, as in: iconv -f latin1 -t utf-8 {name} > fixed.txt"
+        raise CorpusError(what, fix=fix) from None
+    if (at := data.find(b"\0")) >= 0:  # the only sign of English in UTF-16 without a byte order mark
+        what = f"{name} contains a NUL byte at {_place(data, at)}: it is UTF-16, or not text"
+        raise CorpusError(what, fix=f"convert it first, as in: iconv -f utf-16 -t utf-8 {name} > fixed.txt")
+    return text
 
 
-def decoded(read: ReadBlock, name: str) -> Iterator[str]:
-    """Decodes UTF-8 without NUL, in pieces; raises a CorpusError that names the position of the first bad byte."""
-    decoder, offset, lines = codecs.getincrementaldecoder("utf-8")(), 0, 0
-    nul: CorpusError | None = None
-    while True:
-        block = read(offset, PIECE)
-        waiting = len(decoder.getstate()[0])  # bytes of a character that is not complete yet
-        try:
-            piece = decoder.decode(block, final=not block)
-        except UnicodeDecodeError as error:
-            at, line = offset - waiting + error.start, lines + error.object[: error.start].count(b"\n") + 1
-            what = f"{name} is not UTF-8: byte 0x{error.object[error.start]:02x} at offset {at}, line {line}"
-            fix = f"convert it first, as in: iconv -f latin1 -t utf-8 {name} > fixed.txt"
-            raise CorpusError(what, fix=fix) from None
-        nul = nul or _nul_in(piece, name, offset - waiting, lines)
-        if piece and nul is None:
-            yield piece
-        if not block:
-            break
-        offset, lines = offset + len(block), lines + block.count(b"\n")
-    if nul is not None:
-        raise nul  # raised last, so that a file that is not UTF-8 gets that error instead
+def _place(data: bytes, offset: int) -> str:
+    return f"offset {offset}, line {data.count(10, 0, offset) + 1}"
 
 
-def _nul_in(text: str, name: str, offset: int, lines: int) -> CorpusError | None:
-    """Returns the error for a text with NUL bytes, the only sign of English in UTF-16 without a byte order mark."""
-    at = text.find("\0")
-    if at < 0:
-        return None
-    offset, line = offset + len(text[:at].encode()), lines + text.count("\n", 0, at) + 1
-    return CorpusError(
-        f"{name} contains a NUL byte at offset {offset}, line {line}: it is UTF-16, or not text",
-        fix=f"convert it first, as in: iconv -f utf-16 -t utf-8 {name} > fixed.txt",
-    )
-
-
-def lines_of(pieces: Iterable[str]) -> Iterator[str]:
+def lines_of(text: str) -> Iterator[str]:
     """Yields the lines of a text with their newlines; only "\\n" ends a line."""
-    held: list[str] = []
-    for piece in pieces:
-        start = 0
-        while end := piece.find("\n", start) + 1:
-            yield "".join([*held, piece[start:end]])
-            held, start = [], end
-        if start < len(piece):
-            held.append(piece[start:])
-    if held:
-        yield "".join(held)
+    return (line[0] for line in re.finditer(r"[^\n]*\n|[^\n]+", text))
 
 
 def is_text(value: str) -> bool:

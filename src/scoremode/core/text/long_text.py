@@ -1,20 +1,19 @@
-"""Texts ─▶ tokens, part by part. The ids are the same as if each text were encoded at once.
+"""Texts ─▶ tokens, a long text in parts. The ids are the same as if it were encoded at once.
 
 A long text is cut where the tokenizer's pre-tokenizer ends a word, because each word is encoded alone. Such a place is
 before white space or after a single newline, so it does not depend on how the words before it were found. AROUND
 characters on either side of it must also have the same words, ids and positions together as apart: some tokenizers put
 a space in front of a text, strip it, or join words with what follows.
 
-A tokenizer without such a pre-tokenizer, or of an engine, encodes each text at once. So does every tokenizer where a
-text has no such place.
+A tokenizer without such a pre-tokenizer, or of an engine, encodes each text at once, which takes the memory that
+``HuggingFaceTokenizer`` says. So does every tokenizer where a text has no such place.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from itertools import islice
-from typing import NamedTuple
+from itertools import islice, pairwise
 
 import numpy as np
 
@@ -28,35 +27,26 @@ TRIED = 64  # the most places that are tried per part
 TOGETHER, MOST_TEXTS = 1 << 20, 1024  # characters and texts that are encoded per call
 ENDS_OF_WORDS = re.compile(r"(?<=\S)(?=\s)|(?<=\S\n)(?=\S)")
 
-
-class Part(NamedTuple):
-    text: str
-    is_first: bool
-    is_last: bool
-
-    @property
-    def is_whole(self) -> bool:
-        return self.is_first and self.is_last
+Encoded = tuple[Ids, Ints]
+"""Ids, and where they end: each token owns the characters from the previous token's end up to there."""
 
 
-class EncodedPart(NamedTuple):
-    text: str
-    ids: Ids  # (n,)
-    ends: Ints  # (n,) each token owns the characters from the previous token's end up to here
-    is_last: bool
-
-
-def encode_parts(texts: Iterable[Iterable[str]], tokenizer: TextTokenizer, *, special: bool) -> Iterator[EncodedPart]:
-    """Yields the tokens of all texts, which are given in pieces."""
+def encode_texts(texts: Iterable[str], tokenizer: TextTokenizer, *, special: bool) -> Iterator[Encoded]:
+    """Yields the tokens of each text."""
     cutter = _Cutter(tokenizer, special=special)
-    batch, size = list[Part](), 0
-    for part in (part for pieces in texts for part in cutter.parts(pieces)):
-        if batch and (size + len(part.text) > TOGETHER or len(batch) == MOST_TEXTS):
-            yield from cutter.encoded(batch)
+    batch, size = list[str](), 0
+    for text in texts:
+        is_long = len(text) > PART + REACH
+        if batch and (is_long or size + len(text) > TOGETHER or len(batch) == MOST_TEXTS):
+            yield from cutter.together(batch)
             batch, size = [], 0
-        batch.append(part)
-        size += len(part.text)
-    yield from cutter.encoded(batch)
+        if is_long:
+            yield cutter.alone(text)
+        else:
+            batch.append(text)
+            size += len(text)
+    if batch:
+        yield from cutter.together(batch)
 
 
 class _Cutter:
@@ -76,24 +66,39 @@ class _Cutter:
                 return True
         return False
 
-    # ── parts ────────────────────────────────────────────────────────────────────────────────────────────────────────
-    def parts(self, pieces: Iterable[str]) -> Iterator[Part]:
-        held, size, wanted, is_first = list[str](), 0, PART, True
-        for piece in pieces:
-            held.append(piece)
-            size += len(piece)
-            if not self.cuts or size <= wanted + REACH:
-                continue
-            text, begin = "".join(held), 0
-            while len(text) - begin > wanted + REACH:
-                end = self._place(text, begin + wanted)
-                if end is None:
-                    wanted *= 2
-                    continue
-                yield Part(text[begin:end], is_first, is_last=False)
-                begin, wanted, is_first = end, PART, False
-            held, size = [text[begin:]], len(text) - begin
-        yield Part("".join(held), is_first, is_last=True)
+    def together(self, texts: list[str]) -> Iterator[Encoded]:
+        """The tokens of several texts, each as a whole."""
+        found = encode_many(self.tokenizer, texts, special=self.special)
+        for i, start in enumerate(found.starts[:-1]):
+            mine = slice(found.bounds[i], found.bounds[i + 1])
+            yield found.ids[mine], found.char_end[mine] - start
+
+    def alone(self, text: str) -> Encoded:
+        """The tokens of a long text, in parts if it can be cut."""
+        places = self._places(text)
+        if len(places) == 2:
+            return next(self.together([text]))
+        ids, ends, several = [self.before], [np.zeros(len(self.before), np.int64)], max(1, TOGETHER // PART)
+        for first in range(0, len(places) - 1, several):
+            edges = places[first : first + several + 1]
+            found = encode_many(self.tokenizer, [text[begin:end] for begin, end in pairwise(edges)])
+            ids.append(found.ids)
+            ends.append(found.char_end + edges[0])
+        last = max(int(some.max(initial=0)) for some in ends)
+        return np.concatenate([*ids, self.after]), np.concatenate([*ends, np.full(len(self.after), last)])
+
+    # ── where a text is cut ──────────────────────────────────────────────────────────────────────────────────────────
+    def _places(self, text: str) -> list[int]:
+        """Where the parts of a text begin, and where the last one ends."""
+        places, wanted = [0], PART
+        while self.cuts and len(text) - places[-1] > wanted + REACH:
+            place = self._place(text, places[-1] + wanted)
+            if place is None:
+                wanted *= 2
+            else:
+                places.append(place)
+                wanted = PART
+        return [*places, len(text)]
 
     def _place(self, text: str, begin: int) -> int | None:
         """Returns the first place from ``begin`` on at which the text can be cut; None if there is none in reach."""
@@ -117,25 +122,3 @@ class _Cutter:
         return np.array_equal(found.ids[:middle], found.ids[middle:]) and np.array_equal(
             found.char_end[:middle], ends[middle:]
         )
-
-    # ── tokens ───────────────────────────────────────────────────────────────────────────────────────────────────────
-    def encoded(self, batch: list[Part]) -> Iterator[EncodedPart]:
-        """Encodes a batch. A text that was cut has its special tokens before the first and after the last part."""
-        whole, parts = ([part.text for part in batch if part.is_whole is kind] for kind in (True, False))
-        of_whole, of_parts = self._encoded(whole, special=self.special), self._encoded(parts, special=False)
-        for part in batch:
-            ids, ends = next(of_whole if part.is_whole else of_parts)
-            if not part.is_whole:
-                before = self.before if part.is_first else self.before[:0]
-                after = self.after if part.is_last else self.after[:0]
-                ids = np.concatenate([before, ids, after])
-                ends = np.pad(ends, (len(before), 0))
-                ends = np.pad(ends, (0, len(after)), constant_values=ends.max(initial=0))
-            yield EncodedPart(part.text, ids, ends, part.is_last)
-
-    def _encoded(self, texts: list[str], *, special: bool) -> Iterator[tuple[Ids, Ints]]:
-        if texts:
-            found = encode_many(self.tokenizer, texts, special=special)
-            for i, start in enumerate(found.starts[:-1]):
-                mine = slice(found.bounds[i], found.bounds[i + 1])
-                yield found.ids[mine], found.char_end[mine] - start

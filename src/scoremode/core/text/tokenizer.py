@@ -147,19 +147,6 @@ class HuggingFaceTokenizer:
             adds_bos=bos is not None and with_special[:1] == [bos] and plain[:1] != [bos],
         )
 
-    def definition(self) -> str:
-        """A hash of all that decides the ids, for a cache.
-
-        The fingerprint is not enough: two tokenizers with one vocabulary may cut a text differently.
-        """
-        from importlib.metadata import version
-
-        self.prepare(())
-        kind = type(self._tokenizer)
-        known = [f"{kind.__module__}.{kind.__qualname__}", version("tokenizers"), version("transformers")]
-        parts = (self.facts.fingerprint, self.backend.to_str(), json.dumps(known))
-        return hashlib.sha256("".join(parts).encode()).hexdigest()
-
     def encode(self, text: str, *, special: bool) -> Encoding:
         return self.encode_together([text], special=special)
 
@@ -263,9 +250,6 @@ class ByteTokenizer:
     def __init__(self) -> None:
         fingerprint = hashlib.sha256(b"scoremode bytes 256").hexdigest()
         self.facts = TokenizerFacts(fingerprint=fingerprint, size=256, bos=None, eos=None, adds_bos=False)
-
-    def definition(self) -> str:
-        return self.facts.fingerprint
 
     def encode(self, text: str, *, special: bool) -> Encoding:
         return self.encode_together([text], special=special)

@@ -6,7 +6,6 @@ Ids that somebody else cut become Tokens as well (``text_of_ids``), and the text
 from __future__ import annotations
 
 import hashlib
-from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,25 +15,22 @@ import numpy as np
 import numpy.typing as npt
 
 from scoremode.core.text.corpus import Corpus
-from scoremode.core.text.documents import Document, RereadDocuments, WordCounter, white_space
-from scoremode.core.text.long_text import EncodedPart, encode_parts
+from scoremode.core.text.documents import Document, RereadDocuments, count_words, white_space
+from scoremode.core.text.long_text import encode_texts
 from scoremode.core.text.slices import Slicing
 from scoremode.core.text.tokenizer import Encoding, TextTokenizer, TokenizerFacts
 from scoremode.errors import OptionError
 from scoremode.values import Bools, Ids, Ints, frozen
 
 OURS = 0.99  # share of the tokens that a tokenizer must cut in the same way, not to be doubted
+COLUMNS = {"ids": "i4", "char_end": "i8", "byte_len": "i4", "word_starts": "i4", "target_mask": "?", "slices": "i4"}
 BLOCK = 1 << 14  # tokens whose bytes are counted together
 LONE = (0xDC80, 0xDCFF)  # code points that stand for bytes which are not UTF-8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokens:
-    """Documents as one stream of ids; document d is ``ids[doc_starts[d]:doc_starts[d + 1]]``.
-
-    The columns of a long text lie on disk, perhaps in smaller types of numbers than those named here (an earlier
-    version wrote them): convert what you take.
-    """
+    """Documents as one stream of ids; document d is ``ids[doc_starts[d]:doc_starts[d + 1]]``."""
 
     ids: Ids  # (n,)
     doc_starts: Ints  # (documents + 1,)
@@ -72,119 +68,52 @@ class Tokens:
         return f"Tokens({len(self):,} of {self.documents:,} documents, tokenizer {self.tokenizer.fingerprint[:12]})"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TokenBlock:
-    """Consecutive tokens of one document: a part of the columns of ``Tokens``."""
-
-    ids: Ids
-    char_end: Ints
-    byte_len: Ids
-    word_starts: Ids
-    mask: Bools | None
-    slices: Ids | None = None
-
-
-class TokenStream:
-    """The tokens of documents, in blocks that are made as they are asked for. Each pass reads the documents again."""
-
-    def __init__(self, documents: Iterable[Document], tokenizer: TextTokenizer, *, special: bool) -> None:
-        self.documents, self.tokenizer, self.special = documents, tokenizer, special
-        self.index: dict[str, Any] = {}  # what is known after the last block, by field of ``Tokens``
-
-    def __iter__(self) -> Iterator[TokenBlock]:
-        reading = deque[Document]()
-
-        def texts() -> Iterator[Document]:
-            for document in self.documents:
-                reading.append(document)  # several are read before the first is encoded
-                yield document
-
-        doc_starts, doc_bytes, doc_words, joined_at = array("q", [0]), array("q"), array("q"), array("q")
-        slicing: Slicing | None = None
-        reader: _BlockReader | None = None
-        for part in encode_parts(texts(), self.tokenizer, special=self.special):
-            reader = reader or _BlockReader(reading[0], doc_starts[-1])
-            if len(part.ids):
-                yield reader.block(part)
-            else:
-                reader.unowned += part.text
-            if not part.is_last:
-                continue
-            document = reading.popleft()
-            doc_starts.append(reader.count)
-            doc_bytes.append(document.source_bytes)
-            doc_words.append(document.source_words)
-            joined_at.extend(reader.joined_at())
-            slicing, reader = document.slices.slicing if document.slices else None, None
-        self.index = {
-            "doc_starts": np.array(doc_starts, np.int64),
-            "doc_bytes": np.array(doc_bytes, np.int64),
-            "doc_words": np.array(doc_words, np.int64),
-            "joined_at": np.unique(np.array(joined_at, np.int64)) if joined_at else None,
-            "slice_names": slicing.names if slicing else (),
-            "notes": slicing.finish() if slicing else (),
-        }
-
-    def in_memory(self) -> Tokens:
-        """All tokens in memory, for a text that is not long."""
-        blocks = [*self]
-        columns: dict[str, Any] = {
-            name: np.concatenate([np.zeros(0, kind), *(getattr(block, name) for block in blocks)], dtype=kind)
-            for name, kind in (("ids", "i4"), ("char_end", "i8"), ("byte_len", "i4"), ("word_starts", "i4"))
-        }
-        for name, column in (("target_mask", "mask"), ("slices", "slices")):
-            parts = [part for block in blocks if (part := getattr(block, column)) is not None]
-            columns[name] = np.concatenate(parts) if parts and len(parts) == len(blocks) else None
-        columns |= self.index
-        for column in columns.values():
-            if isinstance(column, np.ndarray):
-                frozen(column)
-        return Tokens(**columns, tokenizer=self.tokenizer.facts)
-
-
-class _BlockReader:
-    """Makes blocks of one document's tokens as they arrive."""
-
-    def __init__(self, document: Document, count: int) -> None:
-        self.document, self.count = document, count  # count: tokens of all documents so far
-        self._at, self._after_space = 0, True  # characters that are owned; is the last of them white space?
-        self.unowned = ""  # characters after the last token of a part: the next token owns them
-        self._joined, self._resolved = array("q"), 0  # tokens at which texts begin; positions that are tokens already
-
-    def block(self, part: EncodedPart) -> TokenBlock:
-        slices, text = self.document.slices, self.unowned + part.text
-        ends = np.where(part.ends > 0, part.ends + len(self.unowned), 0)
-        owned, self.unowned = text[: int(ends[-1])], text[int(ends[-1]) :]
-        starts = np.concatenate([[0], ends[:-1]]) + self._at
-        made = TokenBlock(
-            ids=part.ids,
-            char_end=ends + self._at,
-            byte_len=byte_lengths(owned, ends),
-            word_starts=word_starts_in(owned, ends, after_space=self._after_space),
-            mask=_inside(starts, ends + self._at, self.document.scored_spans),
-            slices=None if slices is None else slices.label(starts, ends + self._at),
-        )
-        self._resolve(ends)
-        self._at += len(owned)
-        self.count += len(part.ids)
-        self._after_space = owned[-1].isspace() if owned else self._after_space
-        return made
-
-    def _resolve(self, ends: Ints) -> None:
-        """Finds where texts begin: at the first token that ends after the first character of the text."""
-        waiting = np.array(self.document.joined_at[self._resolved :], np.int64)
-        known = waiting[waiting < self._at + int(ends[-1])]
-        self._joined.extend((self.count + np.searchsorted(ends, known - self._at, side="right")).tolist())
-        self._resolved += len(known)
-
-    def joined_at(self) -> array[int]:
-        """The tokens at which texts begin, for a document that was read to its end."""
-        self._joined.extend([self.count] * (len(self.document.joined_at) - self._resolved))
-        return self._joined
-
-
 def tokenize(documents: Iterable[Document], tokenizer: TextTokenizer, *, special: bool) -> Tokens:
-    return TokenStream(documents, tokenizer, special=special).in_memory()
+    """All tokens of the documents."""
+    reading = deque[Document]()
+
+    def texts() -> Iterator[str]:
+        for document in documents:
+            reading.append(document)  # several are read before the first is encoded
+            yield document.text
+
+    columns: dict[str, list[npt.NDArray[Any]]] = {name: [np.zeros(0, kind)] for name, kind in COLUMNS.items()}
+    doc_starts, doc_bytes, doc_words, joined_at = [0], list[int](), list[int](), list[npt.NDArray[Any]]()
+    slicing: Slicing | None = None
+    for ids, ends in encode_texts(texts(), tokenizer, special=special):
+        document = reading.popleft()
+        starts = np.concatenate([[0], ends[:-1]])[: len(ends)]
+        columns["ids"].append(ids)
+        columns["char_end"].append(ends)
+        columns["byte_len"].append(byte_lengths(document.text, ends))
+        columns["word_starts"].append(word_starts_in(document.text, ends))
+        if document.scored_spans is not None:
+            columns["target_mask"].append(_inside(starts, ends, document.scored_spans))
+        if document.slices is not None:
+            columns["slices"].append(document.slices.label(starts, ends))
+            slicing = document.slices.slicing
+        # a text begins at the first token that ends after its first character
+        joined_at.append(doc_starts[-1] + np.searchsorted(ends, document.joined_at, side="right"))
+        doc_starts.append(doc_starts[-1] + len(ids))
+        doc_bytes.append(document.source_bytes)
+        doc_words.append(document.source_words)
+    made = {name: frozen(np.concatenate(columns.pop(name), dtype=kind)) for name, kind in COLUMNS.items()}
+    joined = np.unique(np.concatenate([np.zeros(0, np.int64), *joined_at]).astype(np.int64))
+    return Tokens(
+        ids=made["ids"],
+        doc_starts=frozen(np.array(doc_starts, np.int64)),
+        char_end=made["char_end"],
+        byte_len=made["byte_len"],
+        word_starts=made["word_starts"],
+        doc_bytes=frozen(np.array(doc_bytes, np.int64)),
+        doc_words=frozen(np.array(doc_words, np.int64)),
+        tokenizer=tokenizer.facts,
+        target_mask=made["target_mask"] if len(made["target_mask"]) else None,
+        joined_at=frozen(joined) if len(joined) else None,
+        slices=made["slices"] if slicing else None,
+        slice_names=slicing.names if slicing else (),
+        notes=slicing.finish() if slicing else (),
+    )
 
 
 def first_tokens(tokens: Tokens, limit: int) -> tuple[Tokens, int]:
@@ -240,19 +169,17 @@ def utf8_sizes(points: npt.NDArray[np.uint32]) -> Ints:
     return 1 + (points > 0x7F) + (points > 0x7FF) + (points > 0xFFFF)
 
 
-def word_starts_in(text: str, ends: Ints, *, after_space: bool = True) -> Ids:
+def word_starts_in(text: str, ends: Ints) -> Ids:
     """How many words begin inside each token."""
     counts = np.zeros(len(ends) + 1, np.int64)  # the last: words after the last token
-    for begin, space, follows in white_space(text, after_space):
+    for begin, space, follows in white_space(text, before=True):
         starts = begin + np.flatnonzero(~space & follows)
         counts += np.bincount(np.searchsorted(ends, starts, side="right"), minlength=len(counts))
     return counts[:-1].astype(np.int32)
 
 
-def _inside(starts: Ints, ends: Ints, spans: tuple[tuple[int, int], ...] | None) -> Bools | None:
+def _inside(starts: Ints, ends: Ints, spans: tuple[tuple[int, int], ...]) -> Bools:
     """Which tokens own at least one character of the spans."""
-    if spans is None:
-        return None
     mask = np.zeros(len(ends), dtype=np.bool_)
     for begin, end in spans:
         mask |= (ends > begin) & (starts < end)
@@ -294,7 +221,7 @@ def tokens_of_ids(ids: Sequence[Ids], spelled: Sequence[SpelledIds], tokenizer: 
         byte_len=frozen(np.concatenate([one.byte_len for one in spelled])),
         word_starts=frozen(np.concatenate([word_starts_in(one.text, one.ends) for one in spelled])),
         doc_bytes=frozen(np.array([len(one.raw) for one in spelled], np.int64)),
-        doc_words=frozen(np.array([WordCounter(one.text).count for one in spelled], np.int64)),
+        doc_words=frozen(np.array([count_words(one.text) for one in spelled], np.int64)),
         tokenizer=tokenizer.facts,
     )
 

@@ -11,7 +11,6 @@ from typing import Any, Unpack
 import numpy as np
 
 from scoremode.core.arguments import require_flag, whole_number
-from scoremode.core.cache.kept_tokens import STORED_FROM, kept_tokens
 from scoremode.core.disk.manifests import without_secrets
 from scoremode.core.engine.registry import known_engines
 from scoremode.core.installation import installed_versions
@@ -22,8 +21,7 @@ from scoremode.core.plan.recipes import Method, find_method
 from scoremode.core.text.corpus import Corpus, load, text_arguments
 from scoremode.core.text.documents import RereadDocuments, notes_on
 from scoremode.core.text.slices import read_rules
-from scoremode.core.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer
-from scoremode.core.text.tokens import Tokens, TokenStream, first_tokens
+from scoremode.core.text.tokens import Tokens, first_tokens, tokenize
 from scoremode.core.verbs.arguments import QuestionArguments, asked_path, check_question
 from scoremode.errors import MethodError, OptionError
 from scoremode.values import NUMERICS
@@ -72,7 +70,7 @@ def prepare_question(
             documents = RereadDocuments(
                 corpus, rule.arrangement, subject.tokenizer, assistant_only=assistant_only, rules=slices
             )
-            last[key] = documents, _tokenized(documents, special=rule.special)
+            last[key] = documents, tokenize(documents, subject.tokenizer, special=rule.special)
     documents, tokens = last[key]
     if corpus.own_tokens is not None:
         rule = replace(rule, context=_longest(tokens, given, subject))
@@ -113,25 +111,6 @@ def _longest(tokens: Tokens, given: QuestionArguments, subject: Subject) -> int:
             fix=f"give --context-length {most} for windows that overlap, or write with fewer --max-tokens",
         )
     return longest
-
-
-def _tokenized(documents: RereadDocuments, *, special: bool) -> Tokens:
-    """Returns the tokens of a corpus. Those of a long corpus are stored in the cache."""
-    corpus, tokenizer = documents.corpus, documents.tokenizer
-    stream = TokenStream(documents, tokenizer, special=special)
-    if corpus.byte_count < STORED_FROM:
-        return stream.in_memory()
-    key = None
-    if corpus.layout != "chat" and isinstance(tokenizer, HuggingFaceTokenizer | ByteTokenizer):
-        key = {  # all that decides the tokens; for a chat template or other tokenizers, this is not known
-            "corpus": corpus.sha256,
-            "layout": corpus.layout,
-            "arrangement": documents.arrangement,
-            "special": special,
-            "tokenizer": tokenizer.definition(),
-            **({"slices": list(map(str, documents.rules))} if documents.rules else {}),
-        }
-    return kept_tokens(key, stream)
 
 
 # ── identity ─────────────────────────────────────────────────────────────────────────────────────────────────────────

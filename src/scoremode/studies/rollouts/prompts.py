@@ -96,9 +96,10 @@ def _in_file(path: Path) -> Prompts:
     if ending not in (".jsonl", ".ndjson", ".txt"):
         raise CorpusError(f"{path} is neither .jsonl nor .txt", fix=f"{ROWS_LIKE}, or one prompt per line of a .txt")
     blank, rows = 0, list[Prompt]()
-    content = text_in_file(path)
+    read = text_in_file(path)
     sha256 = file_sha256(path)  # before the text is read, which raises an error if the file has changed meanwhile
-    for number, line in enumerate(lines_of(content.pieces()), 1):
+    (content,) = read()
+    for number, line in enumerate(lines_of(content), 1):
         text = line.removesuffix("\n").removesuffix("\r")
         if not text.strip():
             blank += 1
