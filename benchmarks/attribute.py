@@ -124,7 +124,7 @@ def measure(shape: dict[str, Any], device: str) -> None:
     import torch
 
     from scoremode.studies.attribution.engines.transformers_swaps import SwappableModel
-    from scoremode.studies.attribution.result import PlanCells
+    from scoremode.studies.attribution.result import Cells
     from scoremode.studies.attribution.swap_loop import Candidate, SwapMeasurement
     from scoremode.studies.attribution.units import units_of
     from scoremode.studies.attribution.weight_formats.stored import StoredWeight
@@ -156,7 +156,7 @@ def measure(shape: dict[str, Any], device: str) -> None:
         jobs = [candidate.job(unit) for unit in units]
 
         def measurement_of_all() -> SwapMeasurement:
-            return SwapMeasurement(swaps, [candidate], plan, cells=PlanCells(plan), folder=Records())  # type: ignore[arg-type]
+            return SwapMeasurement(swaps, [candidate], plan, cells=Cells.of(plan), folder=Records())  # type: ignore[arg-type]
 
         warm = measurement_of_all()
         first, _ = timed(lambda: warm.measure(jobs[-1:] if shape["by"] == "layer" else jobs[:1]))

@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 import scoremode as sm
 from scoremode.cli.cache import cache
 from scoremode.core.disk.folders import ATTRIBUTION, PARTIAL_ATTRIBUTION
-from scoremode.core.disk.manifests import sealed
 from scoremode.errors import InputError, ModelError, RunError
 from scoremode.studies.attribution.result import ordered
 from scoremode.studies.attribution.swap_loop import Job, SwapMeasurement
@@ -84,6 +83,10 @@ def test_a_candidate_with_a_head_of_its_own_beside_a_tied_baseline(corpus: str, 
     assert [one.name for one in changed] == ["head"]
     compared = sm.compare(str(tied), candidate, **asked(corpus))[0].statistics()
     assert found.kl(changed[0]).value == pytest.approx(compared["kl_mean"], rel=1e-12)
+    account = found.account(found[0])
+    assert found[0].served_by == "transformers"
+    assert account.served is not None
+    assert account.served.value == pytest.approx(account.whole.value, rel=1e-9)
     assert any("is its embedding; a candidate has a head of its own" in note for note in found.notes)
     alone = sm.attribute(str(tied), "rtn:4:16:all", **asked(corpus))
     both = sm.attribute(str(tied), candidate, "rtn:4:16:all", **asked(corpus))
@@ -137,37 +140,31 @@ def test_the_account_adds_up(base: Path, corpus: str) -> None:
     assert {row["changed"] for row in coarse["units"] if row["unit"] in ("embedding", "head")} == {True}
 
 
-def test_the_served_candidate_is_part_of_the_account(base: Path, corpus: str, tmp_path: Path) -> None:
-    candidate = str(with_changed_tensors(base, tmp_path / "other", noisy("layers.0.")))
-    found = sm.attribute(str(base), candidate, engine="transformers", **asked(corpus))
-    account = found.account(found[0])
-    assert found[0].served_by == "transformers"
-    assert account.served is not None
-    assert account.rest is not None
-    assert account.served.value == pytest.approx(account.whole.value, rel=1e-9)
-    assert account.rest.value == pytest.approx(0, abs=1e-12)
-
-
 def test_a_killed_attribution_resumes_to_the_same_numbers(base: Path, corpus: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    whole = sm.attribute(str(base), "rtn:4:16", by="matrix", out=out, **asked(corpus)).as_json()
-    (out / ATTRIBUTION).unlink()
-    journal = (out / PARTIAL_ATTRIBUTION).read_bytes()
-    (out / PARTIAL_ATTRIBUTION).write_bytes(journal[: len(journal) // 2])  # in the middle of a record
-    again = sm.attribute(str(base), "rtn:4:16", by="matrix", out=out, **asked(corpus)).as_json()
-    assert again == whole
-    kept = sm.attribute(str(base), "rtn:4:16", by="matrix", out=out, **asked(corpus)).as_json()
-    assert kept == whole
-    other = sm.attribute(str(base), "rtn:4:16", by="layer", out=out, **asked(corpus))  # shares the folder
-    assert other.account(other[0]).whole.value == whole["candidates"][0]["account"]["whole"]
+
+    def measured(**more: Any) -> dict[str, Any]:
+        return sm.attribute(str(base), "rtn:4:16", out=out, **asked(corpus, **more)).as_json()
+
+    whole, journal = measured(by="matrix"), (out / PARTIAL_ATTRIBUTION).read_bytes()
+    for damaged in (journal[: len(journal) // 2], journal, b"", journal[:-200] + b"\xff" + journal[-199:]):
+        (out / ATTRIBUTION).unlink()
+        (out / PARTIAL_ATTRIBUTION).write_bytes(damaged)
+        assert measured(by="matrix") == whole
+    other = measured()  # shares the folder
+    assert other["candidates"][0]["whole"] == whole["candidates"][0]["whole"]
     with pytest.raises(RunError, match="another attribution"):
-        sm.attribute(str(base), "rtn:4:16", out=out, **asked(corpus, max_windows=1))
-    text = (out / ATTRIBUTION).read_text()
-    (out / ATTRIBUTION).write_text(text.replace('"by": "layer"', '"by": "kind"'))
+        measured(max_windows=1)
+    (out / ATTRIBUTION).write_text((out / ATTRIBUTION).read_text().replace('"by": "layer"', '"by": "kind"'))
     with pytest.raises(RunError, match="was changed after it was written"):
-        sm.attribute(str(base), "rtn:4:16", out=out, **asked(corpus))
-    fresh = sm.attribute(str(base), "rtn:4:16", by="layer", out=out, fresh=True, **asked(corpus))
-    assert fresh.as_json() == other.as_json()
+        measured()
+    assert measured(fresh=True) == other
+    (out / PARTIAL_ATTRIBUTION).write_bytes(b"x" + journal[1:])
+    with pytest.raises(RunError, match="without its journal"):
+        measured()
+    (out / PARTIAL_ATTRIBUTION).unlink()
+    with pytest.raises(RunError, match="without its journal"):
+        measured()
 
 
 def test_units_are_kept_in_the_cache(base: Path, corpus: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -202,15 +199,6 @@ def test_units_of_a_kind_and_half_precision(base: Path, corpus: str) -> None:
     assert changed == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
 
-def test_halves_of_the_windows_are_apart(base: Path, corpus: str) -> None:
-    found = sm.attribute(str(base), "rtn:3:16", **asked(corpus))
-    cells, kl = found.cells, found[0].whole.kl
-    first, second = (cells.mean(kl, half) for half in ("first", "second"))
-    assert first.n + second.n == cells.count
-    both = (first.value * first.n + second.value * second.n) / cells.count
-    assert both == pytest.approx(cells.mean(kl).value)
-
-
 def test_a_mixture_is_predicted_built_and_measured(base: Path, corpus: str, tmp_path: Path) -> None:
     options, prefix = ["rtn:3:16", "rtn:4:16", "rtn:6:16"], str(tmp_path / "recipe")
     size = sm.attribute(str(base), options[1], **asked(corpus))[0].bits_per_weight
@@ -228,11 +216,8 @@ def test_a_mixture_is_predicted_built_and_measured(base: Path, corpus: str, tmp_
         if recipe.chosen[one.name] == candidate.name
     )
     assert recipe.predicted == pytest.approx(expected)
-    rival = recipe.rival()
-    assert rival is not None
-    assert rival.name == "rtn:4:16"
-    assert "rtn:4:16" in recipe.verdict(found.cells)
     facts = found.as_json()["recipe"]
+    assert "rtn:4:16" in facts["verdict"]
     four = next(row for row in facts["uniform"] if row["name"] == "rtn:4:16")
     assert facts["measured_kl"] - four["kl"] == pytest.approx(four["difference"])
     written = sorted(path.name for path in tmp_path.glob("recipe.*"))
@@ -272,28 +257,3 @@ def test_one_window_has_no_second_half(base: Path) -> None:
     found = sm.attribute(str(base), "rtn:3:16", text="a few words here", dtype="float32")
     assert np.isnan(found.cells.mean(found[0].whole.kl, "second").value)
     assert found.cells.mean(found[0].whole.kl).stderr is None
-
-
-def test_a_damaged_journal_is_measured_again_and_a_manifest_that_cannot_be_is_refused(
-    base: Path, corpus: str, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-
-    def measured() -> dict[str, Any]:
-        return sm.attribute(str(base), "rtn:4:16", out=out, **asked(corpus)).as_json()
-
-    whole, journal = measured(), (out / PARTIAL_ATTRIBUTION).read_bytes()
-    for damaged in (journal[:-100], b"", journal[:-200] + b"\xff" + journal[-199:]):
-        (out / PARTIAL_ATTRIBUTION).write_bytes(damaged)
-        assert measured() == whole
-    manifest = json.loads((out / ATTRIBUTION).read_text())
-    del manifest["seal"]
-    edits: tuple[dict[str, Any], ...] = ({"candidates": [{}]}, {"notes": [5]}, {"baseline": None})
-    for edit in edits:
-        (out / ATTRIBUTION).write_text(json.dumps(sealed({**manifest, **edit})))
-        with pytest.raises(RunError, match="measure again with --fresh"):
-            measured()
-    (out / PARTIAL_ATTRIBUTION).write_bytes(b"x" + journal[1:])
-    (out / ATTRIBUTION).write_text(json.dumps(sealed(manifest)))
-    with pytest.raises(RunError, match="belongs to another computation, or to another version"):
-        measured()

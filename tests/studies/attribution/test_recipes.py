@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from scoremode.studies.attribution.tool_recipes import (
-    Mixture,
+    Parameters,
     arguments_of,
     llama_quantize_recipe,
     llm_compressor_recipe,
@@ -22,7 +22,7 @@ MODULES = ("self_attn.q_proj", "self_attn.k_proj", "mlp.down_proj")
 BITS = {"rtn 4 bit g32": 4.5, "rtn 8 bit g32": 8.5, "bfloat16": 16.0, "float32": 32.0, "Q4_K": 4.5, "Q6_K": 6.5625}
 
 
-def mixture(formats: dict[str, str], default: str = "bfloat16", model_type: str = "llama", layers: int = 12) -> Mixture:
+def mixture(formats: dict[str, str], layers: int = 12) -> Parameters:
     """A model whose parameters have these formats, by the ends of their names."""
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (100, 512)}
     for layer in range(layers):
@@ -31,14 +31,13 @@ def mixture(formats: dict[str, str], default: str = "bfloat16", model_type: str 
     shapes |= {"model.norm.weight": (512,), "lm_head.weight": (100, 512)}
     found = {}
     for name, shape in shapes.items():
-        kind = next((kind for end, kind in formats.items() if re.search(end, name)), default)
+        kind = next((kind for end, kind in formats.items() if re.search(end, name)), "bfloat16")
         found[name] = StoredWeight(name, shape, BITS.get(kind, 4.5), kind)
-    return Mixture(model_type, found)
+    return found
 
 
-# ── llm-compressor ───────────────────────────────────────────────────────────────────────────────────────────────────
-def modifier(recipe: str) -> dict[str, Any]:
-    (stage,) = yaml.safe_load(recipe).values()
+def modifier(chosen: Parameters) -> dict[str, Any]:
+    (stage,) = yaml.safe_load(llm_compressor_recipe(chosen).text).values()
     found: dict[str, Any] = stage["quant_modifiers"]["QuantizationModifier"]
     return found
 
@@ -48,17 +47,24 @@ def matches(targets: list[str], module: str) -> bool:
     return any(re.match(t[3:], module) is not None if t.startswith("re:") else t == module for t in targets)
 
 
+def type_for(recipe: str, tensor: str) -> str | None:
+    """As llama-quantize reads it: words, split at the first =; the first expression that matches counts."""
+    words = (word.partition("=") for word in recipe.split())
+    return next((kind for pattern, _, kind in words if re.search(pattern, tensor)), None)
+
+
 def test_llm_compressor_gets_each_module_in_one_group_or_in_none() -> None:
     chosen = mixture({r"layers\.1\..*weight$": "rtn 8 bit g32", r"layers\.[02-9]\.": "rtn 4 bit g32"})
-    found = modifier(llm_compressor_recipe(chosen).text)
+    found = modifier(chosen)
     bits = {name: group["weights"]["num_bits"] for name, group in found["config_groups"].items()}
-    for weight in chosen.matrices:
+    for weight in (one for one in chosen.values() if len(one.shape) > 1):
         module = weight.name.removesuffix(".weight")
         groups = [bits[name] for name, group in found["config_groups"].items() if matches(group["targets"], module)]
         expected = {"rtn 4 bit g32": [4], "rtn 8 bit g32": [8], "bfloat16": []}[weight.format]
         assert groups == expected, module
         assert matches(found["ignore"], module) == (not expected and "embed" not in module)
     assert found["config_groups"]["group_0"]["weights"]["group_size"] == 32
+    assert modifier(mixture({"embed": "Q6_K"}))["config_groups"] == {}
 
 
 def test_llm_compressors_groups_are_what_compressed_tensors_understands() -> None:
@@ -67,10 +73,9 @@ def test_llm_compressors_groups_are_what_compressed_tensors_understands() -> Non
 
     formats = (
         *("rtn 4 bit g32", "W4A16 asym g128", "W8A8", "FP8", "FP8 A16", "NVFP4", "MXFP4 A16", "GPTQ 4 bit g128"),
-        *("Q4_K", "FP8 blocks 128×128"),
+        "Q4_K",
     )
-    chosen = mixture({rf"layers\.{layer}\.": kind for layer, kind in enumerate(formats)}, layers=10)
-    found = modifier(llm_compressor_recipe(chosen).text)
+    found = modifier(mixture({rf"layers\.{layer}\.": kind for layer, kind in enumerate(formats)}, layers=9))
     config = QuantizationConfig.model_validate({"config_groups": found["config_groups"], "ignore": found["ignore"]})
     groups = list(config.config_groups.values())
     assert len(groups) == len(formats) - 1, "FP8 with and without activations is one: weights only"
@@ -80,26 +85,13 @@ def test_llm_compressors_groups_are_what_compressed_tensors_understands() -> Non
     assert sorted(fours) == [16, 32, 32, 128]
 
 
-def test_nothing_to_quantize_is_no_group() -> None:
-    assert modifier(llm_compressor_recipe(mixture({"embed": "Q6_K"})).text)["config_groups"] == {}
-
-
-# ── llama-quantize ───────────────────────────────────────────────────────────────────────────────────────────────────
-def type_for(recipe: str, tensor: str) -> str | None:
-    """As llama-quantize reads it: words, split at the first =; the first expression that matches counts."""
-    for word in recipe.split():
-        pattern, _, kind = word.partition("=")
-        if re.search(pattern, tensor):
-            return kind
-    return None
-
-
 def test_llama_quantize_gets_a_line_for_each_matrix() -> None:
-    recipe = llama_quantize_recipe(mixture({r"layers\.1\.": "Q6_K", "lm_head": "Q6_K", "down_proj": "Q4_K"}))
-    assert recipe is not None
+    chosen = mixture({r"layers\.1\.": "Q6_K", "lm_head": "Q6_K", r"0\.mlp": "rtn 4 bit g32", "down_proj": "Q4_K"})
+    recipe = llama_quantize_recipe("llama", chosen)
     expected = {
         "blk.1.attn_q.weight": "q6_k",
         "blk.11.attn_q.weight": "bf16",
+        "blk.0.ffn_down.weight": "q4_0",
         "blk.11.ffn_down.weight": "q4_k",
         "output.weight": "q6_k",
         "token_embd.weight": "bf16",
@@ -108,14 +100,11 @@ def test_llama_quantize_gets_a_line_for_each_matrix() -> None:
     }
     assert {tensor: type_for(recipe.text, tensor) for tensor in expected} == expected
     assert len(recipe.text.splitlines()) == 12 * 3 + 2
-    assert recipe.command.endswith("model-mixed.gguf Q4_K_M")
+    assert [one.tool for one in write_recipes("llama", chosen)] == ["llm-compressor", "llama-quantize"]
+    assert [one.tool for one in write_recipes("mamba", chosen)] == ["llm-compressor"]
 
 
 def test_formats_that_ggufs_do_not_have_become_the_nearest_type() -> None:
-    recipe = llama_quantize_recipe(mixture({"layers": "rtn 4 bit g32"}))
-    assert recipe is not None
-    assert type_for(recipe.text, "blk.0.attn_k.weight") == "q4_0"
-
     def near(bits: float, columns: int) -> str:
         return type_of(StoredWeight("w", (8, columns), bits, "other"))
 
@@ -126,32 +115,20 @@ def test_formats_that_ggufs_do_not_have_become_the_nearest_type() -> None:
     assert near(4.5, 7) == "F16"
 
 
-def test_an_architecture_that_ggufs_lay_out_differently_has_no_recipe_for_it() -> None:
-    unknown = mixture({"layers": "rtn 4 bit g32"}, model_type="mamba")
-    assert llama_quantize_recipe(unknown) is None
-    assert [recipe.tool for recipe in write_recipes(unknown)] == ["llm-compressor"]
-    assert len(write_recipes(mixture({}))) == 2
-
-
-def experts(model_type: str) -> Mixture:
+def test_experts_are_named_one_by_one_and_routers_stay() -> None:
     layer = "model.layers.3.mlp"
     sizes = {f"{layer}.experts.gate_up_proj": (4, 64, 32), f"{layer}.experts.down_proj": (4, 32, 32)}
-    found = {name: StoredWeight(name, shape, 4.5, "rtn 4 bit g32") for name, shape in sizes.items()}
-    router = f"{layer}.gate.weight"
-    return Mixture(model_type, {**found, router: StoredWeight(router, (4, 32), 32, "float32")})
-
-
-def test_experts_are_named_one_by_one_and_routers_stay() -> None:
-    compressor = modifier(llm_compressor_recipe(experts("qwen3_moe")).text)
-    (group,) = compressor["config_groups"].values()
+    chosen = {name: StoredWeight(name, shape, 4.5, "rtn 4 bit g32") for name, shape in sizes.items()}
+    chosen[f"{layer}.gate.weight"] = StoredWeight(f"{layer}.gate.weight", (4, 32), 32, "float32")
+    found = modifier(chosen)
+    (group,) = found["config_groups"].values()
     for leaf in ("gate_proj", "up_proj", "down_proj"):
-        assert matches(group["targets"], f"model.layers.3.mlp.experts.17.{leaf}")
-    assert not matches(group["targets"], "model.layers.3.mlp.gate")
-    assert matches(compressor["ignore"], "model.layers.3.mlp.gate")
-    text = llama_quantize_recipe(experts("qwen3_moe"))
-    assert text is not None
-    assert {type_for(text.text, f"blk.3.ffn_{x}_exps.weight") for x in ("gate", "up", "down")} == {"q4_0"}
-    assert type_for(text.text, "blk.3.ffn_gate_inp.weight") is None
+        assert matches(group["targets"], f"{layer}.experts.17.{leaf}")
+    assert not matches(group["targets"], f"{layer}.gate")
+    assert matches(found["ignore"], f"{layer}.gate")
+    text = llama_quantize_recipe("qwen3moe", chosen).text
+    assert {type_for(text, f"blk.3.ffn_{x}_exps.weight") for x in ("gate", "up", "down")} == {"q4_0"}
+    assert type_for(text, "blk.3.ffn_gate_inp.weight") is None
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import numpy as np
-from msgspec import structs
 
 from scoremode.core.disk.folders import entry_folder
 from scoremode.core.disk.uri import RemotePath, located
@@ -28,17 +27,15 @@ from scoremode.core.verbs.progress import Progress, announce, shows_progress
 from scoremode.core.verbs.question import Question
 from scoremode.core.verbs.run_contents import describe_engine
 from scoremode.core.verbs.scoring import check_fits
-from scoremode.errors import InputError, OptionError, RunError, did_you_mean, print_line
-from scoremode.studies.attribution.recipe import Budget, RecipeOptions, make_recipe, write_tools
-from scoremode.studies.attribution.result import Attribution, CandidateDamage, Damage, PlanCells, UnitDamage
+from scoremode.errors import InputError, OptionError, did_you_mean
+from scoremode.studies.attribution.recipe import Budget, Choices, make_recipe, write_tools
+from scoremode.studies.attribution.result import Attribution, CandidateDamage, Cells, UnitDamage
 from scoremode.studies.attribution.swap_loop import (
-    AGAIN,
     AttributionFolder,
     Candidate,
     SwapMeasurement,
     formats_of,
     open_candidates,
-    record_number,
     stored_bits,
 )
 from scoremode.studies.attribution.units import BY, Unit, units_of
@@ -46,9 +43,6 @@ from scoremode.studies.attribution.weight_formats.matching import Stored
 from scoremode.studies.attribution.weight_formats.round_to_nearest import PREFIX as MADE
 from scoremode.studies.attribution.weight_formats.round_to_nearest import read_name
 from scoremode.studies.attribution.weights import candidate_fingerprint
-
-if TYPE_CHECKING:
-    from scoremode.core.statistics.comparison import Comparison
 
 KEPT_AS = "KL of parts and of the whole is of weights alone: activations are computed as the baseline computes them"
 
@@ -115,10 +109,11 @@ def attribute(
         )
         if compared.baseline.plan_digest != asked.plan.digest:
             raise InputError(f"{name} was served with other windows", fix="give --context-length")
-        damage = _damage_of(compared, cells)
-        damage.number = record_number(prints[name], "served", str(engine), repr(sorted(arguments)))
-        folder.add(damage.number, damage.packed())
-        return structs.replace(measured, served=damage, served_by=compared.candidate.manifest["engine"])
+        rows = compared.rows
+        if rows.kl is None or rows.base_top is None or rows.cand_top is None:
+            raise InputError(f"the engine of {compared.name} gives no KL", fix="leave --engine out")
+        damage = cells.sums(rows.kl, rows.moved, rows.base_top == rows.cand_top)
+        return replace(measured, served=damage, served_by=compared.candidate.manifest["engine"])
 
     with closing(own.prepare()) as model:
         if model.spread is not None:
@@ -126,18 +121,14 @@ def attribute(
         asked = model.ask(question, progress)
         check_fits(asked.plan, asked.subject.vocabulary, asked.subject.context_length)
         prints = {name: candidate_fingerprint(name, _token(model)) for name in names}
-        words = budget.words if budget else None
-        request = {"candidates": list(names), "by": by, "engine": engine, "budget": words, "fingerprints": prints}
-        identity, cells = model.identity(asked), PlanCells(asked.plan)
+        identity, cells = model.identity(asked), Cells.of(asked.plan)
         with AttributionFolder(where or entry_folder("attributions", identity), identity, fresh=fresh) as folder:
-            found = _kept(folder, request, cells)
-            if found is None:
-                work = _Work(asked, model, cells, folder, prints, progress)
-                made = structs.replace(work.measured(by, budget), baseline=short(str(baseline)))
-                if served:
-                    model.close()
-                    made = structs.replace(made, candidates=tuple(map(with_served, names, made.candidates)))
-                found = Attribution.restored(folder.save({"request": request, **made.stored()}), folder.records, cells)
+            found = _swapped(model, asked, cells, folder, prints=prints, by=by, budget=budget, progress=progress)
+            if served:
+                model.close()
+            candidates_measured = tuple(map(with_served, names, found.candidates))
+            found = replace(found, baseline=short(str(baseline)), candidates=candidates_measured)
+            folder.finish({"identity": identity, **found.as_json()})
     if write_recipe is not None and found.recipe is not None:
         write_tools(found.recipe, write_recipe)
     return found
@@ -163,65 +154,63 @@ def _check(candidates: Sequence[str], by: str, question: Mapping[str, Any]) -> N
         raise OptionError("attribute has the prefill path only", fix="leave --path out")
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    asked: Question
-    model: LazyModel
-    cells: PlanCells
-    folder: AttributionFolder
-    prints: Mapping[str, str]
-    progress: Progress | None
+def _swapped(
+    model: LazyModel,
+    asked: Question,
+    cells: Cells,
+    folder: AttributionFolder,
+    *,
+    prints: Mapping[str, str],
+    by: str,
+    budget: Budget,
+    progress: Progress | None,
+) -> Attribution:
+    """Swaps all units of all candidates."""
+    from scoremode.engines.transformers.engine import TransformersEngine
+    from scoremode.studies.attribution.engines.transformers_swaps import SwappableModel
 
-    def measured(self, by: str, budget: Budget) -> Attribution:
-        """Swaps all units of all candidates."""
-        from scoremode.engines.transformers.engine import TransformersEngine
-        from scoremode.studies.attribution.engines.transformers_swaps import SwappableModel
-
-        plan, subject, cells = self.asked.plan, self.asked.subject, self.cells
-        opened = self.model.engine(Work(longest=int(plan.lengths.max())), self.progress)
-        assert isinstance(opened, TransformersEngine)
-        assert subject.checkpoint is not None
-        with SwappableModel(opened) as swaps:
-            own, candidates = open_candidates(
-                swaps, subject.checkpoint.path, self.prints, name=subject.name, token=_token(self.model)
-            )
-            check_fits(plan, opened.facts.vocabulary, opened.facts.context_length)
-            units = units_of({name: one.shape for name, one in own.items()}, by, swaps.layers_name)
-            model_type = str(swaps.model.config.to_dict().get("model_type", ""))
-            choices = RecipeOptions({one.name: one for one in candidates}, own, units, model_type)
-            choices.check(budget)
-            self.folder.begin()
-            measurement = SwapMeasurement(
-                swaps, candidates, plan, cells=cells, folder=self.folder, progress=self.progress
-            )
-            measurement.measure([candidate.job(unit) for candidate in candidates for unit in (*units, None)])
-            measured = tuple(_candidate(candidate, own, units, measurement) for candidate in candidates)
-            recipe = make_recipe(budget, choices, measurement) if budget else None
-            announce(self.progress, "computing the noise floor")
-            floor = noise_floor(opened, plan)
-            engine = opened.facts  # some are known after the first divergence
-            notes = [*engine.notes, *swaps.notes, KEPT_AS]
-        if engine.dtype in ("bfloat16", "float16"):
-            notes.append(f"de-quantized weights are rounded to {engine.dtype}, in which the baseline computes")
-        return Attribution(
-            baseline=subject.name,
-            by=by,
-            cells=cells,
-            candidates=measured,
-            noise=None if floor.kl is None or not len(floor.kl) else float(np.mean(floor.kl)),
-            noise_perturbed=floor.words,
-            facts={
-                "corpus": self.asked.corpus.name,
-                "method": plan.method,
-                "method_settings": dict(plan.settings),
-                "windows": len(plan),
-                "forward_tokens": plan.forward_tokens,
-                "stderr_groups": cells.kind,
-                **describe_engine(engine),
-            },
-            notes=(*notes, *plan.notes),
-            recipe=recipe,
+    plan, subject = asked.plan, asked.subject
+    opened = model.engine(Work(longest=int(plan.lengths.max())), progress)
+    assert isinstance(opened, TransformersEngine)
+    assert subject.checkpoint is not None
+    with SwappableModel(opened) as swaps:
+        own, candidates = open_candidates(
+            swaps, subject.checkpoint.path, prints, name=subject.name, token=_token(model)
         )
+        check_fits(plan, opened.facts.vocabulary, opened.facts.context_length)
+        units = units_of({name: one.shape for name, one in own.items()}, by, swaps.layers_name)
+        choices = Choices(candidates, own, units, str(swaps.model.config.to_dict().get("model_type", "")))
+        choices.check(budget)
+        folder.begin()
+        measurement = SwapMeasurement(swaps, candidates, plan, cells=cells, folder=folder, progress=progress)
+        measurement.measure([candidate.job(unit) for candidate in candidates for unit in (*units, None)])
+        measured = tuple(_candidate(candidate, own, units, measurement) for candidate in candidates)
+        recipe = make_recipe(budget, choices, measured, measurement) if budget else None
+        announce(progress, "computing the noise floor")
+        floor = noise_floor(opened, plan)
+        engine = opened.facts  # some are known after the first divergence
+        notes = [*engine.notes, *swaps.notes, KEPT_AS]
+    if engine.dtype in ("bfloat16", "float16"):
+        notes.append(f"de-quantized weights are rounded to {engine.dtype}, in which the baseline computes")
+    return Attribution(
+        baseline=subject.name,
+        by=by,
+        cells=cells,
+        candidates=measured,
+        noise=None if floor.kl is None or not len(floor.kl) else float(np.mean(floor.kl)),
+        noise_perturbed=floor.words,
+        facts={
+            "corpus": asked.corpus.name,
+            "method": plan.method,
+            "method_settings": dict(plan.settings),
+            "windows": len(plan),
+            "forward_tokens": plan.forward_tokens,
+            "stderr_groups": cells.kind,
+            **describe_engine(engine),
+        },
+        notes=(*notes, *plan.notes),
+        recipe=recipe,
+    )
 
 
 def _candidate(
@@ -244,24 +233,3 @@ def _candidate(
     ]
     bits = stored_bits(weights, tuple(weights)) / sum(unit.weights for unit in units)
     return CandidateDamage(short(candidate.name), bits, tuple(measured), whole, notes=tuple(candidate.weights.notes))
-
-
-def _damage_of(compared: Comparison, cells: PlanCells) -> Damage:
-    rows = compared.rows
-    if rows.kl is None or rows.base_top is None or rows.cand_top is None:
-        raise InputError(f"the engine of {compared.name} gives no KL", fix="leave --engine out")
-    return cells.sums(rows.kl, rows.moved, rows.base_top == rows.cand_top)
-
-
-def _kept(folder: AttributionFolder, request: Mapping[str, Any], cells: PlanCells) -> Attribution | None:
-    """The finished attribution in a folder; None if it answers another request, or lacks records: they are measured."""
-    stored = folder.finished
-    if stored is None or stored["request"] != request or "noise" not in stored:  # or is from an older version
-        return None
-    try:
-        return Attribution.restored(stored, folder.records, cells)
-    except KeyError:
-        print_line(f"scoremode: records of {folder.folder} are lost: what is missing is measured again")
-    except ValueError as error:
-        raise RunError(f"{folder.folder} cannot be right: {error}", fix=AGAIN) from None
-    return None

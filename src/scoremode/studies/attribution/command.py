@@ -77,8 +77,7 @@ class AttributeVerb(Verb):
                 **flags.question(parsed),
                 **flags.model_arguments(parsed),
             )
-        facts = found.as_json()
-        show(parsed, lambda: facts, lambda: attribution_blocks(facts))
+        show(parsed, found.as_json, lambda: attribution_blocks(found))
         if output:
             from scoremode.studies.attribution.page import render_attribution
 

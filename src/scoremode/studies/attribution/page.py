@@ -14,11 +14,10 @@ from scoremode.reports.html.drawing import Frame, linear, plain
 from scoremode.reports.html.page import ResultPage
 from scoremode.reports.html.templating import fill, fill_page
 from scoremode.reports.table import Block, Note, estimate
-from scoremode.studies.attribution.result import Attribution, CandidateDamage, UnitDamage
+from scoremode.studies.attribution.result import Attribution, CandidateDamage, UnitDamage, ordered
 from scoremode.studies.attribution.tables import (
     account_facts,
     attribution_notes,
-    candidate_bits,
     recipe_blocks,
     units_table,
 )
@@ -29,22 +28,21 @@ WIDE, NARROW = ("wide", 760.0), ("narrow", 380.0)
 
 
 def render_attribution(found: Attribution) -> str:
-    facts, candidates = found.as_json(), []
-    for own, c in zip(found.candidates, facts["candidates"], strict=True):
-        account = account_facts(c)
-        account.line("size", candidate_bits(c))
-        units = [one for one in own.units if one.damage.is_changed]
-        drawing = _map(found, own) if found.by == "matrix" else _bars(found, units) if units else ""
-        candidates.append({"name": own.name, "account": account, "units": units_table(c), "drawing": drawing})
-    recipe = facts.get("recipe")
+    candidates = []
+    for one in found.candidates:
+        account = account_facts(found, one)
+        account.line("size", f"{one.bits_per_weight:.2f} bits per weight")
+        drawing = _map(found, one) if found.by == "matrix" else _bars(found, one)
+        units = units_table(found, one, ordered(found, one.units))
+        candidates.append({"name": one.name, "account": account, "units": units, "drawing": drawing})
+    recipe = found.recipe
     return fill_page(
         "attribution.html",
         title=f"Where {', '.join(c.name for c in found.candidates)} differs from {found.baseline}",
-        facts=facts,
+        found=found,
         candidates=candidates,
-        notes=[Note(line) for line in attribution_notes(facts)],
-        recipe=recipe_blocks(recipe) if recipe is not None else [],
-        chosen={} if recipe is None else recipe["chosen"],
+        notes=[Note(line) for line in attribution_notes(found)],
+        recipe=recipe_blocks(found, recipe) if recipe is not None else [],
         left_out=["recipe"] if recipe is None else [],
     )
 
@@ -69,10 +67,8 @@ def _words(e: Estimate) -> str:
 
 
 def _map(found: Attribution, candidate: CandidateDamage) -> Markup:
-    """Layers × matrices, by KL; kinds that the candidate does not change, such as norms, are left out."""
-    inside = [one for one in candidate.units if one.layer is not None]
-    changed = {one.kind for one in inside if one.damage.is_changed}
-    units = [one for one in inside if one.kind in changed] or inside
+    """Layers × matrices, by KL."""
+    units = [one for one in candidate.units if one.layer is not None]
     kinds, layers = (list(dict.fromkeys(getattr(one, name) for one in units)) for name in ("kind", "layer"))
     values = [found.kl(one).value for one in units]
     largest = max(filter(math.isfinite, values), default=0.0)
@@ -87,7 +83,6 @@ def _map(found: Attribution, candidate: CandidateDamage) -> Markup:
         }
         for one, value in zip(units, values, strict=True)
     ]
-    every = max(1, math.ceil(11 / height))
     steps = [largest * 10.0**-power for power in range(DECADES, -1, -1)]
     return fill(
         "heat_map.html",
@@ -98,11 +93,11 @@ def _map(found: Attribution, candidate: CandidateDamage) -> Markup:
         cell=cell,
         row=height,
         columns=[(left + cell * (i + 0.5), kind) for i, kind in enumerate(kinds)],
-        rows=[(top + height * (i + 0.5), layer) for i, layer in enumerate(layers) if i % every == 0],
+        rows=[(top + height * (i + 0.5), layer) for i, layer in enumerate(layers) if i % math.ceil(11 / height) == 0],
         top=top,
         left=left,
         cells=cells,
-        scale=[(plain(float(f"{step:.2g}")), depth(step, largest)) for step in steps] if largest > 0 else [],
+        scale=[(plain(float(f"{step:.2g}")), depth(step, largest)) for step in steps],
     )
 
 
@@ -119,20 +114,19 @@ def depth(value: float, largest: float) -> float:
     return round(0.06 + 0.94 * max(0.0, 1 + math.log10(value / largest) / DECADES), 3)
 
 
-def _bars(found: Attribution, units: Sequence[UnitDamage]) -> Markup:
+def _bars(found: Attribution, candidate: CandidateDamage) -> Markup:
     """The KL of each layer, or of each kind of matrix."""
+    units = candidate.units
     kls = [found.kl(one) for one in units]
     finite = [b for kl in kls for b in (kl.value, kl.high) if b is not None and math.isfinite(b)]
     axis, step = linear(0.0, max([*finite, 1e-12]) * 1.02, "KL, nats per token"), 1 / len(units)
-    names = [one.name.removeprefix("layer ") for one in units]
-    bottom = 96 if any(len(name) > 3 for name in names) else 40  # room for long names
 
     def place(value: float | None) -> float | None:
         return None if value is None else min(1.0, max(0.0, float(axis.place(value))))
 
     bars = [
         {
-            "name": names[i],
+            "name": one.name.removeprefix("layer "),
             "title": figures(found, one),
             "middle": step * (i + 0.5),
             "half": step * 0.36,
@@ -149,7 +143,7 @@ def _bars(found: Attribution, units: Sequence[UnitDamage]) -> Markup:
         bars=bars,
         axis=axis,
         noise=found.noise if found.noise is not None and found.noise < max([*finite, 0.0]) else None,
-        frames=[Frame(kind, width, 190 + bottom, 58, 10, 22, bottom) for kind, width in (WIDE, NARROW)],
+        frames=[Frame(kind, width, 286, 58, 10, 22, bottom=96) for kind, width in (WIDE, NARROW)],
     )
 
 

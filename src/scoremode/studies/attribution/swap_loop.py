@@ -11,7 +11,6 @@ DIR/attribution.json      what was measured and how; written last, so if it is t
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,12 +23,13 @@ import msgspec
 import numpy as np
 
 from scoremode.core.disk.folders import ATTRIBUTION, PARTIAL_ATTRIBUTION
+from scoremode.core.disk.records import identity_in
 from scoremode.core.plan.plan import Plan
 from scoremode.core.scores.answers import Answers, check_answers, check_divergence, measured
 from scoremode.core.store.resumable import Resumable
 from scoremode.core.verbs.progress import Progress, announce
 from scoremode.errors import EngineError, RunError
-from scoremode.studies.attribution.result import Damage, PlanCells
+from scoremode.studies.attribution.result import Cells, Damage
 from scoremode.studies.attribution.units import Unit
 from scoremode.studies.attribution.weight_formats.matching import CandidateWeights, OwnHeadError, Stored
 from scoremode.studies.attribution.weights import open_weights
@@ -107,7 +107,7 @@ class SwapMeasurement:
         candidates: Sequence[Candidate],
         plan: Plan,
         *,
-        cells: PlanCells,
+        cells: Cells,
         folder: AttributionFolder,
         progress: Progress | None = None,
     ) -> None:
@@ -119,7 +119,7 @@ class SwapMeasurement:
         """The damage of each job: read from the folder if it is there, else measured and kept there."""
         if waiting := [job for job in jobs if job.number not in self.folder.records]:
             self._measure(waiting)
-        return [self._kept(job) for job in jobs]
+        return [Damage.unpacked(self.folder.records[job.number]) for job in jobs]
 
     def _measure(self, jobs: Sequence[Job]) -> None:
         if self.baseline is None:
@@ -176,12 +176,6 @@ class SwapMeasurement:
                 progress(fed, plan.forward_tokens)
         return logprob, top, kl
 
-    def _kept(self, job: Job) -> Damage:
-        try:
-            return self.cells.damage(self.folder.records[job.number], job.number)
-        except ValueError:
-            raise EngineError(f"the record of {job.words} cannot be used", fix=AGAIN) from None
-
 
 def stored_bits(stored: Stored, tensors: Sequence[str]) -> float:
     return float(sum(stored[name].bits * np.prod(stored[name].shape) for name in tensors))
@@ -198,42 +192,30 @@ def formats_of(stored: Stored, tensors: Sequence[str]) -> str:
 
 # ── the folder: one process at a time, and every finished unit kept at once ───────────────────────────────────────────
 class ManifestForm(msgspec.Struct):
-    """The fields of attribution.json that tell what it answers; the others are those of an ``Attribution``."""
+    """The field of attribution.json that tells what it answers; the others are those of the JSON of its result."""
 
     identity: dict[str, Any]
-    request: dict[str, Any]
 
 
-class AttributionFolder(Resumable[dict[str, Any]]):
-    """A folder for an attribution: inside a ``with`` block, its finished manifest, or else the right to write there."""
+class AttributionFolder(Resumable[bool]):
+    """The folder of an attribution. Its records are used by every call with the same baseline and text."""
 
     what, other, again = "a folder of an attribution", "another attribution (it differs in: {})", AGAIN
     manifest, form = ATTRIBUTION, ManifestForm
     journal, header, keeps_journal = PARTIAL_ATTRIBUTION, {"for": "attribution"}, True
+    records: dict[int, bytes]  # of units that were measured
 
-    def __init__(self, folder: Path, identity: dict[str, Any], *, fresh: bool = False) -> None:
-        super().__init__(folder, json.loads(json.dumps(identity)), fresh=fresh)
-        self.records: dict[int, bytes] = {}  # of units that were measured
-
-    def _open(self, manifest: dict[str, Any]) -> dict[str, Any]:
-        if not (self.folder / PARTIAL_ATTRIBUTION).exists():
+    def _open(self, manifest: object) -> bool:
+        if identity_in(self.folder / PARTIAL_ATTRIBUTION) != self.identity:
             raise RunError(f"{self.folder} contains {ATTRIBUTION} without its journal", fix=AGAIN)
-        if self._lock is not None:
-            self._read_records()
-        return manifest
-
-    def _read_records(self) -> None:
-        self.records = {number: body for number, _, body in self.open_journal().replay()}
+        return True
 
     def begin(self) -> None:
         """Takes the folder over when the model is ready; ``records`` has what was measured before."""
         super().begin()
-        self._read_records()
+        self.records = {number: body for number, _, body in self.open_journal().replay()}
 
     def add(self, number: int, body: bytes) -> None:
         assert self._records is not None, "begin comes first"
         self._records.append(number, body)
         self.records[number] = body
-
-    def save(self, manifest: dict[str, Any]) -> dict[str, Any]:
-        return self.finish({"identity": self.identity, **manifest})

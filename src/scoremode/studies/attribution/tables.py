@@ -2,147 +2,135 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
 
 from scoremode.core.statistics.groups import FEWEST
-from scoremode.reports.table import NOTHING, Block, Cell, Column, Facts, Note, Row, Table, estimate, numbers, words
+from scoremode.reports.table import NOTHING, Block, Cell, Column, Facts, Note, Row, Table, estimate, words
 from scoremode.reports.text import counted
 from scoremode.studies.attribution.depth_profile import COMPARED, DepthProfile
+from scoremode.studies.attribution.result import HELD_OUT, Attribution, CandidateDamage, Recipe, UnitDamage, ordered
 from scoremode.studies.attribution.routing import Routing
-from scoremode.values import rounded
+from scoremode.values import Estimate, rounded
 
 MOST = 12  # units in a terminal; the page and JSON have all
 
-Fields = Mapping[str, Any]
+
+def attribution_blocks(found: Attribution) -> list[Block]:
+    """The tables of all candidates."""
+    blocks: list[Block] = []
+    for one in found.candidates:
+        title = f"{one.name} in {found.baseline}, by {found.by} ({one.bits_per_weight:.2f} bits per weight)"
+        units = ordered(found, one.units)
+        shown = [unit for unit in units if unit.damage.is_changed][:MOST]
+        blocks.append(units_table(found, one, shown, title))
+        if rest := [unit.name for unit in units[len(shown) :]]:
+            names = ", ".join(rest[:4]) + (", …" if len(rest) > 4 else "")
+            line = f"{counted(len(rest), 'units')} with less KL, or the baseline's own weights: {names}"
+            blocks.append(Note(line, "dim"))
+        blocks += ["", account_facts(found, one), ""]
+    if found.recipe is not None:
+        blocks += [*recipe_blocks(found, found.recipe), ""]
+    return [*blocks, *(Note(note, "dim") for note in attribution_notes(found))]
 
 
-def attribution_blocks(facts: Fields) -> list[Block]:
-    """The tables of all candidates, from ``Attribution.as_json()``."""
-    found: list[Block] = []
-    for candidate in facts["candidates"]:
-        title = f"{candidate['name']} in {facts['baseline']}, by {facts['by']} ({candidate_bits(candidate)})"
-        found += [units_table(candidate, title, MOST), *_unnamed(candidate), "", account_facts(candidate), ""]
-    if "recipe" in facts:
-        found += [*recipe_blocks(facts["recipe"]), ""]
-    return [*found, *(Note(note, "dim") for note in attribution_notes(facts))]
-
-
-def units_table(candidate: Fields, title: str = "", most: int | None = None) -> Table:
-    """The units of a candidate in ``Attribution.as_json()``, the most damage first; ``most``: those that changed."""
-    rows = [{**row, "kl": math.inf if row["kl"] is None else row["kl"]} for row in candidate["units"]]  # in JSON: null
-    rows.sort(key=lambda row: (-row["kl"], not row["changed"]))
-    if most is not None:
-        rows = [row for row in rows if row["changed"]][:most]
-    shares = [NOTHING if row["share"] is None else f"{100 * row['share']:.1f}%" for row in rows]
+def units_table(found: Attribution, candidate: CandidateDamage, units: Sequence[UnitDamage], title: str = "") -> Table:
+    account = found.account(candidate)
+    shares = [NOTHING if x is None else f"{100 * x:.1f}%" for x in (found.share(one, account) for one in units)]
+    means = [found.cells.statistics(one.damage) for one in units]
     columns = [
-        numbers("KL", rows, "kl", about="KL(baseline‖swapped), nats per token"),
+        Column("KL", [estimate(one["kl"]) for one in means], about="KL(baseline‖swapped), nats per token"),
         Column("share", list(map(Cell, shares)), about="of the sum of parts"),
-        numbers("Δ logprob", rows, "delta_logprob", about="change of the tokens' log-probability, nats"),
-        numbers("same top", rows, "same_top", percent=True, about="tokens whose first choice is the same"),
+        Column(
+            "Δ logprob",
+            [estimate(one["delta_logprob"]) for one in means],
+            about="change of the tokens' log-probability, nats",
+        ),
+        Column(
+            "same top",
+            [estimate(one["same_top"], percent=True) for one in means],
+            about="tokens whose first choice is the same",
+        ),
+        Column("bits", [Cell(f"{one.bits:.2f}") for one in units], about="stored bits per weight"),
+        Column(
+            "KL per Gbit",
+            [estimate(found.kl_per_gigabit(one)) for one in units],
+            leaves=1,
+            about="for each 10⁹ bits that the unit saves",
+            page=None,
+        ),
+        words("format", [one.format for one in units], leaves=2),
     ]
-    if saves_bits(candidate):
-        columns += [
-            Column("bits", [Cell(f"{row['bits']:.2f}") for row in rows], about="stored bits per weight"),
-            numbers(
-                "KL per Gbit",
-                rows,
-                "kl_per_gigabit",
-                leaves=1,
-                about="for each 10⁹ bits that the unit saves",
-                page=None,
-            ),
-            words("format", [row["format"] for row in rows], leaves=2),
-        ]
-    names = [Row(row["unit"], "" if row["changed"] else "equal weights") for row in rows]
+    names = [Row(one.name, "" if one.damage.is_changed else "equal weights") for one in units]
     return Table(names, columns, title, corner="unit")
 
 
-def _unnamed(candidate: Fields) -> list[Note]:
-    """The units that the table of a terminal leaves out."""
-    said, units = [], candidate["units"]
-    shares = sorted((row["share"] or 0.0 for row in units if row["changed"]), reverse=True)
-    if rest := shares[MOST:]:
-        said.append(f"{counted(len(rest), 'more units')} have {100 * sum(rest):.1f}% of the sum")
-    if equal := [row["unit"] for row in units if not row["changed"]]:
-        names = ", ".join(equal[:4]) + (", …" if len(equal) > 4 else "")
-        said.append(f"{counted(len(equal), 'units')} with the baseline's own weights: {names}")
-    return [Note(line, "dim") for line in said]
-
-
-def account_facts(candidate: Fields) -> Facts:
+def account_facts(found: Attribution, candidate: CandidateDamage) -> Facts:
     """From units that are swapped alone to the whole, and to the model as it is served."""
-    account, served, facts = candidate["account"], candidate["served_by"], Facts()
-    ratio = account["parts_over_whole"]
-    lines = [
-        ("sum of parts", "parts", "" if ratio is None else f"{ratio:.3f} of all weights together"),
-        ("interaction", "interaction", "what units do to each other's damage"),
-        ("all weights", "whole", "swapped together"),
+    account, facts = found.account(candidate), Facts()
+    ratio = "" if account.ratio is None else f"{account.ratio:.3f} of all weights together"
+    lines: list[tuple[str, Estimate | None, str]] = [
+        ("sum of parts", account.parts, ratio),
+        ("interaction", account.interaction, "what units do to each other's damage"),
+        ("all weights", account.whole, "swapped together"),
+        ("rest", account.rest, "activations, K/V cache and kernels: not in the weights"),
+        ("served", account.served, f"by {candidate.served_by}"),
     ]
-    if served is not None:
-        lines.append(("rest", "rest", "activations, K/V cache and kernels: not in the weights"))
-        lines.append(("served", "served", f"by {served}"))
-    for name, key, about in lines:
-        facts.line(name, " ".join(rounded(account[key], account[f"{key}_stderr"])).rstrip(), about)
+    for name, own, about in lines:
+        if own is not None:
+            facts.line(name, estimate(own).words, about)
     return facts
 
 
-def recipe_blocks(recipe: Fields) -> list[Block]:
-    mixture = {
-        "name": "mixture",
-        "bits_per_weight": recipe["bits_per_weight"],
-        **{name.replace("measured_", ""): value for name, value in recipe.items() if name.startswith("measured_kl")},
-        **dict.fromkeys(("difference", "difference_stderr")),
-    }
-    rows = sorted([mixture, *recipe["uniform"]], key=lambda row: row["bits_per_weight"])
+def recipe_blocks(found: Attribution, recipe: Recipe) -> list[Block]:
+    cells = found.cells
+    rows: list[tuple[str, float, Estimate, Estimate | None]] = [
+        (
+            one.name,
+            one.bits_per_weight,
+            cells.mean(one.whole.kl, HELD_OUT, within="positive"),
+            recipe.difference(cells, one),
+        )
+        for one in recipe.uniform
+    ]
+    rows = sorted([("mixture", recipe.bits_per_weight, recipe.measured(cells), None), *rows], key=lambda row: row[1])
     columns = [
-        Column("bits per weight", [Cell(f"{row['bits_per_weight']:.3f}") for row in rows]),
-        numbers("KL, held out", rows, "kl", about="on windows that the mixture was not chosen on"),
-        numbers(
-            "mixture minus this", rows, "difference", about="paired difference of KL; below 0, the mixture is better"
+        Column("bits per weight", [Cell(f"{bits:.3f}") for _, bits, _, _ in rows]),
+        Column(
+            "KL, held out",
+            [estimate(kl) for _, _, kl, _ in rows],
+            about="on windows that the mixture was not chosen on",
+        ),
+        Column(
+            "mixture minus this",
+            [estimate(difference) for *_, difference in rows],
+            about="paired difference of KL; below 0, the mixture is better",
         ),
     ]
-    taken, facts = list(recipe["chosen"].values()), Facts()
+    taken, facts = list(recipe.chosen.values()), Facts()
     predicted = "the sum of its units, on the windows that it was chosen on"
-    facts.line("predicted", f"KL {rounded(recipe['predicted_kl'])[0]}", predicted)
+    facts.line("predicted", f"KL {rounded(recipe.predicted)[0]}", predicted)
     facts.line("units", ", ".join(f"{taken.count(name):,} of {name}" for name in dict.fromkeys(taken)))
-    table = Table([Row(row["name"]) for row in rows], columns, f"a mixture for {recipe['budget']}")
-    return [table, "", facts, Note(recipe["verdict"])]
+    table = Table([Row(row[0]) for row in rows], columns, f"a mixture for {recipe.budget}")
+    return [table, "", facts, Note(recipe.verdict(cells))]
 
 
-def attribution_notes(facts: Fields) -> list[str]:
-    groups = facts["groups"]
-    errors = f"errors are over {counted(groups, 'groups')} ({facts['stderr_groups']})"
-    too_few = f"no errors: the text has {counted(groups, 'groups')}, and {FEWEST} are needed"
-    tokens = f"{facts['targets']:,} tokens of {facts['corpus']}; KL in nats per token"
-    noise = facts["noise_kl_mean"]
-    if noise is None:
-        floor = f"no noise floor: {facts['noise_perturbed']}"
-    else:
-        floor = f"noise floor: KL {rounded(noise)[0]} of the baseline to itself ({facts['noise_perturbed']})"
+def attribution_notes(found: Attribution) -> list[str]:
+    groups = counted(found.cells.groups, "groups")
+    errors = f"errors are over {groups} ({found.cells.kind})"
+    if found.cells.groups < FEWEST:
+        errors = f"no errors: the text has {groups}, and {FEWEST} are needed"
+    floor = "no noise floor"
+    if found.noise is not None:
+        floor = f"noise floor: KL {rounded(found.noise)[0]} of the baseline to itself"
     of_candidates = [
-        note if note.startswith(c["name"]) else f"{c['name']}: {note}"
-        for c in facts["candidates"]
-        for note in c["notes"]
+        note if note.startswith(one.name) else f"{one.name}: {note}" for one in found.candidates for note in one.notes
     ]
-    return [f"{tokens}; {errors if groups >= FEWEST else too_few}", floor, *facts["notes"], *of_candidates]
-
-
-def saves_bits(candidate: Fields) -> bool:
-    """Does a candidate store some unit in fewer bits than the baseline? Else its bits say nothing."""
-    return any(row["bits_saved"] > 0 for row in candidate["units"])
-
-
-def candidate_bits(candidate: Fields) -> str:
-    """The bits per weight of a candidate of an attribution, or why they say nothing.
-
-    >>> candidate_bits({"bits_per_weight": 32.0, "units": [{"bits_saved": 0.0}]})
-    'emulated, or not quantized: no weights are stored in fewer bits than in the baseline'
-    """
-    if saves_bits(candidate):
-        return f"{candidate['bits_per_weight']:.2f} bits per weight"
-    return "emulated, or not quantized: no weights are stored in fewer bits than in the baseline"
+    return [
+        f"{found.cells.count:,} tokens of {found.facts['corpus']}; KL in nats per token; {errors}",
+        f"{floor} ({found.noise_perturbed})",
+        *found.notes,
+        *of_candidates,
+    ]
 
 
 # ── profiles by layer and routes of experts ──────────────────────────────────────────────────────────────────────────

@@ -11,10 +11,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from scoremode.core.models.facts import layers_of_text
 from scoremode.core.models.sizes import EMBEDDING
@@ -22,29 +20,17 @@ from scoremode.studies.attribution.weight_formats.gguf_tensors import LAYOUTS, n
 from scoremode.studies.attribution.weight_formats.matching import EXPERTS
 from scoremode.studies.attribution.weight_formats.stored import ROUTER, StoredWeight
 
+Parameters = Mapping[str, StoredWeight]  # each as the candidate that was chosen for it stores it
+
 INTEGERS = re.compile(r"(?:rtn |GPTQ |AWQ )(\d+) bit|W(\d+)A\d+")
 GROUP = re.compile(r"\bg(\d+)\b")
-BLOCK = re.compile(r"blocks (\d+)×(\d+)")
-FOUR_BIT_FLOATS: dict[str, dict[str, Any]] = {
-    "NVFP4": {"strategy": "tensor_group", "group_size": 16, "scale_dtype": "torch.float8_e4m3fn"},
-    "MXFP4": {"strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"},
+FLOATS: dict[str, dict[str, int | str]] = {
+    "FP8": {"num_bits": 8, "strategy": "channel"},
+    "NVFP4": {"num_bits": 4, "strategy": "tensor_group", "group_size": 16, "scale_dtype": "torch.float8_e4m3fn"},
+    "MXFP4": {"num_bits": 4, "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"},
 }
 NEAREST_GROUP = 32  # of integers in place of a format that compressed-tensors does not have
 ONESHOT = 'python -c "from llmcompressor import oneshot; oneshot(model=MODEL, recipe=FILE, output_dir=OUT)"'
-LAYER_NUMBER = re.compile(r"\.(\d+)\.")
-
-
-@dataclass(frozen=True, slots=True)
-class Mixture:
-    """The chosen form of each parameter."""
-
-    model_type: str  # of the baseline's config
-    parameters: Mapping[str, StoredWeight]  # by name; each as the candidate that was chosen for it stores it
-
-    @property
-    def matrices(self) -> Iterator[StoredWeight]:
-        """What tools quantize: everything with more than one axis but routers of experts."""
-        return (w for w in self.parameters.values() if len(w.shape) > 1 and not ROUTER.search(w.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +41,26 @@ class WrittenRecipe:
     command: str  # what to type, with FILE for the recipe's file
 
 
-def write_recipes(mixture: Mixture) -> list[WrittenRecipe]:
-    found = [llm_compressor_recipe(mixture), llama_quantize_recipe(mixture)]
-    return [recipe for recipe in found if recipe is not None]
+def write_recipes(model_type: str, chosen: Parameters) -> tuple[WrittenRecipe, ...]:
+    """The recipes for a model of this type; llama-quantize's only if the layout of its GGUF files is known."""
+    found = [llm_compressor_recipe(chosen)]
+    architecture = next((name for name, types in LAYOUTS.items() if model_type in types), None)
+    if architecture is not None:
+        found.append(llama_quantize_recipe(architecture, chosen))
+    return tuple(found)
+
+
+def _matrices(chosen: Parameters) -> list[StoredWeight]:
+    """What tools quantize: everything with more than one axis but routers of experts."""
+    return [weight for weight in chosen.values() if len(weight.shape) > 1 and not ROUTER.search(weight.name)]
 
 
 # ── llm-compressor ────────────────────────────────────────────────────────────────────────────────────────────────────
-def llm_compressor_recipe(mixture: Mixture) -> WrittenRecipe:
+def llm_compressor_recipe(chosen: Parameters) -> WrittenRecipe:
     """The recipe; matrices that keep their numbers and, as usual, the embedding are not targets."""
     groups: dict[str, list[str]] = {}
-    kept = [w.name.removesuffix(".weight") for w in mixture.parameters.values() if ROUTER.search(w.name)]
-    for weight in mixture.matrices:
+    kept = [name.removesuffix(".weight") for name in chosen if ROUTER.search(name)]
+    for weight in _matrices(chosen):
         if not EMBEDDING.search(weight.name):
             how = arguments_of(weight)
             (kept if how is None else groups.setdefault(json.dumps(how), [])).extend(modules_of(weight))
@@ -90,81 +85,56 @@ def modules_of(weight: StoredWeight) -> tuple[str, ...]:
     return tuple(f"{module}.*.{piece}" for piece in EXPERTS[f"experts.{leaf}"][0])
 
 
-def arguments_of(weight: StoredWeight) -> dict[str, Any] | None:
+def arguments_of(weight: StoredWeight) -> dict[str, int | str] | None:
     """The arguments of compressed-tensors for weights of this format; None if they stay 16 bits or more.
 
     >>> arguments_of(StoredWeight("w", (4, 64), 4.5, "rtn 4 bit g32"))["group_size"]
     32
     """
-    name, group, block = weight.format, GROUP.search(weight.format), BLOCK.search(weight.format)
-    found, is_float = INTEGERS.search(name), name.startswith(("FP8", *FOUR_BIT_FLOATS))
-    size = None
-    if is_float:
-        bits = 8 if name.startswith("FP8") else 4
-    elif found:
+    known = next((how for name, how in FLOATS.items() if weight.format.startswith(name)), None)
+    if known is not None:
+        return {"type": "float", "symmetric": True, **known}
+    found, group = INTEGERS.search(weight.format), GROUP.search(weight.format)
+    if found:
         bits, size = int(found[1] or found[2]), int(group[1]) if group else None
     else:  # of GGUF files and EXL3: the nearest integers, and floats of 16 bits and more
         bits, size = math.floor(weight.bits), NEAREST_GROUP
         bits = min(max(bits, 2), 8) if bits < 16 else bits
     if bits >= 16:
         return None
-    is_symmetric = is_float or bool(found and not name.startswith("AWQ") and " asym" not in name)
-    common = {"num_bits": bits, "type": "float" if is_float else "int", "symmetric": is_symmetric, "dynamic": False}
-    if name[:5] in FOUR_BIT_FLOATS:
-        return {**common, **FOUR_BIT_FLOATS[name[:5]]}
-    if block:
-        return {**common, "strategy": "block", "block_structure": [int(block[1]), int(block[2])]}
-    return {**common, "strategy": "channel"} if size is None else {**common, "strategy": "group", "group_size": size}
+    is_symmetric = bool(found) and not weight.format.startswith("AWQ") and " asym" not in weight.format
+    how: dict[str, int | str] = {"num_bits": bits, "type": "int", "symmetric": is_symmetric}
+    return {**how, "strategy": "channel"} if size is None else {**how, "strategy": "group", "group_size": size}
 
 
 def patterns(modules: Iterable[str]) -> list[str]:
-    """Module names as regular expressions of llm-compressor, one for each kind of module.
+    """Module names as targets of llm-compressor: a regular expression for all experts of a layer.
 
-    >>> patterns(["model.layers.0.mlp.up_proj", "model.layers.7.mlp.up_proj", "lm_head"])
-    ['re:model\\\\.layers\\\\.(0|7)\\\\.mlp\\\\.up_proj$', 'lm_head']
+    >>> patterns(["lm_head", "layers.0.mlp.experts.*.up_proj"])
+    ['lm_head', 're:layers\\.0\\.mlp\\.experts\\.\\d+\\.up_proj$']
     """
-    kinds: dict[str, list[int]] = {}
-    for module in modules:
-        layer = LAYER_NUMBER.search(module)
-        kind = f"{module[: layer.start(1)]}#{module[layer.end(1) :]}" if layer else module
-        kinds.setdefault(kind, []).extend([int(layer[1])] if layer else [])
-    return [_pattern(kind, layers) for kind, layers in kinds.items()]
-
-
-def _pattern(kind: str, layers: list[int]) -> str:
-    before, found, after = kind.partition("#")
-    if not found:
-        return kind
-    numbers, after = "|".join(map(str, sorted(layers))), re.escape(after).replace(r"\*", r"\d+")
-    return f"re:{re.escape(before)}({numbers}){after}$"
+    escaped = ((name, re.escape(name).replace(r"\*", r"\d+")) for name in modules)
+    return [f"re:{expression}$" if "*" in name else name for name, expression in escaped]
 
 
 # ── llama-quantize ────────────────────────────────────────────────────────────────────────────────────────────────────
 PLAIN_TYPES = {"float64": "F32", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 NEAREST = ("Q2_K", "Q3_K", "Q4_0", "Q5_0", "Q6_K", "Q8_0", "F16")  # for formats that are no types of GGUF files
-BASES = {"Q2_K": "Q2_K", "Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "MXFP4": "MXFP4_MOE"}
-BASE = "Q8_0"  # of tensors that the file does not list
+QUANTIZE = "llama-quantize --tensor-type-file FILE model-f32.gguf model-mixed.gguf Q8_0"  # all matrices are in the file
 
 
-def llama_quantize_recipe(mixture: Mixture) -> WrittenRecipe | None:
-    """The recipe; None if the layout of the architecture in GGUF files is not known."""
-    architecture = next((name for name, types in LAYOUTS.items() if mixture.model_type in types), None)
-    layers = layers_of_text(mixture.parameters)
-    if architecture is None or layers is None:
-        return None
-    matrices = {weight.name: weight for weight in mixture.matrices}
-    names = names_in_files(architecture, layers, iter(matrices))
-    chosen = {
+def llama_quantize_recipe(architecture: str, chosen: Parameters) -> WrittenRecipe:
+    """The recipe for a model of this architecture of GGUF files."""
+    matrices = {weight.name: weight for weight in _matrices(chosen)}
+    names = names_in_files(architecture, layers_of_text(chosen) or 0, iter(matrices))
+    types = {
         name: type_of(weight)
         for parameter, weight in matrices.items()
         for name in names.get(parameter, ())
         if "ffn_gate_inp" not in name  # routers: never quantized by llama-quantize
     }
-    text = "".join(f"^{re.escape(name)}$={kind.lower()}\n" for name, kind in chosen.items())
-    most = Counter(kind for kind in chosen.values() if kind not in PLAIN_TYPES.values()).most_common(1)
-    base = BASES.get(most[0][0], most[0][0]) if most else BASE
-    command = f"llama-quantize --tensor-type-file FILE model-f32.gguf model-mixed.gguf {base}"
-    return WrittenRecipe("llama-quantize", ".llama-quantize.txt", text, command)
+    text = "".join(f"^{re.escape(name)}$={kind.lower()}\n" for name, kind in types.items())
+    return WrittenRecipe("llama-quantize", ".llama-quantize.txt", text, QUANTIZE)
 
 
 def type_of(weight: StoredWeight) -> str:

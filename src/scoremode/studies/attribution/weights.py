@@ -19,7 +19,7 @@ from scoremode.studies.attribution.weight_formats.compressed import CompressedTe
 from scoremode.studies.attribution.weight_formats.exl3 import Exl3Tensors
 from scoremode.studies.attribution.weight_formats.gguf_tensors import GgufTensors
 from scoremode.studies.attribution.weight_formats.matching import OTHER, CandidateWeights, Stored, shapes_in_files
-from scoremode.studies.attribution.weight_formats.packed_integers import Float8Tensors, PackedIntegers
+from scoremode.studies.attribution.weight_formats.packed_integers import PackedIntegers
 from scoremode.studies.attribution.weight_formats.round_to_nearest import PREFIX, RoundedWeights
 from scoremode.studies.attribution.weight_formats.stored import OTHER_FORMAT, PlainTensors, Shape, TensorReader
 
@@ -32,7 +32,6 @@ READERS: dict[Any, Callable[..., TensorReader]] = {
     "compressed-tensors": CompressedTensors,
     "gptq": PackedIntegers,
     "awq": PackedIntegers,
-    "fp8": Float8Tensors,
 }
 EMULATED = "{} emulates a quantization of {:.3g} bits per weight; the bits of its parts are those of its files"
 

@@ -1,9 +1,9 @@
-"""GPTQ, AWQ and fp8: what no library that people have decodes on a CPU, a matrix at a time.
+"""GPTQ and AWQ: what no library that people have decodes on a CPU, a matrix at a time.
 
 GPTQ and AWQ have whole numbers of a few bits in 32-bit words, with a scale and a zero point for each group of inputs.
 Both store (input, output), the transpose of Transformers. GPTQ packs along the input, from the lowest bit of the first
 word on; ``g_idx`` names the group of each input; its first version stores zero points less 1. AWQ packs eight outputs
-into a word, in an order of its own. fp8 has numbers of 8 bits, with a scale for each block, each row or the matrix.
+into a word, in an order of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import torch
 
 BITS = {"gptq": (2, 3, 4, 8), "awq": (4,)}
-FLOAT8 = ("F8_E4M3", "F8_E5M2")
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which output each four bits of a word belong to, from the lowest on
 WORD = 32
 VERSIONS = {"gptq": {"gptq": 1, "gptq_v2": 0}, "awq": {"gemm": 0}}  # and what must be added to a stored zero point
@@ -102,41 +101,3 @@ def in_awq_order(numbers: torch.Tensor) -> torch.Tensor:
 
     eights = numbers.reshape(len(numbers), -1, len(AWQ_ORDER))
     return eights[:, :, torch.argsort(torch.tensor(AWQ_ORDER))].reshape(numbers.shape)
-
-
-class Float8Tensors(ModuleTensors):
-    scales = ("weight_scale_inv", "weight_scale")
-    never_weights = (*scales, "input_scale", "activation_scale")
-    leaves = ("weight", *never_weights)
-
-    def __init__(self, label: str, plain: PlainTensors, quantization: Mapping[str, Any]) -> None:
-        block = quantization.get("weight_block_size") or [1, 1]
-        if not isinstance(block, list) or len(block) != 2 or not all(type(n) is int and n > 0 for n in block):
-            raise ModelError(f"the config of {label} gives {block} as the size of a block", fix="download it again")
-        self._block = (block[0], block[1])
-        super().__init__(label, plain)
-        self.notes = (f"{label} also rounds activations; here only its weights are put in",)
-
-    def _quantized(self) -> list[str]:
-        matrices = ((n, tensor) for n, tensor in self.plain.tensors.items() if n.endswith(".weight"))
-        return [n.removesuffix(".weight") for n, tensor in matrices if tensor.dtype in FLOAT8]
-
-    def _scale_of(self, module: str) -> str:
-        return next((leaf for leaf in self.scales if f"{module}.{leaf}" in self.plain.stored), "")
-
-    def _decoded(self, module: str, shape: Shape) -> torch.Tensor:
-        weight, scale = self.plain.read(f"{module}.weight"), self.plain.read(f"{module}.{self._scale_of(module)}")
-        if scale.numel() == 1:
-            return weight * scale.reshape(1, 1)
-        rows, columns = self._block if scale.shape != (shape[0], 1) else (1, shape[1])
-        whole = scale.repeat_interleave(rows, 0)[: shape[0]]
-        return weight * whole.repeat_interleave(columns, 1)[:, : shape[1]]
-
-    def _described(self, module: str, parts: Mapping[str, StoredTensor]) -> tuple[Shape, str]:
-        shape, scale = parts["weight"].shape, parts.get(self._scale_of(module))
-        blocks = tuple(-(-size // block) for size, block in zip(shape, self._block, strict=False))
-        self.require(
-            scale is not None and len(shape) == 2 and (scale.size == 1 or scale.shape in (blocks, (shape[0], 1))),
-            module,
-        )
-        return shape, "FP8" if scale is None or scale.size == 1 else f"FP8 blocks {self._block[0]}×{self._block[1]}"
