@@ -120,7 +120,7 @@ FLAGS = [
     ("serve --port 8000 m", "the model comes first"),
     ("serve m --head x", "invalid choice"),
     ("serve m --head exact --head exact", "given twice"),
-    ("serve m --most-windows many", "invalid int value"),
+    ("serve m --most-windows many", "--most-windows cannot be given|vLLM is not installed"),
     ("serve m --api-key-env NO_SUCH_VARIABLE", "names is not set"),
     (f"{ABC} --engine-arg hf_token=secret", "set HF_TOKEN in the environment"),
     ("completion tcsh", "invalid choice"),

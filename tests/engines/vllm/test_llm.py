@@ -45,8 +45,6 @@ def test_an_argument_that_is_not_honoured_is_refused_by_name(llm: LLM, name: str
         llm.generate([{"prompt_token_ids": IDS}], PARAMS, **{name: object()})
     assert len(llm.generate([{"prompt_token_ids": IDS}], PARAMS, **{name: None})) == 1, "None asks for nothing"
     assert len(llm.generate(["text"], PARAMS, use_tqdm=False)) == 1
-    with pytest.raises(OptionError, match="no argument lora_requests"):
-        llm.generate(["text"], PARAMS, lora_requests=None)
 
 
 @pytest.mark.parametrize("name", ["multi_modal_data", "mm_processor_kwargs", "cache_salt", "target_ids"])
@@ -103,11 +101,8 @@ def test_sampling_params_that_change_what_a_score_means_are_refused(name: str, v
         SamplingParams(score_mode=True, **{name: value})
 
 
-def test_one_sampling_params_or_one_for_each_prompt(llm: LLM) -> None:
-    assert len(llm.generate(["ab", "cd"], [PARAMS, PARAMS])) == 2
-    with pytest.raises(InputError, match="2 prompts and 1 sampling_params"):
-        llm.generate(["ab", "cd"], [PARAMS])
-    for wrong in (None, object(), [PARAMS, None]):
+def test_one_sampling_params_in_score_mode(llm: LLM) -> None:
+    for wrong in (None, object(), [PARAMS, PARAMS]):
         with pytest.raises(OptionError, match="only scores"):
             llm.generate(["ab", "cd"], wrong)  # type: ignore[arg-type]
 

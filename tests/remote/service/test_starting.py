@@ -45,6 +45,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "one field of the pooler": (["--pooler-config.task", "embed"], "--pooler-config cannot be given"),
     "config": (["--additional-config", "{}"], "--additional-config cannot be given"),
     "KL": (["--divergence", "all"], "cannot be given: .*scoremode compare"),
+    "limits": (["--most-windows", "5"], "--most-windows cannot be given"),
     "heads of baselines": (["--most-heads-mib=100"], "cannot be given: .*scoremode compare"),
     "no tokenizer": (["--skip-tokenizer-init"], "--skip-tokenizer-init cannot be given"),
     "a second model": (["--model", "x"], "--model is not passed on"),
@@ -75,8 +76,6 @@ def test_what_cannot_work_is_refused_before_anything_is_loaded(name: str, tiny: 
     [
         ({"head_kernel": "x"}, "--head-kernel x is not known"),
         ({"head_kernel": "plain", "head": "as-served"}, "does not apply"),
-        ({"body_mib": 0}, "not above 0"),
-        ({"windows": -1}, "not above 0"),
     ],
 )
 def test_options_that_cannot_work(options: dict[str, Any], words: str, tiny: Path) -> None:
@@ -88,10 +87,9 @@ def test_options_that_cannot_work(options: dict[str, Any], words: str, tiny: Pat
 def test_the_command_is_that_of_stock_vllm(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERVER_KEY", "sk-verysecret")
     flags = ["--port", "81", "--data-parallel-size", "2", "--hf-overrides", '{"a": 1}']
-    made = command(str(tiny), ServiceOptions(body_mib=1, api_key_env=("SERVER_KEY",)), flags)
+    made = command(str(tiny), ServiceOptions(api_key_env=("SERVER_KEY",)), flags)
     assert made.words[made.words.index("--runner") + 1] == "pooling"
     assert '{"head_dtype": "model", "a": 1}' in made.words
-    assert '"body_bytes": 1048576' in " ".join(made.words)
     assert made.words[: len(made.words)].count("--dtype") == 1
     assert made.environment["SCOREMODE_VLLM"] == "1"
     assert made.address == "http://localhost:81"

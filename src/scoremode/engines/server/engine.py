@@ -111,13 +111,12 @@ class ServerEngine(RequestEngine):
         link = self.subject.connect(self.concurrency)
         count, checked = min(self.concurrency, max(1, len(missing))), 0
         try:
-            for finished in in_threads(count, lambda index: self._answers(link, source.window(index)), missing):
+            for index, answers in in_threads(count, lambda index: self._answers(link, source.window(index)), missing):
                 self.confirm(link)
-                index, longest = max(finished, key=lambda one: len(one[1].logprob))
-                if len(longest.logprob) > 2 * checked:
-                    self._require_own_scores(source.window(index), longest)
-                    checked = len(longest.logprob)
-                yield from finished
+                if len(answers.logprob) > 2 * checked:
+                    self._require_own_scores(source.window(index), answers)
+                    checked = len(answers.logprob)
+                yield index, answers
             self.require_same()
         finally:
             link.close()
@@ -221,9 +220,8 @@ class ServiceEngine(RequestEngine):
         threading.Thread(target=parquet.load_library, name="import").start()
         try:
             batches = self._batches(source, done)
-            for finished in in_threads(self.concurrency, lambda batch: self._answers(link, batch[1]), batches):
-                for (indices, _), answers in finished:
-                    yield from zip(indices, answers, strict=True)
+            for (indices, _), found in in_threads(self.concurrency, lambda one: self._answers(link, one[1]), batches):
+                yield from zip(indices, found, strict=True)
         finally:
             link.close()
 
@@ -290,8 +288,8 @@ def same_service(link: Link, first: ServiceFacts) -> SameServer:
 
 
 # ── threads ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def in_threads(count: int, work: Callable[[T], R], items: Iterable[T]) -> Iterator[list[tuple[T, R]]]:
-    """Apply a function to items in threads. Yields lists of finished items with their results, in any order.
+def in_threads(count: int, work: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[T, R]]:
+    """Apply a function to items in threads. Yields finished items with their results, in any order.
 
     At most twice ``count`` items are taken ahead. The threads end with the process, so that Ctrl-C waits for no server.
     """
@@ -306,27 +304,21 @@ def in_threads(count: int, work: Callable[[T], R], items: Iterable[T]) -> Iterat
                 done.put(error)
                 return
 
-    waiting, pending, room = iter(items), 0, 2 * count
+    waiting, pending = iter(items), 0
     for _ in range(count):
         threading.Thread(target=work_on_items, daemon=True, name="scoremode-request").start()
     try:
         while True:
-            for item in islice(waiting, room):
+            for item in islice(waiting, 2 * count - pending):
                 todo.put((item,))
                 pending += 1
             if not pending:
                 return
-            found = [done.get()]
-            while not done.empty():
-                found.append(done.get())
-            finished = list[tuple[T, R]]()
-            for one in found:
-                if isinstance(one, BaseException):
-                    raise one
-                finished.append(one)
-            room = len(finished)
-            pending -= room
-            yield finished
+            found = done.get()
+            if isinstance(found, BaseException):
+                raise found
+            pending -= 1
+            yield found
     finally:
         for _ in range(count):
             todo.put(None)

@@ -34,12 +34,6 @@ STEERS_SAMPLING = {
 }
 """Fields of vLLM's SamplingParams that change no score: they control how tokens are sampled, stopped or shown."""
 
-NOT_HONOURED = {
-    *("lora_request", "prompt_adapter_request", "priority", "tokenization_kwargs", "mm_processor_kwargs"),
-    *("guided_options_request", "prompt_token_ids"),
-}
-"""Arguments of vLLM's ``generate`` that score mode would silently ignore, so it refuses them unless they are None."""
-
 PROMPT_KEYS = {"prompt", "prompt_token_ids", "target_token_ids"}
 
 
@@ -147,15 +141,17 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | None = None,
         *,
         use_tqdm: object = True,
         **others: Any,
     ) -> list[ScoreOutput]:
         """Scores every prompt; returns outputs in the prompts' order. ``use_tqdm`` is accepted and has no effect."""
-        refuse_arguments(others)
+        for name in (name for name, value in others.items() if value is not None):
+            raise OptionError(f"score mode does not honour {name}", fix=f"leave {name} out, or use vllm.LLM")
+        if not isinstance(sampling_params, SamplingParams):
+            raise OptionError("this LLM only scores", fix="pass one scoremode.vllm.SamplingParams(score_mode=True)")
         listed = [prompts] if isinstance(prompts, str | dict) else list(prompts)
-        check_params(sampling_params, len(listed))
         windows = [self._window(prompt, i) for i, prompt in enumerate(listed)]
         found = dict(self.engine.score(WindowList(tuple(windows)), np.zeros(len(windows), bool)))
         return [
@@ -187,24 +183,6 @@ class LLM:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def refuse_arguments(given: dict[str, Any]) -> None:
-    """Raises an error for an argument of ``generate`` that would be ignored."""
-    for name, value in given.items():
-        if name not in NOT_HONOURED:
-            raise OptionError(f"generate has no argument {name}", fix=f"leave {name} out")
-        if value is not None:
-            raise OptionError(f"score mode does not honour {name}", fix=f"leave {name} out, or use vllm.LLM")
-
-
-def check_params(params: SamplingParams | Sequence[SamplingParams] | None, prompts: int) -> None:
-    """Requires one SamplingParams for all prompts or one per prompt, all of them in score mode."""
-    listed = list(params) if isinstance(params, Sequence) else [params]
-    if isinstance(params, Sequence) and len(listed) != prompts:
-        raise InputError(f"{prompts} prompts and {len(listed)} sampling_params", fix="give one, or one per prompt")
-    if not all(isinstance(one, SamplingParams) for one in listed):
-        raise OptionError("this LLM only scores", fix="pass scoremode.vllm.SamplingParams(score_mode=True)")
 
 
 def read_prompt(prompt: Any, index: int) -> dict[str, Any]:

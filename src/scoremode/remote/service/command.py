@@ -30,11 +30,6 @@ class ServeVerb(Verb):
         logits = "logits in float32, or as they are served"
         parser.add_argument("--head", choices=("exact", "as-served"), default="exact", help=logits)
         flags.add(parser, {"--head-kernel NAME": "default: the fastest one that passes its self-test"})
-        most = {
-            "--most-body-mib N": "size of one request (default: 256)",
-            "--most-windows N": "windows in one request (default: 1024)",
-        }
-        flags.add(parser, most, type=int)
         key = "environment variable that holds the key clients must send; may be repeated"
         flags.add(parser, {"--api-key-env NAME …": key})
         flags.add(parser, {"--allow-untested": "start a server that scoremode was not tested with"})
@@ -45,8 +40,6 @@ class ServeVerb(Verb):
         options = ServiceOptions(
             head=parsed.head,
             head_kernel=parsed.head_kernel,
-            body_mib=parsed.most_body_mib,
-            windows=parsed.most_windows,
             allow_untested=parsed.allow_untested,
             api_key_env=tuple(parsed.api_key_env or ()),
         )

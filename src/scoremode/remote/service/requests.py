@@ -5,8 +5,8 @@ Every request is checked here, because a worker that fails ends the server.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -17,7 +17,6 @@ from scoremode.core.scores.answers import Answers, Window
 from scoremode.core.strict_json import parse_received
 from scoremode.errors import InputError
 
-KEY = "scoremode_service"  # the key in vLLM's ``additional_config``
 MIB = 1 << 20
 MOST_JSON = 4 * MIB
 SCORE_EXAMPLE = 'send {"windows": [{"ids": [1, 2, 3]}]}'
@@ -31,12 +30,6 @@ class Limits:
     body_bytes: int = 256 * MIB  # of the body of one request
     windows: int = 1024  # windows in one request
     targets: int = 1 << 18  # rows × targets per row of one window
-
-    @staticmethod
-    def read(config: Any) -> Limits:
-        """Reads the limits in a ``VllmConfig``."""
-        given: Mapping[str, Any] = (getattr(config, "additional_config", None) or {}).get(KEY) or {}
-        return Limits(**{f.name: int(given[f.name]) for f in fields(Limits) if f.name in given})
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class Scorer:
 
     def __init__(self, client: Any) -> None:
         self.client, config = client, client.vllm_config
-        self.limits = Limits.read(config)
+        self.limits = Limits()
         model, scheduler = config.model_config, config.scheduler_config
         self.batch_tokens = int(scheduler.max_num_batched_tokens)
         longest, inputs = int(model.max_model_len), int(model.get_vocab_size())

@@ -30,7 +30,6 @@ from scoremode.engines.vllm.start import (
 )
 from scoremode.engines.vllm.wire import KEY
 from scoremode.errors import InputError, ModelError, OptionError
-from scoremode.remote.service import requests
 from scoremode.remote.service.access import KEYS, digest_of
 
 OLDEST = (0, 26)  # the first version with endpoint plugins
@@ -44,7 +43,7 @@ OTHER_GROUPS = (
 )
 OURS = {
     *("runner", "convert", "task", "pooler_config", "override_pooler_config", "additional_config"),
-    *("skip_tokenizer_init", "headless", "omni", "divergence", "most_heads_mib"),
+    *("skip_tokenizer_init", "headless", "omni", "divergence", "most_heads_mib", "most_body_mib", "most_windows"),
 }
 SWITCHES = {"kv_sharing_fast_prefill", "enforce_eager", "trust_remote_code", "skip_tokenizer_init", "headless", "omni"}
 PORT = 8000  # vLLM's own default
@@ -57,17 +56,8 @@ class ServiceOptions:
 
     head: str = "exact"
     head_kernel: str | None = None
-    body_mib: int | None = None
-    windows: int | None = None
     allow_untested: bool = False
     api_key_env: tuple[str, ...] = ()  # environment variables with the keys of clients
-
-    def limits(self) -> dict[str, int]:
-        given = {"body_bytes": None if self.body_mib is None else self.body_mib * requests.MIB, "windows": self.windows}
-        for name, value in given.items():
-            if value is not None and value <= 0:
-                raise OptionError(f"the limit of {name.replace('_', ' ')} is not above 0", fix="give a larger one")
-        return {name: value for name, value in given.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +94,6 @@ def command(model: str, options: ServiceOptions, flags: Sequence[str]) -> Comman
     """The command line for a model. Whatever cannot work is refused here, before anything is loaded."""
     refuse_secrets(flags)
     keys = [read_key(variable) or "" for variable in options.api_key_env]
-    options.limits()
     installed = support.installed_version()
     support.check_version(installed, options.allow_untested)
     if support.version_numbers(installed) < OLDEST:
@@ -195,7 +184,7 @@ def _score_mode(model: str, given: dict[str, str | None], options: ServiceOption
     pooler = {"task": "token_classify", "seq_pooling_type": "LAST", "tok_pooling_type": "ALL"}
     settings = {"exact": options.head == "exact", "head_bytes": 0, "head_kernel": options.head_kernel}
     words = ["--runner", "pooling", "--convert", "embed", "--pooler-config", json.dumps(pooler)]
-    words += ["--additional-config", json.dumps({KEY: settings, requests.KEY: options.limits()})]
+    words += ["--additional-config", json.dumps({KEY: settings})]
     words += ["--hf-overrides", json.dumps({"head_dtype": "model", **_overrides(given)})]
     if given.get("dtype") in (None, "auto"):
         words += ["--dtype", choose_dtype(model, on_cpu, trusted)]

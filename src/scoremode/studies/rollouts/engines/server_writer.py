@@ -93,11 +93,10 @@ class ServerWriter(Writer):
     def write(self, asked: Sequence[WritingRequest], done: Bools, tell: Tell) -> Iterator[tuple[int, WrittenTokens]]:
         missing = np.flatnonzero(~done).tolist()
         count = min(self.engine.concurrency, max(1, len(missing)))
-        for finished in in_threads(count, lambda number: self._written(asked[number]), missing):
+        for number, text in in_threads(count, lambda number: self._written(asked[number]), missing):
             self.engine.confirm(self._link)
-            for number, text in finished:
-                tell(len(text.ids))
-                yield number, text
+            tell(len(text.ids))
+            yield number, text
         self.engine.require_same()
 
     def _written(self, asked: WritingRequest) -> WrittenTokens:
