@@ -240,14 +240,6 @@ def test_the_decode_path_gives_the_log_probabilities_of_the_texts(tiny: Path, ti
     assert np.abs(other.scores.logprob - run.scores.logprob).max() < 1e-4
 
 
-def test_equal_steps_differ_by_the_rounding_of_their_reduction_alone(tiny_gguf: Path) -> None:
-    """Prompts of one token and texts of one length: writing and replay feed the same tokens in the same steps."""
-    written = sm.rollouts(str(tiny_gguf), ["c", "d", "f"], max_tokens=7, temperature=1, sequences=3)
-    assert {len(ids) for ids in written.prompt_ids} == {1}
-    run = sm.ppl(str(tiny_gguf), corpus=written, path="decode", sequences=3)
-    assert np.abs(run.scores.logprob - np.concatenate(written.raw_logprob)).max() < 1e-6
-
-
 def test_rows_that_are_not_asked_for_are_fed_and_not_given(tiny_gguf: Path) -> None:
     engine = engine_of(tiny_gguf, DecodePath(2, 4))
     few = WindowList(

@@ -77,7 +77,6 @@ EDITS: dict[str, tuple[str, str, str, str]] = {
     "half a character in the fingerprint": ("/v1/completions", "small-1.0", f"small-{HALF}", UNUSABLE),
     "half a character in the model": ("/v1/models", '"small"', f'"{HALF}"', UNUSABLE),
     "a length of 10^400": ("/v1/models", "600", HUGE, UNUSABLE),
-    "a length of 10^18": ("/v1/models", "600", "1" + "0" * 18, "names no model (Expected `int"),
     "a length below 0": ("/v1/models", "600", "-1", "names no model (Expected `int"),
     "a length that is a text": ("/v1/models", "600", '"600"', "names no model (Expected `int"),
     "an escape in the model": ("/v1/models", '"small"', r'"\u001b[2J"', "does not serve 'small'; it serves �[2J"),
@@ -205,7 +204,7 @@ def test_a_body_without_end_is_not_read_to_its_end(
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10  # KiB
 
 
-@pytest.mark.parametrize("wait", ["0", "Thu, 01 Jan 1970 00:00:00 GMT"])
+@pytest.mark.parametrize("wait", ["0", "Fri, 31 Dec 99999999999 00:00:00 GMT"])
 def test_a_server_that_asks_for_no_pause_gets_one(
     wait: str, served: SmallServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,11 +214,6 @@ def test_a_server_that_asks_for_no_pause_gets_one(
     with pytest.raises(EngineError, match="gave no answer"):
         Link(served.address, None, timeout=5, patience=2).get("/v1/models")
     assert len(served.requests) <= 4
-
-
-def test_an_absurd_date_is_no_wait(served: SmallServer, capsys: pytest.CaptureFixture[str]) -> None:
-    served.trouble = lambda path, number: "status:503,Fri, 31 Dec 99999999999 00:00:00 GMT"
-    assert "gave no answer for" in refused(capsys, "ppl", served)
 
 
 def test_a_hub_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,10 +226,10 @@ def test_a_hub_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) -> No
 
 # ── the environment ──────────────────────────────────────────────────────────────────────────────────────────────────
 ENVIRONMENT = {
-    "HTTP_PROXY": ("gopher://x", "unset HTTP_PROXY"),
-    "ALL_PROXY": ("socks5://127.0.0.1:1", "unset HTTP_PROXY"),
-    "NO_PROXY": ("http://[::1", "NO_PROXY"),
-    "SSL_CERT_FILE": ("/nonexistent.pem", "unset SSL_CERT_FILE"),
+    "HTTP_PROXY": "gopher://x",
+    "ALL_PROXY": "socks5://127.0.0.1:1",
+    "NO_PROXY": "http://[::1",
+    "SSL_CERT_FILE": "/nonexistent.pem",
 }
 
 
@@ -244,10 +238,9 @@ def test_a_setting_of_the_environment_is_named(
     served: SmallServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "socksio", None)  # with it, the proxy of ALL_PROXY could be used
-    value, words = ENVIRONMENT[name]
     link._trusted.cache_clear()
-    monkeypatch.setenv(name, value)
-    assert words in refused(capsys, "ppl", served)
+    monkeypatch.setenv(name, ENVIRONMENT[name])
+    assert name in refused(capsys, "ppl", served)
 
 
 def test_cookies_are_not_kept(served: SmallServer) -> None:

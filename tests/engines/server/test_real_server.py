@@ -18,8 +18,7 @@ from scoremode.core.engine.registry import choose
 from scoremode.core.scores.answers import Window, WindowList
 from scoremode.engines.server.engine import ServerEngine
 from scoremode.engines.server.forms import FORMS as KNOWN_FORMS
-from scoremode.engines.server.subject import ServedSubject
-from scoremode.errors import MethodError, ModelError
+from scoremode.errors import MethodError
 from scoremode.head.columns import define_columns
 from tests.engines.server.conftest import RealServer
 from tests.makers import VOCABULARY
@@ -131,18 +130,3 @@ def test_rollouts_have_the_log_probabilities_of_a_local_model(real: RealServer, 
         greedy.written[0].tolist()
         == sm.rollouts(str(real.model), ["the cat"], max_tokens=8, **ours).written[0].tolist()
     )
-
-
-def test_wrong_model_and_wrong_tokenizer(real: RealServer, tiny_bos: Path) -> None:
-    with pytest.raises(ModelError, match="it serves llama"):
-        sm.ppl("lama", engine=real.address, text=TEXT)
-    with pytest.raises(ModelError, match="the tokenizer here and the server's differ"):
-        sm.ppl("llama", engine=real.address, tokenizer=str(tiny_bos), text=TEXT)
-
-
-def test_a_subject_shows_no_key(real: RealServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REAL_KEY", "sk-verysecret")
-    subject = choose("llama", real.address, {"api_key_env": "REAL_KEY"}).subject
-    assert isinstance(subject, ServedSubject)
-    assert "verysecret" not in repr(subject)
-    assert "verysecret" not in repr(subject.connect(1))

@@ -21,9 +21,9 @@ from scoremode.errors import ModelError, OptionError
 @pytest.mark.parametrize(
     ("arguments", "alternative"),
     [
-        ({"data_parallel_size": 2}, "tensor-parallel-size"),
+        ({"data_parallel_size": 2}, "scoremode serve MODEL --data-parallel-size"),
         ({"prefill_context_parallel_size": 2}, "tensor-parallel-size"),
-        ({"kv_sharing_fast_prefill": True}, "leave it out"),
+        ({"kv_sharing_fast_prefill": True}, "leave kv_sharing_fast_prefill out"),
         ({"distributed_executor_backend": "external_launcher", "pipeline_parallel_size": 2}, "mp"),
         ({"runner": "generate"}, "leave runner out"),
     ],

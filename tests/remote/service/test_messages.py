@@ -92,15 +92,11 @@ BAD: dict[str, tuple[bytes, str]] = {
     "lists in lists without end": (GOOD[:12] + b"\x81\xa7windows\x81\xa3ids" + b"\x91" * 100_000, "is wrong"),
     "a negative length": (changed(GOOD, windows__ids=sent("<i4", [-1])), "$.windows.ids"),
     "a huge array": (changed(GOOD, windows__ids=sent("<i4", [1 << 47, 1 << 47])), "$.windows.ids"),
-    "a float as a length": (changed(GOOD, windows__ids=sent("<i4", [1.5])), "$.windows.ids"),
     "an unknown type": (changed(GOOD, windows__ids=sent("|O", [1], b"12345678")), "$.windows.ids"),
-    "another type": (changed(GOOD, windows__ids=sent("<f4", [0])), "$.windows.ids"),
     "three dimensions": (changed(GOOD, windows__ids=sent("<i4", [1, 1, 1], b"1234")), "$.windows.ids"),
-    "a text as an array": (changed(GOOD, windows__ids="abc"), "$.windows.ids"),
     "no array": (changed(GOOD, windows__ids=None), "$.windows.ids"),
     "fewer ids": (changed(GOOD, windows__ids=sent("<i4", [1], b"1234")), "do not end where"),
     "vocabulary below 0": (changed(GOOD, vocabulary=-1), "$.vocabulary"),
-    "vocabulary NaN": (changed(GOOD, vocabulary=float("nan")), "$.vocabulary"),
     "too few that are shared": (changed(GOOD, shared=[True]), "one value per window"),
 }
 

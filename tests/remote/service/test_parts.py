@@ -110,21 +110,7 @@ def test_another_server_ends_the_run(address: str, changes: dict[str, Any], word
         guard.confirm("two")
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"messages": VERSION + 1},
-        {"messages": "\x1b[2J"},
-        {"vocabulary": -1},
-        {"vocabulary": True},
-        {"max_model_len": 1e3},
-        {"probe": "abc"},
-        {"settings": {"a": {"deep": []}}},
-        {"versions": []},
-        {"limits": {}},
-        {"instance": 5},
-    ],
-)
+@pytest.mark.parametrize("changes", [{"messages": VERSION + 1}, {"messages": "\x1b[2J"}, {"vocabulary": True}])
 def test_what_a_server_says_is_not_trusted(address: str, changes: dict[str, Any]) -> None:
     Says.said = {**ABOUT, **changes}
     with pytest.raises(EngineError) as caught:

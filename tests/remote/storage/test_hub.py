@@ -80,16 +80,6 @@ def test_states_are_fetched_when_a_model_is_compared_and_a_part_is_refused(
     assert states_sent(hub) == whole
 
 
-def test_a_file_that_was_changed_on_the_hub_is_refused(
-    repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sm.reference("table:successor", URI, **QUESTION)
-    repo.files["states-00000.safetensors"] = repo.files["states-00000.safetensors"][:-1] + b"?"
-    empty_cache(monkeypatch, tmp_path / "reader")
-    with pytest.raises(StorageError, match=f"{URI}/states-00000.safetensors is not the file that its manifest"):
-        sm.compare(URI, "table:uniform")
-
-
 def test_a_reference_is_replaced_with_all_of_its_files(repo: Repo, small_shards: None) -> None:
     sm.reference("table:successor", URI, **QUESTION)
     many = len(repo.files)

@@ -301,13 +301,12 @@ def _message(value: Any) -> str:
 
 def _client(**settings: Any) -> httpx.Client:
     """Returns an HTTP client that stores no cookies, because a server could set a cookie that cannot be sent."""
-    trusted = _trusted()
     try:
-        client = httpx.Client(follow_redirects=False, verify=trusted, **settings)
-    except (ValueError, ImportError, httpx.InvalidURL) as error:
+        client = httpx.Client(follow_redirects=False, verify=_trusted(), **settings)
+    except (OSError, ValueError, ImportError, httpx.InvalidURL) as error:
         raise EngineError(
-            f"a proxy that the environment names cannot be used ({one_line(str(error))[:200]})",
-            fix="correct or unset HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY",
+            f"a proxy or certificates that the environment names cannot be used ({one_line(str(error))[:200]})",
+            fix="correct or unset HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY, SSL_CERT_FILE and SSL_CERT_DIR",
         ) from None
     client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
     return client
@@ -316,13 +315,7 @@ def _client(**settings: Any) -> httpx.Client:
 @cache
 def _trusted() -> ssl.SSLContext:
     """Returns the certificates to trust. They are read only once, because reading takes a tenth of a second."""
-    try:
-        return httpx.create_ssl_context()
-    except (OSError, ValueError) as error:
-        raise EngineError(
-            f"the certificates that the environment names cannot be read ({one_line(str(error))[:200]})",
-            fix="correct or unset SSL_CERT_FILE and SSL_CERT_DIR",
-        ) from None
+    return httpx.create_ssl_context()
 
 
 def _is_held(root: str) -> bool:

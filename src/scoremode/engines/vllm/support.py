@@ -209,22 +209,18 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
     """Refuse arguments that break pooling, and say what to do instead."""
     for name in sorted(OURS & arguments.keys()):
         raise OptionError(f"--engine-arg {name} is set by score mode itself", fix=f"leave {name} out")
-    if int(arguments.get("data_parallel_size") or 1) > 1:
-        raise OptionError(
-            "data_parallel_size does not work inside one process",
-            fix="use scoremode serve MODEL --data-parallel-size N, or --tensor-parallel-size",
-        )
-    if int(arguments.get("prefill_context_parallel_size") or 1) > 1:
-        raise OptionError("prefill context parallelism hides rows from the pooler", fix="use --tensor-parallel-size")
-    if arguments.get("logits_processors"):
-        raise OptionError("logits_processors change what is sampled, not what is scored", fix="leave them out")
-    if arguments.get("logprobs_mode") not in (None, "raw_logprobs"):
-        raise OptionError(
-            f"logprobs_mode={arguments['logprobs_mode']}: scores are the log-probabilities of the unmodified model",
-            fix="leave logprobs_mode out",
-        )
-    if arguments.get("kv_sharing_fast_prefill"):
-        raise OptionError("kv_sharing_fast_prefill skips rows that must be scored", fix="leave it out")
+    several = {
+        "data_parallel_size": "it does not work inside one process: use scoremode serve MODEL --data-parallel-size N",
+        "prefill_context_parallel_size": "it hides rows from the pooler: use --tensor-parallel-size",
+    }
+    refuse_arguments({name: int(arguments.get(name) or 1) > 1 for name in several}, several)
+    why = {
+        "logits_processors": "they change what is sampled, not what is scored",
+        "kv_sharing_fast_prefill": "it skips rows that must be scored",
+    }
+    if arguments.get("logprobs_mode") != "raw_logprobs":
+        why["logprobs_mode"] = "scores are the log-probabilities of the unmodified model"
+    refuse_arguments(arguments, why)
     external = arguments.get("distributed_executor_backend") == "external_launcher"
     if external and int(arguments.get("pipeline_parallel_size") or 1) > 1:
         raise OptionError(

@@ -7,7 +7,6 @@ import logging
 import os
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
 from typing import Any
 
 from starlette.requests import Request
@@ -17,7 +16,14 @@ from scoremode.core.engine.messages import Asked, TooLargeError, answer_message
 from scoremode.core.scores.packing import CONTENT_TYPE, VERSION
 from scoremode.engines.vllm import support
 from scoremode.errors import EngineError, InputError, ScoremodeError, one_line
-from scoremode.remote.service.requests import answers_in_json, asked_in_json, body_of, read_form
+from scoremode.remote.service.requests import (
+    MOST_BYTES,
+    MOST_WINDOWS,
+    answers_in_json,
+    asked_in_json,
+    body_of,
+    read_form,
+)
 from scoremode.remote.service.scorer import PROB_EXAMPLE, ProbForm, ProbScorer, Scorer
 from scoremode.version import __version__
 
@@ -99,7 +105,7 @@ class ScoreEndpoint:
                 "settings": settings,
                 "notes": list(facts.notes),
                 "probe": scorer.probe,
-                "limits": asdict(scorer.limits),
+                "limits": {"body_bytes": MOST_BYTES, "windows": MOST_WINDOWS},
             }
         )
 
@@ -107,8 +113,8 @@ class ScoreEndpoint:
         scorer, kind = self.scorer, _content_type(request)
         if kind not in (CONTENT_TYPE, "application/json"):
             return _refusal(415, InputError(f"this is not {CONTENT_TYPE} or JSON", fix="set Content-Type"))
-        body, in_json = await body_of(request, scorer.limits.body_bytes), kind == "application/json"
-        asked = asked_in_json(body) if in_json else Asked.from_bytes(body, scorer.limits.windows)
+        body, in_json = await body_of(request, MOST_BYTES), kind == "application/json"
+        asked = asked_in_json(body) if in_json else Asked.from_bytes(body, MOST_WINDOWS)
         answers = await scorer.score(asked)
         if in_json:
             return Response(answers_in_json(answers), media_type="application/json")
@@ -118,7 +124,7 @@ class ScoreEndpoint:
     async def prob(self, request: Request) -> Response:
         if _content_type(request) != "application/json":
             return _refusal(415, InputError("this is not JSON", fix="set Content-Type to application/json"))
-        body = await body_of(request, self.scorer.limits.body_bytes)
+        body = await body_of(request, MOST_BYTES)
         return JSONResponse(await self.prober.answer(read_form(body, ProbForm, PROB_EXAMPLE)))
 
     async def tokens(self, request: Request) -> Response:

@@ -17,19 +17,11 @@ from scoremode.core.scores.answers import Answers, Window
 from scoremode.core.strict_json import parse_received
 from scoremode.errors import InputError
 
-MIB = 1 << 20
-MOST_JSON = 4 * MIB
+MOST_BYTES, MOST_JSON = 256 << 20, 4 << 20  # of the body of one request
+MOST_WINDOWS = 1024  # in one request
+MOST_TARGETS = 1 << 18  # rows × targets per row of one window
 SCORE_EXAMPLE = 'send {"windows": [{"ids": [1, 2, 3]}]}'
 F = TypeVar("F")
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The limits that the service states and enforces."""
-
-    body_bytes: int = 256 * MIB  # of the body of one request
-    windows: int = 1024  # windows in one request
-    targets: int = 1 << 18  # rows × targets per row of one window
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,32 +31,32 @@ class ModelLimits:
     vocabulary: int  # ids that have a probability
 
 
-def check(asked: Asked, limits: Limits, room: ModelLimits) -> None:
+def check(asked: Asked, room: ModelLimits) -> None:
     """Refuses a request that is wrong, too large, or would end a worker."""
     if not asked.windows:
         raise InputError("there is no window in this request", fix="send at least one")
-    if len(asked.windows) > limits.windows:
+    if len(asked.windows) > MOST_WINDOWS:
         raise TooLargeError(
-            f"{len(asked.windows)} windows are more than the {limits.windows} of a request", fix="send several requests"
+            f"{len(asked.windows)} windows are more than the {MOST_WINDOWS} of a request", fix="send several requests"
         )
     if asked.vocabulary > room.vocabulary:
         raise InputError(
             f"the vocabulary of {asked.vocabulary} is larger than the model's {room.vocabulary}", fix="leave it out"
         )
     for index, window in enumerate(asked.windows):
-        _check_window(window, index, limits, room)
+        _check_window(window, index, room)
 
 
-def _check_window(window: Window, index: int, limits: Limits, room: ModelLimits) -> None:
+def _check_window(window: Window, index: int, room: ModelLimits) -> None:
     ids, rows, targets = window.ids, window.rows, window.targets
     if not 0 < len(ids) <= room.longest:
         raise InputError(
             f"window {index} has {len(ids)} tokens, and the server takes 1 to {room.longest}",
             fix=f"use windows of at most {room.longest} tokens",
         )
-    if targets.size > limits.targets:
+    if targets.size > MOST_TARGETS:
         raise TooLargeError(
-            f"window {index} has {targets.size} targets, more than {limits.targets}",
+            f"window {index} has {targets.size} targets, more than {MOST_TARGETS}",
             fix="ask for fewer rows or targets",
         )
     if len(rows) and targets.shape[1] == 0:

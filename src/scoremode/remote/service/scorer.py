@@ -36,7 +36,7 @@ from scoremode.engines.vllm.self_test import (
 )
 from scoremode.engines.vllm.wire import ExtraResults, Job, Request
 from scoremode.errors import EngineError
-from scoremode.remote.service.requests import Limits, ModelLimits, check
+from scoremode.remote.service.requests import MOST_WINDOWS, ModelLimits, check
 from scoremode.values import Bools, Ids
 
 PROB_EXAMPLE = 'send {"prompt": "The capital of France is", "targets": [" Paris", " London"]}'
@@ -52,7 +52,6 @@ class Scorer:
 
     def __init__(self, client: Any) -> None:
         self.client, config = client, client.vllm_config
-        self.limits = Limits()
         model, scheduler = config.model_config, config.scheduler_config
         self.batch_tokens = int(scheduler.max_num_batched_tokens)
         longest, inputs = int(model.max_model_len), int(model.get_vocab_size())
@@ -83,7 +82,7 @@ class Scorer:
         self.facts = engine_facts(config, version, verdict, gathered=self._gather)
 
     async def score(self, asked: Asked) -> list[Answers]:
-        check(asked, self.limits, self.room)
+        check(asked, self.room)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._window(asked, index)) for index in range(len(asked.windows))]
         return [task.result() for task in tasks]
@@ -141,11 +140,10 @@ class ScorerEngine(Engine):
         todo = [int(i) for i in np.flatnonzero(~done)]
         groups = source.prefix_group
         shared = tuple(groups is not None and int((groups == groups[i]).sum()) > 1 for i in todo)
-        most = self.scorer.limits.windows
-        for first in range(0, len(todo), most):
-            part = todo[first : first + most]
+        for first in range(0, len(todo), MOST_WINDOWS):
+            part = todo[first : first + MOST_WINDOWS]
             windows = tuple(source.window(i) for i in part)
-            asked = Asked(windows, source.vocabulary or 0, shared[first : first + most])
+            asked = Asked(windows, source.vocabulary or 0, shared[first : first + MOST_WINDOWS])
             answers = asyncio.run_coroutine_threadsafe(self.scorer.score(asked), self.loop).result()
             yield from zip(part, answers, strict=True)
 
@@ -179,9 +177,8 @@ class ProbScorer:
         rules: dict[str, Any] = {rule: getattr(given, rule) for rule in ("leading_space", "spanning", "add_bos")}
         lm = SequenceProbability(held, **{rule: value for rule, value in rules.items() if value is not None})
         pairs = list(paired(given.prompt, given.targets))
-        most = self.scorer.limits.windows
-        if len(pairs) > most:
+        if len(pairs) > MOST_WINDOWS:
             raise TooLargeError(
-                f"{len(pairs)} pairs are more than the {most} of a request", fix="send several requests"
+                f"{len(pairs)} pairs are more than the {MOST_WINDOWS} of a request", fix="send several requests"
             )
         return {"results": [found.as_json() for found in lm.score(lm.encode(pairs))]}
