@@ -50,7 +50,7 @@ def test_an_argument_that_is_not_honoured_is_refused_by_name(llm: LLM, name: str
 @pytest.mark.parametrize("name", ["multi_modal_data", "mm_processor_kwargs", "cache_salt", "target_ids"])
 def test_a_key_of_a_prompt_that_is_not_honoured_is_refused_by_name(llm: LLM, name: str) -> None:
     prompts: Any = ["text", {"prompt_token_ids": IDS, name: {"image": 1}}]
-    with pytest.raises(OptionError, match=f"does not honour {name} of prompt 1"):
+    with pytest.raises(InputError, match=f"prompt 1 cannot be scored: .*{name}"):
         llm.generate(prompts, PARAMS)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypedDict
 
+import msgspec
 import numpy as np
 
 from scoremode.core.scores.answers import Answers, Window, WindowList, measured
@@ -33,8 +34,6 @@ STEERS_SAMPLING = {
     *("flat_logprobs", "skip_clone", "skip_reading_prefix_cache"),
 }
 """Fields of vLLM's SamplingParams that change no score: they control how tokens are sampled, stopped or shown."""
-
-PROMPT_KEYS = {"prompt", "prompt_token_ids", "target_token_ids"}
 
 
 class _Tokens(TypedDict):
@@ -161,13 +160,11 @@ class LLM:
 
     def _window(self, prompt: Any, index: int) -> Window:
         given = read_prompt(prompt, index)
-        text = given.get("prompt")
-        ids = token_ids(
-            self.get_tokenizer().encode(text) if "prompt_token_ids" not in given else given["prompt_token_ids"], index
-        )
+        own = given.prompt_token_ids
+        ids = token_ids(self.get_tokenizer().encode(given.prompt) if own is None else own, index)
         if len(ids) == 0:
             raise InputError(f"prompt {index} has no tokens", fix="leave it out")
-        targets = token_ids(given["target_token_ids"], index) if "target_token_ids" in given else ids[1:]
+        targets = ids[1:] if given.target_token_ids is None else token_ids(given.target_token_ids, index)
         if len(targets) != len(ids) - 1:
             raise InputError(
                 f"prompt {index} has {len(ids)} tokens and {len(targets)} targets, it needs {len(ids) - 1}",
@@ -185,23 +182,26 @@ class LLM:
         self.close()
 
 
-def read_prompt(prompt: Any, index: int) -> dict[str, Any]:
-    """Reads a prompt as a dictionary; raises an error if it contains anything that score mode would ignore.
+class GivenPrompt(msgspec.Struct, forbid_unknown_fields=True):
+    prompt: str | None = None
+    prompt_token_ids: Any = None
+    target_token_ids: Any = None
 
-    >>> read_prompt("some text", 0)
-    {'prompt': 'some text'}
+
+def read_prompt(prompt: Any, index: int) -> GivenPrompt:
+    """Reads a prompt; raises an error if it contains anything that score mode would ignore.
+
+    >>> read_prompt("some text", 0).prompt
+    'some text'
     """
-    if isinstance(prompt, str):
-        return {"prompt": prompt}
-    if not isinstance(prompt, dict):
-        raise InputError(f"prompt {index} is a {type(prompt).__name__}", fix="give a text, or TokensPrompt(…)")
-    given = {name: value for name, value in prompt.items() if value is not None}
-    for name in given:
-        if name not in PROMPT_KEYS:
-            raise OptionError(f"score mode does not honour {name} of prompt {index}", fix=f"leave {name} out")
-    if "prompt_token_ids" not in given and not isinstance(given.get("prompt"), str):
+    given = {"prompt": prompt} if isinstance(prompt, str) else prompt
+    try:
+        found = msgspec.convert({name: value for name, value in given.items() if value is not None}, GivenPrompt)
+    except (AttributeError, msgspec.ValidationError) as error:
+        raise InputError(f"prompt {index} cannot be scored: {error}", fix="give a text, or TokensPrompt(…)") from None
+    if found.prompt is None and found.prompt_token_ids is None:
         raise InputError(f"prompt {index} has neither a text nor ids", fix="give prompt or prompt_token_ids")
-    return given
+    return found
 
 
 def token_ids(given: Any, index: int) -> Ids:

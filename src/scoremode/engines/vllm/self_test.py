@@ -157,11 +157,11 @@ def engine_facts(
     from vllm.platforms import current_platform
 
     dtype, parallel = dtype_of(config), config.parallel_config
-    decode: dict[str, Any] = {}  # settings that may change scores on that path only
-    if path is not None:
-        decode["sequences"] = int(config.scheduler_config.max_num_seqs)
-        decode["model_runner"] = "v2" if getattr(config, "use_v2_model_runner", False) else "v1"
-        decode["async_scheduling"] = bool(config.scheduler_config.async_scheduling)
+    decode = {  # settings that may change scores on that path only
+        "sequences": int(config.scheduler_config.max_num_seqs),
+        "model_runner": "v2" if getattr(config, "use_v2_model_runner", False) else "v1",
+        "async_scheduling": bool(config.scheduler_config.async_scheduling),
+    }
     return EngineFacts(
         engine="vllm",
         dtype=dtype,
@@ -180,7 +180,7 @@ def engine_facts(
             "prefix_caching": bool(config.cache_config.enable_prefix_caching),
             "gathered_logits": gathered,
             **head.kernel,
-            **decode,
+            **(decode if path is not None else {}),
         },
         notes=(
             *head.notes(dtype),
