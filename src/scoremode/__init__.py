@@ -45,6 +45,10 @@ _HOME = {
 }
 
 
+_GONE = {"task_prompts": ": write rows with prompt and answer to a .jsonl file, as docs/rollouts.md shows"}
+"""Names of older versions, and what to do instead."""
+
+
 def _homes() -> dict[str, str]:
     """All public names, those of wings too, each with its module."""
     from scoremode.core.extensions import public_names
@@ -61,7 +65,7 @@ def __getattr__(name: str) -> Any:
 
     home = _HOME.get(name) or _homes().get(name)
     if home is None:
-        raise AttributeError(f"module 'scoremode' has no attribute {name!r}")
+        raise AttributeError(f"module 'scoremode' has no attribute {name!r}{_GONE.get(name, '')}")
     return getattr(import_module(f"scoremode.{home}"), name)
 
 

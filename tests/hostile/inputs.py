@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import stat
@@ -434,6 +435,32 @@ JOURNALS: dict[str, Damage] = {
 
 
 # ── by name ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def _texts(change: Callable[[dict[str, list[Any]]], Any]) -> Damage:
+    """Other texts, with a manifest that says so: its hash and its seal are right."""
+
+    def rewrite(folder: Path) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        from scoremode.core.disk.files import file_sha256
+        from scoremode.core.disk.manifests import SEAL, sealed
+
+        table = pq.read_table(folder / "texts.parquet")
+        columns = table.to_pydict()
+        change(columns)
+        pq.write_table(pa.table(columns, schema=table.schema), folder / "texts.parquet")
+        found = json.loads((folder / "rollouts.json").read_text())
+        found["texts_sha256"] = file_sha256(folder / "texts.parquet")
+        del found[SEAL]
+        (folder / "rollouts.json").write_text(json.dumps(sealed(found)))
+
+    return rewrite
+
+
+def _first(column: str, value: Any) -> Damage:
+    return _texts(lambda columns: columns[column].__setitem__(0, value))
+
+
 def _edited_manifest(folder: Path) -> None:
     path = folder / "rollouts.json"
     path.write_text(path.read_text().replace(": 4,", ": 5,"))
@@ -448,8 +475,12 @@ ROLLOUTS: dict[str, Damage] = {
     "no-texts": file_of("texts.parquet", removed),
     "texts-cut": file_of("texts.parquet", halved),
     "texts-flipped": file_of("texts.parquet", flipped),
+    "logprob-above-0": _first("raw_logprob", [0.5] * 4),
+    "logprob-nan": _first("raw_logprob", [math.nan] * 4),
     "texts-fifo": file_of("texts.parquet", a_fifo),
     "manifest-fifo": file_of("rollouts.json", a_fifo),
+    "id-too-large": _first("ids", [10**9, 2, 3, 4]),
+    "id-below-0": _first("ids", [-1, 2, 3, 4]),
 }
 
 

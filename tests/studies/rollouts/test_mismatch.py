@@ -101,6 +101,7 @@ def small(**changes: Any) -> Mismatch:
         "prompt": np.repeat([5, 9], 4),
         "sample": np.array([0, 0, 1, 1, 0, 0, 3, 3]),
         "position": np.tile([0, 1], 4),
+        "slices": np.array(["thinking", "answer"] * 4, dtype=object),
     }
     return Mismatch(**{**columns, **changes})
 
@@ -118,6 +119,19 @@ def test_ratios_by_hand() -> None:
     assert (s["k1_stderr"], s["kl"], s["kl_infinite"]) == (None, None, None)  # two prompts are too few
     assert json.loads(json.dumps(s, allow_nan=False)) == s
     assert set(FIELDS) <= set(s)
+
+
+def test_slices_and_positions_by_hand() -> None:
+    found = small()
+    thinking, answer = found.by_slice()
+    assert (thinking["slice"], thinking["tokens"], answer["slice"]) == ("thinking", 4, "answer")
+    assert thinking["k1"] == pytest.approx(-np.log([1, 1.2, 0.5, 1.25]).mean())
+    assert answer["k1"] == 0
+    assert [row["tokens"] for row in found.by_position()] == [8]
+    far = replace(found, position=np.tile([0, 100], 4))
+    assert [(row["first"], row["last"], row["tokens"]) for row in far.by_position()] == [(0, 63, 4), (64, 100, 4)]
+    assert far.by_position()[1]["k3"] == 0
+    assert replace(found, slices=None).by_slice() == []
 
 
 def test_an_impossible_token_is_counted_and_a_rule_says_so() -> None:
@@ -168,20 +182,22 @@ def test_no_tokens() -> None:
 
 def test_shown_in_a_terminal_on_a_page_and_as_a_table(tmp_path: Path) -> None:
     far = replace(small(), position=np.tile([0, 100], 4), names=("base", "<b>fsdp</b>"), notes=("a <note>",))
-    shown = drawn(mismatch_blocks(far.statistics()))
+    shown = drawn(mismatch_blocks(far.statistics(), far.by_position(), far.by_slice()))
     for words in (
         "<b>fsdp</b> against the rollouts of base",
         "outside 0.8 to 1.2",
+        "64 to 100",
+        "thinking",
         "a <note>",
     ):
         assert words in shown
     page = Path(str(sm.report(tmp_path / "page.html", far))).read_text()
-    for words in ("&lt;b&gt;fsdp&lt;/b&gt;", "A &lt;note&gt;."):
+    for words in ("&lt;b&gt;fsdp&lt;/b&gt;", "64 to 100", "thinking", "A &lt;note&gt;."):
         assert words in page
     assert "<b>fsdp" not in page
     table = far.to_arrow()
     assert table.column_names == [
-        *("prompt", "sample", "position", "logprob_rollout", "logprob_trainer", "log_ratio"),
+        *("prompt", "sample", "position", "slice", "logprob_rollout", "logprob_trainer", "log_ratio"),
     ]
     assert table["log_ratio"].to_numpy() == pytest.approx(far.log_ratio)
     assert "8 tokens of 4 samples, 2 prompts" in repr(far)

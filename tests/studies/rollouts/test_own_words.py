@@ -42,6 +42,7 @@ def test_a_model_reads_its_own_texts_and_drafts_for_itself(command: Command, wri
     asked = (*plain, "--drafts")
     (row,) = command(*asked, "--json").json["candidates"]
     found = row["own_words"]
+    assert (found["own_texts"]["log_ratio"], found["own_texts"]["ppl_ratio"], found["own_texts"]["groups"]) == (0, 1, 6)
     assert found["drafts"]["acceptance"] == 1
     assert found["drafts"]["drafts"][3]["tokens_per_step"] == 5  # 20 tokens in 4 steps
     assert "as a draft model" in command(*asked).out
@@ -106,6 +107,16 @@ def test_the_most_surprising_token_of_each_text_is_chosen() -> None:
         assert (one.p_reader, one.p_prefers) == pytest.approx((np.exp(row[0]), np.exp(row.max())))
         assert one.p_writer == pytest.approx(1 / 256)
     assert other_choices(sm.ppl("table:uniform", engine=TableEngine(logits), corpus=written), written, noise=99.0) == ()
+
+
+def test_other_slices_are_another_run(command: Command, written: dict[str, Path], tmp_path: Path) -> None:
+    corpus = f"rollouts:{written['greedy']}"
+    ppl, compare = ("ppl", "table:uniform"), ("compare", "table:uniform", "table:uniform", "--out", tmp_path / "kept")
+    for more, names in (((), ["answer"]), (("--slice", "a=prompt..z"), ["a"]), (("--slice", "b=rom..z"), ["b"])):
+        assert list(command(*ppl, "--corpus", corpus, "--json", *more).json["by_slice"]) == names
+    assert command(*compare, "--corpus", corpus, "--slice", "a=prompt..z").code == 0
+    refused = command(*compare, "--corpus", corpus, "--slice", "b=rom..z")
+    assert (refused.code, "slices" in refused.err) == (2, True)
 
 
 def test_a_trainer_against_rollouts(command: Command, written: dict[str, Path], tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from scoremode.errors import RunError
 from scoremode.studies.rollouts.parting import Partings, Survival, partings
-from scoremode.studies.rollouts.tables import parting_blocks
+from scoremode.studies.rollouts.readings import TextRatios
+from scoremode.studies.rollouts.tables import parting_blocks, text_ratios_blocks
 from scoremode.values import Bools, Ints
 from tests.reports.test_table import drawn
 
@@ -137,7 +138,46 @@ def test_bounds_contain_the_true_survival_and_need_the_prompts() -> None:
     assert hits["text"] / 400 < 0.85  # as if samples of a prompt were independent
 
 
-# ── the end of the curve ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── sampled texts ────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_log_ratios_of_texts_are_those_of_a_loop() -> None:
+    random = np.random.default_rng(6)
+    lengths = random.integers(1, 9, 24)
+    text, prompt = np.repeat(np.arange(24), lengths), np.repeat(np.arange(24) // 3, lengths)
+    writer = -random.exponential(1.0, len(text))
+    reader = np.minimum(0, writer - random.normal(0.1, 0.2, len(text)))
+    found = TextRatios(text, prompt, writer, reader)
+    sums = np.array([(reader - writer)[text == i].sum() for i in range(24)])
+    assert found.log_ratio.value == pytest.approx(sums.mean(), rel=1e-12)
+    by_prompt = sums.reshape(8, 3).mean(axis=1)
+    assert found.log_ratio.stderr == pytest.approx(by_prompt.std(ddof=1) / math.sqrt(8), rel=1e-9)
+    assert found.ppl_ratio.value == pytest.approx(math.exp((writer - reader).mean()), rel=1e-12)
+    assert (found.log_ratio.n, found.log_ratio.groups, found.impossible) == (24, 8, 0)
+
+
+def test_an_impossible_token_is_counted_and_not_averaged() -> None:
+    text, lp = np.repeat(np.arange(6), 2), np.full(12, -1.0)
+    reader = lp.copy()
+    reader[3] = -np.inf
+    found = TextRatios(text, text, lp, reader).statistics()
+    assert (found["impossible"], found["log_ratio"], found["ppl_ratio"]) == (1, None, None)
+
+
+def test_minus_the_log_ratio_estimates_the_kl_of_whole_texts() -> None:
+    """Texts of two letters and an end, from tables: the KL of texts is known exactly."""
+    random = np.random.default_rng(8)
+    p, q = np.array([0.5, 0.3, 0.2]), np.array([0.4, 0.35, 0.25])  # the last ends a text
+    rate = float((p * np.log(p / q)).sum())
+    length = random.geometric(p[2], 4000)
+    letters = random.random(length.sum()) < p[0] / (p[0] + p[1])
+    token = np.where(letters, 0, 1)
+    token[np.cumsum(length) - 1] = 2
+    text = np.repeat(np.arange(4000), length)
+    found = TextRatios(text, text // 4, np.log(p)[token], np.log(q)[token]).log_ratio
+    exact = -rate / p[2]  # by Wald: the mean number of tokens times the KL of each
+    assert found.stderr is not None
+    assert abs(found.value - exact) < 3 * found.stderr
+
+
 def test_once_every_text_has_parted_none_goes_on() -> None:
     found = of_texts([(n, "x===") for n in range(6)])
     assert [found.survival().at(length).value for length in (0, 1, 2, 99)] == [1, 0, 0, 0]
@@ -152,6 +192,9 @@ def test_tables_show_both_figures() -> None:
     shown = drawn(parting_blocks([(0, "q4", found.statistics())]))
     assert "without a parting" in shown
     assert "near-ties" in shown
+    text = np.repeat(np.arange(6), 2)
+    reads = TextRatios(text, text, np.full(12, -1.0), np.linspace(-2, -1, 12)).statistics()
+    assert "perplexity ratio" in drawn(text_ratios_blocks([(0, "base", "q4", reads), (1, "q4", "base", reads)]))
 
 
 @pytest.mark.parametrize("texts", [5, 10, 20])

@@ -173,3 +173,4 @@ def test_it_is_shown_and_fit_for_json() -> None:
     shown = drawn(speculation_blocks("small-model", found))
     assert "small-model as a draft model" in shown
     assert "8 drafted" in shown
+    assert "64 to 99" in shown

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from scoremode.cli.main import main
 from tests.command_line import Refused
@@ -43,13 +44,17 @@ def test_json_has_every_number_and_every_flip(words: list[str], capsys: pytest.C
     assert found["settings"]["lm_eval"]
 
 
-def test_a_model_card_gets_a_table(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_card_gets_a_table_and_an_index(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*words, "--markdown"]) == 0
     table = capsys.readouterr().out
     lines = [line for line in table.splitlines() if line.startswith("|")]
     assert len(lines) == 5
     assert len({line.count("|") for line in lines}) == 1
     assert "Command: `scoremode" in table
+    assert main([*words, "--model-index"]) == 0
+    index = yaml.safe_load(capsys.readouterr().out)["model-index"][0]
+    assert [result["dataset"]["type"] for result in index["results"]] == TASKS.split(",")
+    assert {metric["type"] for metric in index["results"][0]["metrics"]} == {"acc", "acc_norm", "recovery"}
 
 
 @pytest.mark.parametrize(
@@ -103,7 +108,6 @@ def test_flags_that_ran_models_say_what_to_type_instead(words: list[str], refuse
         assert "--output_path DIR --log_samples" in line
     for flag in ("--fresh", "--apply-chat-template"):
         assert "--log_samples" in refused(*words, flag)
-    assert "give --markdown" in refused(*words, "--model-index")
     assert "did you mean --metric?" in refused(*words, "--metrc", "acc")
     assert "--log_samples" in refused("tasks", "org/model", "org/model-W4A16", "--tasks", "arc_easy")
     assert "docs/rollouts.md" in refused("rollouts", "table:uniform", "--prompts", "task:a", "--out", "x")

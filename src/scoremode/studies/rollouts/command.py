@@ -62,6 +62,10 @@ class RolloutsVerb(Verb):
         flags.add_engine(parser)
         flags.add(parser, flags.JSON)
 
+    def instead(self, flag: str) -> str | None:
+        gone = ("--limit", "--num-fewshot", "--include-path", "--task-data", "--apply-chat-template")
+        return "write a task's questions to a .jsonl file: docs/rollouts.md" if flag in gone else None
+
     def run(self, parsed: argparse.Namespace) -> None:
         from scoremode.studies.rollouts.rollouts import rollouts
         from scoremode.studies.rollouts.tables import rollouts_blocks
@@ -154,7 +158,9 @@ def _show_mismatch(parsed: argparse.Namespace, folder: str) -> int:
             progress=progress,
             **flags.model_arguments(parsed),
         )
-    show(parsed, found.statistics, lambda: mismatch_blocks(found.statistics()))
+    s, by_position, by_slice = found.statistics(), found.by_position(), found.by_slice()
+    facts = {**s, "by_position": by_position, "by_slice": by_slice}
+    show(parsed, lambda: facts, lambda: mismatch_blocks(s, by_position, by_slice))
     if output:
         from scoremode.studies.rollouts.page import render_mismatch
 

@@ -13,17 +13,20 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
+import numpy.typing as npt
 
 from scoremode.core.scores.answers import measured
 from scoremode.core.scores.frames import ArrowTable, few_lines
 from scoremode.core.scores.schema import ROUNDING
 from scoremode.core.statistics.comparison import Comparison
+from scoremode.core.statistics.depth import depth_edges
 from scoremode.core.statistics.estimate import quantiles
 from scoremode.core.statistics.statistic import (
     PlainStatistic,
@@ -42,8 +45,10 @@ from scoremode.core.verbs.session import Model, open
 from scoremode.errors import InputError
 from scoremode.reports.gate import check, parse, too_few
 from scoremode.studies.rollouts.texts import Rollouts
-from scoremode.values import Estimate, Floats, Ints
+from scoremode.values import Bools, Estimate, Floats, Ints
 
+COLUMNS = ("rollout", "trainer", "prompt", "sample", "position")  # one entry per token
+BY_POSITION = ("k3", "outside_clip", "kl")
 CLIP = (0.8, 1.2)  # ratios inside are not clipped by PPO's usual range
 QUANTILES = {"min": 0.0, "p01": 0.01, "p05": 0.05, "median": 0.5, "p95": 0.95, "p99": 0.99, "p999": 0.999, "max": 1.0}
 SAME = 1e-3  # nats: a token's two log-probabilities differ by more if it was drawn from a changed distribution
@@ -104,6 +109,7 @@ class Mismatch(ArrowTable):
     prompt: Ints  # (n,) which prompt
     sample: Ints  # (n,) which sample of the prompt
     position: Ints  # (n,) place in the written text, from 0
+    slices: npt.NDArray[np.object_] | None = None  # (n,) labels of tokens; None: the texts have no slices
     kl: Floats | None = None  # (n,) nats, KL(rollout‖trainer) over the whole vocabulary; None: not measured
     clip: tuple[float, float] = CLIP
     names: tuple[str, str] = ("rollout", "trainer")  # of the two models
@@ -122,9 +128,10 @@ class Mismatch(ArrowTable):
     def __post_init__(self) -> None:
         if not 0 < self.clip[0] < 1 < self.clip[1] < math.inf:
             raise InputError(f"the clip range {self.clip} does not lie around 1", fix="give one, as in (0.8, 1.2)")
-        for name in ("rollout", "trainer", "prompt", "sample", "position", "kl"):
+        for name in (*COLUMNS, "kl", "slices"):
             column = getattr(self, name)
-            if column is not None and (len(column) != len(self.rollout) or np.isnan(column).any()):
+            is_wrong = column is not None and name != "slices" and np.isnan(column).any()
+            if is_wrong or (column is not None and len(column) != len(self.rollout)):
                 what = f"{name} has {len(column)} tokens instead of {len(self.rollout)}, or contains NaN"
                 raise InputError(what, fix="score the same texts again")
         if np.isneginf(self.rollout).any():
@@ -163,6 +170,35 @@ class Mismatch(ArrowTable):
         """The numbers by name, as attributes have them; None: not measured, or not known."""
         return estimates(STATISTICS, self)
 
+    def by_position(self) -> list[dict[str, Any]]:
+        """k3, KL and the share outside the clip range, in stretches of positions: 0 to 63, 64 to 127, 128 to 255, …"""
+        edges = depth_edges(int(self.position.max(initial=-1)))
+        stretches = {
+            (first, end - 1): (self.position >= first) & (self.position < end)
+            for first, end in pairwise(edges.tolist())
+        }
+        return [
+            {"first": first, "last": last, **self._some(here).part(BY_POSITION)}
+            for (first, last), here in stretches.items()
+            if here.any()
+        ]
+
+    def by_slice(self) -> list[dict[str, Any]]:
+        """The statistics of each slice, in the order in which slices first appear; empty if there are none."""
+        if self.slices is None:
+            return []
+        labels = dict.fromkeys(self.slices.tolist())
+        return [{"slice": label, **self._some(self.slices == label).statistics()} for label in labels]
+
+    def part(self, names: Sequence[str]) -> dict[str, Any]:
+        """The number of tokens, and some statistics."""
+        shown = [one for one in STATISTICS if one.name in names]
+        return {"tokens": len(self.rollout), **fields_from(shown, estimates(shown, self))}
+
+    def _some(self, chosen: Bools) -> Mismatch:
+        columns: dict[str, Any] = {name: getattr(self, name)[chosen] for name in COLUMNS}
+        return replace(self, **columns, slices=None, kl=None if self.kl is None else self.kl[chosen], notes=())
+
     # ── for people and machines ──────────────────────────────────────────────────────────────────────────────────────
     def failures(self, *rules: str) -> list[str]:
         """Says in one line each which rules hold, such as ``k3 > 0.015 surely``; an empty list if the gate passes."""
@@ -175,6 +211,7 @@ class Mismatch(ArrowTable):
 
         columns: dict[str, Any] = {
             **{name: getattr(self, name) for name in ("prompt", "sample", "position")},
+            **({} if self.slices is None else {"slice": pa.array(self.slices.tolist()).dictionary_encode()}),
             **{f"logprob_{name}": getattr(self, name) for name in ("rollout", "trainer")},
             "log_ratio": self.log_ratio,
             **({} if self.kl is None else {"kl": self.kl}),
@@ -258,13 +295,14 @@ def mismatch(
     """
     if isinstance(rollouts, str | Path):
         rollouts = Rollouts.open(rollouts)
-    kl = None
+    slices = kl = None
     notes = [] if drawn_from_own(rollouts) else [NOT_OWN]
     if isinstance(trainer, Comparison):
         trainer = trainer.candidate
     if isinstance(trainer, Run):
         name, order = str(trainer.manifest["model"]), in_order_of(rollouts, trainer)
         scored = np.asarray(trainer.scores.logprob)[order]
+        slices = None if trainer.facts.slice is None else trainer.facts.slice[order]
         kl, said = _exact_kl(rollouts, trainer)
         kl, notes = None if kl is None else kl[order], notes + said
     elif isinstance(trainer, Model):
@@ -279,6 +317,7 @@ def mismatch(
         prompt=np.repeat(rollouts.prompt, lengths),
         sample=np.repeat(rollouts.sample, lengths),
         position=np.concatenate([np.zeros(0, np.int64), *map(np.arange, lengths)]),
+        slices=slices,
         kl=kl,
         clip=clip,
         names=(str(rollouts.manifest.get("model", "rollout")), name),

@@ -58,7 +58,7 @@ def _survival(found: Sequence[tuple[int, str, Partings]]) -> Chart | None:
 
 def render_mismatch(found: Mismatch) -> str:
     s = found.statistics()
-    title, *blocks = mismatch_blocks(s)
+    title, *blocks = mismatch_blocks(s, found.by_position(), found.by_slice())
     assert isinstance(title, Note), "the name of the result"
     return fill_page("mismatch.html", title=title.text, tokens=s["tokens"], blocks=blocks)
 

@@ -1,7 +1,8 @@
 """Comparisons on rollouts: what else their texts say, because a model wrote them.
 
 greedy texts                      where each reader parts from them
-all texts                         what was written and what the reader prefers, where it is most surprised;
+sampled texts                     what each reader thinks of them
+both                              what was written and what the reader prefers, where it is most surprised;
                                   if asked for, tokens per step if it drafted for their writer
 the reader                        the candidate; if it wrote them itself, the baseline
 neither model is their writer     then the writer's log-probabilities are those of the rollouts
@@ -12,19 +13,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from scoremode.core.scores.answers import measured
 from scoremode.core.statistics.comparison import Comparison
+from scoremode.core.statistics.estimate import GroupSums, exponential, ratio
+from scoremode.core.statistics.statistic import Statistic, computed, estimates, plain
 from scoremode.core.store.run import Run
 from scoremode.core.text.token_text import joined
 from scoremode.studies.rollouts.mismatch import drawn_from_own, in_order_of
 from scoremode.studies.rollouts.parting import Partings, partings
 from scoremode.studies.rollouts.speculation import Speculation, acceptances, speculation
 from scoremode.studies.rollouts.texts import Rollouts
-from scoremode.values import Floats
+from scoremode.values import Estimate, Floats, Ints
 
 MOST_EXAMPLES = 3
 BEFORE = 60  # characters of the text before an example
@@ -46,6 +50,54 @@ class OtherChoice:
     gap: float | None  # nats: ln p_prefers - ln p_reader; None if ``written`` is impossible for the reader
 
 
+def _ppl_ratio(texts: TextRatios) -> Estimate:
+    surprise = ratio(-texts.log_ratios, texts.lengths, texts.groups)
+    return exponential(surprise) if math.isfinite(surprise.value) else surprise
+
+
+class TextRatios:
+    """What a reader thinks of the texts that a writer sampled, beside the writer's own log-probabilities.
+
+        log_ratio of a text  = Σ ln reader(token) - ln writer(token) over its tokens
+        log_ratio            = mean over texts; for texts from the writer's own distribution, -log_ratio estimates
+                               KL(writer‖reader) of whole texts
+        ppl_ratio            = exp(-Σ log_ratio / Σ tokens): the reader's perplexity divided by the writer's own
+
+    If each of two models reads the texts of the other, the two ratios show which of them predicts the other better.
+    Errors are over prompts, because the samples of one prompt are alike.
+
+    >>> texts = np.repeat(np.arange(5), 2)
+    >>> TextRatios(texts, texts, np.full(10, -1.0), np.full(10, -1.5)).log_ratio
+    -1.000 ± 0
+    """
+
+    log_ratio = Statistic("log_ratio", "mean log-ratio of texts, nats", lambda texts: texts.log_ratios)
+    ppl_ratio = Statistic("ppl_ratio", "the reader's perplexity divided by the writer's", of=_ppl_ratio)
+    COUNTS = (
+        plain("texts", "texts with a token", lambda texts: len(texts.groups)),
+        plain("tokens", "their tokens", lambda texts: int(texts.lengths.sum())),
+        plain("groups", "prompts", lambda texts: len(np.unique(texts.groups))),
+        plain("impossible", "tokens to which the reader gives the probability zero", lambda texts: texts.impossible),
+    )
+
+    def __init__(self, text: Ints, group: Ints, writer: Floats, reader: Floats) -> None:
+        """One entry per target: the numbers of its text and group, and both models' log-probabilities."""
+        numbers, first, index = np.unique(text, return_index=True, return_inverse=True)
+        sums = GroupSums(len(numbers))
+        sums.add(index.astype(np.int64), reader - writer, np.ones(len(text)))
+        self.log_ratios, self.lengths = sums.numerator, sums.denominator  # (texts,)
+        self.groups: Ints = np.unique(group[first], return_inverse=True)[1].astype(np.int64)
+        self.impossible = int(np.isneginf(reader).sum())
+
+    @cached_property
+    def estimates(self) -> dict[str, Any]:
+        return estimates((TextRatios.log_ratio, TextRatios.ppl_ratio), self)
+
+    def statistics(self) -> dict[str, Any]:
+        """All numbers by name, ready for JSON; None for one that is not known or infinite."""
+        return computed((*self.COUNTS, TextRatios.log_ratio, TextRatios.ppl_ratio), self)
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """What the texts of rollouts say about one reader of a comparison. None: they do not say it."""
@@ -53,11 +105,12 @@ class Reading:
     writer: str
     reader: str
     partings: Partings | None  # for greedy texts, if the reader's first choices were measured
+    read: TextRatios | None  # for sampled texts
     drafts: Speculation | None  # if asked for, and if texts are greedy or drawn from the writer's own distribution
     examples: tuple[OtherChoice, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        found = {"partings": self.partings, "drafts": self.drafts}
+        found = {"partings": self.partings, "own_texts": self.read, "drafts": self.drafts}
         known = {name: one.statistics() for name, one in found.items() if one is not None}
         examples = [asdict(one) for one in self.examples]
         return {"writer": self.writer, "reader": self.reader, **known, "examples": examples}
@@ -78,7 +131,7 @@ def _reading(c: Comparison, rollouts: Rollouts, *, drafts: bool) -> Reading:
     name, reader, writer = c.name, c.candidate, c.baseline if is_writer(c.baseline, rollouts) else None
     if writer is None and is_writer(c.candidate, rollouts):  # who reads its own texts says nothing about the other
         name, reader, writer = c.baseline_name, c.baseline, c.candidate
-    said = Reading(str(rollouts.manifest["model"]), name, None, None)
+    said = Reading(str(rollouts.manifest["model"]), name, None, None, None)
     is_greedy = rollouts.manifest["sampling"].get("temperature") == 0
     if is_greedy and not reader.scores.has("top"):
         return said
@@ -92,16 +145,18 @@ def _reading(c: Comparison, rollouts: Rollouts, *, drafts: bool) -> Reading:
         parted = partings(document, group, token, top, _gaps(reader)[order], noise=noise)
         drafted = speculation(document, group, (top == token).astype(np.float64)) if drafts else None
         said = replace(said, partings=parted, drafts=drafted)
-    elif drafts and drawn_from_own(rollouts):
+    else:
         read = reader.scores.logprob[order]
         own = np.concatenate(rollouts.raw_logprob)
         if writer is not None:  # by the same path as the reader
             own = writer.scores.logprob[in_order_of(rollouts, writer)]
-        accept, variation = acceptances(own, read), c.divergences.total_variation
-        overlap = accept  # its mean over texts of the writer is that of the overlap
-        if variation is not None and writer is not None:
-            overlap = 1.0 - np.asarray(variation)[in_order_of(rollouts, c.candidate)]
-        said = replace(said, drafts=speculation(document, group, overlap, accept))
+        said = replace(said, read=TextRatios(document, group, own, read))
+        if drafts and drawn_from_own(rollouts):
+            accept, variation = acceptances(own, read), c.divergences.total_variation
+            overlap = accept  # its mean over texts of the writer is that of the overlap
+            if variation is not None and writer is not None:
+                overlap = 1.0 - np.asarray(variation)[in_order_of(rollouts, c.candidate)]
+            said = replace(said, drafts=speculation(document, group, overlap, accept))
     return replace(said, examples=other_choices(reader, rollouts, noise))
 
 

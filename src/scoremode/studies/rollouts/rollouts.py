@@ -36,7 +36,7 @@ from scoremode.studies.rollouts.texts import (
     prompts_digest,
     tokens_digest,
 )
-from scoremode.studies.rollouts.writing import DrawingRules, Writer, WritingRequest, WrittenTokens
+from scoremode.studies.rollouts.writing import DrawingRules, ReplicatedWriter, Writer, WritingRequest, WrittenTokens
 from scoremode.values import Ids
 from scoremode.version import __version__
 
@@ -88,9 +88,6 @@ def rollouts(
     if isinstance(place, RemotePath):
         raise OptionError(f"{place}: rollouts are written to folders of this machine", fix="give a folder to --out")
     read = read_prompts(prompts)
-    if any(arguments.get(name) is not None for name in spread_names()):
-        fix = "leave --replicas out: run a command with its own --seed and --out on each device"
-        raise OptionError("texts are written by one engine", fix=fix)
     with closing(LazyModel.named(model, engine, arguments, tokenizer)) as lazy:
         require(lazy.plugin, "writes", "write texts with their log-probabilities")
         task = WritingTask.of(lazy, read, rules, path, numbers)
@@ -211,7 +208,11 @@ def _written(
         if found is None:
             announce(progress, f"loading {lazy.subject.name} with {lazy.engine_name}")
             work = Work(task.longest, shares_prompts=task.samples > 1, path=task.path)
-            writer: Writer = open_for(lazy.chosen, "writes", work, task.rules)
+            writer: Writer
+            if lazy.replicas is None:
+                writer = open_for(lazy.chosen, "writes", work, task.rules)
+            else:
+                writer = ReplicatedWriter(lazy.replicas, work, task.rules, progress)
             with closing(writer):
                 found = _write(writer, lazy, task, claim, progress)
         return found if out is not None else replace(found, path=None)

@@ -23,10 +23,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from scoremode.core.statistics.depth import depth_edges, means_by_stretch
 from scoremode.core.statistics.estimate import ratio, with_error_fields
 from scoremode.errors import RunError
 from scoremode.values import Estimate, Floats, Ints
@@ -41,6 +43,7 @@ class Speculation:
     """A draft model for a target, on texts."""
 
     acceptance: Estimate  # the mean overlap: the chance that a draft of a token is accepted
+    by_position: Sequence[tuple[int, int, Estimate]]  # first and last position, and the mean overlap there
     tokens_per_step: Mapping[int, Estimate]  # by the length γ of drafts
 
     def statistics(self) -> dict[str, Any]:
@@ -49,6 +52,10 @@ class Speculation:
             "targets": self.acceptance.n,
             "groups": self.acceptance.groups,
             **with_error_fields("acceptance", self.acceptance),
+            "by_position": [
+                {"first": first, "last": last, "targets": e.n, **with_error_fields("acceptance", e)}
+                for first, last, e in self.by_position
+            ],
             "drafts": [{"draft": draft, **with_error_fields("tokens_per_step", found)} for draft, found in each],
         }
 
@@ -77,7 +84,11 @@ def speculation(
     tokens = length.astype(np.float64)
     steps = {draft: expected_steps(accept, starts, length, draft) for draft in drafts}
     per_step = {draft: ratio(tokens, each, groups[starts]) for draft, each in steps.items()}
-    return Speculation(ratio(overlap, np.ones(len(text)), groups, "share"), per_step)
+    place = (np.arange(len(text)) - np.repeat(starts, length)).astype(np.int64)
+    edges = depth_edges(int(place.max(initial=0)))
+    means = means_by_stretch(overlap, place, groups, edges, "share")
+    parts = [(first, end - 1, e) for (first, end), e in zip(pairwise(edges.tolist()), means, strict=True)]
+    return Speculation(ratio(overlap, np.ones(len(text)), groups, "share"), parts, per_step)
 
 
 def acceptances(target: Floats, draft: Floats) -> Floats:

@@ -18,11 +18,17 @@ Fields = Mapping[str, Any]
 FILTERS = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}  # of draws, and what leaves nothing out
 
 
+def _stretch(row: Fields) -> Row:
+    return Row(f"{row['first']:,} to {row['last']:,}")
+
+
 # ── texts that candidates read ───────────────────────────────────────────────────────────────────────────────────────
 def readings_blocks(found: Sequence[Reading]) -> list[Block]:
-    """What texts that a model wrote say about candidates: partings, examples, drafts."""
+    """What texts that a model wrote say about candidates: partings, ratios, examples, drafts."""
     parted = [(i, one.reader, one.partings.statistics()) for i, one in enumerate(found) if one.partings is not None]
+    read = [(i, one.writer, one.reader, one.read.statistics()) for i, one in enumerate(found) if one.read is not None]
     blocks = [*parting_blocks(parted)] if parted else []
+    blocks += text_ratios_blocks(read) if read else []
     for one in (one for one in found if one.examples):
         blocks += ["", Note(f"where {one.reader} would most clearly have written something else", "bold")]
         for before, sentence in example_words(one):
@@ -71,6 +77,22 @@ def _bounded(row: Fields) -> Cell:
     return Cell(value, f"{low} to {high}" if row["no_parting_low"] is not None else "")
 
 
+def text_ratios_blocks(found: Sequence[tuple[int, str, str, Fields]]) -> list[Block]:
+    """What readers think of a writer's sampled texts: ``TextRatios.statistics()``."""
+    rows = [s for *_, s in found]
+    ratio = "its perplexity on the texts, divided by the writer's own"
+    columns = [
+        counts("texts", rows, "texts"),
+        counts("tokens", rows, "tokens"),
+        numbers("log-ratio per text", rows, "log_ratio", sign="+", about="mean of Σ (ln reader − ln writer), nats"),
+        numbers("perplexity ratio", rows, "ppl_ratio", about=ratio),
+    ]
+    names = [Row(f"texts of {writer}, read by {reader}", series=i) for i, writer, reader, _ in found]
+    impossible = sum(row["impossible"] for row in rows)
+    note = f"{counted(impossible, 'tokens')} of the texts have probability zero for their reader"
+    return ["", Table(names, columns), *([Note(note, "yellow")] if impossible else [])]
+
+
 def example_words(words: Reading) -> list[tuple[str, str]]:
     """For each example the text before it, and what was written there and what the reader prefers."""
     found = []
@@ -94,13 +116,17 @@ def speculation_blocks(draft: str, s: Fields) -> list[Block]:
     rate = number(s["acceptance"], s["acceptance_stderr"], percent=True).words
     about = "expected, by speculative sampling"
     columns = [numbers("tokens per step", s["drafts"], "tokens_per_step", about=about)]
-    title = f"{draft} as a draft model: {rate} of its tokens would be accepted"
-    return [Table([Row(f"{row['draft']} drafted") for row in s["drafts"]], columns, title)]
+    title, rows = f"{draft} as a draft model: {rate} of its tokens would be accepted", s["by_position"]
+    found: list[Block] = [Table([Row(f"{row['draft']} drafted") for row in s["drafts"]], columns, title)]
+    if len(rows) > 1:
+        columns = [counts("tokens", rows, "targets"), numbers("accepted", rows, "acceptance", percent=True)]
+        found += ["", Table(list(map(_stretch, rows)), columns, "by position in the text")]
+    return found
 
 
 # ── trainer against rollout ──────────────────────────────────────────────────────────────────────────────────────────
-def mismatch_blocks(s: Fields) -> list[Block]:
-    """A trainer against rollouts: ``Mismatch.statistics()``."""
+def mismatch_blocks(s: Fields, by_position: Sequence[Fields], by_slice: Sequence[Fields]) -> list[Block]:
+    """A trainer against rollouts: ``Mismatch.statistics()``, ``by_position()`` and ``by_slice()``."""
 
     def said(name: str, *, percent: bool = False) -> str:
         return number(s[name], s.get(f"{name}_stderr"), percent=percent).words
@@ -122,7 +148,21 @@ def mismatch_blocks(s: Fields) -> list[Block]:
         facts.line(f"effective sample size{of}", said(f"{prefix}effective_sample_size", percent=True))
     facts.line("impossible for the trainer", counted(s["zero_probability"], "tokens"))
     title = Note(f"{s['name']} against the rollouts of {s['rollout']}", "bold")
-    return [title, facts, *(Note(note, "yellow") for note in s["notes"])]
+    found: list[Block] = [title, facts]
+    stretches = by_position if len(by_position) > 1 else []  # a single one would repeat the mean
+    for heading, rows, names in (
+        ("by position in the text", stretches, list(map(_stretch, stretches))),
+        ("by slice", by_slice, [Row(str(row["slice"])) for row in by_slice]),
+    ):
+        if rows:
+            columns = [
+                counts("tokens", rows, "tokens"),
+                numbers("k3", rows, "k3", page="k3", about="mean of r − 1 − ln r, nats per token"),
+                numbers("KL", rows, "kl", about="exact KL(rollout‖trainer)"),
+                numbers("outside clip", rows, "outside_clip", percent=True, about="share of ratios outside the range"),
+            ]
+            found += ["", Table(names, [one for one in columns if any(one.cells)], heading)]
+    return [*found, *(Note(note, "yellow") for note in s["notes"])]
 
 
 # ── rollouts ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -4,7 +4,7 @@ DIR/partial.rollouts   while texts are written: each finished text (core/disk/re
 DIR/texts.parquet      a row for each text, sorted by prompt and sample
 DIR/rollouts.json      who wrote them and how, the sha256 of texts.parquet, and a seal; written last
 
-The seal and the hash are checked when a folder is opened.
+The seal and the hash are checked when a folder is opened, and that ids and log-probabilities are possible ones.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from scoremode.core.disk.folders import PARTIAL_TEXTS, ROLLOUTS, TEXTS, Mark
 from scoremode.core.disk.manifests import Count, Sha256, Text, Whole, read_sealed
 from scoremode.core.disk.records import RecordFile
 from scoremode.core.disk.uri import is_uri
+from scoremode.core.scores.schema import ROUNDING
 from scoremode.core.store.resumable import Resumable
 from scoremode.core.text.corpus import Corpus, CorpusKind
 from scoremode.core.text.documents import RereadDocuments
@@ -45,6 +46,7 @@ FINISHES = ("stop", "length", "context")
 """How a text ended: with an end token, at the most tokens that were allowed, or where the model's context was full."""
 
 AGAIN = "write them again with --fresh"
+MOST_IDS = 1 << 22  # more than any vocabulary has: a table of larger ids would fill the memory
 TOGETHER = 256  # texts that are written to the file at a time
 
 
@@ -77,7 +79,13 @@ class Rollouts:
         manifest = read_sealed(path / ROLLOUTS, ManifestForm, format=FORMAT, fix=AGAIN)
         if file_sha256(path / TEXTS) != manifest["texts_sha256"]:
             raise RunError(f"{path / TEXTS} was changed after it was written", fix=AGAIN)
-        return Rollouts(**_read_texts(path / TEXTS), manifest=manifest, path=str(path))
+        found = Rollouts(**_read_texts(path / TEXTS), manifest=manifest, path=str(path))
+        numbers = [] if "logprob" in manifest.get("missing", ()) else found.logprob
+        ids = np.concatenate([np.zeros(0, np.int32), *found.prompt_ids, *found.written])
+        known = np.concatenate([np.zeros(0), *found.raw_logprob, *numbers])
+        if not (((ids >= 0) & (ids < MOST_IDS)).all() and (np.isfinite(known) & (known <= ROUNDING)).all()):
+            raise RunError(f"{path / TEXTS} has an id or a log-probability that cannot be", fix=AGAIN)
+        return found
 
     def __len__(self) -> int:
         return len(self.prompt)

@@ -1,20 +1,31 @@
-"""The interface of models that write texts for rollouts, with the log-probability of every token when it was drawn."""
+"""The interface of models that write texts for rollouts, with the log-probability of every token when it was drawn.
+
+On several replicas, a batch of texts goes to one replica at a time. Which texts share a batch follows from the prompts
+alone, so the texts do not depend on the number of replicas, nor on which of them wrote what.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scoremode.core.engine.plugin import Work
+from scoremode.core.engine.registry import ChosenEngine, open_for
 from scoremode.core.models.subject import Subject
 from scoremode.core.strict_json import read_object
+from scoremode.core.verbs.progress import Progress
+from scoremode.core.verbs.replicas import Pieces, Replicas, Worker
 from scoremode.values import Bools, Floats, Ids, Ints
 
 if TYPE_CHECKING:
     from scoremode.core.engine.base import EngineFacts
+
+PIECE = 64  # texts that a replica writes at a time, if batches do not matter
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +108,40 @@ def end_tokens(subject: Subject) -> frozenset[int]:
         said = subject.checkpoint.config.get("eos_token_id")
     given = said if isinstance(said, list) else [said]
     return frozenset(one for one in (*given, subject.tokenizer.facts.eos) if type(one) is int and one >= 0)
+
+
+# ── replicas ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def open_writing(rules: DrawingRules, chosen: ChosenEngine, work: Work) -> Worker:
+    writer: Writer = open_for(chosen, "writes", work, rules)
+    return Worker(writer, writer.facts, (writer.ends, writer.size, writer.missing))
+
+
+def _ignore(tokens: int) -> None:
+    """The driver counts the tokens of whole texts."""
+
+
+class ReplicatedWriter(Writer):
+    """A model on several replicas. The writer is open as soon as one replica is."""
+
+    def __init__(self, replicas: Replicas, work: Work, rules: DrawingRules, progress: Progress | None = None) -> None:
+        self.pool = replicas.pool(work, partial(open_writing, rules), progress)
+        self.facts = self.pool.facts
+        self.ends, self.size, self.missing = self.pool.about
+
+    def write(self, asked: Sequence[WritingRequest], done: Bools, tell: Tell) -> Iterator[tuple[int, WrittenTokens]]:
+        batches = batches_of_texts(asked, self.size or PIECE)
+
+        def arguments(number: int, done: Bools) -> tuple[Any, ...]:
+            batch = batches[number]
+            return [asked[index] for index in batch.tolist()], done[batch], _ignore
+
+        fix = "give fewer --sequences, or replicas with more memory"
+        for index, text in self.pool.share(Pieces("text", fix, "write", batches, arguments), done):
+            tell(len(text.ids))
+            yield index, text
+
+    def account(self) -> list[str]:
+        return [*self.pool.ask("account"), *self.pool.notes()]
+
+    def close(self) -> None:
+        self.pool.close()

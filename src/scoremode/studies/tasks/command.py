@@ -32,11 +32,9 @@ class TasksVerb(Verb):
             **flags.REPORT,
         }
         flags.add(parser.add_argument_group("comparison"), kept)
-        flags.add(parser.add_mutually_exclusive_group(), {"--markdown": flags.CARDS["--markdown"], **flags.JSON})
+        flags.add(parser.add_mutually_exclusive_group(), {**flags.CARDS, **flags.JSON})
 
     def instead(self, flag: str) -> str:
-        if flag == "--model-index":
-            return "give --markdown: a table for the model's card"
         from scoremode.studies.tasks.logs import RUN
 
         return RUN
@@ -48,11 +46,13 @@ class TasksVerb(Verb):
         rules = [parse(text) for text in parsed.fail_if or ()]
         output = checked_report(parsed)
         found = tasks(parsed.baseline, *parsed.candidates, tasks=parsed.tasks, metric=parsed.metric)
-        from scoremode.studies.tasks.tables import tasks_blocks, tasks_json, tasks_markdown
+        from scoremode.studies.tasks.tables import tasks_blocks, tasks_json, tasks_markdown, tasks_model_index
 
         found = [replace(c, manifest={"command": command_line()}) for c in found]
         if parsed.markdown:
             print(tasks_markdown(found))
+        elif parsed.model_index:
+            print("\n".join(map(tasks_model_index, found)))
         else:
             show(parsed, lambda: tasks_json(found), lambda: tasks_blocks(found))
         if output:
